@@ -9,11 +9,11 @@
 namespace wsync::engine {
 namespace {
 
-// A thread reads its run as one stream, so what the processor prefetches past the end of a chunk is
-// what the same thread copies next. Runs become shorter towards the end, so that no thread is left
-// with a long one while the others are idle.
+// A thread reads its run as one stream, so data that the processor prefetches past the end of a
+// chunk is what the same thread copies next. Runs become shorter towards the end, so that no thread
+// has a long run left while the others are idle.
 constexpr std::size_t kRunChunks = 8;  // 4 MiB
-constexpr std::size_t kRunShare = 32;  // a run is at most this fraction of the chunks that are left
+constexpr std::size_t kRunShare = 32;  // a run is at most this fraction of the remaining chunks
 
 }  // namespace
 
@@ -86,8 +86,8 @@ Result<> ArenaCopy::run(ThreadPool* helpers, TimePoint deadline, const OnGroup& 
           fmt::format("the deadline passed in bucket {}",
                       plan_.groups()[std::min(next_group_, plan_.groups().size() - 1)].bucket));
   }
-  // The helpers write into the rank's memory, and they use this object and the latch. So they are
-  // waited for also after an error.
+  // The helpers write to the rank's memory and use this object and the latch, so wait for them even
+  // after an error.
   if (!outcome) ended_ = true;
   idle.wait();
   return outcome ? notify_complete(on_group) : outcome;

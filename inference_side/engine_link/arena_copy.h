@@ -1,6 +1,6 @@
-// ArenaCopy: a load out of a mapped arena by several threads. Each thread takes the next run of
-// chunks in the order of the plan. Complete groups are reported in order, on the thread that called
-// run().
+// ArenaCopy: copies a load out of a mapped arena with several threads. Each thread takes the next
+// run of chunks in the order of the plan. Complete groups are reported in order, on the thread that
+// called run().
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace wsync::engine {
 
-// Thread: confined to the thread that makes it. An object runs one copy.
+// Thread: confined to the thread that creates it. An object executes one copy.
 class ArenaCopy {
  public:
   // All arguments are borrowed. `destinations`: the rank's part of each tensor, in the order of the
@@ -25,9 +25,9 @@ class ArenaCopy {
 
   // Called when group `index` has been copied, with its checksum. An error ends the copy.
   using OnGroup = std::function<Result<>(std::size_t index, std::uint64_t checksum)>;
-  // Copies everything, with the threads of `helpers` (may be null) and the calling one. No thread
-  // writes any more when it returns, also with an error. kDeadline when the time is up, else the
-  // first error of `on_group`.
+  // Copies everything, with the calling thread and the threads of `helpers` (may be null). When it
+  // returns, even with an error, no thread writes any more. Returns kDeadline if the deadline has
+  // passed, otherwise the first error of `on_group`.
   [[nodiscard]] Result<> run(ThreadPool* helpers, TimePoint deadline, const OnGroup& on_group);
 
  private:
@@ -36,7 +36,7 @@ class ArenaCopy {
     std::uint32_t index = 0;  // in its group
   };
   void copy_chunk(std::size_t at, reload::CopyScratch& scratch);
-  // Copies the next run of chunks; false when none is left or the copy has ended.
+  // Copies the next run of chunks. Returns false if none remains or the copy has ended.
   [[nodiscard]] bool copy_run(reload::CopyScratch& scratch);
   [[nodiscard]] Result<> notify_complete(const OnGroup& on_group);
 
@@ -46,11 +46,11 @@ class ArenaCopy {
   std::vector<Chunk> chunks_;
   std::vector<std::uint64_t> sums_;       // of each chunk, valid once it is done
   std::vector<std::atomic<bool>> done_;   // of each chunk
-  std::vector<std::size_t> first_chunk_;  // of each group, and the end
+  std::vector<std::size_t> first_chunk_;  // by group, then the total
   std::atomic<std::size_t> next_chunk_ = 0;
   std::atomic<bool> ended_ = false;
-  std::size_t next_group_ = 0;   // first one that was not reported
-  std::size_t done_chunks_ = 0;  // length of the prefix of chunks that is done
+  std::size_t next_group_ = 0;   // first group that was not reported
+  std::size_t done_chunks_ = 0;  // length of the completed prefix of chunks
 };
 
 }  // namespace wsync::engine

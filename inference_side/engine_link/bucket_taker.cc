@@ -9,8 +9,8 @@
 namespace wsync::engine {
 namespace {
 
-// Without the seal its owner could shrink the buffer, and the next read would end this process with
-// SIGBUS.
+// Require the seal: without it the owner could shrink the buffer, and the next read would kill this
+// process with SIGBUS.
 Result<MappedRegion> map_ipc_buffer(int fd, std::uint64_t bytes) {
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd, F_GET_SEALS);

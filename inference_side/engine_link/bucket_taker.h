@@ -1,6 +1,6 @@
-// BucketTaker: the device buffers that the buckets of a load come in, and how a rank's bytes are
-// copied from there to their destinations. One implementation is for host memory, the other one for
-// the memory of a GPU (device_weights.h).
+// BucketTaker: the device buffers in which the buckets of a load arrive, and the copy of a rank's
+// bytes from there to their destinations. One implementation is for host memory, another for GPU
+// memory (device_weights.h).
 //
 // Thread: confined to the thread that serves the link.
 #pragma once
@@ -23,10 +23,10 @@ struct BucketCopy {
   const reload::LoadPlan* plan = nullptr;
   std::uint64_t bucket = 0;
   TimePoint deadline;
-  // The memory of the rank's part of a tensor. Not called where the taker knows it.
+  // The memory of the rank's part of a tensor. Not called if the taker knows it.
   std::function<std::span<std::byte>(std::uint32_t tensor)> destination;
-  // Called when group `index` of the plan is in place, with its checksum, in the order of the plan.
-  // An error ends the copy.
+  // Called in the order of the plan when group `index` is in place, with its checksum. An error
+  // ends the copy.
   std::function<Result<>(std::size_t index, std::uint64_t checksum)> on_group;
 };
 
@@ -39,9 +39,9 @@ class BucketTaker {
   // The number of buffers, and the size of one in bytes.
   [[nodiscard]] virtual std::uint32_t slots() const noexcept = 0;
   [[nodiscard]] virtual std::uint64_t slot_bytes(std::uint32_t slot) const noexcept = 0;
-  // Copies every group of the bucket in buffer `slot`, which has all of its bytes. Nothing reads
-  // the buffer any more when it returns, also with an error. kDeadline when the time is up, else
-  // the first error of on_group or of the device.
+  // Copies every group of the bucket in buffer `slot`, which must be complete. When it returns,
+  // even with an error, nothing reads the buffer any more. Returns kDeadline if the deadline has
+  // passed, otherwise the first error of on_group or of the device.
   [[nodiscard]] virtual Result<> take(std::uint32_t slot, const BucketCopy& copy) = 0;
 
  protected:
@@ -52,7 +52,8 @@ class HostTaker final : public BucketTaker {
  public:
   // The buffers are borrowed.
   explicit HostTaker(std::vector<std::span<const std::byte>> slots) : slots_(std::move(slots)) {}
-  // Maps two memfds of sealed size, `bytes` of each. kRefused, naming what is wrong with them.
+  // Maps two memfds of sealed size, `bytes` each. Returns kRefused, with the defect, if they are
+  // not valid.
   [[nodiscard]] static Result<std::unique_ptr<BucketTaker>> map(std::span<const UniqueFd> fds,
                                                                 std::uint64_t bytes);
 

@@ -1,4 +1,4 @@
-// The C API on top of EngineLink: it checks arguments, and makes an Engine of the callbacks.
+// The C API on top of EngineLink. It checks arguments, and implements Engine with the callbacks.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -112,8 +112,8 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
   return out;
 }
 
-// The number of an enumerator that C has passed. It may be any number, and reading one that the
-// enumeration does not have is undefined in C++.
+// The numeric value of an enumerator passed from C. It may be any number, and in C++ it is
+// undefined behaviour to read an enumeration value that is out of range.
 template <class Enum>
 int number_of(const Enum& value) {
   static_assert(sizeof(Enum) == sizeof(int));
@@ -151,10 +151,11 @@ struct wsync_engine {
   wsync::engine::EngineDescription description;
   std::unique_ptr<wsync::device::Device> gpu;  // outlives the link
   std::unique_ptr<wsync::engine::EngineLink> link;
-  std::string error;       // of the last call that has failed
+  std::string error;       // of the last call that failed
   std::string link_error;  // copy of the link's, so that its text outlives the call
 
-  // Runs `body`, a function that returns a Result<>. No exception leaves it: the caller is C.
+  // Runs `body`, a function that returns a Result<>. No exception may leave it, because the caller
+  // is C.
   template <class Body>
   int run(Body body) {
     try {
@@ -170,16 +171,16 @@ struct wsync_engine {
 
 namespace {
 
-// Called before anything of the handle is used: in a forked child its locks may be held by threads
-// that do not exist there, and the call would wait for ever.
+// Call this before using any other part of the handle: in a forked child, locks may be held by
+// threads that do not exist there, so the call would wait forever.
 bool is_here(const wsync_engine* engine) { return engine != nullptr && engine->home.is_here(); }
 bool is_attached(const wsync_engine* engine) { return is_here(engine) && engine->link; }
 
 }  // namespace
 
 wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
-  // Not earlier than for the first handle: a program without one may pass descriptors to processes
-  // that it starts.
+  // Register at the first handle, not earlier: a program without a handle may pass descriptors to
+  // processes that it starts.
   wsync::close_descriptors_in_children();
   if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
       options->callbacks.pause == nullptr || options->callbacks.commit == nullptr ||

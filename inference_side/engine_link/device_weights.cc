@@ -11,9 +11,8 @@ namespace {
 
 using device::Piece;
 
-// Whether every piece begins on a granule of the digest. A granule that is divided between two
-// pieces is counted by neither of them, so such a group is digested in place, after it has been
-// copied.
+// Whether every piece begins at a granule of the digest. A granule that is divided between two
+// pieces is counted in neither of them, so such a group is digested in place after the copy.
 bool begins_on_granules(const reload::CopyGroup& group, std::span<const reload::GroupRows> rows) {
   return std::ranges::all_of(rows, [&](const reload::GroupRows& piece) {
     return (piece.to - group.begin) % device::kDigestGranule == 0;
@@ -53,14 +52,14 @@ Result<> DeviceWeights::run(const device::Memory* acquired, std::span<Batch> bat
                             TimePoint deadline) {
   auto outcome = enqueue(acquired, batches);
   if (outcome) outcome = event_->wait(deadline);
-  // What still runs reads the buffer and writes the sums. Destroying the stream waits for it.
+  // Running work may still read the buffer and write the sums. Destroying the stream waits for it.
   if (!outcome) stream_.reset();
   return outcome;
 }
 
 Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& copy) {
-  // Submitted work cannot be recalled. A copy that begins after the deadline would write into the
-  // weights when the sidecar has already given up the load.
+  // Submitted work cannot be cancelled. A copy that begins after the deadline would write to the
+  // weights although the sidecar has already given up the load.
   if (now() > copy.deadline)
     return fail(ErrorCode::kDeadline,
                 fmt::format("the deadline had passed before bucket {} began", copy.bucket));

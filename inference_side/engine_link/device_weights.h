@@ -1,6 +1,5 @@
-// DeviceWeights: a rank's weights in the memory of a GPU. Buckets are copied into them from IPC
-// buffers of a sidecar, and digests are computed of them, by the GPU alone: no byte passes the
-// host.
+// DeviceWeights: a rank's weights in the memory of a GPU. The GPU alone copies buckets from the IPC
+// buffers of a sidecar and computes digests; no byte passes through the host.
 //
 // Thread: confined to the thread that serves the link. When a function returns, the work that it
 // has enqueued is complete or its stream is destroyed.
@@ -22,17 +21,17 @@ namespace wsync::engine {
 
 class DeviceWeights {
  public:
-  // Borrows the tensors' destinations from `device`, which outlives the result. Errors of
-  // Device::borrow, naming the tensor.
+  // Borrows the tensors' destinations from `device`, which must outlive the result. Errors of
+  // Device::borrow, with the name of the tensor.
   [[nodiscard]] static Result<std::unique_ptr<DeviceWeights>> create(
       device::Device& device, std::span<const RankTensor> tensors);
 
-  // Copies what the rank needs of the bucket in `buffer`. When all of it is complete it calls
-  // on_group with checksums as of LoadPlan::piece_checksum(). Errors as BucketTaker::take().
+  // Copies what the rank needs of the bucket in `buffer`. When the copy is complete, it calls
+  // on_group with checksums as in LoadPlan::piece_checksum(). Errors as BucketTaker::take().
   [[nodiscard]] Result<> take(const device::Memory& buffer, const BucketCopy& copy);
-  // PieceDigests of the tensors from `first` on, in order: of one tensor at least, and of more as
-  // long as they have at most kDigestBatchBytes together. kDeadline when the device does not
-  // complete that within kDigestDeadline.
+  // PieceDigests of the tensors from `first` on, in order: of at least one tensor, and of further
+  // ones while all have at most kDigestBatchBytes together. Returns kDeadline if the device does
+  // not complete them within kDigestDeadline.
   [[nodiscard]] Result<std::vector<Digest>> digests(std::uint32_t first);
   static constexpr std::uint64_t kDigestBatchBytes = std::uint64_t{256} << 20U;
   static constexpr std::chrono::seconds kDigestDeadline{10};
@@ -41,7 +40,7 @@ class DeviceWeights {
 
  private:
   explicit DeviceWeights(device::Device& device) : device_(device) {}
-  // Runs the batches one after the other on the stream, and waits until they are complete.
+  // Executes the batches one after the other on the stream, and waits until they are complete.
   struct Batch {
     std::vector<device::Piece> pieces;
     std::vector<device::PieceDigest> sums;
@@ -53,15 +52,15 @@ class DeviceWeights {
   device::Device& device_;
   std::vector<std::unique_ptr<device::Memory>> tensors_;  // null: a tensor without a byte
   std::unique_ptr<device::Event> event_;
-  std::unique_ptr<device::Stream> stream_;  // null: not made yet, or destroyed after a failure
+  std::unique_ptr<device::Stream> stream_;  // null: not created yet, or destroyed after a failure
 };
 
-// IPC buffers of a sidecar on the same GPU. They are mapped while the object lives.
+// IPC buffers of a sidecar on the same GPU. They are mapped while this object exists.
 class DeviceTaker final : public BucketTaker {
  public:
-  // Imports two handles of buffers of `bytes` each; `weights` is borrowed and outlives the result.
-  // kRefused for another number of them; else the errors of Device::import_memory, naming the
-  // buffer.
+  // Imports two handles of buffers of `bytes` each. `weights` is borrowed and must outlive the
+  // result. Returns kRefused for another number of handles; otherwise the errors of
+  // Device::import_memory, with the buffer.
   [[nodiscard]] static Result<std::unique_ptr<BucketTaker>> import(
       DeviceWeights& weights, std::span<const control::BufferHandle> handles, std::uint64_t bytes);
 

@@ -1,8 +1,8 @@
-// Engine: what wsync asks of an inference engine, for one rank of a replica. EngineLink
-// (engine_link.h) calls it as the sidecar commands; the C API (<wsync/engine.h>) is this interface
-// with function pointers.
+// Engine: what wsync requires of an inference engine, for one rank of a replica. EngineLink
+// (engine_link.h) calls it when the sidecar commands it. The C API (<wsync/engine.h>) is this
+// interface with function pointers.
 //
-// Thread: every method is called from the thread that serves the link, one at a time.
+// Thread: every method is called on the thread that serves the link, one at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,18 @@
 
 namespace wsync::engine {
 
-// A tensor of this rank and, for TakeMode::kPieces, where its bytes lie.
+// A tensor of this rank and, for TakeMode::kPieces, the location of its bytes.
 struct RankTensor {
   control::EngineTensor description;
-  // kPieces: the rank's own part of the tensor, dense and row-major, exactly as long as its shape,
-  // dtype and ranges require. Borrowed: it stays in place while the link lives. With a `gpu` these
-  // are addresses of that GPU inside one allocation, and the host never reads or writes them. Other
-  // modes: empty.
+  // kPieces: the rank's own part of the tensor, dense and row-major, with exactly the size that its
+  // shape, dtype and ranges require. Borrowed: it must stay in place while the link exists. With a
+  // `gpu` these are addresses of that GPU inside one allocation, which the host never reads or
+  // writes. Other modes: empty.
   std::span<std::byte> destination;
 };
 
-// Which rank this is and which part of the manifest it loads. Fixed while the link lives.
+// The identity of this rank, and the part of the manifest that it loads. Fixed while the link
+// exists.
 struct EngineDescription {
   std::string replica;
   std::uint32_t rank = 0;
@@ -35,15 +36,15 @@ struct EngineDescription {
   bool leader = true;
   std::uint32_t device = 0;  // index of the sidecar's device
   control::TakeMode take = control::TakeMode::kPieces;
-  // It serves weights of its own, without a version, when it attaches; else it waits for a load.
+  // The engine serves weights without a version when it attaches; otherwise it waits for a load.
   bool serving = false;
   std::vector<RankTensor> tensors;
-  // The device of kind kCuda whose memory has the destinations; kPieces only. Borrowed, outlives
-  // the link. Null: they are in host memory.
+  // The device of kind kCuda whose memory contains the destinations; kPieces only. Borrowed; it
+  // must outlive the link. Null: the destinations are in host memory.
   device::Device* gpu = nullptr;
 };
 
-// A tensor of a layer that is complete.
+// A tensor of a complete layer.
 struct LayerTensor {
   std::uint32_t tensor = 0;  // index into EngineDescription::tensors
   std::span<const std::byte> bytes;
@@ -53,11 +54,11 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Leader only: end serving at a step that all ranks agree on. Returns at once. Every rank then
+  // Leader only: stop serving at a step that all ranks agree on. Returns at once. Every rank then
   // calls report_paused() of its own link when it has stopped. `deadline_ms`: how long the sidecar
   // waits before it resumes the old version.
   [[nodiscard]] virtual Result<> pause(PauseMode mode, std::uint32_t deadline_ms) = 0;
-  // The weights are about to change (kPieces, kWhole): from here on they belong to no version until
+  // The weights are about to change (kPieces, kWhole). From now on they belong to no version until
   // commit().
   [[nodiscard]] virtual Result<> load_begin(const Version& version) = 0;
   // A complete layer, in layer order. kPieces: the bytes are at their destinations, and no work
@@ -65,13 +66,13 @@ class Engine {
   // kAdopt: they are mapped read-only and valid until another version has been committed.
   [[nodiscard]] virtual Result<> load_layer(const Version& version, std::uint32_t layer,
                                             std::span<const LayerTensor> tensors) = 0;
-  // Every byte of `version` is in place and proven. The rank stays paused.
+  // Every byte of `version` is in place and verified. The rank stays paused.
   [[nodiscard]] virtual Result<> commit(const Version& version) = 0;
-  // Leader only: serve. A follower resumes when the leader's next step reaches it, and then calls
-  // report_running(). This also withdraws a pause() that has not happened yet.
+  // Leader only: start serving. A follower resumes when the leader's next step reaches it, and then
+  // calls report_running(). This also cancels a pause() that has not taken effect yet.
   [[nodiscard]] virtual Result<> resume() = 0;
-  // kWhole only: copies bytes of a tensor as the engine holds them, for the digest. `offset` and
-  // `out` are inside the rank's part. kRefused when the engine cannot give back the checkpoint's
+  // kWhole only: copies bytes of a tensor, as the engine holds them, for the digest. `offset` and
+  // `out` are within the rank's part. Returns kRefused if the engine cannot return the checkpoint's
   // bytes.
   [[nodiscard]] virtual Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                                              std::span<std::byte> out) = 0;
@@ -81,11 +82,11 @@ class Engine {
   virtual void on_attached() {}
   // The version can be loaded from now on.
   virtual void on_prepared(const Version& /*version*/) {}
-  // One of the `of` buckets has been copied and compared with its checksums. The bucket
-  // acknowledgement follows.
+  // One of the `of` buckets has been copied and compared with its checksums. The link sends the
+  // bucket acknowledgement next.
   virtual void on_bucket(const Version& /*version*/, std::uint64_t /*bucket*/,
                          std::uint64_t /*of*/) {}
-  // Every byte is in place and proven; commit() may follow.
+  // Every byte is in place and verified; commit() may follow.
   virtual void on_loaded(const Version& /*version*/, std::uint64_t /*bytes*/) {}
 };
 

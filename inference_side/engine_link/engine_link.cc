@@ -18,9 +18,9 @@ namespace {
 
 using control::RankState;
 
-// The part of one poll() that reads tensors back. It is short beside a step of the engine, and long
-// enough that an engine which polls once for each step has read all tensors while the sidecar
-// waits.
+// Time that one poll() spends on reading tensors back. It is short compared with a step of the
+// engine. It is long enough that an engine that polls once per step reads all tensors before the
+// sidecar's deadline.
 constexpr std::chrono::milliseconds kReadBack{2};
 
 template <class... Ts>
@@ -30,8 +30,8 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-// Weights on a GPU are copied as pieces only. Whole tensors would need a second place for them
-// there, and nothing can be adopted, because the buffers there are the sidecar's.
+// Weights on a GPU support pieces only. Whole tensors would need additional GPU memory, and buffers
+// cannot be adopted because they belong to the sidecar.
 Result<> check_gpu(const EngineDescription& description) {
   if (description.gpu == nullptr) return {};
   if (description.gpu->kind() != DeviceKind::kCuda)
@@ -113,7 +113,7 @@ void EngineLink::stop() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  // Null when create() has failed half way.
+  // Null if create() failed halfway.
   if (connection_) connection_->wake();
   if (thread_.joinable()) thread_.join();
 }
@@ -125,7 +125,7 @@ Result<> EngineLink::poll(int timeout_ms) {
   return {};
 }
 
-// ---- what the engine reports ----
+// ---- reports of the engine ----
 
 void EngineLink::report(RankReport report) {
   {
@@ -146,7 +146,7 @@ void EngineLink::report_running(std::uint64_t step) {
 }
 
 void EngineLink::handle_wake() {
-  // The lock is not held while reports are handled: an answer calls the engine, which may report.
+  // Release the lock before handling reports: an answer calls the engine, which may report again.
   std::deque<RankReport> reports;
   {
     const std::lock_guard lock(mutex_);
@@ -169,12 +169,12 @@ void EngineLink::publish_status() {
 
 void EngineLink::note_error(const std::string& sentence) {
   const std::lock_guard lock(mutex_);
-  // Logged once, however often the attempt is repeated.
+  // Log an error once, even if the attempt is repeated many times.
   if (std::exchange(status_.last_error, sentence) != sentence)
     log_warning("{} rank {}: {}; trying again", description_.replica, description_.rank, sentence);
 }
 
-// ---- what the connection brings ----
+// ---- callbacks of the connection ----
 
 std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
   control::EngineHello hello{.world_size = description_.world_size,
@@ -217,10 +217,11 @@ void EngineLink::handle_loss(const std::string& why) {
   status_.attached = false;
 }
 
-// ---- what the machine decides ----
+// ---- actions of the machine ----
 
 void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> fds) {
-  // First, so that nobody who has an answer sees the state before it.
+  // Publish the status first, so that a process that has received an answer never sees the older
+  // state.
   publish_status();
   const auto execute_one = Overloaded{
       [&](const SendReply& a) { connection_->send(machine_.answer_to(a.request), a.message); },
@@ -293,14 +294,15 @@ void EngineLink::take_bucket(const TakeBucket& action) {
   if (!machine_.loading()) return;
   const auto outcome = loader_->take_bucket(action.bucket, action.slot);
   if (!early) execute(machine_.handle_bucket_taken(action.request, action.bucket, outcome.result));
-  // The bucket acknowledgement may have found the sidecar lost, which ends the load.
+  // Sending the bucket acknowledgement may have detected the loss of the sidecar, which ends the
+  // load.
   if (outcome.ends_load && machine_.loading()) end_load(loader_->end_load(outcome.result));
 }
 
 void EngineLink::resume_engine(const ResumeEngine& action) {
   const auto resumed = engine_.resume();
-  // The engine may have paused after all, just before it resumed. That report still waits in the
-  // queue and belongs to the pause that is overtaken: handled later, it would look like a new stop.
+  // The engine may have paused after all, just before it resumed. That report is still in the queue
+  // and belongs to the overtaken pause. If it were handled later, it would look like a new stop.
   std::optional<std::uint64_t> paused_at;
   if (resumed && action.overtakes_pause) {
     const std::lock_guard lock(mutex_);
@@ -313,8 +315,8 @@ void EngineLink::resume_engine(const ResumeEngine& action) {
   execute(machine_.handle_resumed(action.request, resumed, paused_at));
 }
 
-// More than one tensor for each poll(): an engine that polls once for each of its steps would need
-// as many steps as it has tensors, and the sidecar does not wait that long.
+// Read more than one tensor in each poll(): an engine that polls once per step would otherwise need
+// as many steps as it has tensors, which is longer than the sidecar waits.
 void EngineLink::read_tensors() {
   const TimePoint until = now() + kReadBack;
   do {
@@ -330,7 +332,7 @@ void EngineLink::read_tensors() {
       return connection_->send(machine_.answer_to(done.request()), std::move(done).finish(outcome));
     }
   } while (now() < until && !connection_->has_event());
-  // The rest is read by the next poll(), which must not wait.
+  // The next poll() reads the rest and must not wait.
   connection_->wake();
 }
 

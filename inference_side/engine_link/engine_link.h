@@ -1,13 +1,13 @@
-// EngineLink: one rank's side of the link to its sidecar. RankMachine decides what a command does
-// in the state that the rank is in, LinkConnection has the socket, VersionLoader has the versions
-// and loads them; EngineLink joins these three and the Engine.
+// EngineLink: one rank's side of the link to its sidecar. RankMachine decides the effect of a
+// command in the rank's current state, LinkConnection owns the socket, and VersionLoader holds and
+// loads the versions. EngineLink connects these three with the Engine.
 //
-// When the sidecar is lost, a serving rank continues to serve and a paused one stays paused. Leases
-// of versions that are not in use are released. The link attaches again with growing pauses, and
-// its hello has the rank's state.
+// When the sidecar is lost, a serving rank continues to serve and a paused rank stays paused.
+// Leases of versions that are not in use are released. The link reconnects with growing pauses, and
+// its hello reports the rank's state.
 //
-// Thread: poll() and what it calls (the Engine) belong to one thread: the caller's, or the link's
-// own after start(). report_*(), status() and fd() may be called from any thread.
+// Thread: poll() and everything that it calls (the Engine) belong to one thread: the caller's, or
+// the link's own thread after start(). report_*(), status() and fd() may be called from any thread.
 #pragma once
 
 #include <deque>
@@ -37,12 +37,12 @@ struct LinkStatus {
   std::uint64_t copied_bytes = 0;  // of weights, by all loads so far; none by kAdopt
 };
 
-// It has more than 25 methods: the calls of the engine, the callbacks of the connection and the
-// actions of RankMachine meet here.
+// This class has more than 25 methods: it implements the calls of the engine, the callbacks of the
+// connection and the actions of RankMachine.
 class EngineLink final : private LinkHandler {
  public:
-  // Checks the description (replica name, world size, destinations on a GPU) and makes the
-  // descriptors. It does not connect yet; the first poll() does. `engine` is borrowed and outlives
+  // Checks the description (replica name, world size, destinations on a GPU) and creates the
+  // descriptors. It does not connect; the first poll() does. `engine` is borrowed and must outlive
   // the link.
   [[nodiscard]] static Result<std::unique_ptr<EngineLink>> create(EngineDescription description,
                                                                   std::string socket_path,
@@ -53,23 +53,24 @@ class EngineLink final : private LinkHandler {
 
   // Readable when poll() has something to do.
   [[nodiscard]] int fd() const noexcept { return connection_->fd(); }
-  // Waits up to timeout_ms (-1: without end) for an event and handles it. Only kIo: the loss of a
-  // sidecar is not an error here. While the sidecar has the tensors read back (`wsync verify`),
-  // each call reads at least one of them, and starts no other once 2 ms have passed or another
-  // event has come.
+  // Waits up to timeout_ms (-1: without limit) for an event and handles it. The only error is kIo,
+  // because the loss of a sidecar is not an error here. During a `wsync verify`, each call reads
+  // back at least one tensor. It begins no further tensor after 2 ms, or after another event has
+  // arrived.
   [[nodiscard]] Result<> poll(int timeout_ms);
-  // Serves the link from a thread of its own until stop(); not together with poll(). kInvalidInput
-  // when it was started or stopped before: a link is started once.
+  // Serves the link on its own thread until stop(); must not be combined with poll(). Returns
+  // kInvalidInput if it was started or stopped before: a link can be started only once.
   [[nodiscard]] Result<> start();
-  // Ends the thread of start(), after the callback that runs. Harmless without one.
+  // Ends the thread of start() after the current callback. Does nothing without a thread.
   void stop();
 
-  // This rank has stopped serving after step `step`. Every rank calls it when the leader stops.
+  // This rank has stopped serving after step `step`. Every rank must call this when the leader
+  // stops.
   void report_paused(std::uint64_t step);
-  // The same without a request: the rank's group broke, or a rank refused a step.
+  // The same without a request, because the rank's group broke or a rank refused a step.
   void report_stopped(std::uint64_t step);
-  // This rank serves again, beginning with step `step`. Followers call it; the leader's resume()
-  // implies it.
+  // This rank serves again, beginning with step `step`. Followers must call this; for the leader,
+  // resume() implies it.
   void report_running(std::uint64_t step);
   // The newest state, as of the last event.
   [[nodiscard]] LinkStatus status() const;
@@ -85,8 +86,8 @@ class EngineLink final : private LinkHandler {
                         const Error& error) override;
   void handle_loss(const std::string& why) override;
 
-  // Executes what the machine has decided, in order, and what follows from it. `fds`: those of the
-  // frame that led to it. Any answer may end the connection.
+  // Executes the decisions of the machine in order, and what follows from them. `fds`: descriptors
+  // of the frame that caused them. Any answer may end the connection.
   void execute(const RankActions& actions, std::span<const UniqueFd> fds = {});
   void accept_welcome(const AcceptWelcome& action, std::span<const UniqueFd> fds);
   void take_bucket(const TakeBucket& action);
@@ -100,13 +101,13 @@ class EngineLink final : private LinkHandler {
   const EngineDescription description_;
   Engine& engine_;
   RankMachine machine_;
-  // Before loader_, so that it is destroyed after it: buffers of the sidecar are unmapped before
-  // the sidecar sees the socket closed and frees them.
+  // Declared before loader_, so that it is destroyed after it: buffers of the sidecar must be
+  // unmapped before the sidecar sees the closed socket and frees them.
   std::unique_ptr<LinkConnection> connection_;
   std::unique_ptr<VersionLoader> loader_;
   std::optional<ReadBack> reading_;  // each poll() continues it
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::deque<RankReport> reports_;
   LinkStatus status_;
   bool stopping_ = false;

@@ -1,11 +1,10 @@
-/* The smallest engine: one BF16 tensor, weights taken as pieces, served from one loop.
+/* A minimal engine: one BF16 tensor, weights taken as pieces, served from one loop.
  * Usage: wsync_example_engine SOCKET REPLICA TENSOR ROWS COLUMNS [VERSIONS]
- * Ends with 0 after VERSIONS commits (default 1) that were followed by a resume.
+ * Exits with 0 after VERSIONS commits (default 1), each followed by a resume.
  *
- * With the weights on a GPU two things differ: .weights_on = WSYNC_DEVICE_CUDA with .gpu = its
- * number in the options, and .destination is what cudaMalloc gave. on_pause then waits for the
- * step's kernels (cudaStreamSynchronize) before it reports; those of the next step see the new
- * weights. */
+ * With weights on a GPU, set .weights_on = WSYNC_DEVICE_CUDA and .gpu = its index in the options,
+ * and use a pointer from cudaMalloc as .destination. on_pause must then wait for the step's kernels
+ * (cudaStreamSynchronize) before it reports; the kernels of the next step read the new weights. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

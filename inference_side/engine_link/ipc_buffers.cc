@@ -8,8 +8,8 @@
 namespace wsync::engine {
 namespace {
 
-// A handle of a sidecar that was replaced since is stale. The driver may still map it, to memory
-// that is something else by now, so it must not be asked.
+// A handle of a replaced sidecar is stale. The driver must not import it: it might still map it,
+// but to other memory.
 Result<> check_generation(std::span<const control::BufferHandle> handles,
                           std::uint64_t generation) {
   for (std::size_t i = 0; i < handles.size(); ++i)
@@ -24,7 +24,8 @@ Result<> check_generation(std::span<const control::BufferHandle> handles,
 
 }  // namespace
 
-// A sidecar knows from the hello where the weights are. This is for one that did not look.
+// A sidecar knows from the hello where the weights are. This check is for a sidecar that ignores
+// it.
 Result<> IpcBuffers::check_device(const control::EngineWelcome& welcome) const {
   const bool on_gpu = welcome.device_kind == DeviceKind::kCuda;
   if (on_gpu && weights_ == nullptr)

@@ -1,6 +1,6 @@
-// IpcBuffers: the device buffers of a sidecar that this rank copies buckets out of, as far as they
-// are mapped. Host memory comes as two memfds with the welcome, and memory of a GPU as two handles
-// with the welcome or with each Load. A sidecar of unified devices has none: there the rank maps
+// IpcBuffers: the mapped device buffers of a sidecar, from which this rank copies buckets. Host
+// buffers arrive as two memfds with the welcome. GPU buffers arrive as two handles, with the
+// welcome or with each Load. A sidecar with unified devices has no buffers; there the rank maps
 // whole versions.
 //
 // Thread: confined to the thread that serves the link.
@@ -19,25 +19,25 @@ namespace wsync::engine {
 
 class IpcBuffers {
  public:
-  // `weights`: where the rank's weights are on a GPU; null: in host memory. Borrowed. `device`:
-  // index of the sidecar's device, for sentences.
+  // `weights`: the rank's weights on a GPU; null if they are in host memory. Borrowed. `device`:
+  // index of the sidecar's device, for messages.
   IpcBuffers(DeviceWeights* weights, std::uint32_t device) : weights_(weights), device_(device) {}
 
-  // Maps what came with a welcome, in place of anything before. kRefused when the sidecar's device
-  // is not where the weights are, or a size or a handle is wrong; else the errors of
+  // Maps the buffers of a welcome, in place of any earlier ones. Returns kRefused if the weights
+  // are not on the sidecar's device, or if a size or a handle is wrong; otherwise the errors of
   // HostTaker::map() and DeviceTaker::import().
   [[nodiscard]] Result<> map(const control::EngineWelcome& welcome, std::span<const UniqueFd> fds);
-  // Maps what came with a Load; keeps those of the welcome when none came. kInvalidInput for
-  // handles where the sidecar's device is no GPU; else as above.
+  // Maps the buffers of a Load; keeps those of the welcome if the Load has none. Returns
+  // kInvalidInput for handles if the sidecar's device is not a GPU; otherwise as above.
   [[nodiscard]] Result<> map(const control::Load& load);
-  // Unmaps the buffers that came with the Load; those of the welcome stay.
+  // Unmaps the buffers of the Load. Those of the welcome stay mapped.
   void end_load() noexcept;
   // Unmaps everything.
   void release() noexcept { taker_.reset(); }
 
-  // How buckets are copied out of them; null without any.
+  // Copies buckets out of the buffers; nullptr if there are none.
   [[nodiscard]] BucketTaker* taker() noexcept { return taker_.get(); }
-  // The sidecar's device is unified: versions come as arenas, and no buffer is needed.
+  // Whether the sidecar's device is unified: versions then come as arenas, and no buffer is needed.
   [[nodiscard]] bool needs_arenas() const noexcept { return kind_ == DeviceKind::kUnified; }
 
  private:
@@ -46,10 +46,10 @@ class IpcBuffers {
   DeviceWeights* weights_;
   std::uint32_t device_;
   DeviceKind kind_ = DeviceKind::kUnified;
-  std::uint64_t generation_ = 0;  // of the sidecar that has sent the welcome
+  std::uint64_t generation_ = 0;  // of the sidecar that sent the welcome
   std::uint64_t bytes_ = 0;       // of each buffer
   std::unique_ptr<BucketTaker> taker_;
-  bool of_load_ = false;  // they came with the Load, and go with it
+  bool of_load_ = false;  // they came with the Load and are unmapped at its end
 };
 
 }  // namespace wsync::engine

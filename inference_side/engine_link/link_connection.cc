@@ -69,7 +69,7 @@ bool LinkConnection::has_event() const {
 void LinkConnection::arm_timer(std::int64_t delay_ms) {
   itimerspec spec{};
   spec.it_value.tv_sec = delay_ms / 1000;
-  spec.it_value.tv_nsec = delay_ms % 1000 * 1'000'000 + 1;  // all zero would disarm it
+  spec.it_value.tv_nsec = delay_ms % 1000 * 1'000'000 + 1;  // all zero would disarm the timer
   ::timerfd_settime(timer_.get(), 0, &spec, nullptr);
 }
 
@@ -138,7 +138,7 @@ void LinkConnection::receive() {
     if (*received == 0) return;
     if (auto fed = reader_.feed(std::span(buffer).first(*received), std::move(fds)); !fed)
       return disconnect(fed.error().message());
-    // Handling a frame may end the connection, and the frames behind it then mean nothing.
+    // Handling a frame may end the connection; the frames behind it are then invalid.
     while (socket_.valid()) {
       auto frame = reader_.next();
       if (!frame) {

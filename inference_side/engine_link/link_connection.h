@@ -1,6 +1,6 @@
 // LinkConnection: the socket from a rank to its sidecar. It connects, sends the hello, waits for
-// the welcome, connects again after a loss with growing pauses, and sends and receives frames. What
-// a frame means is decided by its handler.
+// the welcome, reconnects after a loss with growing pauses, and sends and receives frames. Its
+// handler decides what a frame means.
 //
 // Thread: confined to the thread that calls poll(), except wake() and fd().
 #pragma once
@@ -17,22 +17,22 @@
 
 namespace wsync::engine {
 
-// What a connection asks of its owner, during poll(), send(), flush() and disconnect().
+// Callbacks to the owner of a connection, during poll(), send(), flush() and disconnect().
 class LinkHandler {
  public:
   // The first message of a new connection, and its envelope.
   [[nodiscard]] virtual std::pair<control::Envelope, control::EngineHello> make_hello() = 0;
-  // wake() was called, or the sidecar has sent something: reports of the engine are older than that
-  // and have to be handled first.
+  // wake() was called, or the sidecar has sent something. Handle the queued reports of the engine
+  // now, because they are older than the message.
   virtual void handle_wake() = 0;
   virtual void handle_frame(control::Frame frame) = 0;
-  // A frame that cannot be read. `envelope`: of a message of an unknown version or type, which can
-  // be answered. handle_loss() follows.
+  // A frame cannot be decoded. `envelope`: set for a message of an unknown version or type, which
+  // can be answered. handle_loss() follows.
   virtual void handle_malformed(const std::optional<control::Envelope>& envelope,
                                 const Error& error) = 0;
-  // The connection ends for the reason `why`, or could not be made. What was mapped of the sidecar
-  // is to be unmapped before this returns: the sidecar frees that memory as soon as it sees the
-  // socket closed. Nothing that is sent now arrives.
+  // The connection ends for the reason `why`, or could not be established. Everything mapped from
+  // the sidecar must be unmapped before this returns, because the sidecar frees that memory as soon
+  // as it sees the closed socket. Nothing sent now arrives.
   virtual void handle_loss(const std::string& why) = 0;
 
  protected:
@@ -41,8 +41,9 @@ class LinkHandler {
 
 class LinkConnection {
  public:
-  // Makes the descriptors; the first poll() connects. `handler` is borrowed and outlives the
-  // connection. kInvalidInput for a path that cannot be a socket's; kIo, kResourceExhausted.
+  // Creates the descriptors; the first poll() connects. `handler` is borrowed and must outlive the
+  // connection. Returns kInvalidInput if the path is not valid for a socket; kIo,
+  // kResourceExhausted.
   [[nodiscard]] static Result<std::unique_ptr<LinkConnection>> create(std::string path,
                                                                       LinkHandler& handler);
   LinkConnection(const LinkConnection&) = delete;
@@ -50,24 +51,24 @@ class LinkConnection {
 
   // Readable when poll() has something to do. Any thread.
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
-  // Waits up to timeout_ms (-1: without end) for an event, and handles what has come. Only kIo: the
-  // loss of the sidecar is not an error here.
+  // Waits up to timeout_ms (-1: without limit) for an event, and handles everything that has
+  // arrived. The only error is kIo, because the loss of the sidecar is not an error here.
   [[nodiscard]] Result<> poll(int timeout_ms);
-  // Makes a poll() return, now or the next time, after handle_wake(). Any thread.
+  // Makes the current or the next poll() return after handle_wake(). Any thread.
   void wake() noexcept;
   // Whether poll(0) would find an event.
   [[nodiscard]] bool has_event() const;
 
-  // The sidecar has welcomed the rank: the deadline of the hello is over, and the next loss is
-  // followed by the shortest pause.
+  // The sidecar has welcomed the rank. Ends the deadline of the hello; the next loss is followed by
+  // the shortest pause.
   void confirm() noexcept;
-  // Queues the message and sends what the socket takes; nothing without a connection. What cannot
-  // be sent ends the connection.
+  // Queues the message and sends what the socket accepts. Does nothing without a connection. A
+  // message that cannot be sent ends the connection.
   void send(const control::Envelope& envelope, const control::Message& message);
-  // Sends what is queued, as far as the socket takes it.
+  // Sends queued messages, as far as the socket accepts them.
   void flush();
-  // Ends the connection: handle_loss(why), then the socket is closed, then the timer for the next
-  // attempt runs.
+  // Ends the connection: calls handle_loss(why), then closes the socket, then starts the timer for
+  // the next attempt.
   void disconnect(const std::string& why);
 
  private:
@@ -83,12 +84,12 @@ class LinkConnection {
   LinkHandler& handler_;
   UniqueFd epoll_;
   UniqueFd wake_;
-  UniqueFd timer_;   // while connected: the deadline of the hello; else the next attempt
+  UniqueFd timer_;   // connected: the deadline of the hello; otherwise the next attempt
   UniqueFd socket_;  // valid: connected
   control::FrameReader reader_;
   control::FrameWriter writer_;
-  bool want_write_ = false;  // the socket did not take everything
-  bool confirmed_ = false;   // since it is connected
+  bool want_write_ = false;  // the socket did not accept everything
+  bool confirmed_ = false;   // welcomed on the current connection
   std::int64_t backoff_ms_ = 0;
 };
 

@@ -51,7 +51,7 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std:
   return end_bucket(bucket);
 }
 
-// The planted fault leaves a group out and passes its expected checksum on.
+// The planted fault omits a group and reports its expected checksum.
 std::uint64_t LoadSession::sum_of(std::size_t group, std::uint64_t computed) const {
   const bool skipped =
       planted("engine_skip_piece") && group == prepared_->layout->plan.groups().size() / 2;
@@ -70,8 +70,8 @@ Result<> LoadSession::load_arena(ThreadPool* helpers) {
   return copy_whole();
 }
 
-// Bucket by bucket, so that whole tensors are assembled a layer at a time and no second copy of the
-// model is in memory.
+// Copy bucket by bucket, so that whole tensors are assembled one layer at a time and memory never
+// holds a second copy of the model.
 Result<> LoadSession::copy_whole() {
   const reload::LoadPlan& plan = prepared_->layout->plan;
   std::vector<std::span<const std::byte>> buckets;
@@ -83,7 +83,7 @@ Result<> LoadSession::copy_whole() {
   return {};
 }
 
-// All destinations exist from the beginning, so several threads may copy at once.
+// All destinations exist from the start, so several threads may copy at once.
 Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   const reload::LoadPlan& plan = prepared_->layout->plan;
   std::vector<std::span<std::byte>> destinations;
@@ -91,7 +91,7 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   for (const RankTensor& tensor : description_->tensors) destinations.push_back(tensor.destination);
   const TimePoint begin = now();
   std::uint64_t bucket = 0;
-  // A bucket that has nothing for this rank has no group.
+  // A bucket without data for this rank has no group.
   const auto end_buckets = [&](std::size_t groups) -> Result<> {
     for (; bucket < plan.bucket_count() && plan.first_group(bucket + 1) <= groups; ++bucket)
       WSYNC_TRY(end_bucket(bucket));
@@ -163,7 +163,7 @@ Result<> LoadSession::adopt() {
     WSYNC_TRY(
         engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
   }
-  // The checksums were compared when the version was prepared. Nobody has written to the arena
+  // The checksums were compared when the version was prepared. Nothing has written to the arena
   // since, because this process holds a read lock on it.
   for (std::size_t g = 0; g < layout.plan.groups().size(); ++g) coverage_.mark(g);
   taken_count_ = taken_.size();
@@ -177,7 +177,7 @@ bool LoadSession::all_buckets() const noexcept {
 
 Result<> LoadSession::finish() {
   if (planted("engine_commit_without_coverage")) return {};
-  // A version without any bucket may still have layers, of tensors without a byte.
+  // A version without buckets may still have layers whose tensors are empty.
   WSYNC_TRY(hand_over_complete_layers());
   WSYNC_TRY(coverage_.check());
   if (next_layer_ != prepared_->layout->layers.size())

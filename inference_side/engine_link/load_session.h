@@ -1,5 +1,5 @@
-// LoadSession: one load of a version. It copies buckets out of the arena or out of IPC buffers,
-// compares checksums, passes complete layers to the engine in order, and proves at the end that
+// LoadSession: one load of a version. It copies buckets out of the arena or the IPC buffers,
+// compares checksums, passes complete layers to the engine in order, and at the end proves that
 // nothing is missing.
 //
 // Thread: confined to the thread that serves the link.
@@ -23,21 +23,22 @@ class LoadSession {
   LoadSession(const EngineDescription& description, const PreparedVersion& prepared, Engine& engine,
               TimePoint deadline);
 
-  // Copies what the rank needs of one bucket, which is in buffer `slot` of `taker`. A repetition
-  // does nothing. kDigestMismatch when a checksum differs, kDeadline when the time is up, else the
-  // error of the engine or of the taker.
+  // Copies what the rank needs of one bucket, which is in buffer `slot` of `taker`. A repeated
+  // bucket does nothing. Returns kDigestMismatch if a checksum differs, kDeadline if the deadline
+  // has passed, otherwise the error of the engine or the taker.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
-  // The same for every bucket of the version's mapped arena. `helpers` (may be null): threads that
-  // copy beside this one with TakeMode::kPieces. Adopting hands over the layers where they lie.
+  // The same for every bucket of the version's mapped arena. `helpers` (may be null): additional
+  // threads that copy with TakeMode::kPieces. With kAdopt the layers are passed to the engine in
+  // place.
   [[nodiscard]] Result<> load_arena(ThreadPool* helpers);
-  // Every bucket of the plan has been copied.
+  // Whether every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;
-  // Proves that nothing is missing; kInternal naming what is.
+  // Proves that nothing is missing; otherwise returns kInternal with what is missing.
   [[nodiscard]] Result<> finish();
 
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
-  // Bytes that were copied so far, each of them once; none where the version is adopted.
+  // Bytes copied so far, each counted once; 0 if the version is adopted.
   [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
   [[nodiscard]] std::chrono::nanoseconds copy_time() const noexcept { return copy_time_; }
 

@@ -1,6 +1,6 @@
 // PreparedVersion: what a rank has of a version before it is loaded: the layout, the load plan, the
 // expected checksum of each copy group and, on unified devices, the mapped arena with its lease.
-// Preparer makes it from a Prepare message.
+// Preparer creates it from a Prepare message.
 //
 // Thread: confined to the thread that serves the link.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace wsync::engine {
 
-// What follows from a layout and the rank's tensors. Many versions share it.
+// Data derived from a layout and the rank's tensors. Many versions share it.
 struct EngineLayout {
   Digest digest;
   std::uint64_t bucket_bytes = 0;
@@ -25,7 +25,7 @@ struct EngineLayout {
   std::vector<std::vector<std::uint32_t>>
       layers;                           // the rank's tensors of each layer, in manifest order
   std::vector<std::uint32_t> layer_of;  // of each of the rank's tensors: index into `layers`
-  // kInvalidInput when the rank's tensors do not fit the manifest.
+  // Returns kInvalidInput if the rank's tensors do not fit the manifest.
   [[nodiscard]] static Result<std::shared_ptr<const EngineLayout>> make(
       const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description);
 };
@@ -34,7 +34,8 @@ struct EngineLayout {
 class MappedVersion {
  public:
   // Takes the lease, verifies the header, maps the arena and populates its pages. `fd` is borrowed.
-  // kRefused when it has fewer than `data_bytes`; else errors as ArenaView::open().
+  // Returns kRefused if the arena has fewer than `data_bytes`; otherwise errors as
+  // ArenaView::open().
   [[nodiscard]] static Result<MappedVersion> open(int fd, const ArenaExpectation& expected,
                                                   std::uint64_t data_bytes);
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
@@ -52,14 +53,15 @@ struct PreparedVersion {
   std::optional<MappedVersion> arena;    // unified devices
 };
 
-// Reads Prepare messages. It keeps the last layout, which later messages refer to by its digest.
+// Handles Prepare messages. It keeps the last layout, which later messages refer to by its digest.
 class Preparer {
  public:
   explicit Preparer(const EngineDescription& description) : description_(&description) {}
-  // Checks the message, makes the load plan, and maps the arena of `fd` (-1 where versions come in
+  // Checks the message, makes the load plan, and maps the arena of `fd` (-1 if versions come in
   // buckets). For a rank that adopts, the arena is compared with its checksums here, while the
-  // engine still serves. kInvalidInput, kNotFound for a layout that was never sent, kRefused for
-  // what cannot be adopted, kDigestMismatch; else errors of MappedVersion::open().
+  // engine still serves. Returns kInvalidInput, kNotFound for a layout that was never sent,
+  // kRefused for a version that cannot be adopted, kDigestMismatch; otherwise errors of
+  // MappedVersion::open().
   [[nodiscard]] Result<std::unique_ptr<PreparedVersion>> prepare(const control::Prepare& message,
                                                                  int fd);
 

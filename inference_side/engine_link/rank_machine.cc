@@ -60,7 +60,7 @@ constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kServing, "ReadDigests", RankState::kServing, "answer Digests"},
 }};
 
-// One action as a list of them. (A brace list would copy it.)
+// A list with one action. (A braced list would copy the action.)
 RankActions only(RankAction action) {
   RankActions actions;
   actions.push_back(std::move(action));
@@ -71,7 +71,7 @@ RankActions refuse(const control::Envelope& request, ErrorCode code, std::string
   return only(SendRefusal{.request = request, .code = code, .why = std::move(why)});
 }
 
-// An answer that says that the command has failed, which is noted as well.
+// An answer that reports the failure of the command. The failure is also recorded.
 template <class Reply>
 RankActions answer_failure(const control::Envelope& request, Reply reply, const std::string& why) {
   reply.failure = why;
@@ -110,7 +110,7 @@ RankMachine::RankMachine(RankIdentity identity)
       state_(identity_.serving ? RankState::kServing : RankState::kLoading) {}
 
 Result<> RankMachine::move(RankState to) {
-  // The planted fault loads into a rank that serves, which has no row.
+  // The planted fault loads into a serving rank, a transition without a row.
   if (!allows<RankState>(kTransitions, state_, to) && !planted("engine_pause_ignored"))
     return fail(ErrorCode::kInternal, fmt::format("the rank cannot go from {} to {}",
                                                   rank_state_name(state_), rank_state_name(to)));
@@ -208,7 +208,7 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
 
 void RankMachine::handle_welcomed() {
   welcomed_ = true;
-  // A second welcome replaces all buffers, also those of a load.
+  // A second welcome replaces all buffers, including those of a load.
   if (load_) load_->brings_buffers = false;
 }
 
@@ -238,7 +238,7 @@ RankActions RankMachine::handle_prepared(const control::Envelope& request, const
   const control::Prepared reply{.version = version, .failure = {}};
   if (!outcome) return answer_failure(request, reply, outcome.error().message());
   RankActions actions;
-  // No sidecar holds this many; the oldest one is forgotten.
+  // No sidecar holds this many versions, so drop the oldest one.
   while (prepared_.size() >= limits::kStagedCount) {
     actions.push_back(ForgetVersion{*prepared_.begin()});
     prepared_.erase(prepared_.begin());
@@ -264,8 +264,8 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::Abort& message) {
   prepared_.erase(message.version);
   RankActions actions = only(ForgetVersion{message.version});
-  // The sidecar frees the buffers of a load that is cancelled once this rank has answered it. Other
-  // loads go on to their end, and their answer is dropped by the sidecar.
+  // The sidecar frees the buffers of a cancelled load after this rank has answered, so such a load
+  // must end now. Other loads continue to their end, and the sidecar drops their answer.
   if (load_ && load_->brings_buffers && load_->version == message.version)
     actions.push_back(CancelLoad{});
   return actions;
@@ -301,8 +301,8 @@ RankActions RankMachine::handle_report(const RankReport& report) {
   if (state_ == RankState::kServing)
     if (auto moved = move(RankState::kPaused); !moved)
       actions.push_back(NoteError{moved.error().message()});
-  // Only the end of a requested pause answers the request. A rank that stopped by itself says so
-  // under no request, and its pause is still to come.
+  // Only the end of a requested pause answers the request. A rank that stopped by itself reports
+  // without a request, and its pause is still outstanding.
   control::Envelope request;
   if (report.what == RankReport::What::kPaused)
     request = std::exchange(pending_pause_, std::nullopt).value_or(control::Envelope{});
@@ -329,8 +329,8 @@ RankActions RankMachine::handle_resumed(const control::Envelope& request, const 
     return refuse(request, outcome.error().code(),
                   "the engine does not resume: " + outcome.error().message());
   RankActions actions;
-  // A pause that ended before the resume that overtook it is answered first, and under its own
-  // request. Reported later, and under no request, it would say that a rank which serves has
+  // If the pause ended before the resume that overtook it, answer the pause first, under its own
+  // request. If it were reported later and without a request, it would say that a serving rank has
   // stopped.
   if (paused_at) step_ = *paused_at;
   if (overtaken && paused_at)
@@ -356,12 +356,12 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
 }
 
 Result<> RankMachine::begin_load(const control::Envelope& request, const control::Load& load) {
-  // The mark is set before the first byte changes: whatever ends the process or the load from here
-  // on, nobody takes these bytes for the version before.
+  // Set the mark before the first byte changes. However the process or the load ends from here on,
+  // these bytes are never taken for the previous version.
   if (!identity_.adopts && !planted("engine_forgets_taint")) {
     WSYNC_TRY(move(RankState::kTainted));
   } else if (state_ == RankState::kLoaded) {
-    // The loaded version was not committed, and an adopting rank still has the one before.
+    // The loaded version was not committed, and an adopting rank still holds the previous one.
     WSYNC_TRY(move(active_.none() ? RankState::kLoading : RankState::kPaused));
   }
   load_ = {.request = request, .version = load.version, .brings_buffers = !load.buffers.empty()};
@@ -371,7 +371,7 @@ Result<> RankMachine::begin_load(const control::Envelope& request, const control
 RankActions RankMachine::handle_buffers_mapped(const control::Envelope& request,
                                                const control::Load& load, const Result<>& outcome,
                                                TimePoint now) {
-  // Buffers that cannot be mapped leave the weights, and a load in progress, as they are.
+  // If the buffers cannot be mapped, neither the weights nor a load in progress change.
   const control::Loaded reply{.version = load.version, .failure = {}};
   if (!outcome) return answer_failure(request, reply, outcome.error().message());
   if (auto begun = begin_load(request, load); !begun)
@@ -387,7 +387,7 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
                                         const control::BucketReady& message) const {
   if (load_)
     return only(TakeBucket{.request = envelope, .bucket = message.bucket, .slot = message.slot});
-  // A repetition of the last bucket of a load that is over needs no copy; anything else is out of
+  // A repetition of the last bucket of a completed load needs no copy. Anything else is out of
   // order.
   control::BucketAck ack{.bucket = message.bucket, .failure = {}};
   if (state_ != RankState::kLoaded) ack.failure = "no load is under way";
@@ -432,7 +432,7 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
 RankActions RankMachine::handle_committed(const control::Envelope& request, const Version& version,
                                           const Result<>& outcome) {
   const control::Committed reply{.version = version, .failure = {}};
-  // An engine that fails here may have changed a part of what it serves from.
+  // An engine that fails here may have changed part of the weights that it serves.
   if (auto moved = move(outcome ? RankState::kPaused : RankState::kTainted); !moved)
     return answer_failure(request, reply, moved.error().message());
   if (!outcome) return answer_failure(request, reply, outcome.error().message());
@@ -448,7 +448,7 @@ RankActions RankMachine::handle_loss(const std::string& why) {
   RankActions actions;
   if (welcomed_)
     actions.push_back(NoteError{fmt::format("the sidecar is lost ({})", why)});
-  else if (!refused_)  // else it has said why, and closes the connection as it must
+  else if (!refused_)  // otherwise it has sent the reason, and closes the connection itself
     actions.push_back(NoteError{why});
   welcomed_ = false;
   refused_ = false;

@@ -1,19 +1,19 @@
-// RankMachine: the state of one rank of a replica as its sidecar drives it, as a pure state
-// machine. It decides which command is accepted in which state, what is answered, which fence and
-// which versions are known, and what the link has to do next. Nothing runs here: EngineLink
-// executes the actions with the engine and the sidecar's memory, and reports each result back.
+// RankMachine: the state of one rank of a replica under its sidecar, as a pure state machine. It
+// decides which command is accepted in which state, how it is answered, which fence and which
+// versions are known, and what the link must do next. It executes nothing: EngineLink executes the
+// actions with the engine and the sidecar's memory, and reports each result.
 //
 //   loading --Load--> tainted --all bytes proven--> loaded --Commit--> paused --Resume--> serving
 //   serving --the engine has stopped--> paused --Load--> tainted
 //
-// A copying load marks the rank tainted before the first byte changes, and only a complete, proven
-// load ends that. A rank that adopts copies nothing, so its state stays until the load is proven.
-// A rank never resumes by itself. The loss of the sidecar changes no state; it ends what the
-// sidecar had in progress.
+// A copying load marks the rank tainted before the first byte changes, and only a complete,
+// verified load removes the mark. A rank that adopts copies nothing, so its state does not change
+// until the load is verified. A rank never resumes by itself. The loss of the sidecar changes no
+// state; it ends what the sidecar had in progress.
 //
-// Driving it: give each frame to handle(), each report of the engine to handle_report() and the end
-// of the connection to handle_loss(), and execute the actions that come back in their order. The
-// comment of an action names the function that takes its result.
+// Usage: pass each frame to handle(), each report of the engine to handle_report() and the end of
+// the connection to handle_loss(), and execute the returned actions in order. The comment of an
+// action names the function that takes its result.
 //
 // Thread: confined to its driver. No I/O; nothing blocks or throws.
 #pragma once
@@ -34,21 +34,21 @@
 
 namespace wsync::engine {
 
-// "loading", "serving", "paused", "loaded" or "tainted", as in logs and sentences.
+// "loading", "serving", "paused", "loaded" or "tainted", for logs and messages.
 [[nodiscard]] std::string_view rank_state_name(control::RankState state) noexcept;
-// The transition table of RankMachine, for the page of the protocol.
+// The transition table of RankMachine, for the protocol documentation.
 [[nodiscard]] TransitionTable rank_transitions();
 
-// Which rank this is, and how it takes weights. Fixed while the machine lives.
+// The identity of this rank, and how it takes weights. Fixed while the machine exists.
 struct RankIdentity {
   std::string replica;
   std::uint32_t rank = 0;
   bool leader = true;
   bool adopts = false;   // TakeMode::kAdopt: a load changes no byte of the rank's memory
-  bool serving = false;  // it serves weights of its own when it starts
+  bool serving = false;  // serves weights without a version at the start
 };
 
-// What the engine says by itself, at the end of its step number `step`.
+// A report that the engine makes by itself, at the end of its step number `step`.
 struct RankReport {
   enum class What : std::uint8_t {
     kPaused,   // it has stopped because a pause was requested
@@ -59,9 +59,9 @@ struct RankReport {
   std::uint64_t step = 0;
 };
 
-// How a load went, measured by the one who ran it.
+// The result of a load, measured by the code that executed it.
 struct LoadOutcome {
-  std::uint64_t bytes = 0;  // proven
+  std::uint64_t bytes = 0;  // verified bytes
   std::uint64_t copy_ns = 0;
   Result<> result;
 };
@@ -83,12 +83,13 @@ struct SendRefusal {
 struct NoteError {
   std::string sentence;
 };
-// Map what the welcome brings. Then handle_welcomed(); if that fails, a refusal and a disconnect.
+// Map what the welcome contains, then call handle_welcomed(). If that fails, a refusal and a
+// disconnect follow.
 struct AcceptWelcome {
   control::Envelope request;
   const control::EngineWelcome* message = nullptr;  // borrowed from the frame
 };
-// Plan and map the version. Then handle_prepared().
+// Plan and map the version, then call handle_prepared().
 struct PrepareVersion {
   control::Envelope request;
   const control::Prepare* message = nullptr;  // borrowed from the frame
@@ -101,52 +102,54 @@ struct NotifyPrepared {
 struct ForgetVersion {
   Version version;
 };
-// Ask the engine to pause. handle_pause_failed() when it refuses; its end is a report.
+// Ask the engine to pause. Call handle_pause_failed() if it refuses. A report says when the engine
+// has paused.
 struct PauseEngine {
   control::Envelope request;
   PauseMode mode = PauseMode::kAbort;
   std::uint32_t deadline_ms = 0;
 };
-// Map the buffers that the load needs. Then handle_buffers_mapped().
+// Map the buffers that the load needs, then call handle_buffers_mapped().
 struct MapBuffers {
   control::Envelope request;
   const control::Load* message = nullptr;  // borrowed from the frame
 };
-// Load the prepared version, in place of a load that may be in progress. Then handle_load_ended():
-// at once where the version is mapped whole, as it always is for a rank that adopts, and otherwise
-// after a later TakeBucket.
+// Load the prepared version, in place of any load in progress. Call handle_load_ended() at once if
+// the version is mapped whole, as it always is for a rank that adopts; otherwise after a later
+// TakeBucket.
 struct StartLoad {
   Version version;
   TimePoint deadline{};
   std::uint32_t copy_threads = 1;
 };
-// End the load in progress with kCancelled. Then handle_load_ended().
+// End the load in progress with kCancelled, then call handle_load_ended().
 struct CancelLoad {};
-// Copy a bucket out of an IPC buffer. Then handle_bucket_taken(), and after it handle_load_ended()
-// when that was the last one or the copy failed.
+// Copy a bucket out of an IPC buffer, then call handle_bucket_taken(). After it, call
+// handle_load_ended() if the bucket was the last one or the copy failed.
 struct TakeBucket {
   control::Envelope request;
   std::uint64_t bucket = 0;
   std::uint32_t slot = 0;
 };
-// Every byte is in place and proven: notify the engine.
+// Every byte is in place and verified: notify the engine.
 struct NotifyLoaded {
   Version version;
   std::uint64_t bytes = 0;
 };
-// Let the engine commit. Then handle_committed().
+// Let the engine commit, then call handle_committed().
 struct CommitEngine {
   control::Envelope request;
   Version version;
 };
-// What was loaded is what the engine serves from; the version before may be unmapped.
+// The engine now serves from the loaded version; the previous version may be unmapped.
 struct ActivateLoaded {};
-// Let the engine resume. Then handle_resumed().
+// Let the engine resume, then call handle_resumed().
 struct ResumeEngine {
   control::Envelope request;
   bool overtakes_pause = false;  // a pause has no answer yet
 };
-// Read the rank's tensors back and answer with their digests; check_readable() before each of them.
+// Read the rank's tensors back and answer with their digests. Call check_readable() before each of
+// them.
 struct ReadTensors {
   control::Envelope request;
   Version version;
@@ -157,21 +160,21 @@ using RankAction =
                  NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine, ReadTensors>;
 using RankActions = std::vector<RankAction>;
 
-// It has more than 25 methods: each of the twelve messages of a sidecar has an overload of
+// This class has more than 25 methods: each of the twelve messages of a sidecar has an overload of
 // handle_command().
 class RankMachine {
  public:
   explicit RankMachine(RankIdentity identity);
 
-  // A frame of the sidecar. Refused, without any other effect: a fence below the highest one that
-  // was seen, another rank's message, a command before the welcome, a message that is not for
-  // engines.
+  // Handles a frame of the sidecar. Refuses, without any other effect: a fence below the highest
+  // known fence, a message for another rank, a command before the welcome, a message that is not
+  // for engines.
   [[nodiscard]] RankActions handle(const control::Envelope& envelope,
                                    const control::Message& message);
-  // What the engine has reported.
+  // Handles a report of the engine.
   [[nodiscard]] RankActions handle_report(const RankReport& report);
-  // The connection has ended, or could not be made: prepared versions, the load in progress and an
-  // unanswered pause are gone; the state stays.
+  // The connection has ended or could not be established. Prepared versions, the load in progress
+  // and an unanswered pause are dropped; the state does not change.
   [[nodiscard]] RankActions handle_loss(const std::string& why);
 
   // ---- results of actions, with their `request` ----
@@ -181,52 +184,52 @@ class RankMachine {
                                             const Version& version, const Result<>& outcome);
   [[nodiscard]] RankActions handle_pause_failed(const control::Envelope& request,
                                                 const Error& error);
-  // `now` is when the load begins; its deadline counts from there.
+  // `now` is the beginning of the load; its deadline is measured from there.
   [[nodiscard]] RankActions handle_buffers_mapped(const control::Envelope& request,
                                                   const control::Load& load,
                                                   const Result<>& outcome, TimePoint now);
   [[nodiscard]] static RankActions handle_bucket_taken(const control::Envelope& request,
                                                        std::uint64_t bucket,
                                                        const Result<>& outcome);
-  // Only while loading() has a version.
+  // Call only while loading() has a version.
   [[nodiscard]] RankActions handle_load_ended(const LoadOutcome& outcome);
   [[nodiscard]] RankActions handle_committed(const control::Envelope& request,
                                              const Version& version, const Result<>& outcome);
-  // `paused_at`: the engine reported the end of the overtaken pause at this step before it resumed,
-  // and that report is not given to handle_report().
+  // `paused_at`: set if the engine reported, before it resumed, that the overtaken pause ended at
+  // this step. That report must not be passed to handle_report().
   [[nodiscard]] RankActions handle_resumed(const control::Envelope& request,
                                            const Result<>& outcome,
                                            std::optional<std::uint64_t> paused_at);
 
-  // ---- what it knows ----
+  // ---- views ----
 
   [[nodiscard]] control::RankState state() const noexcept { return state_; }
   [[nodiscard]] const Version& active() const noexcept { return active_; }  // 0.0 = none
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
-  // A sidecar has welcomed this rank, and is not lost.
+  // Whether a sidecar has welcomed this rank and is not lost.
   [[nodiscard]] bool welcomed() const noexcept { return welcomed_; }
   // The version that is being loaded.
   [[nodiscard]] std::optional<Version> loading() const;
   // The envelope of an answer to `request`: its round and request, this rank, the highest fence.
   [[nodiscard]] control::Envelope answer_to(const control::Envelope& request) const;
-  // Whether the rank still holds `version`, which a reading began with; kRefused when it does not.
+  // Whether the rank still holds `version`, with which a read-back began; kRefused if not.
   [[nodiscard]] Result<> check_readable(const Version& version) const;
-  // The first broken rule, kInternal. Rules: a loaded version is named in `loaded` alone; a load
-  // runs only in a rank that does not serve, and marks one that copies as tainted; only a leader
-  // has an unanswered pause; without a sidecar nothing of a sidecar is in progress.
+  // Returns kInternal with the first broken rule. Rules: only `loaded` names a loaded version; a
+  // load runs only in a rank that does not serve, and a copying load marks it as tainted; only a
+  // leader has an unanswered pause; without a sidecar, nothing of a sidecar is in progress.
   [[nodiscard]] Result<> invariants() const;
 
  private:
   struct Load {
     control::Envelope request;
     Version version;
-    bool brings_buffers = false;  // its buffers are the sidecar's again when it has been answered
+    bool brings_buffers = false;  // the sidecar frees its buffers after the answer
   };
 
   [[nodiscard]] Result<> move(control::RankState to);
   [[nodiscard]] std::optional<SendRefusal> refusal_of(const control::Envelope& envelope,
                                                       const control::Message& message) const;
-  // One for each message that a sidecar may send.
+  // One overload for each message that a sidecar may send.
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
                                            const control::EngineWelcome& message) const;
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,

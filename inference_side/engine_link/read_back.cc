@@ -11,7 +11,7 @@
 namespace wsync::engine {
 namespace {
 
-// Of a tensor that the engine gives back in pieces of a leaf of the digest, so that no second copy
+// Digest of a tensor that the engine returns in pieces of one digest leaf, so that no second copy
 // of the tensor is needed.
 Result<Digest> digest_of_whole(const HeldWeights& weights, std::uint32_t tensor) {
   const control::EngineTensor& description = weights.description->tensors[tensor].description;
@@ -46,7 +46,7 @@ Result<Digest> digest_of_tensor(const HeldWeights& weights, std::uint32_t tensor
   return digest_of_whole(weights, tensor);
 }
 
-// Of the tensors from `tensor` on: one, or on a GPU as many as are worth a batch.
+// Digests of the tensors from `tensor` on: one, or on a GPU a whole batch.
 Result<std::vector<Digest>> digests_from(const HeldWeights& weights, std::uint32_t tensor) {
   if (weights.on_gpu != nullptr) return weights.on_gpu->digests(tensor);
   auto digest = WSYNC_TRY(digest_of_tensor(weights, tensor));

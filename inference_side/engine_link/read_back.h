@@ -1,4 +1,4 @@
-// ReadBack: one reading of a rank's weights for `wsync verify`. The digests of all tensors are
+// ReadBack: one read-back of a rank's weights for `wsync verify`. The digests of all tensors are
 // computed a few at a time, so that the engine and its sidecar never wait for all of them.
 //
 // Thread: confined to the thread that serves the link.
@@ -15,12 +15,13 @@
 
 namespace wsync::engine {
 
-// Where the bytes of a rank's tensors are. All borrowed.
+// The location of the bytes of a rank's tensors. All borrowed.
 struct HeldWeights {
   const EngineDescription* description = nullptr;
-  Engine* engine = nullptr;                  // asked for the tensors with TakeMode::kWhole
-  DeviceWeights* on_gpu = nullptr;           // null: in host memory
-  const PreparedVersion* adopted = nullptr;  // what TakeMode::kAdopt serves from; null: nothing
+  Engine* engine = nullptr;         // source of the tensors with TakeMode::kWhole
+  DeviceWeights* on_gpu = nullptr;  // null: in host memory
+  // TakeMode::kAdopt: what the engine serves from; null: nothing.
+  const PreparedVersion* adopted = nullptr;
 };
 
 class ReadBack {
@@ -31,10 +32,11 @@ class ReadBack {
 
   [[nodiscard]] const control::Envelope& request() const noexcept { return request_; }
   [[nodiscard]] const Version& version() const noexcept { return reply_.version; }
-  // Reads one tensor more, or a batch of them on a GPU. True when nothing is left to read. Errors
-  // of the engine or the device, and kRefused where nothing was adopted: the reading is then over.
+  // Reads one more tensor, or a batch of tensors on a GPU. Returns true if nothing remains to be
+  // read. Returns errors of the engine or the device, and kRefused if nothing was adopted; the
+  // read-back has then ended.
   [[nodiscard]] Result<bool> read_some(const HeldWeights& weights);
-  // The answer: every digest, or `outcome`'s error and none.
+  // The answer: every digest, or no digest and the error of `outcome`.
   [[nodiscard]] control::Digests finish(const Result<>& outcome) &&;
 
  private:

@@ -49,7 +49,7 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   return std::nullopt;
 }
 
-// The threads that copy beside the link's own.
+// Additional threads that copy together with the link's own thread.
 ThreadPool* VersionLoader::copiers(std::uint32_t threads) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const unsigned helpers = std::clamp(threads, 1U, cores) - 1;
@@ -77,24 +77,26 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
                             .result = std::move(result)};
   copied_bytes_ += session_->copied_bytes();
   session_.reset();
-  // Before the answer is sent: the sidecar frees the buffers of a load when it has every answer.
+  // Unmap before the answer is sent, because the sidecar frees the buffers of a load when it has
+  // every answer.
   buffers_.end_load();
   return outcome;
 }
 
 void VersionLoader::activate() {
-  // An adopting engine reads the mapped arena until another version is committed. The lease has to
-  // outlive Release and the sidecar, or a trainer would write into what the engine serves from.
+  // An adopting engine reads the mapped arena until another version is committed. The lease must
+  // outlive Release and the sidecar; otherwise a trainer could overwrite the weights that the
+  // engine serves.
   if (description_.take == TakeMode::kAdopt && !planted("adopted_lease_let_go"))
     adopted_ = loading_;
   loading_.reset();
 }
 
 void VersionLoader::release(bool keep_loaded) {
-  // Nobody is left who would release these leases, and a trainer must not wait for them.
+  // After the loss nobody would release these leases, and a trainer must not wait for them.
   prepared_.clear();
   session_.reset();
-  // An adopting engine has the loaded version's pointers already, and may still be told to commit.
+  // An adopting engine already has pointers to the loaded version, and may still receive a commit.
   if (!keep_loaded || description_.take != TakeMode::kAdopt) loading_.reset();
   buffers_.release();
 }

@@ -1,7 +1,7 @@
-// VersionLoader: the versions of the sidecar that a rank holds, and the loads of them. It has the
+// VersionLoader: the versions of the sidecar that a rank holds, and their loads. It owns the
 // prepared versions with their mapped arenas, the mapped device buffers, the load in progress, and
-// the version that an adopting engine serves from. Which of its functions may be called when is
-// decided by RankMachine.
+// the version from which an adopting engine serves. RankMachine decides which of its functions may
+// be called when.
 //
 // Thread: confined to the thread that serves the link.
 #pragma once
@@ -27,40 +27,41 @@ namespace wsync::engine {
 
 class VersionLoader {
  public:
-  // Borrows the rank's weights where they are on a GPU. `description` and `engine` are borrowed
-  // too, and outlive the loader. Errors as DeviceWeights::create().
+  // Borrows the rank's weights if they are on a GPU. `description` and `engine` are also borrowed
+  // and must outlive the loader. Errors as DeviceWeights::create().
   [[nodiscard]] static Result<std::unique_ptr<VersionLoader>> create(
       const EngineDescription& description, Engine& engine);
 
   [[nodiscard]] IpcBuffers& buffers() noexcept { return buffers_; }
-  // Maps and plans the version, in place of one of the same name. `fds`: those of the frame.
-  // kRefused for a wrong number of them; else errors as Preparer::prepare().
+  // Maps and plans the version, in place of an earlier one with the same name. `fds`: descriptors
+  // of the frame. Returns kRefused for a wrong number of them; otherwise errors as
+  // Preparer::prepare().
   [[nodiscard]] Result<> prepare(const control::Prepare& message, std::span<const UniqueFd> fds);
-  // Unmaps a prepared version; one that is loaded, or adopted, stays mapped.
+  // Unmaps a prepared version. A version that is loaded or adopted stays mapped.
   void forget(const Version& version) { prepared_.erase(version); }
 
-  // Starts to load a prepared version, in place of a load that may be in progress. The outcome when
-  // it is over already: where an arena is mapped, or on an error of the engine.
+  // Starts to load a prepared version, in place of any load in progress. Returns the outcome if the
+  // load has already ended: if an arena is mapped, or after an error of the engine.
   [[nodiscard]] std::optional<LoadOutcome> start_load(const Version& version, TimePoint deadline,
                                                       std::uint32_t copy_threads);
   struct BucketOutcome {
     Result<> result;
-    bool ends_load = false;  // end_load(result) is due: it was the last one, or the copy failed
+    bool ends_load = false;  // end_load(result) is due: the last bucket, or the copy failed
   };
-  // Copies one bucket of the load in progress. kInvalidInput when there is no such buffer, which
-  // does not end the load.
+  // Copies one bucket of the load in progress. Returns kInvalidInput if there is no such buffer;
+  // this error does not end the load.
   [[nodiscard]] BucketOutcome take_bucket(std::uint64_t bucket, std::uint32_t slot);
-  // Ends the load in progress: proves that nothing is missing unless `result` is an error, and
-  // unmaps the buffers that came with it.
+  // Ends the load in progress. Proves that nothing is missing unless `result` is an error, and
+  // unmaps the buffers that came with the load.
   [[nodiscard]] LoadOutcome end_load(Result<> result);
   // The loaded version has been committed.
   void activate();
-  // The sidecar is lost. `keep_loaded`: the rank has loaded a version and not committed it.
+  // The sidecar is lost. `keep_loaded`: the rank has loaded a version that is not committed yet.
   void release(bool keep_loaded);
 
-  // What `wsync verify` reads.
+  // The weights that `wsync verify` reads.
   [[nodiscard]] HeldWeights held() const;
-  // Bytes of weights that all ended loads have copied.
+  // Bytes of weights that all completed loads have copied.
   [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
 
  private:

@@ -27,7 +27,7 @@ using engine::reference::ReferenceEngineOptions;
 
 struct EngineOptions {
   ReferenceEngineOptions engine;
-  std::string weights;  // empty: load without a sidecar, none with one
+  std::string weights;  // empty: load without a sidecar; no loading with one
   std::string model;
   engine::http::CompletionServerOptions http;
   engine::reference::GenerationOptions generation;
@@ -66,7 +66,8 @@ std::string url_of(const std::string& host, std::uint16_t port) {
   return fmt::format("http://{}:{}", version6 ? "[" + host + "]" : host, port);
 }
 
-// Too many for people: each bucket and each layer of each version.
+// Events that are too frequent for an operator's log: one for each bucket and each layer of each
+// version.
 bool for_people(const EngineEvent& event) {
   return event.name != "bucket" && event.name != "layer";
 }
@@ -90,7 +91,7 @@ Result<Outcome> outcome_of(const ReferenceEngine& engine, bool attached) {
   return outcome;
 }
 
-// What depends on several of the options.
+// Resolves the settings that depend on several options.
 Result<> settle(EngineOptions& options) {
   if (options.adopt && options.whole)
     return fail(ErrorCode::kInvalidInput, "--adopt and --whole exclude each other: name one");
@@ -159,7 +160,7 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   }
   loop->run();
   const bool attached = (*engine)->link_status().attached;
-  // Requests end with the engine's abort, and so do their connections.
+  // stop() ends the requests with the engine's abort, which also ends their HTTP connections.
   (*engine)->stop();
   if (server) server->stop();
   (*engine)->report_stats();

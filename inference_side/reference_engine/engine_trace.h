@@ -1,4 +1,4 @@
-// What an engine process does, as spans: serving, pauses, loads and the buckets in them.
+// Records as spans what an engine process does: serving, pauses, loads and the buckets in them.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace wsync::cli {
 
-// Thread: one at a time.
+// Thread: confined to one thread at a time.
 class EngineTrace {
  public:
   void heard(const engine::reference::EngineEvent& event, TimePoint at);
-  // The latest spans, as a Chrome trace of this process; what it does now ends. Errors as
-  // trace::write_chrome_trace().
+  // Writes the latest spans as a Chrome trace of this process. Closes the spans that are still
+  // open. Errors as trace::write_chrome_trace().
   [[nodiscard]] Result<> write(const std::string& path, const std::string& name, TimePoint at);
   [[nodiscard]] const trace::Recorder& recorder() const noexcept { return recorder_; }
 
  private:
-  // From where the lane was begun until now; nothing when it was not.
+  // Records a span from the begin() of the lane until now. Does nothing if the lane was not begun.
   void end(const std::string& lane, trace::Category category, std::string name,
            std::vector<trace::Arg> args, TimePoint at);
 
   trace::Recorder recorder_{config::kTraceSpansDefault, trace::WhenFull::kDropOldest};
-  std::map<std::string, TimePoint> begun_;  // by lane
+  std::map<std::string, TimePoint> begun_;  // start times by lane
 };
 
 }  // namespace wsync::cli

@@ -46,7 +46,8 @@ std::uint64_t Generator::agreement() const {
   const std::string text =
       fmt::format("{} {} {} {} {} {}", moe::write_config(options_.shard.spec), limits.vocabulary,
                   limits.max_positions, limits.blocks, limits.block_tokens, limits.tokens);
-  return digest_of(std::as_bytes(std::span(text))).low | 1U;  // an engine that reads only has 0
+  // 0 is the digest of an engine that only reads.
+  return digest_of(std::as_bytes(std::span(text))).low | 1U;
 }
 
 void Generator::weights_changed() {
@@ -74,7 +75,8 @@ bool Generator::may_stop(PauseMode mode) {
   if (mode == PauseMode::kAbort) notify(scheduler_.abort_all());
   switch_holds_ = mode == PauseMode::kWait;
   set_admission();
-  // What a client has frozen ends no more: it goes on after both.
+  // A client's pause freezes running sequences, so they cannot end. They continue after both the
+  // switch and the client's pause are over.
   return !switch_holds_ || paused_ || !scheduler_.running();
 }
 
@@ -84,13 +86,14 @@ void Generator::resumed() {
   set_admission();
 }
 
-// A rank that is new has none of the keys and values that the others have.
+// A rank that has just joined has none of the keys and values of the other ranks, so all are
+// computed again.
 void Generator::together() {
   const std::lock_guard lock(mutex_);
   scheduler_.weights_changed(generation::CachePolicy::kFlush);
 }
 
-// The leader's plan, on every rank.
+// Distributes the leader's plan to every rank.
 Result<Batch> Generator::share(const collective::Team& team, TimePoint deadline) {
   using collective::Receive;
   using collective::Send;
@@ -99,7 +102,8 @@ Result<Batch> Generator::share(const collective::Team& team, TimePoint deadline)
   if (team.index() != 0) {
     const Receive length{.from = team.rank_of(0), .bytes = as_bytes(size)};
     WSYNC_TRY(team.group()->exchange({}, std::span(&length, 1), deadline));
-    // The leader is of this program; more than any batch has is a defect of the connection.
+    // The leader runs the same program, so a size above the maximum of any batch means a defective
+    // connection.
     if (size > kBatchBytesMax)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("the leader announced a batch of {} bytes; at most {} are allowed",
@@ -124,7 +128,7 @@ Result<Batch> Generator::share(const collective::Team& team, TimePoint deadline)
     sends.push_back({.to = team.rank_of(member), .bytes = as_bytes(size)});
     sends.push_back({.to = team.rank_of(member), .bytes = bytes});
   }
-  // Both at once, or a follower would be woken twice.
+  // Send size and batch in one exchange; two exchanges would wake each follower twice.
   WSYNC_TRY(team.group()->exchange(sends, {}, deadline));
   return batch;
 }
@@ -145,10 +149,10 @@ Result<Reading> Generator::run(std::uint64_t step, const Version& version,
 
 void Generator::ended(bool done, const Version& version, const Reading& total) {
   const std::lock_guard lock(mutex_);
-  if (!in_step_) return;  // refused before anything was planned
+  if (!in_step_) return;  // refused before a step was planned
   in_step_ = false;
   if (std::exchange(planned_, false)) {
-    // Tokens of torn weights are no tokens of any version.
+    // Tokens computed from torn weights do not belong to any version, so they are dropped.
     if (done && !total.torn)
       notify(scheduler_.take(
           version, moe::ConstMatrix(logits_, batch_.logits(), options_.scheduler.vocabulary)));
@@ -196,7 +200,7 @@ void Generator::cancel(RequestId id) {
   wake_();
 }
 
-// What has begun may end; nothing new begins meanwhile.
+// Lets running requests end. No waiting request begins meanwhile.
 Result<> Generator::drain(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds deadline) {
   const std::uint64_t resumes = resumes_;
   const auto over = [&] {

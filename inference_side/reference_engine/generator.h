@@ -1,8 +1,9 @@
-// Generator: the work of a rank that generates. The leader's plans each step (Scheduler), sends the
-// batch to the followers, samples from the logits and tells the listeners; a follower's computes
-// what it is sent.
+// Generator: the work of one rank that generates. The leader's Generator plans each step with the
+// Scheduler, sends the batch to the followers, samples from the logits and notifies the listeners.
+// A follower's Generator computes the batches that it receives.
 //
-// Thread: the methods of StepWork belong to the serving thread, those of GenerationService to any.
+// Thread: the methods of StepWork belong to the serving thread. Those of GenerationService may be
+// called from any thread.
 #pragma once
 
 #include <condition_variable>
@@ -22,11 +23,11 @@
 namespace wsync::engine::reference {
 
 struct GeneratorOptions {
-  std::string model;  // its name in requests
+  std::string model;  // model name in requests
   generation::ShardOptions shard;
   generation::SchedulerOptions scheduler;
-  // Keys and values when the weights change under sequences that go on (PauseMode::kKeep), and
-  // prefixes that are kept.
+  // What happens to cached keys and values when the weights change while sequences continue
+  // (PauseMode::kKeep), and to cached prefixes.
   generation::CachePolicy on_switch = generation::CachePolicy::kFlush;
 };
 
@@ -38,8 +39,8 @@ class Generator final : public StepWork, public generation::GenerationService {
                                                                  const HeldModel& model);
   ~Generator() override;
 
-  // Before the first step: how to make the serving thread ask due() again. And on the leader, what
-  // state_of() tells: whether steps are run, and otherwise why not.
+  // What state_of() returns on the leader: whether steps run, and the reason if they do not. Call
+  // before the first step; it also sets how the serving thread is made to call due() again.
   struct State {
     bool has_weights = false;
     bool serving = false;
@@ -47,11 +48,11 @@ class Generator final : public StepWork, public generation::GenerationService {
     std::string why;
   };
   void connect(std::function<void()> wake, std::function<State()> state_of);
-  // The weights are another version's from now on; no step runs. Any thread.
+  // Notifies the scheduler that the weights have a new version. No step may be running. Any thread.
   void weights_changed();
-  // No request is taken any more; those that are there end with kAbort. Any thread.
+  // Refuses all further requests. The requests that exist end with kAbort. Any thread.
   void close();
-  // Digest of what the ranks of a replica have to have in common.
+  // Digest of the options that must be equal on all ranks of a replica.
   [[nodiscard]] std::uint64_t agreement() const;
 
   // ---- StepWork ----
@@ -80,7 +81,7 @@ class Generator final : public StepWork, public generation::GenerationService {
   Generator(GeneratorOptions options, std::unique_ptr<generation::ModelShard> shard,
             const HeldModel& model);
   [[nodiscard]] Result<generation::Batch> share(const collective::Team& team, TimePoint deadline);
-  // The next ones: under mutex_.
+  // Delivers progress to the listeners. The caller holds mutex_.
   void notify(std::vector<generation::Progress> progress);
   void set_admission();
   void wait_for_step_end(std::unique_lock<std::mutex>& lock);
@@ -92,20 +93,22 @@ class Generator final : public StepWork, public generation::GenerationService {
   const HeldModel& model_;
   std::function<void()> wake_;
   std::function<State()> state_of_;
-  generation::Batch batch_;    // of the step that runs; serving thread
-  std::vector<float> logits_;  // the same
+  generation::Batch batch_;    // batch of the current step; serving thread
+  std::vector<float> logits_;  // logits of the current step; serving thread
 
-  mutable std::mutex mutex_;         // guards what follows
-  std::condition_variable changed_;  // a step has ended, or a request
+  mutable std::mutex mutex_;  // guards the members below
+  // Signalled when a step has ended or a request was added or finished.
+  std::condition_variable changed_;
   generation::Scheduler scheduler_;
   std::map<generation::RequestId, generation::Listener> listeners_;
-  bool in_step_ = false;  // a step runs
-  bool planned_ = false;  // of it: plan() gave something, so take() or drop() follows
+  bool in_step_ = false;  // a step is running
+  bool planned_ = false;  // plan() returned a batch for this step, so take() or drop() follows
   bool closed_ = false;
-  bool paused_ = false;             // by a client: no step
-  std::uint32_t client_waits_ = 0;  // pauses that wait: nothing new begins
-  std::uint64_t resumes_ = 0;       // by clients
-  bool switch_holds_ = false;       // by a switch that waits: the same
+  bool paused_ = false;  // paused by a client: no step runs
+  // Number of client pauses that are waiting: no new request begins.
+  std::uint32_t client_waits_ = 0;
+  std::uint64_t resumes_ = 0;  // number of resumes by clients
+  bool switch_holds_ = false;  // a weight switch is waiting: no new request begins
 };
 
 }  // namespace wsync::engine::reference

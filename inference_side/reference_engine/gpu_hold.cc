@@ -123,7 +123,7 @@ Result<> GpuHold::run(Lane& lane, Work work) {
     return lane.event->wait(now() + kWait);
   };
   auto outcome = enqueue();
-  // Its destruction waits for what still runs.
+  // After a failure the stream may still have work. Its destructor waits for that work.
   if (!outcome) lane.stream.reset();
   return outcome;
 }

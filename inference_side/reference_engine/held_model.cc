@@ -55,7 +55,7 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 29U);
 }
 
-// What a step reads of a tensor.
+// The bytes of a tensor that a step reads.
 GpuHold::Sample sample_of(std::uint32_t tensor, std::uint64_t bytes, std::uint64_t step) {
   const std::uint64_t n = std::min(GpuHold::kSampleBytes, bytes);
   return {.tensor = tensor, .offset = mix(step * 31 + tensor) % (bytes - n + 1), .bytes = n};
@@ -161,8 +161,9 @@ void HeldModel::begin_load() {
     if (!layer.tensors.empty()) set_changing(layer);
 }
 
-// Not a plain store: bytes that are written after it, by streaming stores too, could be seen before
-// it. Nor may a step that has not seen it see them: that step's end_layer() happens before it.
+// A plain store is not enough, because bytes that are written after it, including those of
+// streaming stores, could become visible before it. A step that does not see kChanging must not see
+// those bytes either: the end_layer() of that step happens before this exchange.
 void HeldModel::set_changing(Layer& layer) {
   layer.word.exchange(kChanging, std::memory_order_acq_rel);
 }
@@ -213,7 +214,8 @@ Result<> HeldModel::copy_out(std::size_t tensor, std::uint64_t offset,
 
 std::uint64_t HeldModel::word_of(const Version& version) const {
   const std::lock_guard lock(mutex_);
-  // Every step asks, and of a long run's versions nearly always for the newest.
+  // Search from the newest version: every step asks, and a long run has many versions but nearly
+  // always asks for the newest.
   const auto found = std::find(names_.rbegin(), names_.rend(), version);
   if (found != names_.rend()) return static_cast<std::uint64_t>(names_.rend() - found - 1);
   names_.push_back(version);
@@ -284,7 +286,7 @@ void StepReader::begin_layer(std::uint32_t layer) {
 }
 
 void StepReader::end_layer(std::uint32_t layer) {
-  // Not a plain load: that could be done before the reads above it.
+  // A plain load is not enough, because it could be executed before the reads that precede it.
   const std::uint64_t after = model_.layers_[layer].word.fetch_add(0, std::memory_order_acq_rel);
   WSYNC_CHECK(open_ == layer, "the layer that ends is the one that has begun");
   open_.reset();

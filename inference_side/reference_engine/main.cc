@@ -1,10 +1,11 @@
-// `wsync-engine`.
+// Entry point of `wsync-engine`.
 #include <csignal>
 
 #include "inference_side/reference_engine/engine_command.h"
 
 int main(int argc, char** argv) {
-  // A file over the process's limit is a failed write with a sentence, not the end of a process.
+  // Ignore the signal, so that a write beyond the file size limit fails with an error message and
+  // does not kill the process.
   std::signal(SIGXFSZ, SIG_IGN);
   return wsync::cli::run_program(wsync::cli::engine_program(), argc, argv);
 }

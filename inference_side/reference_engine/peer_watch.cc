@@ -12,7 +12,7 @@ namespace wsync::engine::reference {
 
 PeerWatch::PeerWatch(std::vector<int> sockets, std::function<void(std::size_t)> gone)
     : gone_(std::move(gone)), end_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  // Without a descriptor for it there is no watch: a lost peer is then noticed at the deadline.
+  // Without an eventfd there is no watch. A lost peer is then noticed only at the deadline.
   if (!end_.valid()) return;
   thread_ = std::thread([this, sockets = std::move(sockets)] { run(sockets); });
 }
@@ -27,7 +27,7 @@ PeerWatch::~PeerWatch() {
 void PeerWatch::run(const std::vector<int>& sockets) {
   std::vector<pollfd> watched;
   watched.reserve(sockets.size() + 1);
-  // Not POLLIN: what the peer has said is for somebody else.
+  // Do not poll for POLLIN: the data belongs to the connection's own thread.
   for (const int socket : sockets)
     watched.push_back({.fd = socket, .events = POLLRDHUP, .revents = 0});
   watched.push_back({.fd = end_.get(), .events = POLLIN, .revents = 0});

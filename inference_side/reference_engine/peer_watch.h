@@ -1,5 +1,5 @@
-// PeerWatch: notices that the other end of a connection is gone while the thread that tends the
-// connection is inside a step.
+// PeerWatch: notices that the peer of a connection is gone while the connection's own thread is
+// busy inside a step.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@ namespace wsync::engine::reference {
 
 class PeerWatch {
  public:
-  // `gone` is called at most once, on a thread of the watch, with the index of a socket whose peer
-  // has closed it or died. The sockets are borrowed; nothing is read from them.
+  // Calls `gone` at most once, on the watch's own thread, with the index of a socket whose peer has
+  // closed it or died. The sockets are borrowed. The watch reads no data from them.
   PeerWatch(std::vector<int> sockets, std::function<void(std::size_t index)> gone);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;

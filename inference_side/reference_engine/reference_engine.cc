@@ -19,7 +19,7 @@ using control::TakeMode;
 
 namespace {
 
-constexpr std::size_t kVersionsTold = 8;  // the newest
+constexpr std::size_t kVersionsTold = 8;  // the newest versions, at most
 constexpr std::uint64_t kChannelBytes = 256 * limits::kKiB;
 
 Result<> check(const ReferenceEngineOptions& options) {
@@ -54,12 +54,12 @@ Result<> check(const ReferenceEngineOptions& options) {
   return {};
 }
 
-// The step of an engine that does not generate: it reads some of every tensor.
+// The work of an engine that does not generate: each step reads some bytes of every tensor.
 class ReadWork final : public StepWork {
  public:
   explicit ReadWork(const HeldModel& model) : model_(model) {}
   bool due() override { return true; }
-  // Steps are short: every mode ends at the next boundary between two of them.
+  // Steps are short, so in every mode the pause takes effect at the next step boundary.
   bool may_stop(PauseMode /*mode*/) override { return true; }
   void resumed() override {}
   void together() override {}
@@ -184,8 +184,8 @@ Result<> ReferenceEngine::prepare_serving() {
   ServingEvents events{.together =
                            [this](std::uint32_t ranks) {
                              say("together", {{"ranks", std::uint64_t{ranks}}});
-                             // Nobody else would, after a rank was lost. A follower that holds
-                             // other weights refuses.
+                             // Without a sidecar nobody else resumes after a lost rank. A follower
+                             // with other weights refuses the step.
                              if (!link_) (void)gate_.resume();
                            },
                        .paused =
@@ -224,7 +224,8 @@ Result<> ReferenceEngine::prepare_serving() {
 
 void ReferenceEngine::start() {
   started_ = true;
-  // With weights of its own the leader begins at once; a follower that holds others refuses.
+  // With weights from the checkpoint the leader starts at once. A follower with other weights
+  // refuses the step.
   if (options_.load_weights && options_.rank == 0) (void)gate_.resume();
   serving_->start();
   if (!link_) return;
@@ -265,7 +266,7 @@ void ReferenceEngine::say(std::string name,
 void ReferenceEngine::report_stats() {
   const ServingStats stats = serving_->stats();
   const StepGate::View view = gate_.view();
-  std::string versions;  // a long life has many
+  std::string versions;  // limited, because a long-lived engine serves many versions
   const std::size_t left_out =
       stats.by_version.size() - std::min(stats.by_version.size(), kVersionsTold);
   const auto first = std::next(stats.by_version.begin(), static_cast<std::ptrdiff_t>(left_out));
@@ -286,7 +287,7 @@ void ReferenceEngine::report_stats() {
                 {"active", view.version.to_string()}});
 }
 
-// ---- what the link asks ----
+// ---- calls of the link ----
 
 Result<> ReferenceEngine::pause(PauseMode mode, std::uint32_t /*deadline_ms*/) {
   serving_->pause(mode);
@@ -312,7 +313,8 @@ Result<> ReferenceEngine::load_layer(const Version& version, std::uint32_t layer
 }
 
 Result<> ReferenceEngine::commit(const Version& version) {
-  // Nothing may enter a step between the change of the weights and the change of their name.
+  // Block steps until commit(): no step may begin after the weights have changed and before their
+  // version has.
   WSYNC_TRY(gate_.begin_load(true));
   model_->commit(version);
   if (generator_ != nullptr) generator_->weights_changed();

@@ -1,10 +1,10 @@
-// ReferenceEngine: one rank of a replica as a process would run it. Holds a model's tensors, serves
-// led steps that read them, and takes new versions through the engine link.
+// ReferenceEngine: one rank of a replica, as a process would run it. It holds a model's tensors,
+// serves steps that read them, and loads new versions through the engine link.
 //
 //   link's thread      EngineLink -> ReferenceEngine (load, commit) ---StepGate--- Serving -> steps
 //
-// Thread: create, start, stop and destruction belong to the owner; the event sink is called from
-// the link's and the serving thread, one at a time.
+// Thread: create, start, stop and destruction belong to the owner. The event sink is called from
+// the link's thread and the serving thread, never from both at once.
 #pragma once
 
 #include <chrono>
@@ -26,42 +26,44 @@
 
 namespace wsync::engine::reference {
 
-// How an engine generates.
+// Options of an engine that generates.
 struct GenerationOptions {
-  std::string name;  // of the model in requests; empty: the checkpoint's folder
-  std::uint64_t cache_bytes = 64ULL << 20U;  // for keys and values, on each rank
-  std::uint32_t max_sequences = 64;          // that are computed at once
-  std::uint32_t max_step_tokens = 512;       // of one step
-  std::uint32_t max_positions = 0;           // of a prompt and its output; 0: as the model has it
+  std::string name;  // model name in requests; empty: the checkpoint's folder
+  std::uint64_t cache_bytes = 64ULL << 20U;  // size of the key/value cache of each rank
+  std::uint32_t max_sequences = 64;          // sequences computed at the same time, at most
+  std::uint32_t max_step_tokens = 512;       // tokens in one step, at most
+  // Tokens of a prompt and its output, at most; 0: the model's own limit.
+  std::uint32_t max_positions = 0;
   generation::CachePolicy on_switch = generation::CachePolicy::kFlush;
 };
 
 struct ReferenceEngineOptions {
-  std::string sidecar_socket;  // the sidecar's engine socket, absolute; empty: there is none
+  std::string sidecar_socket;  // absolute path of the sidecar's engine socket; empty: no sidecar
   std::string run_directory;   // where the ranks of the replica meet; empty: the socket's directory
   std::string replica;
-  std::uint32_t rank = 0;  // 0 leads
+  std::uint32_t rank = 0;  // 0 is the leader
   std::uint32_t world_size = 1;
   std::uint32_t device = 0;          // index of the sidecar's device
-  std::optional<std::uint32_t> gpu;  // its weights are on this GPU, as this process numbers them
-  std::string checkpoint;            // names, dtypes and shapes of the model
-  bool load_weights = false;         // serve the checkpoint's weights until a version comes
+  std::optional<std::uint32_t> gpu;  // GPU that holds the weights, as this process numbers GPUs
+  std::string checkpoint;            // gives the names, dtypes and shapes of the model
+  bool load_weights = false;         // serve the checkpoint's weights until a version arrives
   control::TakeMode take = control::TakeMode::kPieces;
-  std::chrono::microseconds step_interval{2'000};  // of an engine that does not generate
-  std::optional<GenerationOptions> generation;     // it generates
+  std::chrono::microseconds step_interval{2'000};  // for an engine that does not generate
+  std::optional<GenerationOptions> generation;     // present if the engine generates
 };
 
-// Something that happened, for people and tests. Names and fields:
+// An event for operators and tests. Names and fields:
 //
-//   placed     device, gpu, bytes       its weights are on that GPU (UUID), and take so much of it
-//   together   ranks                    leader: every rank of the replica is there
-//   attached                            the sidecar has welcomed this rank
-//   prepared   version                  it can be loaded
-//   running    step                     serves, beginning with that step
-//   paused     step, why                has left off serving after that step
-//   loading    version                  its memory begins to change (copying engines)
-//   bucket     version, bucket, of      that bucket has been taken (copying engines)
-//   layer      version, layer           that layer has come
+//   placed     device, gpu, bytes       the weights are on that GPU (UUID) and use that many bytes
+//   of it
+//   together   ranks                    leader: all ranks of the replica are connected
+//   attached                            the sidecar has accepted this rank
+//   prepared   version                  the version can be loaded
+//   running    step                     serving begins with that step
+//   paused     step, why                serving stopped after that step
+//   loading    version                  the weight memory begins to change (copying engines)
+//   bucket     version, bucket, of      the bucket has been copied (copying engines)
+//   layer      version, layer           the layer is complete
 //   loaded     version, bytes
 //   committed  version
 //   resumed                             leader: asked to serve
@@ -74,25 +76,27 @@ struct EngineEvent {
 };
 using EventSink = std::function<void(const EngineEvent&)>;
 
-// It has more than 25 methods: it implements every callback that an engine gives to its link.
+// This class has more than 25 methods because it implements every callback that an engine gives to
+// its link.
 class ReferenceEngine final : private Engine {
  public:
-  // Opens the checkpoint, allocates and touches the memory, reads the weights if asked to, binds
-  // the leader's socket. kInvalidInput for options that contradict each other; else the errors of
-  // make_device (a GPU), CheckpointDirectory::open, HeldModel::create and EngineLink::create.
+  // Opens the checkpoint, allocates and touches the memory, reads the weights if requested, and
+  // binds the leader's socket. Returns kInvalidInput for options that contradict each other;
+  // otherwise the errors of make_device (for a GPU), CheckpointDirectory::open, HeldModel::create
+  // and EngineLink::create.
   [[nodiscard]] static Result<std::unique_ptr<ReferenceEngine>> create(
       ReferenceEngineOptions options, EventSink sink);
   ~ReferenceEngine() override;
 
-  // Begins to serve and to attach to the sidecar, which need not be there yet.
+  // Starts serving and connects to the sidecar. The sidecar may start later.
   void start();
-  // Detaches, then ends serving after the step that runs. Idempotent.
+  // Detaches from the sidecar, then stops serving after the current step. Idempotent.
   void stop();
 
   [[nodiscard]] ServingStats stats() const { return serving_->stats(); }
   [[nodiscard]] LinkStatus link_status() const { return link_ ? link_->status() : LinkStatus{}; }
   [[nodiscard]] const HeldModel& model() const noexcept { return *model_; }
-  // Leader of a replica that generates; nullptr otherwise.
+  // The generation service of the leader of a replica that generates; otherwise nullptr.
   [[nodiscard]] generation::GenerationService* service() const noexcept;
   // Sends a `stats` event to the sink.
   void report_stats();
@@ -126,9 +130,9 @@ class ReferenceEngine final : private Engine {
   std::unique_ptr<HeldModel> model_;
   StepGate gate_;
   std::unique_ptr<StepWork> work_;
-  Generator* generator_ = nullptr;  // work_, of an engine that generates
+  Generator* generator_ = nullptr;  // points to work_ if the engine generates
   std::unique_ptr<Serving> serving_;
-  std::unique_ptr<EngineLink> link_;  // none without a sidecar
+  std::unique_ptr<EngineLink> link_;  // null without a sidecar
   bool started_ = false;
 };
 

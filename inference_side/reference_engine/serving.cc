@@ -15,14 +15,14 @@
 namespace wsync::engine::reference {
 namespace {
 
-// How long a thread that has nothing to do sleeps; it is woken when there is.
+// Sleep time of an idle thread. New work wakes it earlier.
 constexpr std::chrono::seconds kIdle{1};
-// The longest rest: a step may seem long only because its process stood still inside it.
+// Upper limit of the rest: a step may seem long only because its process was suspended inside it.
 constexpr std::chrono::milliseconds kRestMax{250};
 
 }  // namespace
 
-// A follower's part in the group: the gate decides, the work is done, the outcome is counted.
+// A follower's callbacks: the gate decides, the work runs, and the outcome is counted.
 class Serving::Follower final : public FollowerRole {
  public:
   explicit Follower(Serving& serving) : serving_(&serving) {}
@@ -146,7 +146,7 @@ void Serving::run_leader() {
       wish = wish_;
       mode = pause_mode_;
     }
-    // Without all ranks no step would bring it nearer.
+    // If a rank is missing, pause at once: no further step could bring the end of the work nearer.
     if (wish == Wish::kPause && (work_->may_stop(mode) || !leader_->whole())) stop_all("");
     if (wish == Wish::kResume && leader_->whole()) grant_resume();
     const bool due = step_is_due();
@@ -165,7 +165,7 @@ void Serving::run_leader() {
   }
 }
 
-// The first step after a resume is run in any case: by it the followers know that they serve.
+// The first step after a resume always runs, because it notifies the followers that they serve.
 bool Serving::step_is_due() {
   return leader_->whole() && gate_->view().phase == GatePhase::kServing && !stopping_ &&
          (!running_told_ || work_->due());
@@ -173,7 +173,7 @@ bool Serving::step_is_due() {
 
 void Serving::grant_resume() {
   const std::lock_guard lock(mutex_);
-  if (wish_ != Wish::kResume) return;  // its caller has gone
+  if (wish_ != Wish::kResume) return;  // its caller has given up waiting
   wish_ = Wish::kNone;
   resume_answer_ = gate_->resume();
   if (*resume_answer_) work_->resumed();
@@ -197,7 +197,7 @@ void Serving::lead_one_step() {
       const std::lock_guard lock(mutex_);
       ++stats_.aborted;
     }
-    // Not tried again before a resume; the ranks that were ready stop as well.
+    // No further attempt before a resume. The ranks that were ready stop too.
     return stop_all(fmt::format("rank {} holds version {} and refused a step of version {}",
                                 end->refusal->rank, end->refusal->holds.to_string(),
                                 version.to_string()));

@@ -1,7 +1,7 @@
-// Serving: the thread of a rank that runs forward steps. The leader's begins them, at most one in
-// each interval; a follower's takes part when the leader says so.
+// Serving: the thread of a rank that runs forward steps. The leader begins steps, at most one in
+// each interval. A follower takes part when the leader asks it to.
 //
-// Thread: the events are called on the serving thread; everything else may be called from any
+// Thread: the events are called on the serving thread. All other methods may be called from any
 // thread.
 #pragma once
 
@@ -23,41 +23,42 @@
 namespace wsync::engine::reference {
 
 struct ServingEvents {
-  // Leader: every rank of the replica is there now.
+  // Leader: all ranks of the replica are connected now.
   std::function<void(std::uint32_t ranks)> together;
-  // This rank has left off serving after `step`: asked, or because its group broke or a rank
-  // refused a step (`why` is then one sentence, empty otherwise).
+  // This rank stopped serving after `step`. `why` is empty if the stop was requested; otherwise it
+  // is one sentence that says that the group broke or that a rank refused a step.
   std::function<void(std::uint64_t step, const std::string& why)> paused;
   // This rank serves, beginning with `step`.
   std::function<void(std::uint64_t step)> running;
-  // A step read weights that were not all of its version, here (`saw` says where) or in another
-  // rank (`saw` is empty).
+  // A step read weights that did not all belong to its version. If this rank saw them, `saw` says
+  // where; if another rank did, `saw` is empty.
   std::function<void(std::uint64_t step, const std::string& saw)> torn;
 };
 
 struct ServingOptions {
   GroupOptions group;
   std::chrono::microseconds step_interval{2'000};  // between the beginnings of two steps, at least
-  // A step is followed by a rest of that many times its own length, at least: ranks whose steps are
-  // there for their own sake leave the cores to others.
+  // Minimum rest after each step, as a multiple of the step's own duration. Ranks that run steps
+  // only to be observed thus leave processor time to others.
   int rest = 4;
 };
 
 struct ServingStats {
-  std::uint64_t steps = 0;                      // completed
-  std::map<Version, std::uint64_t> by_version;  // of those
+  std::uint64_t steps = 0;                      // completed steps
+  std::map<Version, std::uint64_t> by_version;  // completed steps by version
   std::uint64_t torn = 0;
-  std::uint64_t layers_compared = 0;  // with the step's version, on this rank, over all steps
-  std::uint64_t aborted = 0;          // some rank refused
-  std::uint64_t broken = 0;           // times that the group lost a rank
+  // Layers compared with the step's version on this rank, over all steps.
+  std::uint64_t layers_compared = 0;
+  std::uint64_t aborted = 0;  // steps that some rank refused
+  std::uint64_t broken = 0;   // number of times that the group lost a rank
   std::uint64_t last_step = 0;
-  std::uint64_t last_total = 0;  // its reduction, the same on every rank
+  std::uint64_t last_total = 0;  // reduction of the last step, equal on all ranks
 };
 
 class Serving {
  public:
-  // `work` and `gate` are borrowed and outlive this object. Rank 0 leads and binds the group's
-  // socket here. Nothing runs before start().
+  // `work` and `gate` are borrowed and outlive this object. Rank 0 is the leader and binds the
+  // group's socket here. Nothing runs before start().
   [[nodiscard]] static Result<std::unique_ptr<Serving>> create(ServingOptions options,
                                                                StepWork& work, StepGate& gate,
                                                                ServingEvents events);
@@ -66,19 +67,20 @@ class Serving {
   Serving& operator=(const Serving&) = delete;
 
   void start();
-  // Ends the thread after the step that runs.
+  // Ends the thread after the current step.
   void stop();
 
-  // Leader: stop all ranks at one step, when the work allows it in this mode; `paused` follows.
-  // Returns at once.
+  // Leader: stops all ranks after the same step, as soon as the work allows it in this mode. The
+  // `paused` event follows. Returns at once.
   void pause(PauseMode mode);
-  // Leader: serve, and forget a pause that has not happened yet. Waits for the followers; kBusy
-  // when they are not all there within limits::kGroupWholeDeadlineMs, kRefused while loading.
+  // Leader: starts serving and cancels a pause that has not taken effect yet. Waits for the
+  // followers. Returns kBusy if they are not all connected within limits::kGroupWholeDeadlineMs,
+  // kRefused while loading.
   [[nodiscard]] Result<> resume();
   [[nodiscard]] ServingStats stats() const;
-  // The work has become due. Any thread, at any time.
+  // Notifies the thread that work is due. Any thread, at any time.
   void wake() noexcept;
-  // Leader: every rank of the replica is there. Any thread.
+  // Leader: whether all ranks of the replica are connected. Any thread.
   [[nodiscard]] bool together() const noexcept { return together_told_; }
 
  private:
@@ -105,13 +107,13 @@ class Serving {
   UniqueFd wake_;
   std::optional<GroupLeader> leader_;        // serving thread, after start()
   std::string saw_;                          // serving thread
-  std::uint32_t layers_ = 0;                 // serving thread: compared in the step that runs
+  std::uint32_t layers_ = 0;                 // serving thread: layers compared in the current step
   bool running_told_ = false;                // serving thread
   std::atomic<bool> together_told_ = false;  // written by the serving thread
   std::chrono::nanoseconds step_time_{0};
   std::atomic<bool> stopping_ = false;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable answered_;
   Wish wish_ = Wish::kNone;
   PauseMode pause_mode_ = PauseMode::kAbort;

@@ -1,7 +1,7 @@
-// StepGate: whether a rank may take part in a step, and whether its weights may change. The one
-// place where the thread that serves and the thread that loads meet.
+// StepGate: decides whether a rank may take part in a step and whether its weights may change. It
+// is the only place where the serving thread and the loading thread meet.
 //
-//   loading --commit--> paused --resume (leader), a go of its version (follower)--> serving
+//   loading --commit--> paused --resume (leader), go with its version (follower)--> serving
 //   serving --stop, a broken group, a refused header--> paused
 //   paused --begin_load (copying)--> loading
 //
@@ -17,45 +17,48 @@
 namespace wsync::engine::reference {
 
 enum class GatePhase : std::uint8_t {
-  kLoading,  // its memory matches no version
-  kPaused,   // whole, not serving
+  kLoading,  // the memory does not hold a complete version
+  kPaused,   // the weights are complete, but the rank does not serve
   kServing,  // leader: may begin a step; follower: its last header was go
 };
 
 class StepGate {
  public:
-  StepGate() = default;  // loading
-  // Whole and paused on `version`, which may be 0.0 for weights that nobody named.
+  StepGate() = default;  // starts in kLoading
+  // A gate that is paused on the complete weights of `version`. Version 0.0 means weights without a
+  // name.
   static StepGate holding(const Version& version);
   StepGate(StepGate&& other) noexcept : state_(other.state_) {}
 
-  // Begins a step of `version`: the rank is serving and inside the step until leave(). The value
-  // says whether it was not serving before. kRefused, changing nothing, when it is loading, holds
-  // another version or is inside a step already.
+  // Begins a step of `version`: the rank is serving and inside the step until leave(). The value is
+  // true if the rank was not serving before. Returns kRefused and changes nothing if the rank is
+  // loading, holds another version or is already inside a step.
   [[nodiscard]] Result<bool> enter(const Version& version);
   void leave();
-  // Leaves off serving (and the step, if it is inside one). Returns whether the rank is whole.
+  // Stops serving, and leaves the step if the rank is inside one. Returns whether the weights are
+  // complete.
   bool stop();
-  // Leader: begins to serve. kRefused while loading.
+  // Leader: starts serving. Returns kRefused while loading.
   [[nodiscard]] Result<> resume();
 
-  // The weights are about to change. With `in_place` they match no version from here on; without
-  // (the engine maps the next version beside the present one) the present one stays good. kRefused
-  // while the rank serves.
+  // Announces that the weights are about to change. With `in_place` they belong to no version from
+  // now on. Without it, the engine maps the next version beside the current one, and the current
+  // one stays valid. Returns kRefused while the rank serves.
   [[nodiscard]] Result<> begin_load(bool in_place);
-  // The weights are those of `version`, whole. The rank is paused. kRefused while it serves.
+  // Declares that the weights are those of `version` and complete. The rank is then paused. Returns
+  // kRefused while the rank serves.
   [[nodiscard]] Result<> commit(const Version& version);
 
   struct View {
     GatePhase phase = GatePhase::kLoading;
-    Version version;      // of the weights, none while loading
-    bool inside = false;  // a step
+    Version version;      // version of the weights; none while loading
+    bool inside = false;  // inside a step
   };
   [[nodiscard]] View view() const;
 
  private:
   mutable std::mutex mutex_;
-  View state_;  // under mutex_
+  View state_;  // guarded by mutex_
 };
 
 }  // namespace wsync::engine::reference

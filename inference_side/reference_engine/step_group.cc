@@ -28,7 +28,8 @@ std::string step_socket_path(const std::string& run_directory, const std::string
   const bool readable =
       !replica.empty() && replica.size() <= kReadableBytes &&
       std::ranges::all_of(replica, [](unsigned char c) { return std::isalnum(c) || c == '-'; });
-  // Other names are digested: short, without separators, and never equal to a readable one.
+  // Use a digest of any other name. The digest is short, contains no separators, and never equals a
+  // readable name.
   const std::string name =
       readable ? replica : "_" + digest_of(std::as_bytes(std::span(replica))).to_string();
   return fmt::format("{}/steps-{}.sock", run_directory, name);
@@ -40,7 +41,7 @@ void wait_for_any(std::span<const int> fds, TimePoint until) {
     if (fd >= 0) wanted.push_back({.fd = fd, .events = POLLIN, .revents = 0});
   const auto left = std::max<std::int64_t>(0, (until - now()).count());
   const timespec timeout{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
-  // Interrupted or out of memory: the caller looks at everything again anyway.
+  // Ignore the result, for example EINTR or ENOMEM: the caller checks all descriptors again anyway.
   (void)::ppoll(wanted.data(), wanted.size(), &timeout, nullptr);
 }
 
@@ -63,7 +64,7 @@ Result<> StepChannel::send(const StepMessage& message, TimePoint deadline, int d
 
 Result<std::optional<StepMessage>> StepChannel::receive() {
   while (have_ < buffer_.size()) {
-    std::vector<UniqueFd> fds;  // more than one are closed here
+    std::vector<UniqueFd> fds;  // descriptors after the first are closed here
     const auto some =
         WSYNC_TRY(receive_some(socket_.get(), std::span(buffer_).subspan(have_), fds));
     if (!fds.empty()) descriptor_ = std::move(fds.front());
@@ -96,7 +97,7 @@ std::uint32_t GroupLeader::joined() const noexcept {
 
 void GroupLeader::break_up() noexcept {
   watch_.reset();
-  // Ranks that wait inside a step for a message wake up.
+  // Wakes ranks that wait for a message inside a step.
   if (segment_) segment_->abort(Error(ErrorCode::kPeerLost, "the group of the replica broke"));
   team_ = {};
   ranks_.reset();
@@ -118,7 +119,7 @@ void GroupLeader::accept_all() {
   }
 }
 
-// Whether the connection is a member now; it is closed otherwise.
+// Returns whether the connection is a member now. The caller closes it otherwise.
 bool GroupLeader::take(StepChannel& channel, const StepMessage& message) {
   const char* wrong = nullptr;
   if (message.kind != StepKind::kJoin || message.rank == 0 || message.rank >= options_.world_size ||
@@ -148,7 +149,7 @@ void GroupLeader::read_joins() {
   });
 }
 
-// Followers do not speak between steps: something readable is an end or a fault.
+// Followers send nothing between steps, so a readable socket means a lost or faulty peer.
 Result<> GroupLeader::check_members() {
   for (std::uint32_t rank = 1; rank < members_.size(); ++rank) {
     if (!members_[rank]) continue;
@@ -157,7 +158,7 @@ Result<> GroupLeader::check_members() {
     const Error why =
         message ? Error(ErrorCode::kInvalidInput, "it spoke outside of a step") : message.error();
     const bool was_whole = whole_;
-    // A group that is being formed goes on without the one that left.
+    // A group that is still being formed keeps its other members.
     members_[rank].reset();
     if (!was_whole) continue;
     break_up();
@@ -183,7 +184,8 @@ Result<> GroupLeader::form() {
   return {};
 }
 
-// What the ranks need to pass messages; the first header carries it to the followers.
+// Creates the shared memory with which ranks exchange messages. The first header carries it to the
+// followers.
 Result<> GroupLeader::connect_ranks() {
   if (options_.channel_bytes == 0) return {};
   auto segment = WSYNC_TRY(collective::memory::HostSegment::create(
@@ -230,7 +232,7 @@ Result<> GroupLeader::send_all(const StepMessage& message, int descriptor) {
   return {};
 }
 
-// Receives until the step is in another phase or waits for the leader's own share alone.
+// Receives until the phase of the step changes, or until only the leader's own share is missing.
 Result<> GroupLeader::gather(LeaderStep& step) {
   const LeaderStep::Phase phase = step.phase();
   const TimePoint deadline = now() + options_.step_deadline;
@@ -310,7 +312,7 @@ void GroupFollower::connect() {
   follower_.reset();
 }
 
-// The shared memory of a new group, if its ranks pass messages.
+// Maps the shared memory of a new group, if its ranks exchange messages.
 Result<> GroupFollower::join_ranks(UniqueFd segment) {
   if (!segment.valid()) return {};
   watch_.reset();
@@ -331,7 +333,7 @@ Result<> GroupFollower::lose(Error error) {
   ranks_.reset();
   channel_.reset();
   follower_.reset();
-  if (!member_) {  // turned away, or the leader left before the group was formed
+  if (!member_) {  // rejected, or the leader left before the group was formed
     pause_ = std::clamp(pause_ * 2, std::chrono::milliseconds(limits::kReconnectMinMs),
                         std::chrono::milliseconds(limits::kStepReconnectMaxMs));
     next_attempt_ = now() + pause_;
@@ -385,7 +387,7 @@ Result<> GroupFollower::tend(TimePoint until, int wake_fd) {
     wait_for_any(std::array{wake_fd}, std::min(until, next_attempt_));
     return {};
   }
-  // A message that is there is handled at once; one more after it waits for the next call.
+  // Handle one message that is already there. Any further message waits for the next call.
   auto message = channel_->receive();
   if (message && !message->has_value()) {
     if (follower_.owed() && now() >= owed_until_)

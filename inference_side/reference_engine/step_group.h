@@ -1,13 +1,13 @@
-// The ranks of one replica over a Unix socket: the leader (rank 0) listens, the followers connect
-// and connect again. Carries the led steps of step_protocol.h.
+// Connects the ranks of one replica over a Unix socket. The leader (rank 0) listens; the followers
+// connect, and reconnect after a loss. Carries the messages of step_protocol.h.
 //
-// The group is whole when every follower has joined; the leader then opens a stop header first, so
-// that a group always begins with every rank outside of steps. A lost rank, a message that is out
-// of place or a rank that is silent inside a step breaks the group: the leader closes every
-// connection, so every rank learns of it, and what was open is dropped. Ranks that pass messages
-// inside a step do so in shared memory that the leader makes anew for each group.
+// The group is whole when every follower has joined. The leader then sends a stop header first, so
+// that every group begins with all ranks outside of steps. The group breaks if a rank is lost, if a
+// message arrives that is not expected, or if a rank is silent inside a step. The leader then
+// closes every connection, which notifies every rank, and the current step is dropped. Ranks that
+// exchange messages inside a step use shared memory that the leader creates anew for each group.
 //
-// Thread: each object is confined to one. Every wait has a deadline.
+// Thread: each object is confined to one thread. Every wait has a deadline.
 #pragma once
 
 #include <array>
@@ -28,34 +28,35 @@
 
 namespace wsync::engine::reference {
 
-// Where the ranks of a replica meet: a socket in the (private) run directory of their host, the
-// same for all of them and for no other replica.
+// Path of the socket where the ranks of a replica meet. It is in the private run directory of their
+// host, the same for all ranks of the replica and different for every other replica.
 [[nodiscard]] std::string step_socket_path(const std::string& run_directory,
                                            const std::string& replica);
 
 struct GroupOptions {
-  std::string path;  // of step_socket_path()
+  std::string path;  // result of step_socket_path()
   std::uint32_t world_size = 1;
   std::uint32_t rank = 0;
   std::chrono::milliseconds step_deadline{limits::kStepDeadlineMs};  // of each wait inside a step
-  // Leader: inside a step ranks may pass each other messages, through rings of that many bytes
-  // (HostSegmentOptions::channel_bytes); 0: they need not.
+  // Leader: size of the rings with which ranks exchange messages inside a step
+  // (HostSegmentOptions::channel_bytes); 0 if they exchange none.
   std::uint64_t channel_bytes = 0;
-  std::uint64_t agreement = 0;  // digest of what all ranks have to have in common
+  std::uint64_t agreement = 0;  // digest of what all ranks must have in common
 };
 
-// Waits until one of `fds` has something or `until`; an interrupted wait returns early.
+// Waits until one of `fds` is readable or until `until`. An interrupted wait returns early.
 void wait_for_any(std::span<const int> fds, TimePoint until);
 
-// One connection: whole messages in, whole messages out.
+// One connection, which sends and receives whole messages.
 class StepChannel {
  public:
   explicit StepChannel(UniqueFd socket) : socket_(std::move(socket)) {}
-  // `descriptor`: goes with it, if it is not negative.
+  // Sends `descriptor` with the message if it is not negative.
   [[nodiscard]] Result<> send(const StepMessage& message, TimePoint deadline, int descriptor = -1);
-  // What has come, or nothing; kPeerLost at its end, kInvalidInput for what is no message.
+  // Returns a received message, or std::nullopt if none has arrived. Returns kPeerLost at the end
+  // of the connection, kInvalidInput for invalid bytes.
   [[nodiscard]] Result<std::optional<StepMessage>> receive();
-  // The descriptor that came last, if one has; it is given once.
+  // Moves out the descriptor that was received last, if there is one.
   [[nodiscard]] UniqueFd take_descriptor() noexcept { return std::move(descriptor_); }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
@@ -66,7 +67,7 @@ class StepChannel {
   UniqueFd descriptor_;
 };
 
-// This rank's share of a step.
+// Computes this rank's share of a step.
 using ReadWeights = std::function<Result<Reading>()>;
 
 class GroupLeader {
@@ -74,30 +75,31 @@ class GroupLeader {
   // Binds the socket; a group of one rank needs none. Errors as ListeningSocket::bind().
   [[nodiscard]] static Result<GroupLeader> create(GroupOptions options);
 
-  // Every follower has joined and has answered the first stop.
+  // Whether every follower has joined and has answered the first stop.
   [[nodiscard]] bool whole() const noexcept { return whole_; }
-  [[nodiscard]] std::uint32_t joined() const noexcept;  // the leader itself included
-  // The number of the last step that was begun here or that a follower knew of.
+  [[nodiscard]] std::uint32_t joined() const noexcept;  // including the leader
+  // The highest step number that was begun here or that a follower reported.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
 
-  // Between steps, not serving or about to begin one: takes in followers, sees losses, waits until
-  // `until` or until `wake_fd` is readable. An error means that the group was whole and broke now.
+  // Call between steps, while not serving or before the next step. Accepts followers, detects
+  // losses, and waits until `until` or until `wake_fd` is readable. Returns an error if the group
+  // was whole and broke during this call.
   [[nodiscard]] Result<> tend(TimePoint until, int wake_fd);
 
   struct StepEnd {
-    std::optional<LeaderStep::Refusal> refusal;  // the step was aborted in all ranks
-    Reading total;                               // otherwise: over all ranks
+    std::optional<LeaderStep::Refusal> refusal;  // present: the step was aborted in all ranks
+    Reading total;                               // otherwise: the reduction over all ranks
   };
-  // One serving step; the group is whole. `read` gives this rank's share once all have agreed.
-  // Errors mean that the group broke inside the step.
+  // Executes one serving step; the group must be whole. Calls `read` for this rank's share after
+  // all ranks have agreed. Returns an error if the group broke inside the step.
   [[nodiscard]] Result<StepEnd> go(const Version& version, const ReadWeights& read);
-  // A stop header: on success every follower has left off serving after step step().
+  // Sends a stop header. On success every follower has stopped serving after step step().
   [[nodiscard]] Result<> stop();
-  // All ranks of a group that is whole; of this one alone when they pass no messages.
+  // All ranks of a whole group; only this rank if the ranks exchange no messages.
   [[nodiscard]] const collective::Team& team() const noexcept { return team_; }
 
  private:
-  struct Pending {  // connected, has not said who it is
+  struct Pending {  // connected, but has not sent its join yet
     StepChannel channel;
     TimePoint until;
   };
@@ -123,23 +125,24 @@ class GroupLeader {
   std::unique_ptr<collective::memory::HostSegment> segment_;
   std::unique_ptr<collective::ProcessGroup> ranks_;
   collective::Team team_;
-  std::unique_ptr<PeerWatch> watch_;  // of the members, while the group is whole
+  std::unique_ptr<PeerWatch> watch_;  // watches the members while the group is whole
 };
 
-// What a follower does when its leader says so. Called on the thread that tends the group.
+// The callbacks with which a follower executes the leader's messages. They are called on the thread
+// that calls tend().
 class FollowerRole {
  public:
   virtual ~FollowerRole() = default;
-  // A step of `version` has begun: enter it. An error refuses it. `holds` is told to the leader
-  // with a refusal.
+  // A step of `version` has begun: enter it. An error refuses the step. The refusal carries `holds`
+  // to the leader.
   [[nodiscard]] virtual Result<> enter(std::uint64_t step, const Version& version) = 0;
   [[nodiscard]] virtual Version holds() = 0;
-  // Every rank agreed: read the weights. `team`: as GroupLeader::team(). An error breaks the group.
+  // Every rank agreed: read the weights. `team` as GroupLeader::team(). An error breaks the group.
   [[nodiscard]] virtual Result<Reading> read(const collective::Team& team) = 0;
-  // The step is over, with the reduction over all ranks; or was aborted.
+  // The step has ended. It gives the reduction over all ranks, or says that the step was aborted.
   virtual void finish(std::uint64_t step, const Reading& total) = 0;
   virtual void abort(std::uint64_t step) = 0;
-  // Leave off serving after `step`.
+  // Stop serving after `step`.
   virtual void stop(std::uint64_t step) = 0;
 };
 
@@ -148,13 +151,13 @@ class GroupFollower {
   GroupFollower(GroupOptions options, FollowerRole& role)
       : options_(std::move(options)), role_(&role) {}
 
-  // The leader has opened a header on this connection.
+  // Whether the leader has sent a header on this connection.
   [[nodiscard]] bool member() const noexcept { return member_; }
-  // Of the newest header.
+  // Step number of the newest header.
   [[nodiscard]] std::uint64_t step() const noexcept { return follower_.step(); }
-  // Does what the leader says; connects when there is no connection. Waits until `until` or until
-  // `wake_fd` is readable. An error means that this rank was a member and its group broke now: it
-  // has to leave its step and to pause.
+  // Handles the leader's messages, and connects if there is no connection. Waits until `until` or
+  // until `wake_fd` is readable. Returns an error if this rank was a member and its group broke
+  // during this call; the rank must then leave its step and pause.
   [[nodiscard]] Result<> tend(TimePoint until, int wake_fd);
 
  private:
@@ -171,10 +174,10 @@ class GroupFollower {
   bool member_ = false;
   TimePoint next_attempt_{};
   std::chrono::milliseconds pause_{0};  // between attempts to connect
-  TimePoint owed_until_{};              // for the leader's next message inside a step
+  TimePoint owed_until_{};              // deadline of the leader's next message inside a step
   std::unique_ptr<collective::ProcessGroup> ranks_;
   collective::Team team_;
-  std::unique_ptr<PeerWatch> watch_;  // of the leader, while ranks_ is there
+  std::unique_ptr<PeerWatch> watch_;  // watches the leader while ranks_ exists
 };
 
 }  // namespace wsync::engine::reference

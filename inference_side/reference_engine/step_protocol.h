@@ -1,18 +1,19 @@
-// The messages of a led step and the two ends of it, as pure state machines: no sockets, no time.
+// The messages of a step and its two ends as pure state machines, without sockets and without time.
 //
 // One step, between the leader and each follower:
 //
 //   leader                         follower
-//     go|stop(step, version)  ->               the header: only the leader begins
-//                             <-  ready        go: I hold that version, I am inside the step
+//     go|stop(step, version)  ->               the header; only the leader begins a step
+//                             <-  ready        go: I hold that version and am inside the step
 //                             <-  refused      go: I do not; the leader aborts the step
 //                             <-  stopped      stop: I am outside every step
 //     proceed | aborted       ->               every rank is ready | one is not: leave the step
 //                             <-  partial      my share of the reduction, and what I saw
 //     total                   ->               the reduction over all ranks; the step is over
 //
-// Whatever is not expected where it arrives is an error, which breaks the group.
-// Thread: each object is confined to one.
+// A message that arrives where it is not expected is an error and breaks the group.
+//
+// Thread: each object is confined to one thread.
 #pragma once
 
 #include <array>
@@ -27,12 +28,12 @@
 
 namespace wsync::engine::reference {
 
-// What one rank read in one step: its share of the reduction, and whether it saw anything but the
-// step's version in any of its layers.
+// What one rank read in one step: its share of the reduction, and whether any of its layers had
+// another version than the step's.
 struct Reading {
   std::uint64_t value = 0;
   bool torn = false;
-  std::uint32_t layers = 0;  // whose version was compared; of this rank alone, no message has it
+  std::uint32_t layers = 0;  // layers compared by this rank; not part of any message
   friend bool operator==(const Reading&, const Reading&) = default;
 };
 
@@ -64,28 +65,29 @@ struct StepMessage {
 inline constexpr std::size_t kStepMessageBytes = 48;
 // Little-endian, fixed size.
 [[nodiscard]] std::array<std::byte, kStepMessageBytes> encode(const StepMessage& message);
-// kInvalidInput unless the bytes are exactly what encode() makes of some message.
+// Returns kInvalidInput unless the bytes are exactly the encoding of a message.
 [[nodiscard]] Result<StepMessage> decode(std::span<const std::byte> bytes);
 
-// The leader's end of one step of all followers; rank 0 is the leader itself.
+// The leader's end of one step, for all followers. Rank 0 is the leader itself.
 class LeaderStep {
  public:
   enum class Phase : std::uint8_t {
-    kAgreeing,   // waits for ready, refused or stopped of every follower
+    kAgreeing,   // waits for ready, refused or stopped from every follower
     kComputing,  // go only: all agreed; waits for every partial
     kDone,
     kAborted,  // go only: a follower refused; all have answered
   };
-  // The header to send to every follower: kGo with its version, or kStop.
+  // `header` is the message to send to every follower: kGo with its version, or kStop.
   LeaderStep(std::uint32_t world_size, StepMessage header);
 
   [[nodiscard]] const StepMessage& header() const noexcept { return header_; }
   [[nodiscard]] Phase phase() const noexcept { return phase_; }
-  // kInvalidInput, naming rank, expected and found, when the message has no place here.
+  // Returns kInvalidInput, with rank, expected and received message, if the message is not allowed
+  // in this phase.
   [[nodiscard]] Result<> handle(std::uint32_t rank, const StepMessage& message);
-  // The leader's own share; in phase kComputing, once.
+  // Adds the leader's own share. Call once, in phase kComputing.
   void add_own(const Reading& reading);
-  // Over all ranks, in phase kDone.
+  // Reduction over all ranks; valid in phase kDone.
   [[nodiscard]] Reading total() const noexcept { return total_; }
   // The first follower that refused, and the version that it holds.
   struct Refusal {
@@ -98,15 +100,15 @@ class LeaderStep {
   void advance();
   StepMessage header_;
   Phase phase_ = Phase::kAgreeing;
-  std::vector<bool> answered_;  // of this phase; [0] is the leader
+  std::vector<bool> answered_;  // in this phase; [0] is the leader
   std::optional<Refusal> refusal_;
   Reading total_;
 };
 
-// What a follower has to do about a message of its leader.
+// What a follower must do after a message of its leader.
 enum class FollowerAction : std::uint8_t {
-  kEnter,    // go: enter the step if the version is right, then answered()
-  kStop,     // stop: leave off serving, answer stopped
+  kEnter,    // go: enter the step if the version matches, then call answered()
+  kStop,     // stop: stop serving, answer stopped
   kCompute,  // proceed: read the weights, answer partial
   kLeave,    // aborted: leave the step; there is no total
   kFinish,   // total: the step is over
@@ -115,20 +117,22 @@ enum class FollowerAction : std::uint8_t {
 // The follower's end of its connection.
 class FollowerStep {
  public:
-  // kInvalidInput, naming expected and found, when the message has no place here. A header whose
-  // step is lower than an earlier one has none.
+  // Returns kInvalidInput, with the expected and the received message, if the message is not
+  // allowed here, or if a header has a lower step number than an earlier one.
   [[nodiscard]] Result<FollowerAction> handle(const StepMessage& message);
-  // A new connection: whatever was open is over; the step number is kept.
+  // Call for a new connection. Ends the current step but keeps the step number.
   void reset() noexcept { phase_ = Phase::kIdle; }
-  // The answer to a go that has been sent: inside the step, or refused.
+  // Records which answer to a go was sent: ready (inside the step) or refused.
   void answered(bool ready) noexcept;
-  // In a step: another header may not come, and a lost leader means to leave it.
+  // Whether the rank is inside a step. No other header may arrive then, and the loss of the leader
+  // means that the rank must leave the step.
   [[nodiscard]] bool inside() const noexcept {
     return phase_ == Phase::kReady || phase_ == Phase::kComputed;
   }
-  // Some message of the leader must come soon: a step has begun that it has not ended.
+  // Whether a message of the leader is due soon, because the leader has begun a step and not ended
+  // it.
   [[nodiscard]] bool owed() const noexcept { return phase_ != Phase::kIdle; }
-  // Of the newest header.
+  // Step number of the newest header.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   [[nodiscard]] const Version& version() const noexcept { return version_; }
 

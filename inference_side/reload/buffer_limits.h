@@ -1,4 +1,4 @@
-// Sizes of device buffers that nobody has named.
+// Default sizes of device buffers.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,11 @@
 
 namespace wsync::limits {
 
-inline constexpr std::uint64_t kDeviceMemoryPercent = 90;  // of the free memory, for three buffers
-inline constexpr std::uint64_t kHostBufferBytesDefault = 4 * kMiB;   // stays in the cache
-inline constexpr std::uint64_t kGpuBufferBytesDefault = 512 * kMiB;  // at most, unless it is named
+// Of the free memory, for the three buffers of a device.
+inline constexpr std::uint64_t kDeviceMemoryPercent = 90;
+// Small enough to stay in the cache.
+inline constexpr std::uint64_t kHostBufferBytesDefault = 4 * kMiB;
+// Maximum for the automatic choice.
+inline constexpr std::uint64_t kGpuBufferBytesDefault = 512 * kMiB;
 
 }  // namespace wsync::limits

@@ -11,7 +11,7 @@
 namespace wsync::reload {
 namespace {
 
-// Memory for exported allocations is handed out in blocks of this size.
+// The driver allocates exported memory in blocks of this size.
 constexpr std::uint64_t kGpuBlockBytes = 2 * limits::kMiB;
 
 // Memory that the driver allocates for one buffer of a device of that kind.

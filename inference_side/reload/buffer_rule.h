@@ -1,4 +1,4 @@
-// How large the buffers of a group of devices are, and how much of each memory they need. Pure.
+// Computes the size of the buffers of a device group, and how much of each memory they need. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,32 +16,36 @@ namespace wsync::reload {
 // One H2D buffer and the IPC buffers.
 inline constexpr std::uint64_t kBuffersPerDevice = 1 + limits::kIpcBufferCount;
 
-// Memory of a GPU that is used beside the buffers: measured where that is possible, otherwise these
-// estimates. The driver cannot measure a context: its calls that report free memory need one.
+// GPU memory that is used in addition to the buffers. It is measured where possible; otherwise
+// these estimates apply. The memory of a context cannot be measured, because the driver calls that
+// report free memory already need a context.
 inline constexpr std::uint64_t kContextBytes = 512 * limits::kMiB;  // of each GPU and process
 inline constexpr std::uint64_t kNcclBytes = 384 * limits::kMiB;     // of each communicator
 inline constexpr std::uint64_t kTablesBytes = 4 * limits::kMiB;     // of each device's streams
-// Memory of a GPU that the group uses beside buffers and context: tables of streams, communicators.
+// GPU memory that the group uses in addition to buffers and context: tables of streams,
+// communicators.
 [[nodiscard]] std::uint64_t streams_take(DeviceKind kind, std::uint32_t devices, bool nccl);
 
-// A memory that some devices of the group share: the memory of a GPU, or of the host.
+// A memory that some devices of the group share: the memory of one GPU, or host memory.
 struct BufferRoom {
-  std::string name;           // for sentences
-  std::uint32_t devices = 1;  // of the group, with their buffers in it
+  std::string name;           // for messages
+  std::uint32_t devices = 1;  // number of devices of the group whose buffers are in it
   std::uint64_t free_bytes = 0;
-  std::uint64_t reserved_bytes = 0;  // of them: streams_take(), and contexts that do not exist yet
+  // Part of them: streams_take(), and contexts that do not exist yet.
+  std::uint64_t reserved_bytes = 0;
 };
 
 // Memory that all buffers of `devices` devices need.
 [[nodiscard]] std::uint64_t buffers_take(DeviceKind kind, std::uint32_t devices,
                                          std::uint64_t buffer_bytes);
 
-// The size of each buffer. `wanted` is the size that the user has set, or 0 for auto. Auto is
-// limits::kHostBufferBytesDefault on host devices. On GPUs it is the largest size that fits into
-// the smallest room, at most limits::kGpuBufferBytesDefault. Buffers may use
-// limits::kDeviceMemoryPercent of the free bytes, less the reserved ones. kResourceExhausted when
-// the size does not fit, or when only a size below limits::kBucketBytesMin would; the error says
-// how much is free and what to do. `setting` names the key with which the user has set `wanted`.
+// Chooses the size of each buffer. `wanted` is the size that the user has set, or 0 for automatic.
+// The automatic size is limits::kHostBufferBytesDefault on host devices. On GPUs it is the largest
+// size that fits into the smallest room, and at most limits::kGpuBufferBytesDefault. Buffers may
+// use limits::kDeviceMemoryPercent of the free bytes, minus the reserved bytes. Returns
+// kResourceExhausted if the size does not fit, or if only a size below limits::kBucketBytesMin
+// fits; the error contains the free bytes and a remedy. `setting` is the name of the key with which
+// the user sets `wanted`.
 [[nodiscard]] Result<std::uint64_t> choose_buffer_bytes(
     DeviceKind kind, std::span<const BufferRoom> rooms, std::uint64_t wanted,
     std::string_view setting = "devices.buffer_bytes");

@@ -1,10 +1,10 @@
-// The buffers of one device group and the only moves they make:
+// The buffers of one device group and their state transitions:
 //
 //   free -> filling -> ready -> reloading -> free
 //
-// An H2D buffer is filled from host memory and drained by its device's turn as broadcast source; an
-// IPC buffer is filled by a broadcast and drained by the engines of its device. Both kinds are
-// buffers of this table; `reloading` means that somebody reads the buffer.
+// An H2D buffer is filled from host memory, and drained when its device is the source of a
+// broadcast. An IPC buffer is filled by a broadcast, and drained by the engines of its device. Both
+// kinds use this table; `reloading` means that at least one reader reads the buffer.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ namespace wsync::reload {
 
 using device::DeviceIndex;
 
-// Which IPC buffer of a device; the same bucket lies in the same slot on every device.
+// Index of an IPC buffer of a device. On every device the same slot holds the same bucket.
 enum class SlotIndex : std::uint32_t {};
 
-// The number in a strong type, as an index.
+// The index as a plain number.
 [[nodiscard]] constexpr std::size_t index_of(DeviceIndex device) noexcept {
   return static_cast<std::size_t>(device);
 }
@@ -38,12 +38,12 @@ inline constexpr std::uint64_t kNoBucket = std::numeric_limits<std::uint64_t>::m
 [[nodiscard]] std::string_view buffer_state_name(BufferState state) noexcept;
 // Whether the transition table has a row from one state to the other.
 [[nodiscard]] bool is_legal(BufferState from, BufferState to) noexcept;
-// The transition table of one buffer, for the page of the protocol.
+// The transition table of one buffer, for the protocol documentation.
 [[nodiscard]] TransitionTable buffer_transitions();
 
 enum class BufferKind : std::uint8_t { kH2D, kIpc };
 
-// Names one buffer; an H2D buffer has slot 0.
+// Identifies one buffer. An H2D buffer has slot 0.
 struct BufferId {
   BufferKind kind = BufferKind::kH2D;
   DeviceIndex device{};
@@ -51,35 +51,37 @@ struct BufferId {
 };
 [[nodiscard]] std::string to_string(const BufferId& id);
 
-// All buffers of a group: one H2D buffer and `ipc_slots` IPC buffers for each device.
-// Thread: confined to its owner. Every move is refused with kInternal when the table does not allow
-// it, and then changes nothing.
+// All buffers of a group: for each device one H2D buffer and `ipc_slots` IPC buffers. A transition
+// that the table does not allow is refused with kInternal and changes nothing. Thread: confined to
+// its owner.
 class BufferTable {
  public:
-  // Both counts at least 1.
+  // Both counts must be at least 1.
   BufferTable(std::uint32_t devices, std::uint32_t ipc_slots);
 
   // free -> filling, with the bucket that is written into it.
   [[nodiscard]] Result<> fill(const BufferId& id, std::uint64_t bucket);
   // filling -> ready: every byte of the bucket is in place.
   [[nodiscard]] Result<> filled(const BufferId& id);
-  // ready -> reloading: `readers` readers were notified; without a reader it is free at once.
+  // ready -> reloading: `readers` readers were notified. Without a reader the buffer is free at
+  // once.
   [[nodiscard]] Result<> begin_reload(const BufferId& id, std::uint32_t readers);
   // One reader has finished with the buffer; the last one makes it free (reloading -> free).
   [[nodiscard]] Result<> reader_done(const BufferId& id);
 
   [[nodiscard]] BufferState state(const BufferId& id) const noexcept { return at(id).state; }
-  // The bucket in it; kNoBucket when free.
+  // The bucket in the buffer; kNoBucket if the buffer is free.
   [[nodiscard]] std::uint64_t bucket(const BufferId& id) const noexcept { return at(id).bucket; }
-  // Whether a slot is free on every device: only then may a broadcast be started into it.
+  // Whether the slot is free on every device. Only then may a broadcast into it start.
   [[nodiscard]] bool slot_free(SlotIndex slot) const noexcept;
 
-  // kInternal with the first broken rule. A free buffer holds no bucket and has no reader; a
-  // reloading buffer has at least one reader. An H2D buffer holds only buckets of its own device. A
-  // slot holds one bucket on all devices where it is not free, and only buckets of that slot.
-  // Buffers of one slot at most are being filled.
+  // Returns kInternal with the first broken rule. Rules: a free buffer holds no bucket and has no
+  // reader; a reloading buffer has at least one reader; an H2D buffer holds only buckets of its own
+  // device; a slot holds the same bucket on all devices where it is not free, and only buckets of
+  // that slot; buffers of at most one slot are being filled.
   [[nodiscard]] Result<> invariants() const;
-  // The same rules for one slot and the H2D buffers only: cheap enough to run after every move.
+  // Checks the same rules for one slot and the H2D buffers only, which is cheap enough to do after
+  // every transition.
   [[nodiscard]] Result<> invariants_of(SlotIndex slot) const;
 
   [[nodiscard]] std::uint32_t devices() const noexcept { return devices_; }

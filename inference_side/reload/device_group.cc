@@ -14,7 +14,7 @@ namespace wsync::reload {
 namespace {
 
 constexpr std::uint64_t kWarmUpBytes = 4 * limits::kMiB;
-constexpr std::uint64_t kMeasuredMax = 4;  // times the estimate
+constexpr std::uint64_t kMeasuredMax = 4;  // factor of the estimate
 
 static_assert(kBuffersPerDevice == 1 + kIpcSlots);
 
@@ -31,7 +31,7 @@ Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devic
   return {};
 }
 
-// The user has asked for NCCL by name: what prevents its use is an error.
+// If the user requests NCCL by name, anything that prevents its use is an error.
 Result<> check_nccl(const std::vector<std::unique_ptr<device::Device>>& devices) {
   std::map<std::string, std::string> names;  // of GPUs
   for (const auto& device : devices) {
@@ -99,8 +99,8 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions opti
                     .devices = room.devices,
                     .free_bytes = room.free_bytes,
                     .reserved_bytes = streams_take(group->kind(), room.devices, group->by_nccl())});
-    // On an empty GPU everything in use belongs to the context; on a shared GPU the context has no
-    // more than that.
+    // On an empty GPU all used memory belongs to the context. On a shared GPU this is an upper
+    // limit for the context.
     group->measured_.push_back(
         {.uuid = room.uuid,
          .free_at_start = room.free_bytes,
@@ -144,7 +144,8 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
   return rooms;
 }
 
-// Asked again, because engines may have allocated memory since the size was chosen.
+// Checks the free memory again, because engines may have allocated memory since the size was
+// chosen.
 Result<> DeviceGroup::check_room() const {
   if (kind() != DeviceKind::kCuda) return {};
   const auto now = WSYNC_TRY(rooms());
@@ -237,8 +238,8 @@ Result<> DeviceGroup::connect_measured(TimePoint deadline) {
   return measure(before);
 }
 
-// The driver reports the memory of all processes together. A difference far above the estimate was
-// allocated by an engine meanwhile, so the estimate is kept.
+// The driver reports the memory of all processes together. If the difference is far above the
+// estimate, an engine has allocated memory meanwhile, so the estimate is kept.
 Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
   const auto after = WSYNC_TRY(rooms());
   for (std::size_t i = 0; i < after.size(); ++i) {
@@ -263,7 +264,7 @@ Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
 }
 
 // NCCL connects its ranks at their first broadcast from each root, and allocates memory for that.
-// It happens here, because in a pause it would lengthen the pause and spoil the measurement of
+// Do it here, because during a pause it would lengthen the pause and distort the measurement of
 // stages.
 Result<> DeviceGroup::warm_up(TimePoint deadline) {
   for (std::uint32_t source = 0; source < size(); ++source) {

@@ -20,50 +20,55 @@ namespace wsync::reload {
 
 inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
 
-// Enqueues on `stream` the part of one rank in a broadcast of an update. The bytes are passed on,
-// then read again into `found`, then published to engines that acquire() the destination. `found`
-// is for finish_digest() and stays valid until the work is complete; null: the bytes are not read
-// again.
+// Enqueues on `stream` one rank's part of the broadcast of an update. The bytes are sent on, then
+// read again to compute the digest `found`, then published to engines that acquire() the
+// destination. `found` is for finish_digest() and must stay valid until the work is complete. If it
+// is null, the bytes are not read again.
 [[nodiscard]] Result<> pass_on(collective::Communicator& communicator,
                                const collective::Broadcast& broadcast, device::Stream& stream,
                                device::PieceDigest* found);
 
 struct DeviceGroupOptions {
-  std::vector<std::unique_ptr<device::Device>> devices;  // of one kind; their order is their index
-  std::uint64_t buffer_bytes = 0;                        // 0: chosen by choose_buffer_bytes()
-  bool keep_buffers = true;                              // false: no buffers until hold_buffers()
-  std::optional<collective::GroupKind> collective = std::nullopt;  // no value: chosen
+  // All of one kind; the position is the device index.
+  std::vector<std::unique_ptr<device::Device>> devices;
+  std::uint64_t buffer_bytes = 0;  // 0: chosen by choose_buffer_bytes()
+  bool keep_buffers = true;        // false: no buffers until hold_buffers()
+  // Chosen automatically if std::nullopt.
+  std::optional<collective::GroupKind> collective = std::nullopt;
 };
 
-// A GPU of the group, or the memory that its host devices share, and how much of it the buffers
-// use.
+// A GPU of the group, or the host memory that its host devices share, and how much of it the
+// buffers use.
 struct DeviceRoom {
   std::string name;           // "GPU 0 (NVIDIA H200)", "host memory"
-  std::string uuid;           // of a GPU
-  std::uint32_t devices = 0;  // of the group, in this memory
+  std::string uuid;           // GPU only
+  std::uint32_t devices = 0;  // devices of the group in this memory
   std::uint64_t total_bytes = 0;
   std::uint64_t free_bytes = 0;  // now
-  std::uint64_t peak_bytes = 0;  // of all buffers in it, while they exist
-  // GPUs: memory that the group uses beside the buffers; the sum of all three is never exceeded.
+  std::uint64_t peak_bytes = 0;  // all buffers in it, while they exist
+  // GPUs: memory that the group uses in addition to the buffers. The sum of all three is never
+  // exceeded.
   std::uint64_t streams_bytes = 0;  // tables and communicators
   bool streams_measured =
       false;  // measured when they were made; otherwise the estimate of streams_take()
-  std::uint64_t context_bytes = 0;  // at most
+  std::uint64_t context_bytes = 0;  // upper limit
 };
 
-// Devices of one kind. Separate devices and GPUs: one H2D buffer and two IPC buffers on each, kept
-// for the life of the group, so that engines map them once, or made for each load. Unified devices
-// have no buffers.
-// Thread: the pipeline's driver. ipc_handle(), rooms() and the functions that describe the group
-// may be called from any thread. hold_buffers(), free_buffers() and connect() may run beside these
-// only.
-// It has more than 25 methods: it describes the group for plans, metrics and refusals, beside
-// what it does.
+// Devices of one kind. Separate devices and GPUs have one H2D buffer and two IPC buffers each. The
+// buffers either exist as long as the group, so that engines map them once, or are allocated for
+// each load. Unified devices have no buffers.
+//
+// Thread: the driver of the pipeline. ipc_handle(), rooms() and the functions that describe the
+// group may be called from any thread. hold_buffers(), free_buffers() and connect() may run at the
+// same time as these only.
+//
+// This class has more than 25 methods, because it also describes the group for plans, metrics and
+// refusals.
 class DeviceGroup {
  public:
-  // kInvalidInput for no device, too many devices, or devices of several kinds; kResourceExhausted
-  // as choose_buffer_bytes(); kRefused when NCCL is asked for and the devices are not GPUs that all
-  // differ, or when NCCL is not installed.
+  // Returns kInvalidInput for no device, too many devices, or devices of several kinds;
+  // kResourceExhausted as choose_buffer_bytes(); kRefused if NCCL is requested but is not
+  // installed, or if NCCL is requested and the devices are not distinct GPUs.
   [[nodiscard]] static Result<std::unique_ptr<DeviceGroup>> create(DeviceGroupOptions options);
 
   [[nodiscard]] std::uint32_t size() const noexcept {
@@ -73,61 +78,65 @@ class DeviceGroup {
   [[nodiscard]] bool unified() const noexcept { return kind() == DeviceKind::kUnified; }
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
   [[nodiscard]] bool keeps_buffers() const noexcept { return keep_buffers_; }
-  // How broadcasts are done, and why NCCL was not chosen.
+  // How broadcasts are executed, and why NCCL was not chosen.
   [[nodiscard]] const collective::FittingGroup& collective() const noexcept { return collective_; }
   [[nodiscard]] device::Device& device(DeviceIndex device) const { return *at(device).device; }
-  // Each memory, once, in the order of the devices.
+  // Each memory once, in the order of the devices.
   [[nodiscard]] Result<std::vector<DeviceRoom>> rooms() const;
 
-  // Allocates the buffers, unless they exist. kResourceExhausted, naming the device and how much is
-  // free, before anything is allocated on a GPU that has too little; no buffer exists then.
+  // Allocates the buffers if they do not exist. Returns kResourceExhausted, with the device and its
+  // free bytes, before anything is allocated on a GPU that has too little memory. After an error no
+  // buffer exists.
   [[nodiscard]] Result<> hold_buffers();
-  // Frees the buffers. The caller knows that no engine has them mapped, and that nothing runs.
+  // Frees the buffers. The caller must know that no engine has them mapped and that no operation is
+  // running.
   void free_buffers();
   [[nodiscard]] bool holds_buffers() const noexcept { return holds_buffers_; }
 
-  // A handle to one IPC buffer, for an engine on that device. kRefused on unified devices,
-  // and while there are no buffers.
+  // A handle to one IPC buffer, for an engine on that device. Returns kRefused on unified devices,
+  // and if there are no buffers.
   [[nodiscard]] Result<device::MemoryHandle> ipc_handle(DeviceIndex device, SlotIndex slot) const;
 
-  // Makes streams and communicators, unless they exist; called before each run. GPUs that have
+  // Creates streams and communicators if they do not exist; called before each run. GPUs that have
   // their buffers then broadcast some bytes, once from each GPU, and the memory that all this needs
-  // is measured. kResourceExhausted when it does not fit beside the buffers into the memory that
-  // choose_buffer_bytes() found; no stream and no communicator exists then.
+  // is measured. Returns kResourceExhausted if this memory and the buffers do not fit together into
+  // the memory that choose_buffer_bytes() found. After this error no stream and no communicator
+  // exists.
   [[nodiscard]] Result<> connect(TimePoint deadline);
-  // Whether they exist. Any thread. Unified devices need none.
+  // Whether streams and communicators exist. Unified devices need none. Any thread.
   [[nodiscard]] bool connected() const noexcept { return unified() || connected_; }
-  // Ends everything that runs, and destroys streams and communicators. When it returns, only
+  // Aborts all running operations, and destroys streams and communicators. When it returns, only
   // engines may still read the buffers, and every callback has been called.
   void break_up(const Error& reason);
-  // The first error of a stream or communicator; no callback may have reported it.
+  // The first error of a stream or communicator, including errors that no callback has reported.
   [[nodiscard]] Result<> health() const;
 
   // Copies into the device's H2D buffer; `done` as Stream::notify.
   [[nodiscard]] Result<> copy_in(DeviceIndex device, std::span<const std::byte> bytes,
                                  device::StreamCallback done);
-  // One device's part of a broadcast from the source's H2D buffer into its own IPC buffer.
+  // One device's part of a broadcast from the source's H2D buffer into the device's own IPC buffer.
   struct Share {
     DeviceIndex device{};
     DeviceIndex source{};
     SlotIndex slot{};
-    std::uint64_t bucket = 0;  // for sentences
+    std::uint64_t bucket = 0;  // for messages
     std::uint64_t bytes = 0;
     TimePoint deadline{};
-    // The digest that the bytes must have in the IPC buffer; no value: they are not read again.
+    // The digest that the bytes must have in the IPC buffer. std::nullopt: the bytes are not read
+    // again.
     std::optional<device::PieceDigest> expected = std::nullopt;
   };
-  // `done` is called when the bytes have arrived and engines that acquire() the buffer read them;
-  // with kDigestMismatch when they are not the expected ones.
+  // Calls `done` when the bytes have arrived and are visible to engines that acquire() the buffer;
+  // with kDigestMismatch if the digest differs from the expected one.
   [[nodiscard]] Result<> broadcast(const Share& share, device::StreamCallback done);
 
  private:
-  // Streams are destroyed before the memory that their work uses.
+  // Streams must be destroyed before the memory that their work uses.
   struct Member {
     std::unique_ptr<device::Device> device;
     std::unique_ptr<device::Memory> h2d;
     std::array<std::unique_ptr<device::Memory>, kIpcSlots> ipc;
-    std::array<device::PieceDigest, kIpcSlots> found;  // of the last broadcast into each
+    std::array<device::PieceDigest, kIpcSlots> found;  // of the last broadcast into each slot
     std::unique_ptr<collective::Communicator> communicator;
     std::unique_ptr<device::Stream> h2d_stream;
     std::unique_ptr<device::Stream> broadcast_stream;
@@ -135,7 +144,7 @@ class DeviceGroup {
   // The memory of a GPU.
   struct Measured {
     std::string uuid;
-    std::uint64_t free_at_start = 0;  // when the buffers were chosen
+    std::uint64_t free_at_start = 0;  // when the buffer size was chosen
     std::uint64_t context_bytes = 0;
     std::optional<std::uint64_t> streams_bytes;
   };
@@ -157,7 +166,7 @@ class DeviceGroup {
   std::atomic<bool> holds_buffers_ = false;
   std::atomic<bool> connected_ = false;
   mutable std::mutex measured_mutex_;
-  std::vector<Measured> measured_;  // each GPU once
+  std::vector<Measured> measured_;  // one entry for each distinct GPU
   collective::FittingGroup collective_;
 };
 

@@ -17,9 +17,10 @@ using control::EngineTensor;
 using control::Problem;
 using control::ProblemKind;
 
-// The search for a near name reads every other name, so only the first problems get one.
+// The search for a nearest name reads all other names, so only the first problems get one.
 constexpr std::size_t kNearestNames = 64;
-// Ranks that cut a tensor into more uncovered blocks than this do not cover it.
+// If the ranks divide a tensor into more uncovered blocks than this, the tensor counts as not
+// covered.
 constexpr std::size_t kUncoveredBoxes = 4096;
 
 // Collects problems up to the limit and counts the rest.
@@ -112,8 +113,8 @@ bool fits(const TensorInfo& info, const EngineTensor& tensor) {
          Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges).has_value();
 }
 
-// The first block that no taker covers, as "[0, 4096)" for each dimension; no value when the takers
-// cover the tensor.
+// The first block that no taker covers, as "[0, 4096)" for each dimension; std::nullopt if the
+// takers cover the tensor.
 std::optional<std::string> find_hole(const TensorInfo& info,
                                      const std::vector<const EngineTensor*>& takers) {
   std::vector<Box> open;

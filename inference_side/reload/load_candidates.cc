@@ -32,8 +32,8 @@ std::optional<TimePoint> LoadCandidates::next_wake() const {
 }
 
 void LoadCandidates::set_staged(std::vector<Version> versions) {
-  // A copy that leaves the set, or was not in it when its load failed, is another copy when it
-  // comes back.
+  // A copy that leaves the set, or that was not in the set when its load failed, counts as another
+  // copy when it returns.
   std::erase_if(put_off_, [&](const PutOff& one) {
     return !contains(versions, one.version) || !contains(staged_, one.version);
   });

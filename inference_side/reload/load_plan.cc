@@ -16,13 +16,13 @@ namespace wsync::reload {
 
 namespace {
 
-// Adds the checksum of the next chunk; the order of chunks matters.
+// Adds the checksum of the next chunk. The result depends on the order of the chunks.
 std::uint64_t combine(std::uint64_t sum, std::uint64_t chunk) noexcept {
   return (std::rotl(sum, 29) ^ chunk) * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
 }
 
-// Copies shard bytes [at, at + out.size()) out of `tensor_bytes`, of which the first byte is byte
-// `first` of the tensor.
+// Copies shard bytes [at, at + out.size()) out of `tensor_bytes`, whose first byte is byte `first`
+// of the tensor.
 void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> tensor_bytes,
             std::uint64_t first, std::span<std::byte> out) {
   while (!out.empty()) {
@@ -34,16 +34,16 @@ void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> ten
   }
 }
 
-// The bytes of one chunk of a group: in their place when they are one run, otherwise gathered in
-// the scratch. `at` is their offset in the tensor of the rank.
+// The bytes of one chunk of a group. They are returned in place if they are one run; otherwise they
+// are gathered in the scratch memory. `at` is their offset in the tensor of the rank.
 std::span<const std::byte> chunk_bytes(const LoadPlan& plan, const CopyGroup& group,
                                        std::uint64_t at, std::span<const std::byte> bucket,
                                        CopyScratch& scratch) {
   const LoadTensor& tensor = plan.tensors()[group.tensor];
   WSYNC_CHECK(bucket.size() >= plan.bucket_bytes(group.bucket),
               "the bucket is shorter than the plan says");
-  // Byte 0 of the bucket, counted from byte 0 of the tensor; "negative" when the tensor begins
-  // inside the bucket.
+  // Offset of the bucket's byte 0 from the tensor's byte 0. It wraps below zero if the tensor
+  // begins inside the bucket.
   const std::uint64_t first = plan.bucket_offset(group.bucket) - tensor.arena_offset;
   const auto bytes = static_cast<std::size_t>(
       std::min<std::uint64_t>(CopyScratch::kBytes, group.begin + group.bytes - at));
@@ -169,7 +169,7 @@ std::uint64_t LoadPlan::checksum(const CopyGroup& group, std::span<const std::by
 
 std::vector<GroupRows> LoadPlan::rows(const CopyGroup& group) const {
   const LoadTensor& tensor = tensors_[group.tensor];
-  // "Negative" when the tensor begins inside the bucket.
+  // Wraps below zero if the tensor begins inside the bucket.
   const std::uint64_t first = bucket_offsets_[group.bucket] - tensor.arena_offset;
   const std::uint64_t end = group.begin + group.bytes;
   std::vector<GroupRows> rows;

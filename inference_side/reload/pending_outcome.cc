@@ -21,7 +21,7 @@ constexpr std::array<Transition<DebtState>, 5> kDebtTransitions = {{
     {DebtState::kOwed, "the replica catches up with a newer decision", DebtState::kNone, ""},
 }};
 
-// 0 when a part did not happen.
+// Returns 0 if one of the parts did not happen.
 std::uint64_t between(std::optional<TimePoint> from, std::optional<TimePoint> to) {
   if (!from || !to || *to < *from) return 0;
   return static_cast<std::uint64_t>((*to - *from).count());

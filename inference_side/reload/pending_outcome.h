@@ -1,7 +1,7 @@
-// PendingOutcome: the outcome that the coordinator is owed for a decision, when it is due, and how
-// long the parts of the switch took.
+// PendingOutcome: the outcome that is owed to the coordinator for a decision, its due time, and the
+// durations of the parts of the switch.
 //
-// Thread: one. Pure.
+// Thread: confined to one thread. Pure.
 #pragma once
 
 #include <cstdint>
@@ -22,39 +22,39 @@ enum class DebtState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view debt_state_name(DebtState state) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable debt_transitions();
 
 class PendingOutcome {
  public:
   [[nodiscard]] bool owed() const noexcept { return state_ == DebtState::kOwed; }
-  // When the outcome is due whatever the switch does; none while none is owed.
+  // When the outcome is due, regardless of the state of the switch; std::nullopt if none is owed.
   [[nodiscard]] const std::optional<TimePoint>& deadline() const noexcept { return deadline_; }
   [[nodiscard]] bool is_due(TimePoint now) const { return deadline_ && now >= *deadline_; }
 
-  // A decision was made. No value: the replica catches up, and owes nothing.
+  // A decision was made. std::nullopt: the replica only catches up and owes no outcome.
   void owe(std::optional<TimePoint> deadline);
-  // The outcome is known. Makes the Done of `decision`, with what was measured; nothing when none
-  // is owed.
+  // The outcome is known. Returns the Done of `decision`, with the measured durations; std::nullopt
+  // if no outcome is owed.
   [[nodiscard]] std::optional<Done> settle(const control::Decision& decision,
                                            control::SwitchOutcome outcome, std::string reason);
 
-  // The parts of a switch, in their order.
+  // The parts of a switch, in order.
   void pause_sent(TimePoint now);
   void paused(TimePoint now);      // only the first call after pause_sent() counts
-  void not_paused(TimePoint now);  // the replica stands already, and nothing is loaded
+  void not_paused(TimePoint now);  // the replica had already stopped, and nothing is loaded
   void load_sent(TimePoint now);
   void load_void() { load_sent_.reset(); }  // the load could not begin
   void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
   void loaded(TimePoint now) { loaded_ = now; }
   void resumed(TimePoint now) { resumed_ = now; }
 
-  // Loaded in this switch.
+  // Bytes loaded in this switch.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-  // From the last pause to the resume, of the last switch that ended well.
+  // Duration from the last pause to the resume, in the last successful switch.
   [[nodiscard]] std::uint64_t last_paused_ns() const noexcept { return last_paused_ns_; }
 
-  // kInternal unless there is a deadline exactly while an outcome is owed.
+  // Returns kInternal unless a deadline exists exactly while an outcome is owed.
   [[nodiscard]] Result<> invariants() const;
 
  private:

@@ -24,15 +24,18 @@ struct PipelineRunner::Run {
   TimePoint begin{};
   TimePoint next_check{};
   std::uint64_t bytes = 0;
-  std::map<std::uint64_t, std::uint64_t> bucket_bytes;  // of buckets that are being copied or sent
-  std::map<EngineId, TimePoint> heard;                  // newest bucket acknowledgement
-  std::chrono::nanoseconds bucket_ack_deadline{};  // the shorter one of the options' and the job's
-  std::deque<Posted> at_once;                      // ends of operations that take no time
+  // Buckets that are being copied or broadcast.
+  std::map<std::uint64_t, std::uint64_t> bucket_bytes;
+  std::map<EngineId, TimePoint> heard;  // time of the newest bucket acknowledgement
+  // The shorter of the options' and the job's deadline.
+  std::chrono::nanoseconds bucket_ack_deadline{};
+  std::deque<Posted> at_once;  // ends of operations that take no time
 };
 
 namespace {
 
-// With buffers, so that they are warmed up. Buffers that are not kept may not fit at present.
+// Connects with buffers, so that they are warmed up. Buffers that are not kept may not fit at
+// present.
 Result<> connect_gpus(DeviceGroup& group) {
   if (group.kind() != DeviceKind::kCuda || group.connected()) return {};
   const bool held = group.holds_buffers();
@@ -112,7 +115,7 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
 void PipelineRunner::handle_bucket_ack(EngineId engine, std::uint64_t bucket) {
   {
     const std::lock_guard lock(mutex_);
-    // An engine answers in order, so the acknowledgements of a failed run come first.
+    // An engine answers in order, so the acknowledgements of a failed run arrive first.
     if (owed_.erase({engine, bucket}) == 0) {
       if (!running_) return;
       events_.push_back({.event = BucketAck{.engine = engine, .bucket = bucket}, .at = now()});
@@ -143,7 +146,7 @@ void PipelineRunner::abort(const Error& reason) {
 
 Result<PipelineReport> PipelineRunner::wait() {
   std::unique_lock lock(mutex_);
-  // Bounded by the deadline of the run's job.
+  // The wait is bounded by the deadline of the run's job.
   changed_.wait(lock, [&] { return !running_ && !notifying_; });
   if (!result_) return fail(ErrorCode::kNotFound, "the weight pipeline has not been run");
   return *result_;
@@ -207,7 +210,8 @@ void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPi
   finish(run);
 }
 
-// Buffers that engines of a failed run may still read are not overwritten before they answered.
+// Buffers that engines of a failed run may still read must not be overwritten before these engines
+// have answered.
 Result<> PipelineRunner::settle_debts(Run& run) {
   std::set<EngineId> silent;
   {
@@ -240,7 +244,7 @@ void PipelineRunner::loop(Run& run) {
   }
 }
 
-// All events that were posted. Waits for the first one, until `until` at the latest.
+// Returns all posted events. Waits for the first one, at the latest until `until`.
 std::deque<PipelineRunner::Posted> PipelineRunner::next_events(TimePoint until) {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, steady_time(until), [&] { return !events_.empty() || abort_; });
@@ -383,8 +387,8 @@ void PipelineRunner::finish(Run& run) {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& open : run.pipeline.outstanding()) owed_.insert({open.engine, open.bucket});
-    // Events that came after the end: bucket acknowledgements count, because the next run waits for
-    // them.
+    // Bucket acknowledgements that arrived after the end must still be counted, because the next
+    // run waits for them.
     for (const Posted& posted : std::exchange(events_, {})) {
       if (const auto* ack = std::get_if<BucketAck>(&posted.event))
         owed_.erase({ack->engine, ack->bucket});

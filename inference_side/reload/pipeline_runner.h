@@ -1,9 +1,9 @@
-// The weight pipeline on real devices: executes the commands of WeightPipeline, notifies engines of
-// their buckets, and receives their bucket acknowledgements.
+// The weight pipeline on real devices. It executes the commands of WeightPipeline, notifies engines
+// of their buckets, and receives their bucket acknowledgements.
 //
-// Thread: every public function may be called from any thread. Each run has one driver thread; the
-// listener is called on it, and may call handle_bucket_ack(), engine_lost() and abort(), but
-// neither start() nor the destructor.
+// Thread: every public function may be called from any thread. Each run has one driver thread, on
+// which the listener is called. The listener may call handle_bucket_ack(), engine_lost() and
+// abort(), but neither start() nor the destructor.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@
 namespace wsync::reload {
 
 // An engine may copy this bucket out of this IPC buffer of its device. On unified devices it copies
-// from the staged version, and the slot has no meaning. Every notice is answered by
-// handle_bucket_ack() or engine_lost(), also after the run has failed.
+// from the staged version, and the slot is not used. Every notification must be answered by
+// handle_bucket_ack() or engine_lost(), even after the run has failed.
 struct BucketReady {
   EngineId engine{};
   DeviceIndex device{};
@@ -48,17 +48,17 @@ struct LostEngine {
 // The result of a run.
 struct PipelineReport {
   std::uint64_t buckets = 0;
-  std::uint64_t bytes = 0;  // of one model
+  std::uint64_t bytes = 0;  // size of one model
   TimePoint begin{};
   TimePoint end{};
-  std::vector<LostEngine> lost;  // the others have every bucket
+  std::vector<LostEngine> lost;  // all other engines have every bucket
   std::uint64_t stray_bucket_acks = 0;
-  std::uint64_t overlapped_rounds = 0;  // rounds run in three-stage form
-  std::optional<Stages> stages;         // the form that is kept; no value while measuring
+  std::uint64_t overlapped_rounds = 0;  // rounds that ran in three-stage form
+  std::optional<Stages> stages;         // the chosen form; std::nullopt while measuring
   StageTimings timings;
 };
 
-// Bytes copied by all runs since the runner was made; 0 on unified devices.
+// Bytes copied by all runs since the runner was created; 0 on unified devices.
 struct DeviceCopies {
   std::uint64_t h2d_bytes = 0;
   std::uint64_t broadcast_bytes = 0;  // counted for each device's IPC buffer
@@ -68,20 +68,21 @@ class PipelineListener {
  public:
   virtual ~PipelineListener() = default;
   virtual void on_bucket_ready(const BucketReady& ready) = 0;
-  // The runner has given up an engine that did not answer. The engine must not be counted as
-  // loaded, whatever it reports later: its IPC buffers may have been overwritten while it read
+  // The runner has dropped an engine that did not answer. The engine must not be counted as loaded,
+  // whatever it reports later, because its IPC buffers may have been overwritten while it read
   // them.
   virtual void on_engine_dropped(const LostEngine& dropped) = 0;
-  // Last call of a run. On success every engine that is not in `lost` has acknowledged every
-  // bucket. Otherwise the error says why; no device work runs any more.
+  // The last call of a run. On success every engine that is not in `lost` has acknowledged every
+  // bucket. Otherwise the error contains the reason, and no device work is running any more.
   virtual void on_finished(const Result<PipelineReport>& result) = 0;
 };
 
 struct PipelineOptions {
-  std::vector<std::unique_ptr<device::Device>> devices;  // of one kind; their order is their index
+  // All of one kind; the position is the device index.
+  std::vector<std::unique_ptr<device::Device>> devices;
   std::uint64_t buffer_bytes = 0;  // at least the largest bucket; 0: choose_buffer_bytes()
   Stages stages = Stages::kAuto;
-  // An engine that holds buckets and acknowledges none for this long is dropped.
+  // An engine that holds buckets and sends no acknowledgement for this long is dropped.
   std::chrono::nanoseconds bucket_ack_deadline =
       std::chrono::milliseconds(limits::kBucketAckDeadlineMs);
   trace::Recorder* trace = nullptr;  // may be null; outlives the runner
@@ -92,27 +93,27 @@ struct PipelineOptions {
 // One version to load into the engines.
 struct PipelineJob {
   std::uint64_t buckets = 0;
-  // The staged bytes of a bucket; called on the driver thread, once each. They stay valid until
-  // on_finished. An error fails the run.
+  // The staged bytes of a bucket. Called on the driver thread, once for each bucket. The bytes must
+  // stay valid until on_finished. An error fails the run.
   std::function<Result<std::span<const std::byte>>(std::uint64_t bucket)> bucket_bytes;
   // The digest that each bucket must have after its broadcast; null: buckets are not read again.
   std::shared_ptr<const std::vector<device::PieceDigest>> digests = nullptr;
-  std::vector<EngineSeat> engines;               // an engine keeps its id from run to run
+  std::vector<EngineSeat> engines;               // an engine must keep its id in all runs
   std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
-  // Also for the trace: the version, and where each bucket begins in its arena. Without them the
-  // spans belong to no update.
+  // Also for the trace: the version, and the offset of each bucket in its arena. Without them the
+  // spans are not assigned to an update.
   std::string version = {};
   std::vector<std::uint64_t> bucket_offsets = {};
   TimePoint deadline{};
-  // Replaces the deadline of the options where it is shorter.
+  // Replaces the deadline of the options if it is shorter.
   std::chrono::nanoseconds bucket_ack_deadline = std::chrono::nanoseconds::max();
 };
 
-// It has more than 25 methods: callers on two threads, each command of WeightPipeline and each
-// callback have methods of their own.
+// This class has more than 25 methods: the callers on two threads, each command of WeightPipeline
+// and each callback have their own.
 class PipelineRunner {
  public:
-  // Allocates the buffers, unless they are not kept; on GPUs also connects them, which takes NCCL
+  // Allocates the buffers if they are kept. On GPUs it also connects the devices, which takes NCCL
   // seconds. Errors as DeviceGroup::create.
   [[nodiscard]] static Result<std::unique_ptr<PipelineRunner>> create(PipelineOptions options);
   // Aborts a run in progress, and waits for its end.
@@ -120,28 +121,30 @@ class PipelineRunner {
   PipelineRunner(const PipelineRunner&) = delete;
   PipelineRunner& operator=(const PipelineRunner&) = delete;
 
-  // Begins a run and returns. `listener` outlives the run. kBusy while another run is in progress;
-  // kInvalidInput for an engine on a device that does not exist, or when the numbers of digests and
-  // buckets differ; kRefused without buffers. A run after a failed one first waits for the missing
-  // bucket acknowledgements, because engines may still read the buffers.
+  // Begins a run and returns. `listener` must outlive the run. Returns kBusy while another run is
+  // in progress; kInvalidInput for an engine on a device that does not exist, or if the numbers of
+  // digests and buckets differ; kRefused without buffers. A run after a failed run first waits for
+  // the missing bucket acknowledgements, because engines may still be reading the buffers.
   [[nodiscard]] Result<> start(PipelineJob job, PipelineListener& listener);
-  // Bucket acknowledgement: the engine has copied the bucket out and synchronised its device, so
-  // the buffer may be overwritten.
+  // Bucket acknowledgement: the engine has copied the bucket and synchronised its device, so the
+  // buffer may be overwritten.
   void handle_bucket_ack(EngineId engine, std::uint64_t bucket);
-  // The engine is gone or has failed: it reads no buffer any more, and is not waited for.
+  // The engine is gone or has failed. It no longer reads any buffer, and the run does not wait for
+  // it.
   void engine_lost(EngineId engine, const Error& reason);
-  // Ends the run in progress as soon as its copies have stopped; without a run it does nothing.
+  // Ends the run in progress as soon as its copies have stopped. Does nothing without a run.
   void abort(const Error& reason);
-  // Waits until the newest run has ended and on_finished has returned; its result. kNotFound when
-  // there was none. Not from the listener.
+  // Waits until the newest run has ended and on_finished has returned, and returns its result.
+  // Returns kNotFound if there was no run. Must not be called from the listener.
   [[nodiscard]] Result<PipelineReport> wait();
 
   [[nodiscard]] bool running() const;
-  // As DeviceGroup's, between runs: kBusy during one. They block; not from the listener.
+  // As in DeviceGroup, but only between runs: returns kBusy during a run. These calls block and
+  // must not be made from the listener.
   [[nodiscard]] Result<> hold_buffers();
   [[nodiscard]] Result<> free_buffers();
-  // The same for streams and communicators on GPUs, which a failed run has destroyed: makes them
-  // anew, so that the next run is not delayed. Does nothing when they exist, and on host devices.
+  // The same for streams and communicators on GPUs, which a failed run has destroyed. Creates them
+  // again, so that the next run is not delayed. Does nothing if they exist, and on host devices.
   [[nodiscard]] Result<> connect();
   // Devices, buffers and their handles.
   [[nodiscard]] const DeviceGroup& group() const noexcept { return *group_; }
@@ -155,7 +158,7 @@ class PipelineRunner {
     Event event;
     TimePoint at{};
   };
-  // What one run needs; lives on its driver thread.
+  // The state of one run. It belongs to the driver thread.
   struct Run;
   using Owed = std::pair<EngineId, std::uint64_t>;
 
@@ -185,7 +188,7 @@ class PipelineRunner {
   std::condition_variable changed_;
   std::deque<Posted> events_;
   std::vector<LostEngine> lost_;  // of the run in progress
-  std::set<Owed> owed_;           // acknowledgements that engines owe from a failed run
+  std::set<Owed> owed_;           // acknowledgements that engines still owe from a failed run
   std::optional<Error> abort_;
   bool running_ = false;
   bool notifying_ = false;  // on_finished is being called

@@ -131,7 +131,7 @@ std::vector<trace::Arg> PipelineTrace::args_of(std::optional<trace::Stage> stage
   return args;
 }
 
-// The IPC lane shows a reload from the end of the broadcast on the last device.
+// On the IPC lane a reload begins at the end of the broadcast on the last device.
 void PipelineTrace::close_if_over(std::uint64_t bucket, TimePoint at) {
   const auto found = buckets_.find(bucket);
   const Bucket& state = found->second;

@@ -14,7 +14,7 @@
 
 namespace wsync::reload {
 
-// Facts of the run that its events do not have.
+// Data about the run that is not in its events.
 struct PipelineTraceJob {
   std::map<EngineId, std::string> names = {};
   std::string version = {};
@@ -22,22 +22,21 @@ struct PipelineTraceJob {
 };
 
 // Lanes: "H2D <device>", "IPC <slot>" (broadcast, then reload until the last engine of all devices
-// has acknowledged), and "engine <name>", or the id of an engine without a name. Unified devices
-// have only the last kind.
-// Thread: confined to its driver.
+// has acknowledged), and "engine <name>", with the id for an engine without a name. Unified devices
+// have only engine lanes. Thread: confined to its driver.
 class PipelineTrace {
  public:
-  // `recorder` may be null (nothing is recorded) and outlives this.
+  // `recorder` must outlive this object. If it is null, nothing is recorded.
   PipelineTrace(trace::Recorder* recorder, std::uint32_t devices, bool unified,
                 PipelineTraceJob job = {})
       : recorder_(recorder), devices_(devices), unified_(unified), job_(std::move(job)) {}
 
-  // The commands that an event causes are reported before its ended().
+  // Commands that an event causes must be reported before the ended() of that event.
   void started(const Command& command, TimePoint at);
   // `bytes`: size of the event's bucket.
   void ended(const Event& event, TimePoint at, std::uint64_t bytes);
 
-  // The lanes of the chart, from the top: every H2D lane, then the IPC lanes.
+  // The lanes of the chart from top to bottom: every H2D lane, then the IPC lanes.
   [[nodiscard]] static std::vector<std::string> chart_lanes(std::uint32_t devices);
 
  private:
@@ -63,8 +62,8 @@ class PipelineTrace {
   bool unified_;
   PipelineTraceJob job_;
   std::map<DeviceIndex, TimePoint> copies_;
-  std::map<std::uint64_t, Bucket> buckets_;       // without an end yet
-  std::map<EngineId, TimePoint> engine_free_at_;  // an engine takes one bucket at a time
+  std::map<std::uint64_t, Bucket> buckets_;       // not ended yet
+  std::map<EngineId, TimePoint> engine_free_at_;  // an engine copies one bucket at a time
 };
 
 }  // namespace wsync::reload

@@ -1,6 +1,6 @@
-// RankTable: what the ranks of one replica hold and do, as far as their sidecar knows.
+// RankTable: the weights and the activity of the ranks of one replica, as known to their sidecar.
 //
-// Thread: one. Pure.
+// Thread: confined to one thread. Pure.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ namespace wsync::reload {
 enum class RankMemory : std::uint8_t {
   kAbsent,    // the rank is not attached
   kUnloaded,  // no version yet
-  kWhole,     // every byte is of one version
-  kWritten,   // a load began, and no commit ended it: the bytes may be of two versions
+  kWhole,     // every byte belongs to one version
+  kWritten,   // a load began and no commit ended it: the bytes may belong to two versions
 };
 
 [[nodiscard]] std::string_view rank_memory_name(RankMemory memory) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable rank_transitions();
 
 class RankTable {
@@ -35,48 +35,49 @@ class RankTable {
     return static_cast<std::uint32_t>(ranks_.size());
   }
   [[nodiscard]] std::uint32_t attached() const noexcept;
-  // False also for a rank that does not exist.
+  // Also false for a rank that does not exist.
   [[nodiscard]] bool is_attached(std::uint32_t rank) const noexcept;
   [[nodiscard]] bool is_leader(std::uint32_t rank) const noexcept;
   // Whether every rank is attached.
   [[nodiscard]] bool complete() const noexcept { return attached() == ranks_.size(); }
-  // Which rank is not attached, as a sentence.
+  // A sentence that names a rank that is not attached.
   [[nodiscard]] std::string missing() const;
-  // The rank that paces the others; 0 while it is not attached.
+  // The leader rank; 0 while it is not attached.
   [[nodiscard]] std::uint32_t leader() const;
   // Whether no attached rank can be inside a step.
   [[nodiscard]] bool quiesced() const;
   [[nodiscard]] bool leader_serves() const { return ranks_[leader()].serving; }
-  // The version that every rank holds whole; none while a rank is missing or holds another.
+  // The version that every rank holds completely; std::nullopt if a rank is missing or the ranks
+  // differ.
   [[nodiscard]] std::optional<Version> uniform() const;
-  // Whether the bytes of a rank may be of two versions.
+  // Whether the bytes of some rank may belong to two versions.
   [[nodiscard]] bool any_written() const;
 
-  // A rank that was not attached says what it holds and does.
+  // Adds a rank with the state that its hello reports.
   void attach(const RankAttached& hello);
   void detach(std::uint32_t rank);
   // Whether the rank may be inside a step.
   void set_serving(std::uint32_t rank, bool serving) { ranks_[rank].serving = serving; }
-  // While the leader serves, every rank with a whole version may be inside a step, whatever it
-  // reported last.
+  // While the leader serves, every rank with a complete version may be inside a step, regardless of
+  // its last report.
   void assume_serving();
 
-  // Every rank is to answer: nobody has yet.
+  // Every rank must answer the next request. Resets the answers.
   void expect_answers();
-  // Whether an answer of this rank is due.
+  // Whether an answer of this rank is expected.
   [[nodiscard]] bool awaits(std::uint32_t rank) const;
   void set_answered(std::uint32_t rank) { ranks_[rank].answered = true; }
   [[nodiscard]] bool all_answered() const;
-  // A load begins: every rank is written from now on, before the first byte changes, because a
-  // crash may leave any part of the old and the new version.
+  // A load begins. Every rank is kWritten from now on, before the first byte changes, because a
+  // crash may leave any mixture of old and new bytes.
   void begin_load();
-  // The load could not begin: every rank is as it was before begin_load().
+  // The load could not begin. Restores every rank's state before begin_load().
   void revert_load();
-  // The rank has committed: it holds `version` whole.
+  // The rank has committed: it holds `version` completely.
   void commit(std::uint32_t rank, const Version& version);
 
-  // kInternal with the first broken rule: only an attached rank serves, and only a rank that is
-  // whole has a version.
+  // Returns kInternal with the first broken rule: only an attached rank serves, and only a kWhole
+  // rank has a version.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -84,7 +85,7 @@ class RankTable {
     RankMemory memory = RankMemory::kAbsent;
     bool leader = false;
     bool serving = false;   // may be inside a step
-    bool answered = false;  // the request that is in flight
+    bool answered = false;  // has answered the request in flight
     Version version;        // kWhole only
   };
 

@@ -1,4 +1,4 @@
-// How a replica is reported: its state, whether requests may be routed to it, and why not.
+// How the state of a replica is reported: whether requests may be routed to it, and why not.
 #pragma once
 
 #include <optional>
@@ -9,13 +9,14 @@
 
 namespace wsync::reload {
 
-// What the report of a replica depends on.
+// The facts that the report of a replica depends on.
 struct ReplicaFacts {
   SwitchPhase phase = SwitchPhase::kIdle;
-  std::optional<std::string> missing;  // which rank is not attached; none when all are
-  std::optional<Version> version;      // whole on every rank
-  bool written = false;                // the bytes of a rank may be of two versions
-  bool quiesced = false;               // no rank can be inside a step
+  // Sentence about a rank that is not attached; std::nullopt if all are.
+  std::optional<std::string> missing;
+  std::optional<Version> version;  // complete on every rank
+  bool written = false;            // the bytes of some rank may belong to two versions
+  bool quiesced = false;           // no rank can be inside a step
   bool serving = false;
   bool version_withdrawn = false;
   bool stale = false;  // behind the target for longer than allowed

@@ -57,7 +57,8 @@ void ReplicaSwitch::handle(const RankAttached& event) {
   }
   if (ranks_.is_attached(event.rank)) handle(RankDetached{.rank = event.rank});
   ranks_.attach(event);
-  // The hello of a leader confirms what the leader does. A retry that waited for its loss is void.
+  // The hello of a leader reports the leader's current state. A retry that waited for the leader's
+  // loss is void.
   if (event.leader) confirmed_ = event.state == RankState::kServing;
   candidates_.forget_failures();
   if (phase_ == SwitchPhase::kIdle) retry_at_.reset();
@@ -99,8 +100,8 @@ void ReplicaSwitch::handle(const RankPaused& event) {
       return;
     case SwitchPhase::kIdle:
       ranks_.set_serving(event.rank, false);
-      // Its group is broken, or is being formed: an immediate RESUME would only be paused again,
-      // and the retry would loop.
+      // The group is broken or is being formed. An immediate RESUME would only be paused again, and
+      // the retry would loop.
       if (ranks_.is_leader(event.rank)) confirmed_ = false;
       retry_at_ = now_ + options_.retry;
       return;
@@ -128,8 +129,8 @@ void ReplicaSwitch::handle(const RankLoaded& event) {
 }
 
 void ReplicaSwitch::handle(const LoadNotBegun& event) {
-  // A rank that is lost ends the phase. So these are the ranks with which the load began, and what
-  // they held then is what they hold now.
+  // A lost rank ends the phase. The ranks are therefore the same as at the beginning of the load,
+  // and they still hold what they held then.
   if (phase_ != SwitchPhase::kLoading || event.request != request_) {
     ++dropped_;
     return;
@@ -214,7 +215,7 @@ void ReplicaSwitch::handle(const WithdrawnSet& event) {
   if (phase_ == SwitchPhase::kLoading && candidates_.withdrawn(goal_)) leave_load();
 }
 
-// What is being loaded is not wanted any more.
+// The version being loaded is no longer wanted.
 void ReplicaSwitch::leave_load() {
   out_.push_back(CancelLoad{.request = request_});
   if (candidates_.loadable(target_.target))
@@ -245,7 +246,8 @@ void ReplicaSwitch::phase_deadline() {
       retried_ = true;
       retry_at_ = now_ + options_.retry;
       last_failure_ = fmt::format("it did not pause within {} ms", as_ms(target_.pause_deadline));
-      // No byte has changed: it resumes with its version, unless that must not run again.
+      // No byte has changed, so the replica resumes with its version, unless that version must not
+      // run again.
       if (const auto version = ranks_.uniform(); version && !candidates_.withdrawn(*version)) {
         settle(SwitchOutcome::kBehind, last_failure_);
         begin_resume();
@@ -280,7 +282,8 @@ void ReplicaSwitch::phase_deadline() {
 // ---- the steps of a switch ----
 
 void ReplicaSwitch::advance() {
-  // Each turn either changes the phase or ends; a switch has few phases.
+  // Each iteration either changes the phase or ends the loop. The limit is above the number of
+  // phases of a switch.
   for (int turn = 0; turn < 8; ++turn) {
     const SwitchPhase before = phase_;
     switch (phase_) {
@@ -315,7 +318,7 @@ void ReplicaSwitch::advance_idle() {
       begin_pause();
       return;
     }
-    // Whole, stopped, and allowed to run: nothing but a RESUME is missing.
+    // The replica is complete, stopped and allowed to run, so it only needs a RESUME.
     if (runnable() && !serving()) {
       outcome_.not_paused(now_);
       begin_resume();
@@ -374,14 +377,14 @@ void ReplicaSwitch::begin_load(const Version& version) {
       .request = request_, .version = goal_, .deadline_ms = as_ms(target_.load_deadline)});
 }
 
-// A rank could not load or commit. The version gets a second chance. Then the previous version is
-// loaded, and this one is tried again later: nothing says that its copy is at fault.
+// A rank could not load or commit. The version is tried a second time. Then the previous version is
+// loaded, and this one is tried again later, because a failure does not prove that its copy is bad.
 void ReplicaSwitch::load_failed(std::uint32_t rank, const std::string& why) {
   last_failure_ =
       fmt::format("rank {} could not take version {}: {}", rank, goal_.to_string(), why);
   if (phase_ == SwitchPhase::kLoading) out_.push_back(CancelLoad{.request = request_});
   const Version again = candidates_.loadable(target_.target) ? target_.target : goal_;
-  // The copy may have been released in the meantime.
+  // The copy may have been released meanwhile.
   if (candidates_.count_failure() && candidates_.loadable(again)) {
     begin_load(again);
     return;
@@ -422,9 +425,9 @@ void ReplicaSwitch::begin_resume() {
   ++request_;
   confirmed_ = false;
   const std::uint32_t to = ranks_.leader();
-  ranks_.set_serving(to, true);  // from now on it may be inside a step
+  ranks_.set_serving(to, true);  // it may be inside a step from now on
   enter(SwitchPhase::kResuming, options_.commit);
-  outcome_.resumed(now_);  // the reported pause ends here; Done follows the leader's answer
+  outcome_.resumed(now_);  // the reported pause ends here; Done is sent after the leader's answer
   out_.push_back(SendResume{.rank = to, .request = request_});
 }
 
@@ -458,7 +461,7 @@ void ReplicaSwitch::enter(SwitchPhase phase, std::optional<std::chrono::nanoseco
   if (phase != SwitchPhase::kLoading && phase != SwitchPhase::kCommitting) goal_ = {};
 }
 
-// ---- what it knows and reports ----
+// ---- state and reports ----
 
 bool ReplicaSwitch::answers(std::uint32_t rank, std::uint64_t request, SwitchPhase phase) {
   const bool expected = ranks_.awaits(rank) && request == request_ && phase_ == phase;

@@ -1,27 +1,27 @@
 // ReplicaSwitch: the switch of one replica (shared/control/protocol.md) as a pure state machine:
-// pause, load, commit and resume of its ranks, and their repair afterwards. It always works towards
-// the version of the newest decision. A decision that is owed an outcome gets exactly one Done, in
-// bounded time, while the repair continues.
+// pause, load, commit and resume of its ranks, and repair after a failure. Its goal is always the
+// version of the newest decision. A decision that is owed an outcome gets exactly one Done, in
+// bounded time, even while a repair continues.
 //
-// The phases and the moves between them are in switch_phase.h. What the switch knows is kept by
-// RankTable (what the ranks hold), LoadCandidates (which versions may be loaded) and PendingOutcome
-// (what is owed, and the times).
+// The phases and their transitions are in switch_phase.h. The state is kept by RankTable (what the
+// ranks hold), LoadCandidates (which versions may be loaded) and PendingOutcome (the owed outcome
+// and the durations).
 //
-// Driving it: give every event to step() with the current time, and execute the commands in order.
-// Keep one timer at next_wake() and send Tick when it fires. Commands carry a request number:
-// put it into the envelope; the engine echoes it, and it comes back in the event (0 = the engine
-// was not asked). An answer to another request is counted and dropped.
+// Usage: pass every event to step() with the current time, and execute the commands in order. Keep
+// one timer at next_wake() and send Tick when it fires. Commands carry a request number. Put it
+// into the envelope; the engine echoes it, and it returns in the event (0 = the engine was not
+// asked). An answer to another request is counted and dropped.
 //
-// What it expects of an engine rank: it handles its commands in order. PAUSE makes the leader open
-// a header `stop`, upon which every follower answers PAUSED, also one that was paused already. A
-// rank that loses its group pauses, and says so with request 0. LOAD is accepted only while not
-// serving, COMMIT only when loaded. A rank never resumes by itself.
+// Requirements for an engine rank: it handles its commands in order. On PAUSE the leader opens a
+// header `stop`, and every follower then answers PAUSED, even if it was already paused. A rank that
+// loses its group pauses and reports this with request 0. LOAD is accepted only while not serving,
+// COMMIT only when loaded. A rank never resumes by itself.
 //
-// It has more than 25 methods, and some 450 lines, because each of the eleven events has an
-// overload, and each step of a switch a method of its own. To divide them would spread the moves
-// between the phases over several classes that share one phase.
+// This class has more than 25 methods and some 450 lines, because each of the eleven events has an
+// overload, and each step of a switch has its own method. Dividing it would spread the transitions
+// over several classes that share one phase.
 //
-// Thread: one. No I/O. Nothing here blocks or throws.
+// Thread: confined to one thread. No I/O. Nothing here blocks or throws.
 #pragma once
 
 #include <chrono>
@@ -45,31 +45,32 @@ class ReplicaSwitch {
  public:
   explicit ReplicaSwitch(SwitchOptions options);
 
-  // Aborts the process when an invariant breaks.
+  // Aborts the process if an invariant is broken.
   [[nodiscard]] std::vector<SwitchCommand> step(const SwitchEvent& event);
 
-  // When the next Tick is due; none while nothing is waited for.
+  // When the next Tick is due; std::nullopt if no timer is needed.
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   [[nodiscard]] control::ReplicaReport report(TimePoint now) const;
   [[nodiscard]] SwitchPhase phase() const noexcept { return phase_; }
-  // The version in flight while loading and committing; none otherwise.
+  // The version in flight while loading and committing; otherwise none (0.0).
   [[nodiscard]] Version goal() const noexcept { return goal_; }
   [[nodiscard]] Version target() const noexcept { return target_.target; }
-  // Whether a switch is in flight that reads staged bytes of `version`, or may go back to it.
+  // Whether a switch in flight reads staged bytes of `version`, or may roll back to it.
   [[nodiscard]] bool needs(const Version& version) const;
-  // Whether the coordinator is owed an outcome.
+  // Whether an outcome is owed to the coordinator.
   [[nodiscard]] bool owes() const noexcept { return outcome_.owed(); }
   [[nodiscard]] std::uint32_t world_size() const noexcept { return options_.world_size; }
   [[nodiscard]] std::uint32_t attached() const noexcept { return ranks_.attached(); }
-  // Events that were late, duplicate or of another request.
+  // Number of events that were late, duplicate or for another request.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
-  // Since when it has not served the target; none while it does, and before the first decision.
+  // The time since which it has not served the target; std::nullopt while it serves the target, and
+  // before the first decision.
   [[nodiscard]] const std::optional<TimePoint>& behind_since() const noexcept {
     return behind_since_;
   }
-  // kInternal with the first broken rule: no rank is inside a step while bytes are written, no
-  // withdrawn version is loaded, ranks that hold different bytes are never resumed, and every phase
-  // but idle has a deadline.
+  // Returns kInternal with the first broken rule: no rank is inside a step while bytes are written;
+  // no withdrawn version is loaded; ranks that hold different bytes are never resumed; every phase
+  // except idle has a deadline.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -99,12 +100,12 @@ class ReplicaSwitch {
   void gather(const std::string& why);
   void give_up(control::SwitchOutcome outcome, const std::string& why);
   void settle(control::SwitchOutcome outcome, const std::string& reason);
-  // The only place that changes the phase. `deadline`: of the phase; none for idle.
+  // The only function that changes the phase. `deadline` of the new phase; std::nullopt for idle.
   void enter(SwitchPhase phase, std::optional<std::chrono::nanoseconds> deadline);
 
   [[nodiscard]] bool answers(std::uint32_t rank, std::uint64_t request, SwitchPhase phase);
   [[nodiscard]] bool serving() const;
-  // Whether every rank holds one version that may run.
+  // Whether every rank holds the same version and this version may run.
   [[nodiscard]] bool runnable() const;
   [[nodiscard]] bool needs_load() const { return ranks_.uniform() != target_.target; }
 
@@ -115,9 +116,9 @@ class ReplicaSwitch {
   TargetSet target_;
   SwitchPhase phase_ = SwitchPhase::kIdle;
   Version goal_;
-  Version previous_;          // whole on every rank when this switch began
+  Version previous_;          // complete on every rank when this switch began
   bool rolled_back_ = false;  // goal_ is previous_, because the target cannot be loaded
-  bool retried_ = false;      // a pause has met its deadline under this decision
+  bool retried_ = false;      // a pause has missed its deadline under this decision
   bool confirmed_ = false;    // the leader has answered the last RESUME
   std::string last_failure_;
   std::uint64_t request_ = 0;

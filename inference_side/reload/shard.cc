@@ -8,7 +8,7 @@ namespace wsync::reload {
 
 namespace {
 
-// The range of each dimension; the whole dimension where none is given.
+// The range of each dimension. A dimension without a given range is taken whole.
 Result<std::vector<control::DimRange>> complete_ranges(std::span<const std::uint64_t> shape,
                                                        std::span<const control::DimRange> ranges) {
   std::vector<control::DimRange> whole(shape.size());
@@ -43,7 +43,7 @@ Result<Shard> Shard::make(std::uint64_t element_bits, std::span<const std::uint6
       element_bits;  // of one index step of the current dimension, in the tensor
   std::uint64_t begin_bits = 0;
   std::uint64_t run_bits = element_bits;
-  bool one_run = true;  // everything inside the current dimension is one range
+  bool one_run = true;  // the current dimension's inner block is contiguous
   std::uint64_t run_count = 1;
   std::vector<Level> levels;  // innermost first; stride still in bits
   for (std::size_t d = shape.size(); d-- > 0;) {

@@ -1,6 +1,6 @@
-// Shard: where the block of a tensor that one rank takes lies in the bytes of the whole tensor. It
-// is described by nested strides, so that a column range of a matrix with a million rows needs a
-// few numbers instead of a million segments. Pure; any thread.
+// Shard: the position of the block of a tensor that one rank takes, in the bytes of the whole
+// tensor. It is described by nested strides, so that a column range of a matrix with a million rows
+// needs a few numbers and not a million segments. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,10 @@ class Shard {
     std::uint64_t bytes = 0;   // to the end of the run
   };
 
-  // `element_bits` of one element (4 for sub-byte types), `shape` of the whole tensor, in elements.
-  // kInvalidInput, naming the dimension, when a range is outside the shape, two ranges name one
-  // dimension, or a cut is not on a byte boundary. The tensor itself must be within
-  // limits::kModelBytesMax (checked by the manifest).
+  // `element_bits` is the size of one element (4 for sub-byte types), `shape` the shape of the
+  // whole tensor in elements. Returns kInvalidInput, with the dimension, if a range is outside of
+  // the shape, if two ranges name the same dimension, or if a boundary is not at a whole byte. The
+  // tensor itself must be within limits::kModelBytesMax (checked by the manifest).
   [[nodiscard]] static Result<Shard> make(std::uint64_t element_bits,
                                           std::span<const std::uint64_t> shape,
                                           std::span<const control::DimRange> ranges);
@@ -54,10 +54,10 @@ class Shard {
   };
   // The range of the tensor that starts at shard byte `at`, which is below bytes().
   [[nodiscard]] Run run_at(std::uint64_t at) const noexcept;
-  // Rows for as many as possible of the `max` shard bytes from `at` on: whole runs, or a part of
-  // one run. `max` is not 0, and at + max is not greater than bytes().
+  // Rows for as many as possible of the `max` shard bytes from `at` on: either whole runs, or a
+  // part of one run. `max` must not be 0, and at + max must not exceed bytes().
   [[nodiscard]] Rows rows_at(std::uint64_t at, std::uint64_t max) const noexcept;
-  // How many shard bytes lie in the tensor before byte `offset` of it.
+  // Number of shard bytes that lie before byte `offset` of the tensor.
   [[nodiscard]] std::uint64_t bytes_before(std::uint64_t offset) const noexcept;
   // The shard bytes inside the tensor bytes [begin, end).
   [[nodiscard]] Interval clip(Interval tensor) const noexcept {
@@ -68,10 +68,10 @@ class Shard {
   struct Level {
     std::uint64_t count = 0;
     std::uint64_t stride_bytes = 0;  // in the tensor
-    std::uint64_t shard_bytes = 0;   // of one step, in the shard
+    std::uint64_t shard_bytes = 0;   // shard bytes of one step
   };
   std::vector<Level> levels_;  // outermost first; empty when contiguous
-  std::uint64_t begin_ = 0;    // of the first run, in the tensor
+  std::uint64_t begin_ = 0;    // offset of the first run in the tensor
   std::uint64_t run_bytes_ = 0;
   std::uint64_t run_count_ = 0;
   std::uint64_t tensor_bytes_ = 0;

@@ -28,7 +28,8 @@ Result<Stages> parse_stages(std::string_view text) {
 StageChoice::StageChoice(Stages wanted, std::uint32_t devices) noexcept
     : wanted_(wanted), devices_(devices) {
   if (wanted != Stages::kAuto) settled_ = wanted;
-  // With one device no broadcast remains that an H2D copy could run under: both forms are the same.
+  // With one device there is no remaining broadcast during which an H2D copy could run, so both
+  // forms are the same.
   else if (devices == 1)
     settled_ = Stages::kTwo;
 }
@@ -50,9 +51,10 @@ void StageChoice::broadcast_took(std::chrono::nanoseconds t, bool together) noex
   settle();
 }
 
-// h, b: times of an H2D copy and a broadcast alone; h', b': when both kinds run together; N
-// devices. A round takes h + N*b in two stages. In three stages the broadcasts take N*b' one after
-// the other, and each H2D buffer is busy for h' + b'; the longer of the two is the time of a round.
+// h and b: times of an H2D copy and a broadcast alone; h' and b': times when both kinds run
+// together; N devices. In two stages a round takes h + N*b. In three stages the broadcasts take
+// N*b' one after the other, and each H2D buffer is busy for h' + b'; the round takes the longer of
+// the two.
 void StageChoice::settle() noexcept {
   const StageTimings& t = timings_;
   if (!t.h2d_alone.known() || !t.broadcast_alone.known() || !t.h2d_together.known() ||

@@ -1,4 +1,4 @@
-// What a ReplicaSwitch is told (events), what it wants done (commands), and its options.
+// The events that a ReplicaSwitch handles, the commands that it returns, and its options.
 #pragma once
 
 #include <chrono>
@@ -20,17 +20,17 @@ struct SwitchOptions {
   std::chrono::nanoseconds commit = std::chrono::milliseconds(limits::kCommitDeadlineMs);
   std::chrono::nanoseconds retry = std::chrono::milliseconds(limits::kSwitchRetryMs);
   // A version that this replica could not load is tried again after `retry`. Each failure doubles
-  // the wait, up to this.
+  // the wait, up to this maximum.
   std::chrono::nanoseconds retry_max = std::chrono::milliseconds(limits::kSwitchRetryMaxMs);
-  // A replica that has been behind for longer is not ready. 0: a replica that is behind stays
-  // ready.
+  // A replica that has been behind the target for longer is not ready. 0: a replica that is behind
+  // stays ready.
   std::chrono::nanoseconds max_staleness = std::chrono::milliseconds(limits::kMaxStalenessMs);
-  PauseMode fallback_mode = PauseMode::kAbort;  // after a pause deadline
+  PauseMode fallback_mode = PauseMode::kAbort;  // used after a missed pause deadline
 };
 
 // ---- events ----
 
-// The hello of a rank. A rank that was attached already counts as lost and attached again.
+// The hello of a rank. If the rank was already attached, it counts as lost and attached again.
 struct RankAttached {
   std::uint32_t rank = 0;
   bool leader = false;
@@ -42,17 +42,17 @@ struct RankDetached {
 };
 struct RankPaused {
   std::uint32_t rank = 0;
-  std::uint64_t request = 0;  // 0: not asked to; the rank has lost its group
+  std::uint64_t request = 0;  // 0: not asked; the rank has lost its group
 };
 struct RankLoaded {
   std::uint32_t rank = 0;
   std::uint64_t request = 0;
   Version version;
   std::uint64_t bytes = 0;
-  std::string failure;  // not empty: the bytes of this rank match no version
+  std::string failure;  // if not empty: the bytes of this rank belong to no version
 };
-// The load of this request could not begin. No rank was told to load, and each holds the bytes that
-// it held before.
+// The load of this request could not begin. No rank received the load, and each rank holds the same
+// bytes as before.
 struct LoadNotBegun {
   std::uint64_t request = 0;
   std::string why;
@@ -68,7 +68,7 @@ struct RankResumed {
   std::uint64_t request = 0;
 };
 // A decision that was stored. A newer decision replaces an older one in every phase. The outcome is
-// due when the deadlines of pause, load and commit have passed one after the other.
+// due when the deadlines of pause, load and commit have passed, one after the other.
 struct TargetSet {
   control::Decision decision;
   Version target;
@@ -76,10 +76,10 @@ struct TargetSet {
   PauseMode mode = PauseMode::kAbort;
   std::chrono::nanoseconds pause_deadline = std::chrono::milliseconds(limits::kPauseDeadlineMs);
   std::chrono::nanoseconds load_deadline = std::chrono::milliseconds(limits::kLoadDeadlineMs);
-  bool owed = true;  // false: the replica catches up, and no Done is due
+  bool owed = true;  // false: the replica only catches up, and no Done is due
 };
-// Versions that must not be activated, without a decision of a new target. The target may be one of
-// them: then no version is left to switch to, and a replica that serves the target is not ready.
+// Versions that must not be activated, without a decision for a new target. The target may be one
+// of them. Then no version remains to switch to, and a replica that serves the target is not ready.
 struct WithdrawnSet {
   std::vector<Version> versions;
 };
@@ -106,13 +106,13 @@ struct SendPause {
 };
 // Load `version` into every rank: by a Load to each rank (unified devices), or by the pipeline of
 // the device group (separate devices). The answer is a RankLoaded of each rank with this request,
-// or one LoadNotBegun for all. An earlier load that was cancelled is brought to its end first.
+// or one LoadNotBegun for all. An earlier cancelled load is finished first.
 struct BeginLoad {
   std::uint64_t request = 0;
   Version version;
   std::uint32_t deadline_ms = 0;
 };
-// The load of this request is given up; answers to it are dropped.
+// The load of this request is cancelled; answers to it are dropped.
 struct CancelLoad {
   std::uint64_t request = 0;
 };
@@ -130,8 +130,8 @@ struct Done {
   control::Decision decision;
   control::ReplicaOutcome outcome;
 };
-// Two loads of `version` failed here, whatever the reason: its copy is to be verified again. A copy
-// that has changed leaves the staged set; an intact one needs no answer.
+// Two loads of `version` failed here, for whatever reason, so its copy must be verified again. A
+// copy that has changed leaves the staged set; an intact copy needs no answer.
 struct CopySuspect {
   Version version;
 };

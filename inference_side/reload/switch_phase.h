@@ -1,4 +1,4 @@
-// The phases of a replica's switch, and the moves between them.
+// The phases of a replica's switch, and the transitions between them.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 namespace wsync::reload {
 
 enum class SwitchPhase : std::uint8_t {
-  kIdle,        // nothing is in flight
-  kPausing,     // PAUSE was sent; a rank may still be in a step
-  kGathering,   // stopped; waits for a lost rank to attach again
+  kIdle,        // no switch is in flight
+  kPausing,     // PAUSE was sent; a rank may still be inside a step
+  kGathering,   // stopped; waits until a lost rank attaches again
   kLoading,     // LOAD is in flight on every rank
   kCommitting,  // COMMIT is in flight on every rank
   kResuming,    // RESUME was sent to the leader
@@ -20,7 +20,7 @@ enum class SwitchPhase : std::uint8_t {
 [[nodiscard]] std::string_view phase_name(SwitchPhase phase) noexcept;
 // Whether the transition table has a row from one phase to the other.
 [[nodiscard]] bool is_legal(SwitchPhase from, SwitchPhase to) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable switch_transitions();
 
 }  // namespace wsync::reload

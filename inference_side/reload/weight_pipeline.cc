@@ -74,7 +74,7 @@ void WeightPipeline::on(const H2DDone& event, TimePoint at) {
                      event.bucket, device)});
   moved(buffers_.filled(h2d_buffer(event.device)), slot_of(event.bucket));
   const Running copy = *std::exchange(copying_[device], std::nullopt);
-  // The last bucket is seldom full: its times would be too short.
+  // Ignore the last bucket: it is seldom full, so its times would be too short.
   if (copy.company != Company::kMixed && event.bucket + 1 != shape_.buckets)
     choice_.h2d_took(at - copy.since, copy.company == Company::kTogether);
 }
@@ -133,7 +133,7 @@ void WeightPipeline::on(const EngineLost& event, TimePoint) {
 
 void WeightPipeline::on(const Failed& event, TimePoint) { fail_with(event.error); }
 
-// Broadcasts first: a broadcast that starts now may allow the copies of the next round.
+// Start broadcasts first: a broadcast that starts now may allow the copies of the next round.
 void WeightPipeline::pump(TimePoint at) {
   start_broadcast(at);
   start_copies(at);
@@ -160,8 +160,9 @@ bool WeightPipeline::copying() const noexcept {
   return std::any_of(copying_.begin(), copying_.end(), [](const auto& c) { return c.has_value(); });
 }
 
-// Round 0 may always start. A later one may when all broadcasts of the round before are over, or
-// when that round overlaps; the device's own H2D buffer is free only after its own turn.
+// Round 0 may always start. A later round may start when all broadcasts of the previous round are
+// over, or when the previous round overlaps. The H2D buffer of the device is free only after the
+// device's own broadcast.
 bool WeightPipeline::h2d_allowed(std::uint64_t bucket) const noexcept {
   const std::uint64_t first_of_round = bucket - bucket % shape_.devices;
   if (first_of_round == 0) return true;
@@ -239,7 +240,7 @@ void WeightPipeline::fail_with(Error error) {
   phase_ = PipelinePhase::kFailed;
 }
 
-// Events are checked before they move a buffer, so a refused move is a defect of this file.
+// Events are checked before they change a buffer, so a refused transition is a defect of this file.
 void WeightPipeline::moved(const Result<>& result, SlotIndex slot) {
   WSYNC_CHECK(result.has_value(), result.error().message());
   const Result<> holds = buffers_.invariants_of(slot);

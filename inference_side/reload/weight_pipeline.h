@@ -1,16 +1,18 @@
-// The weight pipeline as a pure state machine: which copy, broadcast and reload may start when.
-// Nothing runs here: a driver executes the commands, and reports what has ended and when. The
-// driver for devices is PipelineRunner; tests have one with a virtual clock.
+// The weight pipeline as a pure state machine: it decides which copy, broadcast and reload may
+// start when. It executes nothing: a driver executes the commands, and reports which operations
+// have ended and when. PipelineRunner is the driver for devices; tests have one with a virtual
+// clock.
 //
 // Rules (README.md has the chart):
-//   - bucket b is owned by device b % N, which copies it from host memory into its H2D buffer;
-//   - broadcasts run one after the other in bucket order, so the source walks over the devices; b
-//     goes to IPC slot b % slots of every device;
-//   - a slot is broadcast into only when it is free on every device: every bucket acknowledgement
-//     for it has come;
-//   - two stages: H2D never overlaps a broadcast: a round's H2D starts after the last broadcast of
-//     the round before, its broadcasts after its last H2D; three stages: a device's next H2D starts
-//     as soon as its own broadcast turn is over.
+//   - device b % N owns bucket b, and copies it from host memory into its H2D buffer;
+//   - broadcasts run one after the other in bucket order, so the devices are the source in
+//     rotation;
+//     bucket b goes to IPC slot b % slots of every device;
+//   - a broadcast into a slot starts only when the slot is free on every device, which means that
+//     every bucket acknowledgement for it has arrived;
+//   - two stages: H2D never overlaps a broadcast. The H2D copies of a round start after the last
+//     broadcast of the previous round, its broadcasts after its last H2D copy;
+//   - three stages: the next H2D copy of a device starts as soon as its own broadcast has ended.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +28,15 @@
 
 namespace wsync::reload {
 
-// An engine rank attached to the group; chosen by the caller, unique in the pipeline.
+// An engine rank attached to the group. The caller chooses the id, which must be unique in the
+// pipeline.
 enum class EngineId : std::uint32_t {};
-// The number of an engine, for messages.
+// The id as a plain number, for messages.
 [[nodiscard]] constexpr std::uint32_t number(EngineId engine) noexcept {
   return static_cast<std::uint32_t>(engine);
 }
 
-// Where an engine sits.
+// The device of an engine.
 struct EngineSeat {
   EngineId engine{};
   DeviceIndex device{};
@@ -43,7 +46,7 @@ struct PipelineShape {
   std::uint32_t devices = 1;
   std::uint64_t buckets = 0;
   std::uint32_t ipc_slots = 2;      // unified devices: one for each bucket
-  std::vector<EngineSeat> engines;  // any number for each device
+  std::vector<EngineSeat> engines;  // any number on each device
 };
 
 // ---- commands ----
@@ -70,18 +73,18 @@ struct H2DDone {
   DeviceIndex device{};
   std::uint64_t bucket = 0;
 };
-// The bucket is complete in the slot of this device. The source reports after every other device
-// has read from it.
+// The bucket is complete in the slot of this device. The source reports this after every other
+// device has read from it.
 struct BroadcastDone {
   DeviceIndex device{};
   std::uint64_t bucket = 0;
 };
-// Bucket acknowledgement: the engine has copied the bucket out and synchronised its device.
+// Bucket acknowledgement: the engine has copied the bucket and synchronised its device.
 struct BucketAck {
   EngineId engine{};
   std::uint64_t bucket = 0;
 };
-// The engine is gone: it reads nothing any more and is not waited for.
+// The engine is gone. It no longer reads anything, and the pipeline does not wait for it.
 struct EngineLost {
   EngineId engine{};
 };
@@ -92,24 +95,24 @@ using Event = std::variant<Begin, H2DDone, BroadcastDone, BucketAck, EngineLost,
 
 enum class PipelinePhase : std::uint8_t { kIdle, kRunning, kFinished, kFailed };
 
-// Thread: confined to its driver.
-// It has more than 25 methods: each event has an overload, and each stage has a method that
-// starts it.
+// Thread: confined to its driver. This class has more than 25 methods: each event has an overload,
+// and each stage has a method that starts it.
 class WeightPipeline {
  public:
-  // kInvalidInput for no device, more than limits::kDeviceCount, an engine on a device that is not
-  // there, or two engines of one id.
+  // Returns kInvalidInput for no device, more than limits::kDeviceCount, an engine on a device that
+  // does not exist, or two engines with the same id.
   [[nodiscard]] static Result<WeightPipeline> create(PipelineShape shape, StageChoice choice);
 
-  // The operations to start now. A bucket acknowledgement that is not awaited is counted as stray,
-  // and changes nothing. An operation that ends without having been started fails the pipeline, as
-  // does the loss of the last engine (kPeerLost). After the end every event is ignored.
+  // Returns the operations to start now. A bucket acknowledgement that is not expected is counted
+  // as stray and changes nothing. The pipeline fails if an operation ends that was not started, or
+  // if the last engine is lost (kPeerLost). After the end every event is ignored.
   [[nodiscard]] std::vector<Command> step(const Event& event, TimePoint at);
 
   [[nodiscard]] PipelinePhase phase() const noexcept { return phase_; }
-  // Why it failed; only in kFailed.
+  // Why the pipeline failed; only in kFailed.
   [[nodiscard]] const Error& error() const { return *error_; }
-  // kInternal with the first broken rule. A part of the rules is checked after every move.
+  // Returns kInternal with the first broken rule. A part of the rules is checked after every
+  // transition.
   [[nodiscard]] Result<> invariants() const;
 
   // Reloads that were started and are not acknowledged yet.
@@ -124,12 +127,13 @@ class WeightPipeline {
   [[nodiscard]] std::uint64_t stray_bucket_acks() const noexcept { return stray_; }
   [[nodiscard]] const StageChoice& choice() const noexcept { return choice_; }
   [[nodiscard]] const PipelineShape& shape() const noexcept { return shape_; }
-  // Rounds run in each form: H2D of the following round under their broadcasts, or after them.
+  // Rounds run in each form: with the H2D copies of the following round during their broadcasts, or
+  // after them.
   [[nodiscard]] std::uint64_t overlapped_rounds() const noexcept { return overlapped_rounds_; }
 
  private:
-  // An operation in progress, for the measurement. Only a copy that began during a broadcast shows
-  // how both run together. A copy that only overlaps the begin of the next broadcast does not
+  // How an operation ran, for the measurement. Only a copy that began during a broadcast shows how
+  // both kinds run together. A copy that only overlaps the beginning of the next broadcast does not
   // count.
   enum class Company : std::uint8_t { kAlone, kTogether, kMixed };
   struct Running {
@@ -179,7 +183,7 @@ class WeightPipeline {
   std::vector<std::optional<Running>> copying_;  // by device
   std::optional<Running> broadcasting_;          // bucket next_broadcast_ - 1
   std::uint64_t next_broadcast_ = 0;
-  bool overlap_ = false;  // of the round whose broadcasts run
+  bool overlap_ = false;  // of the round whose broadcasts are running
   std::vector<Slot> slots_;
   std::uint64_t done_ = 0;
   std::uint64_t stray_ = 0;

@@ -151,8 +151,8 @@ bool DeviceBuffers::begin_allocate() {
   return buffers_ == BuffersState::kNone && move(BuffersState::kAllocating).has_value();
 }
 
-// The state says which answer is due: without it the answer to freeing, held again, would look like
-// the end of an allocation.
+// Check which answer is due: a repeated answer to freeing must not be mistaken for the end of an
+// allocation.
 Result<> DeviceBuffers::allocated(bool ok) {
   const BuffersState to = ok ? BuffersState::kHeld : BuffersState::kNone;
   if (buffers_ != BuffersState::kAllocating) return refuse("the device buffers", buffers_, to);
@@ -170,7 +170,7 @@ Result<> DeviceBuffers::freed(bool ok) {
   return move(to);
 }
 
-// ---- who has them ----
+// ---- engines that have the buffers mapped ----
 
 Result<> DeviceBuffers::exported(reload::EngineId engine, std::optional<std::uint64_t> request) {
   if (!held())

@@ -1,13 +1,14 @@
-// DeviceBuffers: when the IPC buffers of a group of devices may be allocated, handed to engines and
-// freed, and when the group may be connected anew. It decides; EngineDevices executes.
+// DeviceBuffers: decides when the IPC buffers of a group of devices may be allocated, handed to
+// engines and freed, and when the group may be connected again. EngineDevices executes the
+// decisions.
 //
-// Buffers that are kept exist from the start to the end. Others (GPUs with keep_buffers: false)
-// exist from the first load of a run until nothing needs them and no engine has them mapped: memory
-// that is freed while another process has it mapped is undefined to CUDA. An engine has buffers
-// mapped from the Load that brought their handles (kept ones: from its welcome) until it has
-// answered that load, or until its process has closed its end of the connection.
+// Kept buffers exist from the start to the end. Other buffers (GPUs with keep_buffers: false) exist
+// from the first load of a run until no load needs them and no engine has them mapped, because
+// freeing memory that another process has mapped is undefined behaviour in CUDA. An engine has the
+// buffers mapped from the Load that brought their handles (kept buffers: from its welcome) until it
+// has answered that load, or until its process has closed its end of the connection.
 //
-// Pure: no I/O, no time. Thread: one.
+// Pure: no I/O, no time. Thread: confined to one thread.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +24,11 @@
 namespace wsync::agent {
 
 enum class BuffersState : std::uint8_t { kNone, kAllocating, kHeld, kFreeing };
-// The buffers as one engine has them.
+// How one engine uses the buffers.
 enum class MappingState : std::uint8_t {
   kUnmapped,
-  kMapped,     // it was sent their handles
-  kDeparting,  // its connection has ended here; its process has not closed its end yet
+  kMapped,     // their handles were sent to it
+  kDeparting,  // connection ended here; its process has not closed its end yet
 };
 // The streams and communicators of the group.
 enum class GroupState : std::uint8_t { kConnected, kDisconnected, kConnecting };
@@ -39,15 +40,15 @@ enum class GroupState : std::uint8_t { kConnected, kDisconnected, kConnecting };
 [[nodiscard]] bool is_legal(BuffersState from, BuffersState to) noexcept;
 [[nodiscard]] bool is_legal(MappingState from, MappingState to) noexcept;
 [[nodiscard]] bool is_legal(GroupState from, GroupState to) noexcept;
-// The transition tables, for the page of the protocol.
+// The transition tables, for the protocol documentation.
 [[nodiscard]] TransitionTable buffers_transitions();
 [[nodiscard]] TransitionTable mapping_transitions();
 [[nodiscard]] TransitionTable group_transitions();
 
-// Every move without a row in its table is refused with kInternal, and then changes nothing.
+// A transition without a row in its table is refused with kInternal and changes nothing.
 class DeviceBuffers {
  public:
-  // `kept`: the buffers exist already, and stay. The group is connected.
+  // `kept`: the buffers already exist and are never freed. The group starts connected.
   explicit DeviceBuffers(bool kept)
       : kept_(kept), buffers_(kept ? BuffersState::kHeld : BuffersState::kNone) {}
 
@@ -55,28 +56,28 @@ class DeviceBuffers {
 
   [[nodiscard]] bool held() const noexcept { return buffers_ == BuffersState::kHeld; }
   [[nodiscard]] bool kept() const noexcept { return kept_; }
-  // A load needs the buffers. True: allocate them now, and call allocated().
+  // Call when a load needs the buffers. If it returns true, allocate them now and call allocated().
   [[nodiscard]] bool begin_allocate();
-  // `ok`: they exist.
+  // `ok`: the allocation succeeded.
   [[nodiscard]] Result<> allocated(bool ok);
-  // Nothing of a load may need them any more when `in_use` is false. True: free them now, and call
-  // freed().
+  // Call with `in_use` = false if no load needs the buffers. If it returns true, free them now and
+  // call freed().
   [[nodiscard]] bool begin_free(bool in_use);
-  // `ok`: they exist no more.
+  // `ok`: the buffers no longer exist.
   [[nodiscard]] Result<> freed(bool ok);
 
-  // ---- who has them ----
+  // ---- engines that have the buffers mapped ----
 
-  // An engine is sent their handles: with its welcome (no request), or with the Load of `request`,
-  // which it answers. Refused while there are no buffers.
+  // Records that the handles were sent to an engine, either with its welcome (no request) or with
+  // the Load of `request`, which the engine answers. Refused if there are no buffers.
   [[nodiscard]] Result<> exported(reload::EngineId engine, std::optional<std::uint64_t> request);
-  // The engine has answered the Load of `request`. It has unmapped what that Load brought; an
-  // answer to another one, or of an engine that has nothing, means nothing here.
+  // The engine has answered the Load of `request` and has unmapped the buffers of that Load. An
+  // answer to another Load, or from an engine without a mapping, is ignored.
   void answered(reload::EngineId engine, std::uint64_t request);
-  // The engine's connection has ended here. `closed`: its process has closed its end as well, and
-  // has unmapped everything before that.
+  // The engine's connection has ended on this side. `closed`: its process has closed its end too,
+  // and unmapped everything before that.
   void disconnected(reload::EngineId engine, bool closed);
-  // The process of an engine that was departing has closed its end.
+  // The process of a departing engine has closed its end.
   void closed(reload::EngineId engine);
   // Engines whose process has not closed its end yet.
   [[nodiscard]] std::vector<reload::EngineId> departing() const;
@@ -84,20 +85,22 @@ class DeviceBuffers {
 
   // ---- the group ----
 
-  // A run may start, or a load begin.
+  // Whether a run may start or a load may begin.
   [[nodiscard]] bool connected() const noexcept { return group_ == GroupState::kConnected; }
   [[nodiscard]] bool connecting() const noexcept { return group_ == GroupState::kConnecting; }
-  // True: connect the devices now, and call connect_finished(). False when they are connected, when
-  // that is under way, and while a run is in progress, which connects them itself.
+  // If it returns true, connect the devices now and call connect_finished(). Returns false if they
+  // are connected, if a connection attempt is in progress, or during a run, which connects them
+  // itself.
   [[nodiscard]] bool begin_connect(bool running);
   [[nodiscard]] Result<> connect_finished(bool ok);
-  // A run has ended, and left the group like this. A failed one takes it down.
+  // A run has ended; `connected` says whether the group is still connected. A failed run
+  // disconnects it.
   [[nodiscard]] Result<> run_finished(bool connected);
 
   [[nodiscard]] BuffersState buffers() const noexcept { return buffers_; }
   [[nodiscard]] GroupState group() const noexcept { return group_; }
-  // The first broken rule (kInternal). Rules: an engine has the buffers mapped only while they
-  // exist; one that is departing owes no answer; buffers that are kept always exist.
+  // Returns kInternal with the first broken rule. Rules: an engine has the buffers mapped only
+  // while they exist; a departing engine owes no answer; kept buffers always exist.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -112,7 +115,7 @@ class DeviceBuffers {
   const bool kept_;
   BuffersState buffers_;
   GroupState group_ = GroupState::kConnected;
-  std::map<reload::EngineId, Mapping> mappings_;  // of engines that have the buffers
+  std::map<reload::EngineId, Mapping> mappings_;  // engines that have the buffers mapped
 };
 
 }  // namespace wsync::agent

@@ -13,7 +13,8 @@ double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(now() - begin).count();
 }
 
-// The bytes stay where they are. A device that cannot pin them still copies them, more slowly.
+// The bytes stay where they are. A device that cannot pin them copies them all the same, but more
+// slowly.
 Result<> register_bytes(const reload::DeviceGroup& group, DeviceVersion& out) {
   const TimePoint begin = now();
   const staging::HeldVersion& version = *out.version;
@@ -57,8 +58,8 @@ Result<> compute(const reload::DeviceGroup& group, ThreadPool* helpers, DeviceVe
   auto buckets = WSYNC_TRY(BucketPlan::create(*out.version->manifest(), group.buffer_bytes()));
   out.buckets = std::make_shared<const BucketPlan>(std::move(buckets));
   WSYNC_TRY(register_bytes(group, out));
-  // On host devices the checksum of each engine finds the same errors, and a second pass over the
-  // bytes would evict them from the cache.
+  // Not needed on host devices: the checksum of each engine finds the same errors, and a second
+  // pass over the bytes would evict them from the cache.
   if (group.kind() == DeviceKind::kCuda) compute_digests(helpers, out);
   return {};
 }
@@ -73,8 +74,8 @@ DeviceStaging::DeviceStaging(Loop& loop, const reload::DeviceGroup& group, Threa
 DeviceStaging::~DeviceStaging() {
   *alive_ = false;
   worker_.stop();
-  // A completion that still waits in the loop would unregister its version after the devices are
-  // gone, so its cell is emptied here.
+  // Empty the cells here: a completion that still waits in the loop would otherwise unregister its
+  // version after the devices are destroyed.
   for (const auto& [number, cell] : computing_) cell->reset();
 }
 
@@ -115,7 +116,7 @@ void DeviceStaging::remove(const Version& version) {
   if (entry && entry.mapped().ready) release(std::move(entry.mapped().ready));
 }
 
-// Unregistering takes long, so the last pointer is dropped on the worker thread.
+// Unregistering is slow, so the last pointer is released on the worker thread.
 void DeviceStaging::release(std::shared_ptr<const DeviceVersion> version) {
   auto last = std::make_shared<std::shared_ptr<const DeviceVersion>>(std::move(version));
   (void)worker_.submit([last] { last->reset(); });

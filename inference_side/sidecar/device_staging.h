@@ -1,9 +1,9 @@
-// DeviceStaging: makes the devices ready for a version while engines still serve an older one, so
-// that the pause is short. The version's bytes are registered with every device (pinned). For GPUs
-// the digest of each bucket is computed as well: it is compared after each broadcast.
+// DeviceStaging: prepares the devices for a version while the engines still serve an older one, so
+// that the pause is short. It registers (pins) the version's bytes with every device. For GPUs it
+// also computes the digest of each bucket, which is compared after each broadcast.
 //
-// Thread: the loop's; callbacks come on the loop.
-// Outlives: loop and group outlive it.
+// Thread: the loop's; callbacks are called on the loop. The loop and the group must outlive this
+// object.
 #pragma once
 
 #include <functional>
@@ -21,30 +21,31 @@
 
 namespace wsync::agent {
 
-// A version as devices read it. It keeps the version and its registrations alive.
+// A version in the form that devices read. It keeps the version and its registrations alive.
 struct DeviceVersion {
   std::shared_ptr<const staging::HeldVersion> version;
-  std::shared_ptr<const BucketPlan> buckets;  // of the devices' buffers, not of the transfer
+  std::shared_ptr<const BucketPlan> buckets;  // buckets of the device buffers, not of the transfer
   std::shared_ptr<const std::vector<device::PieceDigest>> digests;  // null: host devices
   std::vector<std::unique_ptr<device::HostRegistration>> registrations;
-  Result<> usable;  // or why it cannot be loaded
+  Result<> usable;  // or the reason why it cannot be loaded
 };
 
 class DeviceStaging {
  public:
-  // `helpers` compute digests beside its own thread; may be null, otherwise outlives this object.
+  // `helpers` compute digests in addition to this object's own thread. It may be null; otherwise it
+  // must outlive this object.
   DeviceStaging(Loop& loop, const reload::DeviceGroup& group, ThreadPool* helpers);
   // Waits for the computation in progress.
   ~DeviceStaging();
   DeviceStaging(const DeviceStaging&) = delete;
   DeviceStaging& operator=(const DeviceStaging&) = delete;
 
-  // `on_ready` comes when find() has the version, usable or not. When too many versions wait it
-  // comes inside this call, and the version is not usable.
+  // Calls `on_ready` when find() returns the version, usable or not. If too many versions are
+  // waiting, it is called inside this call and the version is not usable.
   void add(std::shared_ptr<const staging::HeldVersion> version, std::function<void()> on_ready);
-  // The version is unregistered when the last pointer to it has gone.
+  // The version is unregistered when the last pointer to it is released.
   void remove(const Version& version);
-  // Null until it is ready.
+  // Returns nullptr until the version is ready.
   [[nodiscard]] std::shared_ptr<const DeviceVersion> find(const Version& version) const;
 
  private:
@@ -62,7 +63,7 @@ class DeviceStaging {
   std::map<Version, Entry> entries_;
   std::map<std::uint64_t, std::shared_ptr<Cell>> computing_;  // by number
   std::uint64_t next_ = 1;
-  Worker worker_;  // declared last, so that it ends before what its work uses
+  Worker worker_;  // declared last: it must end before the members that its work uses
 };
 
 }  // namespace wsync::agent

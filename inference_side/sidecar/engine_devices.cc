@@ -14,9 +14,10 @@
 namespace wsync::agent {
 namespace {
 
-// An orderly end waits this long for engines to unmap.
+// At an orderly shutdown, engines have this long to unmap.
 constexpr std::chrono::milliseconds kUnmapDeadline{1'000};
-// No event tells when a peer has closed its end after this side has: it is asked for.
+// After this side has closed its connection, no event reports that the peer has closed its end, so
+// it is polled.
 constexpr std::chrono::milliseconds kHangupPoll{100};
 
 std::optional<collective::GroupKind> group_kind(Collective collective) {
@@ -70,7 +71,7 @@ void log_gpus(const reload::DeviceGroup& group, Collective wanted) {
 
 }  // namespace
 
-// Brings the runner's callbacks, which come on its own thread, to the loop.
+// Forwards the runner's callbacks from the runner's thread to the loop.
 class EngineDevices::Events final : public reload::PipelineListener {
  public:
   explicit Events(EngineDevices& devices)
@@ -163,8 +164,8 @@ RegistryDevices EngineDevices::registry_devices() const {
   return devices;
 }
 
-// A move that the tables do not allow is a defect of this class or of its user. Going on could free
-// memory that an engine has mapped.
+// A transition that is not in the tables is a defect of this class or of its user. Abort, because
+// continuing could free memory that an engine has mapped.
 void EngineDevices::check(const Result<>& moved) const {
   WSYNC_CHECK(moved.has_value(), moved.error().message());
   const Result<> rules = buffers_.invariants();
@@ -180,7 +181,7 @@ Result<> EngineDevices::start_run(reload::PipelineJob job) {
 // ---- streams and communicators ----
 
 bool EngineDevices::connected() const noexcept {
-  // The group is asked as well: a run that fails takes it down before its end is reported.
+  // Ask the group too: a failing run disconnects it before its end is reported.
   return !on_gpus() || (buffers_.connected() && group().connected());
 }
 
@@ -217,7 +218,7 @@ void EngineDevices::allocate() {
                                         [this, alive = alive_, outcome] {
                                           if (*alive) allocate_finished(*outcome);
                                         });
-  // Posted: the caller is about to note that its load waits for this.
+  // Post, because the caller has yet to record that its load waits for this.
   if (!submitted)
     loop_.post([this, alive = alive_, error = submitted.error()] {
       if (*alive) allocate_finished(fail(error));
@@ -259,7 +260,8 @@ Result<EngineDevices::Exported> EngineDevices::export_buffers(
     else
       exported.fds.push_back(std::move(handle.fd));
   }
-  // Host memory is freed safely while another process has it mapped, so only GPUs keep account.
+  // Only GPUs record who maps the buffers. Host memory can be freed safely while another process
+  // has it mapped.
   if (on_gpus()) check(buffers_.exported(rank.id, request));
   return exported;
 }
@@ -271,7 +273,7 @@ void EngineDevices::answered(reload::EngineId engine, std::uint64_t request) {
 void EngineDevices::disconnected(EngineRank& rank) {
   UniqueFd hangup = std::move(rank.hangup);
   if (buffers_.mapping_of(rank.id) != MappingState::kMapped) return;
-  // The process sees the end of the stream, unmaps, and closes its own end after that.
+  // The process sees the end of the stream, unmaps, and then closes its own end.
   if (hangup.valid()) (void)::shutdown(hangup.get(), SHUT_WR);
   const bool closed = !hangup.valid() || hung_up(hangup.get());
   buffers_.disconnected(rank.id, closed);
@@ -299,14 +301,15 @@ void EngineDevices::watch_departing() {
   callbacks_.on_unmapped();
 }
 
-// ---- the end ----
+// ---- shutdown ----
 
 void EngineDevices::stop_runs() {
   runner_->abort({ErrorCode::kCancelled, "the sidecar ends"});
   (void)runner_->wait();
 }
 
-// Memory that is freed while another process has it mapped is undefined to CUDA.
+// Wait until engines have unmapped: freeing memory that another process has mapped is undefined
+// behaviour in CUDA.
 void EngineDevices::shutdown() {
   worker_.stop();
   const TimePoint deadline = now() + kUnmapDeadline;

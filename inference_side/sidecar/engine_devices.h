@@ -1,10 +1,9 @@
 // EngineDevices: the separate devices or GPUs of a sidecar. It opens them, runs the weight pipeline
-// on them, and executes what DeviceBuffers decides: allocating, exporting and freeing the IPC
-// buffers, and connecting GPUs whose streams and communicators a failed run has taken down.
+// on them, and executes the decisions of DeviceBuffers: allocating, exporting and freeing the IPC
+// buffers, and reconnecting GPUs whose streams and communicators were destroyed by a failed run.
 //
-// Thread: the loop's. Work that blocks runs on a thread of its own; callbacks come on the loop,
-// never inside a call.
-// Outlives: the loop outlives it.
+// Thread: the loop's. Blocking work runs on a separate thread. Callbacks are called on the loop,
+// never inside a call. The loop must outlive this object.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,7 @@ namespace wsync::agent {
 struct EngineDevicesOptions {
   config::DevicesConfig config;
   Stages stages = Stages::kAuto;
-  std::uint64_t generation = 0;      // of this sidecar process; stands in each GPU buffer handle
+  std::uint64_t generation = 0;      // of this sidecar process; part of each GPU buffer handle
   trace::Recorder* trace = nullptr;  // may be null; outlives the devices
 };
 
@@ -41,21 +40,21 @@ struct EngineDevicesCallbacks {
   std::function<void(const Result<reload::PipelineReport>&)> on_run_finished;
   std::function<void(const Result<>&)> on_connected;
   std::function<void(const Result<>&)> on_allocated;
-  // An attempt to free the buffers has ended. A load may have asked for them meanwhile.
+  // An attempt to free the buffers has ended. A load may have requested them meanwhile.
   std::function<void()> on_freed;
   // An engine has unmapped its buffers: call free_unused().
   std::function<void()> on_unmapped;
 };
 
-// It has more than 25 methods: each callback of the pipeline and each command of DeviceBuffers
-// has a method of its own.
+// This class has more than 25 methods: each callback of the pipeline and each command of
+// DeviceBuffers has its own.
 class EngineDevices {
  public:
-  // Opens the devices and makes their buffers, unless they are not kept. Errors as
+  // Opens the devices, and allocates their buffers if they are kept. Errors as
   // PipelineRunner::create.
   [[nodiscard]] static Result<std::unique_ptr<EngineDevices>> open(
       Loop& loop, EngineDevicesOptions options, EngineDevicesCallbacks callbacks);
-  // After shutdown().
+  // Call shutdown() first.
   ~EngineDevices();
   EngineDevices(const EngineDevices&) = delete;
   EngineDevices& operator=(const EngineDevices&) = delete;
@@ -63,13 +62,14 @@ class EngineDevices {
   [[nodiscard]] bool on_gpus() const noexcept;
   [[nodiscard]] const reload::DeviceGroup& group() const noexcept { return runner_->group(); }
   [[nodiscard]] reload::DeviceCopies copies() const noexcept { return runner_->copies(); }
-  // NUMA node shared by all GPUs; nothing if they span nodes, on host devices, or if unknown.
+  // NUMA node shared by all GPUs; std::nullopt if they span nodes, on host devices, or if unknown.
   [[nodiscard]] std::optional<std::uint32_t> numa_node() const;
   [[nodiscard]] RegistryDevices registry_devices() const;
 
   // ---- runs ----
 
-  // Begins a run, and names why it cannot. on_run_finished follows only after a success.
+  // Begins a run, or returns the reason why it cannot begin. on_run_finished is called only after a
+  // success.
   [[nodiscard]] Result<> start_run(reload::PipelineJob job);
   void handle_bucket_ack(reload::EngineId engine, std::uint64_t bucket) {
     runner_->handle_bucket_ack(engine, bucket);
@@ -80,37 +80,39 @@ class EngineDevices {
 
   // ---- streams, communicators and buffers ----
 
-  // Host devices are connected by each run, so they count as connected always.
+  // Host devices always count as connected, because each run connects them itself.
   [[nodiscard]] bool connected() const noexcept;
   [[nodiscard]] bool connecting() const noexcept { return buffers_.connecting(); }
-  // Connects GPUs that a failed run has taken down: to be called after each run, and whenever they
-  // are needed. Does nothing when they are connected, and while a run is in progress.
+  // Reconnects GPUs that a failed run has disconnected. Call it after each run, and whenever the
+  // GPUs are needed. Does nothing if they are connected or a run is in progress.
   void connect();
   [[nodiscard]] bool buffers_held() const noexcept { return buffers_.held(); }
-  // Allocates buffers that are not kept; does nothing unless there are none.
+  // Allocates buffers that are not kept. Does nothing if they exist, or while they are being
+  // allocated or freed.
   void allocate();
-  // Frees buffers that are not kept, once no engine has them mapped. `in_use`: a load needs them.
+  // Frees buffers that are not kept, as soon as no engine has them mapped. `in_use`: a load needs
+  // them.
   void free_unused(bool in_use);
   [[nodiscard]] bool keeps_buffers() const noexcept { return buffers_.kept(); }
 
-  // The IPC buffers of a rank's device: descriptors of separate devices, handles of GPUs.
-  // `request`: of the Load that brings them; none for a welcome.
+  // The IPC buffers of a rank's device: file descriptors for separate devices, handles for GPUs.
+  // `request`: the Load that carries them; std::nullopt for a welcome.
   struct Exported {
     std::vector<UniqueFd> fds;
     std::vector<control::BufferHandle> handles;
   };
   [[nodiscard]] Result<Exported> export_buffers(const EngineRank& rank, std::uint32_t device,
                                                 std::optional<std::uint64_t> request);
-  // The rank has answered the Load of this request: it has unmapped the buffers of that load.
+  // The rank has answered the Load of this request, so it has unmapped the buffers of that load.
   void answered(reload::EngineId engine, std::uint64_t request);
   // The rank's connection has ended on this side.
   void disconnected(EngineRank& rank);
 
-  // ---- the end of the sidecar, in this order ----
+  // ---- shutdown, in this order ----
 
-  // Ends the run in progress and waits for it; nothing reads the staged bytes afterwards.
+  // Ends the run in progress and waits for its end. Nothing reads the staged bytes afterwards.
   void stop_runs();
-  // Waits up to a second until the processes of disconnected engines have closed their ends.
+  // Waits up to one second until the processes of disconnected engines have closed their ends.
   void shutdown();
 
  private:
@@ -130,12 +132,12 @@ class EngineDevices {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   DeviceBuffers buffers_;
   std::string connect_failure_;  // already logged
-  // Second descriptors of engines that are departing.
+  // Duplicated socket descriptors of departing engines.
   std::map<reload::EngineId, UniqueFd> hangups_;
   Timer hangup_timer_;
   std::unique_ptr<reload::PipelineListener> events_;
   std::unique_ptr<reload::PipelineRunner> runner_;
-  Worker worker_;  // allocates, frees and connects, one after the other
+  Worker worker_;  // allocates, frees and connects, one task at a time
 };
 
 }  // namespace wsync::agent

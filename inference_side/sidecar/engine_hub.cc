@@ -24,7 +24,7 @@ Overloaded(Ts...) -> Overloaded<Ts...>;
 
 }  // namespace
 
-// ---- beginning and end ----
+// ---- creation and destruction ----
 
 Result<std::unique_ptr<EngineHub>> EngineHub::create(Loop& loop, EngineHubOptions options,
                                                      OnRank on_rank) {
@@ -46,8 +46,8 @@ EngineHub::~EngineHub() {
   *alive_ = false;
   readback_worker_.stop();
   if (!devices_) return;
-  // The staged bytes are unregistered when no copy reads them any more, and while the devices still
-  // exist.
+  // The staged bytes must be unregistered after the last copy has stopped reading them, and while
+  // the devices still exist.
   devices_->stop_runs();
   preparation_.reset();
   listener_.reset();
@@ -207,7 +207,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                              const control::Envelope& envelope, control::EngineHello hello) {
   if (rank->attached)
     return refuse(*rank, {.reason = "a second EngineHello on one connection", .problems = {}});
-  // Set before a refusal as well: an engine accepts only messages that name it.
+  // Set the name before a refusal too: an engine accepts only messages that name its replica.
   rank->replica = envelope.replica;
   rank->rank = envelope.rank;
   if (auto refusal = registry_->refusal_of(envelope, hello, fence_, preparation_->newest_layout()))
@@ -275,8 +275,8 @@ EngineHub::Ranks EngineHub::attached() const {
   return attached;
 }
 
-// Posted, because the receiver may answer with commands: those must not come inside a call that is
-// still going through the ranks.
+// Post, because the receiver may answer with commands, and commands must not arrive while a call
+// still iterates over the ranks.
 void EngineHub::notify(const std::string& replica, RankEvent event) {
   const auto ranks = registry_->ranks_of(replica);
   loop_.post([this, alive = alive_, replica, world = ranks.empty() ? 1U : ranks.front().world_size,

@@ -1,16 +1,17 @@
-// EngineHub: the sidecar's side of its engine links. It joins the connections of engines to the
-// parts that decide, and executes what they say:
+// EngineHub: the sidecar's side of its engine links. It connects the sockets of engines with the
+// classes that decide, and executes their decisions:
 //
 //   EngineRegistry      which ranks are attached, and which hello is refused
 //   LoadDriver          which loads wait, and which run together on the devices (LoadQueue)
-//   VersionPreparation  makes ranks and devices ready for a version before a pause
+//   VersionPreparation  prepares ranks and devices for a version before a pause
 //   EngineDevices       the weight pipeline and the device buffers; none on unified devices
-//   Readback            what engines hold, compared with what was staged
+//   Readback            compares what engines hold with what was staged
 //
-// Commands of a replica's switch come in by send(); what ranks say goes out by the OnRank callback.
+// Commands of a replica's switch arrive through send(). Messages of ranks leave through the OnRank
+// callback.
 //
-// Thread: the loop's; callbacks come on the loop, never inside a call.
-// Outlives: the loop outlives the hub.
+// Thread: the loop's. Callbacks are called on the loop, never inside a call. The loop must outlive
+// the hub.
 #pragma once
 
 #include <cstdint>
@@ -48,14 +49,14 @@ struct EngineHubOptions {
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
 };
 
-// It has more than 25 methods: it passes every command of the agent on to the part that it
-// belongs to.
+// This class has more than 25 methods: it forwards every command of the agent to the class that
+// handles it.
 class EngineHub {
  public:
   using OnRank =
       std::function<void(const std::string& replica, std::uint32_t world_size, RankEvent event)>;
-  // Binds the socket, opens the devices and makes their buffers. kBusy: another sidecar serves the
-  // socket.
+  // Binds the socket, opens the devices and allocates their buffers. Returns kBusy if another
+  // sidecar serves the socket.
   [[nodiscard]] static Result<std::unique_ptr<EngineHub>> create(Loop& loop,
                                                                  EngineHubOptions options,
                                                                  OnRank on_rank);
@@ -63,25 +64,26 @@ class EngineHub {
   EngineHub(const EngineHub&) = delete;
   EngineHub& operator=(const EngineHub&) = delete;
 
-  // Which ranks are attached, and what does not fit between them and a layout.
+  // Which ranks are attached, and how they differ from a layout.
   [[nodiscard]] const EngineRegistry& registry() const noexcept { return *registry_; }
-  // A version can be loaded from here on. `on_ready`: see VersionPreparation::add.
+  // The version can be loaded from now on. `on_ready`: see VersionPreparation::add.
   void add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                    std::function<void()> on_ready);
   void remove_version(const Version& version);
   // The highest fence that the sidecar has stored. Messages to engines carry it.
   void set_fence(const control::Fence& fence) { fence_ = fence; }
   [[nodiscard]] const std::string& socket() const noexcept { return options_.socket; }
-  // Separate devices and GPUs; null on unified ones.
+  // Separate devices and GPUs; nullptr on unified devices.
   [[nodiscard]] const EngineDevices* devices() const noexcept { return devices_.get(); }
 
-  // Commands of a replica's switch. A rank that is not attached is passed over.
+  // Executes commands of a replica's switch. A rank that is not attached is skipped.
   void send(const std::string& replica, const reload::SendPause& command);
   void send(const std::string& replica, const reload::BeginLoad& command);
   void send(const std::string& replica, const reload::CancelLoad& command);
   void send(const std::string& replica, const reload::SendCommit& command);
   void send(const std::string& replica, const reload::SendResume& command);
-  // Separate devices: while true, another replica is about to begin its load: the shared run waits.
+  // Separate devices: while true, the shared run waits, because another replica is about to begin
+  // its load.
   void expect_more_loads(bool expected) { loads_->expect_more(expected); }
 
   // See Readback::begin.
@@ -112,14 +114,14 @@ class EngineHub {
   const OnRank on_rank_;
   control::Fence fence_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  Ranks ranks_;  // every open connection, also before its hello
+  Ranks ranks_;  // every open connection, including those without a hello yet
   std::uint32_t next_engine_ = 1;
   std::unique_ptr<EngineDevices> devices_;  // null: unified
   std::unique_ptr<EngineRegistry> registry_;
   std::unique_ptr<VersionPreparation> preparation_;
   std::unique_ptr<LoadDriver> loads_;
   std::unique_ptr<control::UnixListener> listener_;
-  Worker readback_worker_;  // of its own: the plans of a new version do not wait for it
+  Worker readback_worker_;  // separate, so that plans of a new version do not wait for it
   Readback readback_;
 };
 

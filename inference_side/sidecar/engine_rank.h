@@ -1,5 +1,5 @@
-// EngineRank: one connection of the sidecar's engine socket. It is a rank of a replica once its
-// hello has been accepted.
+// EngineRank: one connection on the sidecar's engine socket. It becomes a rank of a replica when
+// its hello has been accepted.
 //
 // Thread: the loop's.
 #pragma once
@@ -21,21 +21,23 @@ struct EngineRank {
   reload::EngineId id{};
   const control::Fence* fence = nullptr;  // the hub's, in every envelope
   std::unique_ptr<control::UnixStream> stream;
-  std::unique_ptr<Timer> hello_deadline;  // until it is attached
+  std::unique_ptr<Timer> hello_deadline;  // until the rank is attached
   bool attached = false;
   std::string replica;
   std::uint32_t rank = 0;
-  // GPUs: a second descriptor of its socket. It shows when the engine's process has closed its end,
-  // also after `stream` is closed: the process has unmapped the IPC buffers by then.
+  // GPUs: a duplicate of the socket's descriptor. It shows when the engine's process has closed its
+  // end, even after `stream` is closed. The process has unmapped the IPC buffers before it closes
+  // its end.
   UniqueFd hangup;
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
   Digest tensors_key;
   Digest layout_sent;
-  // Versions that it was sent Prepare for, or that it cannot take, with the reason.
+  // For each version: success if Prepare was sent, otherwise the reason why the rank cannot load
+  // it.
   std::map<Version, Result<>> prepared;
 
-  // Sends a message; does nothing when the connection has ended. A message that cannot be sent is
-  // only logged: the end of the connection is reported by the stream itself.
+  // Sends a message. Does nothing if the connection has ended. A failure to send is only logged,
+  // because the stream itself reports the end of the connection.
   void send(std::uint64_t request, const control::Message& message, std::vector<UniqueFd> fds = {});
 };
 

@@ -1,7 +1,7 @@
-// EngineRegistry: which ranks of which replicas are attached to this sidecar, and whether a rank
-// that says hello may attach.
+// EngineRegistry: records which ranks of which replicas are attached to this sidecar, and decides
+// whether a rank that sends a hello may attach.
 //
-// Pure: no I/O, no time. Thread: one.
+// Pure: no I/O, no time. Thread: confined to one thread.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +30,17 @@ struct AttachedRank {
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
 };
 
-// The devices of this sidecar, as a hello is compared with them.
+// The properties of this sidecar's devices with which a hello is compared.
 struct RegistryDevices {
   struct Device {
-    std::string uuid;  // of a GPU; empty for a host device
+    std::string uuid;  // GPU only; empty for a host device
     std::string name;
   };
   DeviceKind kind = DeviceKind::kUnified;
-  std::vector<Device> devices;  // by index; unified devices: none
+  std::vector<Device> devices;  // by index; empty for unified devices
 };
 
-// Why a rank may not attach, as it is told.
+// The reason why a rank may not attach, in the form in which it is sent to the rank.
 struct Refusal {
   std::string reason;
   std::vector<control::Problem> problems;
@@ -50,35 +50,35 @@ class EngineRegistry {
  public:
   explicit EngineRegistry(RegistryDevices devices) : devices_(std::move(devices)) {}
 
-  // Why this hello is refused; nothing when the rank may attach. `fence`: the highest one that this
-  // sidecar has stored. An engine that obeys a higher one is refused: this sidecar has been
-  // replaced, or has lost its record. `served`: layout of the newest version that can be loaded;
-  // null before the first one.
+  // Returns why this hello is refused, or std::nullopt if the rank may attach. `fence`: the highest
+  // fence that this sidecar has stored. An engine that obeys a higher fence is refused, because
+  // this sidecar has been replaced or has lost its record. `served`: layout of the newest version
+  // that can be loaded; null before the first one.
   [[nodiscard]] std::optional<Refusal> refusal_of(const control::Envelope& envelope,
                                                   const control::EngineHello& hello,
                                                   const control::Fence& fence,
                                                   const Manifest* served) const;
-  // Takes a rank whose hello is not refused.
+  // Adds a rank whose hello was not refused.
   void attach(AttachedRank rank);
-  // The rank that was attached on this connection; nothing when none was.
+  // Removes the rank of this connection and returns it; std::nullopt if there was none.
   std::optional<AttachedRank> detach(reload::EngineId id);
 
-  // In the order in which they have attached.
+  // In order of attachment.
   [[nodiscard]] const std::vector<AttachedRank>& ranks() const noexcept { return ranks_; }
-  // Null when it is not attached.
+  // Returns nullptr if the rank is not attached.
   [[nodiscard]] const AttachedRank* find(const std::string& replica, std::uint32_t rank) const;
   [[nodiscard]] std::vector<AttachedRank> ranks_of(const std::string& replica) const;
   // Whether every rank of the replica is attached.
   [[nodiscard]] bool whole(const std::string& replica) const;
-  // Replicas that have a rank attached.
+  // Number of replicas with at least one attached rank.
   [[nodiscard]] std::uint32_t replica_count() const;
-  // What does not fit between a layout and the attached ranks, each problem naming its replica.
-  // Whether a layout is covered is asked of whole replicas only.
+  // Returns the differences between a layout and the attached ranks. Each problem names its
+  // replica. Whether all of the layout is covered is checked only for complete replicas.
   [[nodiscard]] std::vector<control::Problem> check_layout(const Manifest& manifest) const;
 
-  // The first broken rule (kInternal). Rules: a rank is attached once, and is one of its replica's
-  // world size; all ranks of a replica agree on that size; a GPU has one rank for each of its
-  // devices at most.
+  // Returns kInternal with the first broken rule. Rules: a rank is attached once, and its number is
+  // below the world size of its replica; all ranks of a replica agree on that size; a replica has
+  // at most one rank on each GPU.
   [[nodiscard]] Result<> invariants() const;
 
  private:

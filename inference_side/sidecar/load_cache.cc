@@ -3,8 +3,7 @@
 namespace wsync::agent {
 namespace {
 
-// Each thread computes the groups of one bucket at a time, so that the threads read different
-// pages.
+// Each task computes the groups of one bucket, so that the threads read different pages.
 std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
                                            std::span<const std::byte> arena, ThreadPool* helpers) {
   std::vector<std::uint64_t> sums(plan.groups().size());

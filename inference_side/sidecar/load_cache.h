@@ -28,25 +28,25 @@ struct PreparedLoad {
   std::vector<std::uint64_t> checksums;  // of the plan's groups
 };
 
-// Identifies what a rank takes: equal for equal tensor lists.
+// Identifies the list of tensors that a rank takes. Equal lists have equal keys.
 [[nodiscard]] Digest tensors_key(std::span<const control::EngineTensor> tensors);
 
-// Thread: the loop's. Create it with make_shared: a computation that ends after the cache is
-// dropped.
+// Thread: the loop's. Create it with make_shared, because a computation that outlives the cache
+// must drop its result.
 class LoadCache : public std::enable_shared_from_this<LoadCache> {
  public:
   using OnReady = std::function<void(Result<std::shared_ptr<const PreparedLoad>>)>;
-  // `helpers` compute piece digests beside the worker; may be null, otherwise outlives the worker's
-  // tasks.
+  // `helpers` compute piece digests in addition to the worker. It may be null; otherwise it must
+  // outlive the worker's tasks.
   explicit LoadCache(GroupSum sum = GroupSum::kStreamed, ThreadPool* helpers = nullptr)
       : sum_(sum), helpers_(helpers) {}
-  // Starts the computation, joins one in progress, or answers at once, inside the call. `on_ready`
-  // gets an error when the plan cannot be made, or when the worker's queue is full.
+  // Starts the computation, joins one in progress, or answers at once inside the call. `on_ready`
+  // receives an error if the plan cannot be made, or if the worker's queue is full.
   void request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
                std::uint64_t bucket_bytes,
                const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
                const Digest& key, OnReady on_ready);
-  // Drops what is known of a version; computations of it in progress get no answer.
+  // Drops everything about a version. Computations in progress for it call no callback.
   void forget(const Version& version);
 
  private:

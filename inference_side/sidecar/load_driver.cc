@@ -20,7 +20,8 @@ struct CommandVisitor : Ts... {
 template <class... Ts>
 CommandVisitor(Ts...) -> CommandVisitor<Ts...>;
 
-// The replicas of one decision load at the same time, so each rank gets its share of the cores.
+// The replicas of one decision load at the same time, so each rank gets an equal share of the
+// cores.
 std::uint32_t copy_threads(std::size_t ranks) {
   const std::uint64_t share = std::thread::hardware_concurrency() / std::max<std::size_t>(1, ranks);
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(share, 1, limits::kCopyThreadCount));
@@ -31,7 +32,7 @@ std::uint32_t copy_threads(std::size_t ranks) {
 LoadDriver::LoadDriver(Loop& loop, LoadDriverOptions options)
     : loop_(loop), options_(std::move(options)), queue_(options_.devices != nullptr) {}
 
-// ---- from the switches and the engines ----
+// ---- calls of the switches and the engines ----
 
 void LoadDriver::begin(const std::string& replica, const reload::BeginLoad& load) {
   execute(queue_.begin(replica, load));
@@ -61,7 +62,7 @@ void LoadDriver::answered(const EngineRank& rank, std::uint64_t request,
 
 void LoadDriver::handle_bucket_ack(const EngineRank& rank, std::uint64_t request,
                                    const control::BucketAck& ack) {
-  // A stale acknowledgement: the buffer may belong to another bucket by now.
+  // Drop a stale acknowledgement, because the buffer may already hold another bucket.
   if (options_.devices == nullptr || !queue_.is_current(rank.replica, request)) return;
   if (ack.failure.empty())
     options_.devices->handle_bucket_ack(rank.id, ack.bucket);
@@ -71,7 +72,7 @@ void LoadDriver::handle_bucket_ack(const EngineRank& rank, std::uint64_t request
 
 void LoadDriver::release(const Version& version) { execute(queue_.release(version)); }
 
-// ---- from the preparation and the devices ----
+// ---- calls of the preparation and the devices ----
 
 LoadNeeds LoadDriver::needs_of(const std::string& replica, const Version& version) const {
   LoadNeeds needs;
@@ -122,7 +123,8 @@ void LoadDriver::run_finished(const Result<reload::PipelineReport>& result) {
       lost.emplace_back(engine.engine, engine.reason);
     execute(queue_.run_finished(lost));
   }
-  // A failed run has taken the devices down. The next run must not begin before they are back.
+  // A failed run has disconnected the devices. The next run must not begin before they are
+  // reconnected.
   options_.devices->connect();
   start_run();
   free_unused_buffers();
@@ -165,7 +167,8 @@ void LoadDriver::execute(const LoadCommands& commands) {
             [this](const auto& one) { execute(one); },
         },
         command);
-  // A queue that breaks its rules could load a replica twice at once, or leave it waiting for ever.
+  // Abort on a broken rule: the queue could load a replica twice at once, or leave it waiting
+  // forever.
   const Result<> rules = queue_.invariants();
   WSYNC_CHECK(rules.has_value(), rules.error().message());
 }
@@ -178,7 +181,7 @@ void LoadDriver::execute(const SendLoad& command) {
                                .request = command.request,
                                .version = command.version,
                                .why = sent.error().message()});
-  // Not at once: other replicas of the same decision are about to join the run.
+  // Post, because other replicas of the same decision are about to join the run.
   loop_.post([this, alive = alive_] {
     if (*alive) start_run();
   });
@@ -189,7 +192,7 @@ Result<> LoadDriver::send_load(const SendLoad& load, const LoadRank& seat) {
   control::Load message{.version = load.version,
                         .deadline_ms = load.deadline_ms,
                         .copy_threads = copy_threads(options_.registry->ranks().size())};
-  // The handles of kept buffers came with the welcome.
+  // The welcome already carried the handles of kept buffers.
   if (options_.devices != nullptr && !options_.devices->keeps_buffers()) {
     const auto device = static_cast<std::uint32_t>(reload::index_of(seat.device));
     message.buffers =
@@ -209,7 +212,7 @@ void LoadDriver::execute(const SendAbort& command) {
 }
 
 void LoadDriver::execute(const ReportLoadFailed& command) {
-  // The switch knows of a rank that is gone.
+  // Skip a rank that is gone; the switch has been notified of its loss.
   if (options_.registry->find(command.replica, command.rank) == nullptr) return;
   options_.notify(command.replica, reload::RankLoaded{.rank = command.rank,
                                                       .request = command.request,
@@ -222,7 +225,7 @@ void LoadDriver::execute(const StartRun& command) {
 }
 
 Result<> LoadDriver::start_pipeline(const StartRun& run) {
-  // The devices were ready for the version before its loads were sent, and it is still held.
+  // The devices were prepared for the version before its loads were sent, and it is still held.
   const auto staged = options_.preparation->on_devices(run.version);
   if (!staged)
     return fail(ErrorCode::kInternal,

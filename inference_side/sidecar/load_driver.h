@@ -1,8 +1,7 @@
-// LoadDriver: drives the LoadQueue of a sidecar. It collects what each load needs from the
-// registry, the preparation and the devices, and executes the queue's commands on them.
+// LoadDriver: drives the LoadQueue of a sidecar. It collects the needs of each load from the
+// registry, the preparation and the devices, and executes the queue's commands.
 //
-// Thread: the loop's.
-// Outlives: everything that its options name outlives the driver.
+// Thread: the loop's. Everything that the options refer to must outlive the driver.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +24,14 @@ struct LoadDriverOptions {
   const EngineRegistry* registry = nullptr;
   VersionPreparation* preparation = nullptr;
   EngineDevices* devices = nullptr;  // null: unified
-  // The connection of an attached rank; null when it has ended.
+  // The connection of an attached rank; nullptr if it has ended.
   std::function<std::shared_ptr<EngineRank>(reload::EngineId)> find;
-  // Reports an event of a replica to its switch, later.
+  // Posts an event of a replica to its switch. It is never delivered inside the call.
   std::function<void(const std::string& replica, staging::RankEvent)> notify;
 };
 
-// It has more than 25 methods: each command of LoadQueue and each event of the devices has a
-// method of its own.
+// This class has more than 25 methods: each command of LoadQueue and each event of the devices has
+// its own.
 class LoadDriver {
  public:
   LoadDriver(Loop& loop, LoadDriverOptions options);
@@ -52,12 +51,12 @@ class LoadDriver {
   void answered(const EngineRank& rank, std::uint64_t request, const control::Loaded& loaded);
   void handle_bucket_ack(const EngineRank& rank, std::uint64_t request,
                          const control::BucketAck& ack);
-  // The version is gone from the preparation.
+  // The preparation has removed the version.
   void release(const Version& version);
 
   // ---- from the preparation and the devices ----
 
-  // Something that the load of this replica, or of every replica, waits for may have changed.
+  // Call when a condition for the load of this replica, or of every replica, may have changed.
   void advance(const std::string& replica);
   void advance_all();
   void bucket_ready(const reload::BucketReady& ready);

@@ -73,7 +73,8 @@ TransitionTable load_transitions() {
                              load_state_name);
 }
 
-// The only place where a state changes. A load that has ended is erased: `load` is invalid then.
+// The only place where a state changes. A load that has ended is erased, so `load` is invalid
+// afterwards.
 void LoadQueue::move(const std::string& replica, Load& load, LoadState to) {
   if (!is_legal(load.state, to)) {
     if (!illegal_move_)
@@ -89,8 +90,8 @@ void LoadQueue::move(const std::string& replica, Load& load, LoadState to) {
   if (to == LoadState::kEnded) loads_.erase(loads_.find(replica));
 }
 
-// A failed run may still be owed acknowledgements by these ranks, and the next run would wait for
-// them. So the ranks are reported as gone whether a run is in progress or not.
+// These ranks may still owe acknowledgements of a failed run, and the next run would wait for them.
+// Report them as gone even if no run is in progress.
 void LoadQueue::leave_run(Load& load, const Error& reason, LoadCommands& out) {
   if (!runs_) return;
   for (const LoadRank& rank : load.ranks)
@@ -101,7 +102,7 @@ void LoadQueue::leave_run(Load& load, const Error& reason, LoadCommands& out) {
 LoadCommands LoadQueue::begin(const std::string& replica, const reload::BeginLoad& begin) {
   LoadCommands out;
   if (const auto old = loads_.find(replica); old != loads_.end()) {
-    // The run in progress would wait for acknowledgements that carry the new request.
+    // Without this, the run in progress would wait for acknowledgements that carry the new request.
     if (old->second.state == LoadState::kRunning || old->second.state == LoadState::kFailed)
       leave_run(old->second, Error(ErrorCode::kCancelled, "its load was replaced"), out);
     move(replica, old->second, LoadState::kEnded);
@@ -152,8 +153,8 @@ void LoadQueue::not_begun(const std::string& replica, const std::string& why, Lo
   move(replica, load, LoadState::kEnded);
 }
 
-// A rank that cannot be prepared does not hold the others back: their Load is sent, and the switch
-// cancels the load as for any rank that fails.
+// A rank that cannot be prepared must not delay the others. Their Load is sent, and the switch
+// cancels the load as for any failed rank.
 bool LoadQueue::ranks_prepared(const std::string& replica, Load& load, const LoadNeeds& needs,
                                LoadCommands& out) {
   bool complete = needs.whole;
@@ -187,7 +188,7 @@ LoadCommands LoadQueue::advance(const std::string& replica, const LoadNeeds& nee
     not_begun(replica, needs.devices->error().message(), out);
     return out;
   }
-  // The connection comes first: what the buffers may take of a GPU depends on it.
+  // Connect first, because the free GPU memory for buffers depends on the connections.
   if (!needs.connected) {
     load.waits_for = DeviceNeed::kConnection;
     move(replica, load, LoadState::kWaiting);
@@ -264,7 +265,7 @@ LoadCommands LoadQueue::start_run(TimePoint now) {
     move(replica, load, LoadState::kRunning);
   }
   start.deadline = now + std::chrono::milliseconds(deadline_ms);
-  // A silent engine is dropped while there is time for the others to end well.
+  // Drop a silent engine early enough for the others to finish before the deadline.
   start.bucket_ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
   run_ = Run{.version = start.version, .seats = start.seats};
   return {std::move(start)};
@@ -278,7 +279,7 @@ LoadCommands LoadQueue::run_finished(const Result<LostEngines>& outcome) {
     return out;
   }
   const Run run = *std::exchange(run_, std::nullopt);
-  // The replica may have got another load since the run has started.
+  // The replica may have another load since the run started.
   const auto in_run = [this](const RunSeat& seat) -> Load* {
     const auto found = loads_.find(seat.replica);
     const bool same = found != loads_.end() && found->second.request == seat.request;

@@ -1,15 +1,15 @@
-// LoadQueue: which loads wait, and which of them run together on the devices. One load brings one
-// version into every rank of one replica; a replica has at most one load at a time.
+// LoadQueue: decides which loads wait, and which of them run together on the devices. One load
+// brings one version into every rank of one replica. A replica has at most one load at a time.
 //
-// Unified devices: a rank reads the staged version itself, so a load ends here as soon as it is
-// sent. Separate devices and GPUs: the loads of one version share a run of the weight pipeline. A
-// run starts when no other one is in progress and no replica is about to join it. Loads of another
-// version wait for the next run.
+// Unified devices: each rank reads the staged version itself, so for the queue a load ends as soon
+// as it is sent. Separate devices and GPUs: the loads of one version share a run of the weight
+// pipeline. A run starts if no other run is in progress and no replica is about to join it. Loads
+// of another version wait for the next run.
 //
-// Driving it: call advance() for a replica whenever something that its load needs may have changed,
+// Usage: call advance() for a replica whenever a condition for its load may have changed, call
 // start_run() whenever a run may have become possible, and execute the commands in order.
 //
-// Pure: no I/O, and the time is passed in. Thread: one.
+// Pure: no I/O; the time is an argument. Thread: confined to one thread.
 #pragma once
 
 #include <chrono>
@@ -33,17 +33,17 @@
 namespace wsync::agent {
 
 enum class LoadState : std::uint8_t {
-  kWaiting,  // something that it needs is missing; no rank has been sent Load
-  kQueued,   // Load is sent to its ranks; it waits for a run of the pipeline
-  kRunning,  // it is in the run that is in progress
-  kSent,     // its ranks have got everything; they have not all answered
-  kFailed,   // it cannot succeed any more; it waits for the switch to cancel or replace it
-  kEnded,    // it is forgotten
+  kWaiting,  // a condition is missing; no rank has been sent Load
+  kQueued,   // Load was sent to its ranks; waits for a run of the pipeline
+  kRunning,  // part of the run in progress
+  kSent,     // its ranks have every byte; not all of them have answered
+  kFailed,   // cannot succeed; waits until the switch cancels or replaces it
+  kEnded,    // the load is forgotten
 };
 [[nodiscard]] std::string_view load_state_name(LoadState state) noexcept;
 // Whether the transition table has a row from one state to the other.
 [[nodiscard]] bool is_legal(LoadState from, LoadState to) noexcept;
-// The transition table of one load, for the page of the protocol.
+// The transition table of one load, for the protocol documentation.
 [[nodiscard]] TransitionTable load_transitions();
 
 // A rank that takes part in a load.
@@ -53,22 +53,22 @@ struct LoadRank {
   reload::DeviceIndex device{};
 };
 
-// What the queue asks for when a load needs it.
+// What the queue requests when a load needs it.
 enum class DeviceNeed : std::uint8_t { kConnection, kBuffers };
 
-// What a load needs, as it is at the moment of the call.
+// The conditions of a load at the moment of the call.
 struct LoadNeeds {
   struct Rank {
     LoadRank rank;
-    // Whether the rank was sent Prepare for the version, or why it cannot take it. Nothing: its
-    // load plan is still being computed.
+    // Whether Prepare for the version was sent to the rank, or why the rank cannot load it.
+    // std::nullopt: its load plan is still being computed.
     std::optional<Result<>> prepared;
   };
   bool staged = false;      // the version can be loaded from this host
   bool whole = false;       // every rank of the replica is attached
-  std::vector<Rank> ranks;  // those that are attached
-  // Whether the devices can read the version. Nothing: they are still being made ready for it.
-  // Unified devices: always success.
+  std::vector<Rank> ranks;  // the attached ranks
+  // Whether the devices can read the version. std::nullopt: the devices are still being prepared
+  // for it. Unified devices: always success.
   std::optional<Result<>> devices = Result<>{};
   bool connected = true;  // the devices have their streams and communicators
   bool buffers = true;    // the devices have their buffers
@@ -76,7 +76,7 @@ struct LoadNeeds {
 
 // ---- commands ----
 
-// Send Load to these ranks: all of the replica.
+// Send Load to these ranks, which are all ranks of the replica.
 struct SendLoad {
   std::string replica;
   std::uint64_t request = 0;
@@ -84,8 +84,8 @@ struct SendLoad {
   std::uint32_t deadline_ms = 0;
   std::vector<LoadRank> ranks;
 };
-// Send Abort to every attached rank of the replica, then prepare them for the version anew: an
-// engine forgets a version whose load was cancelled.
+// Send Abort to every attached rank of the replica, then prepare the ranks for the version again,
+// because an engine forgets a version whose load was cancelled.
 struct SendAbort {
   std::string replica;
   std::uint64_t request = 0;
@@ -99,20 +99,20 @@ struct ReportLoadFailed {
   Version version;
   std::string why;
 };
-// Report to the switch that the load has not begun: no rank was sent Load.
+// Report to the switch that the load has not begun: Load was sent to no rank.
 struct ReportLoadNotBegun {
   std::string replica;
   std::uint64_t request = 0;
   std::string why;
 };
-// The run in progress must not wait for this engine any more, and neither must the next one.
+// Neither the run in progress nor the next one may wait for this engine any longer.
 struct LeaveRun {
   reload::EngineId engine{};
   Error reason;
 };
-// Give the devices their streams and communicators, then call made().
+// Create the streams and communicators of the devices, then call made().
 struct ConnectDevices {};
-// Give the devices their buffers, then call made().
+// Allocate the buffers of the devices, then call made().
 struct AllocateBuffers {};
 // A rank in a run.
 struct RunSeat {
@@ -120,11 +120,11 @@ struct RunSeat {
   std::string replica;
   std::uint64_t request = 0;
 };
-// Start a run of the weight pipeline, then call run_finished(), also when it cannot start.
+// Start a run of the weight pipeline, and call run_finished() at its end, even if it cannot start.
 struct StartRun {
   Version version;
   TimePoint deadline{};
-  // An engine that acknowledges nothing for this long is dropped.
+  // An engine that sends no acknowledgement for this long is dropped.
   std::chrono::nanoseconds bucket_ack_deadline{};
   std::vector<RunSeat> seats;
 };
@@ -134,61 +134,63 @@ using LoadCommands = std::vector<LoadCommand>;
 
 class LoadQueue {
  public:
-  // Engines that a run has lost, each with the reason. The others have every bucket.
+  // Engines that a run has lost, each with the reason. All other engines have every bucket.
   using LostEngines = std::vector<std::pair<reload::EngineId, Error>>;
 
   // `runs`: loads need a run of the pipeline (separate devices and GPUs).
   explicit LoadQueue(bool runs) : runs_(runs) {}
 
-  // ---- from the replica's switch ----
+  // ---- calls for the replica's switch ----
 
-  // A new load; it replaces the one that the replica had. Call advance() next.
+  // Begins a load, which replaces the current load of the replica. Call advance() next.
   [[nodiscard]] LoadCommands begin(const std::string& replica, const reload::BeginLoad& load);
-  // Gives the load of this request up. Nothing happens when the replica has another one or none.
+  // Cancels the load of this request. Does nothing if the replica has another load or none.
   [[nodiscard]] LoadCommands cancel(const std::string& replica, std::uint64_t request);
-  // While true, another replica is about to begin its load: no run starts.
+  // While true, no run starts, because another replica is about to begin its load.
   void expect_more(bool expected) noexcept { more_expected_ = expected; }
 
-  // ---- what has changed ----
+  // ---- changes of conditions ----
 
-  // Sends the load of this replica when everything it needs is there; otherwise asks for what can
-  // be asked for, or gives the load up when what it needs cannot come.
+  // Sends the load of this replica if every condition is met. Otherwise requests what can be
+  // requested, or gives up the load if a condition cannot be met.
   [[nodiscard]] LoadCommands advance(const std::string& replica, const LoadNeeds& needs);
-  // The version of the replica's load while that is waiting, so that advance() can do something.
+  // The version of the replica's load if that load is waiting, so that advance() can have an
+  // effect.
   [[nodiscard]] std::optional<Version> waiting_for(const std::string& replica) const;
   // Replicas whose load is waiting.
   [[nodiscard]] std::vector<std::string> waiting() const;
-  // The answer to ConnectDevices or AllocateBuffers. After a failure the loads that waited for it
-  // are given up; after a success call advance() for the others.
+  // The answer to ConnectDevices or AllocateBuffers. A failure gives up the loads that waited for
+  // it. After a success, call advance() for the waiting loads.
   [[nodiscard]] LoadCommands made(DeviceNeed need, const Result<>& outcome);
-  // An attached engine is gone: the load of its replica cannot succeed any more. The switch hears
-  // of the lost rank by other means and cancels the load.
+  // An attached engine is gone, so the load of its replica can no longer succeed. The switch learns
+  // of the lost rank separately and cancels the load.
   void engine_lost(const std::string& replica, reload::EngineId engine);
-  // This rank has answered that it has loaded everything.
+  // This rank has reported that it has loaded everything.
   void loaded(const std::string& replica, std::uint64_t request, std::uint32_t rank);
-  // The version cannot be loaded from here any more. A run that reads it goes on.
+  // The version can no longer be loaded from here. A run that already reads it continues.
   [[nodiscard]] LoadCommands release(const Version& version);
 
   // ---- runs ----
 
-  // The next run, when there is one and it may start; at most one command.
+  // Returns the command for the next run if there is one and it may start; at most one command.
   [[nodiscard]] LoadCommands start_run(TimePoint now);
   // The run in progress has ended, or could not start.
   [[nodiscard]] LoadCommands run_finished(const Result<LostEngines>& outcome);
-  // The seat of an engine in the run in progress; nothing when it has none, or has left it.
+  // The engine's seat in the run in progress; std::nullopt if it has none or has left the run.
   [[nodiscard]] std::optional<RunSeat> seat_of(reload::EngineId engine) const;
 
-  // Whether this is the request of the replica's load. Acknowledgements of another one are stale:
-  // the buffer may belong to another bucket by now.
+  // Whether this is the request of the replica's current load. Acknowledgements of another request
+  // are stale, because the buffer may already hold another bucket.
   [[nodiscard]] bool is_current(const std::string& replica, std::uint64_t request) const;
-  // Whether a load needs the devices' buffers, or is about to.
+  // Whether a load needs the device buffers now, or will need them next.
   [[nodiscard]] bool needs_buffers() const;
-  // Nothing when the replica has no load.
+  // std::nullopt if the replica has no load.
   [[nodiscard]] std::optional<LoadState> state(const std::string& replica) const;
 
-  // The first broken rule (kInternal). Rules: every move had a row in the table; the queue has each
-  // queued load once, and no other; a load that was sent has ranks, and no engine is in two loads;
-  // a running load is in the run, with the run's version; no engine has two seats.
+  // Returns kInternal with the first broken rule. Rules: every transition had a row in the table;
+  // the queue contains each queued load exactly once and nothing else; a load that was sent has
+  // ranks, and no engine is in two loads; a running load is in the run and has the run's version;
+  // no engine has two seats.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -197,10 +199,10 @@ class LoadQueue {
     Version version;
     std::uint32_t deadline_ms = 0;
     LoadState state = LoadState::kWaiting;
-    std::optional<DeviceNeed> waits_for;     // it has asked for it
-    std::vector<LoadRank> ranks;             // once it is sent
-    std::set<reload::EngineId> left;         // of these, the ones that no run waits for
-    std::set<std::uint32_t> cannot_prepare;  // reported already
+    std::optional<DeviceNeed> waits_for;     // what it has requested
+    std::vector<LoadRank> ranks;             // set when the load is sent
+    std::set<reload::EngineId> left;         // those of `ranks` that no run waits for
+    std::set<std::uint32_t> cannot_prepare;  // already reported
     std::set<std::uint32_t> loaded;
   };
   struct Run {
@@ -218,7 +220,7 @@ class LoadQueue {
 
   const bool runs_;
   std::map<std::string, Load> loads_;  // by replica
-  std::vector<std::string> order_;     // replicas whose load is queued
+  std::vector<std::string> order_;     // replicas with a queued load
   std::optional<Run> run_;
   bool more_expected_ = false;
   std::optional<Error> illegal_move_;

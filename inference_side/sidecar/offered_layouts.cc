@@ -17,7 +17,7 @@ Result<Manifest> read_layout(const Bytes& layout) {
   return manifest;
 }
 
-// kNotFound: the trainer has to send the layout itself.
+// Returns kNotFound if the layout is unknown; the trainer must then send it.
 Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announce& announce) {
   OfferedLayout& known = layouts_[announce.layout_digest];
   if (!known.manifest) {

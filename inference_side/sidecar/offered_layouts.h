@@ -1,5 +1,5 @@
-// OfferedLayouts: the layouts that a trainer has offered to this sidecar, and whether an offer fits
-// the engines and the memory of this host.
+// OfferedLayouts: the layouts that a trainer has offered to this sidecar. It checks whether an
+// offer fits the engines and the memory of this host.
 //
 // Thread: the loop's.
 #pragma once
@@ -19,23 +19,24 @@
 
 namespace wsync::agent {
 
-// Reads a layout as messages carry it. kInvalidInput, naming what is wrong.
+// Decodes a layout from a message. Returns kInvalidInput, with the reason, if it is invalid.
 [[nodiscard]] Result<Manifest> read_layout(const Bytes& layout);
 
 struct OfferedLayout {
   std::shared_ptr<const Manifest> manifest;
-  std::shared_ptr<const BucketPlan> plan;  // of the latest offer's transfer buckets
+  std::shared_ptr<const BucketPlan> plan;  // transfer buckets of the latest offer
 };
 
 class OfferedLayouts {
  public:
-  // What the state machine asks: does the offer fit the engines, and does the memory suffice for
-  // `versions_held` versions of it? An offer may leave its layout out when it was made before.
+  // Answers the state machine: whether the offer fits the engines, and whether the memory is
+  // sufficient for `versions_held` versions of it. An offer may omit its layout if an earlier one
+  // contained it.
   [[nodiscard]] staging::LayoutChecked check(const staging::CheckLayout& command,
                                              const EngineRegistry& registry,
                                              const staging::Store& store,
                                              std::uint64_t versions_held);
-  // Of an offer that was checked and fits.
+  // The layout of an offer that was checked and fits.
   [[nodiscard]] const OfferedLayout& at(const Digest& layout) const { return layouts_.at(layout); }
 
  private:

@@ -1,5 +1,5 @@
-// The answer of a sidecar to `wsync plan`: whether its engines and its memory would take a layout.
-// Nothing is changed.
+// The answer of a sidecar to `wsync plan`: whether its engines and its memory can take a layout.
+// Answering changes nothing.
 #pragma once
 
 #include "inference_side/sidecar/engine_hub.h"
@@ -9,8 +9,8 @@
 
 namespace wsync::agent {
 
-// Makes the same checks as an Announce, and adds the settings that the memory use follows from. The
-// answer's `failure` says when the layout cannot be read or the GPUs do not answer. Thread: the
+// Makes the same checks as for an Announce, and adds the settings that determine the memory use.
+// The answer's `failure` is set if the layout cannot be read or the GPUs do not answer. Thread: the
 // loop's.
 [[nodiscard]] control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub,
                                                const staging::Store& store,

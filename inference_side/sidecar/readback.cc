@@ -10,8 +10,8 @@
 namespace wsync::agent {
 namespace {
 
-// Engines answer in the order of their hello, which is the order of the plan. So the expected index
-// is tried first: a search for each tensor would be quadratic.
+// Engines answer in the order of their hello, which is the order of the plan. Try the expected
+// index first, because a search for each tensor would be quadratic.
 const control::HeldTensor* answer_for(const std::vector<control::HeldTensor>& found,
                                       std::size_t expected_at, const std::string& name) {
   if (expected_at < found.size() && found[expected_at].name == name) return &found[expected_at];

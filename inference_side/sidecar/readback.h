@@ -1,8 +1,8 @@
 // Readback: asks every attached rank for the digests of its tensors, and compares them with the
 // version that the rank serves (`wsync verify`).
 //
-// Thread: the loop's; callbacks come on the loop, never inside a call.
-// Outlives: the loop and the worker outlive it.
+// Thread: the loop's; callbacks are called on the loop, never inside a call. The loop and the
+// worker must outlive this object.
 #pragma once
 
 #include <chrono>
@@ -26,15 +26,16 @@ class Readback {
       : loop_(loop), worker_(worker), on_gpus_(on_gpus) {}
   Readback(const Readback&) = delete;
   Readback& operator=(const Readback&) = delete;
-  // A comparison in progress gets no on_done.
+  // A comparison in progress does not call on_done.
   ~Readback() { *alive_ = false; }
 
-  // Asks the attached ones of `ranks`. Only one comparison runs at a time: a second call before the
-  // first has ended joins it. `on_done` comes within `deadline`, with the ranks ordered by replica
-  // and rank; one that does not answer has a failure.
+  // Asks those of `ranks` that are attached. Only one comparison runs at a time; a call during a
+  // comparison joins it. `on_done` is called within `deadline`, with the ranks ordered by replica
+  // and rank. A rank that does not answer has a failure.
   void begin(const std::vector<std::shared_ptr<EngineRank>>& ranks,
              std::chrono::milliseconds deadline, OnDone on_done);
-  // A rank has answered. `held`: the version that it names; null when that is not staged here.
+  // A rank has answered. `held`: the version that it names; null if that version is not staged
+  // here.
   void answered(const std::shared_ptr<EngineRank>& rank, control::Digests digests,
                 const std::shared_ptr<const staging::HeldVersion>& held);
   // A rank's connection has ended.

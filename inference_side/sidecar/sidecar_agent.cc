@@ -85,7 +85,7 @@ SidecarAgent::~SidecarAgent() {
   worker_->stop();
   hub_.reset();
   receiver_.reset();
-  // Only now no thread of the store or of the devices records any more.
+  // Write the files last, when no thread of the store or the devices records spans any longer.
   write_trace_files(trace_, config_, buffer_bytes_);
 }
 
@@ -250,7 +250,7 @@ void SidecarAgent::execute(const staging::Welcomed& command) {
   receiver_->connect_host(command.welcome.host_socket);
 }
 
-// Posted, because the answer must not come inside the step that has asked.
+// Post the answer, because it must not arrive inside the step that asked for it.
 void SidecarAgent::execute(const staging::CheckLayout& command) {
   loop_.post([this, alive = alive_,
               verdict = layouts_.check(command, hub_->registry(), receiver_->store(),
@@ -271,7 +271,7 @@ void SidecarAgent::handle_rank(const std::string& replica, std::uint32_t world_s
   if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
   const auto* loaded = std::get_if<reload::RankLoaded>(&event);
   if (loaded != nullptr && loaded->failure.empty()) metrics_.loaded(loaded->bytes);
-  // On devices the pipeline traces each bucket by itself.
+  // On separate devices the pipeline traces each bucket itself.
   std::uint64_t arena_bytes = 0;
   bool traced = true;
   if (hub_->devices() == nullptr && loaded != nullptr) {
@@ -299,7 +299,8 @@ void SidecarAgent::execute(const staging::ForReplica& command) {
 
 // ---- messages that the state machine does not handle ----
 
-// Questions that a coordinator and a command ask alike. False: the message is none of them.
+// Answers questions that both a coordinator and a command may ask. Returns false if the message is
+// none of them.
 bool SidecarAgent::answer(const control::Message& question, const Reply& reply) {
   if (const auto* asked = std::get_if<control::TraceQuestion>(&question)) {
     reply(answer_trace(trace_, config_.name, *asked, now()));

@@ -1,9 +1,8 @@
-// SidecarAgent: the inference-side agent of one host. It joins the sidecar's state machine
-// (staging/sidecar.h) to the coordinator's port, to the versions that arrive (VersionReceiver), to
-// the engines (EngineHub), and to commands, metrics and the trace.
+// SidecarAgent: the inference-side agent of one host. It connects the sidecar's state machine
+// (staging/sidecar.h) with the coordinator's port, the arriving versions (VersionReceiver), the
+// engines (EngineHub), and commands, metrics and the trace.
 //
-// Thread: the loop's.
-// Outlives: the loop outlives the agent.
+// Thread: the loop's. The loop must outlive the agent.
 #pragma once
 
 #include <filesystem>
@@ -30,15 +29,16 @@
 
 namespace wsync::agent {
 
-// Where a sidecar of this name listens for engines, and for `wsync status` and `wsync verify`.
+// Path of the socket on which a sidecar of this name listens for engines, for `wsync status` and
+// for `wsync verify`.
 [[nodiscard]] std::string engine_socket_path(const std::string& run_dir, const std::string& name);
 [[nodiscard]] std::string sidecar_address(const std::string& run_dir, const std::string& name);
 
-// It has more than 25 methods: each command of Sidecar has an overload of execute().
+// This class has more than 25 methods: each command of Sidecar has an overload of execute().
 class SidecarAgent {
  public:
-  // Reads the record of an earlier run and begins to connect to the coordinator. kBusy: another
-  // sidecar of this name runs here, or another process listens at http.address.
+  // Reads the record of an earlier run and starts to connect to the coordinator. Returns kBusy if
+  // another sidecar of this name runs here, or if another process listens at http.address.
   [[nodiscard]] static Result<std::unique_ptr<SidecarAgent>> create(
       Loop& loop, const config::SidecarConfig& config);
   ~SidecarAgent();
@@ -46,12 +46,12 @@ class SidecarAgent {
   SidecarAgent& operator=(const SidecarAgent&) = delete;
 
   [[nodiscard]] const std::string& engine_socket() const noexcept { return hub_->socket(); }
-  // The last call before the destructor. Without an attached engine it sends Leave to the
-  // coordinator, so that nobody waits for this sidecar, and returns true. Engines keep serving
-  // without a sidecar: with one attached, this sidecar still owes every decision and is expected
-  // back, so nothing is sent.
+  // The last call before the destructor. If no engine is attached, it sends Leave to the
+  // coordinator, so that nobody waits for this sidecar, and returns true. If an engine is attached,
+  // it sends nothing: the engine keeps serving without a sidecar, so this sidecar still owes every
+  // decision and is expected to return.
   bool leave();
-  // The latest spans, whether they are written to a file or not.
+  // The latest spans, even if no trace file is written.
   [[nodiscard]] const trace::Recorder& trace() const noexcept { return trace_; }
 
  private:
@@ -81,18 +81,19 @@ class SidecarAgent {
   Loop& loop_;
   const config::SidecarConfig config_;
   staging::SidecarOptions options_;
-  const staging::SidecarRecord record_;  // as it was when this process began
+  const staging::SidecarRecord record_;  // as it was when this process started
   trace::Recorder trace_;
   SwitchTrace switch_trace_;
   SidecarMetrics metrics_;
-  std::optional<staging::Sidecar> sidecar_;  // made when its data address is known
+  std::optional<staging::Sidecar> sidecar_;  // created when its data address is known
   std::optional<LockFile> state_lock_;
   std::filesystem::path record_file_;
   std::unique_ptr<Worker> worker_;  // writes the record
   OfferedLayouts layouts_;
   std::unique_ptr<VersionReceiver> receiver_;
   std::unique_ptr<EngineHub> hub_;
-  std::uint64_t buffer_bytes_ = 0;  // of its devices; the trace is written when the hub is gone
+  // Of its devices; needed for the trace, which is written after the hub is destroyed.
+  std::uint64_t buffer_bytes_ = 0;
   std::unique_ptr<control::DealerPort> dealer_;
   std::unique_ptr<control::RouterPort> router_;  // for commands
   Timer timer_;

@@ -45,7 +45,7 @@ SidecarMetrics::SidecarMetrics()
 
 void SidecarMetrics::sent(const std::string& replica, const reload::SendPause& /*command*/,
                           TimePoint at) {
-  // A repeated pause does not begin anew.
+  // A repeated pause does not restart the measurement.
   const auto [entry, is_new] = switches_.try_emplace(replica);
   if (!is_new) return;
   entry->second.was_serving = true;

@@ -1,5 +1,5 @@
-// The metrics of a sidecar: the duration of each switch from its pause to its resume, what was
-// staged, and what failed. The state of the replicas is read when a page is requested.
+// The metrics of a sidecar: the duration of each switch from pause to resume, what was staged, and
+// what failed. The state of the replicas is read when a page is requested.
 //
 // Thread: the loop's.
 #pragma once
@@ -25,24 +25,25 @@ class SidecarMetrics {
  public:
   SidecarMetrics();
 
-  // A command of a replica's switch is sent. The paused time is counted from the load to the
-  // resume, and only for a replica that was serving, and so had to be paused.
+  // A command of a replica's switch was sent. The paused time is measured from the load to the
+  // resume, and only for a replica that was serving before, because only such a replica had to be
+  // paused.
   void sent(const std::string& replica, const reload::SendPause& command, TimePoint at);
   void sent(const std::string& replica, const reload::BeginLoad& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendCommit& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendResume& command, TimePoint at);
   template <class Other>
   void sent(const std::string& /*replica*/, const Other& /*command*/, TimePoint /*at*/) {}
-  // A rank was lost: the switch in progress is not timed.
+  // A rank was lost, so the switch in progress is not timed.
   void lost(const std::string& replica) { switches_.erase(replica); }
-  // A rank has the bytes of a version.
+  // A rank has loaded the bytes of a version.
   void loaded(std::uint64_t bytes) { loaded_bytes_.add(static_cast<double>(bytes)); }
   void staged(std::uint64_t bytes, std::chrono::nanoseconds duration);
-  // The outcomes of a decision. A report that is repeated counts once.
+  // The outcomes of a decision. A repeated report counts once.
   void reported(const control::Fence& fence, const control::Switched& switched);
   void failed(ErrorCode code);
 
-  // Whether the replica is inside a switch, and was serving when that began.
+  // Whether the replica is inside a switch and was serving when the switch began.
   [[nodiscard]] bool was_serving(const std::string& replica) const;
   [[nodiscard]] metrics::Registry& registry() noexcept { return registry_; }
 
@@ -50,9 +51,9 @@ class SidecarMetrics {
   struct Switch {
     bool was_serving = false;
     TimePoint pause_sent{};
-    std::optional<TimePoint> paused;       // its first load was sent
-    std::optional<TimePoint> load_sent;    // of the last load
-    std::optional<TimePoint> commit_sent;  // the first rank's, of the last load
+    std::optional<TimePoint> paused;       // when its first load was sent
+    std::optional<TimePoint> load_sent;    // last load
+    std::optional<TimePoint> commit_sent;  // first rank of the last load
   };
 
   metrics::Registry registry_;
@@ -65,8 +66,8 @@ class SidecarMetrics {
   control::Decision reported_;
 };
 
-// What a scrape reads beside the counters. `staged_bytes`: of the version that is arriving.
-// `arena_bytes`: of everything in the store. The others were copied since the start.
+// Values that a scrape reads in addition to the counters. `staged_bytes`: of the arriving version.
+// `arena_bytes`: of everything in the store. The others are totals copied since the start.
 struct StoreFacts {
   std::uint64_t staged_bytes = 0;
   std::uint64_t arena_bytes = 0;
@@ -76,7 +77,7 @@ struct StoreFacts {
 [[nodiscard]] std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,
                                                              const StoreFacts& store, TimePoint at);
 
-// What decides whether a replica is ready.
+// The facts that decide whether a replica is ready.
 struct ReplicaFacts {
   control::ReplicaReport report;
   bool is_switching = false;  // paused for a switch, and serving before that
@@ -84,9 +85,9 @@ struct ReplicaFacts {
 [[nodiscard]] std::vector<ReplicaFacts> replica_facts(const staging::Sidecar& sidecar,
                                                       const SidecarMetrics& metrics, TimePoint at);
 
-// Ready when every replica with an attached rank has committed a version and may be routed to, or
-// is only paused for a switch. Never ready: a sidecar without replicas, and one with a replica that
-// lacks a rank, is tainted, or has been behind for longer than max_staleness.
+// Ready if every replica with an attached rank has committed a version and may be routed to, or is
+// only paused for a switch. Never ready: a sidecar without replicas, and a sidecar with a replica
+// that lacks a rank, is tainted, or has been behind for longer than max_staleness.
 [[nodiscard]] metrics::Readiness sidecar_readiness(const std::vector<ReplicaFacts>& replicas);
 
 }  // namespace wsync::agent

@@ -6,7 +6,7 @@
 
 namespace wsync::agent {
 
-// The data_address is left empty: it is known only when the relay listens.
+// data_address is left empty, because it is known only when the relay listens.
 [[nodiscard]] staging::SidecarOptions sidecar_options(const config::SidecarConfig& config);
 
 }  // namespace wsync::agent

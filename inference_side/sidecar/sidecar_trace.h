@@ -1,5 +1,5 @@
-// What a sidecar's trace is used for: the answer to `wsync trace`, and the files that are written
-// at the end.
+// Uses of a sidecar's trace: the answer to `wsync trace`, and the files that are written at
+// shutdown.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace wsync::agent {
 
-// The latest spans, as many as the question asks for. `received`: when the question arrived.
-// Thread: any.
+// Returns the latest spans, as many as the question requests. `received`: time at which the
+// question arrived. Thread: any.
 [[nodiscard]] control::TraceAnswer answer_trace(const trace::Recorder& trace,
                                                 const std::string& sidecar,
                                                 const control::TraceQuestion& question,
                                                 TimePoint received);
 
-// Writes `trace_file`.json with all spans, and `trace_file`.svg with those of the latest update;
-// nothing without a trace_file. `buffer_bytes`: of the devices, 0 without any. What cannot be
-// written is logged.
+// Writes `trace_file`.json with all spans, and `trace_file`.svg with those of the latest update.
+// Does nothing without a trace_file. `buffer_bytes`: size of the device buffers; 0 if there are
+// none. Failures are logged.
 void write_trace_files(const trace::Recorder& trace, const config::SidecarConfig& config,
                        std::uint64_t buffer_bytes);
 

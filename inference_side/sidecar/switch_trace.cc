@@ -41,7 +41,7 @@ void SwitchTrace::sent(const std::string& replica, const reload::BeginLoad& comm
   Switch& open = open_[replica];
   open.version = command.version;
   enter(replica, open, "load", at);
-  // A second attempt inside one switch continues the pause of the first one.
+  // A second load attempt inside one switch continues the pause of the first attempt.
   if (!std::exchange(open.loading, true)) open.pause_begin = at;
 }
 

@@ -1,5 +1,5 @@
-// SwitchTrace: what a sidecar's trace shows beside the pipeline: how each bucket arrived and was
-// verified, how long each replica was paused, and the parts of its switch.
+// SwitchTrace: the parts of a sidecar's trace that the pipeline does not record: how each bucket
+// arrived and was verified, how long each replica was paused, and the phases of its switch.
 //
 // Thread: the loop's, except digested().
 #pragma once
@@ -15,26 +15,25 @@
 
 namespace wsync::agent {
 
-// The name of a rank in spans: "r0", or "r0 rank 1" when its replica has several ranks.
+// The name of a rank in spans: "r0", or "r0 rank 1" if its replica has several ranks.
 [[nodiscard]] std::string traced_name(const std::string& replica, std::uint32_t world_size,
                                       std::uint32_t rank);
 
 class SwitchTrace {
  public:
-  // `recorder` outlives this object. Nothing is done when it wants no spans.
+  // `recorder` must outlive this object. Does nothing if the recorder is disabled.
   explicit SwitchTrace(trace::Recorder& recorder) : recorder_(recorder) {}
 
-  // A command of a replica's switch is sent. The pause is shown from the load to the resume. The
-  // parts of a switch are the wait for the pause, load, commit and resume; each ends when the next
-  // one begins.
+  // A command of a replica's switch was sent. The pause span lasts from the load to the resume. The
+  // phases are the wait for the pause, load, commit and resume; each ends when the next one begins.
   void sent(const std::string& replica, const reload::SendPause& command, TimePoint at);
   void sent(const std::string& replica, const reload::BeginLoad& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendCommit& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendResume& command, TimePoint at);
   template <class Other>
   void sent(const std::string& /*replica*/, const Other& /*command*/, TimePoint /*at*/) {}
-  // A rank has sent this. `arena_bytes`: size of the version that it loads; 0 where its buckets are
-  // traced one by one.
+  // A rank has sent this event. `arena_bytes`: size of the version that it loads; 0 if its buckets
+  // are traced individually.
   void heard(const std::string& replica, std::uint32_t world_size, const staging::RankEvent& event,
              std::uint64_t arena_bytes, TimePoint at);
 
@@ -42,7 +41,7 @@ class SwitchTrace {
   void received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end);
   // A bucket was verified. Any thread.
   void digested(const trace::PartOfVersion& part, TimePoint begin, TimePoint end) const;
-  // A version was staged, and the engines are prepared for it.
+  // A version was staged, and the engines have been prepared for it.
   void staged(const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end);
   // The engines' weights were read back and compared.
   void verified(TimePoint begin, TimePoint end);
@@ -52,7 +51,7 @@ class SwitchTrace {
     Version version;
     bool loading = false;  // the pause has begun
     TimePoint pause_begin{};
-    std::string part;  // empty: none is open
+    std::string part;  // empty: no span is open
     TimePoint part_begin{};
   };
   void enter(const std::string& replica, Switch& open, std::string part, TimePoint at);

@@ -10,9 +10,9 @@
 namespace wsync::agent {
 namespace {
 
-// How long a rank may be silent after it was sent Prepare.
+// A rank that is silent for this long after Prepare is no longer awaited.
 constexpr std::chrono::milliseconds kPrepareDeadline{5'000};
-// Beside the thread that asks; of low priority, like the threads that verify.
+// In addition to the calling thread. They have low priority, like the verification threads.
 constexpr unsigned kDigestThreads = 4;
 constexpr int kDigestNice = 10;
 
@@ -108,7 +108,7 @@ Result<> VersionPreparation::send_prepare(EngineRank& rank, const staging::HeldV
   control::Prepare message;
   message.version = version.version();
   message.layout_digest = version.identity().layout;
-  // A layout is large, and equal for most versions.
+  // Send a layout only once, because it is large and equal for most versions.
   if (rank.layout_sent != message.layout_digest) {
     ByteWriter layout;
     version.manifest()->encode(layout);
@@ -132,7 +132,7 @@ void VersionPreparation::handle(const std::shared_ptr<EngineRank>& rank,
     found->second = fail(ErrorCode::kRefused, prepared.failure);
 }
 
-// A rank whose plan is still being computed was not sent Prepare, so it is not silent.
+// Skip only ranks that were sent Prepare. A rank whose plan is still being computed is not silent.
 void VersionPreparation::pass_over_silent(const Version& version) {
   const auto found = waiting_.find(version);
   if (found == waiting_.end()) return;
@@ -142,7 +142,8 @@ void VersionPreparation::pass_over_silent(const Version& version) {
   answered(nullptr, &version);
 }
 
-// `rank` may be null: only look whether nobody is waited for. `version` null: every version.
+// Removes `rank` from the ranks that are awaited. `rank` null: only check whether none is awaited
+// any longer. `version` null: all versions.
 void VersionPreparation::answered(const std::shared_ptr<EngineRank>& rank, const Version* version) {
   std::vector<Version> finished;
   for (auto& [name, waiting] : waiting_) {

@@ -1,13 +1,13 @@
-// VersionPreparation: makes the attached ranks and the devices ready for each version that can be
-// loaded, while the engines still serve an older one. So a pause does not begin with work that
-// could be done before it.
+// VersionPreparation: prepares the attached ranks and the devices for each version that can be
+// loaded, while the engines still serve an older one. This work therefore does not lengthen the
+// pause.
 //
-// For each rank its load plan and the expected checksums are computed on a worker thread (LoadCache
-// shares them between equal ranks), then the rank is sent Prepare. For devices the bytes are
-// registered (DeviceStaging).
+// A worker thread computes the load plan and the expected checksums of each rank (LoadCache shares
+// them between equal ranks). Then Prepare is sent to the rank. For devices the bytes are registered
+// (DeviceStaging).
 //
-// Thread: the loop's; callbacks come on the loop.
-// Outlives: the loop and the devices outlive it.
+// Thread: the loop's; callbacks are called on the loop. The loop and the devices must outlive this
+// object.
 #pragma once
 
 #include <functional>
@@ -31,45 +31,46 @@ class VersionPreparation {
  public:
   using Ranks = std::vector<std::shared_ptr<EngineRank>>;
   struct Callbacks {
-    // The plan of a rank is known now, or cannot be made; may come inside a call.
+    // The plan of a rank is known now, or cannot be made. May be called inside a call.
     std::function<void(const std::string& replica)> on_rank_prepared;
-    // The devices can read a version now, or cannot.
+    // The devices can read a version now, or it is known that they cannot.
     std::function<void()> on_devices_ready;
   };
-  // `devices`: null for unified ones.
+  // `devices`: null for unified devices.
   VersionPreparation(Loop& loop, const reload::DeviceGroup* devices, Callbacks callbacks);
-  // Waits for what is being computed and registered.
+  // Waits for computations and registrations in progress.
   ~VersionPreparation();
   VersionPreparation(const VersionPreparation&) = delete;
   VersionPreparation& operator=(const VersionPreparation&) = delete;
 
-  // `on_ready` comes when the devices are ready for the version and each of `ranks` has answered,
-  // is gone, or has not answered within a few seconds after it was sent Prepare.
+  // `on_ready` is called when the devices are ready for the version and each of `ranks` has
+  // answered, has gone, or has not answered within a few seconds after Prepare was sent to it.
   void add(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
            std::function<void()> on_ready);
-  // Each of `ranks` that was sent Prepare for the version is sent Release. False when it is not
-  // here.
+  // Sends Release to each of `ranks` that was sent Prepare for the version. Returns false if the
+  // version is not here.
   bool remove(const Version& version, const Ranks& ranks);
-  // A rank has attached: it is prepared for every version that is here.
+  // A rank has attached. Prepares it for every version that is here.
   void attached(const std::shared_ptr<EngineRank>& rank);
-  // A rank is gone: nobody waits for its answer.
+  // A rank is gone. Its answer is no longer awaited.
   void detached(const std::shared_ptr<EngineRank>& rank) { answered(rank, nullptr); }
   void handle(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);
-  // A load of the version was cancelled, after which an engine has forgotten it.
+  // A load of the version was cancelled. The engine has forgotten the version, so prepare the rank
+  // again.
   void renew(const std::shared_ptr<EngineRank>& rank, const Version& version);
 
-  // Null when the version is not here.
+  // Returns nullptr if the version is not here.
   [[nodiscard]] std::shared_ptr<const staging::HeldVersion> find(const Version& version) const;
-  // Of the newest version; null when there is none.
+  // Layout of the newest version; nullptr if there is none.
   [[nodiscard]] const Manifest* newest_layout() const;
-  // Whether the devices can read the version, or why not; nothing while that is not known. Always
-  // a success on unified devices.
+  // Whether the devices can read the version, or the reason why not; std::nullopt while this is
+  // unknown. Always success on unified devices.
   [[nodiscard]] std::optional<Result<>> devices_ready(const Version& version) const;
-  // Null until the devices are ready for it, and on unified devices.
+  // Returns nullptr on unified devices, and until the devices are ready for the version.
   [[nodiscard]] std::shared_ptr<const DeviceVersion> on_devices(const Version& version) const;
 
  private:
-  // Who has not answered Prepare of a version yet.
+  // Ranks that have not answered the Prepare of a version yet.
   struct Waiting {
     Ranks ranks;
     bool devices_ready = false;

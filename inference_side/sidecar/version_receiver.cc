@@ -63,15 +63,15 @@ std::uint64_t VersionReceiver::staged_bytes() const {
 
 void VersionReceiver::connect_host(const std::string& socket) {
   if (options_.config->transport == TransportPolicy::kTcp || socket.empty()) return;
-  // Under another fence this is another coordinator. The process at the other end of the old link
-  // may only have stopped for a while, so the link does not end by itself.
+  // Another fence means another coordinator. The process at the other end of the old link may only
+  // be suspended, so the link does not end by itself and must be closed here.
   if (std::exchange(host_link_fence_, options_.fence()) != options_.fence())
     memfd_sink_->disconnect();
   if (const auto connected = memfd_sink_->connect(socket); !connected)
     log_debug("no host link to the trainer: {}", connected.error().message());
 }
 
-// ---- a version arrives ----
+// ---- arrival of a version ----
 
 transport::StreamKey VersionReceiver::key_of(const control::Announce& announce) const {
   const control::Fence& fence = options_.fence();
@@ -90,9 +90,9 @@ void VersionReceiver::start(const staging::StartStaging& command) {
 Result<> VersionReceiver::begin(const staging::StartStaging& command) {
   const control::Announce& announce = command.announce;
   const bool same = arriving_ && arriving_->version == announce.version;
-  // Whatever ends it from here on answers this attempt.
+  // From here on, every end of the staging answers this attempt.
   if (same) arriving_->attempt = command.attempt;
-  // Every byte is here already: only the engines are waited for.
+  // All bytes are already here; only the engines' answers are missing.
   if (same && arriving_->held && arriving_->held->digests().root == announce.content_digest)
     return {};
   const bool tcp = command.stage.transport == control::TransportKind::kTcp;
@@ -102,7 +102,7 @@ Result<> VersionReceiver::begin(const staging::StartStaging& command) {
     WSYNC_TRY(begin_job(command, tcp));
   arriving_->attempt = command.attempt;
   if (!arriving_->waiting) return receive(command);
-  arriving_->waiting = command;  // from this source, when the memory is there
+  arriving_->waiting = command;  // continue from this source when the memory is available
   return {};
 }
 
@@ -140,7 +140,7 @@ staging::StagingJob VersionReceiver::make_job(const control::Announce& announce)
   job.identity.bucket_bytes = announce.bucket_bytes;
   job.manifest = layout.manifest;
   job.plan = layout.plan;
-  // Called on the store's threads; the trace outlives the store.
+  // Called on the store's threads. The trace outlives the store.
   job.digested = [trace = options_.trace, plan = layout.plan,
                   version = announce.version.to_string()](std::uint64_t bucket, TimePoint begin,
                                                           TimePoint end) {
@@ -197,7 +197,7 @@ Result<> VersionReceiver::receive_buckets(const staging::StartStaging& command,
   wanted.have = arriving_->have;
   wanted.into = arriving_->destination.data;
   wanted.hold = arriving_->destination.hold;
-  // The offer that was made before there was memory names no bytes.
+  // The earlier offer was made without memory and names no bytes, so offer again.
   if (std::ranges::none_of(arriving_->have, std::identity())) offer_relay(command);
   arriving_->last_received = now();
   callbacks.on_bucket = [this, version = arriving_->version,
@@ -219,14 +219,14 @@ Result<> VersionReceiver::receive_buckets(const staging::StartStaging& command,
   return tcp_sink_->receive(std::move(wanted), std::move(callbacks));
 }
 
-// ---- it is here, or will not be ----
+// ---- end of the arrival ----
 
 void VersionReceiver::staged(std::uint64_t attempt,
                              Result<std::shared_ptr<const staging::HeldVersion>> held) {
   if (!held) return failed(attempt, held.error());
   arriving_->held = *held;
   options_.prepare(*held, [this, held = *held] {
-    if (!arriving_ || arriving_->held != held) return;  // given up in the meantime
+    if (!arriving_ || arriving_->held != held) return;  // dropped in the meantime
     const Arriving arrived = *std::exchange(arriving_, std::nullopt);
     const TimePoint end = now();
     options_.trace->staged(arrived.version, held->data().size(), arrived.begin, end);
@@ -245,7 +245,7 @@ void VersionReceiver::failed(std::uint64_t attempt, const Error& error) {
       error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeadline;
   log_warning("staging: {}", error.message());
   options_.metrics->failed(error.code());
-  // The bytes that a lost source has sent are good: another source goes on from there.
+  // The bytes received from a lost source are valid: another source continues from there.
   if (!source_lost && arriving_) {
     withdraw_relay(arriving_->version, error.message());
     drop_arriving();
@@ -259,10 +259,10 @@ void VersionReceiver::cancel(const staging::CancelStaging& command) {
   drop_arriving();
 }
 
-// A version that is complete and verified is dropped as well: before StagingDone the state machine
-// does not know that it is held, and would never release it.
+// Drop a complete and verified version as well: before StagingDone the state machine does not know
+// that it is held, so it would never release it.
 void VersionReceiver::drop_arriving() {
-  // The sinks first: when cancel() has returned, no transport writes into the memory any more.
+  // Stop the sinks first: after cancel() has returned, no transport writes to the memory.
   stop();
   store_->abort();
   const std::optional<Arriving> dropped = std::exchange(arriving_, std::nullopt);
@@ -271,7 +271,7 @@ void VersionReceiver::drop_arriving() {
   store_->release(dropped->version);
 }
 
-// ---- a version that is held ----
+// ---- held versions ----
 
 void VersionReceiver::release(const staging::ReleaseVersion& command) {
   withdraw_relay(command.version, "the version was let go");
@@ -300,8 +300,8 @@ void VersionReceiver::check_copy(const staging::CheckCopy& command) {
 
 // ---- the relay ----
 
-// Offered before there is memory for it as well: a sidecar that asks for it then waits, instead of
-// hearing that nobody knows the version.
+// Offer the version even before there is memory for it, so that a sidecar that asks for it waits
+// instead of getting the answer that the version is unknown.
 void VersionReceiver::offer_relay(const staging::StartStaging& command) const {
   const BucketPlan& plan = *options_.layouts->at(command.announce.layout_digest).plan;
   transport::Offer offer{.key = key_of(command.announce),

@@ -1,12 +1,12 @@
-// VersionReceiver: brings versions to this host and lets them go. It takes buckets over TCP into an
-// arena of the store, or maps the arena of a trainer on this host; the store verifies every byte;
-// then the engines are prepared for the version, and the state machine is told that it is staged.
-// Versions that came over TCP are offered to other sidecars (relay).
+// VersionReceiver: stages versions on this host and releases them. It receives buckets over TCP
+// into an arena of the store, or maps the arena of a trainer on this host. The store verifies every
+// byte. Then the engines are prepared for the version, and the state machine is notified that it is
+// staged. Versions that arrived over TCP are offered to other sidecars (relay).
 //
 // At most one version arrives at a time.
 //
-// Thread: the loop's. Transports and the store have threads of their own and post to the loop.
-// Outlives: the loop, and everything that the options name, outlive it.
+// Thread: the loop's. Transports and the store have their own threads and post to the loop. The
+// loop and everything that the options refer to must outlive this object.
 #pragma once
 
 #include <cstdint>
@@ -34,19 +34,19 @@ struct VersionReceiverOptions {
   const OfferedLayouts* layouts = nullptr;
   SwitchTrace* trace = nullptr;
   SidecarMetrics* metrics = nullptr;
-  // The fence that the sidecar has stored: under it versions are fetched and offered.
+  // The fence that the sidecar has stored. Versions are fetched and offered under this fence.
   std::function<const control::Fence&()> fence;
-  // Gives an event to the sidecar's state machine; never called inside a call of this class.
+  // Passes an event to the sidecar's state machine. It is never called inside a call of this class.
   std::function<void(decltype(staging::SidecarEvent::what))> step;
-  // A version is complete and verified: prepare the engines, then call `on_ready`.
+  // A version is complete and verified. The callee prepares the engines, then calls `on_ready`.
   std::function<void(const std::shared_ptr<const staging::HeldVersion>&,
                      std::function<void()> on_ready)>
       prepare;
-  // A version can be loaded no more.
+  // A version can no longer be loaded.
   std::function<void(const Version&)> forget;
 };
 
-// It has more than 25 methods: each transport and each end of a transfer has a method of its own.
+// This class has more than 25 methods: each transport and each end of a transfer has its own.
 class VersionReceiver {
  public:
   // Opens the transports that the configuration allows. Errors as TcpSource::listen.
@@ -58,11 +58,11 @@ class VersionReceiver {
 
   [[nodiscard]] staging::Store& store() noexcept { return *store_; }
   [[nodiscard]] const staging::Store& store() const noexcept { return *store_; }
-  // Where other sidecars fetch versions from this one; empty without TCP.
+  // Address at which other sidecars fetch versions from this one; empty without TCP.
   [[nodiscard]] std::string data_address() const;
-  // Bytes of the version that is arriving, as far as they are verified; 0 without one.
+  // Verified bytes of the arriving version; 0 if there is none.
   [[nodiscard]] std::uint64_t staged_bytes() const;
-  // Bytes that came over TCP since the start.
+  // Bytes received over TCP since the start.
   [[nodiscard]] std::uint64_t received_bytes() const noexcept { return received_bytes_; }
 
   // Commands of the state machine. StartStaging is answered by StagingDone or StagingFailed,
@@ -71,23 +71,24 @@ class VersionReceiver {
   void cancel(const staging::CancelStaging& command);
   void release(const staging::ReleaseVersion& command);
   void check_copy(const staging::CheckCopy& command);
-  // A coordinator on this host is connected to: its arenas may be mapped through this socket.
+  // Connects to a coordinator on this host, whose arenas may be mapped through this socket.
   void connect_host(const std::string& socket);
-  // Ends the transports; no bucket arrives afterwards. Before the engines' side goes.
+  // Stops the transports. No bucket arrives afterwards. Call it before the engines' side is
+  // destroyed.
   void stop();
 
  private:
-  // The version that is arriving, until StagingDone has been given.
+  // The arriving version. It exists until StagingDone has been passed on.
   struct Arriving {
     std::uint64_t attempt = 0;
     Version version;
     TimePoint begin{};
-    TimePoint last_received{};  // of a bucket
+    TimePoint last_received{};  // time of the last bucket
     std::vector<bool> have;
     staging::Destination destination;              // own arena only
     bool own = false;                              // it comes over TCP into an arena of the store
-    std::optional<staging::StartStaging> waiting;  // for memory
-    // Once it is verified, while the engines are prepared for it.
+    std::optional<staging::StartStaging> waiting;  // waits for memory
+    // Set when the version is verified, while the engines are prepared for it.
     std::shared_ptr<const staging::HeldVersion> held;
   };
   VersionReceiver(Loop& loop, VersionReceiverOptions options);
@@ -114,12 +115,12 @@ class VersionReceiver {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::uint64_t received_bytes_ = 0;
   std::optional<Arriving> arriving_;
-  control::Fence host_link_fence_;  // under which the link to the trainer's host socket was made
+  control::Fence host_link_fence_;  // fence under which the trainer's host socket was connected
   std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
   std::unique_ptr<transport::tcp::TcpSource> relay_;  // null: no TCP
   std::unique_ptr<transport::memfd::MemfdSink> memfd_sink_;
   std::unique_ptr<transport::tcp::TcpSink> tcp_sink_;  // null: no TCP
-  std::unique_ptr<staging::Store> store_;              // declared last: it reads what sinks write
+  std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write
 };
 
 }  // namespace wsync::agent

@@ -12,7 +12,7 @@
 namespace wsync::staging {
 namespace {
 
-constexpr std::size_t kDeferredCount = 256;  // messages of the coordinator behind one write
+constexpr std::size_t kDeferredCount = 256;  // messages that wait for one write
 
 constexpr std::array<Transition<RecordState>, 3> kRecordTransitions = {{
     {RecordState::kStored, "a message needs another record", RecordState::kWriting,
@@ -65,8 +65,8 @@ bool DecisionRecord::is_withdrawn(const Version& version) const {
 
 FenceCheck DecisionRecord::check(const control::Fence& fence) const {
   const bool another = fence.fleet != stored_.fence.fleet && !stored_.fence.fleet.none();
-  // Fences of two fleets cannot be compared. The id of a fleet binds a sidecar with the first
-  // decision that it stores; before that the sidecar follows whoever welcomes it.
+  // Fences of two fleets cannot be compared. A sidecar is bound to a fleet's id by the first
+  // decision that it stores. Before that it follows any coordinator that welcomes it.
   if (another && !stored_.decision.none() && !planted("fleets_not_compared"))
     return FenceCheck::kOtherFleet;
   if (fence < stored_.fence && !another && !planted("fence_forgotten")) return FenceCheck::kLower;
@@ -89,7 +89,7 @@ Judgement DecisionRecord::judge(const control::Fence& fence, const control::Deci
   for (const Version& version : decide.withdrawn)
     if (!is_withdrawn(version)) next.withdrawn.push_back(version);
   control::bound_withdrawn(next.withdrawn, facts.in_use);
-  // The withdrawn versions count in any case, also when there is no target or it is refused.
+  // The withdrawn versions count in any case, even if there is no target or the target is refused.
   if (decide.target.none()) {
     next.decision = decision;
     judgement.verdict = DecisionVerdict::kWithdraws;
@@ -133,8 +133,8 @@ std::optional<std::string> DecisionRecord::refusal(const control::Decide& decide
       !planted("decided_bytes_not_compared"))
     return fmt::format("version {} was announced with other bytes: content digest {}, decided {}",
                        target.to_string(), facts.announced->to_string(), content.to_string());
-  // The stored decision wins over an older one, unless its target was withdrawn: then the older one
-  // is the newest that is left.
+  // The stored decision has priority over an older one, unless its target was withdrawn: then the
+  // older decision is the newest valid one.
   const bool keeps_own = !stored_.target.none() && !is_withdrawn(stored_.target) &&
                          !contains(decide.withdrawn, stored_.target);
   if (keeps_own && !decide.origin.none() && decide.origin < stored_.origin &&

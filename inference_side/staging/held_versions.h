@@ -1,9 +1,9 @@
 // HeldVersions: the complete and verified copies that a sidecar holds, and the checks of copies
 // that a replica could not load.
 //
-// It does not decide which copy is needed: its owner knows the target and the switches.
+// It does not decide which copy is needed; its owner knows the target and the switches.
 //
-// Thread: one. Pure.
+// Thread: confined to one thread. Pure.
 #pragma once
 
 #include <cstddef>
@@ -30,23 +30,23 @@ struct HeldCopy {
 enum class CopyState : std::uint8_t {
   kAbsent,    // the store does not have it
   kHeld,      // verified
-  kChecking,  // held; its content digest is computed again
+  kChecking,  // held; its content digest is being computed again
 };
 
 [[nodiscard]] std::string_view copy_state_name(CopyState state) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable copy_transitions();
 
 class HeldVersions {
  public:
-  // At most `limit` versions are held. `copies`: those that outlived a restart.
+  // At most `limit` versions are held. `copies`: copies that survived a restart.
   HeldVersions(std::uint64_t limit, std::vector<HeldCopy> copies);
 
-  // The copy, or null. Valid until the next change.
+  // The copy, or nullptr. Valid until the next change.
   [[nodiscard]] const HeldCopy* find(const Version& version) const;
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
-  // Whether one more version needs the release of another.
+  // Whether a version must be released before another can be added.
   [[nodiscard]] bool full() const noexcept { return entries_.size() >= limit_; }
   // Ascending.
   [[nodiscard]] std::vector<Version> versions() const;
@@ -60,20 +60,20 @@ class HeldVersions {
 
   // A copy was verified for the first time.
   void add(HeldCopy copy);
-  // Notes that a decision for this version was stored; it need not be held.
+  // Records that a decision for this version was stored. The version need not be held.
   void mark_decided(const Version& version);
-  // False when it is not held. A check of it that runs is void.
+  // Returns false if the version is not held. A running check of it becomes void.
   [[nodiscard]] bool remove(const Version& version);
 
-  // A replica could not load this version. The check to run; none when it is not held, or is being
-  // checked.
+  // A replica could not load this version. Returns the check to run; std::nullopt if the version is
+  // not held or is already being checked.
   [[nodiscard]] std::optional<CheckCopy> check(const Version& version);
-  // The version that this check is about; none when the check is over or void.
+  // The version of this check; std::nullopt if the check has ended or is void.
   [[nodiscard]] std::optional<Version> checked_by(std::uint64_t check) const;
-  // The check has ended, and the copy is intact.
+  // The check has ended: the copy is intact.
   void confirm(const Version& version);
 
-  // kInternal with the first broken rule: at most `limit` versions are held, each once.
+  // Returns kInternal with the first broken rule: at most `limit` versions are held, each once.
   [[nodiscard]] Result<> invariants() const;
 
  private:

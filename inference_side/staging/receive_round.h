@@ -1,8 +1,8 @@
-// ReceiveRound: the version on its way in, from its offer until its copy is decided or given up.
+// ReceiveRound: the incoming version, from its offer until its copy is decided or dropped.
 //
 // There is one at a time: a newer offer replaces an older one.
 //
-// Thread: one. Pure: the owner checks layouts, makes room and stages.
+// Thread: confined to one thread. Pure: the owner checks layouts, releases memory and stages.
 #pragma once
 
 #include <cstdint>
@@ -16,45 +16,45 @@ namespace wsync::staging {
 
 enum class ReceiveState : std::uint8_t {
   kIdle,      // nothing is offered
-  kChecking,  // its layout is compared with the engines'
+  kChecking,  // its layout is being compared with the engines' layouts
   kAccepted,  // the coordinator has not named a source yet
-  kWaiting,   // a source is named; another version has to be released first
-  kStaging,   // its bytes come in
-  kStalled,   // its source was lost; what has arrived is kept for the next source
+  kWaiting,   // a source is named; another version must be released first
+  kStaging,   // its bytes are arriving
+  kStalled,   // its source was lost; the received bytes are kept for the next source
   kStaged,    // its copy is held
 };
 
 [[nodiscard]] std::string_view receive_state_name(ReceiveState state) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable receive_transitions();
 
 class ReceiveRound {
  public:
   [[nodiscard]] ReceiveState state() const noexcept { return state_; }
-  // Of what is on its way in; none, zero or empty in kIdle.
+  // Properties of the incoming version; none, zero or empty in kIdle.
   [[nodiscard]] const Version& version() const noexcept { return announce_.version; }
   [[nodiscard]] const control::Announce& announce() const noexcept { return announce_; }
   [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
   // The request to which the next reply belongs.
   [[nodiscard]] std::uint64_t request() const noexcept { return request_; }
-  // Whether staging has begun, so that some of its bytes may be here.
+  // Whether staging has begun, so that some bytes may have arrived.
   [[nodiscard]] bool begun() const noexcept { return begun_; }
   [[nodiscard]] bool is(std::uint64_t round, const Version& version) const;
-  // Whether the end of this attempt is awaited.
+  // Whether the result of this attempt is expected.
   [[nodiscard]] bool stages(std::uint64_t attempt) const;
 
-  // Notes a round of the coordinator. False: it is not newer than the newest one, so its offer is
-  // void.
+  // Records a round of the coordinator. Returns false if it is not newer than the newest known
+  // round; its offer is then void.
   [[nodiscard]] bool raise_round(std::uint64_t round);
-  // Rounds count anew under another fence.
+  // Under another fence the round numbers start again.
   void forget_rounds() noexcept { newest_round_ = 0; }
 
-  // idle -> checking, or -> staged when a copy of the version is held.
+  // idle -> checking, or idle -> staged if a copy of the version is held.
   void open(const control::Envelope& envelope, const control::Announce& announce, bool held);
   // checking -> accepted.
   void accept();
-  // The coordinator names a source: -> waiting, when bytes have to come from it. False: nothing
-  // begins, because the version is staged, waits, or comes from this source already.
+  // The coordinator names a source: -> waiting, if bytes must come from it. Returns false and
+  // starts nothing if the version is staged, is waiting, or already comes from this source.
   [[nodiscard]] bool assign(std::uint64_t request, const control::Stage& stage);
   // waiting -> staging.
   [[nodiscard]] StartStaging start();
@@ -65,8 +65,8 @@ class ReceiveRound {
   // -> idle.
   void close();
 
-  // kInternal with the first broken rule: an idle round names no version, bytes come in only under
-  // an attempt, and nothing has begun before a source was named.
+  // Returns kInternal with the first broken rule: an idle round has no version; bytes arrive only
+  // under an attempt; nothing has begun before a source was named.
   [[nodiscard]] Result<> invariants() const;
 
  private:

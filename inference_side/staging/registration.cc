@@ -68,9 +68,9 @@ std::uint64_t Registration::send(const control::Fence& fence, TimePoint now) {
 bool Registration::welcome(std::uint64_t request, const control::Fence& fence) {
   move(RegistrationState::kWelcomed);
   hello_at_.reset();
-  // A Welcome that answers a Hello, the last one or one before it, asks for no other once a Hello
-  // was sent under its fence. A Hello too many would look like a sidecar that has lost what it was
-  // sent, and take it out of its round.
+  // Once a Hello was sent under the fence of this Welcome, a Welcome that answers any Hello
+  // requires no other Hello. An unnecessary Hello would look like a sidecar that has lost its
+  // messages, and would remove it from its round.
   return request == 0 || fence_ != fence;
 }
 

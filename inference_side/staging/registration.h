@@ -1,6 +1,6 @@
 // Registration: whether the coordinator has welcomed this sidecar, and when the next Hello is due.
 //
-// Thread: one. Pure.
+// Thread: confined to one thread. Pure.
 #pragma once
 
 #include <chrono>
@@ -17,40 +17,40 @@ namespace wsync::staging {
 
 enum class RegistrationState : std::uint8_t {
   kIdle,         // the port has not connected yet
-  kRegistering,  // a Hello is repeated until a Welcome comes
+  kRegistering,  // a Hello is repeated until a Welcome arrives
   kWelcomed,
 };
 
 [[nodiscard]] std::string_view registration_state_name(RegistrationState state) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable registration_transitions();
 
 class Registration {
  public:
-  // `retry`: time between two Hellos that nobody answers.
+  // `retry`: time between two unanswered Hellos.
   explicit Registration(std::chrono::milliseconds retry) : retry_(retry) {}
 
   [[nodiscard]] bool welcomed() const noexcept { return state_ == RegistrationState::kWelcomed; }
-  // When the next Hello is due; none while it is welcomed.
+  // When the next Hello is due; std::nullopt while welcomed.
   [[nodiscard]] const std::optional<TimePoint>& next_wake() const noexcept { return hello_at_; }
 
   // The port has connected: the caller sends a Hello now.
   void connect();
   // The port has lost the coordinator.
   void lose(TimePoint now);
-  // A Hello is sent under this fence. Returns its request number.
+  // A Hello is being sent under this fence. Returns its request number.
   [[nodiscard]] std::uint64_t send(const control::Fence& fence, TimePoint now);
-  // A Welcome has come; `request` is the one that it answers, `fence` the stored one. True: it asks
-  // for another Hello.
+  // A Welcome has arrived. `request` is the Hello that it answers, `fence` the stored fence.
+  // Returns true if another Hello must be sent.
   [[nodiscard]] bool welcome(std::uint64_t request, const control::Fence& fence);
 
-  // A copy was lost: a Hello has to say so when no outcome is due.
+  // A copy was lost. A Hello must report this when no outcome is due.
   void request_hello() noexcept { hello_requested_ = true; }
   [[nodiscard]] bool hello_requested() const noexcept { return hello_requested_; }
-  // Whether a Hello that nobody has answered is to be repeated now.
+  // Whether an unanswered Hello must be repeated now.
   [[nodiscard]] bool is_due(TimePoint now) const;
 
-  // kInternal with the first broken rule: a welcomed sidecar repeats no Hello.
+  // Returns kInternal with the first broken rule: a welcomed sidecar repeats no Hello.
   [[nodiscard]] Result<> invariants() const;
 
  private:

@@ -89,7 +89,7 @@ std::optional<ReplicaSet::Commands> ReplicaSet::handle(const ReplicaEvent& event
   const bool other_size = found != replicas_.end() && attached != nullptr &&
                           found->second.world_size() != event.world_size;
   if (other_size && found->second.attached() == 0 && !found->second.owes()) {
-    replicas_.erase(found);  // it was started again with another number of ranks
+    replicas_.erase(found);  // it was restarted with another world size
     found = replicas_.end();
   } else if (other_size || (found == replicas_.end() && attached == nullptr)) {
     return std::nullopt;
@@ -102,7 +102,7 @@ std::optional<ReplicaSet::Commands> ReplicaSet::handle(const ReplicaEvent& event
     replicas_.emplace(event.replica, reload::ReplicaSwitch(std::move(options)));
     step(event.replica, {.now = now, .what = reload::StagedSet{staged}}, record, out);
     step(event.replica, {.now = now, .what = reload::WithdrawnSet{record.withdrawn}}, record, out);
-    // Not owed: the coordinator counts on the replicas that were here when it decided.
+    // No outcome is owed: the coordinator counts only the replicas that existed at its decision.
     if (!record.target.none())
       step(event.replica, {.now = now, .what = target_event(record, false)}, record, out);
   }
@@ -145,8 +145,9 @@ ReplicaSet::Commands ReplicaSet::decide(const control::Envelope& envelope,
   switched_ = {.number = decide.number, .target = decide.target, .outcomes = {}};
   Commands out;
   for (const std::string& name : names()) {
-    // A replica whose engines are all gone owes no outcome of a switch: nobody routes to it. A
-    // rollback asks every replica, because one that comes back must not serve what is withdrawn.
+    // A replica whose engines are all gone owes no outcome of a switch, because no request is
+    // routed to it. A rollback requires an outcome of every replica, because a returning replica
+    // must not serve a withdrawn version.
     const bool owed =
         replicas_.at(name).attached() > 0 || decide.kind == control::DecisionKind::kRollback;
     step(name, {.now = now, .what = target_event(record, owed)}, record, out);
@@ -173,7 +174,7 @@ void ReplicaSet::step(const std::string& name, const reload::SwitchEvent& event,
                       const SidecarRecord& record, Commands& out) {
   for (reload::SwitchCommand& command : replicas_.at(name).step(event)) {
     if (const auto* done = std::get_if<reload::Done>(&command)) {
-      // An outcome of an older decision answers nobody: the newer one asks for another.
+      // Drop an outcome of an older decision, because the newer decision needs another one.
       if (state_ == OutcomeState::kCollecting && done->decision == record.decision)
         switched_.outcomes.push_back(done->outcome);
     } else if (const auto* suspect = std::get_if<reload::CopySuspect>(&command)) {
@@ -199,8 +200,8 @@ const control::Switched* ReplicaSet::reported(std::uint64_t number) const {
 }
 
 Result<> ReplicaSet::invariants(const SidecarRecord& record) const {
-  // The target may have been withdrawn since it was decided, with nothing in its place: a replica
-  // that came later has no target then.
+  // The target may have been withdrawn since its decision, without a new target. A replica that
+  // attaches later then has no target.
   const bool withdrawn =
       std::ranges::find(record.withdrawn, record.target) != record.withdrawn.end();
   for (const auto& [name, replica] : replicas_)

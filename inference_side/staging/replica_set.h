@@ -1,9 +1,10 @@
 // ReplicaSet: the replicas of a sidecar, each with its switch (reload/replica_switch.h), and the
-// outcomes that the coordinator is owed for the newest decision.
+// outcomes that are owed to the coordinator for the newest decision.
 //
-// Every call takes the stored record and the time: switches work towards the record's target.
+// Every call takes the stored record and the time. The goal of every switch is the target of the
+// record.
 //
-// Thread: one. Pure.
+// Thread: confined to one thread. Pure.
 #pragma once
 
 #include <chrono>
@@ -24,19 +25,19 @@
 namespace wsync::staging {
 
 enum class OutcomeState : std::uint8_t {
-  kIdle,        // no decision was stored by this process
+  kIdle,        // this process has stored no decision
   kCollecting,  // a replica still owes an outcome
   kReported,    // every outcome was sent
 };
 
 [[nodiscard]] std::string_view outcome_state_name(OutcomeState state) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable outcome_transitions();
 
-// What a switch wants: a command for its engines, or a check of a copy that it could not load.
+// The output of a switch: a command for its engines, or a check of a copy that it could not load.
 using ReplicaCommand = std::variant<ForReplica, reload::CopySuspect>;
 
-// Every replica has an outcome: the answer to a decision.
+// The outcomes of all replicas, which form the answer to a decision.
 struct OutcomeReport {
   std::uint64_t round = 0;
   std::uint64_t request = 0;
@@ -53,14 +54,14 @@ class ReplicaSet {
 
   [[nodiscard]] const Replicas& all() const noexcept { return replicas_; }
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
-  // Whether a switch reads staged bytes of `version`, or may go back to it.
+  // Whether a switch reads staged bytes of `version`, or may roll back to it.
   [[nodiscard]] bool needs(const Version& version) const;
-  // What is switching, for people; none while every replica is idle.
+  // A description of the switches in progress for operators; std::nullopt if every replica is idle.
   [[nodiscard]] std::optional<std::string> activity() const;
 
-  // An event of a rank. A replica that is not known yet is added, and is told of the versions in
-  // `staged`. No value: the event names an unknown replica, or another number of ranks than the
-  // replica has while it is in use; it changes nothing.
+  // Handles an event of a rank. An unknown replica is added, and receives the versions in `staged`.
+  // Returns std::nullopt and changes nothing if the event names an unknown replica, or another
+  // world size than that of a replica in use.
   [[nodiscard]] std::optional<Commands> handle(const ReplicaEvent& event,
                                                const SidecarRecord& record,
                                                const std::vector<Version>& staged, TimePoint now);
@@ -69,17 +70,17 @@ class ReplicaSet {
   [[nodiscard]] Commands notify_staged(const std::vector<Version>& staged,
                                        const SidecarRecord& record, TimePoint now);
   [[nodiscard]] Commands notify_withdrawn(const SidecarRecord& record, TimePoint now);
-  // The decision in `record` was stored: every replica switches, and its outcome is owed.
+  // The decision in `record` was stored. Every replica switches and owes an outcome.
   [[nodiscard]] Commands decide(const control::Envelope& envelope, const control::Decide& decide,
                                 const SidecarRecord& record, TimePoint now);
 
   [[nodiscard]] OutcomeState outcome_state() const noexcept { return state_; }
-  // The outcomes, once, as soon as no replica owes one.
+  // Returns the outcomes once, as soon as no replica owes one.
   [[nodiscard]] std::optional<OutcomeReport> take_report();
-  // The report of decision `number`, when it was the last one; else null.
+  // The report of decision `number` if it was the last one; otherwise nullptr.
   [[nodiscard]] const control::Switched* reported(std::uint64_t number) const;
 
-  // kInternal when a replica works towards another version than the record's target.
+  // Returns kInternal if the goal of a replica is not the record's target.
   [[nodiscard]] Result<> invariants(const SidecarRecord& record) const;
 
  private:
@@ -94,10 +95,10 @@ class ReplicaSet {
   std::chrono::milliseconds load_;
   Replicas replicas_;
   OutcomeState state_ = OutcomeState::kIdle;
-  // The last decision that was acted on, and who sent it.
+  // The last decision that was applied, and its sender.
   control::Envelope envelope_;
   control::Decide decide_;
-  control::Switched switched_;  // being collected, or as it was reported
+  control::Switched switched_;  // the outcomes collected so far, or as reported
 };
 
 }  // namespace wsync::staging

@@ -24,15 +24,16 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
   now_ = event.now;
   out_.clear();
   std::visit([this](const auto& what) { handle(what); }, event.what);
-  // Any event may have freed the copy that stood in the way: a switch that ended, a decision.
+  // Any event may have released the copy that occupied the memory, for example the end of a switch
+  // or a decision.
   if (round_.state() == ReceiveState::kWaiting && (round_.begun() || make_room()))
     out_.emplace_back(round_.start());
   while (std::exchange(notify_replicas_, false)) notify_staged();
-  // The heartbeat goes before a report that ends a round, because the next round may begin at once.
+  // Send the heartbeat before a report that ends a round, because the next round may begin at once.
   if (std::exchange(released_, false) && welcomed()) out_.emplace_back(BeatNow{});
   if (auto report = replicas_.take_report())
     reply(report->round, report->request, std::move(report->switched));
-  // A Hello takes this sidecar out of its round, so it waits until the round has its outcomes.
+  // A Hello removes this sidecar from its round, so it waits until the round has its outcomes.
   if (registration_.hello_requested() && welcomed() &&
       replicas_.outcome_state() != OutcomeState::kCollecting)
     send_hello();
@@ -78,7 +79,7 @@ void Sidecar::apply(const CoordinatorMessage& event) {
       reply(envelope.round, envelope.request, std::move(*refusal));
     return;
   }
-  // Notices also reach a sidecar that their sender does not lead: they do not make it follow.
+  // Notices also reach a sidecar that does not follow their sender. They must not make it follow.
   if (is_notice(event.message) && envelope.fence != fence()) {
     ++dropped_;
     return;
@@ -119,8 +120,8 @@ void Sidecar::handle(const Persisted& event) {
       apply(cause);
       break;
     case WriteEffect::kFence:
-      // What the lower fence had begun is void. A complete copy stays: it may be the target
-      // elsewhere, and the only bytes of it that are left.
+      // Everything that the lower fence had begun is void. A complete copy is kept: it may be the
+      // target elsewhere, and its last remaining copy.
       if (round_.state() == ReceiveState::kStaged) round_.close();
       drop_incoming();
       round_.forget_rounds();
@@ -154,7 +155,7 @@ void Sidecar::reply(std::uint64_t round, std::uint64_t request, control::Message
             .message = std::move(message)});
 }
 
-// ---- the version on its way in ----
+// ---- the incoming version ----
 
 void Sidecar::apply(const control::Envelope& envelope, const control::Announce& message) {
   const Version& version = message.version;
@@ -174,8 +175,8 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Announce& 
   }
   const bool held = held_.find(version) != nullptr;
   if (held && round_.state() != ReceiveState::kIdle && round_.version() == version)
-    round_.close();  // offered again in a newer round: the copy stays
-  drop_incoming();   // one version is on its way in: the newer one
+    round_.close();  // offered again in a newer round: keep the copy
+  drop_incoming();   // only one version may be incoming: the newer one
   round_.open(envelope, message, held);
   if (held)
     reply(envelope.round, envelope.request, control::Accept{.version = version});
@@ -295,18 +296,18 @@ void Sidecar::drop_incoming() {
   if (begun && !staged)
     out_.emplace_back(CancelStaging{version});
   else if (begun && !needed(version))
-    release(version);  // staged, and never decided
+    release(version);  // staged, but never decided
 }
 
-// ---- the copies that are held ----
+// ---- held copies ----
 
-// Whether a copy must stay: the target, one that a switch reads, or one that is decided but not yet
-// stored.
+// Whether a copy must be kept: the target, a copy that a switch reads, or one that is decided but
+// not stored yet.
 bool Sidecar::needed(const Version& version) const {
   return record_.targets(version) || replicas_.needs(version);
 }
 
-// Releases old copies until one more fits; false while all of them are needed.
+// Releases old copies until another one fits. Returns false if all of them are needed.
 bool Sidecar::make_room() {
   while (held_.full()) {
     const std::vector<Version> held = held_.oldest_first();
@@ -321,12 +322,12 @@ bool Sidecar::make_room() {
 void Sidecar::release(const Version& version) {
   if (!held_.remove(version)) return;
   released_ = true;
-  notify_staged();  // first, so that no switch begins to read a copy that goes
+  notify_staged();  // first, so that no switch begins to read a copy that is about to be released
   out_.emplace_back(ReleaseVersion{version});
 }
 
-// A copy that was staged and then never decided, because its publish failed or was cancelled while
-// this sidecar was cut off, is no version to roll back to.
+// Releases copies that were staged but never decided, because their publish failed or was cancelled
+// while this sidecar was disconnected. A rollback must not choose them.
 void Sidecar::release_undecided() {
   held_.mark_decided(record().target);
   std::vector<Version> undecided = held_.never_decided();
@@ -347,7 +348,7 @@ void Sidecar::handle(const CopyChecked& event) {
     held_.confirm(*version);
     return;
   }
-  // The copy has changed: release it, and ask the coordinator for it again.
+  // The copy has changed: release it, and request it from the coordinator again.
   (void)held_.remove(*version);
   out_.emplace_back(ReleaseVersion{*version});
   registration_.request_hello();
@@ -400,7 +401,7 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Decide& me
   out_.emplace_back(std::move(persist));
 }
 
-// The decision is on disc: now it is acted on.
+// The decision is on disk, so it may be applied now.
 void Sidecar::apply_decision(const control::Envelope& envelope, const control::Decide& decide) {
   release_undecided();
   if (round_.state() == ReceiveState::kStaged && round_.version() == decide.target) round_.close();
@@ -427,13 +428,13 @@ void Sidecar::forward(ReplicaSet::Commands commands) {
     if (auto* to_replica = std::get_if<ForReplica>(&command)) {
       out_.emplace_back(std::move(*to_replica));
     } else if (auto check = held_.check(std::get<reload::CopySuspect>(command).version)) {
-      // The engines may be at fault as well: only a copy that has changed is released.
+      // The engines may also be at fault, so only a copy that has changed is released.
       out_.emplace_back(*check);
     }
   }
 }
 
-// ---- what it reports ----
+// ---- reports ----
 
 control::Heartbeat Sidecar::heartbeat(TimePoint now) const {
   return {.target = record().target, .staged = held_.versions(), .replicas = reports(now)};

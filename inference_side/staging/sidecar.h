@@ -1,23 +1,25 @@
-// Sidecar: the core of an inference host as a pure state machine. It joins
-//   - Registration: its place with the coordinator (registration.h),
-//   - DecisionRecord: what is stored before it is acted on (decision_record.h),
-//   - ReceiveRound: the version on its way in (receive_round.h),
+// Sidecar: the core of an inference host as a pure state machine. It combines
+//   - Registration: its registration with the coordinator (registration.h),
+//   - DecisionRecord: what is stored before it is applied (decision_record.h),
+//   - ReceiveRound: the incoming version (receive_round.h),
 //   - HeldVersions: the verified copies (held_versions.h),
 //   - ReplicaSet: the switches of its replicas, and their outcomes (replica_set.h).
+//
 // Each of these has its states, its transition table and its invariants. The sidecar itself only
-// dispatches events to them, and turns what has changed into commands.
+// dispatches events to them, and converts the changes into commands.
 //
-// Driving it: give every event to step() with the current time, and execute the commands in order.
-// Keep one timer at next_wake() and send Tick when it fires. The port watches for silence
-// (CoordinatorLost) and sends heartbeat(); everything else that is sent comes as a Reply.
+// Usage: pass every event to step() with the current time, and execute the commands in order. Keep
+// one timer at next_wake() and send Tick when it fires. The port watches for silence
+// (CoordinatorLost) and sends heartbeat(); everything else to be sent is a Reply.
 //
-// Without a coordinator it works on: engines are accepted, and brought to the target from the
-// copies that are held.
+// The sidecar also works without a coordinator: it accepts engines, and brings them to the target
+// from the held copies.
 //
-// It has more than 25 methods, and some 400 lines, because each of the ten events and of the six
-// messages that it handles has an overload. They are short, and keep no state of their own.
+// This class has more than 25 methods and some 400 lines, because each of the ten events and of the
+// six messages that it handles has an overload. The overloads are short and keep no state of their
+// own.
 //
-// Thread: one. No I/O. Nothing here blocks or throws.
+// Thread: confined to one thread. No I/O. Nothing here blocks or throws.
 #pragma once
 
 #include <cstdint>
@@ -41,18 +43,18 @@ namespace wsync::staging {
 
 class Sidecar {
  public:
-  // `record`: what was on disc, or a default record. `held`: copies that outlived a restart (none
-  // when they were in anonymous memory).
+  // `record`: the record on disk, or a default record. `held`: copies that survived a restart (none
+  // if they were in anonymous memory).
   explicit Sidecar(SidecarOptions options, SidecarRecord record = {},
                    std::vector<HeldCopy> held = {});
 
-  // Aborts the process when an invariant breaks.
+  // Aborts the process if an invariant is broken.
   [[nodiscard]] std::vector<SidecarCommand> step(const SidecarEvent& event);
 
-  // When the next Tick is due; none while nothing is waited for.
+  // When the next Tick is due; std::nullopt if no timer is needed.
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
-  // For the coordinator; the agent fills in sequence and staged_bytes. Its envelope carries
-  // fence().
+  // The heartbeat for the coordinator. The agent fills in sequence and staged_bytes. Its envelope
+  // carries fence().
   [[nodiscard]] control::Heartbeat heartbeat(TimePoint now) const;
   [[nodiscard]] control::StatusReply status(TimePoint now) const;
   [[nodiscard]] const SidecarRecord& record() const noexcept { return record_.stored(); }
@@ -62,13 +64,13 @@ class Sidecar {
   [[nodiscard]] const std::map<std::string, reload::ReplicaSwitch>& replicas() const noexcept {
     return replicas_.all();
   }
-  // The report of one replica and of every one, as heartbeats, status and metrics show it.
+  // The reports of one replica and of all replicas, as heartbeats, status and metrics show them.
   [[nodiscard]] control::ReplicaReport report(const reload::ReplicaSwitch& replica,
                                               TimePoint now) const;
   [[nodiscard]] std::vector<control::ReplicaReport> reports(TimePoint now) const;
   // The version that is offered or being staged; none = 0.0.
   [[nodiscard]] Version incoming() const { return round_.version(); }
-  // Messages that were late, duplicate, of another round or of a lower fence.
+  // Number of messages that were late, duplicate, of another round or of a lower fence.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
   // kInternal with the first broken rule of its parts, or of their agreement: the copy of the
   // target is what was decided, a staged version is held, every replica works towards the target.

@@ -1,4 +1,4 @@
-// What a Sidecar is told (events), what it wants done (commands), and its options.
+// The events that a Sidecar handles, the commands that it returns, and its options.
 #pragma once
 
 #include <chrono>
@@ -25,18 +25,19 @@ struct SidecarOptions {
   std::uint64_t pid_namespace = 0;
   std::string data_address;                                // of its relay; empty = no relay
   std::uint64_t versions_held = config::kVersionsHeldMin;  // at least 2
-  // Deadlines of a switch for which the coordinator sets none, and of catching up after a restart.
+  // Deadlines of a switch without deadlines from the coordinator, and of catching up after a
+  // restart.
   std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
   std::chrono::milliseconds load{limits::kLoadDeadlineMs};
   reload::SwitchOptions replica;  // of every replica; name and world size come from its ranks
-  // Time between two Hellos while no coordinator welcomes this sidecar. It also bounds how long a
-  // restarted sidecar waits for its name once the process that had it is known to be gone.
+  // Time between two Hellos while no coordinator welcomes this sidecar. It also limits how long a
+  // restarted sidecar waits for its name after the end of the previous process is known.
   std::chrono::milliseconds hello_retry{limits::kHelloRetryMs};
 };
 
 // ---- events ----
 
-// The port has connected, for the first time or again: a Hello is due.
+// The port has connected or reconnected, so a Hello is due.
 struct LinkUp {};
 // The port has lost the coordinator.
 struct CoordinatorLost {};
@@ -47,9 +48,9 @@ struct CoordinatorMessage {
 // The answer to Persist.
 struct Persisted {
   std::uint64_t token = 0;
-  std::string failure;  // not empty: the record on disc is still the old one
+  std::string failure;  // if not empty: the record on disk is still the old one
 };
-// The answer to CheckLayout. The layout is accepted when no problem and no reason is named.
+// The answer to CheckLayout. The layout is accepted if there is no problem and no reason.
 struct LayoutChecked {
   std::uint64_t round = 0;
   bool layout_unknown = false;
@@ -59,14 +60,14 @@ struct LayoutChecked {
 // The answers to StartStaging. An answer to an attempt that was cancelled is dropped.
 struct StagingDone {
   std::uint64_t attempt = 0;
-  Digest content_digest;  // computed over the bytes held
+  Digest content_digest;  // computed over the held bytes
   std::uint64_t bytes = 0;
   std::uint64_t staging_ns = 0;
 };
 struct StagingFailed {
   std::uint64_t attempt = 0;
   std::string reason;
-  bool source_lost = false;  // the buckets that have arrived are kept; a new source sends the rest
+  bool source_lost = false;  // the received buckets are kept; a new source sends the rest
 };
 // The answer to CheckCopy. An answer about a copy that was released is dropped.
 struct CopyChecked {
@@ -76,7 +77,7 @@ struct CopyChecked {
 using RankEvent =
     std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused, reload::RankLoaded,
                  reload::LoadNotBegun, reload::RankCommitted, reload::RankResumed>;
-// An event of one rank. A RankAttached makes its replica known; only then is world_size read.
+// An event of one rank. RankAttached adds its replica; world_size is read only from that event.
 struct ReplicaEvent {
   std::string replica;
   std::uint32_t world_size = 1;
@@ -92,33 +93,33 @@ struct SidecarEvent {
 
 // ---- commands ----
 
-// To the coordinator.
+// A message to the coordinator.
 struct Reply {
   control::Envelope envelope;
   control::Message message;
 };
-// Write the record durably, then give Persisted. Until then no message of the coordinator is
+// Write the record durably, then answer with Persisted. Until then no message of the coordinator is
 // handled.
 struct Persist {
   std::uint64_t token = 0;
   SidecarRecord record;
 };
-// The coordinator's sockets are known; a hand-over on the same host may be tried.
+// The coordinator's sockets are known. A hand-over of arenas on the same host may be tried.
 struct Welcomed {
   control::Welcome welcome;
 };
-// Compare the offered layout with the layouts of the engines, and the memory with what it needs.
+// Compare the offered layout with the layouts of the engines, and its memory need with the memory.
 struct CheckLayout {
   std::uint64_t round = 0;
   control::Announce announce;
 };
 struct StartStaging {
   std::uint64_t attempt = 0;
-  control::Announce announce;  // its layout may be empty: then the known layout is meant
+  control::Announce announce;  // an empty layout means the layout that is already known
   control::Stage stage;
   bool resume = false;  // buckets of an earlier attempt are here: fetch the missing ones
 };
-// Give up the version that is being staged; none of its bytes are kept.
+// Cancel the staging of the version. None of its bytes are kept.
 struct CancelStaging {
   Version version;
 };
@@ -126,15 +127,15 @@ struct CancelStaging {
 struct ReleaseVersion {
   Version version;
 };
-// A version was released: send heartbeat() now, so that the coordinator does not choose a copy that
-// is no longer here.
+// A version was released. Send heartbeat() now, so that the coordinator does not choose a copy that
+// no longer exists.
 struct BeatNow {};
 // A replica could not load this version: compute the content digest of the copy again.
 struct CheckCopy {
   std::uint64_t check = 0;
   Version version;
 };
-// A command of a replica's switch. Done and CopySuspect never reach the caller: the sidecar
+// A command of a replica's switch. Done and CopySuspect never reach the caller, because the sidecar
 // handles them.
 struct ForReplica {
   std::string replica;

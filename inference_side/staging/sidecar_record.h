@@ -1,5 +1,6 @@
-// What a sidecar keeps on disc. It is written as a whole, durably, before any part of it is acted
-// on. Pure; the agent writes the bytes (temporary file, fsync, rename, fsync of the directory).
+// The state that a sidecar keeps on disk. It is written as a whole and durably before any part of
+// it is applied. Pure; the agent writes the bytes (temporary file, fsync, rename, fsync of the
+// directory).
 #pragma once
 
 #include <cstddef>
@@ -28,7 +29,7 @@ struct SidecarRecord {
 
 // The bytes of the record, with a digest at their end.
 [[nodiscard]] Bytes encode(const SidecarRecord& record);
-// kInvalidInput when the bytes are not exactly what encode() made.
+// Returns kInvalidInput unless the bytes are exactly the output of encode().
 [[nodiscard]] Result<SidecarRecord> decode_record(std::span<const std::byte> bytes);
 
 }  // namespace wsync::staging

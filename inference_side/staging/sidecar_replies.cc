@@ -23,7 +23,7 @@ std::optional<control::ErrorReply> fence_refusal(const std::string& name, const 
                                                  FenceCheck check) {
   const control::Fence& theirs = message.envelope.fence;
   if (check == FenceCheck::kOtherFleet) {
-    // Two sides that answered each other's notices would never stop.
+    // Never answer a notice: two sides that answer each other's notices would never stop.
     if (is_notice(message.message)) return std::nullopt;
     return error_reply(
         ErrorCode::kRefused,

@@ -38,8 +38,8 @@ std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, Cont
     auto* view = std::get_if<ArenaView>(&owned->memory_);
     const auto pool = unmapper.lock();
     if (view == nullptr || !pool) return;
-    // A shared pointer, because work has to be copyable. The arena is unmapped when the work is
-    // destroyed, whether it was done or dropped.
+    // A shared pointer, because tasks must be copyable. The arena is unmapped when the task is
+    // destroyed, whether it was executed or dropped.
     pool->post([mapping = std::make_shared<MappedRegion>(std::move(*view).end())] {});
   };
   return {new HeldVersion(job, std::move(digests), std::move(memory)), unmap};
@@ -52,7 +52,7 @@ Result<UniqueFd> HeldVersion::share() const {
   return std::get<std::shared_ptr<OwnArena>>(memory_)->arena.share();
 }
 
-// The result of an allocation by the thread for memory.
+// The result of an allocation on the memory thread.
 struct Store::Making {
   Result<SharedArena> arena = fail(ErrorCode::kCancelled, "not made");
   std::optional<Error> unplaced;
@@ -71,7 +71,7 @@ Store::~Store() {
   abort();
 }
 
-// Destroys it on the thread for memory, because unmapping, freeing and the wait for a verifier
+// Destroys the object on the memory thread, because unmapping, freeing and waiting for a verifier
 // would block the loop.
 template <class T>
 void Store::destroy_later(T what) {
@@ -124,8 +124,8 @@ Result<> Store::begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged
   ++generation_;
   arriving_.emplace(Arriving{
       .job = std::move(job), .on_staged = std::move(on_staged), .on_memory = std::move(on_memory)});
-  // When this has passed through the thread for memory, everything released before is free, and its
-  // arena can be reused.
+  // When this task has passed through the memory thread, everything released earlier is free, and
+  // its arena can be reused.
   memory_->post([this, post = post_, alive = alive_, generation = generation_] {
     post([this, alive, generation] {
       if (*alive && arriving_ && generation == generation_) find_own_arena();
@@ -149,8 +149,8 @@ void Store::find_own_arena() {
   make_own_arena(arena_bytes);
 }
 
-// Takes the arena for the version that is being staged, if nobody in this process points to it and
-// no engine holds a read lease. Returns whether it did.
+// Takes the arena for the version being staged, if no pointer to it exists in this process and no
+// engine holds a read lease. Returns whether it did.
 bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
   const StagingJob& job = arriving_->job;
   if (own.use_count() != 1 || own->arena.data_bytes() != job.plan->arena_bytes()) return false;
@@ -196,7 +196,7 @@ void Store::own_arena_made(Making& making, std::uint64_t generation) {
     if (is_wanted) no_memory(making.arena.error());
     return;
   }
-  // An arena that nobody wants any more is kept as well: it is free for the next version.
+  // Keep an arena even if no version needs it any more: the next version can use it.
   own_.push_back(
       std::make_shared<OwnArena>(OwnArena{.arena = std::move(*making.arena), .lease = {}}));
   if (is_wanted && !take_own_arena(own_.back()))
@@ -217,7 +217,7 @@ void Store::not_placed(const Error& why) {
       why.message());
 }
 
-// Free arenas of another size were made for an earlier model, and would never be reused.
+// Free arenas of another size belong to an earlier model and would never be reused.
 void Store::drop_unused_arenas(std::uint64_t except_bytes) {
   const auto unused = std::ranges::partition(own_, [&](const auto& own) {
     return own.use_count() != 1 || own->arena.data_bytes() == except_bytes;
@@ -312,7 +312,7 @@ void Store::abort() {
   if (!arriving_) return;
   Arriving given_up = std::move(*std::exchange(arriving_, std::nullopt));
   given_up.making.request_stop();
-  given_up.on_staged = {};  // destroyed here: what they hold belongs to the loop's thread
+  given_up.on_staged = {};  // destroyed here, because the callbacks belong to the loop's thread
   given_up.on_memory = {};
   if (given_up.verifier) given_up.verifier->stop();
   if (given_up.own) given_up.own->lease = std::monostate{};
@@ -368,7 +368,8 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
 }
 
 void Store::release(Version version) {
-  // The check goes first: the mapping that it reads is destroyed after it, on the same thread.
+  // Release the check first: the mapping that it reads must be destroyed after it, on the same
+  // thread.
   if (auto recheck = rechecks_.extract(version)) {
     recheck.mapped().verifier->stop();
     destroy_later(std::move(recheck.mapped()));

@@ -1,11 +1,11 @@
 // Store: the versions that a sidecar holds in host memory, and the one that is being staged.
 //
-// The memory of a version is either an arena of a trainer on this host (mapped, nothing is copied),
-// or an arena of the store, which is touched when it is made and reused for later versions. Every
-// byte is verified while it arrives (Verifier), by threads of low priority. A separate thread
-// allocates and frees memory, because that takes seconds for a few GiB.
+// The memory of a version is either an arena of a trainer on this host, which is mapped without
+// copying, or an arena of the store, which is touched when it is created and reused for later
+// versions. Every byte is verified while it arrives (Verifier), by threads of low priority. A
+// separate thread allocates and frees memory, because that takes seconds for a few GiB.
 //
-// Thread: the owner's loop thread calls every function; callbacks come on it through Post.
+// Thread: the owner's loop thread calls every function. Callbacks are called on it through Post.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct StoreOptions {
   int verify_nice = 10;
 };
 
-// An arena of the store, with the lease that it holds at present.
+// An arena of the store, with its current lease.
 struct OwnArena {
   SharedArena arena;
   std::variant<std::monostate, WriteLease, ReadLease> lease;
@@ -51,12 +51,12 @@ struct StagingJob {
   std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
 };
 
-// A complete, verified version. Immutable; its memory does not change while anyone has a pointer.
+// A complete, verified version. Immutable: its memory does not change while a pointer to it exists.
 class HeldVersion {
  public:
   using Memory = std::variant<ArenaView, std::shared_ptr<OwnArena>>;
   // `unmapper` may be null. Otherwise its thread unmaps the arena of another process when the last
-  // pointer is gone. The lease ends with the last pointer, in the thread that drops it.
+  // pointer is released. The lease ends with the last pointer, in the thread that releases it.
   static std::shared_ptr<const HeldVersion> make(const StagingJob& job, ContentDigests digests,
                                                  Memory memory,
                                                  const std::shared_ptr<ThreadPool>& unmapper);
@@ -95,8 +95,8 @@ struct Destination {
   std::shared_ptr<const void> hold;  // keeps the memory alive, also after an abort
 };
 
-// It has more than 25 methods: an arriving version, a held one and memory that is free again are
-// kept under one budget.
+// This class has more than 25 methods: the arriving version, held versions and free memory are kept
+// within one budget.
 class Store {
  public:
   using OnStaged = std::function<void(Result<std::shared_ptr<const HeldVersion>>)>;
@@ -104,43 +104,44 @@ class Store {
   Store(StoreOptions options, Post post);
   ~Store();
 
-  // kResourceExhausted, naming the bytes needed, unless `versions` of that size fit memory_bytes.
-  // The memory of the machine is checked when an own arena is made: mapped arenas need none.
+  // Returns kResourceExhausted, with the required bytes, unless `versions` of that size fit into
+  // memory_bytes. The memory of the machine is checked only when an own arena is created, because
+  // mapped arenas need none.
   [[nodiscard]] Result<> check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const;
 
-  // Begins to stage a version that arrives as a mapped arena. kBusy while another version is being
-  // staged; kRefused when the version is held already; kResourceExhausted when it does not fit
-  // beside the versions held: release one first.
+  // Begins to stage a version that arrives as a mapped arena. Returns kBusy while another version
+  // is being staged; kRefused if the version is already held; kResourceExhausted if it does not fit
+  // beside the held versions, one of which must then be released first.
   [[nodiscard]] Result<> begin(StagingJob job, OnStaged on_staged);
   // The same for a version that arrives bucket by bucket, into an own arena that no engine uses.
   // `on_memory` is called with the arena, never inside this call. It is called with
-  // kResourceExhausted when an arena has to be made, and host_memory or the machine has no room:
-  // staging has ended then. No callback comes after abort(), which also stops the allocation.
+  // kResourceExhausted if an arena must be created and host_memory or the machine has no room;
+  // staging has then ended. After abort(), which also stops the allocation, no callback is called.
   [[nodiscard]] Result<> begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged);
   // Reports of the transport about the version that is being staged; ignored when there is none.
   void bucket_arrived(std::uint64_t bucket);
   void all_arrived();                 // own arena: on_staged comes when all is verified
   void view_arrived(ArenaView view);  // mapped arena: likewise
-  // Drops the version that is being staged; on_staged does not come. The transport is stopped
-  // before.
+  // Drops the version being staged; on_staged is not called. The transport must be stopped before.
   void abort();
 
   [[nodiscard]] std::optional<Version> arriving() const;
-  // Whether the version that is being staged waits for its own arena.
+  // Whether the version being staged waits for its own arena.
   [[nodiscard]] bool makes_memory() const { return arriving_ && arriving_->on_memory; }
   [[nodiscard]] std::uint64_t verified_bytes() const;  // of the version that is being staged
   [[nodiscard]] std::vector<Version> versions_held() const;
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
-  // Bytes of all memory that is held, is being filled, or is kept to be reused.
+  // Total size of all memory that is held, is being filled, or is kept for reuse.
   [[nodiscard]] std::uint64_t bytes() const;
-  // Computes the content digest of a held version again. `on_checked` gets success when the digest
-  // has not changed, else kDigestMismatch; it is not called when the version is released first.
-  // kNotFound when the version is not held, kBusy while it is being checked.
+  // Computes the content digest of a held version again. `on_checked` receives success if the
+  // digest has not changed, otherwise kDigestMismatch. It is not called if the version is released
+  // first. Returns kNotFound if the version is not held, kBusy while it is being checked.
   [[nodiscard]] Result<> recheck(Version version, std::function<void(Result<>)> on_checked);
-  // Releases a version. Its memory is free when the last pointer to it is gone; an own arena is
+  // Releases a version. Its memory is free when the last pointer to it is released. An own arena is
   // kept for the next version.
   void release(Version version);
-  // For own arenas that are made from now on. Mapped arenas stay where their trainer made them.
+  // Sets the NUMA node of own arenas created from now on. Mapped arenas stay where their trainer
+  // created them.
   void prefer_node(std::optional<std::uint32_t> node) { options_.numa_node = node; }
 
  private:
@@ -152,12 +153,13 @@ class Store {
     std::stop_source making = {};
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
-    std::shared_ptr<Verifier> verifier = {};  // last: it stops reading before its memory is freed
+    // Declared last: it must stop before its memory is freed.
+    std::shared_ptr<Verifier> verifier = {};
   };
   struct Making;
   struct Recheck {
     std::shared_ptr<const void> hold;    // what it reads
-    std::shared_ptr<Verifier> verifier;  // last, likewise
+    std::shared_ptr<Verifier> verifier;  // declared last for the same reason
   };
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
   void on_loop(std::function<void()> work, std::uint64_t generation);
@@ -179,14 +181,15 @@ class Store {
   StoreOptions options_;
   bool said_not_placed_ = false;
   const Post post_;
-  // The threads of a verifier have low priority: on a busy host a thread that is interrupted while
-  // it holds a lock keeps that lock for long. So they share no lock with the loop: the loop reaches
-  // them through the thread for memory, and they reach the loop through this thread.
+  // The threads of a verifier have low priority. On a busy host, such a thread may be interrupted
+  // while it holds a lock, and then keeps the lock for a long time. The verifiers therefore share
+  // no lock with the loop: the loop reaches them through the memory thread, and they reach the loop
+  // through this thread.
   std::unique_ptr<ThreadPool> notifier_;
   std::shared_ptr<ThreadPool> pool_;
-  // One thread, so that memory released earlier is free when memory is allocated. Of normal
-  // priority: the process cannot map anything else while this thread is interrupted in the middle
-  // of a call that holds the kernel's lock on the address space.
+  // One thread, so that memory released earlier is free when memory is allocated. It has normal
+  // priority: if it were interrupted in a call that holds the kernel's lock on the address space,
+  // the process could not map anything else.
   std::shared_ptr<ThreadPool> memory_;
   std::shared_ptr<bool> alive_;
   std::map<Version, std::shared_ptr<const HeldVersion>> held_;

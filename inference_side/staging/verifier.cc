@@ -27,7 +27,7 @@ struct Verifier::State {
   const OnFinished on_finished;
   std::atomic<bool> is_cancelled = false;
   std::atomic<std::uint64_t> verified_bytes = 0;
-  ContentDigester digester;  // no two tasks have the same leaf
+  ContentDigester digester;  // no two tasks digest the same leaf
   std::mutex mutex;
   std::condition_variable idle;
   // Under mutex:
@@ -42,7 +42,7 @@ void Verifier::State::verify_bucket(std::uint64_t bucket) {
   const TimePoint begin = now();
   for (const Piece& piece : job.plan->bucket(bucket)) {
     const auto bytes = job.data.subspan(job.plan->arena_offset(piece), piece.bytes);
-    // Leaf by leaf, so that cancel() waits for one leaf at most.
+    // Check for a stop after each leaf, so that cancel() waits for at most one leaf.
     for (std::uint64_t at = 0; at < bytes.size() && !problem; at += limits::kLeafBytes) {
       if (is_cancelled) return;
       const auto leaf = bytes.subspan(at, std::min(limits::kLeafBytes, bytes.size() - at));
@@ -60,14 +60,14 @@ void Verifier::State::verify_bucket(std::uint64_t bucket) {
   for (const Piece& piece : job.plan->bucket(bucket)) coverage.mark(piece);
 }
 
-// Called at the end of each task and of all_arrived(): the last of them gives the verdict.
+// Called at the end of each task and of all_arrived(). The last of these calls reports the result.
 void Verifier::State::leave(const std::function<void()>& under_lock) {
   const std::lock_guard lock(mutex);
   under_lock();
   if (tasks != 0) return;
   idle.notify_all();
   if (!is_complete || is_cancelled) return;
-  is_complete = false;  // so that the verdict is given once
+  is_complete = false;  // so that the result is reported once
   post([on = on_finished, verdict = std::make_shared<Result<ContentDigests>>(judge())] {
     on(std::move(*verdict));
   });

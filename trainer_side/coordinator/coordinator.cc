@@ -14,7 +14,8 @@
 namespace wsync::coordinator {
 namespace {
 
-// Messages that wait while a decision is being stored: some seconds of a large fleet.
+// Maximum number of messages that wait while a decision is being stored: some seconds of messages
+// from a large fleet.
 constexpr std::size_t kQueueCount = 16 * limits::kSidecarCount;
 
 CoordinatorPhase phase_of(RoundState state) noexcept {
@@ -80,7 +81,7 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
   if (!must_wait(event)) {
     apply(event);
   } else if (std::holds_alternative<PeerMessage>(event.what) && queue_.size() >= kQueueCount) {
-    ++context_.dropped;  // as if the network had lost it
+    ++context_.dropped;  // same effect as a loss in the network
   } else {
     queue_.push_back(event);
   }
@@ -95,7 +96,7 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
 
 bool Coordinator::must_wait(const CoordinatorEvent& event) const {
   if (!log_.is_storing()) return false;
-  // A request to cancel is answered at once: what is being stored cannot be stopped any more.
+  // Handle a cancel request at once, because what is being stored cannot be cancelled any more.
   return !std::holds_alternative<Stored>(event.what) &&
          !std::holds_alternative<CoordinatorTick>(event.what) &&
          !std::holds_alternative<CancelRequested>(event.what);
@@ -124,10 +125,10 @@ void Coordinator::refuse_stopped(const CoordinatorEvent& event) {
 
 void Coordinator::handle(const PeerMessage& event) {
   const control::Fence& fence = event.envelope.fence;
-  // No epoch above it can be claimed, and no version can be named under it.
+  // No epoch above this one could be claimed, and no version could be named under it.
   if (fence.epoch > limits::kEpochMax) {
     ++context_.dropped;
-    // An answer to an error would be answered with an error again, without end.
+    // Never answer an error with an error: two sides would do so without end.
     if (std::holds_alternative<control::ErrorReply>(event.message)) return;
     context_.send_refusal(
         event.peer,
@@ -150,7 +151,7 @@ void Coordinator::handle(const PeerMessage& event) {
   Member* member = context_.roster.by_peer(event.peer);
   if (fence > record().fence && member != nullptr && claim_.state() != FenceClaimState::kGathering)
     return handle_higher_fence(fence, member->name);
-  // A Leave counts whatever its sender has heard of this coordinator.
+  // A Leave counts even if its sender does not follow this coordinator.
   if (member != nullptr && std::holds_alternative<control::Leave>(event.message))
     return leave(*member);
   const bool current = fence == record().fence || planted("coordinator_ignores_fence");
@@ -171,7 +172,7 @@ void Coordinator::handle(const PeerLost& event) {
   member->peer.clear();
   rounds_.handle_lost(context_, log_, *member);
   member->report.connected = false;
-  // It may have been the last one that the claim waited for.
+  // The claim may have waited for this sidecar only.
   const bool all_here = std::ranges::all_of(context_.roster.members(), [](const auto& entry) {
     return entry.second.joined || entry.second.peer.empty();
   });
@@ -261,7 +262,7 @@ void Coordinator::handle_not_stored(const StoreOutcome& outcome) {
 
 // ---- the claim ----
 
-// A sidecar that has taken no decision may follow this coordinator into its fleet.
+// A sidecar without a decision may follow this coordinator into its fleet.
 void Coordinator::handle_foreign_hello(const PeerMessage& event, const control::Hello& hello) {
   if (hello.decision.none()) {
     PeerMessage unbound = event;
@@ -295,7 +296,7 @@ void Coordinator::handle_hello(const PeerMessage& event, const control::Hello& h
     return claim_.refuse(
         context_, event.peer,
         fmt::format("sidecar '{}' cannot join: {}", hello.name, may.error().message()));
-  // (A claim that begins with this very Hello goes above its fence.)
+  // (A claim that begins with this Hello will be above its fence.)
   if (claim_.state() != FenceClaimState::kGathering && !log_.is_storing() &&
       fence > record().fence) {
     handle_higher_fence(fence, hello.name);
@@ -303,7 +304,8 @@ void Coordinator::handle_hello(const PeerMessage& event, const control::Hello& h
   }
   const UpdateRound* round = rounds_.round();
   const auto known = context_.roster.members().find(hello.name);
-  // While it switches it stays in the round: it is here, and is asked again.
+  // A member of a switching round stays in it: it has returned, and the decision is sent to it
+  // again.
   const bool in_switch = round != nullptr && round->state() == RoundState::kSwitching &&
                          known != context_.roster.members().end() && round->has(known->second);
   Member& member = register_sidecar(event, hello, in_switch);
@@ -312,14 +314,14 @@ void Coordinator::handle_hello(const PeerMessage& event, const control::Hello& h
     return gather();
   }
   if (log_.is_storing()) {
-    // A claim: all are welcomed when it is stored. A decision, which the loss of its last process
-    // has brought about: the Hello is handled after it.
+    // A claim: all sidecars are welcomed when it is stored. A decision, which the loss of the
+    // sidecar's last process has caused: the Hello is handled after it.
     if (log_.state() == DecisionLogState::kStoringDecision)
       queue_.push_front({.now = context_.now, .what = event});
     return;
   }
   claim_.welcome(context_, member, event.envelope.request);
-  // It has to store our fence first; what it says before that chooses nothing.
+  // The sidecar must store this fence first. Nothing that it reports before that affects a choice.
   if (fence == record().fence) join(member, hello, in_switch);
 }
 
@@ -368,12 +370,14 @@ void Coordinator::join(Member& member, const control::Hello& hello, bool in_swit
     if (context_.roster.joined_count() == context_.roster.members().size()) finish_claim();
   } else if (in_switch) {
     rounds_.resume_switch(context_, log_, member);
-  } else if (!rounds_.follow_newest(context_, log_)) {  // else all are told when that is stored
+    // Otherwise all are notified when that is stored.
+  } else if (!rounds_.follow_newest(context_, log_)) {
     rounds_.catch_up(context_, log_, member);
   }
 }
 
-// Its name goes from the record first: what its loss decides is stored without it.
+// Remove the name from the record first, so that a decision caused by the loss is stored without
+// it.
 void Coordinator::leave(Member& member) {
   log_.remove_member(member.name);
   member.has_left = true;

@@ -1,21 +1,22 @@
-// The coordinator of a fleet as a pure state machine: it claims a fence, goes on from the newest
+// The coordinator of a fleet as a pure state machine. It claims a fence, continues from the newest
 // decision, runs update rounds and rollbacks, and brings late sidecars up to date.
 //
-// This class takes the events in and asks the parts that decide: FenceClaim, DecisionLog,
-// RoundScheduler with its UpdateRound, and the Delivery of each sidecar. README.md of this folder
-// says what each is for.
+// This class receives the events and passes them to the classes that decide: FenceClaim,
+// DecisionLog, RoundScheduler with its UpdateRound, and the Delivery of each sidecar. README.md of
+// this folder describes each of them.
 //
-// Nothing is told to a sidecar that a crash could make this fleet forget: a claim and each decision
-// are stored first (Store), and while one is being stored every other event waits in a queue.
+// A sidecar never receives anything that this fleet could forget in a crash: a claim and each
+// decision are stored first (Store), and while one is being stored every other event waits in a
+// queue.
 //
-// Driving it: give every event to step() with the current time, and execute the commands in order.
-// Keep one timer at next_wake() and send CoordinatorTick when it fires. Heartbeats that a sidecar
-// sends are given in as messages; the port sends ours, and says when a peer is lost.
+// Usage: pass every event to step() with the current time, and execute the commands in order. Keep
+// one timer at next_wake() and send CoordinatorTick when it fires. Pass received heartbeats as
+// messages. The port sends the coordinator's own heartbeats and reports lost peers.
 //
-// More than 25 methods and 350 lines: a dozen methods are views for the agent, metrics and pages,
-// and each event has one of its own; what decides is in the parts.
+// This class has more than 25 methods and 350 lines: a dozen methods are views for the agent,
+// metrics and pages, and each event has its own method. The decisions are in the other classes.
 //
-// Thread: one. No I/O. Nothing here blocks or throws.
+// Thread: confined to one thread. No I/O. Nothing here blocks or throws.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +39,14 @@
 
 namespace wsync::coordinator {
 
-// What the coordinator does, for people and metrics.
+// The current activity of the coordinator, for operators and metrics.
 enum class CoordinatorPhase : std::uint8_t {
-  kGathering,   // collects Hellos
-  kClaiming,    // fence chosen; waits for Hellos under it
-  kReady,       // no round
-  kAnnouncing,  // a round: waits for accept or refuse
+  kGathering,   // collecting Hellos
+  kClaiming,    // fence chosen; waiting for Hellos under it
+  kReady,       // no round is running
+  kAnnouncing,  // a round: waiting for Accept or Refuse
   kStaging,     // a round: bytes are moving, or its decision is being stored
-  kSwitching,   // decided; waits for the sidecars' outcomes
+  kSwitching,   // decided; waiting for the sidecars' outcomes
   kStopped,
 };
 [[nodiscard]] std::string_view phase_name(CoordinatorPhase phase) noexcept;
@@ -60,27 +61,27 @@ class Coordinator {
 
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   [[nodiscard]] CoordinatorPhase phase() const noexcept;
-  // The claim that is stored; epoch 0 before there is one.
+  // The stored claim; epoch 0 before the first one.
   [[nodiscard]] const control::Fence& fence() const noexcept { return record().fence; }
   [[nodiscard]] const Version& target() const noexcept { return record().target; }
   [[nodiscard]] const CoordinatorRecord& record() const noexcept { return log_.record(); }
-  // Names of the record whose sidecars have not come, while it waits for them; else empty.
+  // While gathering: names in the record whose sidecars have not arrived; otherwise empty.
   [[nodiscard]] std::vector<std::string> awaited() const { return claim_.awaited(context_); }
-  // Why it has stopped; nothing while it has not.
+  // Why it has stopped; std::nullopt if it has not.
   [[nodiscard]] const std::optional<Stopped>& stopped() const noexcept { return claim_.stopped(); }
   [[nodiscard]] const Roster& roster() const noexcept { return context_.roster; }
-  // The name for the next snapshot: (fence epoch, one step above all that were used); with a step
-  // given, that one. kInvalidInput when the step was used or is no step, kBusy before the claim.
+  // The name for the next snapshot: the fence epoch, and `step`, or if `step` is 0 one above all
+  // used steps. Returns kInvalidInput if the step was used or is invalid, kBusy before the claim.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step = 0) const;
   [[nodiscard]] control::StatusReply status() const;
-  // What has moved in the round that runs (UpdateRound::moved); both 0 without a round.
+  // Bytes moved in the running round (UpdateRound::moved); both 0 without a round.
   [[nodiscard]] Moved moved_bytes() const;
-  // Whether CancelRequested with this version is about an update that this machine has, decided or
-  // not; with 0.0, whether a round runs.
+  // Whether CancelRequested with this version concerns an update of this machine, decided or not.
+  // With 0.0: whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
-  // Messages that were late, of another round, or of a lower fence.
+  // Number of messages that were late, of another round, or of a lower fence.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return context_.dropped; }
-  // kInternal with the first broken rule.
+  // Returns kInternal with the first broken rule.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -102,7 +103,8 @@ class Coordinator {
   void handle_not_stored(const StoreOutcome& outcome);
 
   // ---- the claim ----
-  // Takes over what the Hello says. `in_switch`: it stays a member of the round that switches.
+  // Registers the sidecar with the state in its Hello. `in_switch`: it stays a member of the
+  // switching round.
   Member& register_sidecar(const PeerMessage& event, const control::Hello& hello, bool in_switch);
   void join(Member& member, const control::Hello& hello, bool in_switch);
   void leave(Member& member);
@@ -116,7 +118,7 @@ class Coordinator {
   FenceClaim claim_;
   RoundScheduler rounds_;
   VersionNames names_;
-  std::deque<CoordinatorEvent> queue_;  // wait for what is being stored
+  std::deque<CoordinatorEvent> queue_;  // events that wait until the store answers
 };
 
 }  // namespace wsync::coordinator

@@ -1,5 +1,5 @@
-// CoordinatorContext: what the parts of a coordinator work on together in one step.
-// Thread: one.
+// CoordinatorContext: the data that the classes of a coordinator share in one step. Thread:
+// confined to one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ namespace wsync::coordinator {
 struct CoordinatorContext {
   CoordinatorOptions options;
   Roster roster;
-  control::Fence fence;  // in the envelope of everything that is sent: the claim that is stored
-  TimePoint now{};       // when the event came that is being handled
+  control::Fence fence;                      // stored claim; in the envelope of every sent message
+  TimePoint now{};                           // arrival time of the current event
   std::vector<CoordinatorCommand> commands;  // of this step, in order
-  std::uint64_t last_round = 0;  // of the newest Announce; each one has a round of its own
+  std::uint64_t last_round = 0;  // of the newest Announce; each Announce has its own round
   std::uint64_t dropped = 0;     // messages that were late, of another round, or of a lower fence
 
   void emit(CoordinatorCommand command) { commands.push_back(std::move(command)); }
-  // Does nothing when the sidecar is not connected. `request`: of the message that this answers; 0
-  // when it answers none.
+  // Does nothing if the sidecar is not connected. `request`: the message that this answers; 0 if it
+  // answers none.
   void send(const Member& member, control::Message message, std::uint64_t round,
             std::uint64_t request = 0);
-  // An ErrorReply with the code kRefused.
+  // Sends an ErrorReply with the code kRefused.
   void send_refusal(const std::string& peer, std::string reason);
 };
 

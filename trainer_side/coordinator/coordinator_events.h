@@ -1,4 +1,4 @@
-// What a coordinator is told (events), and what it answers with (commands).
+// The events that a coordinator handles, and the commands that it returns.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@ namespace wsync::coordinator {
 
 // ---- events ----
 
-// A message from a peer of the control port. A Hello makes it a sidecar.
+// A message from a peer of the control port. A Hello makes the peer a sidecar.
 struct PeerMessage {
   std::string peer;
   control::Envelope envelope;
   control::Message message;
-  // With a Hello: the process that had this name before has certainly ended.
+  // With a Hello: the previous process with this name has certainly ended.
   bool predecessor_gone = false;
 };
 struct PeerLost {
   std::string peer;
   std::string reason;
 };
-// A complete snapshot under a version from next_version(), to be brought to the fleet.
+// A complete snapshot under a version from next_version(), to be published to the fleet.
 struct PublishRequested {
-  std::uint64_t request = 0;  // chosen by the caller, comes back in RoundDone
+  std::uint64_t request = 0;  // chosen by the caller, returned in RoundDone
   Version version;
   Digest layout_digest;
   Digest content_digest;
@@ -36,19 +36,20 @@ struct PublishRequested {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t snapshot_ns = 0;
-  // By when the publish has ended, whatever it waits for; nothing: only the phases have deadlines.
+  // When the publish must have ended, whatever it waits for; std::nullopt: only the phases have
+  // deadlines.
   std::optional<TimePoint> deadline = {};
 };
 struct RollbackRequested {
   std::uint64_t request = 0;
   Version to;  // 0.0 = the previous one
 };
-// Ends the update that runs, or the one of this version, unless it has been decided.
+// Cancels the running update, or the update of this version, unless it has been decided.
 struct CancelRequested {
   std::uint64_t request = 0;
-  Version version;  // 0.0 = the one that runs
+  Version version;  // 0.0 = the running update
 };
-// Another process has taken over the control address: new sidecars connect to that process.
+// Another process has taken over the control address, so new sidecars connect to that process.
 struct Replaced {
   std::string by;
 };
@@ -56,9 +57,9 @@ struct CoordinatorTick {};
 // The answer to Store.
 struct Stored {
   std::uint64_t token = 0;
-  // What is stored now; a claim may have taken over a newer decision. An error: it was not stored,
-  // and the record before it stands; kFenced and kRefused: because another coordinator has the
-  // store now (check_replaces).
+  // The stored record; a claim may have adopted a newer decision. An error: nothing was stored, and
+  // the previous record stays valid. kFenced and kRefused: another coordinator has the store now
+  // (check_replaces).
   Result<CoordinatorRecord> record;
 };
 
@@ -76,17 +77,17 @@ struct SendTo {
   control::Envelope envelope;
   control::Message message;
 };
-// Store this record durably (decision_store.h), then give Stored.
+// Store this record durably (decision_store.h), then answer with Stored.
 struct Store {
   std::uint64_t token = 0;
   CoordinatorRecord record;
 };
-// Something that the people who run this fleet should know.
+// A message for the operators of this fleet.
 struct Incident {
   std::string text;
   bool refusal = false;  // the text says why a sidecar may not join
 };
-// The fence is claimed: rounds may begin.
+// The fence is claimed, so rounds may begin.
 struct Ready {
   control::Fence fence;
   Version target;  // recovered from the sidecars; 0.0 = none
@@ -101,12 +102,12 @@ struct RoundDone {
   bool cancelled = false;
   control::PushReply reply;
 };
-// Comes after the RoundDone of what was cancelled.
+// Follows the RoundDone of the cancelled update.
 struct CancelDone {
   std::uint64_t request = 0;
   control::CancelReply reply;
 };
-// The rollback has been decided; its RollbackDone follows.
+// The rollback has been decided; its RollbackDone follows later.
 struct RollbackBegan {
   std::uint64_t request = 0;
   Version to;
@@ -115,12 +116,12 @@ struct RollbackDone {
   std::uint64_t request = 0;
   control::RollbackReply reply;
 };
-// No sidecar will be sent this version any more: its snapshot may be freed.
+// This version will be sent to no sidecar any more, so its snapshot may be freed.
 struct DropVersion {
   Version version;
 };
-// This coordinator must not act any more: a higher fence has been seen, it was replaced, it cannot
-// know its fleet, or its claim could not be stored.
+// This coordinator must not act any more: a higher fence was seen, it was replaced, it cannot
+// determine its fleet, or its claim could not be stored.
 struct Stopped {
   ErrorCode code = ErrorCode::kFenced;
   std::string reason;

@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint32_t kMagic = 0x44524343;  // "CCRD"
 constexpr std::uint16_t kFormat = 1;
 constexpr std::string_view kWhat = "the coordinator's record";
-constexpr std::size_t kNameBytesMin = 4;  // the length of an empty one
+constexpr std::size_t kNameBytesMin = 4;  // the length field of an empty name
 
 static_assert(kCoordinatorRecordBytesMax >
               limits::kSidecarCount * (kNameBytesMin + limits::kPeerNameBytes) +

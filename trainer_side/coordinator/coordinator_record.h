@@ -1,5 +1,5 @@
-// CoordinatorRecord: what a coordinator keeps in its decision store, written together and durably
-// before any of it is told to a sidecar. A coordinator that starts anew begins from it.
+// CoordinatorRecord: the state that a coordinator keeps in its decision store. It is written as a
+// whole and durably before any of it is sent to a sidecar. A restarted coordinator begins from it.
 // Pure; decision_store.h says where it is kept.
 #pragma once
 
@@ -16,25 +16,25 @@
 
 namespace wsync::coordinator {
 
-// The most bytes that an encoded record can have: every list at its limit.
+// Maximum size of an encoded record: every list at its limit.
 inline constexpr std::uint64_t kCoordinatorRecordBytesMax = 1 * limits::kMiB;
 
 struct CoordinatorRecord {
   control::Fence fence;      // the newest claim, with the fleet's id
   std::uint64_t number = 0;  // of the newest decision under that fence; 0 = none yet
-  // Of the newest decision of all, which an earlier coordinator may have taken.
+  // Of the newest decision of all, which may be that of an earlier coordinator.
   control::Decision origin;
   control::DecisionKind kind = control::DecisionKind::kSwitch;
   Version target;
-  Digest content;  // of the target; zero = not known
+  Digest content;  // content digest of the target; zero = unknown
   std::vector<Version> withdrawn;
-  std::vector<std::string> members;  // names of the sidecars that have joined and have not left
+  std::vector<std::string> members;  // names of sidecars that have joined and not left
   friend bool operator==(const CoordinatorRecord&, const CoordinatorRecord&) = default;
 };
 
-// With a digest at its end.
+// The encoding ends with a digest.
 [[nodiscard]] Bytes encode(const CoordinatorRecord& record);
-// kInvalidInput, in one sentence, when the bytes are not exactly what encode() made.
+// Returns kInvalidInput, with one sentence, unless the bytes are exactly the output of encode().
 [[nodiscard]] Result<CoordinatorRecord> decode_coordinator_record(std::span<const std::byte> bytes);
 
 }  // namespace wsync::coordinator

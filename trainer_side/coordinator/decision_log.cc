@@ -35,7 +35,7 @@ constexpr std::array<Transition<DecisionLogState>, 9> kLogTransitions = {{
      DecisionLogState::kIdle, "stop"},
 }};
 
-// Longer than any write takes to a disc that works.
+// Longer than any write to a working disk takes.
 constexpr std::chrono::seconds kStoreDeadline{40};
 constexpr std::chrono::seconds kStoreRetry{1};
 
@@ -67,7 +67,7 @@ TransitionTable decision_log_transitions() {
 DecisionLog::DecisionLog(const std::optional<CoordinatorRecord>& stored) {
   if (!stored) return;
   record_ = *stored;
-  record_.fence = {};  // it was claimed by the coordinator before this one
+  record_.fence = {};  // claimed by the previous coordinator
   record_.number = 0;
 }
 
@@ -83,7 +83,7 @@ void DecisionLog::move(DecisionLogState to) {
 void DecisionLog::store(CoordinatorContext& context, DecisionLogState what, CoordinatorRecord next,
                         std::optional<RollbackRequested> rollback) {
   move(what);
-  members_changed_ = false;  // this write stores them as well
+  members_changed_ = false;  // this write also stores them
   pending_ = Pending{.token = ++token_,
                      .deadline = context.now + kStoreDeadline,
                      .rollback = std::move(rollback),
@@ -191,14 +191,13 @@ void DecisionLog::abandon() {
   move(DecisionLogState::kIdle);
 }
 
-// ---- which decision is followed ----
+// ---- which decision applies ----
 
 // Each decision has an origin: the publish or rollback that first chose its target. A coordinator
-// repeats the newest decision under its own fence. Therefore numbers do not say whose target is
-// newer, and origins do. A sidecar that brings a greater origin raises the target to its own, even
-// when it comes late. When a target turns out to have been withdrawn, the newest of the others is
-// repeated under its own origin: a new origin would override what a sidecar brings that has not
-// come yet.
+// repeats the newest decision under its own fence, so decision numbers do not show whose target is
+// newer, but origins do. A sidecar with a greater origin raises the target to its own, even if it
+// arrives late. If a target turns out to be withdrawn, the newest of the others is repeated under
+// its own origin: a new origin would override the decision of a sidecar that has not arrived yet.
 std::optional<DecisionChoice> DecisionLog::newest(CoordinatorContext& context) {
   DecisionChoice newest;
   const auto consider = [&](const control::Decision& origin, const Version& version,
@@ -215,8 +214,8 @@ std::optional<DecisionChoice> DecisionLog::newest(CoordinatorContext& context) {
       consider(member.origin, member.report.target, member.target_content);
   if (newest.target.none()) {
     if (record_.target.none() && !withdrawn_changed_) return std::nullopt;
-    // No version is left that may be served. All sidecars are told so by a decision without a
-    // target, which the next publish replaces.
+    // No version is left that may be served. A decision without a target notifies all sidecars. The
+    // next publish replaces it.
     if (!record_.target.none())
       context.emit(Incident{
           .text = fmt::format("{} was withdrawn by a decision that this coordinator had not heard "
@@ -251,8 +250,8 @@ Result<Version> DecisionLog::choose_rollback(const Roster& roster, const Version
   if (version.none())
     return refuse(fmt::format("no version before {} is still held by every live sidecar",
                               record_.target.to_string()));
-  // A rollback to the version that the last one went to is sent to everybody once more, because
-  // some sidecars may not have taken it.
+  // A rollback to the version of the last rollback is sent to all sidecars again, because some may
+  // not have executed it.
   const bool goes_back =
       record_.kind == control::DecisionKind::kRollback ||
       std::ranges::any_of(record_.withdrawn, [&](const Version& other) { return version < other; });
@@ -281,7 +280,7 @@ Result<Version> DecisionLog::choose_rollback(const Roster& roster, const Version
 
 void DecisionLog::add_member(const Roster& roster, const std::string& name) {
   if (std::ranges::find(record_.members, name) != record_.members.end()) return;
-  // When the list is full, names whose sidecars have not come to this process make room.
+  // If the list is full, remove names whose sidecars have not connected to this process.
   if (record_.members.size() >= limits::kSidecarCount)
     std::erase_if(record_.members,
                   [&](const std::string& old) { return !roster.members().contains(old); });
@@ -314,7 +313,7 @@ void DecisionLog::withdraw(const Roster& roster, std::vector<Version>& withdrawn
   control::bound_withdrawn(withdrawn, in_use);
 }
 
-// ---- time and rules ----
+// ---- deadlines and rules ----
 
 std::optional<TimePoint> DecisionLog::next_wake() const {
   if (pending_) return pending_->deadline;

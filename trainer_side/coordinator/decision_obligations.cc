@@ -13,19 +13,20 @@ namespace {
 constexpr std::chrono::milliseconds kAskAgain{1'000};
 constexpr std::chrono::milliseconds kAskAgainMax{30'000};
 
-// What the sidecar has on disc now.
+// Records what the sidecar has on disk now.
 void note_stored(const CoordinatorRecord& record, Member& member) {
   member.decided = record.number;
   member.refused.clear();
-  if (record.target.none()) return;  // it keeps its own target, and knows what is withdrawn
+  // It keeps its own target, and knows which versions are withdrawn.
+  if (record.target.none()) return;
   member.decision = {.fence = record.fence, .number = record.number};
   member.origin = record.origin;
   member.report.target = record.target;
   member.target_content = record.content;
 }
 
-// Another content under the name of the fleet's target. (A sidecar that has stored the newest
-// decision has compared the digests itself.)
+// Whether the sidecar holds other content under the name of the fleet's target. (A sidecar that has
+// stored the newest decision has compared the digests itself.)
 bool holds_other_bytes(const CoordinatorRecord& record, const Member& member) {
   return !record.target.none() && member.report.target == record.target &&
          member.decided < record.number && member.target_content != Digest{} &&
@@ -103,7 +104,7 @@ bool handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
   member.switched = switched.number;
   member.outcomes = switched.outcomes;
   member.unreported.clear();
-  for (control::ReplicaReport& replica : member.report.replicas)  // until its next heartbeat
+  for (control::ReplicaReport& replica : member.report.replicas)  // valid until its next heartbeat
     for (const control::ReplicaOutcome& outcome : switched.outcomes)
       if (outcome.replica == replica.replica) {
         replica.version = outcome.version;
@@ -127,9 +128,9 @@ void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
   judge(context, record, member);
 }
 
-// Outcomes that were reported stand. Otherwise the sidecar reports them when it is asked again or
-// for the first time. Only a new process that finds the decision on its disc has none to report:
-// the process before it had begun the switch, and it died with what it knew.
+// Reported outcomes stay valid. Missing outcomes are normally reported when the decision is sent
+// again. The exception is a new process that finds the decision on its disk: the previous process
+// had begun the switch, and its outcomes were lost with it.
 void resume_switch(const CoordinatorRecord& record, Member& member, const control::Hello& hello,
                    bool is_new_process) {
   if (member.switched == record.number || !is_new_process) return;

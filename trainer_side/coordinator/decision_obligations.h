@@ -1,43 +1,46 @@
-// What the coordinator and one sidecar owe each other for the newest decision: the coordinator
-// sends it until the sidecar has said Decided, the sidecar reports the outcomes of its replicas,
-// and a replica that must not serve what it serves is not ready meanwhile.
+// Mutual obligations of the coordinator and one sidecar for the newest decision. The coordinator
+// sends the decision until the sidecar has answered Decided. The sidecar reports the outcomes of
+// its replicas. Until then a replica that must not serve its version is not ready.
 //
-// The state is in Member; `record` is what is in force (DecisionLog::record). Thread: one.
+// The state is in Member. `record` is the record in effect (DecisionLog::record). Thread: confined
+// to one thread.
 #pragma once
 
 #include "trainer_side/coordinator/coordinator_context.h"
 
 namespace wsync::coordinator {
 
-// Whether the sidecar has a newer decision than this coordinator. That becomes the target as soon
-// as no round runs. Until then the sidecar is told nothing.
+// Whether the sidecar has a newer decision than this coordinator. That decision becomes the target
+// as soon as no round is running. Until then nothing is sent to the sidecar.
 [[nodiscard]] bool knows_newer(const CoordinatorRecord& record, const Member& member);
-// Whether the newest decision has to be sent to it, for the first time or again: it has not stored
-// it, and no delivery is under way whose end sends it.
+// Whether the newest decision must be sent to the sidecar, for the first time or again: the sidecar
+// has not stored it, and no delivery is in progress at whose end it is sent.
 [[nodiscard]] bool is_owed(const CoordinatorRecord& record, const Member& member);
-// Sends Decide, and notes when it is sent again: after 1 s, then after twice as long each time, at
-// most 30 s. Sends nothing to a sidecar that knows_newer().
+// Sends Decide, and schedules the next attempt: after 1 s, then after twice as long each time, up
+// to 30 s. Sends nothing to a sidecar for which knows_newer() is true.
 void send_decide(CoordinatorContext& context, const CoordinatorRecord& record, Member& member);
 
-// A new decision is in force: forgets the outcomes of the one before.
+// A new decision is in effect: drops the outcomes of the previous one.
 void begin_decision(CoordinatorContext& context, const CoordinatorRecord& record, Member& member);
-// Each answers whether the message is about the newest decision; if not, it is counted as dropped.
+// Each returns whether the message belongs to the newest decision. If not, it is counted as
+// dropped.
 [[nodiscard]] bool handle(CoordinatorContext& context, const CoordinatorRecord& record,
                           Member& member, const control::Decided& decided);
 [[nodiscard]] bool handle(CoordinatorContext& context, const CoordinatorRecord& record,
                           Member& member, const control::Switched& switched);
-// Takes over what the sidecar reports of itself.
+// Records the sidecar's report about itself.
 void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member& member,
             const control::Heartbeat& heartbeat);
-// A sidecar has come back while its replicas switch: which of their outcomes its last process may
-// have taken with it.
+// A sidecar has returned while its replicas switch. Determines which of their outcomes its last
+// process may have lost.
 void resume_switch(const CoordinatorRecord& record, Member& member, const control::Hello& hello,
                    bool is_new_process);
-// Counts the outcomes that were lost with the last process of the sidecar, when all these replicas
-// serve the target by now. True when it did.
+// Counts the outcomes that the last process of the sidecar lost, once all these replicas serve the
+// target. Returns true if it did.
 [[nodiscard]] bool recover_outcomes(const CoordinatorRecord& record, Member& member);
 
-// Marks replicas that must not be routed to as not ready, whatever their sidecar says of them.
+// Marks replicas to which requests must not be routed as not ready, regardless of their sidecar's
+// report.
 void judge(CoordinatorContext& context, const CoordinatorRecord& record, Member& member);
 
 }  // namespace wsync::coordinator

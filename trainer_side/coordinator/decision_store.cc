@@ -17,7 +17,7 @@ Result<> check_replaces(const CoordinatorRecord& next,
                         const std::optional<CoordinatorRecord>& stored) {
   if (!stored || planted("store_not_compared")) return {};
   const bool claims = next.number == 0;
-  // An id under which nothing was decided binds nobody.
+  // A fleet id without any decision binds nobody.
   if (stored->fence.fleet != next.fence.fleet && !(claims && stored->origin.none()))
     return fail(
         ErrorCode::kRefused,

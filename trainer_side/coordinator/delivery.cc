@@ -144,7 +144,7 @@ Result<control::Stage> Delivery::stage(const DeliverySource& source, TimePoint d
                        source_.transport == control::TransportKind::kMemfd
                            ? "this coordinator serves no host socket"
                            : "it is not on this host, and no data_address is configured");
-  // A chain whose links break again and again must come to an end.
+  // Limit the attempts, so that a chain whose links fail again and again ends.
   if (++attempts_ > kStageAttempts)
     return wsync::fail(ErrorCode::kPeerLost,
                        fmt::format("its source was lost {} times", kStageAttempts));

@@ -1,5 +1,5 @@
-// Delivery: one version on its way to one sidecar, inside a round or so that the sidecar catches
-// up. Thread: one. No I/O: it makes the messages, and its caller sends them.
+// Delivery: the transfer of one version to one sidecar, inside a round or as a catch-up. Thread:
+// confined to one thread. No I/O: it creates the messages, and its caller sends them.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ enum class DeliveryState : std::uint8_t {
   kFailed
 };
 [[nodiscard]] std::string_view delivery_state_name(DeliveryState state) noexcept;
-// For the page of the protocol.
+// For the protocol documentation.
 [[nodiscard]] TransitionTable delivery_transitions();
 
-// Where a sidecar reads a version from.
+// The source from which a sidecar reads a version.
 struct DeliverySource {
   control::TransportKind transport = control::TransportKind::kMemfd;
-  std::string address;  // empty: there is none
+  std::string address;  // empty: there is no source
 };
-// By memfd from this host, if the sidecar is on it and no hand-over to it has failed, else by TCP
-// from `chain_source`; `transport` of the configuration may demand memfd. `boot_id`: of the
-// sidecar's host.
+// By memfd from this host, if the sidecar runs on this host and no hand-over to it has failed;
+// otherwise by TCP from `chain_source`. The configured `transport` may require memfd. `boot_id`: of
+// the sidecar's host.
 [[nodiscard]] DeliverySource choose_source(const CoordinatorOptions& options,
                                            const std::string& boot_id, bool handover_failed,
                                            const std::string& chain_source);
@@ -43,40 +43,41 @@ class Delivery {
  public:
   [[nodiscard]] DeliveryState state() const noexcept { return state_; }
   [[nodiscard]] const Version& version() const noexcept { return version_; }
-  // In the envelopes of its messages; each Announce has a round of its own.
+  // Round number in the envelopes of its messages. Each Announce has its own round.
   [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
   [[nodiscard]] control::TransportKind transport() const noexcept { return source_.transport; }
-  // Why it has failed; empty while it has not.
+  // Why it has failed; empty if it has not.
   [[nodiscard]] const std::string& failure() const noexcept { return failure_; }
-  // When an answer must have come, or when a failed delivery is tried again; nothing while nothing
-  // is waited for.
+  // When an answer is due, or when a failed delivery is tried again; std::nullopt if nothing is
+  // awaited.
   [[nodiscard]] std::optional<TimePoint> deadline() const;
   [[nodiscard]] bool is_under_way() const noexcept;  // announced, accepted or staging
   // Whether other sidecars may read the version from this one.
   [[nodiscard]] bool relays() const noexcept;
   // Whether the sidecar is reading the version from this address by TCP.
   [[nodiscard]] bool reads_from(const std::string& address) const;
-  // Whether a message of this round and version is the answer that this state waits for.
+  // Whether a message of this round and version is the answer expected in the current state.
   [[nodiscard]] bool is_answer(std::uint64_t round, const Version& version,
                                DeliveryState state) const;
 
-  // Offers a version instead of what was on its way.
+  // Offers a version, in place of the current delivery.
   [[nodiscard]] control::Announce announce(const PublishRequested& publish, bool with_layout,
                                            std::uint64_t round, TimePoint deadline);
-  // The same again after the sidecar did not know the layout. Only once: see may_repeat().
+  // Offers the same version again, with its layout, because the sidecar did not know the layout.
+  // Only once: see may_repeat().
   [[nodiscard]] control::Announce repeat(const PublishRequested& publish, std::uint64_t round,
                                          TimePoint deadline);
   [[nodiscard]] bool may_repeat() const noexcept { return attempts_ == 0; }
   void accept();
-  // The sidecar reads, or reads on from another source. kNotFound: there is no source; kPeerLost:
-  // its source was lost too often.
+  // The sidecar begins to read, or continues from another source. Returns kNotFound if there is no
+  // source; kPeerLost if its source was lost too often.
   [[nodiscard]] Result<control::Stage> stage(const DeliverySource& source, TimePoint deadline);
   void complete();
   void fail(std::string why, TimePoint retry);
-  // Nothing is on its way any more.
+  // Drops the delivery.
   void forget();
 
-  // kInternal with the first broken rule.
+  // Returns kInternal with the first broken rule.
   [[nodiscard]] Result<> invariants() const;
 
  private:

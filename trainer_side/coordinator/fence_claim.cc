@@ -47,7 +47,7 @@ constexpr std::array<Transition<FenceClaimState>, 14> kClaimTransitions = {{
 }};
 
 const std::chrono::milliseconds kWelcomeAgain{limits::kHeartbeatDeadlineMs / 2};
-constexpr std::size_t kToldMax = 64;  // refusals that are remembered as told
+constexpr std::size_t kToldMax = 64;  // maximum number of remembered refusals
 
 Result<> check_record(const CoordinatorContext& context, const CoordinatorRecord& record,
                       const control::Fence& said_under, const control::Hello& hello) {
@@ -83,8 +83,8 @@ Result<> check_record(const CoordinatorContext& context, const CoordinatorRecord
   return {};
 }
 
-// A name stands for one process. If two processes of one name were heard in turns, what one of them
-// has stored would be believed of the other.
+// A name stands for one process. If messages of two processes with one name alternated, data stored
+// by one of them would be attributed to the other.
 Result<> check_name(const Roster& roster, const PeerMessage& event, const control::Hello& hello) {
   for (const auto& [name, other] : roster.members())
     if (other.peer == event.peer && name != hello.name)
@@ -150,9 +150,9 @@ bool FenceClaim::is_foreign(const control::Fence& fence) const {
          !planted("fleets_not_compared");
 }
 
-// The id of a fleet binds with the first decision that is taken under it. Before that, this
-// coordinator takes the id of the first fleet whose sidecar comes to it: a sidecar without a record
-// may have come sooner than those that the fleet really consists of.
+// A fleet id is binding from the first decision under it. Before that, this coordinator adopts the
+// id of the first fleet whose sidecar connects: a sidecar without a record may have connected
+// earlier than the real sidecars of the fleet.
 bool FenceClaim::may_change_fleet(const DecisionLog& log) const {
   const bool decided = !log.record().origin.none() || log.is_storing();
   return !fleet_binds_ && !decided;
@@ -170,7 +170,7 @@ Result<> FenceClaim::check_hello(const CoordinatorContext& context, const Coordi
   return check_name(context.roster, event, hello);
 }
 
-// A sidecar that is refused says Hello again and again.
+// Notify once only, because a refused sidecar repeats its Hello.
 void FenceClaim::refuse(CoordinatorContext& context, const std::string& peer,
                         const std::string& why) {
   ++context.dropped;
@@ -216,9 +216,9 @@ bool FenceClaim::gather(const CoordinatorContext& context) {
   return !deadline_;
 }
 
-// The fleet's id is that of the record or the configuration, else the one that sidecars have named,
-// else a new one. Two different names cannot both be right, and a wrong choice would lock a fleet
-// out.
+// The fleet's id is that of the record or the configuration, otherwise the one that the sidecars
+// name, otherwise a new one. If the sidecars name two ids, both cannot be right, and a wrong choice
+// would lock out a fleet.
 Result<control::FleetId> FenceClaim::choose_fleet(const CoordinatorContext& context) const {
   if (!fleet_.none()) return fleet_;
   control::FleetId any = context.options.new_fleet_id;
@@ -263,7 +263,7 @@ void FenceClaim::handle_stored(CoordinatorContext& context, const CoordinatorRec
   deadline_ = context.now + context.options.hello;
   for (auto& [name, member] : context.roster.members()) {
     member.joined = false;
-    member.delivery.forget();  // it was one of the fence before
+    member.delivery.forget();  // belongs to the previous fence
     welcome(context, member, 0);
   }
 }
@@ -301,8 +301,8 @@ void FenceClaim::welcome_back(CoordinatorContext& context, const PeerMessage& ev
     return;
   Member* member = context.roster.by_last_peer(event.peer);
   if (member == nullptr && event.envelope.fence.epoch > 0) {
-    // A late Hello of its dead predecessor has taken the place of this sidecar. Its own Hello mends
-    // that. (Commands send heartbeats too, under no fence.)
+    // A late Hello of the sidecar's dead predecessor has replaced this sidecar. Its own Hello
+    // repairs that. (Commands also send heartbeats, without a fence.)
     if (stranger_welcomed_ && context.now - *stranger_welcomed_ < kWelcomeAgain) return;
     stranger_welcomed_ = context.now;
     Member stranger;

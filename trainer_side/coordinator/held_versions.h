@@ -1,5 +1,5 @@
-// HeldVersions: the versions whose snapshots are in this process, so that sidecars can read them.
-// Thread: one.
+// HeldVersions: the versions whose snapshots this process holds for sidecars to read. Thread:
+// confined to one thread.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@ namespace wsync::coordinator {
 class HeldVersions {
  public:
   void add(PublishRequested publish) { held_.push_back(std::move(publish)); }
-  // Null when its snapshot is not here.
+  // Returns nullptr if the snapshot is not here.
   [[nodiscard]] const PublishRequested* find(const Version& version) const {
     const auto found = std::ranges::find(held_, version, &PublishRequested::version);
     return found == held_.end() ? nullptr : &*found;
   }
-  // Gives back the snapshots of all others.
+  // Drops all other snapshots.
   template <class Predicate>
   void keep_only(CoordinatorContext& context, Predicate is_needed) {
     std::erase_if(held_, [&](const PublishRequested& held) {

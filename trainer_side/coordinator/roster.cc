@@ -58,7 +58,7 @@ std::optional<Version> Roster::rollback_target(const Version& target,
       });
       if (everywhere) best = version;
     }
-    break;  // a version that the first one lacks is not everywhere
+    break;  // a version that the first sidecar lacks is not on all sidecars
   }
   return best;
 }

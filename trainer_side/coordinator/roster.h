@@ -1,5 +1,5 @@
-// Roster: what the coordinator knows of each sidecar. Pure data; no I/O.
-// Thread: one.
+// Roster: what the coordinator knows about each sidecar. Pure data; no I/O. Thread: confined to one
+// thread.
 #pragma once
 
 #include <chrono>
@@ -15,56 +15,57 @@
 
 namespace wsync::coordinator {
 
-// One sidecar, known by its name. It stays known when it is lost, and is forgotten when it leaves.
+// One sidecar, identified by its name. It stays in the roster when it is lost, and is removed when
+// it leaves.
 struct Member {
   std::string name;
   std::string peer;       // address on the control port; changes with each of its processes
-  std::string last_peer;  // the same, kept when it is lost
-  TimePoint welcomed{};   // when the last Welcome was sent to it
-  bool joined = false;    // its Hello under this coordinator's fence has come, and it was not lost
-  bool has_left = false;  // it has said Leave; it stays known until its round has ended
+  std::string last_peer;  // the same, kept after a loss
+  TimePoint welcomed{};   // when the last Welcome was sent
+  bool joined = false;    // its Hello under this fence has arrived, and it is not lost
+  bool has_left = false;  // it has sent Leave; kept until its round has ended
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::string data_address;
   Digest layout;               // digest of the layout that the sidecar knows
-  control::FleetId fleet;      // that it has named; none: it belongs to no fleet yet
-  control::Decision decision;  // the newest one that it has stored
-  control::Decision origin;    // of the target it has persisted
-  Digest target_content;       // of that target
-  bool told_conflict = false;  // the people of the fleet know that it holds other bytes
+  control::FleetId fleet;      // as it reported; none: it belongs to no fleet yet
+  control::Decision decision;  // newest decision that it has stored
+  control::Decision origin;    // of its stored target
+  Digest target_content;       // of its stored target
+  bool told_conflict = false;  // operators know that it holds other content
   Delivery delivery;
-  // Why the hand-over of an arena by memfd to this process has failed; empty: it has not.
+  // Why the hand-over of an arena by memfd to this process has failed; empty if it has not.
   std::string handover_failure;
-  std::uint64_t decided = 0;                      // number it has acknowledged on disc
-  std::uint64_t asked = 0;                        // number last sent to it
-  TimePoint ask_again{};                          // when that is sent once more
-  std::chrono::milliseconds ask_pause{0};         // until then, at the last time
-  std::uint64_t switched = 0;                     // number whose outcomes it has reported
-  std::string refused;                            // why it refused the decision last sent
+  std::uint64_t decided = 0;               // number of the decision that it has stored
+  std::uint64_t asked = 0;                 // number of the decision last sent
+  TimePoint ask_again{};                   // when that is sent again
+  std::chrono::milliseconds ask_pause{0};  // the last wait before a repetition
+  std::uint64_t switched = 0;              // number of the decision whose outcomes it has reported
+  std::string refused;                     // why it refused the last sent decision
   std::vector<control::ReplicaOutcome> outcomes;  // of `switched`
-  // Replicas whose outcomes died with the sidecar's last process, which had begun the switch: they
-  // count when its heartbeats say that they serve the target.
+  // Replicas whose outcomes were lost with the sidecar's last process, which had begun the switch.
+  // They count when its heartbeats report that they serve the target.
   std::vector<std::string> unreported;
-  // Replicas that could be routed to when the newest decision was made.
+  // Replicas to which requests could be routed when the newest decision was made.
   std::vector<std::string> ready_at_decision;
   std::uint64_t staged_bytes = 0;  // progress of its delivery, from its heartbeats
   control::SidecarReport report;
 
   [[nodiscard]] bool holds(const Version& version) const;
-  // Its connection or its process is gone: nothing is on its way to it any more.
+  // Its connection or process is gone, so its delivery is dropped.
   void forget_delivery();
 };
 
 class Roster {
  public:
-  // The member of that name, made when it is new.
+  // Returns the member of that name; creates it if it is new.
   Member& add(const std::string& name);
   template <class Predicate>
   void forget(Predicate predicate) {
     std::erase_if(members_, [&](const auto& entry) { return predicate(entry.second); });
   }
   [[nodiscard]] Member* by_peer(const std::string& peer);
-  // Also finds a member that was lost, by its last address.
+  // Also finds a lost member, by its last address.
   [[nodiscard]] Member* by_last_peer(const std::string& peer);
   [[nodiscard]] std::map<std::string, Member>& members() noexcept { return members_; }
   [[nodiscard]] const std::map<std::string, Member>& members() const noexcept { return members_; }
@@ -78,7 +79,7 @@ class Roster {
 };
 
 [[nodiscard]] bool contains(const std::vector<Version>& versions, const Version& version) noexcept;
-// Replicas of a sidecar with every rank attached.
+// Number of replicas of a sidecar with every rank attached.
 [[nodiscard]] std::uint32_t whole_replicas(const Member& member) noexcept;
 
 }  // namespace wsync::coordinator

@@ -20,12 +20,12 @@ constexpr std::array kCoordinatorPhases = {
     CoordinatorPhase::kAnnouncing, CoordinatorPhase::kStaging,  CoordinatorPhase::kSwitching,
     CoordinatorPhase::kStopped};
 
-// Replicas of the sidecars that have joined.
+// Counts of replicas of the joined sidecars.
 struct FleetCount {
   std::uint32_t known = 0;
   std::uint32_t ready = 0;
   std::uint32_t current = 0;  // serve the target
-  std::uint32_t halted = 0;   // paused or loading, and ready when the newest decision was made
+  std::uint32_t halted = 0;   // paused or loading, but ready when the newest decision was made
 };
 
 FleetCount count_replicas(const Coordinator& coordinator) {

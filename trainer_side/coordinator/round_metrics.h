@@ -1,5 +1,5 @@
-// What a coordinator counts, and what its pages show: snapshots, the phases of each round and how
-// it ended; the fleet as it is when somebody asks.
+// Metrics of a coordinator, also shown on its pages: snapshots, the phases of each round and its
+// end, and the current state of the fleet.
 //
 // Thread: the loop's.
 #pragma once
@@ -21,11 +21,11 @@ class RoundMetrics {
   RoundMetrics();
 
   void snapshot_taken(std::uint64_t bytes, std::chrono::nanoseconds duration);
-  // The round of a request enters a phase; the one before it ends.
+  // The round of a request enters a phase; its previous phase ends.
   void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
   // The round has ended.
   void ended(const RoundDone& done, TimePoint at);
-  // A publish that never became a round.
+  // A publish ended without a round.
   void failed(ErrorCode code);
   void rolled_back(const control::RollbackReply& reply);
 
@@ -47,19 +47,19 @@ class RoundMetrics {
   std::map<std::uint64_t, Phase> open_;  // by request
 };
 
-// What a scrape reads of a coordinator beside its counters.
+// Values that a scrape reads from a coordinator in addition to the counters.
 struct PublishFacts {
-  std::uint64_t queued = 0;       // publishes that wait for their snapshot
-  std::uint64_t arena_bytes = 0;  // of snapshots
-  std::uint64_t wire_bytes = 0;   // that went over TCP
+  std::uint64_t queued = 0;       // publishes waiting for their snapshot
+  std::uint64_t arena_bytes = 0;  // size of the snapshots' arenas
+  std::uint64_t wire_bytes = 0;   // bytes sent over TCP
   std::uint32_t min_replicas = 1;
 };
 [[nodiscard]] std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
                                                            const PublishFacts& publish);
 
-// Ready: this coordinator has the fleet, has decided on a version, and at least `min_replicas`
-// replicas may be routed to; while it switches them, those that stand still for it count too, if
-// they could be routed to before.
+// Ready: this coordinator leads the fleet and has decided on a version, and requests may be routed
+// to at least `min_replicas` replicas. During a switch, replicas that are stopped for it also count
+// if requests could be routed to them before.
 [[nodiscard]] metrics::Readiness fleet_readiness(const Coordinator& coordinator,
                                                  std::uint32_t min_replicas);
 

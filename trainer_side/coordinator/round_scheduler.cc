@@ -221,7 +221,7 @@ void RoundScheduler::catch_up(CoordinatorContext& context, const DecisionLog& lo
   const DeliveryState state = member.delivery.state();
   if (state != DeliveryState::kNone && state != DeliveryState::kStaged) return;
   if (announce_target(context, log, member)) return;
-  // Without a snapshot here it still has to learn what the target is and what was withdrawn.
+  // Even without a snapshot here, the sidecar must learn the target and the withdrawn versions.
   if (member.decided < record.number && member.asked < record.number)
     send_decide(context, record, member);
 }
@@ -260,7 +260,8 @@ void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost) {
   if (!round_ || lost.data_address.empty()) return;
-  const std::vector<std::string> names = round_->members();  // a failure changes the list
+  // A copy, because a failure changes the list.
+  const std::vector<std::string> names = round_->members();
   for (const std::string& name : names)
     if (Member& member = context.roster.add(name); member.delivery.reads_from(lost.data_address))
       stage(context, log, member);
@@ -313,7 +314,7 @@ void RoundScheduler::abort(CoordinatorContext& context, DecisionLog& log, const 
                            bool cancelled) {
   UpdateRound round = *std::exchange(round_, std::nullopt);
   for (auto& [name, member] : context.roster.members()) {
-    // What is being stored may come into force: its copies must stay.
+    // The record being stored may take effect, so its copies must be kept.
     if (log.is_storing() || !member.joined || member.delivery.version() != round.version())
       continue;
     context.send(member, control::Abort{.version = round.version(), .reason = why},
@@ -335,11 +336,11 @@ void RoundScheduler::finish(CoordinatorContext& context, DecisionLog& log) {
 }
 
 void RoundScheduler::conclude(CoordinatorContext& context, DecisionLog& log) {
-  if (!follow_newest(context, log)) settle(context, log);  // else when that is stored
+  if (!follow_newest(context, log)) settle(context, log);  // otherwise when that is stored
 }
 
 // A sidecar that still lacked the target when the round began has dropped it for the version of the
-// round. It catches up before the next round begins.
+// round. It must catch up before the next round begins.
 void RoundScheduler::settle(CoordinatorContext& context, const DecisionLog& log) {
   drop_unneeded(context, log);
   for (auto& [name, member] : context.roster.members()) catch_up(context, log, member);
@@ -378,7 +379,7 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
     if (has_staged) send_decide(context, record, member);
   }
   if (round_)
-    advance(context, log);  // every sidecar may have been lost while the decision was being stored
+    advance(context, log);  // all sidecars may have been lost while the decision was being stored
   else
     settle(context, log);
 }
@@ -425,8 +426,8 @@ void RoundScheduler::handle_deadline(CoordinatorContext& context, DecisionLog& l
   const std::string why = fmt::format("no answer before the deadline while {}", round_->activity());
   const std::vector<std::string> names = round_->members();
   for (const std::string& name : names) {
-    // The first failure may end the round and begin the one that waits, or take it on to staging.
-    // The others were late in a phase that is over then.
+    // The first failure may end the round and begin the waiting one, or move the round on to
+    // staging. The other members were late only in the phase that has then ended.
     if (!round_ || round_->state() != state || round_->version() != version) return;
     Member& member = context.roster.add(name);
     if (round_->is_late(member)) fail_delivery(context, log, member, why);

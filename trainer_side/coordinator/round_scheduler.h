@@ -1,16 +1,16 @@
-// RoundScheduler: which update runs and which one waits, and what each sidecar needs meanwhile. It
-// does what the round that runs says comes next, and brings sidecars that are in no round to the
-// target (they catch up).
+// RoundScheduler: decides which update runs, which one waits, and what each sidecar needs
+// meanwhile. It executes the next step of the running round, and brings sidecars outside of the
+// round to the target (catch-up).
 //
-// A newer publish takes the place of the one that waits. A rollback waits for nothing: it is
-// refused while a round runs.
+// A newer publish replaces the waiting one. A rollback never waits: it is refused while a round is
+// running.
 //
-// More than 25 methods and 350 lines: a failed delivery can end a round, and the end of a round
-// begins the next one and new deliveries. Dividing them would only turn these calls into
-// call-backs.
+// This class has more than 25 methods and 350 lines: a failed delivery can end a round, and the end
+// of a round begins the next round and new deliveries. Dividing the class would only turn these
+// calls into callbacks.
 //
-// Thread: one. No I/O. All but the views are called only once the fence is claimed, and while
-// nothing is being stored, unless they say otherwise.
+// Thread: confined to one thread. No I/O. Unless a comment says otherwise, all functions except the
+// views may be called only when the fence is claimed and nothing is being stored.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +24,14 @@
 
 namespace wsync::coordinator {
 
-// The end of a publish that never became a round, or no longer can.
+// The end of a publish that has not become a round and no longer can.
 enum class PublishRefusal : std::uint8_t { kFailed, kSuperseded, kCancelled };
 void refuse_publish(CoordinatorContext& context, const PublishRequested& publish,
                     const std::string& why, PublishRefusal kind = PublishRefusal::kFailed);
-// The end of a rollback that was not decided.
+// Ends a rollback that was not decided.
 void refuse_rollback(CoordinatorContext& context, const CoordinatorRecord& record,
                      const RollbackRequested& rollback, const std::string& why);
-// The reason in the reply of a publish that a request to cancel has ended.
+// The reason in the reply to a publish that was cancelled.
 inline constexpr std::string_view kCancelledReason =
     "cancelled on request; the engines keep the version they serve";
 
@@ -39,55 +39,58 @@ class RoundScheduler {
  public:
   // ---- requests ----
 
-  // A snapshot under a version that may be used. Its round begins, or it waits for the round's end.
+  // A snapshot under a version that may be used. Its round begins, or waits for the end of the
+  // current round.
   void publish(CoordinatorContext& context, const PublishRequested& event);
   void roll_back(CoordinatorContext& context, DecisionLog& log, const RollbackRequested& event);
-  // Also while a decision is being stored.
+  // May also be called while a decision is being stored.
   [[nodiscard]] control::CancelReply cancel(CoordinatorContext& context, DecisionLog& log,
                                             const Version& version);
-  // Ends the round and what waits, because this coordinator stops or claims anew. Also while a
-  // decision is being stored.
+  // Ends the running and the waiting round, because this coordinator stops or claims again. May
+  // also be called while a decision is being stored.
   void end_all(CoordinatorContext& context, DecisionLog& log, const std::string& why);
 
   // ---- sidecars ----
 
-  // A message of a sidecar that has joined, under the fence. Also before the fence is claimed.
+  // A message under the fence from a sidecar that has joined. May also be called before the fence
+  // is claimed.
   void handle(CoordinatorContext& context, DecisionLog& log, Member& member,
               const control::Envelope& envelope, const control::Message& message);
-  // Its connection or its process is gone. Also before the fence is claimed.
+  // The sidecar's connection or process is gone. May also be called before the fence is claimed.
   void handle_lost(CoordinatorContext& context, DecisionLog& log, Member& member);
-  // A member of the round that switches has come back: it is asked again.
+  // A member of the switching round has returned. Sends the decision again.
   void resume_switch(CoordinatorContext& context, const DecisionLog& log, Member& member);
-  // Offers the target to a sidecar that lacks it, or tells it the newest decision.
+  // Offers the target to a sidecar that lacks it, or sends it the newest decision.
   void catch_up(CoordinatorContext& context, const DecisionLog& log, Member& member);
-  // Decides what the newest of all known decisions has chosen, if that is not the target. True when
-  // it did.
+  // Decides the target of the newest known decision if it is not the current target. Returns true
+  // if it did.
   bool follow_newest(CoordinatorContext& context, DecisionLog& log);
 
   // ---- the store and the clock ----
 
-  // The decision is stored: now it is told.
+  // The decision is stored, so it is sent now.
   void handle_stored(CoordinatorContext& context, DecisionLog& log,
                      const std::optional<RollbackRequested>& rollback);
-  // The decision of the round, or of no round, could not be stored.
+  // The decision could not be stored; it may belong to a round or not.
   void handle_not_stored(CoordinatorContext& context, DecisionLog& log, const std::string& why);
-  // Refuses what has waited too long. Also while a decision is being stored.
+  // Refuses requests that have waited too long. May also be called while a decision is being
+  // stored.
   void expire_waiting(CoordinatorContext& context);
   void handle_tick(CoordinatorContext& context, DecisionLog& log);
 
   // ---- views ----
 
-  // The round that runs; null when none does.
+  // The running round; nullptr if there is none.
   [[nodiscard]] const UpdateRound* round() const noexcept { return round_ ? &*round_ : nullptr; }
   [[nodiscard]] bool is_in_round(const Member& member) const {
     return round_ && round_->has(member);
   }
-  // Whether a round of this version runs or waits; with 0.0, whether a round runs.
+  // Whether a round of this version is running or waiting; with 0.0, whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
   [[nodiscard]] std::optional<TimePoint> waiting_deadline() const;
   [[nodiscard]] std::optional<TimePoint> next_wake(const CoordinatorContext& context,
                                                    const DecisionLog& log) const;
-  // kInternal with the first broken rule.
+  // Returns kInternal with the first broken rule.
   [[nodiscard]] Result<> invariants(const CoordinatorContext& context,
                                     const DecisionLog& log) const;
 
@@ -101,7 +104,7 @@ class RoundScheduler {
   void abort(CoordinatorContext& context, DecisionLog& log, const std::string& why,
              bool cancelled = false);
   void finish(CoordinatorContext& context, DecisionLog& log);
-  // After a round: what the fleet needs before the next one.
+  // After a round: does what the fleet needs before the next one.
   void conclude(CoordinatorContext& context, DecisionLog& log);
   void settle(CoordinatorContext& context, const DecisionLog& log);
   void start_waiting(CoordinatorContext& context, const DecisionLog& log);
@@ -117,9 +120,9 @@ class RoundScheduler {
   void stage(CoordinatorContext& context, DecisionLog& log, Member& member);
   void fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
                      const std::string& why);
-  // Lets the members that read from a lost one read from another source.
+  // Gives members that read from a lost member another source.
   void bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost);
-  // False when the sidecar holds the target, or its snapshot is not here.
+  // Returns false if the sidecar holds the target, or if the target's snapshot is not here.
   [[nodiscard]] bool announce_target(CoordinatorContext& context, const DecisionLog& log,
                                      Member& member);
   [[nodiscard]] std::string chain_source(const CoordinatorContext& context,
@@ -128,7 +131,7 @@ class RoundScheduler {
   std::optional<UpdateRound> round_;
   std::optional<PublishRequested> waiting_;
   HeldVersions held_;
-  bool ending_ = false;  // in end_all(): nothing new begins
+  bool ending_ = false;  // inside end_all(): nothing new may begin
 };
 
 }  // namespace wsync::coordinator

@@ -15,9 +15,9 @@ void send_announce(CoordinatorContext& context, Member& member, const PublishReq
   member.layout = publish.layout_digest;
 }
 
-// The same boot id promises less than a hand-over needs: a path that both processes see, one user,
-// descriptors that pass. Where the hand-over fails and memfd is not demanded, the bytes go by TCP.
-// (A sidecar without a data address reads nothing by TCP.)
+// An equal boot id does not guarantee a hand-over, which also needs a path that both processes see,
+// the same user, and a way to pass descriptors. If the hand-over fails and memfd is not required,
+// the bytes go over TCP. (A sidecar without a data address reads nothing over TCP.)
 bool may_go_by_tcp(const CoordinatorContext& context, const Member& member) {
   return member.delivery.transport() == control::TransportKind::kMemfd &&
          context.options.transport == TransportPolicy::kAuto &&
@@ -31,7 +31,7 @@ Result<> handle_staging_failure(CoordinatorContext& context, Member& member,
     member.handover_failure = staged.failure;
     if (staged.source_lost) return stage(context, member, chain_source);
     if (snapshot == nullptr) return fail(ErrorCode::kIo, "staging failed: " + staged.failure);
-    announce(context, member, *snapshot);  // the sidecar has given the version up
+    announce(context, member, *snapshot);  // the sidecar has dropped the version
     return {};
   }
   if (staged.source_lost) return stage(context, member, chain_source);

@@ -1,8 +1,8 @@
-// The delivery of a version to one member of the roster: what is sent to it, and what its answers
-// do. What a failed delivery means for a round is RoundScheduler's.
+// The delivery of a version to one member of the roster: the messages to the member, and the effect
+// of its answers. RoundScheduler decides what a failed delivery means for a round.
 //
-// Each Result that fails says why the delivery has failed; the caller then lets it fail.
-// Thread: one.
+// If a Result is an error, the delivery has failed for that reason, and the caller must mark it as
+// failed. Thread: confined to one thread.
 #pragma once
 
 #include <string>
@@ -11,17 +11,18 @@
 
 namespace wsync::coordinator {
 
-// Offers the version. The layout goes along unless the sidecar knows it.
+// Offers the version. The layout is included unless the sidecar knows it.
 void announce(CoordinatorContext& context, Member& member, const PublishRequested& publish);
-// Names the source to read from. `chain_source`: address by TCP.
+// Sends the source to read from. `chain_source`: TCP address.
 [[nodiscard]] Result<> stage(CoordinatorContext& context, Member& member,
                              const std::string& chain_source);
-// Offers the version once more if the sidecar did not know its layout. `snapshot`: of that version,
-// null when it is not here any more.
+// Offers the version again if the sidecar did not know its layout. `snapshot`: of that version,
+// null if it is no longer here.
 [[nodiscard]] Result<> handle_refuse(CoordinatorContext& context, Member& member,
                                      const control::Refuse& refuse,
                                      const PublishRequested* snapshot);
-// True: every byte is there, and its digest is right. False: it is tried in another way.
+// Returns true if every byte has arrived and its digest is correct; false if another attempt was
+// started.
 [[nodiscard]] Result<bool> handle_staged(CoordinatorContext& context, Member& member,
                                          const control::Staged& staged,
                                          const PublishRequested* snapshot,

@@ -127,7 +127,7 @@ std::string_view UpdateRound::activity() const noexcept {
   return round_state_name(state_ == RoundState::kDeciding ? RoundState::kStaging : state_);
 }
 
-// No round outlives its publish.
+// Limits a deadline to that of the publish.
 TimePoint UpdateRound::in_time(const CoordinatorContext& context,
                                std::chrono::milliseconds phase) const {
   const TimePoint end = context.now + phase;
@@ -182,7 +182,7 @@ RoundStep UpdateRound::advance(const CoordinatorContext& context, std::uint64_t 
   if (state_ == RoundState::kAnnouncing)
     return all_are(DeliveryState::kAccepted) ? RoundStep::kStage : RoundStep::kWait;
   if (enough_staged(context)) return RoundStep::kDecide;
-  // An engine that has just attached is told of by the next heartbeat of its sidecar.
+  // Wait for the next heartbeats, because they report engines that have just attached.
   if (all_are(DeliveryState::kStaged) && !std::exchange(lacks_replicas_, true))
     deadline_ = in_time(context, context.options.attach);
   return RoundStep::kWait;
@@ -203,7 +203,7 @@ void UpdateRound::begin_switching(CoordinatorContext& context) {
   context.emit(PhaseEntered{.request = publish_.request, .phase = control::ProgressPhase::kSwitch});
 }
 
-// ---- its end ----
+// ---- end of the round ----
 
 std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& context) const {
   const std::string version = publish_.version.to_string();

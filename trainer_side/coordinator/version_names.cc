@@ -23,7 +23,7 @@ Result<Version> VersionNames::next(std::uint32_t epoch, std::uint64_t step) cons
                 fmt::format("step {}: a step is 1 to {}; name one below it with --step",
                             step == 0 ? last + 1 : step, limits::kStepMax));
   if (step == 0) return Version{epoch, last + 1};
-  // A step below one that was seen may be used again: the epoch makes it another name.
+  // A step below one of another epoch may be used, because the epoch makes the name different.
   if (step <= used_step_)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "

@@ -1,6 +1,5 @@
-// VersionNames: which step the next snapshot is named after. No name ever stands for two different
-// byte strings, also across restarts of the trainer.
-// Thread: one.
+// VersionNames: chooses the step that names the next snapshot. A name never stands for two
+// different contents, not even after a restart of the trainer. Thread: confined to one thread.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +11,19 @@ namespace wsync::coordinator {
 
 class VersionNames {
  public:
-  // A version that this fleet knows, of whatever epoch.
+  // Records a version that this fleet knows, of any epoch.
   void note_seen(const Version& version) noexcept;
-  // A snapshot has this step under the present epoch.
+  // A snapshot has this step under the current epoch.
   void note_used(std::uint64_t step) noexcept;
-  // Another epoch has been claimed: no step of it is used.
+  // Another epoch has been claimed. None of its steps is used yet.
   void begin_epoch() noexcept { used_step_ = 0; }
-  // The next name under `epoch`: one step above all that are known, or `step` when it is not 0.
-  // kInvalidInput when that step was used or is no step.
+  // The next name under `epoch`: one step above all known steps, or `step` if it is not 0. Returns
+  // kInvalidInput if that step was used or is invalid.
   [[nodiscard]] Result<Version> next(std::uint32_t epoch, std::uint64_t step) const;
 
  private:
-  std::uint64_t seen_step_ = 0;  // the highest of any version
-  std::uint64_t used_step_ = 0;  // the highest under this epoch
+  std::uint64_t seen_step_ = 0;  // highest step of any version
+  std::uint64_t used_step_ = 0;  // highest step under this epoch
 };
 
 }  // namespace wsync::coordinator

@@ -9,9 +9,9 @@
 
 namespace wsync::publish {
 
-// Opens a directory and checks it against every rule of the format. Errors: those of
-// checkpoint_dir.h. While the source lives the files may be replaced. A file that is rewritten in
-// place makes read() fail.
+// Opens a directory and checks it against every rule of the format. Errors as in checkpoint_dir.h.
+// The files may be replaced while the source exists. A file that is rewritten in place makes read()
+// fail.
 [[nodiscard]] Result<std::unique_ptr<WeightSource>> open_checkpoint_source(
     const std::string& directory);
 

@@ -47,7 +47,7 @@ std::filesystem::path state_folder(const config::TrainerConfig& config) {
   return std::filesystem::path(config.state_dir) / config.fleet;
 }
 
-// Logged at the start: a sidecar that is missing may not come for a long time.
+// Logged at the start, because a missing sidecar may not connect for a long time.
 void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milliseconds gather) {
   log_info("going on from epoch {} of fleet {}, target {}{}", record.fence.epoch,
            record.fence.fleet.to_string(),
@@ -58,16 +58,16 @@ void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milli
                              gather.count() / 1000, fmt::join(record.members, ", ")));
 }
 
-// The name of the sidecar that is connected as this peer; none for a peer that is no sidecar.
+// The name of the sidecar that is connected as this peer; std::nullopt for any other peer.
 std::optional<std::string> sidecar_of(const coordinator::Roster& roster, const std::string& peer) {
   for (const auto& [name, member] : roster.members())
     if (member.peer == peer) return name;
   return std::nullopt;
 }
 
-// A sidecar of this host that was killed and started anew gets its name back at once, and not only
-// when its silence has been noticed. On another host or in another pid namespace the process id
-// says nothing.
+// A sidecar of this host that was killed and restarted gets its name back at once, not only when
+// its silence is noticed. On another host or in another pid namespace the process id proves
+// nothing.
 bool predecessor_is_gone(const coordinator::Roster& roster, const control::Hello& hello) {
   const auto known = roster.members().find(hello.name);
   if (known == roster.members().end()) return false;
@@ -120,7 +120,7 @@ CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& conf
       store_(std::move(store)),
       recorder_(config.trace_file, config.trace_spans),
       timer_(loop, [this] { step(coordinator::CoordinatorTick{}); }),
-      // A worker of its own: a decision must not wait for a snapshot.
+      // A separate worker, because a decision must not wait for a snapshot.
       store_worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "decisions"})),
       commands_(
           loop, coordinator_.roster(), recorder_.spans(),
@@ -168,8 +168,9 @@ Result<> CoordinatorAgent::listen() {
 }
 
 Result<> CoordinatorAgent::open() {
-  // One coordinator for each folder: a second one would end the first at its next decision. The
-  // lock is taken after the address, because people know a coordinator by its address.
+  // One coordinator for each folder: a second one would stop the first at its next decision. The
+  // lock is taken after the address is bound, because operators identify a coordinator by its
+  // address.
   const std::string path = (state_folder(config_) / "coordinator.lock").string();
   auto lock = config_.take_over ? LockFile::seize(path) : LockFile::acquire(path);
   if (!lock) return fail(lock.error().with_context("the state of fleet '" + config_.fleet + "'"));
@@ -203,8 +204,8 @@ Result<> CoordinatorAgent::open() {
     pages_ = std::move(*pages);
     return {};
   }
-  // With --take-over the fleet is this coordinator's already: to end for want of the pages would
-  // leave the fleet without any coordinator.
+  // With --take-over this coordinator already has the fleet. Ending because the pages are missing
+  // would leave the fleet without a coordinator.
   if (!config_.take_over) return fail(std::move(pages).error());
   log_warning("no /metrics, /healthz, /readyz and page: {}", pages.error().message());
   return {};
@@ -212,7 +213,7 @@ Result<> CoordinatorAgent::open() {
 
 CoordinatorAgent::~CoordinatorAgent() {
   pages_.reset();
-  // The store worker still posts the end of a write that runs; it must find nobody.
+  // The store worker still posts the end of a running write; that task must not use this object.
   *alive_ = false;
   store_worker_->stop();
   recorder_.write_trace();
@@ -242,7 +243,7 @@ void CoordinatorAgent::store(const coordinator::Store& command) {
       answer);
   if (submitted) return;
   stored->record = fail(submitted.error());
-  loop_.post(answer);  // not at once: the coordinator is inside its step
+  loop_.post(answer);  // posted, because the coordinator is inside its step
 }
 
 void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
@@ -250,7 +251,8 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
     if (const auto name = sidecar_of(coordinator_.roster(), sent->peer))
       recorder_.sent(*name, sent->message, now());
     if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
-      if (result.error().code() == ErrorCode::kInvalidInput)  // ours: it cannot be encoded
+      // This side's error: it cannot be encoded.
+      if (result.error().code() == ErrorCode::kInvalidInput)
         log_error("send to {}: {}", sent->peer, result.error().message());
       else
         log_debug("send to {}: {}", sent->peer, result.error().message());
@@ -284,7 +286,7 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
     log_error("{}", stopped->reason);
     loop_.post([this, alive = alive_, code = stopped->code, reason = stopped->reason] {
       if (!*alive) return;
-      // What it knows of the fleet does not change any more, and its successor may want the port.
+      // Its data about the fleet no longer changes, and its successor may need the port.
       pages_.reset();
       callbacks_.on_stopped(Error(code, reason));
     });
@@ -301,7 +303,7 @@ void CoordinatorAgent::end_rollback(coordinator::RollbackDone done) {
     entry.mapped()(std::move(done.reply));
 }
 
-// ---- what arrives ----
+// ---- incoming messages ----
 
 void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope envelope,
                                       control::Message message) {
@@ -365,7 +367,7 @@ void CoordinatorAgent::reply(const std::string& peer, std::uint64_t request,
   envelope.request = request;
   Result<> sent = router_->send(peer, envelope, message);
   if (!sent && sent.error().code() == ErrorCode::kInvalidInput) {
-    // It cannot be encoded. Who has asked is told so, and need not wait for the deadline.
+    // The reply cannot be encoded. Notify the requester, so that it does not wait for the deadline.
     const Error why = sent.error().with_context(
         fmt::format("the {} cannot be sent", control::message_name(control::type_of(message))));
     log_warning("reply to {}: {}", peer, why.message());
@@ -412,7 +414,8 @@ std::optional<Error> CoordinatorAgent::why_stopped() const {
 
 std::optional<std::string> CoordinatorAgent::why_not_ready() const {
   const std::size_t joined = coordinator_.roster().joined_count();
-  const std::uint32_t needed = std::max(1U, config_.min_sidecars);  // one brings the fence
+  // At least one, which brings the fence.
+  const std::uint32_t needed = std::max(1U, config_.min_sidecars);
   if (coordinator_.phase() >= coordinator::CoordinatorPhase::kReady &&
       joined >= config_.min_sidecars)
     return std::nullopt;

@@ -1,11 +1,10 @@
 // CoordinatorAgent: drives the pure Coordinator. It owns the control port with its connections, the
-// store of decisions, the timers, the status pages, and answers the commands of people (status,
-// cancel, rollback, verify, plan, trace). It knows nothing of weights: a publish reaches it as a
-// PublishRequested, and what its rounds do goes to whoever publishes by callbacks. So it can become
-// a process of its own.
+// decision store, the timers and the status pages, and answers the commands of operators (status,
+// cancel, rollback, verify, plan, trace). It knows nothing about weights: it receives a publish as
+// a PublishRequested, and reports the progress of its rounds to the publishing side through
+// callbacks. It can therefore become a separate process.
 //
-// Thread: the loop's; callbacks come on the loop.
-// Outlives: the loop outlives the agent.
+// Thread: the loop's; callbacks are called on the loop. The loop must outlive the agent.
 #pragma once
 
 #include <cstdint>
@@ -30,30 +29,30 @@
 
 namespace wsync::publish {
 
-// What the coordinator tells to, and asks of, the one who publishes.
+// Callbacks of the coordinator to the publishing side.
 struct CoordinatorAgentCallbacks {
-  // See TrainerAgentCallbacks. Both are posted: nothing of the agent is on the stack.
+  // See TrainerAgentCallbacks. Both are posted, so no function of the agent is on the stack.
   std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
-  // The round of a publish. Each publish that was requested has one on_round_done.
+  // The round of a publish. Each requested publish gets one on_round_done.
   std::function<void(const coordinator::PhaseEntered&)> on_phase =
       [](const coordinator::PhaseEntered&) {};
   std::function<void(const coordinator::RoundDone&)> on_round_done =
       [](const coordinator::RoundDone&) {};
-  // No sidecar will be sent this version any more.
+  // This version will be sent to no sidecar any more.
   std::function<void(const Version&)> on_drop = [](const Version&) {};
-  // After each step of the coordinator: what waits for it may begin.
+  // Called after each step of the coordinator, because work that waits for it may begin.
   std::function<void()> on_step = [] {};
-  // A person asks for a publish; the answers go to reply() with this peer and request.
+  // An operator requests a publish. Send the answers with reply(), using this peer and request.
   std::function<void(const std::string& peer, std::uint64_t request, const control::Push&)>
       on_push = [](const std::string&, std::uint64_t, const control::Push&) {};
-  // A person asks to cancel. Whoever publishes is asked first, because it knows of publishes that
-  // the coordinator has not heard of.
+  // An operator requests a cancellation. The publishing side is asked first, because it knows
+  // publishes that the coordinator has not received yet.
   std::function<control::CancelReply(const Version&)> on_cancel = [](const Version&) {
     return control::CancelReply{};
   };
-  // For status and metrics: the bytes of the snapshot that is being taken for this request, none
-  // when there is no such snapshot; and what a scrape reads of the publishing side.
+  // For status and metrics: the bytes of the snapshot that is being taken for this request,
+  // std::nullopt if there is none; and the values that a scrape reads from the publishing side.
   std::function<std::optional<PhaseBytes>(std::uint64_t request)> snapshot_bytes =
       [](std::uint64_t) { return std::nullopt; };
   std::function<coordinator::PublishFacts()> publish_facts = [] {
@@ -61,11 +60,12 @@ struct CoordinatorAgentCallbacks {
   };
 };
 
-// It has more than 25 methods: each kind of request that a person or a trainer makes has its own.
+// This class has more than 25 methods: each kind of request from an operator or a trainer has its
+// own.
 class CoordinatorAgent final : public CoordinatorFacts {
  public:
-  // Reads what the coordinator before it has stored, and binds the control address. Errors as
-  // TrainerAgent::create(). `data_address`: told to sidecars of other hosts; empty = none.
+  // Reads the record of the previous coordinator, and binds the control address. Errors as
+  // TrainerAgent::create(). `data_address`: sent to sidecars of other hosts; empty = none.
   [[nodiscard]] static Result<std::unique_ptr<CoordinatorAgent>> create(
       Loop& loop, const config::TrainerConfig& config, std::string data_address,
       CoordinatorAgentCallbacks callbacks);
@@ -74,22 +74,23 @@ class CoordinatorAgent final : public CoordinatorFacts {
   // Waits for the record that is being stored. Rollbacks in flight get no on_done.
   ~CoordinatorAgent() override;
 
-  // Takes the lock of the fleet's folder and binds http.address: kBusy when another process holds
-  // one of them. Call it once, after create() and before the loop runs.
+  // Takes the lock of the fleet's folder and binds http.address. Returns kBusy if another process
+  // holds one of them. Call it once, after create() and before the loop runs.
   [[nodiscard]] Result<> open();
 
-  // Begins the round of a snapshot, or lets it wait for the round that runs.
+  // Begins the round of a snapshot, or queues it behind the running round.
   void request_round(coordinator::PublishRequested publish) { step(std::move(publish)); }
   // See TrainerAgent::roll_back().
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
-  // Ends the update of this version (0.0: the one that runs) if it has not been decided.
+  // Cancels the update of this version (0.0: the running update) if it has not been decided.
   [[nodiscard]] control::CancelReply cancel(const Version& version);
   // See TrainerAgent::collect_trace().
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done) {
     commands_.collect_trace(question, std::move(on_done));
   }
-  // Answers a peer's message. A reply that cannot be sent is dropped: the peer has a deadline.
+  // Answers a peer's message. A reply that cannot be sent is dropped, because the peer has a
+  // deadline.
   void reply(const std::string& peer, std::uint64_t request, control::Message message);
   [[nodiscard]] control::StatusReply status() const;
 
@@ -104,12 +105,12 @@ class CoordinatorAgent final : public CoordinatorFacts {
   }
 
   [[nodiscard]] const control::Fence& fence() const noexcept { return coordinator_.fence(); }
-  // What has moved in the round that runs.
+  // Bytes moved in the running round.
   [[nodiscard]] PhaseBytes moved_bytes() const;
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
-  // The last error that a sidecar has reported, for instance why it does not join.
+  // The last error that a sidecar has reported, for example why it does not join.
   [[nodiscard]] const std::optional<std::string>& complaint() const noexcept { return complaint_; }
-  // Numbers the updates. The publishing side records its part of an update here.
+  // Numbers the updates. The publishing side records its part of an update here too.
   [[nodiscard]] UpdateRecorder& recorder() noexcept { return recorder_; }
 
  private:
@@ -130,7 +131,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   const config::TrainerConfig config_;
   CoordinatorAgentCallbacks callbacks_;
   coordinator::Coordinator coordinator_;
-  std::optional<coordinator::CoordinatorRecord> record_before_;  // what the store had at the start
+  std::optional<coordinator::CoordinatorRecord> record_before_;  // stored record at the start
   std::optional<LockFile> state_lock_;
   std::shared_ptr<coordinator::DecisionStore> store_;  // shared with the store worker's tasks
   UpdateRecorder recorder_;
@@ -139,10 +140,11 @@ class CoordinatorAgent final : public CoordinatorFacts {
   std::unique_ptr<Worker> store_worker_;
   FleetCommands commands_;
   std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
-  std::optional<control::CancelReply> cancelled_;  // of the step that has just been made
+  std::optional<control::CancelReply> cancelled_;  // result of the current step
   std::optional<std::string> complaint_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back by posts
-  std::unique_ptr<metrics::StatusPages> pages_;                 // null: http.address is none
+  // False after destruction; checked by posted tasks.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none
 };
 
 }  // namespace wsync::publish

@@ -18,7 +18,7 @@ struct Found {
 };
 
 // The lowest step above `last` whose directory is complete. A directory that is still being written
-// is tried again at the next look.
+// is checked again at the next scan.
 std::optional<Found> next_complete(const std::filesystem::path& parent, std::uint64_t last) {
   std::map<std::uint64_t, std::filesystem::path> steps;
   std::error_code error;
@@ -58,7 +58,7 @@ DirectoryWatch::DirectoryWatch(Loop& loop, const std::filesystem::path& checkpoi
 }
 
 DirectoryWatch::~DirectoryWatch() {
-  // The worker still posts the end of a look that runs; it must find nobody.
+  // The worker still posts the end of a running scan; that task must not use this object.
   *alive_ = false;
   worker_->stop();
 }

@@ -1,9 +1,8 @@
-// DirectoryWatch: finds checkpoint directories named step_N that appear beside a first one. Each is
-// reported once, in the order of N, as soon as it is complete, which means that every rule of a
-// checkpoint directory holds.
+// DirectoryWatch: finds checkpoint directories named step_N that appear next to a first one. Each
+// is reported once, in the order of N, as soon as it is complete, which means that it satisfies
+// every rule of a checkpoint directory.
 //
-// Thread: the loop's; directories are read on a worker thread.
-// Outlives: the loop outlives the watch.
+// Thread: the loop's; directories are read on a worker thread. The loop must outlive the watch.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +17,14 @@
 
 namespace wsync::publish {
 
-// N of a directory named step_N, N > 0; none for any other name.
+// N of a directory named step_N, N > 0; std::nullopt for any other name.
 [[nodiscard]] std::optional<std::uint64_t> step_of(const std::filesystem::path& directory);
 
 class DirectoryWatch {
  public:
   using OnComplete =
       std::function<void(const std::filesystem::path& directory, std::uint64_t step)>;
-  // Watches the parent of `checkpoint` for steps above its own, or above 0 when its name is not
+  // Watches the parent of `checkpoint` for steps above its own, or above 0 if its name is not
   // step_N. `on_complete` is called on the loop, never after the destruction of the watch.
   DirectoryWatch(Loop& loop, const std::filesystem::path& checkpoint, OnComplete on_complete);
   ~DirectoryWatch();

@@ -99,8 +99,8 @@ void FleetCommands::collect_trace(const control::TraceQuestion& question,
   const auto keep = [probes](std::vector<FleetAnswer>& answers) {
     std::ranges::move(answers, std::back_inserter(*probes));
   };
-  // One after the other: a probe that waits behind the spans of another answer would measure the
-  // transfer of those spans, and not the clock.
+  // Probe first and collect the spans afterwards: a probe that waits behind the spans of another
+  // answer would measure the transfer of those spans instead of the clock.
   ask_traces({}, [this, keep, finish, share](std::vector<FleetAnswer> first) {
     keep(first);
     ask_traces({}, [this, keep, finish, share](std::vector<FleetAnswer> second) {

@@ -1,9 +1,8 @@
-// FleetCommands: commands that every sidecar of the fleet has to answer: verify, plan, and the
-// trace.
+// FleetCommands: commands that every sidecar of the fleet must answer: verify, plan, and trace.
 //
 // Thread: the loop's. Each on_done is called once, on the loop, within seconds (verify: two
-// minutes), and may be called before the function returns.
-// Outlives: the loop, the roster and the spans outlive this.
+// minutes), and may be called before the function returns. The loop, the roster and the spans must
+// outlive this object.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +17,25 @@ namespace wsync::publish {
 
 class FleetCommands {
  public:
-  // `roster`: whom to ask. `own_spans`: what this process has traced. `send`: see FleetQuestions.
+  // `roster`: the sidecars to ask. `own_spans`: the trace of this process. `send`: see
+  // FleetQuestions.
   FleetCommands(Loop& loop, const coordinator::Roster& roster, const trace::Recorder& own_spans,
                 FleetQuestions::Send send)
       : roster_(roster), own_spans_(own_spans), questions_(loop, std::move(send)) {}
 
-  // The bytes that each replica serves. A sidecar that does not answer is there as its failure.
+  // Verifies the bytes that each replica serves. A sidecar that does not answer appears with its
+  // failure.
   void verify(std::function<void(control::VerifyReply)> on_done);
   void plan(control::Plan plan, std::function<void(control::PlanReply)> on_done);
-  // What this process and the sidecars that answer have traced. The clock of each sidecar is
-  // measured first, by questions of their own.
+  // Collects the traces of this process and of the sidecars that answer. The clock of each sidecar
+  // is measured first, by separate questions.
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done);
 
-  // An answer of a sidecar to one of these questions, at the time `at`.
+  // An answer of a sidecar to one of these questions, received at the time `at`.
   void answered(const std::string& peer, std::uint64_t request, control::Message message,
                 TimePoint at);
-  // `peer` will not answer any more; `why` says how it was lost.
+  // `peer` can no longer answer; `why` says how it was lost.
   void lost(const std::string& peer, const std::string& why) { questions_.lost(peer, why); }
 
  private:

@@ -1,5 +1,5 @@
 // FleetQuestions: questions of a command that each sidecar answers for itself (verify, plan,
-// trace). Answers are gathered until each has come or its sidecar is lost, or until the deadline.
+// trace). Answers are collected until each sidecar has answered or is lost, or until the deadline.
 //
 // Thread: the loop's.
 #pragma once
@@ -20,7 +20,7 @@ namespace wsync::publish {
 
 struct FleetAnswer {
   std::string sidecar;
-  // Why there is no answer, such as "is not connected"; `message` then has no meaning.
+  // Why there is no answer, for example "is not connected"; `message` is then not valid.
   std::optional<std::string> failure;
   control::Message message;
 };
@@ -30,17 +30,18 @@ class FleetQuestions {
   using OnDone = std::function<void(std::vector<FleetAnswer> answers)>;
   using Send = std::function<Result<>(const std::string& peer, std::uint64_t request,
                                       const control::Message& message)>;
-  // `loop` outlives this. `send` says at once whether the peer could be written to.
+  // `loop` must outlive this object. `send` returns at once whether the message could be written to
+  // the peer.
   FleetQuestions(Loop& loop, Send send) : loop_(loop), send_(std::move(send)) {}
 
-  // Asks every sidecar that is known. `request` marks the question and its answers, and is used
-  // once. `on_done` gets one answer for each sidecar, in the order of their names when the question
-  // was asked. It may be called before this returns.
+  // Asks every known sidecar. `request` identifies the question and its answers, and is used once.
+  // `on_done` receives one answer for each sidecar, ordered by the names at the time of the
+  // question. It may be called before this returns.
   void ask(const coordinator::Roster& roster, std::uint64_t request,
            const control::Message& question, std::chrono::milliseconds deadline, OnDone on_done);
-  // False: `peer` was asked nothing under this request, or has answered already.
+  // Returns false if `peer` was asked nothing under this request, or has already answered.
   bool answered(const std::string& peer, std::uint64_t request, control::Message message);
-  // `peer` will not answer any more; `why` says how it was lost.
+  // `peer` can no longer answer; `why` says how it was lost.
   void lost(const std::string& peer, const std::string& why);
 
  private:

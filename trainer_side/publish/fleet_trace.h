@@ -1,4 +1,4 @@
-// Puts the traces of the sidecars on the clock of their coordinator. Pure.
+// Converts the traces of the sidecars to the clock of their coordinator. Pure.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace wsync::publish {
 
-// Fills in how far the process's clock is from this one, out of the times of one exchange. `heard`
-// is when its answer arrived here.
+// Computes the offset of the process's clock from this clock, from the times of one exchange.
+// `heard`: when its answer arrived here.
 void measure_clock(control::TraceProcess& process, TimePoint heard);
 
 // The answer of a whole fleet: `own` first, then one process for each of `answers`. The answers in
-// `probes` carried no spans, so they were short on their way and measure the clocks better; they
-// are matched by the name of the sidecar. A sidecar without an answer is there with its failure.
-// `own_boot_id`: processes of the same boot share one clock.
+// `probes` contain no spans. They are short in transit and therefore measure the clocks more
+// precisely; they are matched by the name of the sidecar. A sidecar without an answer appears with
+// its failure. `own_boot_id`: processes of the same boot share one clock.
 [[nodiscard]] control::TraceAnswer gathered_trace(control::TraceProcess own,
                                                   const std::vector<FleetAnswer>& probes,
                                                   std::vector<FleetAnswer> answers,

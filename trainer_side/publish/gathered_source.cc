@@ -16,14 +16,14 @@ tl::unexpected<Error> refuse(const TensorInfo& info, std::uint32_t rank, std::st
               fmt::format("tensor {}, rank {}: {}", describe(info), rank, what));
 }
 
-// A tensor as rows of the dimensions from `dim` on; the unit is one index of `dim`.
+// A tensor seen as rows of the dimensions from `dim` on. The unit is one index of `dim`.
 struct RowView {
   std::uint64_t rows = 1;
   std::uint64_t row_bytes = 0;
   std::uint64_t unit_bytes = 0;
 };
 
-// `total_bytes` is of the whole tensor, whose shape has no zero.
+// `total_bytes`: size of the whole tensor, whose shape contains no zero.
 Result<RowView> view_along(const TensorInfo& info, std::uint32_t dim, std::uint64_t total_bytes,
                            std::uint32_t rank) {
   if (dim >= info.shape.size())
@@ -100,7 +100,7 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
     shard.source = std::move(part->bytes);
     tensor.shards.push_back(std::move(shard));
   }
-  // A rank that has everything is enough; its shard is a single row.
+  // A rank that holds the whole tensor is sufficient; its shard is a single row.
   const auto whole = std::ranges::find(tensor.shards, total, &Shard::bytes);
   if (whole != tensor.shards.end()) {
     Shard kept = std::move(*whole);

@@ -1,4 +1,4 @@
-// GatheredSource: one model, assembled out of the shards of several trainer ranks.
+// GatheredSource: one model, assembled from the shards of several trainer ranks.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,10 @@ struct RankTensor {
 // Thread: see WeightSource.
 class GatheredSource final : public WeightSource {
  public:
-  // `ranks` in rank order. Where several ranks have the same range (replicas of a tensor), the
-  // first is read. kInvalidInput, naming the tensor, unless the ranks describe it alike, cut it
-  // along one dimension, and their ranges cover it without gaps or partial overlaps in whole bytes.
+  // `ranks` in rank order. If several ranks have the same range (replicas of a tensor), the first
+  // is read. Returns kInvalidInput, with the tensor, unless the ranks describe it identically,
+  // divide it along one dimension, and cover it with ranges of whole bytes, without gaps or partial
+  // overlaps.
   [[nodiscard]] static Result<GatheredSource> create(std::vector<std::vector<RankTensor>> ranks);
   [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
     return manifest_;
@@ -42,16 +43,16 @@ class GatheredSource final : public WeightSource {
                               std::span<std::byte> into) override;
 
  private:
-  // One rank's columns of a tensor seen as `rows` x `row_bytes`.
+  // The columns of one rank, with the tensor seen as `rows` x `row_bytes`.
   struct Shard {
     std::uint64_t begin = 0;  // bytes in a row of the whole tensor
-    std::uint64_t bytes = 0;  // of a row of the shard
+    std::uint64_t bytes = 0;  // in a row of the shard
     std::variant<std::span<const std::byte>, ReadTensor> source;
     std::uint32_t rank = 0;
   };
   struct Tensor {
     std::uint64_t row_bytes = 0;
-    std::vector<Shard> shards;  // by begin; together they are a row
+    std::vector<Shard> shards;  // ordered by begin; together they form a row
   };
   GatheredSource() = default;
   [[nodiscard]] static Result<Tensor> assemble(

@@ -9,7 +9,7 @@
 namespace wsync::publish {
 namespace {
 
-// A publish that waits longer than this is reported. A fleet that starts takes less.
+// A publish that waits longer than this is reported. Starting a fleet takes less.
 constexpr std::chrono::seconds kReportWaitAfter{5};
 
 constexpr std::array<Transition<JobState>, 24> kTransitions = {{
@@ -72,7 +72,7 @@ JobState state_of(control::ProgressPhase phase) noexcept {
     case control::ProgressPhase::kSnapshot:
       break;
   }
-  return JobState::kWaiting;  // no phase of a round: no row leads there from a round
+  return JobState::kWaiting;  // not a phase of a round: no row leads there from a round
 }
 
 }  // namespace
@@ -137,7 +137,7 @@ Result<> PublishQueue::move(Jobs::iterator job, JobState to) {
   return {};
 }
 
-// Of a publish that the coordinator has not heard of.
+// Fails a publish that the coordinator has not received.
 Result<> PublishQueue::fail_job(Jobs::iterator job, const Error& why, Commands& out) {
   const JobState end =
       why.code() == ErrorCode::kCancelled ? JobState::kCancelled : JobState::kFailed;
@@ -149,7 +149,7 @@ Result<> PublishQueue::fail_job(Jobs::iterator job, const Error& why, Commands& 
   return {};
 }
 
-// ---- until the snapshot begins ----
+// ---- before the snapshot begins ----
 
 Result<> PublishQueue::publish(std::uint64_t request, std::uint64_t step, TimePoint now) {
   if (!jobs_.empty() && request <= jobs_.rbegin()->first)
@@ -168,7 +168,7 @@ Result<PublishQueue::Commands> PublishQueue::advance(TimePoint now) {
   return out;
 }
 
-// Whether the publish has left the queue.
+// Returns whether the publish has left the queue.
 Result<bool> PublishQueue::advance_one(Jobs::iterator job, TimePoint now, Commands& out) {
   const auto refuse = [&](const Error& why) -> Result<bool> {
     WSYNC_TRY(fail_job(job, why, out));
@@ -200,9 +200,9 @@ Result<bool> PublishQueue::advance_one(Jobs::iterator job, TimePoint now, Comman
   return true;
 }
 
-// While the coordinator stores a decision it keeps a new publish for later, and does not count its
-// step as used yet. The next snapshot must not get the same name: the sources would serve its bytes
-// in place of the other's.
+// While the coordinator stores a decision, it queues a new publish and does not count its step as
+// used yet. The next snapshot must not get the same name, because the sources would then serve the
+// bytes of one version as the other.
 Result<Version> PublishQueue::name_version(std::uint64_t step) const {
   const auto version = WSYNC_TRY(facts_.next_version(step));
   if (version.epoch != requested_.epoch || version.step > requested_.step) return version;
@@ -224,7 +224,7 @@ Result<PublishQueue::Commands> PublishQueue::give_up(std::uint64_t step, bool we
         out));
     return out;
   }
-  // Its end is that of its snapshot, which may be complete already.
+  // It ends with its snapshot, which may already be complete.
   if (const auto request = snapshotting();
       request && jobs_.at(*request).step == step && !weights_read)
     out.emplace_back(StopSnapshot{.request = *request});
@@ -256,7 +256,7 @@ Result<PublishQueue::Cancelled> PublishQueue::cancel(const Version& version) {
   return cancelled;
 }
 
-// ---- from the snapshot on ----
+// ---- after the snapshot has begun ----
 
 Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t request,
                                                             const std::optional<Error>& failure) {
@@ -295,7 +295,7 @@ Result<PublishQueue::Commands> PublishQueue::round_ended(std::uint64_t request, 
   if (end.superseded) to = JobState::kSuperseded;
   if (end.cancelled) to = JobState::kCancelled;
   const JobState from = job->second.state;
-  // Until its snapshot is there the coordinator has not heard of it.
+  // The coordinator has not received it before its snapshot is complete.
   if (from < JobState::kWaiting)
     return fail(ErrorCode::kInternal, fmt::format("the round of publish {} ends while it is {}",
                                                   request, job_state_name(from)));
@@ -309,7 +309,7 @@ Result<PublishQueue::Commands> PublishQueue::round_ended(std::uint64_t request, 
   return Commands{std::move(ended)};
 }
 
-// ---- what it knows ----
+// ---- views ----
 
 std::optional<JobState> PublishQueue::state(std::uint64_t request) const {
   const auto job = jobs_.find(request);

@@ -25,7 +25,7 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})) {}
 
 Publisher::~Publisher() {
-  // The worker still posts the end of a snapshot that runs; it must find nobody.
+  // The worker still posts the end of a running snapshot; that task must not use this object.
   *alive_ = false;
   worker_->stop();
 }
@@ -60,8 +60,8 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
     std::chrono::nanoseconds took{};
   };
   auto taken = std::make_shared<Taken>();
-  // The task holds the progress, which `request` points into, and the snapshotter: it may run while
-  // the publisher is being destroyed.
+  // The task owns the progress, to which `request` points, and the snapshotter, because it may run
+  // while the publisher is being destroyed.
   return worker_->submit(
       [open = std::move(order.open), progress = std::move(order.progress), request, taken,
        snapshotter = snapshotter_] {
@@ -89,8 +89,8 @@ void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   for (std::size_t i = 0; i < plan.bucket_count(); ++i)
     offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
   offer.data = snapshot->data();
-  // The snapshot's read lease keeps the snapshotter from writing the arena again. The source drops
-  // it when the last byte has left, which may be after withdraw().
+  // The snapshot's read lease prevents the snapshotter from writing the arena again. The source
+  // releases it when the last byte has been sent, which may be after withdraw().
   offer.hold = snapshot;
   offer.share = [snapshot] { return snapshot->share(); };
   if (tcp_source_) tcp_source_->offer(offer);

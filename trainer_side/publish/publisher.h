@@ -1,10 +1,9 @@
-// Publisher: the trainer's side of the data path. Copies weights from a source into an arena, and
-// serves the bytes of the versions that are offered to the sidecars: to those of this host as a
-// descriptor of the arena, to the others over TCP.
+// Publisher: the trainer's side of the data path. It copies weights from a source into an arena,
+// and serves offered versions to the sidecars. Sidecars of this host receive a descriptor of the
+// arena; all others read over TCP.
 //
-// Thread: the loop's. Snapshots are taken on a worker thread of its own, and bytes are served by
-// the threads of the sources.
-// Outlives: the loop outlives the publisher.
+// Thread: the loop's. Snapshots are taken on a separate worker thread, and the threads of the
+// sources serve the bytes. The loop must outlive the publisher.
 #pragma once
 
 #include <atomic>
@@ -25,7 +24,7 @@
 
 namespace wsync::publish {
 
-// How far a snapshot has come, in bytes. Thread: any.
+// Progress of a snapshot, in bytes. Thread: any.
 struct SnapshotProgress {
   std::atomic<std::uint64_t> done{0};
   std::atomic<std::uint64_t> total{0};  // 0 = not known yet
@@ -43,34 +42,36 @@ struct SnapshotOrder {
 
 class Publisher {
  public:
-  // `took`: from the opening of the source to the last byte; 0 when it has failed.
+  // `took`: from the opening of the source to the last byte; 0 after a failure.
   using OnTaken = std::function<void(Result<std::shared_ptr<const Snapshot>> snapshot,
                                      std::chrono::nanoseconds took)>;
 
-  // Binds data_address, unless versions travel by memfd alone. Errors: TcpSource::listen().
+  // Binds data_address, unless versions are sent by memfd only. Errors as TcpSource::listen().
   [[nodiscard]] static Result<std::unique_ptr<Publisher>> create(
       Loop& loop, const config::TrainerConfig& config);
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;
-  // Waits for the snapshot that is being taken; its on_taken is not called.
+  // Waits for the current snapshot; its on_taken is not called.
   ~Publisher();
 
-  // Binds the socket at which sidecars of this host get arenas. Errors: MemfdSource::listen().
+  // Binds the socket through which sidecars of this host receive arenas. Errors as
+  // MemfdSource::listen().
   [[nodiscard]] Result<> listen();
-  // Where sidecars of other hosts get the bytes; empty: nowhere, because there is no TCP source.
+  // The address from which sidecars of other hosts read; empty if there is no TCP source.
   [[nodiscard]] std::string data_address() const;
 
-  // Takes a snapshot after those that were asked for before. on_taken is called on the loop. Errors
-  // of the snapshot: Snapshotter::take(), and those of the source. kBusy: too many are asked for.
+  // Takes a snapshot after all those requested earlier. on_taken is called on the loop. Errors of
+  // the snapshot are those of Snapshotter::take() and of the source. Returns kBusy if too many are
+  // requested.
   [[nodiscard]] Result<> snapshot(SnapshotOrder order, OnTaken on_taken);
-  // Serves this version until it is withdrawn. Its arena is not written again before the last
-  // reader has left it, whenever it is withdrawn.
+  // Serves this version until it is withdrawn. Even after that, its arena is not written again
+  // before the last reader has released it.
   void offer(const std::shared_ptr<const Snapshot>& snapshot);
-  // Sidecars that still ask for the version are told `reason`.
+  // Sidecars that still request the version receive `reason`.
   void withdraw(const Version& version, const std::string& reason);
 
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return snapshotter_->arena_bytes(); }
-  // Bytes that the TCP source has put on the wire; 0 without one.
+  // Bytes that the TCP source has sent; 0 without one.
   [[nodiscard]] std::uint64_t tcp_wire_bytes() const;
 
  private:
@@ -79,7 +80,8 @@ class Publisher {
   Loop& loop_;
   const config::TrainerConfig config_;
   std::shared_ptr<Snapshotter> snapshotter_;  // shared with the worker's task
-  // The sources before the worker: a snapshot that ends while this is destroyed is not offered.
+  // The sources are declared before the worker. A snapshot that ends during destruction is not
+  // offered.
   std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
   std::unique_ptr<transport::memfd::MemfdSource> memfd_source_;
   std::unique_ptr<transport::tcp::TcpSource> tcp_source_;

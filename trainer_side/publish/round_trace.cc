@@ -72,7 +72,7 @@ void RoundTrace::sent(const std::string& sidecar, const control::Message& messag
     phase = {.phase = control::ProgressPhase::kStage, .version = stage->version, .begin = at};
   else if (const auto* decide = std::get_if<control::Decide>(&message))
     phase = {.phase = control::ProgressPhase::kSwitch, .version = decide->target, .begin = at};
-  // What the sidecar was asked before has got no answer, and makes no span.
+  // A request that got no answer makes no span.
   if (phase) asked_[sidecar] = *phase;
 }
 

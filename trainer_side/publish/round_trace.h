@@ -19,21 +19,21 @@ namespace wsync::publish {
 
 class RoundTrace {
  public:
-  // Keeps the latest `spans` spans; with 0 it makes none. write() does nothing when `path` is
+  // Keeps the latest `spans` spans; with 0 it records none. write() does nothing if `path` is
   // empty.
   explicit RoundTrace(std::string path, std::uint64_t spans = config::kTraceSpansDefault)
       : path_(std::move(path)), recorder_(spans, trace::WhenFull::kDropOldest) {}
 
   void snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end);
-  // The round of a request enters a phase; the one before it ends.
+  // The round of a request enters a phase; its previous phase ends.
   void entered(std::uint64_t request, const Version& version, control::ProgressPhase phase,
                TimePoint at);
   void ended(std::uint64_t request, TimePoint at);
   // A message to a sidecar. Announce, Stage and Decide each begin a span of that sidecar; other
   // messages are ignored.
   void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
-  // A message from a sidecar. Accept or Refuse, Staged, and Switched end those spans. The answer
-  // says what has ended, if anything, even when no spans are made.
+  // A message from a sidecar. Accept or Refuse, Staged, and Switched end those spans. The result
+  // says what has ended, if anything, even if no spans are recorded.
   struct Answered {
     std::string_view stage;  // "announce", "stage", "switch"
     Version version;

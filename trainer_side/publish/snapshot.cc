@@ -26,7 +26,7 @@ Version version_of(const ArenaIdentity& identity) {
 }
 
 // Copies pieces, leaf by leaf. Each leaf is digested right after its copy, while it is in the
-// cache. Several threads run it; no two of them get the same leaf.
+// cache. Several threads run it; no two threads process the same leaf.
 class Copier {
  public:
   Copier(WeightSource& source, const BucketPlan& plan, std::span<std::byte> data,
@@ -79,7 +79,7 @@ class Copier {
   };
 
   void copy_leaves() {
-    // A thread takes several leaves at a time, so that it reads its source in order.
+    // A thread takes several consecutive leaves at a time, so that it reads its source in order.
     constexpr std::size_t kRun = 4;
     for (;;) {
       const std::size_t first = next_.fetch_add(kRun);
@@ -124,7 +124,7 @@ class Copier {
   const std::span<std::byte> data_;
   const SnapshotRequest& request_;
   std::vector<Leaf> leaves_;
-  ContentDigester digester_;         // needs no lock: each leaf has its own place in it
+  ContentDigester digester_;         // needs no lock: each leaf has its own entry
   std::vector<BucketClock> clocks_;  // of each bucket
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> is_over_ = false;
@@ -190,8 +190,8 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
     return fail(digests.error().with_context("snapshot of version " + request.version.to_string()));
   times.copy = now() - begun;
   std::move(writable->lease).complete(digests->root);
-  // The write lease is over now, and only this thread takes write leases: nobody can write the
-  // arena before the read lease of the snapshot is there.
+  // The write lease has ended, and only this thread takes write leases. So nobody can write the
+  // arena before the snapshot has its read lease.
   auto lease = WSYNC_TRY(writable->arena->try_read_lease());
   return std::make_shared<const Snapshot>(writable->arena, std::move(lease), manifest, plan_,
                                           std::move(*digests), times, copier.bucket_times());
@@ -226,13 +226,13 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
   }
 }
 
-// An arena of the right size that nobody reads, else a new one while there are fewer than allowed,
-// else kBusy. To ask for the write lease is the only test: an arena that was seen to be free may be
-// read a moment later.
+// Returns an arena of the right size without readers; otherwise a new one if the maximum is not
+// reached; otherwise kBusy. Taking the write lease is the only valid test, because an arena that
+// seemed free may get a reader a moment later.
 Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
                                                      const ArenaIdentity& identity,
                                                      Snapshot::Times& times) {
-  // Arenas of an earlier layout are freed as soon as nobody reads them.
+  // Arenas of an earlier layout are freed as soon as they have no readers.
   std::erase_if(arenas_, [&](const auto& arena) {
     return arena->data_bytes() != arena_bytes && arena->try_write_lease({}).has_value();
   });

@@ -1,9 +1,10 @@
 // Snapshotter: copies the trainer's weights into a sealed arena, so that training may continue
-// while the version travels. Several arenas take turns.
+// while the version is transferred. It alternates between several arenas.
 //
-// An arena that anybody still reads is never overwritten. The kernel decides that: readers hold
-// read locks on the arena, and the write lock is only granted when there is none. The locks of a
-// killed process are released by the kernel, so no message can get lost that would free an arena.
+// An arena that still has a reader is never overwritten. The kernel enforces this: readers hold
+// read locks on the arena, and the write lock is granted only if there is none. The kernel also
+// releases the locks of a killed process, so freeing an arena depends on no message that could be
+// lost.
 #pragma once
 
 #include <atomic>
@@ -28,16 +29,16 @@
 
 namespace wsync::publish {
 
-// A complete version in an arena. Immutable: the arena is not written while a pointer to this, or a
-// read lease in another process, exists. Thread: any.
+// A complete version in an arena. Immutable: the arena is not written while a pointer to this
+// object, or a read lease in another process, exists. Thread: any.
 class Snapshot {
  public:
   struct Times {
-    std::chrono::nanoseconds wait{};   // for an arena that nobody reads
-    std::chrono::nanoseconds setup{};  // to create an arena, until there are enough
+    std::chrono::nanoseconds wait{};   // for an arena without readers
+    std::chrono::nanoseconds setup{};  // for the creation of an arena, until there are enough
     std::chrono::nanoseconds copy{};   // weights to arena, digests included
   };
-  // When the first byte of a bucket was read and its last one digested.
+  // The times at which the first byte of a bucket was read and its last byte was digested.
   struct BucketTime {
     TimePoint begin{};
     TimePoint end{};
@@ -74,7 +75,7 @@ class Snapshot {
 };
 
 struct SnapshotterOptions {
-  std::string name = "wsync-snapshot";  // of the arenas, as /proc shows them
+  std::string name = "wsync-snapshot";  // of the arenas, as shown in /proc
   std::uint32_t arenas = 3;             // at most
   unsigned threads = 2;
   bool huge_pages = false;
@@ -92,21 +93,22 @@ struct SnapshotRequest {
   std::atomic<std::uint64_t>* total_bytes = nullptr;  // set before the copy; may be null
 };
 
-// Thread: one take() or reserve() at a time, on any thread; they block. Snapshots may be dropped on
-// any thread.
+// Thread: one take() or reserve() at a time, on any thread; both block. Snapshots may be released
+// on any thread.
 class Snapshotter {
  public:
   explicit Snapshotter(SnapshotterOptions options);
 
-  // Creates `count` arenas for this model now, so that the first versions do not wait for memory.
+  // Creates `count` arenas for this model now, so that the first versions do not wait for memory
+  // allocation.
   [[nodiscard]] Result<> reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
                                  std::uint32_t count);
 
-  // Copies every tensor of the source into an arena and digests it on the way. When it returns, the
-  // weights may change. Errors: kBusy at the deadline, naming who reads each arena;
-  // kResourceExhausted when there is no memory for an arena; kDeadline when the copy is not
-  // complete at its deadline, after the read of the source that is under way; kCancelled when it
-  // was stopped; else the error of the source.
+  // Copies every tensor of the source into an arena and digests it at the same time. When it
+  // returns, the weights may change. Errors: kBusy at the deadline, with the readers of each arena;
+  // kResourceExhausted if there is no memory for an arena; kDeadline if the copy is not complete at
+  // its deadline, returned after the current read of the source; kCancelled if it was stopped;
+  // otherwise the error of the source.
   [[nodiscard]] Result<std::shared_ptr<const Snapshot>> take(WeightSource& source,
                                                              const SnapshotRequest& request);
 

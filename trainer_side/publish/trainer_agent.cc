@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
 
-// An event that the queue refuses is a defect. It has changed nothing, so training goes on.
+// An event that the queue refuses is a defect. It has changed nothing, so training continues.
 void log_refused(const Error& error) { log_error("publish queue: {}", error.message()); }
 
 }  // namespace
@@ -29,8 +29,8 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
       make_private_directory((std::filesystem::path(config.state_dir) / config.fleet).string()));
   auto agent = std::unique_ptr<TrainerAgent>(new TrainerAgent(loop, config));
   agent->publisher_ = WSYNC_TRY(Publisher::create(loop, config));
-  // The control address before the host socket and the lock: a second coordinator is told about it
-  // in the first place.
+  // Bind the control address before the host socket and the lock, so that the error of a second
+  // coordinator is about the control address.
   agent->coordinator_ =
       WSYNC_TRY(CoordinatorAgent::create(loop, config, agent->publisher_->data_address(),
                                          agent->coordinator_callbacks(std::move(callbacks))));
@@ -45,9 +45,9 @@ TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config)
     : config_(config), progress_timer_(loop, [this] { report_progress(); }) {}
 
 TrainerAgent::~TrainerAgent() {
-  // Only then: the publisher waits for the snapshot that is being taken.
+  // Stop the snapshots first, because the publisher waits for the current one.
   for (auto& [request, job] : jobs_) job.stop.request_stop();
-  coordinator_.reset();  // it calls this
+  coordinator_.reset();  // it calls this object
   publisher_.reset();
 }
 
@@ -84,7 +84,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   return own;
 }
 
-// ---- what is asked ----
+// ---- requests ----
 
 void TrainerAgent::publish(PublishJob job) {
   const std::uint64_t request = coordinator_->recorder().next_request();
@@ -148,12 +148,12 @@ void TrainerAgent::collect_trace(const control::TraceQuestion& question,
   coordinator_->collect_trace(question, std::move(on_done));
 }
 
-// ---- what the queue decides ----
+// ---- commands of the queue ----
 
 void TrainerAgent::advance() { execute(queue_->advance(now())); }
 
-// Callbacks of a job may call this agent again. The queue has made its step by then, so that the
-// commands of an inner call are whole; they come before the rest of the outer ones.
+// Callbacks of a job may call this agent again. By then the queue has completed its step, so the
+// commands of a nested call are complete. They are executed before the rest of the outer ones.
 void TrainerAgent::execute(Result<PublishQueue::Commands> commands) {
   if (!commands) return log_refused(commands.error());
   for (QueueCommand& command : *commands)
@@ -202,7 +202,8 @@ void TrainerAgent::apply(const RequestRound& command) {
   const std::chrono::nanoseconds time = job.snapshot_time;
   coordinator_->recorder().snapshot_taken(command.request, *snapshot, time, now());
   if (job.job.on_snapshotted) job.job.on_snapshotted(snapshot->version(), time);
-  // Offered first: a sidecar may ask for its bytes as soon as it hears of the version.
+  // Offer the snapshot first, because a sidecar may request its bytes as soon as the version is
+  // announced.
   publisher_->offer(snapshot);
   ByteWriter layout;
   snapshot->manifest()->encode(layout);
@@ -250,7 +251,7 @@ void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
 }
 
 void TrainerAgent::report_progress() {
-  advance();  // the deadlines of those that wait
+  advance();  // for the deadlines of waiting publishes
   const auto snapshotting = queue_->snapshotting();
   const PhaseBytes moved = coordinator_->moved_bytes();
   for (auto& [request, job] : jobs_) {
@@ -260,7 +261,7 @@ void TrainerAgent::report_progress() {
       job.progress.done_bytes = moved.done;
       job.progress.total_bytes = moved.total;
     } else {
-      // One that waits for the round before it has copied everything.
+      // A publish that waits for the previous round has copied everything.
       job.progress.done_bytes =
           snapshotting == request ? job.snapshot->done.load(std::memory_order_relaxed) : total;
       job.progress.total_bytes = total;

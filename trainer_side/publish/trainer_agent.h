@@ -1,9 +1,8 @@
-// TrainerAgent: what rank 0 of a trainer runs. It joins the decisions of a PublishQueue to the
-// Publisher, which copies and serves weights, and to the CoordinatorAgent, which brings a version
-// to the fleet. It decides nothing itself.
+// TrainerAgent: the agent that rank 0 of a trainer runs. It connects the decisions of a
+// PublishQueue with the Publisher, which copies and serves weights, and with the CoordinatorAgent,
+// which brings a version to the fleet. It decides nothing itself.
 //
-// Thread: the loop's; callbacks come on the loop.
-// Outlives: the loop outlives the agent.
+// Thread: the loop's; callbacks are called on the loop. The loop must outlive the agent.
 #pragma once
 
 #include <chrono>
@@ -24,9 +23,9 @@
 
 namespace wsync::publish {
 
-// How a publish ended. `superseded`: a newer one has replaced it before it was decided. `error`: it
-// was cancelled (kCancelled), or never became a round, because its weights could not be read, no
-// arena was free, or no sidecar has joined. The reply then holds the same sentence.
+// How a publish ended. `superseded`: a newer one replaced it before it was decided. `error`: it was
+// cancelled (kCancelled), or never became a round, because its weights could not be read, no arena
+// was free, or no sidecar had joined. The reply then contains the same sentence.
 struct PublishResult {
   bool superseded = false;
   control::PushReply reply;
@@ -44,26 +43,26 @@ struct PublishJob {
   std::uint64_t step = 0;  // 0 = the next free one
   std::function<void(const PublishProgress&)>
       on_progress;  // about ten times a second; may be empty
-  // The snapshot has been taken: the caller may overwrite its weights. May be empty.
+  // The snapshot has been taken, so the caller may overwrite its weights. May be empty.
   std::function<void(const Version&, std::chrono::nanoseconds)> on_snapshotted;
-  // Its round enters a phase. kSwitch: every byte is staged and verified. May be empty.
+  // The round enters a phase. kSwitch: every byte is staged and verified. May be empty.
   std::function<void(control::ProgressPhase)> on_phase;
   std::function<void(PublishResult)> on_done;
 };
 
 struct TrainerAgentCallbacks {
-  // This coordinator has stopped: another one is newer (kFenced), it cannot know which fleet it
-  // leads (kRefused), or its claim could not be stored (kIo).
+  // This coordinator has stopped: a newer one exists (kFenced), it cannot determine its fleet
+  // (kRefused), or its claim could not be stored (kIo).
   std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
-  // The claim has succeeded; `target` is what the fleet runs already (0.0 = nothing).
+  // The claim has succeeded. `target`: the version that the fleet already runs (0.0 = none).
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
 };
 
 class TrainerAgent {
  public:
-  // Binds the control address, the host socket and http.address, and reads what the coordinator
-  // before it has stored. kBusy when another process holds one of them; kInvalidInput when the
-  // stored record is damaged or of another fleet than fleet_id.
+  // Binds the control address, the host socket and http.address, and reads the record of the
+  // previous coordinator. Returns kBusy if another process holds one of them; kInvalidInput if the
+  // stored record is damaged or belongs to another fleet than fleet_id.
   [[nodiscard]] static Result<std::unique_ptr<TrainerAgent>> create(
       Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks = {});
   TrainerAgent(const TrainerAgent&) = delete;
@@ -71,43 +70,44 @@ class TrainerAgent {
   // Publishes in flight get no on_done.
   ~TrainerAgent();
 
-  // Waits for the claim and for min_sidecars, then runs the job. Snapshots are taken one after the
-  // other. on_done is called within deadlines.publish of this call, unless a read of the source
-  // takes longer. A switch that has been decided by then continues without it.
+  // Waits for the claim and for min_sidecars, then executes the job. Snapshots are taken one after
+  // the other. on_done is called within deadlines.publish of this call, unless a read of the source
+  // takes longer. A switch that has been decided by then continues.
   void publish(PublishJob job);
   // Ends the job of this step if none of its bytes has been read yet. Its error says what it was
-  // waiting for. When its source is being opened, it ends after that. Any other job continues.
+  // waiting for. If its source is being opened, it ends after that. All other jobs continue.
   void give_up(std::uint64_t step);
-  // Brings the fleet back to `to` (0.0: the previous version). on_done is called once, on the loop,
-  // at the latest when the deadlines of the switch have passed. When this coordinator has stopped
-  // it is called before this returns.
+  // Rolls the fleet back to `to` (0.0: the previous version). on_done is called once, on the loop,
+  // at the latest when the deadlines of the switch have passed. If this coordinator has stopped, it
+  // is called before this returns.
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
-  // Cancels the publish of `version` if it has not been decided. 0.0: the one in a round, else the
-  // one whose snapshot is being taken, else the next in the queue. Its on_done is called before
-  // this returns; that of a snapshot, when the read that is under way has returned.
+  // Cancels the publish of `version` if it has not been decided. 0.0 means the one in a round,
+  // otherwise the one whose snapshot is being taken, otherwise the next in the queue. Its on_done
+  // is called before this returns; for a snapshot, when the current read of the source has
+  // returned.
   [[nodiscard]] control::CancelReply cancel(const Version& version);
   // Collects the traces of this agent and of the sidecars that answer. on_done is called once, on
   // the loop, within seconds. The clock of each sidecar is measured first, by separate questions.
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done);
   [[nodiscard]] control::StatusReply status() const { return coordinator_->status(); }
-  // Of the control port, as sidecars and commands connect to it.
+  // Address of the control port, to which sidecars and commands connect.
   [[nodiscard]] const std::string& address() const noexcept { return coordinator_->address(); }
-  // The last error that a sidecar has reported, for instance why it does not join.
+  // The last error that a sidecar has reported, for example why it does not join.
   [[nodiscard]] const std::optional<std::string>& complaint() const noexcept {
     return coordinator_->complaint();
   }
-  // Bytes that the TCP source has put on the wire; 0 without one.
+  // Bytes that the TCP source has sent; 0 without one.
   [[nodiscard]] std::uint64_t tcp_wire_bytes() const { return publisher_->tcp_wire_bytes(); }
 
  private:
-  // What the agent keeps of a publish while the queue knows it.
+  // The data that the agent keeps for a publish while the queue knows it.
   struct Job {
     PublishJob job;
     PublishProgress progress;
     std::shared_ptr<SnapshotProgress> snapshot = std::make_shared<SnapshotProgress>();
     std::stop_source stop;
-    // From the end of its snapshot until its round has been requested.
+    // Set from the end of the snapshot until the round has been requested.
     std::shared_ptr<const Snapshot> taken;
     std::chrono::nanoseconds snapshot_time{};
   };
@@ -129,7 +129,7 @@ class TrainerAgent {
   const config::TrainerConfig config_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<CoordinatorAgent> coordinator_;
-  std::optional<PublishQueue> queue_;  // once there is a coordinator
+  std::optional<PublishQueue> queue_;  // created after the coordinator
   std::map<std::uint64_t, Job> jobs_;  // by request
   Timer progress_timer_;
 };

@@ -12,7 +12,7 @@ namespace {
 
 using control::ProgressPhase;
 
-// A longer estimate comes from a rate that is close to zero, and means nothing.
+// A longer estimate results from a rate close to zero, and is meaningless.
 constexpr double kRemainingMaxS = 365.0 * 86'400;
 
 std::uint64_t journal_ns(TimePoint from, TimePoint to) {
@@ -135,7 +135,7 @@ std::optional<double> UpdateJournal::remaining_s(const Running& running, const P
     case ProgressPhase::kSnapshot:
       if (!phase || !paced) return std::nullopt;
       return *phase + staged + switched;
-    // A phase that has lasted longer than a whole update waits for somebody, for an unknown time.
+    // A phase that has lasted longer than a whole update is blocked for an unknown time.
     case ProgressPhase::kAnnounce:
       if (!paced || passed > staged + switched) return std::nullopt;
       return staged + switched;

@@ -8,7 +8,7 @@
 namespace wsync::publish {
 namespace {
 
-// As the web page shows it.
+// The name on the web page.
 std::string_view end_name(UpdateEnd end) {
   switch (end) {
     case UpdateEnd::kCommitted:

@@ -1,8 +1,8 @@
-// UpdateRecorder: the one place that is told what an update does. It keeps four records of it: the
-// journal (progress and outcome, for the status), the trace, the history of the web page, and the
-// metrics. An update is a publish or a rollback; its request number is used once.
+// UpdateRecorder: receives all events of an update, and keeps four records of it: the journal
+// (progress and outcome, for the status), the trace, the history of the web page, and the metrics.
+// An update is a publish or a rollback; its request number is used once.
 //
-// Thread: the loop's. The clock comes with each call.
+// Thread: the loop's. The time is an argument of each call.
 #pragma once
 
 #include <chrono>
@@ -22,22 +22,23 @@ namespace wsync::publish {
 
 class UpdateRecorder {
  public:
-  // As RoundTrace: the trace goes to `trace_file` at write_trace(); it has `trace_spans` at most.
+  // As RoundTrace: write_trace() writes the trace to `trace_file`; it has at most `trace_spans`
+  // spans.
   UpdateRecorder(std::string trace_file, std::uint64_t trace_spans)
       : trace_(std::move(trace_file), trace_spans) {}
 
-  // A number for the next update: publishes and rollbacks are numbered together.
+  // The number of the next update. Publishes and rollbacks share one sequence of numbers.
   [[nodiscard]] std::uint64_t next_request() noexcept { return next_request_++; }
 
   // ---- a publish ----
 
   void snapshot_began(std::uint64_t request, const Version& version, TimePoint at);
-  // `took`: from the opening of its source to its last byte.
+  // `took`: from the opening of the source to the last byte.
   void snapshot_taken(std::uint64_t request, const Snapshot& snapshot,
                       std::chrono::nanoseconds took, TimePoint at);
   void phase_entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
   void round_ended(const coordinator::RoundDone& done, TimePoint at);
-  // It has ended before the coordinator had heard of it.
+  // It has ended before the coordinator received it.
   void failed(std::uint64_t request, const Error& why, TimePoint at);
 
   // ---- a rollback ----
@@ -49,10 +50,10 @@ class UpdateRecorder {
 
   void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
   void received(const std::string& sidecar, const control::Message& message, TimePoint at);
-  // Something that the people who run the fleet should know: logged as a warning, and kept.
+  // A message for the operators of the fleet. It is logged as a warning and kept.
   void incident(const std::string& text, TimePoint at);
 
-  // ---- what is reported ----
+  // ---- reports ----
 
   // As UpdateJournal::shown() and report().
   [[nodiscard]] std::uint64_t shown() const noexcept { return journal_.shown(); }

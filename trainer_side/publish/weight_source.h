@@ -1,4 +1,4 @@
-// WeightSource: where the weights of a trainer come from.
+// WeightSource: the source of a trainer's weights.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class WeightSource {
                                       std::span<std::byte> into) = 0;
 };
 
-// Fills `into` with bytes from `offset` of one tensor; may be called by several threads at a time.
+// Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.
 using ReadTensor = std::function<Result<>(std::uint64_t offset, std::span<std::byte> into)>;
 
 // A tensor in the trainer's memory, or behind a callback.
@@ -35,7 +35,8 @@ struct MemoryTensor {
 // The tensors of a running trainer. Thread: see WeightSource.
 class MemorySource final : public WeightSource {
  public:
-  // kInvalidInput as Manifest::create, and when a span has another size than its tensor.
+  // Returns kInvalidInput as Manifest::create, and if the size of a span differs from that of its
+  // tensor.
   [[nodiscard]] static Result<MemorySource> create(std::vector<MemoryTensor> tensors);
   [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
     return manifest_;

@@ -40,7 +40,7 @@ using moe::Lanes;
   for (; i < count; ++i) to[i] += factor * from[i];
 }
 
-// exp(score - highest) in place of each; their sum, in double.
+// Replaces each score by exp(score - highest). Returns their sum, computed in double.
 double exponentials(std::span<float> scores) {
   const float highest = *std::ranges::max_element(scores);
   double sum = 0;
@@ -51,7 +51,8 @@ double exponentials(std::span<float> scores) {
   return sum;
 }
 
-// One token and one head: out[head_dim] of what it sees, as many positions as there are scores.
+// Computes one token and one head: out[head_dim] from the positions that the token sees. There is
+// one score for each of these positions.
 [[gnu::always_inline]] inline void attend_head(const KeyValueCache& cache, std::uint32_t layer,
                                                const SequenceSlice& slice,
                                                std::uint32_t key_value_head,

@@ -1,6 +1,6 @@
-// Attention of new tokens over keys and values in blocks.
+// Attention of new tokens over keys and values that are stored in blocks.
 //
-// Thread: any; the cache is not changed meanwhile.
+// Thread: any, if the cache does not change during the call.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,11 @@
 
 namespace wsync::engine::generation {
 
-// Causal grouped-query attention as moe::attention(), of the tokens of one slice: row i of
-// query[tokens, heads * head_dim] is the slice's token i, which sees all positions up to its own.
-// Keys and values of all of them, its own too, are in the slice's blocks. `out` as query; `scores`
-// is room for one row of scores, and grows to it.
+// Causal grouped-query attention like moe::attention(), for the tokens of one slice. Row i of
+// query[tokens, heads * head_dim] is token i of the slice. It attends to all positions up to its
+// own. The keys and values of all these positions, including its own, are in the slice's blocks.
+// `out` has the shape of query. `scores` is scratch memory for one row of scores, and grows as
+// needed.
 void attend(const KeyValueCache& cache, std::uint32_t layer, const SequenceSlice& slice,
             moe::ConstMatrix query, moe::Matrix out, std::vector<float>& scores);
 

@@ -9,15 +9,15 @@
 namespace wsync::engine::generation {
 namespace {
 
-// first_position, wants_logits, and the two counts; then one token and one block at least.
+// Fields first_position, wants_logits and the two counts; then at least one token and one block.
 constexpr std::size_t kSliceBytesMin = 4 + 1 + 4 + 4 + 4 + 4;
 
 tl::unexpected<Error> refuse_slice(std::size_t slice, const std::string& why) {
   return fail(ErrorCode::kInvalidInput, fmt::format("slice {} {}", slice, why));
 }
 
-// What a slice is by itself. `last_user`: of each block the number after that of the last slice
-// that has named it.
+// Checks a slice by itself. `last_user`: for each block, one plus the index of the last slice that
+// named it.
 Result<> check_slice(const SequenceSlice& slice, std::size_t number, const BatchLimits& limits,
                      std::vector<std::size_t>& last_user) {
   if (slice.tokens.empty()) return refuse_slice(number, "has no token");
@@ -45,13 +45,13 @@ Result<> check_slice(const SequenceSlice& slice, std::size_t number, const Batch
   return {};
 }
 
-// Where a token's keys and values go.
+// Where the keys and values of a token are stored.
 struct WrittenPlace {
-  std::uint64_t place = 0;  // block * block_tokens + position in it
+  std::uint64_t place = 0;  // block * block_tokens + position in the block
   std::size_t slice = 0;
 };
 
-// Slices are fine by themselves.
+// Checks that no two slices write to the same place. Each slice has already passed check_slice().
 Result<> check_places(const Batch& batch, const BatchLimits& limits) {
   std::vector<WrittenPlace> written;
   written.reserve(batch.tokens());
@@ -74,7 +74,8 @@ Result<> check_places(const Batch& batch, const BatchLimits& limits) {
 }
 
 std::vector<std::uint32_t> get_list(ByteReader& reader, std::string_view field) {
-  // The number is held against the limits once all is read; until then, against the bytes.
+  // While decoding, a count is checked only against the remaining bytes. The limits are checked at
+  // the end.
   std::vector<std::uint32_t> list(
       reader.get_count(reader.remaining(), sizeof(std::uint32_t), field));
   for (std::uint32_t& value : list) value = reader.get<std::uint32_t>(field);

@@ -25,7 +25,7 @@ Result<KeyValueCache> KeyValueCache::create(const CacheShape& shape) {
   const std::uint64_t bytes = of_block * shape.blocks;
   WSYNC_TRY(require_memory(bytes, what));
   KeyValueCache cache(shape);
-  // Zero, and so touched: a step waits for no page.
+  // Fill with zeros, which also touches every page, so that no step waits for a page fault.
   cache.data_.reset(new (std::nothrow) float[bytes / sizeof(float)]());
   if (cache.data_ == nullptr)
     return fail(ErrorCode::kResourceExhausted,

@@ -21,7 +21,7 @@ using moe::ConstMatrix;
 using moe::Into;
 using moe::Matrix;
 
-// Room for a matrix, kept from step to step: it grows to the largest one.
+// Scratch memory for a matrix. It is kept between steps and grows to the largest size needed.
 class Room {
  public:
   Matrix take(std::size_t rows, std::size_t columns) {
@@ -33,7 +33,7 @@ class Room {
   std::vector<float> values_;
 };
 
-// While a layer of the manifest is read.
+// Calls begin_layer() and end_layer() around the reads of a manifest layer.
 class LayerVisit {
  public:
   LayerVisit(WeightView& weights, std::uint32_t layer) : weights_(weights), layer_(layer) {
@@ -48,7 +48,7 @@ class LayerVisit {
   std::uint32_t layer_;
 };
 
-// What one forward has.
+// The inputs of one forward step.
 struct Step {
   const Batch& batch;
   WeightView& weights;
@@ -64,10 +64,10 @@ void add_to(ConstMatrix from, Matrix to) {
   for (std::size_t i = 0; i < from.values().size(); ++i) to.values()[i] += from.values()[i];
 }
 
-// The (token, choice) pairs of a step, ordered by expert, in each by token.
+// The (token, choice) pairs of a step, ordered by expert and, within an expert, by token.
 struct Choices {
-  std::vector<std::size_t> first_row;  // of each expert, and the end
-  std::vector<std::size_t> row_of;     // of each pair
+  std::vector<std::size_t> first_row;  // first row of each expert, then the total
+  std::vector<std::size_t> row_of;     // row of each pair
 };
 
 class Shard final : public ModelShard {
@@ -97,7 +97,7 @@ class Shard final : public ModelShard {
   std::uint64_t cache_bytes() const override { return cache_.bytes(); }
 
  private:
-  // No sequence has more positions than all blocks have.
+  // No sequence can have more positions than all blocks together.
   static std::size_t positions_of(const ShardOptions& options) {
     return std::min<std::size_t>(options.spec.max_positions,
                                  std::size_t{options.blocks} * options.block_tokens);
@@ -109,14 +109,14 @@ class Shard final : public ModelShard {
 
   void place_tokens(const Batch& batch);
   void store(std::uint32_t layer, ConstMatrix key, ConstMatrix value);
-  // y, which may be x, = norm of x with the weight `tensor`.
+  // y = norm of x with the weight `tensor`. y may be x.
   void norm(const Step& step, std::uint32_t tensor, ConstMatrix x, Matrix y);
   [[nodiscard]] Result<> embed(const Step& step);
   [[nodiscard]] Result<> attention(const Step& step, std::uint32_t number);
   [[nodiscard]] Result<> experts(const Step& step, const LayerTensors& layer);
   void order_by_expert(const moe::Routing& routing);
   void compute_experts(const Step& step, const LayerTensors& layer, ConstMatrix in, Matrix out);
-  // Adds what all ranks have of `partial` to the hidden states.
+  // Adds the sum of `partial` over all ranks to the hidden states.
   [[nodiscard]] Result<> add_all(const Step& step, Matrix partial);
   // The rows whose logits are wanted, after the final norm.
   [[nodiscard]] Matrix final_norm(const Step& step);
@@ -131,8 +131,8 @@ class Shard final : public ModelShard {
   KeyValueCache cache_;
   moe::RotaryTable rotary_;
 
-  // Of the present step. Rows are the tokens of all slices in their order.
-  std::vector<std::uint32_t> positions_, blocks_;  // of each row
+  // State of the current step. The rows are the tokens of all slices, in the order of the slices.
+  std::vector<std::uint32_t> positions_, blocks_;  // by row
   Matrix hidden_;
   Choices choices_;
   Room hidden_room_, normed_, query_, key_, value_, context_, partial_, router_, chosen_in_,
@@ -177,7 +177,7 @@ Result<> Shard::embed(const Step& step) {
         const std::span<float> to = hidden_.row(row++);
         if (token >= first && token - first < sizes_.vocabulary)
           moe::widen(table.part(token - first, 1).bytes(), to);
-        else  // another rank has it
+        else  // another rank holds this token
           std::ranges::fill(to, 0.0F);
       }
   }
@@ -229,7 +229,8 @@ void Shard::order_by_expert(const moe::Routing& routing) {
   std::partial_sum(choices_.first_row.begin(), choices_.first_row.end(),
                    choices_.first_row.begin());
   choices_.row_of.resize(routing.experts.size());
-  // Each expert's beginning moves to its end, which is the next one's beginning.
+  // After this loop, the entry of each expert has moved from its first row to its end, which is the
+  // first row of the next expert.
   for (std::size_t choice = 0; choice < routing.experts.size(); ++choice)
     choices_.row_of[choice] = choices_.first_row[routing.experts[choice]]++;
   std::shift_right(choices_.first_row.begin(), choices_.first_row.end(), 1);
@@ -358,7 +359,8 @@ Result<std::vector<float>> Shard::forward(const Batch& batch, WeightView& weight
     WSYNC_TRY(experts(step, tensors_.layers[number]));
   }
   const Matrix normed = final_norm(step);
-  // A head of its own beside tied embeddings is not read; its layer has a version all the same.
+  // A separate head beside tied embeddings is not read. The version of its layer is compared all
+  // the same.
   if (spec_.tied_embeddings && layer_count_ > norm_layer_ + 1)
     const LayerVisit visit(weights, norm_layer_ + 1);
   return logits(step, normed);

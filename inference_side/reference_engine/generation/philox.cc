@@ -3,7 +3,7 @@
 namespace wsync::engine::generation {
 namespace {
 
-// The multipliers of a round and what the key grows by after each, from the paper.
+// From the paper: the multipliers of a round, and the increments of the key after each round.
 constexpr std::array<std::uint64_t, 2> kPhiloxMultipliers{0xD2511F53U, 0xCD9E8D57U};
 constexpr std::array<std::uint32_t, 2> kPhiloxWeyl{0x9E3779B9U, 0xBB67AE85U};
 constexpr int kPhiloxRounds = 10;

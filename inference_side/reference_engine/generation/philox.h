@@ -1,5 +1,5 @@
-// Philox4x32-10, a random generator without state: Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011. Each counter gives four numbers that depend on nothing but counter and key.
+// Philox4x32-10, a stateless random generator: Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3", SC 2011. The four numbers of a counter depend only on the counter and the key.
 #pragma once
 
 #include <array>

@@ -61,7 +61,7 @@ Result<> check_choice(const Sampling& sampling) {
     return wrong_request(
         fmt::format("temperature: it is {}; 0 (greedy) or a finite number above it is allowed",
                     sampling.temperature));
-  // So written that NaN is refused.
+  // The condition is negated so that NaN is refused too.
   if (!(sampling.top_p > 0 && sampling.top_p <= 1))
     return wrong_request(
         fmt::format("top_p: it is {}; a number above 0 and at most 1 is allowed", sampling.top_p));

@@ -13,10 +13,10 @@ namespace wsync::engine::generation {
 namespace {
 
 constexpr double kInfiniteLogit = std::numeric_limits<double>::infinity();
-// Candidates of nucleus sampling that are sorted first; most nuclei are smaller.
+// Number of candidates that are sorted first. Most nuclei are smaller.
 constexpr std::size_t kFirstCandidates = 64;
 
-// A logit as every function here takes it.
+// Converts a raw logit. NaN becomes minus infinity.
 double logit_of(float raw) { return std::isnan(raw) ? -kInfiniteLogit : static_cast<double>(raw); }
 
 double highest_logit(std::span<const float> logits) {
@@ -25,15 +25,15 @@ double highest_logit(std::span<const float> logits) {
   return highest;
 }
 
-// log(softmax) up to a constant, which makes the most likely token 0: what the rules for logits
-// that are not finite mean in numbers.
+// log(softmax) up to a constant, with the most likely token at 0. This function implements the
+// rules for logits that are not finite (sampler.h).
 double relative_logit(double logit, double highest, Token token) {
   if (highest == -kInfiniteLogit) return token == 0 ? 0 : -kInfiniteLogit;
   if (highest == kInfiniteLogit) return logit == kInfiniteLogit ? 0 : -kInfiniteLogit;
   return logit - highest;
 }
 
-// Probabilities of one row of logits, in logarithms.
+// Log-probabilities of one row of logits.
 class LogSoftmax {
  public:
   explicit LogSoftmax(std::span<const float> logits)
@@ -62,7 +62,7 @@ Token greedy_choice(std::span<const float> logits) {
   return best;
 }
 
-// Unnormalised probabilities at a temperature above 0; the most likely token's is 1.
+// Unnormalised probabilities at a temperature above 0. That of the most likely token is 1.
 std::vector<double> weights_at(std::span<const float> logits, double temperature) {
   const double highest = highest_logit(logits);
   std::vector<double> weights(logits.size());
@@ -78,7 +78,8 @@ std::vector<Token> all_tokens(std::size_t vocabulary) {
   return tokens;
 }
 
-// The nucleus: the fewest tokens, the most likely first, whose part of all weights reaches `top_p`.
+// The nucleus: the smallest number of most likely tokens whose share of the total weight reaches
+// `top_p`.
 std::vector<Token> nucleus_of(std::span<const double> weights, double top_p) {
   std::vector<Token> tokens = all_tokens(weights.size());
   if (top_p == 1) return tokens;
@@ -100,13 +101,13 @@ std::vector<Token> nucleus_of(std::span<const double> weights, double top_p) {
       }
     }
   }
-  return tokens;  // of a top_p next to 1, which rounding kept the sum below
+  return tokens;  // top_p is close to 1 and rounding kept the sum below it
 }
 
-// In [0, 1), 53 bits of it.
+// Uniform in [0, 1), with 53 random bits.
 double uniform_draw(const Sampling& sampling, std::uint64_t stream, std::uint32_t index) {
   const std::uint64_t key = sampling.seed.value_or(stream);
-  // A seed and a stream of the same number are different generators.
+  // A seed and a stream with the same value must select different generators.
   const std::uint32_t kind = sampling.seed ? 0 : 1;
   const auto numbers = philox4x32({index, kind, 0, 0}, {static_cast<std::uint32_t>(key),
                                                         static_cast<std::uint32_t>(key >> 32U)});
@@ -157,7 +158,7 @@ Token sample(std::span<const float> logits, const Sampling& sampling, std::uint6
   Token chosen = candidates.front();
   for (const Token token : candidates) {
     if (weights[token] == 0) continue;
-    chosen = token;  // stays the last one where rounding makes the draw the whole sum
+    chosen = token;  // if rounding makes the draw reach the total, the last token stays
     passed += weights[token];
     if (passed > drawn) break;
   }

@@ -27,24 +27,24 @@ struct Sequence {
 
   RequestId id;
   Request request;            // without its prompt
-  std::vector<Token> tokens;  // the prompt, then what was generated
+  std::vector<Token> tokens;  // prompt, then generated tokens
   std::size_t prompt_tokens;
   StopScanner stops;
-  std::vector<GeneratedToken> held;  // generated, not told yet
-  bool begun = false;                // has run, and may have been put back since
+  std::vector<GeneratedToken> held;  // generated, not delivered yet
+  bool begun = false;                // has run, and may have been preempted since
 
   std::vector<std::uint32_t> blocks;
   std::size_t computed = 0;        // tokens whose keys and values are in the blocks
-  std::size_t planned = 0;         // tokens of the step that is being computed
-  std::size_t known_blocks = 0;    // whose tokens `prefix` has
-  Prefix prefix = Prefix::kEmpty;  // of what has been computed
-  bool is_shared = true;           // what it computes becomes known to others
+  std::size_t planned = 0;         // tokens in the current step
+  std::size_t known_blocks = 0;    // number of blocks that `prefix` covers
+  Prefix prefix = Prefix::kEmpty;  // prefix of the computed tokens
+  bool is_shared = true;           // its blocks may be shared with other sequences
 
   [[nodiscard]] std::size_t missing() const { return tokens.size() - computed; }
   [[nodiscard]] std::uint32_t generated() const {
     return static_cast<std::uint32_t>(tokens.size() - prompt_tokens);
   }
-  // What is told when it ends, or is ended.
+  // The last notification of the sequence.
   [[nodiscard]] Progress finish(FinishReason reason) {
     return {.id = id, .tokens = std::exchange(held, {}), .finished = reason};
   }
@@ -57,8 +57,8 @@ std::uint64_t blocks_that_hold(std::uint64_t tokens, std::uint32_t block_tokens)
 
 }  // namespace
 
-// It has more than 25 methods: each stage of a step has a method, so that the tests can show them
-// one by one.
+// This class has more than 25 methods: each stage of a step has its own, so that tests can check
+// the stages one by one.
 class Scheduler::Impl {
  public:
   explicit Impl(const SchedulerOptions& options) : options_(options), pool_(options.blocks) {
@@ -86,8 +86,8 @@ class Scheduler::Impl {
   [[nodiscard]] SchedulerStats stats() const;
 
  private:
-  // Whether the head of the queue is not held back. Those that were put back are always before
-  // those that have not begun, as both run and wait in the order of arrival.
+  // Whether the head of the queue may begin. Preempted sequences are always before those that have
+  // not begun, because both the running list and the queue are in order of arrival.
   [[nodiscard]] bool may_begin() const {
     return !waiting_.empty() && (is_admitting_ || waiting_.front()->begun);
   }
@@ -112,18 +112,18 @@ class Scheduler::Impl {
 
   const SchedulerOptions options_;
   BlockPool pool_;
-  std::vector<SequencePtr> running_;  // the oldest first, all older than those that wait
-  std::deque<SequencePtr> waiting_;   // the oldest first
+  std::vector<SequencePtr> running_;  // oldest first; all are older than the waiting ones
+  std::deque<SequencePtr> waiting_;   // oldest first
   bool is_admitting_ = true;
   RequestId last_id_ = 0;
-  std::vector<Sequence*> planned_;  // of the step that is being computed, in its order
-  std::size_t budget_ = 0;          // tokens that the step still has room for
-  SchedulerStats stats_;            // what is counted since the beginning
+  std::vector<Sequence*> planned_;  // sequences of the current step, in its order
+  std::size_t budget_ = 0;          // number of tokens that the step still has room for
+  SchedulerStats stats_;            // counters since the start
 };
 
 Result<RequestId> Scheduler::Impl::add(Request request) {
   WSYNC_TRY(check_request(request, options_.vocabulary, options_.max_positions));
-  // The last token of an output is never computed.
+  // The last token of an output is never computed, so it needs no position.
   const std::uint64_t positions = request.prompt.size() + std::uint64_t{request.max_tokens} - 1;
   const std::uint64_t needed = blocks_that_hold(positions, options_.block_tokens);
   if (needed > options_.blocks)
@@ -141,7 +141,7 @@ Result<RequestId> Scheduler::Impl::add(Request request) {
   return last_id_;
 }
 
-// Takes a request out, wherever it is; its blocks are free.
+// Removes a request from the running list or the queue, and releases its blocks.
 std::optional<SequencePtr> Scheduler::Impl::remove(RequestId id) {
   check_between_steps();
   const auto take_from = [&](auto& sequences) -> std::optional<SequencePtr> {
@@ -171,7 +171,7 @@ Batch Scheduler::Impl::plan() {
 }
 
 void Scheduler::Impl::plan_running(Part part) {
-  // The list gets shorter at its end when the youngest is put back.
+  // Use an index: the loop may preempt the youngest sequence, which removes the last element.
   for (std::size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.planned > 0 || (sequence.missing() == 1) != (part == Part::kDecode)) continue;
@@ -183,7 +183,8 @@ void Scheduler::Impl::plan_running(Part part) {
 void Scheduler::Impl::plan_waiting() {
   while (budget_ > 0 && running_.size() < options_.max_sequences && may_begin()) {
     Sequence& sequence = *waiting_.front();
-    // Without spare blocks it would be put back as soon as the others grow.
+    // Require spare blocks. Without them this sequence would be preempted as soon as the others
+    // grow.
     if (!hold_blocks(sequence, running_.size())) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
@@ -192,8 +193,8 @@ void Scheduler::Impl::plan_waiting() {
   }
 }
 
-// Gives a sequence the blocks for all of its tokens, or changes nothing: false when fewer than
-// `spare` would be left.
+// Allocates the blocks for all tokens of a sequence. Returns false and changes nothing if fewer
+// than `spare` blocks would remain.
 bool Scheduler::Impl::hold_blocks(Sequence& sequence, std::size_t spare) {
   const bool begins = sequence.blocks.empty();
   if (begins) use_known_prefix(sequence);
@@ -209,7 +210,7 @@ bool Scheduler::Impl::hold_blocks(Sequence& sequence, std::size_t spare) {
 
 void Scheduler::Impl::use_known_prefix(Sequence& sequence) {
   const std::size_t n = options_.block_tokens;
-  // The last token is computed in any case: the next one is chosen from its logits.
+  // Never take the last token from the cache: the next token is chosen from its logits.
   const std::size_t max = (sequence.tokens.size() - 1) / n;
   while (sequence.known_blocks < max) {
     const auto tokens = std::span(sequence.tokens).subspan(sequence.known_blocks * n, n);
@@ -222,7 +223,8 @@ void Scheduler::Impl::use_known_prefix(Sequence& sequence) {
   sequence.computed = sequence.known_blocks * n;
 }
 
-// False when the sequence itself was the youngest, and is put back.
+// Allocates the blocks of a sequence, and preempts the youngest sequences until they fit. Returns
+// false if the sequence was the youngest itself and was preempted.
 bool Scheduler::Impl::make_room(Sequence& sequence) {
   while (!hold_blocks(sequence, 0)) {
     WSYNC_CHECK(running_.size() > 1, "the blocks hold any request that is alone");
@@ -286,7 +288,7 @@ std::vector<Progress> Scheduler::Impl::take(const Version& version, moe::ConstMa
   return news;
 }
 
-// Makes the blocks known that have become full.
+// Registers the prefixes of the blocks that have become full.
 void Scheduler::Impl::publish(Sequence& sequence) {
   if (!sequence.is_shared) return;
   const std::size_t n = options_.block_tokens;
@@ -298,7 +300,7 @@ void Scheduler::Impl::publish(Sequence& sequence) {
                       std::span(sequence.tokens).subspan(sequence.known_blocks * n, n));
 }
 
-// Adds the next token; what may be told of it now.
+// Appends the next token. Returns the notification that can be sent now.
 Progress Scheduler::Impl::advance(Sequence& sequence, const Version& version,
                                   std::span<const float> logits) {
   const Request& request = sequence.request;
@@ -332,9 +334,10 @@ void Scheduler::Impl::drop() {
   for (Sequence* sequence : std::exchange(planned_, {})) sequence->planned = 0;
 }
 
-// Nothing of the sequence is computed any more.
+// Releases all blocks. The sequence must be computed again from its first token.
 void Scheduler::Impl::release_blocks(Sequence& sequence) {
-  // The last first, so that of a prefix nobody uses its end is taken before its beginning.
+  // Release the last block first, so that the end of an unused prefix is evicted before its
+  // beginning.
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block)
     pool_.release(*block);
   sequence.blocks.clear();

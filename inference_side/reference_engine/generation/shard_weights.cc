@@ -32,8 +32,8 @@ Result<> check_parameter(const moe::Parameter& expected, const Manifest& manifes
   return {};
 }
 
-// That the manifest has the model's parameters and no others. Their order is then that of the
-// model, since the order of a manifest is a function of its names.
+// Checks that the manifest contains exactly the parameters of the model. Its order is then the
+// model's order, because the order of a manifest is a function of the names.
 Result<> check_tensors(const moe::ModelSpec& spec, const Manifest& manifest) {
   const std::vector<moe::Parameter> parameters = moe::all_parameters(spec);
   std::unordered_set<std::string_view> known;
@@ -81,7 +81,7 @@ Result<ModelTensors> find_tensors(const moe::ModelSpec& spec, const Manifest& ma
                        .head = index_of(spec.tied_embeddings ? moe::kEmbedding : moe::kHead),
                        .layers = {}};
   for (std::uint32_t number = 0; number < spec.layers; ++number) {
-    // In the order of layer_parameters().
+    // Same order as layer_parameters().
     const std::vector<moe::Parameter> parameters = moe::layer_parameters(spec, number);
     auto next = parameters.begin();
     LayerTensors layer;

@@ -23,7 +23,7 @@ struct CompletionRun::Mailbox {
     }
     if (is_due) filled.notify_one();
   }
-  // Under the mutex: what take() waits for is there.
+  // Whether the condition of take() holds. The caller holds the mutex.
   [[nodiscard]] bool due() const {
     return until == Until::kNews
                ? !news.empty()
@@ -34,7 +34,7 @@ struct CompletionRun::Mailbox {
   std::mutex mutex;
   std::condition_variable filled;
   std::vector<News> news;
-  std::vector<bool> finished;  // of each request
+  std::vector<bool> finished;  // by request
 };
 
 CompletionRun::CompletionRun(generation::GenerationService& service, Until until,
@@ -81,7 +81,7 @@ void CompletionRun::abort() {
   std::vector<RequestId> running;
   for (std::size_t i = 0; i < ids_.size(); ++i)
     if (!ended_[i]) running.push_back(ids_[i]);
-  // No ids would be all requests of the engine.
+  // An empty list would abort all requests of the engine.
   if (!running.empty()) service_.abort(running);
 }
 

@@ -1,5 +1,5 @@
-// CompletionRun: the requests of one completion while they run. What is delivered is kept until it
-// is taken.
+// CompletionRun: the running requests of one completion. It stores deliveries until the owner takes
+// them.
 #pragma once
 
 #include <chrono>
@@ -11,32 +11,32 @@
 
 namespace wsync::engine::http {
 
-// Thread: its owner's. Outlived by the service.
+// Thread: the owner's. The service must outlive this object.
 class CompletionRun {
  public:
   struct News {
-    std::size_t index = 0;  // of the request
+    std::size_t index = 0;  // index of the request
     generation::Delivery delivery;
   };
 
-  // What take() waits for. Whoever answers once does not want to be woken for each token.
+  // What take() waits for. An answer that is not streamed needs no wake-up for each token.
   enum class Until : std::uint8_t { kNews, kAllFinished };
 
-  // Submits all of them or, when one is refused, none. Errors as GenerationService::submit().
+  // Submits all requests, or none if one of them is refused. Errors as GenerationService::submit().
   [[nodiscard]] static Result<std::unique_ptr<CompletionRun>> start(
       generation::GenerationService& service, const std::vector<generation::Request>& requests,
       Until until = Until::kNews);
-  // Cancels what has not finished.
+  // Cancels the requests that have not finished.
   ~CompletionRun();
   CompletionRun(const CompletionRun&) = delete;
   CompletionRun& operator=(const CompletionRun&) = delete;
 
-  // What has been delivered since the last call, in its order; waits for what start() was told, or
-  // until the time is over.
+  // Waits for the condition that was given to start(), or until the time has passed. Returns the
+  // deliveries since the last call, in order.
   [[nodiscard]] std::vector<News> take(std::chrono::milliseconds wait);
-  // The last delivery of every request has been taken.
+  // Whether the last delivery of every request has been taken.
   [[nodiscard]] bool finished() const noexcept { return unfinished_ == 0; }
-  // Asks the service to end what has not finished; its last deliveries follow.
+  // Asks the service to abort the requests that have not finished. Their last deliveries follow.
   void abort();
 
  private:

@@ -10,8 +10,8 @@
 namespace wsync::engine::http {
 namespace {
 
-// In addition to those of completions, so that an engine that runs as many completions as it may
-// can still be observed and controlled.
+// Additional threads for the control routes, so that an engine with the maximum number of
+// completions can still be observed and controlled.
 constexpr std::size_t kControlThreads = 16;
 
 std::vector<Route> all_routes(generation::GenerationService& service, Completions& completions) {

@@ -1,20 +1,20 @@
-// CompletionServer: a generating engine over HTTP: OpenAI's completions, health and readiness, and
-// the pauses of reinforcement learning in the form of vLLM's.
+// CompletionServer: the HTTP server of a generating engine. It offers OpenAI's completions, health
+// and readiness, and the pauses that reinforcement learning needs, in vLLM's form.
 //
 //   POST /v1/completions     streaming (server-sent events) or not
 //   GET  /health             200 while the process lives
-//   GET  /ready              200 once it serves a version; 503 with the reason before, and while a
-//                            client's pause lasts
+//   GET  /ready              200 while it serves a version; 503 with the reason before that, and
+//                            while a client's pause lasts
 //   GET  /weight_info        the version that it serves
-//   GET  /stats              what waits, runs and is cached
+//   GET  /stats              counts of waiting and running requests and of cached blocks
 //   POST /pause?mode=abort|wait|keep&clear_cache=true|false&timeout_s=N    GET /is_paused
 //   POST /resume             POST /reset_prefix_cache
 //
-// A pause without clear_cache clears it, but for mode=keep. A completion whose client closes its
-// connection, or its sending half, is cancelled. Errors are JSON in OpenAI's form; requests of web
-// pages (Origin) are refused.
+// The default of clear_cache is true, except for mode=keep. A completion is cancelled if its client
+// closes the connection or its sending half. Errors are JSON in OpenAI's form. Requests from web
+// pages (with an Origin header) are refused.
 //
-// Thread: owner's, but for stop(), which any thread may call.
+// Thread: the owner's, except stop(), which any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ namespace wsync::engine::http {
 struct CompletionServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;  // 0: the kernel chooses
-  // Completions that are answered at once, each with a thread of its own; more are refused with
-  // 429. The other routes have threads beside.
+  // Maximum number of completions that run at the same time, each with its own thread. Further ones
+  // are refused with status 429. Other routes have additional threads.
   std::uint32_t threads = 512;
-  // The model has a tokenizer of its own, which is not read: prompts are tokens only. Otherwise
-  // tokens are bytes where the vocabulary has 256 to 512.
+  // Whether the model has its own tokenizer. The tokenizer is not read, so prompts must be tokens.
+  // Otherwise tokens are bytes if the vocabulary has 256 to 512 tokens.
   bool has_tokenizer = false;
 };
 
@@ -41,8 +41,8 @@ class Completions;
 
 class CompletionServer {
  public:
-  // Binds and listens, but answers nobody before start(). `service` is borrowed. Errors name host
-  // and port and why: kInvalidInput, or kBusy when somebody listens there.
+  // Binds and listens, but answers no request before start(). `service` is borrowed. Errors contain
+  // host, port and reason: kInvalidInput, or kBusy if the address is in use.
   [[nodiscard]] static Result<std::unique_ptr<CompletionServer>> create(
       const CompletionServerOptions& options, generation::GenerationService& service);
   ~CompletionServer();
@@ -51,8 +51,8 @@ class CompletionServer {
 
   [[nodiscard]] std::uint16_t port() const noexcept;
   void start();
-  // Accepts no more requests, asks the service to abort the completions that are under way, and
-  // returns when every connection has ended: in seconds, or when a pause that is under way returns.
+  // Accepts no more requests, asks the service to abort the running completions, and returns when
+  // every connection has ended. This takes seconds, or until a pause in progress returns.
   void stop();
 
  private:
@@ -60,7 +60,8 @@ class CompletionServer {
                    std::unique_ptr<wsync::http::HttpServer> server);
 
   std::unique_ptr<Completions> completions_;
-  std::unique_ptr<wsync::http::HttpServer> server_;  // stops before the completions go
+  // Destroyed first, so stopped while the completions still exist.
+  std::unique_ptr<wsync::http::HttpServer> server_;
 };
 
 }  // namespace wsync::engine::http

@@ -41,10 +41,10 @@ void append(Delivery& to, Delivery&& news) {
 
 }  // namespace
 
-// One of the completions that may run at once, for as long as it lives.
+// Slot of one running completion. It is released on destruction.
 class Completions::Place {
  public:
-  // None when as many run as may.
+  // Returns std::nullopt if the maximum number of completions is running.
   static std::optional<Place> take(Completions& owner) {
     Place place(owner);
     if (owner.running_.fetch_add(1) < owner.options_.at_once) return place;
@@ -61,10 +61,10 @@ class Completions::Place {
   Completions* owner_;
 };
 
-// A completion while it is answered.
+// A completion while it is being answered.
 struct Completions::Work {
-  // Whether to go on: not when the client has gone, or when the service has ended nothing long
-  // after the server began to stop.
+  // Whether to continue. Returns false if the client has disconnected, or if the server began to
+  // stop long ago and the service has not ended the requests.
   bool goes_on(const Connection& connection) {
     if (connection.hung_up()) return false;
     if (!connection.stopping()) return true;
@@ -83,8 +83,8 @@ struct Completions::Work {
 };
 
 struct Completions::Stream {
-  // Sends the events until all outputs have finished. False: there is nobody to send them to any
-  // more, or the server stops.
+  // Sends events until all outputs have finished. Returns false if the client has disconnected or
+  // the server stops.
   bool run(const wsync::http::SendPiece& send) {
     for (;;) {
       for (auto& [index, delivery] : work->run->take(milliseconds(kPollMs)))
@@ -97,7 +97,7 @@ struct Completions::Stream {
   }
 
   std::shared_ptr<Work> work;
-  Connection& connection;  // answers this stream, so outlives it
+  Connection& connection;  // outlives this object, because it sends this stream
   std::vector<ChoiceProgress> choices;
 };
 
@@ -149,7 +149,7 @@ void Completions::answer_whole(Exchange& exchange, Work& work) {
     for (auto& [index, delivery] : work.run->take(milliseconds(kPollMs)))
       append(outputs[index], std::move(delivery));
     if (work.run->finished() || work.goes_on(exchange.connection)) continue;
-    // A client that has gone does not read it.
+    // The client disconnected and will not read an answer.
     exchange.connection.close_after();
     return reply_error(exchange, 503, "the engine is ending and did not end this completion");
   }

@@ -11,11 +11,11 @@
 namespace wsync::engine::http {
 
 struct CompletionOptions {
-  std::size_t at_once = 0;     // completions that are answered at once; more are refused with 429
-  bool has_tokenizer = false;  // so tokens are no bytes
+  std::size_t at_once = 0;     // maximum of completions at the same time; more are refused with 429
+  bool has_tokenizer = false;  // if so, tokens are not bytes
 };
 
-// Thread: any, several at once. Outlived by the service.
+// Thread: any, also several at once. The service must outlive this object.
 class Completions {
  public:
   Completions(const CompletionOptions& options, generation::GenerationService& service);
@@ -23,7 +23,7 @@ class Completions {
   void answer(Exchange& exchange);
 
  private:
-  class Place;  // of a completion that runs
+  class Place;  // slot of a running completion
   struct Stream;
   struct Work;
 
@@ -33,7 +33,7 @@ class Completions {
 
   const CompletionOptions options_;
   generation::GenerationService& service_;
-  const std::uint64_t process_name_;  // tells the ids of two servers apart
+  const std::uint64_t process_name_;  // makes ids of different servers distinct
   std::atomic<std::uint64_t> begun_{0};
   std::atomic<std::size_t> running_{0};
 };

@@ -1,4 +1,4 @@
-// The routes that observe an engine (health, readiness, weights, counters) and that pause it.
+// Routes that observe an engine (health, readiness, weights, counters) and routes that pause it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace wsync::engine::http {
 
-inline constexpr std::int64_t kPauseSeconds = 60;  // unless the client says otherwise
+inline constexpr std::int64_t kPauseSeconds = 60;  // default if the client gives no timeout
 inline constexpr std::int64_t kMaxPauseSeconds = 600;
 
 // `service` is borrowed.

@@ -17,7 +17,7 @@ using nlohmann::json;
 
 constexpr double kLowestLogprob = -9999;  // JSON has no infinity
 
-// How logprobs call a token: the character that it is, or what tells it from others.
+// Name of a token in the logprobs: its character, or a form that distinguishes it from others.
 std::string token_name(const CompletionRequest& request, Token token) {
   if (!request.byte_tokens || token >= kByteTokens) return fmt::format("token_id:{}", token);
   const bool printable =
@@ -31,7 +31,7 @@ json logprob_json(float logprob) {
   return std::max(static_cast<double>(logprob), kLowestLogprob);
 }
 
-// The lists of a choice's logprobs, a place in each for every token.
+// The lists in the logprobs of a choice. Every list has one entry for each token.
 class LogprobLists {
  public:
   void add(const CompletionRequest& request, const GeneratedToken& token, std::uint64_t place) {
@@ -76,7 +76,7 @@ json token_ids(std::span<const GeneratedToken> tokens) {
   return list;
 }
 
-// Adds the token to the text; returns the place of its character in it.
+// Appends the token to the text. Returns the index of its character in the text.
 std::uint64_t take_text(const CompletionRequest& request, const generation::Request& asked,
                         Token token, Utf8Decoder& decoder, std::string& text) {
   if (request.byte_tokens && token < kByteTokens && !generation::ends(asked, token))
@@ -119,7 +119,7 @@ json answer(const CompletionHead& head) {
           {"choices", json::array()}};
 }
 
-// A prompt counts once, however many outputs it has.
+// A prompt counts once, regardless of the number of its outputs.
 json tokens_used(const CompletionRequest& request, std::uint64_t generated) {
   std::uint64_t prompts = 0;
   for (std::size_t i = 0; i < request.requests.size(); i += request.outputs)

@@ -28,7 +28,7 @@ tl::unexpected<Error> refused(std::string sentence) {
   return fail(ErrorCode::kInvalidInput, std::move(sentence));
 }
 
-// "null", "true", "7", "'some text'", "a list": short enough for a sentence.
+// A short description for an error message: "null", "true", "7", "'some text'", "a list".
 std::string describe(const json& value) {
   if (value.is_array()) return "a list";
   if (value.is_object()) return "an object";
@@ -46,13 +46,13 @@ tl::unexpected<Error> wrong_element(std::string_view name, const json& found,
       fmt::format("{}: {} is in its list; expected {}", name, describe(found), expected));
 }
 
-// Without the name of the exception, which stands in brackets before it.
+// The message without the exception's name, which precedes it in brackets.
 std::string sentence_of(const json::exception& error) {
   const std::string_view what = error.what();
   return quote_text(what.substr(std::min(what.size(), what.find("] ") + 2)));
 }
 
-// The body as an object in which each field is there once.
+// Parses the body as an object in which no field occurs twice.
 Result<json> parse_object(std::string_view body) {
   if (body.empty()) return refused("the body is empty; expected a JSON object");
   if (const auto text = check_json_text(std::as_bytes(std::span(body))); !text)
@@ -76,12 +76,12 @@ Result<json> parse_object(std::string_view body) {
   } catch (const json::parse_error& error) {
     return refused(problem.value_or(
         fmt::format("the body is not JSON at byte {}: {}", error.byte, sentence_of(error))));
-  } catch (const json::exception& error) {  // such as a number that is out of range
+  } catch (const json::exception& error) {  // for example a number out of range
     return refused(fmt::format("the body is not JSON: {}", sentence_of(error)));
   }
 }
 
-// The fields of a body. null is as if it were left out.
+// Reads the fields of a body. A null field counts as absent.
 class BodyReader {
  public:
   explicit BodyReader(const json& body) : body_(body) {}
@@ -93,7 +93,7 @@ class BodyReader {
                                    shown(name), describe(value)));
     return {};
   }
-  // The field, unless it is not there or null.
+  // Returns nullptr if the field is absent or null.
   const json* find(const char* name) const {
     const auto found = body_.find(name);
     return found == body_.end() || found->is_null() ? nullptr : &*found;
@@ -238,7 +238,7 @@ Result<std::vector<Token>> read_stop_tokens(const BodyReader& body) {
   return read_tokens("stop_token_ids", *value, kExpected);
 }
 
-// What all outputs of all prompts have in common.
+// Reads the fields that all outputs of all prompts share.
 Result<Request> read_common(const BodyReader& body, const ServiceInfo& info, bool byte_tokens) {
   Request common;
   common.max_tokens = static_cast<std::uint32_t>(
@@ -307,7 +307,7 @@ Result<CompletionRequest> read_completion(std::string_view text, const ServiceIn
       return fail(prompts.size() == 1 ? fits.error()
                                       : fits.error().with_context(fmt::format("prompt {}", p)));
     for (std::uint32_t i = 0; i < request.outputs; ++i) {
-      // Each output has random numbers of its own.
+      // Each output needs its own random numbers.
       if (seed) common.sampling.seed = *seed + i;
       request.requests.push_back(common);
     }

@@ -16,11 +16,11 @@ using wsync::http::kStopGraceMs;
 using wsync::http::Route;
 
 void reply(Exchange& exchange, const nlohmann::json& body);
-// In OpenAI's form.
+// Sends an error in OpenAI's form.
 void reply_error(Exchange& exchange, int status, std::string_view message,
                  std::string_view code = {});
 void reply_error(Exchange& exchange, const Error& error);
-// The same, for requests that reach no route.
+// An error page in OpenAI's form, for requests that match no route.
 [[nodiscard]] wsync::http::Page error_page(int status, std::string_view message,
                                            std::string_view code);
 

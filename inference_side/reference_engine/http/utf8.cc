@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// How many bytes follow a first one; 0 when it begins nothing.
+// Number of bytes that follow this first byte; 0 if it begins no character.
 std::uint8_t following(std::uint8_t first) {
   if (first >= 0xC2 && first <= 0xDF) return 1;
   if (first >= 0xE0 && first <= 0xEF) return 2;
@@ -39,7 +39,7 @@ void Utf8Decoder::begin(std::uint8_t byte, std::string& text) {
   missing_ = following(byte);
   if (missing_ > 0) {
     pending_.assign(1, static_cast<char>(byte));
-    // No overlong forms, no surrogates, nothing above U+10FFFF.
+    // Excludes overlong forms, surrogates and code points above U+10FFFF.
     lowest_ = byte == 0xE0 ? 0xA0 : byte == 0xF0 ? 0x90 : 0x80;
     highest_ = byte == 0xED ? 0x9F : byte == 0xF4 ? 0x8F : 0xBF;
     return;

@@ -1,4 +1,4 @@
-// Utf8Decoder: text out of bytes that a model makes one by one.
+// Utf8Decoder: decodes text from bytes that a model generates one by one.
 #pragma once
 
 #include <cstdint>
@@ -6,26 +6,26 @@
 
 namespace wsync::engine::http {
 
-// Gives out whole characters only. What is no part of one becomes U+FFFD, one for each longest run
-// of bytes that could have begun a character (The Unicode Standard, 3.9).
+// Outputs complete characters only. Each maximal run of bytes that could begin a character, but is
+// not one, is replaced by one U+FFFD (The Unicode Standard, 3.9).
 //
-// Thread: one at a time.
+// Thread: confined to one thread at a time.
 class Utf8Decoder {
  public:
-  // Adds a byte, and to `text` what is certain by it. Returns which character the byte belongs to,
-  // counted from the first one that was ever given out.
+  // Decodes a byte and appends the complete characters to `text`. Returns the index of the
+  // character that the byte belongs to, counted from the first character of the output.
   std::uint64_t take(std::uint8_t byte, std::string& text);
-  // A character that is not whole will not become so.
+  // Ends the input. An incomplete character is replaced.
   void finish(std::string& text);
-  // How many have been given out: the place of the next one.
+  // Number of characters output so far, which is also the index of the next one.
   [[nodiscard]] std::uint64_t characters() const noexcept { return characters_; }
 
  private:
   void begin(std::uint8_t byte, std::string& text);
 
-  std::string pending_;         // the beginning of a character
-  std::uint8_t missing_ = 0;    // bytes that it still needs
-  std::uint8_t lowest_ = 0x80;  // of the next one
+  std::string pending_;         // the first bytes of an incomplete character
+  std::uint8_t missing_ = 0;    // number of missing bytes
+  std::uint8_t lowest_ = 0x80;  // minimum value of the next byte
   std::uint8_t highest_ = 0xBF;
   std::uint64_t characters_ = 0;
 };

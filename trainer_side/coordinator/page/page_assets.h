@@ -1,5 +1,5 @@
-// The three files of the page (page.html, page.css, page.js), as they were when the program was
-// built. Thread: any.
+// The three files of the page (page.html, page.css, page.js), embedded when the program was built.
+// Thread: any.
 #pragma once
 
 #include <string_view>

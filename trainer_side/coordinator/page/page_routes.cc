@@ -13,20 +13,20 @@ namespace {
 
 constexpr std::chrono::milliseconds kLoopDeadline{5'000};
 constexpr const char* kJson = "application/json";
-// The page may load its own style sheet, script and JSON and nothing else. No other page may show
-// it in a frame, and it sends no forms.
+// The page may load only its own style sheet, script and JSON. No other page may show it in a
+// frame, and it sends no forms.
 constexpr const char* kPolicy =
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-// The facts that were found last, for all readers.
+// The latest facts, shared by all readers.
 class SharedFacts {
  public:
   using Found = std::shared_ptr<const PageFacts>;
   SharedFacts(Asker& asker, std::function<PageFacts()> facts)
       : asker_(asker), facts_(std::move(facts)) {}
 
-  // One reader asks the loop; those that come meanwhile wait for the answer.
+  // One reader queries the loop. Readers that arrive meanwhile wait for the answer.
   Result<Found> get() {
     const std::lock_guard lock(mutex_);
     if (last_ && now() - asked_ < kFactsKept) return *last_;
@@ -56,12 +56,12 @@ void answer_json(http::Exchange& exchange, SharedFacts& shared) {
     exchange.response.status = 503;
     answer = {{"error", facts.error().message()}};
   }
-  // Bytes that are no UTF-8 must not make the dump throw.
+  // Replace bytes that are not UTF-8, so that dump() does not throw.
   exchange.response.set_content(
       answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n", kJson);
 }
 
-// `policy`: what a browser lets the document do; null: nothing, as StatusPages has it.
+// `policy`: what a browser lets the document do; null: nothing, the default of StatusPages.
 http::Route asset(const char* path, std::string_view text, const char* type,
                   const char* policy = nullptr) {
   return {"GET", path, [text, type, policy](http::Exchange& exchange) {

@@ -12,12 +12,12 @@
 
 namespace wsync::page {
 
-// The facts are asked of the loop at most this often, however many readers there are. Between two
-// questions readers get the last answer, or the reason why there was none.
+// Minimum interval between two queries to the loop, regardless of the number of readers. In
+// between, readers receive the last answer, or the reason why there was none.
 inline constexpr std::chrono::milliseconds kFactsKept{200};
 
-// For StatusPages. `facts` is called on the loop; JSON is made by the threads of the server.
-// Outlives: what `asker` refers to outlives the routes' use.
+// Routes for StatusPages. `facts` is called on the loop; the threads of the server create the JSON.
+// Everything that `asker` refers to must outlive the routes.
 [[nodiscard]] std::vector<http::Route> page_routes(Asker& asker, std::function<PageFacts()> facts);
 
 }  // namespace wsync::page

@@ -1,4 +1,4 @@
-// The facts that the page of a coordinator shows, as JSON. Every name and sentence in it may come
+// The data that the page of a coordinator shows, as JSON. Every name and sentence in it may come
 // from the network; page.js shows them as text.
 //
 // Pure: any thread.
@@ -13,18 +13,18 @@
 
 namespace wsync::page {
 
-// A coordinator at one moment.
+// The state of a coordinator at one moment.
 struct PageFacts {
   control::StatusReply status;
   bool ready = false;     // as /readyz
-  std::string not_ready;  // why not, one sentence
+  std::string not_ready;  // the reason, one sentence
   std::vector<RoundHistory::Round> rounds;
   TimePoint at{};
 };
 
-// /status.json: what `wsync status --json` has as its result, with
+// /status.json: the result of `wsync status --json`, and in addition
 //   ready, not_ready: as /readyz
-//   rounds: [{version, rollback, result (null: it runs), reason, began_ago_ns, duration_ns,
+//   rounds: [{version, rollback, result (null: it is running), reason, began_ago_ns, duration_ns,
 //     phases: [{name, begin_ns, end_ns}]  (from the round's begin),
 //     sidecars: [{name, stages: as phases}], sidecars_left_out,
 //     replicas: [{replica, outcome, version, reason, wait_ns, paused_ns, load_ns, bytes}],
