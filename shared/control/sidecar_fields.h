@@ -5,7 +5,6 @@
 #include "shared/base/weight_limits.h"
 #include "shared/control/envelope_fields.h"
 #include "shared/control/sidecar_messages.h"
-#include "shared/base/weight_limits.h"
 
 namespace wsync::control {
 
