@@ -340,18 +340,21 @@ Result<> ChildProcesses::in_thread(
     std::function<Result<>(const std::atomic<bool>& cancelled)> work) {
   Result<> outcome;
   std::atomic<bool> cancelled = false;
-  bool done = false;
+  const auto done = std::make_shared<bool>(false);
   std::jthread thread([&] {
     outcome = work(cancelled);
-    loop_->post([&done, loop = loop_.get()] {
-      done = true;
+    // If the work ends after both deadlines, this task runs only after the function has returned.
+    loop_->post([finished = std::weak_ptr(done), loop = loop_.get()] {
+      const auto flag = finished.lock();
+      if (!flag) return;
+      *flag = true;
       loop->stop();
     });
   });
-  const Result<> waited = until(what, deadline, [&done] { return done; });
+  const Result<> waited = until(what, deadline, [&done] { return *done; });
   if (!waited) {
     cancelled = true;
-    (void)run_until(what, deadline, [&done] { return done; }, true);
+    (void)run_until(what, deadline, [&done] { return *done; }, true);
   }
   thread.join();
   WSYNC_TRY(waited);
