@@ -122,7 +122,7 @@ int number_of(const Enum& value) {
   return number;
 }
 
-// Null for weights in host memory.
+// Returns nullptr for weights in host memory.
 Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu,
                                                          std::uint32_t index) {
   if (weights_on == WSYNC_DEVICE_HOST) return std::unique_ptr<wsync::device::Device>();

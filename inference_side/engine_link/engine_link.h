@@ -67,7 +67,8 @@ class EngineLink final : private LinkHandler {
   // This rank has stopped serving after step `step`. Every rank must call this when the leader
   // stops.
   void report_paused(std::uint64_t step);
-  // The same without a request, because the rank's group broke or a rank refused a step.
+  // This rank has stopped serving after step `step` without a request, because the rank's group
+  // broke or a rank refused a step.
   void report_stopped(std::uint64_t step);
   // This rank serves again, beginning with step `step`. Followers must call this; for the leader,
   // resume() implies it.

@@ -27,9 +27,9 @@ class LoadSession {
   // bucket does nothing. Returns kDigestMismatch if a checksum differs, kDeadline if the deadline
   // has passed, otherwise the error of the engine or the taker.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
-  // The same for every bucket of the version's mapped arena. `helpers` (may be null): additional
-  // threads that copy with TakeMode::kPieces. With kAdopt the layers are passed to the engine in
-  // place.
+  // Copies every bucket of the version's mapped arena. Errors as take_bucket(). `helpers` (may be
+  // null): additional threads that copy with TakeMode::kPieces. With kAdopt the layers are passed
+  // to the engine in place.
   [[nodiscard]] Result<> load_arena(ThreadPool* helpers);
   // Whether every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;

@@ -39,8 +39,8 @@ class Generator final : public StepWork, public generation::GenerationService {
                                                                  const HeldModel& model);
   ~Generator() override;
 
-  // What state_of() returns on the leader: whether steps run, and the reason if they do not. Call
-  // before the first step; it also sets how the serving thread is made to call due() again.
+  // Whether steps run on the leader, and the reason if they do not. connect() must be called before
+  // the first step: `wake` makes the serving thread call due() again, `state_of` returns the state.
   struct State {
     bool has_weights = false;
     bool serving = false;

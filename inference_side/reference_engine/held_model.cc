@@ -161,9 +161,9 @@ void HeldModel::begin_load() {
     if (!layer.tensors.empty()) set_changing(layer);
 }
 
-// A plain store is not enough, because bytes that are written after it, including those of
-// streaming stores, could become visible before it. A step that does not see kChanging must not see
-// those bytes either: the end_layer() of that step happens before this exchange.
+// An exchange is needed, not a plain store, because bytes that are written after it, including
+// those of streaming stores, could become visible before it. A step that does not see kChanging
+// must not see those bytes either: the end_layer() of that step happens before this exchange.
 void HeldModel::set_changing(Layer& layer) {
   layer.word.exchange(kChanging, std::memory_order_acq_rel);
 }

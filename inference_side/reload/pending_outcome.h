@@ -22,7 +22,7 @@ enum class DebtState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view debt_state_name(DebtState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable debt_transitions();
 
 class PendingOutcome {

@@ -24,7 +24,7 @@ enum class RankMemory : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view rank_memory_name(RankMemory memory) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable rank_transitions();
 
 class RankTable {
@@ -35,7 +35,7 @@ class RankTable {
     return static_cast<std::uint32_t>(ranks_.size());
   }
   [[nodiscard]] std::uint32_t attached() const noexcept;
-  // Also false for a rank that does not exist.
+  // Returns false also for a rank that does not exist.
   [[nodiscard]] bool is_attached(std::uint32_t rank) const noexcept;
   [[nodiscard]] bool is_leader(std::uint32_t rank) const noexcept;
   // Whether every rank is attached.

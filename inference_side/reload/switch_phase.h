@@ -20,7 +20,7 @@ enum class SwitchPhase : std::uint8_t {
 [[nodiscard]] std::string_view phase_name(SwitchPhase phase) noexcept;
 // Whether the transition table has a row from one phase to the other.
 [[nodiscard]] bool is_legal(SwitchPhase from, SwitchPhase to) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable switch_transitions();
 
 }  // namespace wsync::reload

@@ -92,7 +92,7 @@ class SidecarAgent {
   OfferedLayouts layouts_;
   std::unique_ptr<VersionReceiver> receiver_;
   std::unique_ptr<EngineHub> hub_;
-  // Of its devices; needed for the trace, which is written after the hub is destroyed.
+  // Size of the devices' buffers, kept for the trace, which is written after the hub is destroyed.
   std::uint64_t buffer_bytes_ = 0;
   std::unique_ptr<control::DealerPort> dealer_;
   std::unique_ptr<control::RouterPort> router_;  // for commands

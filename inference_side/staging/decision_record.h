@@ -28,7 +28,7 @@ enum class RecordState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view record_state_name(RecordState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable record_transitions();
 
 // What a sender's fence means to this sidecar.

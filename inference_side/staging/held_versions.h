@@ -34,7 +34,7 @@ enum class CopyState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view copy_state_name(CopyState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable copy_transitions();
 
 class HeldVersions {

@@ -25,7 +25,7 @@ enum class ReceiveState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view receive_state_name(ReceiveState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable receive_transitions();
 
 class ReceiveRound {

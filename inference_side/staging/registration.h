@@ -22,7 +22,7 @@ enum class RegistrationState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view registration_state_name(RegistrationState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable registration_transitions();
 
 class Registration {

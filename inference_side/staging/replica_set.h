@@ -31,7 +31,7 @@ enum class OutcomeState : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view outcome_state_name(OutcomeState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable outcome_transitions();
 
 // The output of a switch: a command for its engines, or a check of a copy that it could not load.

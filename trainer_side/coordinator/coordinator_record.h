@@ -22,7 +22,8 @@ inline constexpr std::uint64_t kCoordinatorRecordBytesMax = 1 * limits::kMiB;
 struct CoordinatorRecord {
   control::Fence fence;      // the newest claim, with the fleet's id
   std::uint64_t number = 0;  // of the newest decision under that fence; 0 = none yet
-  // Of the newest decision of all, which may be that of an earlier coordinator.
+  // The fields up to `content` describe the newest decision of all, which may be that of an earlier
+  // coordinator.
   control::Decision origin;
   control::DecisionKind kind = control::DecisionKind::kSwitch;
   Version target;

@@ -24,7 +24,7 @@ enum class DecisionLogState : std::uint8_t {
   kStoringDecision,  // all other events wait
 };
 [[nodiscard]] std::string_view decision_log_state_name(DecisionLogState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable decision_log_transitions();
 
 // A target, and the decision that first chose it.

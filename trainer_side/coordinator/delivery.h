@@ -24,7 +24,7 @@ enum class DeliveryState : std::uint8_t {
   kFailed
 };
 [[nodiscard]] std::string_view delivery_state_name(DeliveryState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable delivery_transitions();
 
 // The source from which a sidecar reads a version.

@@ -25,7 +25,7 @@ enum class FenceClaimState : std::uint8_t {
   kStopped,    // this coordinator must not act any more
 };
 [[nodiscard]] std::string_view fence_claim_state_name(FenceClaimState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable fence_claim_transitions();
 
 class FenceClaim {
@@ -36,7 +36,7 @@ class FenceClaim {
   [[nodiscard]] bool is_claimed() const noexcept { return state_ == FenceClaimState::kClaimed; }
   // Why this coordinator has stopped; std::nullopt if it has not.
   [[nodiscard]] const std::optional<Stopped>& stopped() const noexcept { return stopped_; }
-  // None if not known yet.
+  // The fleet's id; none if it is not known yet.
   [[nodiscard]] const control::FleetId& fleet() const noexcept { return fleet_; }
   // When the wait of this state ends; std::nullopt if it has no time limit.
   [[nodiscard]] const std::optional<TimePoint>& deadline() const noexcept { return deadline_; }

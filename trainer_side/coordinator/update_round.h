@@ -24,7 +24,7 @@ enum class RoundState : std::uint8_t {
   kFinished,
 };
 [[nodiscard]] std::string_view round_state_name(RoundState state) noexcept;
-// For the protocol documentation.
+// The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable round_transitions();
 
 // The next step of a round.

@@ -61,7 +61,7 @@ class BlockPool {
     friend bool operator==(const Key&, const Key&) = default;
   };
   struct KeyHash {
-    // Of the key's XXH3-128 digest.
+    // Low half of an XXH3-128 digest of the key.
     [[nodiscard]] std::size_t operator()(const Key& key) const noexcept;
   };
   using Known = std::unordered_map<Key, Found, KeyHash>;
