@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <thread>
 
-namespace wsync {
+namespace wsync::cli {
 namespace {
 
 using std::chrono::milliseconds;
@@ -71,4 +71,4 @@ TEST(ChildProcesses, WorkThatEndsAfterItsDeadlineLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace wsync
+}  // namespace wsync::cli
