@@ -35,7 +35,7 @@ control::Hello large_hello() {
   hello.host = "gpu-node-17.cluster";
   hello.pid = 4711;
   hello.boot_id = "0b4c1c7e-6d8e-4f0c-9f6e-2d1f6a1c9b55";
-  hello.data_address = "tcp://127.0.0.1:40917";
+  hello.transports = {{"memfd", ""}, {"tcp", "tcp://127.0.0.1:40917"}};
   hello.target = {.epoch = 3, .step = 1200};
   hello.staged = {{.epoch = 3, .step = 1199}, {.epoch = 3, .step = 1200}};
   for (unsigned i = 0; i < kHelloReplicas; ++i) hello.replicas.push_back(replica_report(i));
@@ -93,6 +93,7 @@ Result<std::vector<TypicalMessage>> typical_messages() {
       .fence = {.epoch = 3, .run_id = {17, 42}}, .round = 1201, .request = 7, .replica = {}};
   control::Stage stage;
   stage.version = {.epoch = 3, .step = 1201};
+  stage.transport = "memfd";
   stage.source = "/run/user/1000/wsync/host.sock";
   auto announce = WSYNC_TRY(large_announce());
   std::vector<TypicalMessage> messages;

@@ -24,7 +24,7 @@ control::Hello round_hello(const std::string& name) {
   hello.name = name;
   hello.host = name;
   hello.boot_id = "boot";
-  hello.data_address = "tcp://127.0.0.1:1";
+  hello.transports = {{"memfd", ""}, {"tcp", "tcp://127.0.0.1:1"}};
   hello.replicas = {{.replica = "r-" + name, .world_size = 1, .ranks_attached = 1}};
   return hello;
 }
@@ -38,13 +38,13 @@ CoordinatorEvent from_peer(const std::string& peer, const control::Envelope& env
 }  // namespace
 
 Result<RoundDriver> RoundDriver::create(unsigned sidecars) {
-  RoundDriver driver(coordinator::CoordinatorOptions{.run_id = {7, 7},
-                                                     .fleet_id = {.high = 1, .low = 1},
-                                                     .min_sidecars = sidecars,
-                                                     .min_replicas = sidecars,
-                                                     .boot_id = "boot",
-                                                     .host_socket = "/run/host.sock",
-                                                     .data_address = "tcp://127.0.0.1:1"});
+  RoundDriver driver(coordinator::CoordinatorOptions{
+      .run_id = {7, 7},
+      .fleet_id = {.high = 1, .low = 1},
+      .min_sidecars = sidecars,
+      .min_replicas = sidecars,
+      .transports = {{"memfd", "/run/host.sock"}, {"tcp", "tcp://127.0.0.1:1"}},
+      .boot_id = "boot"});
   for (unsigned i = 0; i < sidecars; ++i) driver.names_.push_back(fmt::format("host{:04}", i));
   std::shuffle(driver.names_.begin(), driver.names_.end(), std::mt19937(kOrderSeed));
   std::vector<CoordinatorEvent> hellos;

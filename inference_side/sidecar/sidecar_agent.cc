@@ -102,7 +102,7 @@ Result<> SidecarAgent::open() {
   };
   receiver.forget = [this](const Version& version) { hub_->remove_version(version); };
   receiver_ = WSYNC_TRY(VersionReceiver::create(loop_, std::move(receiver)));
-  options_.data_address = receiver_->data_address();
+  options_.transports = receiver_->transports();
   sidecar_.emplace(options_, record_);
   auto hub = EngineHub::create(
       loop_,
@@ -247,7 +247,7 @@ void SidecarAgent::execute(const staging::Persist& command) {
 }
 
 void SidecarAgent::execute(const staging::Welcomed& command) {
-  receiver_->connect_host(command.welcome.host_socket);
+  receiver_->watch(command.welcome.transports);
 }
 
 // Post the answer, because it must not arrive inside the step that asked for it.

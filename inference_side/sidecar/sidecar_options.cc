@@ -12,8 +12,7 @@ staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
   options.name = config.name;
   options.host = host_name();
   options.pid = static_cast<std::uint32_t>(::getpid());
-  // An empty boot id tells the coordinator that this sidecar does not map memory of its host.
-  if (config.transport != TransportPolicy::kTcp) options.boot_id = boot_id();
+  options.boot_id = boot_id();
   options.pid_namespace = pid_namespace();
   options.versions_held = config.versions_held;
   options.pause = config.deadlines.pause;

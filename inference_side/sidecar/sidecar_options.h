@@ -6,7 +6,7 @@
 
 namespace wsync::agent {
 
-// data_address is left empty, because it is known only when the relay listens.
+// `transports` is left empty, because its addresses are known only when the relays listen.
 [[nodiscard]] staging::SidecarOptions sidecar_options(const config::SidecarConfig& config);
 
 }  // namespace wsync::agent

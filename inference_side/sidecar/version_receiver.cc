@@ -6,6 +6,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/sidecar_config.h"
+#include "shared/transport/make_transport.h"
 
 namespace wsync::agent {
 
@@ -33,42 +34,60 @@ Result<> VersionReceiver::open() {
   store.name = "wsync-" + config.name;
   store.memory_bytes = config.host_memory;
   store_ = std::make_unique<staging::Store>(store, post);
-  bulk_thread_ = WSYNC_TRY(transport::tcp::UvThread::start());
-  if (config.transport != TransportPolicy::kMemfd) {
-    auto relay = transport::tcp::TcpSource::listen(*bulk_thread_, {.listen = config.data_address});
-    if (!relay) return fail(relay.error().with_context("data_address"));
-    relay_ = std::move(*relay);
-    tcp_sink_ = std::make_unique<transport::tcp::TcpSink>(*bulk_thread_, post);
+  auto transports = WSYNC_TRY(transport::make_transports(
+      config.transport, post,
+      {.run_dir = config.run_dir, .name = config.name, .data_address = config.data_address}));
+  for (auto& transport : transports) {
+    Link link;
+    link.sink = WSYNC_TRY(transport->make_sink({.on_source_lost = [this](const Error& why) {
+      log_info("the trainer has closed its connection: {}", why.message());
+      options_.step(staging::CoordinatorLost{});
+    }}));
+    if (!transport->traits().maps_source) link.relay = WSYNC_TRY(transport->listen());
+    link.transport = std::move(transport);
+    links_.push_back(std::move(link));
   }
-  memfd_sink_ = WSYNC_TRY(transport::memfd::MemfdSink::create(
-      post, {.on_lost = [this](const Error& why) {
-        log_info("the trainer's host socket has hung up: {}", why.message());
-        options_.step(staging::CoordinatorLost{});
-      }}));
   return {};
 }
 
 void VersionReceiver::stop() {
-  if (memfd_sink_) memfd_sink_->cancel();
-  if (tcp_sink_) tcp_sink_->cancel();
+  for (const Link& link : links_) link.sink->cancel();
 }
 
-std::string VersionReceiver::data_address() const {
-  return relay_ ? relay_->address() : std::string();
+std::vector<control::TransportAddress> VersionReceiver::transports() const {
+  std::vector<control::TransportAddress> transports;
+  for (const Link& link : links_)
+    transports.push_back({.kind = std::string(link.transport->traits().kind),
+                          .address = link.relay ? link.relay->address() : std::string()});
+  return transports;
+}
+
+Result<const VersionReceiver::Link*> VersionReceiver::link_of(const std::string& kind) const {
+  for (const Link& link : links_)
+    if (link.transport->traits().kind == kind) return &link;
+  return fail(ErrorCode::kRefused,
+              fmt::format("the coordinator names the transport '{}', but this sidecar receives by "
+                          "{} only; check the key `transport` of its configuration",
+                          kind,
+                          options_.config->transport.empty() ? transport::transport_kind_names()
+                                                             : options_.config->transport));
 }
 
 std::uint64_t VersionReceiver::staged_bytes() const {
   return arriving_ ? store_->verified_bytes() : 0;
 }
 
-void VersionReceiver::connect_host(const std::string& socket) {
-  if (options_.config->transport == TransportPolicy::kTcp || socket.empty()) return;
-  // Another fence means another coordinator. The process at the other end of the old link may only
-  // be suspended, so the link does not end by itself and must be closed here.
-  if (std::exchange(host_link_fence_, options_.fence()) != options_.fence())
-    memfd_sink_->disconnect();
-  if (const auto connected = memfd_sink_->connect(socket); !connected)
-    log_debug("no host link to the trainer: {}", connected.error().message());
+void VersionReceiver::watch(const std::vector<control::TransportAddress>& sources) {
+  // Another fence means another coordinator. The process at the other end of the old connection may
+  // only be suspended, so the connection does not end by itself and must be closed here.
+  const bool is_another = std::exchange(watched_fence_, options_.fence()) != options_.fence();
+  for (const Link& link : links_) {
+    if (is_another) link.sink->unwatch();
+    const auto* source = control::find_transport(sources, link.transport->traits().kind);
+    if (source == nullptr) continue;
+    if (const auto watched = link.sink->watch(source->address); !watched)
+      log_debug("no connection to the trainer by {}: {}", source->kind, watched.error().message());
+  }
 }
 
 // ---- arrival of a version ----
@@ -95,31 +114,32 @@ Result<> VersionReceiver::begin(const staging::StartStaging& command) {
   // All bytes are already here; only the engines' answers are missing.
   if (same && arriving_->held && arriving_->held->digests().root == announce.content_digest)
     return {};
-  const bool tcp = command.stage.transport == control::TransportKind::kTcp;
-  if (tcp && !tcp_sink_)
-    return fail(ErrorCode::kRefused, "this sidecar takes weights by memfd only (transport: memfd)");
-  if (!command.resume || !same || arriving_->held || arriving_->own != tcp)
-    WSYNC_TRY(begin_job(command, tcp));
+  const Link* link = WSYNC_TRY(link_of(command.stage.transport));
+  const bool own = !link->transport->traits().maps_source;
+  if (!command.resume || !same || arriving_->held || arriving_->own != own)
+    WSYNC_TRY(begin_job(command, own));
   arriving_->attempt = command.attempt;
   if (!arriving_->waiting) return receive(command);
   arriving_->waiting = command;  // continue from this source when the memory is available
   return {};
 }
 
-Result<> VersionReceiver::begin_job(const staging::StartStaging& command, bool tcp) {
+Result<> VersionReceiver::begin_job(const staging::StartStaging& command, bool own) {
   const control::Announce& announce = command.announce;
-  if (arriving_) withdraw_relay(arriving_->version, "the version comes another way now");
+  if (arriving_)
+    withdraw_relay(arriving_->version,
+                   "this sidecar now receives the version by another transport");
   drop_arriving();
   const std::size_t buckets = options_.layouts->at(announce.layout_digest).plan->bucket_count();
   arriving_.emplace(Arriving{.attempt = command.attempt,
                              .version = announce.version,
                              .begin = now(),
                              .have = std::vector<bool>(buckets, false),
-                             .own = tcp});
+                             .own = own});
   const auto on_done = [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
     if (arriving_) staged(arriving_->attempt, std::move(held));
   };
-  if (!tcp) return store_->begin(make_job(announce), on_done);
+  if (!own) return store_->begin(make_job(announce), on_done);
   WSYNC_TRY(store_->begin_own(
       make_job(announce),
       [this](Result<staging::Destination> memory) { memory_ready(std::move(memory)); }, on_done));
@@ -173,12 +193,18 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   callbacks.on_failure = [this, attempt = command.attempt](transport::StreamFailure failure) {
     failed(attempt, failure.error);
   };
-  return arriving_->own ? receive_buckets(command, std::move(wanted), std::move(callbacks))
-                        : receive_mapped(std::move(wanted), std::move(callbacks));
+  if (arriving_->own)
+    expect_buckets(command, wanted, callbacks);
+  else
+    expect_mapped(wanted, callbacks);
+  // Of an earlier attempt, which may have used another kind.
+  stop();
+  const Link* link = WSYNC_TRY(link_of(command.stage.transport));
+  return link->sink->receive(std::move(wanted), std::move(callbacks));
 }
 
-Result<> VersionReceiver::receive_mapped(transport::FetchRequest wanted,
-                                         transport::SinkCallbacks callbacks) {
+void VersionReceiver::expect_mapped(transport::FetchRequest& wanted,
+                                    transport::SinkCallbacks& callbacks) {
   callbacks.on_bucket = [](std::uint64_t, const Digest&) {};
   callbacks.on_done = [this, version = arriving_->version, begin = now(),
                        bytes = wanted.data_bytes](std::optional<ArenaView>&& view) {
@@ -187,13 +213,11 @@ Result<> VersionReceiver::receive_mapped(transport::FetchRequest wanted,
         begin, now());
     store_->view_arrived(std::move(*view));
   };
-  memfd_sink_->cancel();
-  return memfd_sink_->receive(std::move(wanted), std::move(callbacks));
 }
 
-Result<> VersionReceiver::receive_buckets(const staging::StartStaging& command,
-                                          transport::FetchRequest wanted,
-                                          transport::SinkCallbacks callbacks) {
+void VersionReceiver::expect_buckets(const staging::StartStaging& command,
+                                     transport::FetchRequest& wanted,
+                                     transport::SinkCallbacks& callbacks) {
   wanted.have = arriving_->have;
   wanted.into = arriving_->destination.data;
   wanted.hold = arriving_->destination.hold;
@@ -212,11 +236,10 @@ Result<> VersionReceiver::receive_buckets(const staging::StartStaging& command,
                               .bytes = plan->bucket_size(bucket)},
                              std::exchange(arriving_->last_received, at), at);
     store_->bucket_arrived(bucket);
-    relay_->bucket_ready(version, bucket, digest);
+    for (const Link& link : links_)
+      if (link.relay) link.relay->bucket_ready(version, bucket, digest);
   };
   callbacks.on_done = [this](const std::optional<ArenaView>&) { store_->all_arrived(); };
-  tcp_sink_->cancel();
-  return tcp_sink_->receive(std::move(wanted), std::move(callbacks));
 }
 
 // ---- end of the arrival ----
@@ -255,7 +278,7 @@ void VersionReceiver::failed(std::uint64_t attempt, const Error& error) {
 }
 
 void VersionReceiver::cancel(const staging::CancelStaging& command) {
-  withdraw_relay(command.version, "the version was given up");
+  withdraw_relay(command.version, "the staging was cancelled");
   drop_arriving();
 }
 
@@ -274,7 +297,7 @@ void VersionReceiver::drop_arriving() {
 // ---- held versions ----
 
 void VersionReceiver::release(const staging::ReleaseVersion& command) {
-  withdraw_relay(command.version, "the version was let go");
+  withdraw_relay(command.version, "this sidecar has released the version");
   options_.forget(command.version);
   store_->release(command.version);
 }
@@ -284,10 +307,10 @@ void VersionReceiver::check_copy(const staging::CheckCopy& command) {
       command.version, [this, check = command.check, version = command.version](Result<> verdict) {
         if (!verdict) options_.metrics->failed(verdict.error().code());
         if (verdict)
-          log_info("the copy of {} is good: it is not why engines cannot load it",
+          log_info("the copy of {} is intact, so the cause of the failed load lies elsewhere",
                    version.to_string());
         else
-          log_error("the copy of {} has changed since it was staged and is let go: {}",
+          log_error("the copy of {} has changed since it was staged and is released: {}",
                     version.to_string(), verdict.error().message());
         options_.step(staging::CopyChecked{.check = check, .intact = verdict.has_value()});
       });
@@ -312,11 +335,13 @@ void VersionReceiver::offer_relay(const staging::StartStaging& command) const {
                          .share = {}};
   for (std::size_t i = 0; i < plan.bucket_count(); ++i)
     offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
-  relay_->offer(std::move(offer));
+  for (const Link& link : links_)
+    if (link.relay) link.relay->offer(offer);
 }
 
-void VersionReceiver::withdraw_relay(const Version& version, const std::string& why) {
-  if (relay_) relay_->withdraw(version, why);
+void VersionReceiver::withdraw_relay(const Version& version, const std::string& why) const {
+  for (const Link& link : links_)
+    if (link.relay) link.relay->withdraw(version, why);
 }
 
 }  // namespace wsync::agent

@@ -1,7 +1,7 @@
-// VersionReceiver: stages versions on this host and releases them. It receives buckets over TCP
-// into an arena of the store, or maps the arena of a trainer on this host. The store verifies every
-// byte. Then the engines are prepared for the version, and the state machine is notified that it is
-// staged. Versions that arrived over TCP are offered to other sidecars (relay).
+// VersionReceiver: stages versions on this host and releases them. Depending on the kind of
+// transport it receives buckets into an arena of the store, or maps the arena of a trainer on this
+// host. The store verifies every byte. Then the engines are prepared for the version, and the state
+// machine is notified that it is staged. Received copies are offered to other sidecars (relay).
 //
 // At most one version arrives at a time.
 //
@@ -23,9 +23,7 @@
 #include "inference_side/staging/store.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/loop/loop.h"
-#include "shared/transport/memfd/memfd_sink.h"
-#include "shared/transport/tcp/tcp_sink.h"
-#include "shared/transport/tcp/tcp_source.h"
+#include "shared/transport/transport.h"
 
 namespace wsync::agent {
 
@@ -46,10 +44,12 @@ struct VersionReceiverOptions {
   std::function<void(const Version&)> forget;
 };
 
-// This class has more than 25 methods: each transport and each end of a transfer has its own.
+// This class has more than 25 methods: copied and mapped versions, and each end of a transfer, have
+// their own.
 class VersionReceiver {
  public:
-  // Opens the transports that the configuration allows. Errors as TcpSource::listen.
+  // Opens the transports that the configuration permits. Errors as make_transports() and
+  // Transport::listen().
   [[nodiscard]] static Result<std::unique_ptr<VersionReceiver>> create(
       Loop& loop, VersionReceiverOptions options);
   ~VersionReceiver();
@@ -58,11 +58,12 @@ class VersionReceiver {
 
   [[nodiscard]] staging::Store& store() noexcept { return *store_; }
   [[nodiscard]] const staging::Store& store() const noexcept { return *store_; }
-  // Address at which other sidecars fetch versions from this one; empty without TCP.
-  [[nodiscard]] std::string data_address() const;
+  // The kinds by which it receives versions, the preferred one first, and the addresses of its
+  // relays, at which other sidecars fetch these versions.
+  [[nodiscard]] std::vector<control::TransportAddress> transports() const;
   // Verified bytes of the arriving version; 0 if there is none.
   [[nodiscard]] std::uint64_t staged_bytes() const;
-  // Bytes received over TCP since the start.
+  // Bytes received as copies since the start.
   [[nodiscard]] std::uint64_t received_bytes() const noexcept { return received_bytes_; }
 
   // Commands of the state machine. StartStaging is answered by StagingDone or StagingFailed,
@@ -71,8 +72,9 @@ class VersionReceiver {
   void cancel(const staging::CancelStaging& command);
   void release(const staging::ReleaseVersion& command);
   void check_copy(const staging::CheckCopy& command);
-  // Connects to a coordinator on this host, whose arenas may be mapped through this socket.
-  void connect_host(const std::string& socket);
+  // Connects to the trainer by those kinds that keep a connection, so that its end is noticed.
+  // `sources`: where the trainer serves versions.
+  void watch(const std::vector<control::TransportAddress>& sources);
   // Stops the transports. No bucket arrives afterwards. Call it before the engines' side is
   // destroyed.
   void stop();
@@ -86,28 +88,35 @@ class VersionReceiver {
     TimePoint last_received{};  // time of the last bucket
     std::vector<bool> have;
     staging::Destination destination;              // own arena only
-    bool own = false;                              // it comes over TCP into an arena of the store
+    bool own = false;                              // it comes as a copy into an arena of the store
     std::optional<staging::StartStaging> waiting;  // waits for memory
     // Set when the version is verified, while the engines are prepared for it.
     std::shared_ptr<const staging::HeldVersion> held;
   };
+  // One kind of transport.
+  struct Link {
+    std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<transport::BucketSource> relay;  // null: a kind that maps its source
+    std::unique_ptr<transport::BucketSink> sink;
+  };
   VersionReceiver(Loop& loop, VersionReceiverOptions options);
   [[nodiscard]] Result<> open();
+  // kRefused if the configuration does not permit the kind.
+  [[nodiscard]] Result<const Link*> link_of(const std::string& kind) const;
   [[nodiscard]] Result<> begin(const staging::StartStaging& command);
-  [[nodiscard]] Result<> begin_job(const staging::StartStaging& command, bool tcp);
+  [[nodiscard]] Result<> begin_job(const staging::StartStaging& command, bool own);
   [[nodiscard]] staging::StagingJob make_job(const control::Announce& announce);
   void memory_ready(Result<staging::Destination> memory);
   [[nodiscard]] Result<> receive(const staging::StartStaging& command);
-  [[nodiscard]] Result<> receive_mapped(transport::FetchRequest wanted,
-                                        transport::SinkCallbacks callbacks);
-  [[nodiscard]] Result<> receive_buckets(const staging::StartStaging& command,
-                                         transport::FetchRequest wanted,
-                                         transport::SinkCallbacks callbacks);
+  // Both complete the request and its callbacks.
+  void expect_mapped(transport::FetchRequest& wanted, transport::SinkCallbacks& callbacks);
+  void expect_buckets(const staging::StartStaging& command, transport::FetchRequest& wanted,
+                      transport::SinkCallbacks& callbacks);
   void staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);
   void failed(std::uint64_t attempt, const Error& error);
   void drop_arriving();
   void offer_relay(const staging::StartStaging& command) const;
-  void withdraw_relay(const Version& version, const std::string& why);
+  void withdraw_relay(const Version& version, const std::string& why) const;
   [[nodiscard]] transport::StreamKey key_of(const control::Announce& announce) const;
 
   Loop& loop_;
@@ -115,11 +124,8 @@ class VersionReceiver {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::uint64_t received_bytes_ = 0;
   std::optional<Arriving> arriving_;
-  control::Fence host_link_fence_;  // fence under which the trainer's host socket was connected
-  std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
-  std::unique_ptr<transport::tcp::TcpSource> relay_;  // null: no TCP
-  std::unique_ptr<transport::memfd::MemfdSink> memfd_sink_;
-  std::unique_ptr<transport::tcp::TcpSink> tcp_sink_;  // null: no TCP
+  control::Fence watched_fence_;           // fence under which the trainer's sources were connected
+  std::vector<Link> links_;                // the preferred kind first
   std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write
 };
 

@@ -98,7 +98,8 @@ void ReceiveRound::accept() { move(ReceiveState::kAccepted); }
 
 bool ReceiveRound::assign(std::uint64_t request, const control::Stage& stage) {
   request_ = request;
-  const bool comes = state_ == ReceiveState::kStaging && stage_.source == stage.source;
+  const bool comes = state_ == ReceiveState::kStaging && stage_.transport == stage.transport &&
+                     stage_.source == stage.source;
   const bool begins = state_ == ReceiveState::kAccepted || state_ == ReceiveState::kStalled ||
                       (state_ == ReceiveState::kStaging && !comes);
   if (state_ != ReceiveState::kStaged) stage_ = stage;

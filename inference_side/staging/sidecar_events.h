@@ -23,7 +23,7 @@ struct SidecarOptions {
   std::uint32_t pid = 0;
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
-  std::string data_address;                                // of its relay; empty = no relay
+  std::vector<control::TransportAddress> transports;       // sent in Hello
   std::uint64_t versions_held = config::kVersionsHeldMin;  // at least 2
   // Deadlines of a switch without deadlines from the coordinator, and of catching up after a
   // restart.

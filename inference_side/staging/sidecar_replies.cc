@@ -65,7 +65,7 @@ control::Hello hello_of(const SidecarOptions& options, const SidecarRecord& reco
           .host = options.host,
           .pid = options.pid,
           .boot_id = options.boot_id,
-          .data_address = options.data_address,
+          .transports = options.transports,
           .decision = record.decision,
           .target = record.target,
           .withdrawn = record.withdrawn,

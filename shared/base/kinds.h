@@ -18,13 +18,6 @@ enum class Collective : std::uint8_t { kAuto, kNccl, kLocal };
 // Number of stages of the weight pipeline during a load. kAuto measures both.
 enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
 
-// How weights reach a sidecar.
-enum class TransportPolicy : std::uint8_t {
-  kAuto,  // memfd to a sidecar of this host; TCP to others, and after a failed hand-over
-  kMemfd,
-  kTcp,
-};
-
 // What happens to running requests at a switch: they are aborted, awaited or kept.
 enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
 

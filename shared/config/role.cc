@@ -11,6 +11,7 @@
 #include "shared/base/unique_fd.h"
 #include "shared/config/address.h"
 #include "shared/config/limits.h"
+#include "shared/transport/make_transport.h"
 
 namespace wsync::config {
 namespace {
@@ -75,11 +76,11 @@ void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
       {{"abort", PauseMode::kAbort}, {"wait", PauseMode::kWait}, {"keep", PauseMode::kKeep}});
 }
 
-void bind_transport(Binder& binder, TransportPolicy& transport, std::string& data_address) {
-  binder.choice("transport", transport,
-                {{"auto", TransportPolicy::kAuto},
-                 {"memfd", TransportPolicy::kMemfd},
-                 {"tcp", TransportPolicy::kTcp}});
+void bind_transport(Binder& binder, std::string& transport, std::string& data_address) {
+  text_or_auto(binder, "transport", transport);
+  if (!transport.empty() && transport::find_transport_kind(transport) == nullptr)
+    binder.refuse("transport", fmt::format("expected one of {}, {}, found '{}'", kAutoText,
+                                           transport::transport_kind_names(), transport));
   bind_address(binder, "data_address", data_address, check_data_address);
 }
 

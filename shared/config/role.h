@@ -43,8 +43,9 @@ void bind_address(Binder& binder, std::string_view key, std::string& out,
 void bind_directory(Binder& binder, std::string_view key, std::string& out,
                     const std::string& otherwise, std::size_t max_bytes);
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out);
-// Binds the keys transport and data_address.
-void bind_transport(Binder& binder, TransportPolicy& transport, std::string& data_address);
+// Binds the keys transport and data_address. `transport`: a kind of shared/transport; "auto" yields
+// an empty text.
+void bind_transport(Binder& binder, std::string& transport, std::string& data_address);
 // Binds the key http.address. "none" yields an empty address; "auto" yields the socket `name`.http
 // in `run_dir`.
 void bind_http(Binder& binder, std::string& out, const std::string& run_dir,

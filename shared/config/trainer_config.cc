@@ -13,6 +13,7 @@
 #include "shared/config/directories.h"
 #include "shared/config/limits.h"
 #include "shared/config/role.h"
+#include "shared/transport/traits.h"
 
 namespace wsync::config {
 namespace {
@@ -67,11 +68,12 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
                                               limits::kLeafBytes, c.bucket_bytes));
   binder.count("arenas", c.arenas, {kArenasMin, kArenasMax});
   bind_transport(binder, c.transport, c.data_address);
-  if (c.transport != TransportPolicy::kTcp && c.arenas < kArenasOfSharingHostMin)
+  const transport::TransportTraits* kind = transport::find_transport_kind(c.transport);
+  if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)
     binder.refuse("arenas",
                   fmt::format("expected {} or more, found {}: sidecars of this host map the target "
                               "and the version before it while the next one is made (fewer need "
-                              "transport: tcp)",
+                              "a transport that copies, such as transport: tcp)",
                               kArenasOfSharingHostMin, c.arenas));
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
   bind_heartbeat(binder, c.heartbeat);

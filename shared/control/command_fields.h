@@ -137,7 +137,7 @@ void fields(V& v, M& m) {
   v.label("host", m.host, limits::kPeerNameBytes);
   v.number("pid", m.pid);
   v.flag("connected", m.connected);
-  v.choice("transport", m.transport, TransportKind::kTcp);
+  v.label("transport", m.transport, limits::kTransportKindBytes);
   v.version("target", m.target);
   v.list("staged", m.staged, limits::kStagedCount);
   v.list("replicas", m.replicas, limits::kReplicaCount);

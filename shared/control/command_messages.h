@@ -114,7 +114,7 @@ struct SidecarReport {
   std::string host;
   std::uint32_t pid = 0;
   bool connected = false;
-  TransportKind transport = TransportKind::kMemfd;
+  std::string transport;  // kind by which versions come to it; empty: none is in common
   Version target;
   std::vector<Version> staged;
   std::vector<ReplicaReport> replicas;

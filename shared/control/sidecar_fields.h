@@ -9,13 +9,20 @@
 namespace wsync::control {
 
 template <class V, class M>
+  requires Is<M, TransportAddress>
+void fields(V& v, M& m) {
+  v.label("kind", m.kind, limits::kTransportKindBytes);
+  v.label("address", m.address, limits::kAddressBytes);
+}
+
+template <class V, class M>
   requires Is<M, Hello>
 void fields(V& v, M& m) {
   v.label("name", m.name, limits::kPeerNameBytes);
   v.label("host", m.host, limits::kPeerNameBytes);
   v.number("pid", m.pid);
   v.label("boot_id", m.boot_id, limits::kPeerNameBytes);
-  v.label("data_address", m.data_address, limits::kAddressBytes);
+  v.list("transports", m.transports, limits::kTransportCount);
   v.part("decision", m.decision);
   v.version("target", m.target);
   v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
@@ -30,8 +37,7 @@ void fields(V& v, M& m) {
 template <class V, class M>
   requires Is<M, Welcome>
 void fields(V& v, M& m) {
-  v.label("host_socket", m.host_socket, limits::kAddressBytes);
-  v.label("data_address", m.data_address, limits::kAddressBytes);
+  v.list("transports", m.transports, limits::kTransportCount);
 }
 
 template <class V, class M>
@@ -64,9 +70,8 @@ template <class V, class M>
   requires Is<M, Stage>
 void fields(V& v, M& m) {
   v.version("version", m.version);
-  v.choice("transport", m.transport, TransportKind::kTcp);
+  v.label("transport", m.transport, limits::kTransportKindBytes);
   v.label("source", m.source, limits::kAddressBytes);
-  v.number("first_bucket", m.first_bucket);
 }
 
 template <class V, class M>

@@ -1,8 +1,10 @@
 // Messages between the coordinator and its sidecars (messages.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shared/base/bytes.h"
@@ -11,6 +13,19 @@
 #include "shared/control/envelope.h"
 
 namespace wsync::control {
+
+// A kind of transport, and where the sender serves versions by it.
+struct TransportAddress {
+  std::string kind;     // as in shared/transport/traits.h; a receiver ignores a kind that it lacks
+  std::string address;  // empty: the sender fetches by this kind but serves nobody
+  friend bool operator==(const TransportAddress&, const TransportAddress&) = default;
+};
+// Returns null if the list does not have this kind.
+[[nodiscard]] inline const TransportAddress* find_transport(
+    const std::vector<TransportAddress>& transports, std::string_view kind) {
+  const auto found = std::ranges::find(transports, kind, &TransportAddress::kind);
+  return found == transports.end() ? nullptr : &*found;
+}
 
 // First message of a sidecar on every connection. The sidecar repeats it until a Welcome arrives,
 // and sends it again after each Welcome that requests it.
@@ -21,9 +36,10 @@ struct Hello {
   std::uint32_t pid = 0;
   std::string
       boot_id;  // kernel boot id; equal ids only mean that a same-host hand-over is worth trying
-  std::string data_address;  // tcp://host:port of its relay; empty = no relay
-  Decision decision;         // newest stored decision
-  Version target;            // target of that decision
+  // Kinds by which it fetches versions, preferred first, with the addresses of its relays.
+  std::vector<TransportAddress> transports;
+  Decision decision;  // newest stored decision
+  Version target;     // target of that decision
   std::vector<Version> withdrawn;
   std::vector<Version> staged;  // complete and verified copies it holds
   std::vector<ReplicaReport> replicas;
@@ -40,8 +56,8 @@ struct Hello {
 // if the Welcome answers no Hello (request 0).
 struct Welcome {
   static constexpr MessageType kType = MessageType::kWelcome;
-  std::string host_socket;   // path of the Unix socket that hands over descriptors
-  std::string data_address;  // tcp://host:port that serves buckets; empty = no data server
+  std::vector<TransportAddress>
+      transports;  // by which the trainer serves versions, preferred first
 };
 
 // Offers a version. The layout is included if the receiver does not know its digest.
@@ -66,14 +82,11 @@ struct Refuse {
   std::vector<Problem> problems;
 };
 
-enum class TransportKind : std::uint8_t { kMemfd, kTcp };
-
 struct Stage {
   static constexpr MessageType kType = MessageType::kStage;
   Version version;
-  TransportKind transport = TransportKind::kMemfd;
-  std::string source;  // memfd: the host socket; tcp: data address of the predecessor in the chain
-  std::uint64_t first_bucket = 0;  // tcp: first bucket requested after a reattachment
+  std::string transport;  // kind
+  std::string source;     // address of the trainer or of the predecessor in the chain
 };
 struct Staged {
   static constexpr MessageType kType = MessageType::kStaged;

@@ -1,7 +1,6 @@
 // Transfers the buckets of a version between processes. A BucketSource offers versions. A
-// BucketSink fetches one version and reports its progress. Backends: memfd/ (same host: the arena
-// itself is handed over, nothing is copied) and tcp/ (several streams, received directly into the
-// caller's arena). A tcp source may offer a version that is still arriving, which allows relay
+// BucketSink fetches one version and reports its progress. Each kind of transport (traits.h) has
+// its own. A source of copies may offer a version that is still arriving, which allows relay
 // chains.
 //
 // Thread: the owner's loop thread calls every method. Every callback runs on that thread, through
@@ -62,7 +61,7 @@ struct Offer {
   bool complete = true;  // false: bucket_ready() reports the buckets one by one
   // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent.
   std::shared_ptr<const void> hold;
-  // memfd: returns a new read-only descriptor of the arena. tcp does not use it.
+  // Returns a new read-only descriptor of the arena. Only kinds that map the source use it.
   std::function<Result<UniqueFd>()> share;
 };
 
@@ -94,12 +93,12 @@ class BucketSource {
 struct FetchRequest {
   std::string source;  // BucketSource::address() of the peer
   StreamKey key;
-  Digest content;                     // memfd: expected in the arena's header; zero: any
+  Digest content;                     // expected in the header of a mapped arena; zero: any
   std::uint64_t data_bytes = 0;       // size of the arena's data
   std::vector<BucketWindow> buckets;  // all buckets of the version
   std::vector<bool> have;             // empty: none; true: already present and verified
-  // tcp: data of the staging arena, data_bytes long. It is written to until done, failure or
-  // cancel().
+  // Data of the staging arena, data_bytes long. It is written to until done, failure or cancel().
+  // Empty for a kind that maps the source.
   std::span<std::byte> into;
   std::shared_ptr<const void> hold;  // keeps `into` alive
   // The source is lost if it is silent for longer than this.
@@ -112,10 +111,11 @@ struct StreamFailure {
 };
 
 struct SinkCallbacks {
-  // The bucket has arrived and its digest was checked. memfd: the mapped arena guarantees this, and
-  // the digest is zero.
+  // The bucket has arrived and its digest was checked. A mapped arena guarantees this, and its
+  // digests are zero.
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
-  // All buckets have arrived. memfd: `view` is the mapped arena, with its read lease held.
+  // All buckets have arrived. `view`: the mapped arena, with its read lease held; std::nullopt if
+  // the bytes are in FetchRequest::into.
   std::function<void(std::optional<ArenaView> view)> on_done;
   // The transfer ended without success. Buckets that were reported before remain valid.
   std::function<void(StreamFailure failure)> on_failure;
@@ -129,6 +129,13 @@ class BucketSink {
   [[nodiscard]] virtual Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) = 0;
   // Ends the transfer without a callback. After it returns, nothing writes to FetchRequest::into.
   virtual void cancel() = 0;
+  // Connects to a source and keeps the connection. Its end is reported by
+  // SinkOptions::on_source_lost (transport.h). A connection to another source is closed. A kind
+  // that keeps no connection between transfers does nothing. kPeerLost if no process serves the
+  // address.
+  [[nodiscard]] virtual Result<> watch(const std::string& /*source*/) { return {}; }
+  // Ends that connection and an active transfer, without a callback.
+  virtual void unwatch() {}
 };
 
 }  // namespace wsync::transport

@@ -61,8 +61,7 @@ class CoordinatorRun {
     options.new_fleet_id = kFleets[1];
     options.take_over = (choice & 1U) != 0;
     options.boot_id = "a";
-    options.host_socket = "host";
-    options.data_address = "tcp://h:1";
+    options.transports = {{"memfd", "host"}, {"tcp", "tcp://h:1"}};
     options.commit.rule = static_cast<CommitRule>((choice >> 1U) % 3);
     options.commit.quorum = 1;
     options.min_replicas = (choice >> 3U) % 2;
@@ -162,7 +161,8 @@ class CoordinatorRun {
     if (!peer.hello.name.empty()) return peer;
     peer.hello.name = address == "p0" || address == "p3" ? "a" : address == "p1" ? "b" : "c";
     peer.hello.boot_id = address == "p2" ? "b" : "a";
-    peer.hello.data_address = address == "p1" ? "" : "tcp://" + address + ":1";
+    peer.hello.transports = {{"memfd", ""}};
+    if (address != "p1") peer.hello.transports.push_back({"tcp", "tcp://" + address + ":1"});
     peer.hello.replicas = {{.replica = "r" + address,
                             .ranks_attached = 1,
                             .state = control::ReplicaState::kServing,

@@ -233,8 +233,11 @@ class SidecarRun {
         return message(envelope, announce);
       }
       case 2:
-        return message(envelope, control::Stage{.version = announced_,
-                                                .source = in_.one_in(2) ? "tcp://h:1" : "host"});
+        return message(
+            envelope,
+            in_.one_in(2)
+                ? control::Stage{.version = announced_, .transport = "tcp", .source = "tcp://h:1"}
+                : control::Stage{.version = announced_, .transport = "memfd", .source = "host"});
       case 3:
       case 4: {
         if (!in_.one_in(4)) ++number_;

@@ -22,7 +22,8 @@ coordinator::CoordinatorOptions coordinator_options(
   options.gather_recorded = milliseconds(400);
   options.min_sidecars = 2;
   options.boot_id = "host-0";
-  options.host_socket = options.data_address = fmt::format("c{}#{}", c, life);
+  const std::string address = fmt::format("c{}#{}", c, life);
+  options.transports = {{"memfd", address}, {"tcp", address}};
   options.gather = milliseconds(100);
   options.hello = milliseconds(300);
   options.announce = milliseconds(300);
@@ -38,7 +39,7 @@ staging::SidecarOptions sidecar_options(std::size_t s, std::uint64_t life) {
   options.name = fmt::format("s{}", s);
   options.pid = static_cast<std::uint32_t>(life);
   options.boot_id = s == 0 ? "host-0" : fmt::format("host-{}", s);
-  options.data_address = fmt::format("s{}", s);
+  options.transports = {{"memfd", ""}, {"tcp", fmt::format("s{}", s)}};
   options.versions_held = s == 0 ? 3 : 2;
   options.hello_retry = milliseconds(300);
   options.replica.rank_return = milliseconds(300);

@@ -42,7 +42,7 @@ MAY_INCLUDE = {
     "shared/observe/status": ("shared/base", "shared/control", "shared/observe/trace", "shared/weights"),
     "shared/weights/example": ("shared/base", "shared/config", "shared/weights"),
     "shared/command": ("shared/base", "shared/config", "shared/control", "shared/observe", "shared/weights"),
-    "shared/config": ("shared/base",),
+    "shared/config": ("shared/base", "shared/transport"),
     "shared/moe": ("shared/base",),
     "trainer_side": ("shared",),
     "inference_side": ("shared",),

@@ -10,6 +10,7 @@
 #include "shared/base/planted.h"
 #include "shared/control/codec.h"
 #include "trainer_side/coordinator/decision_obligations.h"
+#include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
 namespace {
@@ -335,7 +336,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   } else if (member.joined) {
     rounds_.handle_lost(context_, log_, member);
   }
-  if (is_new_process) member.handover_failure.clear();
+  if (is_new_process) member.failed_transports.clear();
   member.peer = member.last_peer = event.peer;
   member.has_left = false;
   member.report.connected = true;
@@ -346,7 +347,9 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.report.replicas = hello.replicas;
   member.boot_id = hello.boot_id;
   member.pid_namespace = hello.pid_namespace;
-  member.data_address = hello.data_address;
+  member.transports = hello.transports;
+  const auto chosen = choose_transport(context_.options, member);
+  member.report.transport = chosen ? chosen->kind : std::string();
   member.layout = hello.layout;
   member.fleet = event.envelope.fence.fleet;
   member.decision = hello.decision;

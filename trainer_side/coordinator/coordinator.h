@@ -56,6 +56,10 @@ class Coordinator {
   using Moved = MovedBytes;
 
   explicit Coordinator(CoordinatorOptions options);
+  // Sets CoordinatorOptions::transports, for callers that bind them later. Call it before step().
+  void serve_by(std::vector<control::TransportAddress> transports) {
+    context_.options.transports = std::move(transports);
+  }
 
   [[nodiscard]] std::vector<CoordinatorCommand> step(const CoordinatorEvent& event);
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "shared/base/kinds.h"
 #include "shared/base/liveness.h"
@@ -27,10 +28,11 @@ struct CoordinatorOptions {
   std::uint32_t min_sidecars = 1;
   std::uint32_t min_replicas = 1;  // complete replicas that must have staged
   CommitPolicy commit;
-  TransportPolicy transport = TransportPolicy::kAuto;
-  std::string boot_id;       // of this host
-  std::string host_socket;   // sent in Welcome
-  std::string data_address;  // sent in Welcome; empty: there is no TCP source
+  // By which this trainer serves versions, preferred first. Sent in Welcome.
+  std::vector<control::TransportAddress> transports;
+  // The configuration permits one kind only. Then it is used even if the hosts seem to differ.
+  bool one_transport = false;
+  std::string boot_id;  // of this host
   PauseMode pause_mode = PauseMode::kAbort;
   // Measured from the first Hello. A coordinator without a known fleet id always waits for this
   // time, because any sidecar that arrives in it may name one.

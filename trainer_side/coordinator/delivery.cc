@@ -1,11 +1,13 @@
 #include "trainer_side/coordinator/delivery.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/transport/traits.h"
 
 namespace wsync::coordinator {
 namespace {
@@ -17,7 +19,7 @@ constexpr std::array<Transition<DeliveryState>, 18> kDeliveryTransitions = {{
     {DeliveryState::kAnnounced, "the layout is unknown there, or a newer version is offered",
      DeliveryState::kAnnounced, "Announce"},
     {DeliveryState::kAccepted, "a newer version is offered", DeliveryState::kAnnounced, "Announce"},
-    {DeliveryState::kStaging, "the hand-over by memfd failed, or a newer version is offered",
+    {DeliveryState::kStaging, "its kind of transport has failed, or a newer version is offered",
      DeliveryState::kAnnounced, "Announce"},
     {DeliveryState::kStaged, "a newer version is offered", DeliveryState::kAnnounced, "Announce"},
     {DeliveryState::kFailed, "a newer version is offered", DeliveryState::kAnnounced, "Announce"},
@@ -29,7 +31,7 @@ constexpr std::array<Transition<DeliveryState>, 18> kDeliveryTransitions = {{
     {DeliveryState::kStaging, "Staged, with the expected digest", DeliveryState::kStaged, ""},
     {DeliveryState::kAnnounced, "Refuse, or the deadline passes", DeliveryState::kFailed,
      "leave or abort the round; try again later"},
-    {DeliveryState::kAccepted, "it has no source", DeliveryState::kFailed,
+    {DeliveryState::kAccepted, "no transport reaches it", DeliveryState::kFailed,
      "leave or abort the round; try again later"},
     {DeliveryState::kStaging, "Staged with a failure or other bytes, or the deadline passes",
      DeliveryState::kFailed, "leave or abort the round; try again later"},
@@ -70,15 +72,6 @@ TransitionTable delivery_transitions() {
                                  kDeliveryTransitions, delivery_state_name);
 }
 
-DeliverySource choose_source(const CoordinatorOptions& options, const std::string& boot_id,
-                             bool handover_failed, const std::string& chain_source) {
-  const bool same_host = !boot_id.empty() && boot_id == options.boot_id;
-  const bool memfd = options.transport == TransportPolicy::kMemfd ||
-                     (options.transport == TransportPolicy::kAuto && same_host && !handover_failed);
-  if (memfd) return {.transport = control::TransportKind::kMemfd, .address = options.host_socket};
-  return {.transport = control::TransportKind::kTcp, .address = chain_source};
-}
-
 void Delivery::move(DeliveryState to) {
   WSYNC_CHECK(allows<DeliveryState>(kDeliveryTransitions, state_, to),
               fmt::format("the delivery of {} cannot go from {} to {}", version_.to_string(),
@@ -97,13 +90,14 @@ bool Delivery::is_under_way() const noexcept {
 }
 
 bool Delivery::relays() const noexcept {
-  return (state_ == DeliveryState::kStaging || state_ == DeliveryState::kStaged) &&
-         source_.transport == control::TransportKind::kTcp;
+  if (state_ != DeliveryState::kStaging && state_ != DeliveryState::kStaged) return false;
+  const transport::TransportTraits* kind = transport::find_transport_kind(source_.kind);
+  return kind != nullptr && !kind->maps_source;
 }
 
-bool Delivery::reads_from(const std::string& address) const {
-  return state_ == DeliveryState::kStaging && source_.transport == control::TransportKind::kTcp &&
-         source_.address == address;
+bool Delivery::reads_from(const std::vector<control::TransportAddress>& addresses) const {
+  return state_ == DeliveryState::kStaging &&
+         std::ranges::find(addresses, source_) != addresses.end();
 }
 
 bool Delivery::is_answer(std::uint64_t round, const Version& version, DeliveryState state) const {
@@ -137,21 +131,16 @@ control::Announce Delivery::repeat(const PublishRequested& publish, std::uint64_
 
 void Delivery::accept() { move(DeliveryState::kAccepted); }
 
-Result<control::Stage> Delivery::stage(const DeliverySource& source, TimePoint deadline) {
+Result<control::Stage> Delivery::stage(const control::TransportAddress& source,
+                                       TimePoint deadline) {
   source_ = source;
-  if (source_.address.empty())
-    return wsync::fail(ErrorCode::kNotFound,
-                       source_.transport == control::TransportKind::kMemfd
-                           ? "this coordinator serves no host socket"
-                           : "it is not on this host, and no data_address is configured");
   // Limit the attempts, so that a chain whose links fail again and again ends.
   if (++attempts_ > kStageAttempts)
     return wsync::fail(ErrorCode::kPeerLost,
                        fmt::format("its source was lost {} times", kStageAttempts));
   move(DeliveryState::kStaging);
   deadline_ = deadline;
-  return control::Stage{
-      .version = version_, .transport = source_.transport, .source = source_.address};
+  return control::Stage{.version = version_, .transport = source_.kind, .source = source_.address};
 }
 
 void Delivery::complete() { move(DeliveryState::kStaged); }

@@ -6,12 +6,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/transitions.h"
 #include "shared/control/messages.h"
 #include "trainer_side/coordinator/coordinator_events.h"
-#include "trainer_side/coordinator/coordinator_options.h"
 
 namespace wsync::coordinator {
 
@@ -27,25 +27,14 @@ enum class DeliveryState : std::uint8_t {
 // The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable delivery_transitions();
 
-// The source from which a sidecar reads a version.
-struct DeliverySource {
-  control::TransportKind transport = control::TransportKind::kMemfd;
-  std::string address;  // empty: there is no source
-};
-// By memfd from this host, if the sidecar runs on this host and no hand-over to it has failed;
-// otherwise by TCP from `chain_source`. The configured `transport` may require memfd. `boot_id`: of
-// the sidecar's host.
-[[nodiscard]] DeliverySource choose_source(const CoordinatorOptions& options,
-                                           const std::string& boot_id, bool handover_failed,
-                                           const std::string& chain_source);
-
 class Delivery {
  public:
   [[nodiscard]] DeliveryState state() const noexcept { return state_; }
   [[nodiscard]] const Version& version() const noexcept { return version_; }
   // Round number in the envelopes of its messages. Each Announce has its own round.
   [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
-  [[nodiscard]] control::TransportKind transport() const noexcept { return source_.transport; }
+  // Kind of transport named in the last Stage; empty before the first one.
+  [[nodiscard]] const std::string& transport() const noexcept { return source_.kind; }
   // Why it has failed; empty if it has not.
   [[nodiscard]] const std::string& failure() const noexcept { return failure_; }
   // When an answer is due, or when a failed delivery is tried again; std::nullopt if nothing is
@@ -54,8 +43,8 @@ class Delivery {
   [[nodiscard]] bool is_under_way() const noexcept;  // announced, accepted or staging
   // Whether other sidecars may read the version from this one.
   [[nodiscard]] bool relays() const noexcept;
-  // Whether the sidecar is reading the version from this address by TCP.
-  [[nodiscard]] bool reads_from(const std::string& address) const;
+  // Whether the sidecar is reading the version from one of these addresses.
+  [[nodiscard]] bool reads_from(const std::vector<control::TransportAddress>& addresses) const;
   // Whether a message of this round and version is the answer expected in the current state.
   [[nodiscard]] bool is_answer(std::uint64_t round, const Version& version,
                                DeliveryState state) const;
@@ -69,9 +58,10 @@ class Delivery {
                                          TimePoint deadline);
   [[nodiscard]] bool may_repeat() const noexcept { return attempts_ == 0; }
   void accept();
-  // The sidecar begins to read, or continues from another source. Returns kNotFound if there is no
-  // source; kPeerLost if its source was lost too often.
-  [[nodiscard]] Result<control::Stage> stage(const DeliverySource& source, TimePoint deadline);
+  // The sidecar begins to read, or continues from another source. Returns kPeerLost if its source
+  // was lost too often.
+  [[nodiscard]] Result<control::Stage> stage(const control::TransportAddress& source,
+                                             TimePoint deadline);
   void complete();
   void fail(std::string why, TimePoint retry);
   // Drops the delivery.
@@ -86,8 +76,8 @@ class Delivery {
   DeliveryState state_ = DeliveryState::kNone;
   Version version_;
   std::uint64_t round_ = 0;
-  DeliverySource source_;       // named in the last Stage
-  std::uint32_t attempts_ = 0;  // Stages sent; a repeated Announce counts as one
+  control::TransportAddress source_;  // named in the last Stage
+  std::uint32_t attempts_ = 0;        // Stages sent; a repeated Announce counts as one
   TimePoint deadline_{};
   std::string failure_;
 };

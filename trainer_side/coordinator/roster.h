@@ -26,16 +26,16 @@ struct Member {
   bool has_left = false;  // it has sent Leave; kept until its round has ended
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
-  std::string data_address;
-  Digest layout;               // digest of the layout that the sidecar knows
+  std::vector<control::TransportAddress> transports;  // of its last Hello
+  Digest layout;                                      // digest of the layout that the sidecar knows
   control::FleetId fleet;      // as it reported; none: it belongs to no fleet yet
   control::Decision decision;  // newest decision that it has stored
   control::Decision origin;    // of its stored target
   Digest target_content;       // of its stored target
   bool told_conflict = false;  // operators know that it holds other content
   Delivery delivery;
-  // Why the hand-over of an arena by memfd to this process has failed; empty if it has not.
-  std::string handover_failure;
+  // Kinds of transport that have failed for this process, and why. They are not tried again.
+  std::map<std::string, std::string> failed_transports;
   std::uint64_t decided = 0;               // number of the decision that it has stored
   std::uint64_t asked = 0;                 // number of the decision last sent
   TimePoint ask_again{};                   // when that is sent again

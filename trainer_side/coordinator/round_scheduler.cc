@@ -9,6 +9,7 @@
 #include "shared/base/planted.h"
 #include "trainer_side/coordinator/decision_obligations.h"
 #include "trainer_side/coordinator/sidecar_delivery.h"
+#include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
 namespace {
@@ -176,10 +177,11 @@ void RoundScheduler::handle_refuse(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log, Member& member,
                                    const control::Staged& staged) {
-  const Result<bool> complete = coordinator::handle_staged(
-      context, member, staged, held_.find(staged.version), chain_source(context, member));
-  if (!complete) return fail_delivery(context, log, member, complete.error().message());
-  if (!*complete) return;
+  const Result<StagedAnswer> answer =
+      coordinator::handle_staged(context, member, staged, held_.find(staged.version));
+  if (!answer) return fail_delivery(context, log, member, answer.error().message());
+  if (*answer == StagedAnswer::kStageAgain) return stage(context, log, member);
+  if (*answer != StagedAnswer::kComplete) return;
   if (is_in_round(member) && round_->state() != RoundState::kSwitching)
     advance(context, log);
   else if (staged.version == log.record().target)
@@ -235,13 +237,16 @@ bool RoundScheduler::announce_target(CoordinatorContext& context, const Decision
   return true;
 }
 
-std::string RoundScheduler::chain_source(const CoordinatorContext& context,
-                                         const Member& member) const {
-  return is_in_round(member) ? round_->chain_source(context, member) : context.options.data_address;
+Result<control::TransportAddress> RoundScheduler::source_of(const CoordinatorContext& context,
+                                                            const Member& member) const {
+  auto served = WSYNC_TRY(choose_transport(context.options, member));
+  return is_in_round(member) ? round_->chain_source(context, member, std::move(served)) : served;
 }
 
 void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member& member) {
-  const Result<> staging = coordinator::stage(context, member, chain_source(context, member));
+  const Result<> staging = source_of(context, member).and_then([&](const auto& source) {
+    return coordinator::stage(context, member, source);
+  });
   if (!staging) fail_delivery(context, log, member, staging.error().message());
 }
 
@@ -259,11 +264,11 @@ void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log
 }
 
 void RoundScheduler::bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost) {
-  if (!round_ || lost.data_address.empty()) return;
+  if (!round_) return;
   // A copy, because a failure changes the list.
   const std::vector<std::string> names = round_->members();
   for (const std::string& name : names)
-    if (Member& member = context.roster.add(name); member.delivery.reads_from(lost.data_address))
+    if (Member& member = context.roster.add(name); member.delivery.reads_from(lost.transports))
       stage(context, log, member);
 }
 

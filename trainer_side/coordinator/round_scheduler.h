@@ -125,8 +125,9 @@ class RoundScheduler {
   // Returns false if the sidecar holds the target, or if the target's snapshot is not here.
   [[nodiscard]] bool announce_target(CoordinatorContext& context, const DecisionLog& log,
                                      Member& member);
-  [[nodiscard]] std::string chain_source(const CoordinatorContext& context,
-                                         const Member& member) const;
+  // From where the sidecar should read. Errors as choose_transport().
+  [[nodiscard]] Result<control::TransportAddress> source_of(const CoordinatorContext& context,
+                                                            const Member& member) const;
 
   std::optional<UpdateRound> round_;
   std::optional<PublishRequested> waiting_;

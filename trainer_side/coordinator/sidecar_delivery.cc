@@ -4,6 +4,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
 namespace {
@@ -15,29 +16,21 @@ void send_announce(CoordinatorContext& context, Member& member, const PublishReq
   member.layout = publish.layout_digest;
 }
 
-// An equal boot id does not guarantee a hand-over, which also needs a path that both processes see,
-// the same user, and a way to pass descriptors. If the hand-over fails and memfd is not required,
-// the bytes go over TCP. (A sidecar without a data address reads nothing over TCP.)
-bool may_go_by_tcp(const CoordinatorContext& context, const Member& member) {
-  return member.delivery.transport() == control::TransportKind::kMemfd &&
-         context.options.transport == TransportPolicy::kAuto &&
-         !context.options.data_address.empty() && !member.data_address.empty();
-}
-
-Result<> handle_staging_failure(CoordinatorContext& context, Member& member,
-                                const control::Staged& staged, const PublishRequested* snapshot,
-                                const std::string& chain_source) {
-  if (may_go_by_tcp(context, member)) {
-    member.handover_failure = staged.failure;
-    if (staged.source_lost) return stage(context, member, chain_source);
+Result<StagedAnswer> handle_staging_failure(CoordinatorContext& context, Member& member,
+                                            const control::Staged& staged,
+                                            const PublishRequested* snapshot) {
+  const std::string& kind = member.delivery.transport();
+  if (has_alternative(context.options, member, kind)) {
+    member.failed_transports[kind] = staged.failure;
+    if (staged.source_lost) return StagedAnswer::kStageAgain;
     if (snapshot == nullptr) return fail(ErrorCode::kIo, "staging failed: " + staged.failure);
     announce(context, member, *snapshot);  // the sidecar has dropped the version
-    return {};
+    return StagedAnswer::kAnnounced;
   }
-  if (staged.source_lost) return stage(context, member, chain_source);
-  const std::string before = member.handover_failure.empty()
-                                 ? std::string()
-                                 : " (the hand-over by memfd: " + member.handover_failure + ")";
+  if (staged.source_lost) return StagedAnswer::kStageAgain;
+  std::string before;
+  for (const auto& [failed, why] : member.failed_transports)
+    before += fmt::format(" (earlier, by {}: {})", failed, why);
   return fail(ErrorCode::kIo, "staging failed: " + staged.failure + before);
 }
 
@@ -50,10 +43,9 @@ void announce(CoordinatorContext& context, Member& member, const PublishRequeste
                                          context.now + context.options.announce));
 }
 
-Result<> stage(CoordinatorContext& context, Member& member, const std::string& chain_source) {
-  const DeliverySource source = choose_source(context.options, member.boot_id,
-                                              !member.handover_failure.empty(), chain_source);
-  member.report.transport = source.transport;
+Result<> stage(CoordinatorContext& context, Member& member,
+               const control::TransportAddress& source) {
+  member.report.transport = source.kind;
   const control::Stage message =
       WSYNC_TRY(member.delivery.stage(source, context.now + context.options.stage));
   context.send(member, message, member.delivery.round());
@@ -73,13 +65,10 @@ Result<> handle_refuse(CoordinatorContext& context, Member& member, const contro
   return {};
 }
 
-Result<bool> handle_staged(CoordinatorContext& context, Member& member,
-                           const control::Staged& staged, const PublishRequested* snapshot,
-                           const std::string& chain_source) {
-  if (!staged.failure.empty()) {
-    WSYNC_TRY(handle_staging_failure(context, member, staged, snapshot, chain_source));
-    return false;
-  }
+Result<StagedAnswer> handle_staged(CoordinatorContext& context, Member& member,
+                                   const control::Staged& staged,
+                                   const PublishRequested* snapshot) {
+  if (!staged.failure.empty()) return handle_staging_failure(context, member, staged, snapshot);
   if (snapshot != nullptr && snapshot->content_digest != staged.content_digest &&
       !planted("staged_digest_not_compared"))
     return fail(
@@ -88,7 +77,7 @@ Result<bool> handle_staged(CoordinatorContext& context, Member& member,
                     staged.content_digest.to_string(), snapshot->content_digest.to_string()));
   member.delivery.complete();
   if (!member.holds(staged.version)) member.report.staged.push_back(staged.version);
-  return true;
+  return StagedAnswer::kComplete;
 }
 
 }  // namespace wsync::coordinator

@@ -5,7 +5,7 @@
 // failed. Thread: confined to one thread.
 #pragma once
 
-#include <string>
+#include <cstdint>
 
 #include "trainer_side/coordinator/coordinator_context.h"
 
@@ -13,19 +13,22 @@ namespace wsync::coordinator {
 
 // Offers the version. The layout is included unless the sidecar knows it.
 void announce(CoordinatorContext& context, Member& member, const PublishRequested& publish);
-// Sends the source to read from. `chain_source`: TCP address.
+// Sends the source to read from.
 [[nodiscard]] Result<> stage(CoordinatorContext& context, Member& member,
-                             const std::string& chain_source);
+                             const control::TransportAddress& source);
 // Offers the version again if the sidecar did not know its layout. `snapshot`: of that version,
 // null if it is no longer here.
 [[nodiscard]] Result<> handle_refuse(CoordinatorContext& context, Member& member,
                                      const control::Refuse& refuse,
                                      const PublishRequested* snapshot);
-// Returns true if every byte has arrived and its digest is correct; false if another attempt was
-// started.
-[[nodiscard]] Result<bool> handle_staged(CoordinatorContext& context, Member& member,
-                                         const control::Staged& staged,
-                                         const PublishRequested* snapshot,
-                                         const std::string& chain_source);
+enum class StagedAnswer : std::uint8_t {
+  kComplete,    // every byte has arrived, and its digest is correct
+  kStageAgain,  // the caller must call stage(), because a source was lost
+  kAnnounced,   // the version was offered again
+};
+// After a failed kind of transport the next one is tried. `snapshot`: as above.
+[[nodiscard]] Result<StagedAnswer> handle_staged(CoordinatorContext& context, Member& member,
+                                                 const control::Staged& staged,
+                                                 const PublishRequested* snapshot);
 
 }  // namespace wsync::coordinator

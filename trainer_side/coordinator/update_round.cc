@@ -9,6 +9,8 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/base/round_deadlines.h"
+#include "shared/transport/traits.h"
+#include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
 namespace {
@@ -323,14 +325,19 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
 
 // ---- views ----
 
-std::string UpdateRound::chain_source(const CoordinatorContext& context,
-                                      const Member& member) const {
-  std::string source = context.options.data_address;
+control::TransportAddress UpdateRound::chain_source(const CoordinatorContext& context,
+                                                    const Member& member,
+                                                    control::TransportAddress served) const {
+  control::TransportAddress source = std::move(served);
+  const transport::TransportTraits* kind = transport::find_transport_kind(source.kind);
+  const bool within_host = kind != nullptr && kind->reach == transport::Reach::kHost;
   for (const std::string& name : members_) {
     if (name == member.name) break;
     const Member& before = member_of(context, name);
-    if (before.joined && before.delivery.relays() && !before.data_address.empty())
-      source = before.data_address;
+    if (!before.joined || !before.delivery.relays()) continue;
+    if (within_host && !is_same_host(before.boot_id, member.boot_id)) continue;
+    const auto* relay = control::find_transport(before.transports, source.kind);
+    if (relay != nullptr && !relay->address.empty()) source = *relay;
   }
   return source;
 }

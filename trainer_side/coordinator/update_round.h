@@ -90,10 +90,11 @@ class UpdateRound {
 
   // ---- views ----
 
-  // The TCP address from which `member` reads the version: that of the nearest earlier member that
-  // relays, otherwise the trainer's. Empty if there is none.
-  [[nodiscard]] std::string chain_source(const CoordinatorContext& context,
-                                         const Member& member) const;
+  // From where `member` reads the version by this kind of transport: the nearest earlier member
+  // that relays by it and that it reaches, otherwise the trainer. `served`: the trainer's address.
+  [[nodiscard]] control::TransportAddress chain_source(const CoordinatorContext& context,
+                                                       const Member& member,
+                                                       control::TransportAddress served) const;
   // Sum over the members while staging, and over their replicas after the decision. Both are 0
   // before staging. The total of a rollback is 0, because it is not known here.
   [[nodiscard]] MovedBytes moved(const CoordinatorContext& context) const;

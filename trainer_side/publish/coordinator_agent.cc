@@ -27,10 +27,9 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
   options.min_sidecars = config.min_sidecars;
   options.min_replicas = config.min_replicas;
   options.commit = config.commit;
-  options.transport = config.transport;
+  options.one_transport = !config.transport.empty();
   options.pause_mode = config.pause_mode;
   options.boot_id = boot_id();
-  options.host_socket = config.run_dir + "/trainer-host.sock";
   options.gather_recorded = config.deadlines.gather;
   options.attach = config.heartbeat.deadline;
   options.announce = config.deadlines.announce;
@@ -84,10 +83,8 @@ control::ErrorReply error_reply(const Error& error) {
 }  // namespace
 
 Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
-    Loop& loop, const config::TrainerConfig& config, std::string data_address,
-    CoordinatorAgentCallbacks callbacks) {
+    Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks) {
   coordinator::CoordinatorOptions options = coordinator_options(config);
-  options.data_address = std::move(data_address);
   auto store = std::make_unique<coordinator::FileDecisionStore>(
       state_folder(config), config.take_over ? Claim::kTakeOver : Claim::kIfFree);
   options.record = WSYNC_TRY(store->read());
@@ -167,7 +164,8 @@ Result<> CoordinatorAgent::listen() {
   return {};
 }
 
-Result<> CoordinatorAgent::open() {
+Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transports) {
+  coordinator_.serve_by(std::move(transports));
   // One coordinator for each folder: a second one would stop the first at its next decision. The
   // lock is taken after the address is bound, because operators identify a coordinator by its
   // address.

@@ -65,18 +65,18 @@ struct CoordinatorAgentCallbacks {
 class CoordinatorAgent final : public CoordinatorFacts {
  public:
   // Reads the record of the previous coordinator, and binds the control address. Errors as
-  // TrainerAgent::create(). `data_address`: sent to sidecars of other hosts; empty = none.
+  // TrainerAgent::create().
   [[nodiscard]] static Result<std::unique_ptr<CoordinatorAgent>> create(
-      Loop& loop, const config::TrainerConfig& config, std::string data_address,
-      CoordinatorAgentCallbacks callbacks);
+      Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks);
   CoordinatorAgent(const CoordinatorAgent&) = delete;
   CoordinatorAgent& operator=(const CoordinatorAgent&) = delete;
   // Waits for the record that is being stored. Rollbacks in flight get no on_done.
   ~CoordinatorAgent() override;
 
   // Takes the lock of the fleet's folder and binds http.address. Returns kBusy if another process
-  // holds one of them. Call it once, after create() and before the loop runs.
-  [[nodiscard]] Result<> open();
+  // holds one of them. `transports`: by which the trainer serves versions, the preferred kind
+  // first. Call it once, after create() and before the loop runs.
+  [[nodiscard]] Result<> open(std::vector<control::TransportAddress> transports);
 
   // Begins the round of a snapshot, or queues it behind the running round.
   void request_round(coordinator::PublishRequested publish) { step(std::move(publish)); }

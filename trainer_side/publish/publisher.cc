@@ -3,24 +3,31 @@
 #include <utility>
 
 #include "shared/config/trainer_config.h"
+#include "shared/transport/make_transport.h"
 
 namespace wsync::publish {
 
 Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,
                                                      const config::TrainerConfig& config) {
   auto publisher = std::unique_ptr<Publisher>(new Publisher(loop, config));
-  publisher->bulk_thread_ = WSYNC_TRY(transport::tcp::UvThread::start());
-  if (config.transport == TransportPolicy::kMemfd) return publisher;
-  auto source =
-      transport::tcp::TcpSource::listen(*publisher->bulk_thread_, {.listen = config.data_address});
-  if (!source) return fail(source.error().with_context("data_address"));
-  publisher->tcp_source_ = std::move(*source);
+  const transport::TransportOptions options{
+      .run_dir = config.run_dir,
+      .name = "trainer",
+      .data_address = config.data_address,
+      .claim = config.take_over ? Claim::kTakeOver : Claim::kIfFree};
+  auto transports = WSYNC_TRY(transport::make_transports(
+      config.transport,
+      [&loop](std::function<void()> task, std::source_location made) {
+        loop.post(std::move(task), made);
+      },
+      options));
+  for (auto& transport : transports)
+    publisher->servers_.push_back({.transport = std::move(transport), .source = nullptr});
   return publisher;
 }
 
 Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
-    : loop_(loop),
-      config_(config),
+    : config_(config),
       snapshotter_(std::make_shared<Snapshotter>(SnapshotterOptions{.arenas = config.arenas})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})) {}
 
@@ -31,17 +38,16 @@ Publisher::~Publisher() {
 }
 
 Result<> Publisher::listen() {
-  memfd_source_ = WSYNC_TRY(transport::memfd::MemfdSource::listen(
-      {.path = config_.run_dir + "/trainer-host.sock",
-       .claim = config_.take_over ? Claim::kTakeOver : Claim::kIfFree},
-      [this](std::function<void()> task, std::source_location made) {
-        loop_.post(std::move(task), made);
-      }));
+  for (Server& server : servers_) server.source = WSYNC_TRY(server.transport->listen());
   return {};
 }
 
-std::string Publisher::data_address() const {
-  return tcp_source_ ? tcp_source_->address() : std::string();
+std::vector<control::TransportAddress> Publisher::transports() const {
+  std::vector<control::TransportAddress> transports;
+  for (const Server& server : servers_)
+    transports.push_back({.kind = std::string(server.transport->traits().kind),
+                          .address = server.source->address()});
+  return transports;
 }
 
 Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
@@ -93,17 +99,18 @@ void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   // releases it when the last byte has been sent, which may be after withdraw().
   offer.hold = snapshot;
   offer.share = [snapshot] { return snapshot->share(); };
-  if (tcp_source_) tcp_source_->offer(offer);
-  memfd_source_->offer(std::move(offer));
+  for (const Server& server : servers_) server.source->offer(offer);
 }
 
 void Publisher::withdraw(const Version& version, const std::string& reason) {
-  memfd_source_->withdraw(version, reason);
-  if (tcp_source_) tcp_source_->withdraw(version, reason);
+  for (const Server& server : servers_) server.source->withdraw(version, reason);
 }
 
-std::uint64_t Publisher::tcp_wire_bytes() const {
-  return tcp_source_ ? tcp_source_->counters().wire_bytes : 0;
+std::uint64_t Publisher::copied_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const Server& server : servers_)
+    if (!server.transport->traits().maps_source) bytes += server.source->counters().wire_bytes;
+  return bytes;
 }
 
 }  // namespace wsync::publish

@@ -1,6 +1,6 @@
 // Publisher: the trainer's side of the data path. It copies weights from a source into an arena,
-// and serves offered versions to the sidecars. Sidecars of this host receive a descriptor of the
-// arena; all others read over TCP.
+// and serves offered versions to the sidecars by every kind of transport that the configuration
+// permits.
 //
 // Thread: the loop's. Snapshots are taken on a separate worker thread, and the threads of the
 // sources serve the bytes. The loop must outlive the publisher.
@@ -13,13 +13,13 @@
 #include <memory>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "shared/config/trainer_config.h"
 #include "shared/control/messages.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/worker.h"
-#include "shared/transport/memfd/memfd_source.h"
-#include "shared/transport/tcp/tcp_source.h"
+#include "shared/transport/transport.h"
 #include "trainer_side/publish/snapshot.h"
 
 namespace wsync::publish {
@@ -46,7 +46,7 @@ class Publisher {
   using OnTaken = std::function<void(Result<std::shared_ptr<const Snapshot>> snapshot,
                                      std::chrono::nanoseconds took)>;
 
-  // Binds data_address, unless versions are sent by memfd only. Errors as TcpSource::listen().
+  // Errors as make_transports().
   [[nodiscard]] static Result<std::unique_ptr<Publisher>> create(
       Loop& loop, const config::TrainerConfig& config);
   Publisher(const Publisher&) = delete;
@@ -54,11 +54,11 @@ class Publisher {
   // Waits for the current snapshot; its on_taken is not called.
   ~Publisher();
 
-  // Binds the socket through which sidecars of this host receive arenas. Errors as
-  // MemfdSource::listen().
+  // Binds the address of each transport. Call it once, before offer(). Errors as
+  // Transport::listen().
   [[nodiscard]] Result<> listen();
-  // The address from which sidecars of other hosts read; empty if there is no TCP source.
-  [[nodiscard]] std::string data_address() const;
+  // The addresses that listen() has bound, the preferred kind first.
+  [[nodiscard]] std::vector<control::TransportAddress> transports() const;
 
   // Takes a snapshot after all those requested earlier. on_taken is called on the loop. Errors of
   // the snapshot are those of Snapshotter::take() and of the source. Returns kBusy if too many are
@@ -71,20 +71,22 @@ class Publisher {
   void withdraw(const Version& version, const std::string& reason);
 
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return snapshotter_->arena_bytes(); }
-  // Bytes that the TCP source has sent; 0 without one.
-  [[nodiscard]] std::uint64_t tcp_wire_bytes() const;
+  // Bytes of weights that were sent as copies, framing included.
+  [[nodiscard]] std::uint64_t copied_bytes() const;
 
  private:
+  // Serves versions by one kind of transport.
+  struct Server {
+    std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<transport::BucketSource> source;  // null before listen()
+  };
   Publisher(Loop& loop, const config::TrainerConfig& config);
 
-  Loop& loop_;
   const config::TrainerConfig config_;
   std::shared_ptr<Snapshotter> snapshotter_;  // shared with the worker's task
   // The sources are declared before the worker. A snapshot that ends during destruction is not
   // offered.
-  std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
-  std::unique_ptr<transport::memfd::MemfdSource> memfd_source_;
-  std::unique_ptr<transport::tcp::TcpSource> tcp_source_;
+  std::vector<Server> servers_;
   std::unique_ptr<Worker> worker_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts
 };

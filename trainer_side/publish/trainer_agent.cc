@@ -29,13 +29,12 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
       make_private_directory((std::filesystem::path(config.state_dir) / config.fleet).string()));
   auto agent = std::unique_ptr<TrainerAgent>(new TrainerAgent(loop, config));
   agent->publisher_ = WSYNC_TRY(Publisher::create(loop, config));
-  // Bind the control address before the host socket and the lock, so that the error of a second
+  // Bind the control address before the transports and the lock, so that the error of a second
   // coordinator is about the control address.
-  agent->coordinator_ =
-      WSYNC_TRY(CoordinatorAgent::create(loop, config, agent->publisher_->data_address(),
-                                         agent->coordinator_callbacks(std::move(callbacks))));
+  agent->coordinator_ = WSYNC_TRY(
+      CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
   WSYNC_TRY(agent->publisher_->listen());
-  WSYNC_TRY(agent->coordinator_->open());
+  WSYNC_TRY(agent->coordinator_->open(agent->publisher_->transports()));
   agent->queue_.emplace(*agent->coordinator_, config.deadlines.publish);
   agent->progress_timer_.start_repeating(kProgressInterval);
   return agent;
@@ -78,7 +77,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   own.publish_facts = [this] {
     return coordinator::PublishFacts{.queued = queue_->queued(),
                                      .arena_bytes = publisher_->arena_bytes(),
-                                     .wire_bytes = tcp_wire_bytes(),
+                                     .wire_bytes = publisher_->copied_bytes(),
                                      .min_replicas = config_.min_replicas};
   };
   return own;

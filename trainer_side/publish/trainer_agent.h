@@ -98,7 +98,6 @@ class TrainerAgent {
     return coordinator_->complaint();
   }
   // Bytes that the TCP source has sent; 0 without one.
-  [[nodiscard]] std::uint64_t tcp_wire_bytes() const { return publisher_->tcp_wire_bytes(); }
 
  private:
   // The data that the agent keeps for a publish while the queue knows it.

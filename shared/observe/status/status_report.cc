@@ -227,16 +227,15 @@ json to_json(const control::StatusReply& reply) {
   for (const control::SidecarReport& s : reply.sidecars) {
     json replicas = json::array();
     for (const control::ReplicaReport& r : s.replicas) replicas.push_back(replica_json(r));
-    sidecars.push_back(
-        {{"name", s.name},
-         {"host", s.host},
-         {"pid", s.pid},
-         {"connected", s.connected},
-         {"transport", s.transport == control::TransportKind::kMemfd ? "memfd" : "tcp"},
-         {"target", s.target.to_string()},
-         {"staged", version_list_json(s.staged)},
-         {"staged_bytes", s.staged_bytes},
-         {"replicas", std::move(replicas)}});
+    sidecars.push_back({{"name", s.name},
+                        {"host", s.host},
+                        {"pid", s.pid},
+                        {"connected", s.connected},
+                        {"transport", s.transport},
+                        {"target", s.target.to_string()},
+                        {"staged", version_list_json(s.staged)},
+                        {"staged_bytes", s.staged_bytes},
+                        {"replicas", std::move(replicas)}});
   }
   json incidents = json::array();
   for (const control::Incident& incident : reply.incidents)

@@ -269,8 +269,8 @@ Result<std::unique_ptr<MemfdSink>> MemfdSink::create(Post post, MemfdSinkOptions
       new MemfdSink(std::make_unique<Link>(std::move(post), std::move(options), std::move(wake))));
 }
 
-Result<> MemfdSink::connect(const std::string& path) { return link_->connect(path); }
-void MemfdSink::disconnect() { link_->disconnect(); }
+Result<> MemfdSink::watch(const std::string& source) { return link_->connect(source); }
+void MemfdSink::unwatch() { link_->disconnect(); }
 bool MemfdSink::is_connected() const { return link_->is_connected(); }
 Result<> MemfdSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
   return link_->receive(std::move(wanted), std::move(callbacks));

@@ -11,7 +11,7 @@
 namespace wsync::transport::memfd {
 
 struct MemfdSinkOptions {
-  // Called on the owner's thread when the other end is gone. It is not called after disconnect().
+  // Called on the owner's thread when the other end is gone. It is not called after unwatch().
   // It is not called either if this end closes the connection because it could not accept a packet:
   // then only the transfer fails.
   std::function<void(const Error& why)> on_lost = [](const Error&) {};
@@ -25,11 +25,9 @@ class MemfdSink final : public BucketSink {
                                                                  MemfdSinkOptions options = {});
   ~MemfdSink() override;
 
-  // Connects to a MemfdSource and keeps the connection. Closes a connection to another path.
-  // kPeerLost if nobody serves the path. receive() calls this if necessary.
-  [[nodiscard]] Result<> connect(const std::string& path);
-  // Ends the connection and an active transfer, without a callback.
-  void disconnect();
+  // `source`: path of a MemfdSource. receive() calls this if necessary.
+  [[nodiscard]] Result<> watch(const std::string& source) override;
+  void unwatch() override;
   [[nodiscard]] bool is_connected() const;
 
   [[nodiscard]] Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) override;

@@ -120,7 +120,7 @@ class SidecarAgentTest : public testing::Test {
   }
   void welcome() {
     ASSERT_TRUE(next<control::Hello>());
-    say(control::Welcome{.host_socket = source_->address()});
+    say(control::Welcome{.transports = {{"memfd", source_->address()}}});
     ASSERT_TRUE(next<control::Hello>());
   }
   // An engine that is attached and answers nothing.
@@ -145,7 +145,7 @@ class SidecarAgentTest : public testing::Test {
   // A round up to the moment when the sidecar begins to stage.
   void begin_round(Version version) {
     announce(version);
-    say(control::Stage{.version = version, .source = source_->address()});
+    say(control::Stage{.version = version, .transport = "memfd", .source = source_->address()});
   }
   void announce(Version version) {
     ++round_;
@@ -216,7 +216,7 @@ TEST_F(SidecarAgentTest, EnginesSeeTheHighestFenceAndOneWithAHigherFenceIsRefuse
   ASSERT_TRUE(greeted);
   EXPECT_EQ(greeted->first.fence, fence_);
   fence_ = {.epoch = 9};
-  say(control::Welcome{.host_socket = source_->address()});
+  say(control::Welcome{.transports = {{"memfd", source_->address()}}});
   ASSERT_TRUE(next<control::Hello>());
   offer(arena, kV1);
   begin_round(kV1);
@@ -238,7 +238,8 @@ TEST_F(SidecarAgentTest, AnotherSourceIsNotNeededOnceEverythingIsHere) {
   offer(arena, kV1);
   begin_round(kV1);
   ASSERT_TRUE(rank->next<control::Prepare>());
-  say(control::Stage{.version = kV1, .source = bench_.directory() + "/another"});
+  say(control::Stage{
+      .version = kV1, .transport = "memfd", .source = bench_.directory() + "/another"});
   const control::Fence fence = std::exchange(fence_, {.epoch = 1});
   say(control::Stage{.version = kV1});  // of a coordinator that was replaced: answered in its turn
   ASSERT_TRUE(next<control::ErrorReply>());
@@ -255,13 +256,12 @@ TEST_F(SidecarAgentTest, AVersionThatComesByMemfdInsteadIsNotWaitedForByTcp) {
   offer(arena, kV1);
   WaitingSource slow;
   announce(kV1);
-  say(control::Stage{
-      .version = kV1, .transport = control::TransportKind::kTcp, .source = slow.address()});
+  say(control::Stage{.version = kV1, .transport = "tcp", .source = slow.address()});
   ASSERT_TRUE(bench_.until([&] {
     slow.serve();
     return slow.was_asked();
   }));
-  say(control::Stage{.version = kV1, .source = source_->address()});
+  say(control::Stage{.version = kV1, .transport = "memfd", .source = source_->address()});
   const auto staged = next<control::Staged>();
   ASSERT_TRUE(staged);
   EXPECT_EQ(staged->failure, "");

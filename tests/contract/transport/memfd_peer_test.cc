@@ -18,6 +18,7 @@
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/memfd/packet.h"
 #include "tests/contract/transport/stream_fixture.h"
+#include "tests/support/private_directory.h"
 
 namespace {
 
@@ -40,14 +41,8 @@ constexpr std::chrono::milliseconds kShort{700};
 
 class MemfdPeer : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = ::testing::TempDir() + "wsync_host_XXXXXX";
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-    source_ = listen();
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  [[nodiscard]] std::string path() const { return directory_ / "host.sock"; }
+  void SetUp() override { source_ = listen(); }
+  [[nodiscard]] std::string path() const { return directory_.path() / "host.sock"; }
   std::unique_ptr<MemfdSource> listen() {
     auto source = MemfdSource::listen({.path = path(),
                                        .offer_wait = kShort,
@@ -64,7 +59,7 @@ class MemfdPeer : public ::testing::Test {
   }
 
   OwnerLoop loop_;
-  std::filesystem::path directory_;
+  PrivateDirectory directory_{"wsync_host"};
   TestVersion version_{1};
   std::vector<int> peers_;
   std::vector<int> lost_;
@@ -99,7 +94,7 @@ TEST_F(MemfdPeer, ArenaWithOtherContentThanAnnouncedIsRefused) {
 
 TEST_F(MemfdPeer, HangUpTellsBothSidesAtOnce) {
   auto link = sink();
-  ASSERT_TRUE(link->connect(path()).has_value());
+  ASSERT_TRUE(link->watch(path()).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return !peers_.empty(); }));
   EXPECT_EQ(peers_, std::vector<int>{::getpid()});
   link.reset();
@@ -107,7 +102,7 @@ TEST_F(MemfdPeer, HangUpTellsBothSidesAtOnce) {
   EXPECT_EQ(lost_, std::vector<int>{::getpid()});
 
   auto second = sink();
-  ASSERT_TRUE(second->connect(path()).has_value());
+  ASSERT_TRUE(second->watch(path()).has_value());
   source_.reset();
   ASSERT_TRUE(loop_.run_until([&] { return !links_lost_.empty(); }));
   EXPECT_EQ(links_lost_.front(), ErrorCode::kPeerLost);
@@ -242,7 +237,7 @@ TEST_F(MemfdPeer, LeftOverSocketIsReplacedAndALiveOneIsNot) {
   path().copy(where.sun_path, sizeof where.sun_path - 1);
   ASSERT_EQ(::bind(killed.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where), 0);
   source_ = listen();
-  EXPECT_TRUE(sink()->connect(path()).has_value());
+  EXPECT_TRUE(sink()->watch(path()).has_value());
 }
 
 TEST_F(MemfdPeer, PathThatIsTooLongIsRefusedWithTheLimit) {

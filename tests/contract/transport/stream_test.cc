@@ -1,83 +1,33 @@
 // One suite over every backend of shared/transport.
-#include <cstdlib>
-#include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <numeric>
 
-#include "shared/transport/memfd/memfd_sink.h"
-#include "shared/transport/memfd/memfd_source.h"
-#include "shared/transport/tcp/tcp_sink.h"
-#include "shared/transport/tcp/tcp_source.h"
+#include "shared/transport/make_transport.h"
 #include "tests/contract/transport/stream_fixture.h"
+#include "tests/support/private_directory.h"
 
 namespace wsync::transport {
 namespace {
 
 constexpr std::chrono::milliseconds kShort{700};  // a deadline that a test waits for
 
-// A backend's two ends, with whatever they run on.
-class Backend {
- public:
-  virtual ~Backend() = default;
-  virtual std::unique_ptr<BucketSource> source() = 0;
-  virtual std::unique_ptr<BucketSink> sink() = 0;
-  virtual std::string address_of_nobody() = 0;
-};
-
-class TcpBackend final : public Backend {
- public:
-  explicit TcpBackend(OwnerLoop& loop) : loop_(loop), thread_(std::move(*tcp::UvThread::start())) {}
-  std::unique_ptr<BucketSource> source() override {
-    return std::move(*tcp::TcpSource::listen(*thread_, {.offer_wait = kShort}));
-  }
-  std::unique_ptr<BucketSink> sink() override {
-    return std::make_unique<tcp::TcpSink>(*thread_, loop_.post());
-  }
-  std::string address_of_nobody() override { return source()->address(); }
-
- private:
-  OwnerLoop& loop_;
-  std::unique_ptr<tcp::UvThread> thread_;
-};
-
-class MemfdBackend final : public Backend {
- public:
-  explicit MemfdBackend(OwnerLoop& loop) : loop_(loop) {
-    std::string name = ::testing::TempDir() + "wsync_stream_XXXXXX";
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  ~MemfdBackend() override { std::filesystem::remove_all(directory_); }
-  std::unique_ptr<BucketSource> source() override {
-    auto source = memfd::MemfdSource::listen(
-        {.path = directory_ / "host.sock", .offer_wait = kShort}, loop_.post());
-    EXPECT_TRUE(source.has_value()) << source.error().message();
-    return std::move(*source);
-  }
-  std::unique_ptr<BucketSink> sink() override {
-    return std::move(*memfd::MemfdSink::create(loop_.post()));
-  }
-  std::string address_of_nobody() override { return directory_ / "nobody.sock"; }
-
- private:
-  OwnerLoop& loop_;
-  std::filesystem::path directory_;
-};
-
-using MakeBackend = std::unique_ptr<Backend> (*)(OwnerLoop&);
-struct Named {
-  const char* name;
-  MakeBackend make;
-};
-
-class Stream : public ::testing::TestWithParam<Named> {
+class Stream : public ::testing::TestWithParam<TransportTraits> {
  protected:
   OwnerLoop loop_;
-  std::unique_ptr<Backend> backend_ = GetParam().make(loop_);
+  PrivateDirectory directory_{"wsync_stream"};
+  std::unique_ptr<Transport> transport_ = make("trainer");
   TestVersion version_{1};
-  std::unique_ptr<BucketSource> source_ = backend_->source();
-  Receiver receiver_{backend_->sink(), version_.data().size()};
+  std::unique_ptr<BucketSource> source_ = transport_->listen().value();
+  Receiver receiver_{sink(), version_.data().size()};
+
+  [[nodiscard]] std::unique_ptr<Transport> make(const std::string& name) {
+    return make_transport(
+               GetParam().kind, loop_.post(),
+               {.run_dir = directory_.path().string(), .name = name, .offer_wait = kShort})
+        .value();
+  }
+  [[nodiscard]] std::unique_ptr<BucketSink> sink() { return transport_->make_sink({}).value(); }
 
   [[nodiscard]] bool finished() {
     return loop_.run_until([&] { return receiver_.is_over(); });
@@ -107,7 +57,7 @@ TEST_P(Stream, VersionThatIsOfferedLaterIsWaitedFor) {
 
 TEST_P(Stream, SeveralSinksTakeTheSameVersion) {
   source_->offer(version_.offer());
-  Receiver other(backend_->sink(), version_.data().size());
+  Receiver other(sink(), version_.data().size());
   ASSERT_TRUE(receiver_.receive(wanted()).has_value());
   ASSERT_TRUE(other.receive(other.wanted(version_, source_->address())).has_value());
   ASSERT_TRUE(finished());
@@ -169,7 +119,8 @@ TEST_P(Stream, SourceThatGoesAwayIsALossAtOnce) {
 }
 
 TEST_P(Stream, NobodyListeningIsALoss) {
-  const std::string nobody = backend_->address_of_nobody();
+  const auto ended = make("ended");
+  const std::string nobody = ended->listen().value()->address();
   const auto begun = receiver_.receive(receiver_.wanted(version_, nobody));
   if (!begun) {
     EXPECT_EQ(begun.error().code(), ErrorCode::kPeerLost) << begun.error().message();
@@ -206,16 +157,40 @@ TEST_P(Stream, WithdrawnVersionIsRefusedAndLetsItsMemoryGo) {
   EXPECT_EQ(receiver_.failure->error.code(), ErrorCode::kNotFound);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Stream,
-                         ::testing::Values(Named{"memfd",
-                                                 [](OwnerLoop& loop) -> std::unique_ptr<Backend> {
-                                                   return std::make_unique<MemfdBackend>(loop);
-                                                 }},
-                                           Named{"tcp",
-                                                 [](OwnerLoop& loop) -> std::unique_ptr<Backend> {
-                                                   return std::make_unique<TcpBackend>(loop);
-                                                 }}),
-                         [](const auto& named) { return std::string(named.param.name); });
+TEST_P(Stream, ASinkOnAWatchedSourceWorksBeforeAndAfterTheWatch) {
+  ASSERT_TRUE(receiver_.sink->watch(source_->address()).has_value());
+  source_->offer(version_.offer());
+  ASSERT_TRUE(receiver_.receive(wanted()).has_value());
+  ASSERT_TRUE(finished());
+  receiver_.sink->unwatch();
+  receiver_.done = 0;
+  ASSERT_TRUE(receiver_.receive(wanted()).has_value());
+  ASSERT_TRUE(finished());
+  EXPECT_EQ(receiver_.done, 1) << receiver_.failure_text();
+}
+
+TEST_P(Stream, ItsTraitsAreThoseOfItsKind) {
+  EXPECT_EQ(transport_->traits().kind, GetParam().kind);
+  EXPECT_EQ(find_transport_kind(GetParam().kind)->maps_source, GetParam().maps_source);
+  source_->offer(version_.offer());
+  ASSERT_TRUE(receiver_.receive(wanted()).has_value());
+  ASSERT_TRUE(finished());
+  EXPECT_EQ(receiver_.view.has_value(), GetParam().maps_source);
+}
+
+// Every kind that the factory knows.
+INSTANTIATE_TEST_SUITE_P(Backends, Stream, ::testing::ValuesIn(transport_kinds()),
+                         [](const auto& traits) { return std::string(traits.param.kind); });
+
+TEST(MakeTransport, AnUnknownKindIsRefusedWithThoseThatThereAre) {
+  OwnerLoop loop;
+  const auto made = make_transport("unknown", loop.post(), {});
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().code(), ErrorCode::kInvalidInput);
+  EXPECT_THAT(made.error().message(), ::testing::HasSubstr("only memfd, tcp"));
+  EXPECT_EQ(make_transports("", loop.post(), {}).value().size(), transport_kinds().size());
+  EXPECT_EQ(make_transports("tcp", loop.post(), {}).value().size(), 1U);
+}
 
 }  // namespace
 }  // namespace wsync::transport

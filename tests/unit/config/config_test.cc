@@ -56,7 +56,7 @@ TEST(Config, ReadsEveryKindOfValue) {
             (DevicesConfig{.kind = DeviceKind::kSeparate, .count = 4, .buffer_bytes = 2U << 20U}));
   EXPECT_EQ(c.stages, Stages::kThree);
   EXPECT_EQ(c.host_memory, 12 * limits::kGiB);
-  EXPECT_EQ(c.transport, TransportPolicy::kTcp);
+  EXPECT_EQ(c.transport, "tcp");
   EXPECT_EQ(c.heartbeat.interval, Milliseconds(50));
   EXPECT_EQ(c.max_staleness, Milliseconds(0));
   EXPECT_EQ(c.log.level, LogLevel::kDebug);
@@ -182,7 +182,8 @@ TEST(Config, TooFewArenasForSidecarsOfThisHostAreRefused) {
   EXPECT_EQ(
       why("arenas: 2\n"),
       "t.yaml:1: arenas: expected 3 or more, found 2: sidecars of this host map the target and "
-      "the version before it while the next one is made (fewer need transport: tcp)");
+      "the version before it while the next one is made (fewer need a transport that copies, such "
+      "as transport: tcp)");
   EXPECT_EQ(why("arenas: 2\ntransport: tcp\n"), "taken");
   EXPECT_EQ(why("arenas: 3\n"), "taken");
 }

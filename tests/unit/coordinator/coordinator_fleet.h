@@ -29,8 +29,8 @@ class Fleet {
   static CoordinatorOptions with_defaults(CoordinatorOptions options) {
     options.run_id = {7, 7};
     options.boot_id = "boot";
-    options.host_socket = "/run/host.sock";
-    options.data_address = "tcp://127.0.0.1:1";
+    if (options.transports.empty())
+      options.transports = {{"memfd", "/run/host.sock"}, {"tcp", "tcp://127.0.0.1:1"}};
     if (options.fleet_id.none() && !options.record && !options.new_fleet_id.none())
       return options;  // a test of how the id is chosen
     options.fleet_id = options.record ? options.record->fence.fleet : kFleetId;
@@ -109,7 +109,8 @@ class Fleet {
     control::Hello hello;
     hello.name = name;
     hello.boot_id = "boot";
-    hello.data_address = "tcp://127.0.0.1:" + std::to_string(10 + name.back());
+    hello.transports = {{"memfd", ""},
+                        {"tcp", "tcp://127.0.0.1:" + std::to_string(10 + name.back())}};
     hello.staged = std::move(staged);
     hello.replicas = {{.replica = "r-" + name, .world_size = 1, .ranks_attached = 1}};
     return hello;

@@ -10,7 +10,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr TimePoint kSoon{1'000};
-const DeliverySource kTcp{.transport = control::TransportKind::kTcp, .address = "tcp://h:1"};
+const control::TransportAddress kTcp{.kind = "tcp", .address = "tcp://h:1"};
 
 PublishRequested publish_of(std::uint64_t step) {
   return {.version = {1, step}, .layout_digest = {1, 1}, .layout = Bytes(4)};
@@ -32,12 +32,13 @@ TEST(Delivery, GoesFromTheOfferToStaged) {
   ASSERT_TRUE(delivery.stage(kTcp, kSoon).has_value());
   EXPECT_TRUE(delivery.is_under_way());
   EXPECT_TRUE(delivery.relays());
-  EXPECT_TRUE(delivery.reads_from("tcp://h:1"));
-  EXPECT_FALSE(delivery.reads_from("tcp://h:2"));
+  EXPECT_TRUE(delivery.reads_from({{"memfd", ""}, kTcp}));
+  EXPECT_FALSE(delivery.reads_from({{"tcp", "tcp://h:2"}, {"memfd", "tcp://h:1"}}));
+  EXPECT_FALSE(delivery.reads_from({}));
   delivery.complete();
   EXPECT_FALSE(delivery.is_under_way());
   EXPECT_TRUE(delivery.relays()) << "it still has the bytes";
-  EXPECT_FALSE(delivery.reads_from("tcp://h:1"));
+  EXPECT_FALSE(delivery.reads_from({kTcp}));
   EXPECT_FALSE(delivery.deadline().has_value());
   EXPECT_TRUE(delivery.invariants().has_value());
   delivery.forget();
@@ -69,30 +70,14 @@ TEST(Delivery, AChainWhoseLinksBreakAgainAndAgainComesToAnEnd) {
   EXPECT_TRUE(delivery.failure().empty());
 }
 
-TEST(Delivery, WithoutASourceItCannotStage) {
+TEST(Delivery, AMappedVersionIsNotRelayed) {
   Delivery delivery;
   (void)delivery.announce(publish_of(1), true, 1, kSoon);
   delivery.accept();
-  const auto stage = delivery.stage({.transport = control::TransportKind::kTcp}, kSoon);
-  ASSERT_FALSE(stage.has_value());
-  EXPECT_THAT(stage.error().message(), HasSubstr("no data_address is configured"));
-}
-
-TEST(Delivery, ReadsFromThisHostUnlessTheHandOverFailed) {
-  CoordinatorOptions options;
-  options.boot_id = "boot";
-  options.host_socket = "/run/host.sock";
-  const auto transport = [&](const std::string& boot_id, bool failed) {
-    return choose_source(options, boot_id, failed, "tcp://h:1").transport;
-  };
-  EXPECT_EQ(transport("boot", false), control::TransportKind::kMemfd);
-  EXPECT_EQ(transport("boot", true), control::TransportKind::kTcp);
-  EXPECT_EQ(transport("other", false), control::TransportKind::kTcp);
-  EXPECT_EQ(transport("", false), control::TransportKind::kTcp);
-  options.transport = TransportPolicy::kMemfd;
-  EXPECT_EQ(transport("other", true), control::TransportKind::kMemfd) << "it was demanded";
-  options.transport = TransportPolicy::kTcp;
-  EXPECT_EQ(transport("boot", false), control::TransportKind::kTcp);
+  ASSERT_TRUE(delivery.stage({.kind = "memfd", .address = "/run/host.sock"}, kSoon).has_value());
+  EXPECT_FALSE(delivery.relays());
+  delivery.complete();
+  EXPECT_FALSE(delivery.relays());
 }
 
 }  // namespace

@@ -13,16 +13,18 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
+const control::TransportAddress kTrainer{.kind = "tcp", .address = "tcp://trainer:1"};
+
 class RoundTest : public testing::Test {
  protected:
   RoundTest() {
     context_.now = TimePoint{1'000'000'000};
-    context_.options.data_address = "tcp://trainer:1";
+    context_.options.transports = {kTrainer};
     for (const char* name : {"a", "b"}) {
       Member& member = context_.roster.add(name);
       member.joined = true;
       member.peer = name;
-      member.data_address = std::string("tcp://") + name + ":1";
+      member.transports = {{"tcp", std::string("tcp://") + name + ":1"}};
       member.report.replicas = {{.replica = "r", .world_size = 1, .ranks_attached = 1}};
     }
     (void)context_.roster.add("lost");
@@ -38,8 +40,7 @@ class RoundTest : public testing::Test {
   }
   void stage(const std::string& name) {
     of(name).accept();
-    (void)of(name).stage({.transport = control::TransportKind::kTcp, .address = "tcp://trainer:1"},
-                         context_.now);
+    (void)of(name).stage(kTrainer, context_.now);
   }
   void stage_all(UpdateRound& round) {
     announce_all();
@@ -62,8 +63,7 @@ TEST_F(RoundTest, APublishGoesThroughItsStates) {
   round.begin_staging(context_);
   for (const char* name : {"a", "b"}) {
     EXPECT_EQ(round.advance(context_, 0), RoundStep::kWait);
-    (void)of(name).stage({.transport = control::TransportKind::kTcp, .address = "tcp://trainer:1"},
-                         context_.now);
+    (void)of(name).stage(kTrainer, context_.now);
     of(name).complete();
   }
   EXPECT_EQ(round.advance(context_, 0), RoundStep::kDecide);
@@ -152,10 +152,14 @@ TEST_F(RoundTest, WithoutMembersItEnds) {
 TEST_F(RoundTest, AMemberReadsFromTheNearestOneBeforeItThatRelays) {
   UpdateRound round = begin();
   stage_all(round);
-  EXPECT_EQ(round.chain_source(context_, context_.roster.add("a")), "tcp://trainer:1");
-  EXPECT_EQ(round.chain_source(context_, context_.roster.add("b")), "tcp://a:1");
+  const auto source = [&](const char* name, const control::TransportAddress& served) {
+    return round.chain_source(context_, context_.roster.add(name), served).address;
+  };
+  EXPECT_EQ(source("a", kTrainer), "tcp://trainer:1");
+  EXPECT_EQ(source("b", kTrainer), "tcp://a:1");
+  EXPECT_EQ(source("b", {"memfd", "/run/host.sock"}), "/run/host.sock") << "a does not serve by it";
   context_.roster.add("a").joined = false;
-  EXPECT_EQ(round.chain_source(context_, context_.roster.add("b")), "tcp://trainer:1");
+  EXPECT_EQ(source("b", kTrainer), "tcp://trainer:1");
 }
 
 TEST_F(RoundTest, MovedBytesAreThoseOfMembersThenOfReplicas) {

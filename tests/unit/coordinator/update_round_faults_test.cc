@@ -73,7 +73,7 @@ TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
     fleet.accept("a");
     const auto stage = fleet.last<control::Stage>("a");
     ASSERT_TRUE(stage.has_value());
-    EXPECT_EQ(stage->second.transport, control::TransportKind::kMemfd);
+    EXPECT_EQ(stage->second.transport, "memfd");
     fleet.from("a",
                control::Staged{.version = stage->second.version,
                                .failure = "connect to /run/host.sock: no such file",
@@ -81,7 +81,7 @@ TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
                stage->first.round);
     if (!source_lost) fleet.accept("a");  // it has dropped the version, and is offered it anew
     ASSERT_EQ(fleet.count<control::Stage>("a"), 2U);
-    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kTcp);
+    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, "tcp");
     EXPECT_EQ(fleet.last<control::Stage>("a")->second.source, "tcp://127.0.0.1:1");
     fleet.staged("a");
     fleet.switched("a");
@@ -89,7 +89,7 @@ TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
     EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
     fleet.publish(2);
     fleet.accept("a");
-    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kTcp)
+    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, "tcp")
         << "this process is not asked again";
     const auto again = fleet.last<control::Stage>("a");
     fleet.from("a", control::Staged{.version = again->second.version, .failure = "no memory"},
@@ -101,15 +101,14 @@ TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
     fleet.from("a-restarted", Fleet::hello("a"));
     fleet.publish(3);
     fleet.accept("a-restarted");
-    EXPECT_EQ(fleet.last<control::Stage>("a-restarted")->second.transport,
-              control::TransportKind::kMemfd);
+    EXPECT_EQ(fleet.last<control::Stage>("a-restarted")->second.transport, "memfd");
   }
 }
 
 TEST(Coordinator, ASidecarThatTakesNothingByTcpIsAskedForTheHandOverAgain) {
   Fleet fleet;
   control::Hello hello = Fleet::hello("a");
-  hello.data_address.clear();
+  hello.transports = {{"memfd", ""}};
   fleet.join("a", hello);
   fleet.publish();
   fleet.accept("a");
@@ -121,7 +120,7 @@ TEST(Coordinator, ASidecarThatTakesNothingByTcpIsAskedForTheHandOverAgain) {
                                .source_lost = true},
                stage->first.round);
     ASSERT_EQ(fleet.count<control::Stage>("a"), attempt);
-    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kMemfd);
+    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, "memfd");
   }
   fleet.staged("a");
   fleet.switched("a");
@@ -130,7 +129,7 @@ TEST(Coordinator, ASidecarThatTakesNothingByTcpIsAskedForTheHandOverAgain) {
 }
 
 TEST(Coordinator, WhereMemfdIsDemandedItsFailureIsTheRounds) {
-  Fleet fleet({.transport = TransportPolicy::kMemfd});
+  Fleet fleet({.transports = {{"memfd", "/run/host.sock"}}, .one_transport = true});
   fleet.join("a");
   fleet.publish();
   fleet.accept("a");

@@ -207,7 +207,7 @@ TEST(Coordinator, SidecarsOnOtherHostsFormAChainAndALostLinkIsBridged) {
   auto remote = [](const std::string& name) {
     auto hello = Fleet::hello(name);
     hello.boot_id = "other";
-    hello.data_address = "tcp://127.0.0.1:" + name;
+    hello.transports = {{"memfd", ""}, {"tcp", "tcp://127.0.0.1:" + name}};
     return hello;
   };
   for (const char* name : {"1", "2", "3"}) fleet.from_fence(name, kNoFence, remote(name));

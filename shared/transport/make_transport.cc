@@ -1,0 +1,75 @@
+#include "shared/transport/make_transport.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/transport/memfd/memfd_transport.h"
+#include "shared/transport/tcp/tcp_transport.h"
+
+namespace wsync::transport {
+namespace {
+
+struct Factory {
+  TransportTraits traits;
+  Result<std::unique_ptr<Transport>> (*make)(Post post, const TransportOptions& options);
+};
+
+// In order of preference: what copies nothing comes first.
+constexpr std::array kFactories = {
+    Factory{memfd::kTraits, memfd::make_memfd_transport},
+    Factory{tcp::kTraits, tcp::make_tcp_transport},
+};
+
+constexpr auto kKinds = [] {
+  std::array<TransportTraits, kFactories.size()> kinds;
+  std::ranges::transform(kFactories, kinds.begin(), &Factory::traits);
+  return kinds;
+}();
+
+static_assert(kKinds.size() <= limits::kTransportCount);
+static_assert(std::ranges::all_of(kKinds, [](const TransportTraits& traits) {
+  return !traits.kind.empty() && traits.kind.size() <= limits::kTransportKindBytes;
+}));
+
+}  // namespace
+
+std::span<const TransportTraits> transport_kinds() noexcept { return kKinds; }
+
+const TransportTraits* find_transport_kind(std::string_view kind) noexcept {
+  const auto found = std::ranges::find(kKinds, kind, &TransportTraits::kind);
+  return found == kKinds.end() ? nullptr : &*found;
+}
+
+std::string transport_kind_names() {
+  std::string names;
+  for (const TransportTraits& traits : kKinds)
+    names += (names.empty() ? "" : ", ") + std::string(traits.kind);
+  return names;
+}
+
+Result<std::unique_ptr<Transport>> make_transport(std::string_view kind, Post post,
+                                                  const TransportOptions& options) {
+  const auto found = std::ranges::find(kFactories, kind,
+                                       [](const Factory& factory) { return factory.traits.kind; });
+  if (found == kFactories.end())
+    return fail(ErrorCode::kInvalidInput, fmt::format("this build has no transport '{}', only {}",
+                                                      kind, transport_kind_names()));
+  return found->make(std::move(post), options);
+}
+
+Result<std::vector<std::unique_ptr<Transport>>> make_transports(std::string_view kind,
+                                                                const Post& post,
+                                                                const TransportOptions& options) {
+  std::vector<std::unique_ptr<Transport>> made;
+  if (!kind.empty()) {
+    made.push_back(WSYNC_TRY(make_transport(kind, post, options)));
+    return made;
+  }
+  for (const Factory& factory : kFactories) made.push_back(WSYNC_TRY(factory.make(post, options)));
+  return made;
+}
+
+}  // namespace wsync::transport

@@ -1,0 +1,41 @@
+#include "shared/transport/tcp/tcp_transport.h"
+
+#include <utility>
+
+#include "shared/transport/tcp/tcp_sink.h"
+#include "shared/transport/tcp/tcp_source.h"
+#include "shared/transport/tcp/uv_thread.h"
+
+namespace wsync::transport::tcp {
+namespace {
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(Post post, const TransportOptions& options, std::unique_ptr<UvThread> thread)
+      : post_(std::move(post)), options_(options), thread_(std::move(thread)) {}
+
+  [[nodiscard]] const TransportTraits& traits() const noexcept override { return kTraits; }
+  [[nodiscard]] Result<std::unique_ptr<BucketSource>> listen() override {
+    auto source = TcpSource::listen(
+        *thread_, {.listen = options_.data_address, .offer_wait = options_.offer_wait});
+    if (!source) return fail(source.error().with_context("data_address"));
+    return std::move(*source);
+  }
+  [[nodiscard]] Result<std::unique_ptr<BucketSink>> make_sink(SinkOptions /*options*/) override {
+    return std::make_unique<TcpSink>(*thread_, post_);
+  }
+
+ private:
+  const Post post_;
+  const TransportOptions options_;
+  const std::unique_ptr<UvThread> thread_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> make_tcp_transport(Post post, const TransportOptions& options) {
+  auto thread = WSYNC_TRY(UvThread::start());
+  return std::make_unique<TcpTransport>(std::move(post), options, std::move(thread));
+}
+
+}  // namespace wsync::transport::tcp

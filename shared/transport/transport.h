@@ -1,0 +1,48 @@
+// Transport: one kind of transport in one process. It makes the source, which serves versions, and
+// the sinks, which fetch them. Each backend is a folder with one implementation; make_transport.h
+// makes them by name.
+//
+// Thread: the owner's loop thread calls every method.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "shared/base/unix_socket.h"
+#include "shared/transport/limits.h"
+#include "shared/transport/stream.h"
+#include "shared/transport/traits.h"
+
+namespace wsync::transport {
+
+// What the kinds need of the process that uses them. Each kind reads what concerns it.
+struct TransportOptions {
+  std::string run_dir;  // existing directory for sockets; it belongs to this user alone
+  std::string name;     // of this process; its sockets in run_dir begin with it
+  // tcp://HOST:PORT at which a source of the kind `tcp` listens. Port 0: chosen by the system.
+  std::string data_address = "tcp://127.0.0.1:0";
+  Claim claim = Claim::kIfFree;  // of a socket in run_dir that another process serves
+  // How long a source waits for a requested version that is not offered yet.
+  std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
+};
+
+struct SinkOptions {
+  // Called on the owner's thread when the source that BucketSink::watch() has connected to is gone.
+  std::function<void(const Error& why)> on_source_lost = [](const Error&) {};
+};
+
+// The transport must outlive its source and its sinks.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  [[nodiscard]] virtual const TransportTraits& traits() const noexcept = 0;
+  // Binds an address and serves versions there. kBusy if another process serves it; kRefused if
+  // this release does not permit the address; kIo if it cannot be bound.
+  [[nodiscard]] virtual Result<std::unique_ptr<BucketSource>> listen() = 0;
+  // kIo if the kernel's resources do not suffice.
+  [[nodiscard]] virtual Result<std::unique_ptr<BucketSink>> make_sink(SinkOptions options) = 0;
+};
+
+}  // namespace wsync::transport

@@ -1,0 +1,81 @@
+// Which kind of transport a sidecar is told to read by.
+#include "trainer_side/coordinator/transport_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace wsync::coordinator {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+const control::TransportAddress kMemfd{.kind = "memfd", .address = "/run/host.sock"};
+const control::TransportAddress kTcp{.kind = "tcp", .address = "tcp://trainer:1"};
+
+class TransportChoice : public testing::Test {
+ protected:
+  TransportChoice() {
+    options_.boot_id = "boot";
+    options_.transports = {kMemfd, kTcp};
+    member_.boot_id = "boot";
+    member_.transports = {{"memfd", ""}, {"tcp", "tcp://s:1"}};
+  }
+  [[nodiscard]] std::string chosen() const {
+    const auto choice = choose_transport(options_, member_);
+    return choice ? choice->kind : choice.error().message();
+  }
+  CoordinatorOptions options_;
+  Member member_;
+};
+
+TEST_F(TransportChoice, OnOneHostThePreferredKindIsTaken) {
+  EXPECT_EQ(choose_transport(options_, member_).value(), kMemfd);
+  EXPECT_TRUE(has_alternative(options_, member_, "memfd"));
+}
+
+TEST_F(TransportChoice, AKindWithinOneHostDoesNotReachAnother) {
+  for (const char* boot_id : {"other", ""}) {
+    member_.boot_id = boot_id;
+    EXPECT_EQ(choose_transport(options_, member_).value(), kTcp);
+    EXPECT_FALSE(has_alternative(options_, member_, "tcp"));
+  }
+  options_.boot_id.clear();  // two hosts that are not known are not one host
+  EXPECT_EQ(chosen(), "tcp");
+}
+
+TEST_F(TransportChoice, TheOnlyPermittedKindIsTakenEvenIfTheHostsSeemToDiffer) {
+  member_.boot_id = "other";
+  options_.transports = {kMemfd};
+  options_.one_transport = true;
+  EXPECT_EQ(chosen(), "memfd");
+}
+
+TEST_F(TransportChoice, AFailedKindIsNotTriedAgainWhileThereIsAnother) {
+  member_.failed_transports["memfd"] = "no descriptor";
+  EXPECT_EQ(chosen(), "tcp");
+  EXPECT_FALSE(has_alternative(options_, member_, "tcp"));
+  member_.transports = {{"memfd", ""}};
+  EXPECT_EQ(chosen(), "memfd") << "there is no other";
+}
+
+TEST_F(TransportChoice, TheSidecarMustFetchByTheKind) {
+  member_.transports = {{"tcp", ""}};
+  EXPECT_EQ(chosen(), "tcp");
+  options_.transports = {kMemfd};
+  EXPECT_THAT(chosen(), AllOf(HasSubstr("serves by memfd"), HasSubstr("fetches by tcp;"),
+                              HasSubstr("`transport`")));
+  member_.boot_id = "other";
+  member_.transports.clear();
+  EXPECT_THAT(chosen(), HasSubstr("fetches by none and is on another host"));
+}
+
+TEST_F(TransportChoice, AKindThatThisBuildLacksIsPassedOver) {
+  options_.transports = {{"unknown", "coop"}, kTcp};
+  member_.transports = {{"unknown", ""}, {"tcp", ""}};
+  EXPECT_EQ(chosen(), "tcp");
+  EXPECT_FALSE(has_alternative(options_, member_, "tcp"));
+}
+
+}  // namespace
+}  // namespace wsync::coordinator

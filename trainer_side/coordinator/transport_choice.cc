@@ -1,0 +1,62 @@
+#include "trainer_side/coordinator/transport_choice.h"
+
+#include <vector>
+
+#include "shared/base/format.h"
+#include "shared/transport/traits.h"
+
+namespace wsync::coordinator {
+namespace {
+
+// The kinds that can reach the sidecar, preferred first.
+std::vector<const control::TransportAddress*> usable(const CoordinatorOptions& options,
+                                                     const Member& member) {
+  std::vector<const control::TransportAddress*> found;
+  for (const control::TransportAddress& served : options.transports) {
+    if (control::find_transport(member.transports, served.kind) == nullptr) continue;
+    const transport::TransportTraits* traits = transport::find_transport_kind(served.kind);
+    const bool reaches = traits != nullptr &&
+                         (traits->reach == transport::Reach::kNetwork || options.one_transport ||
+                          is_same_host(member.boot_id, options.boot_id));
+    if (reaches) found.push_back(&served);
+  }
+  return found;
+}
+
+std::string kinds_of(const std::vector<control::TransportAddress>& transports) {
+  std::string kinds;
+  for (const control::TransportAddress& each : transports)
+    kinds += (kinds.empty() ? "" : ", ") + each.kind;
+  return kinds.empty() ? "none" : kinds;
+}
+
+}  // namespace
+
+bool is_same_host(const std::string& boot_id, const std::string& other) {
+  return !boot_id.empty() && boot_id == other;
+}
+
+Result<control::TransportAddress> choose_transport(const CoordinatorOptions& options,
+                                                   const Member& member) {
+  const auto candidates = usable(options, member);
+  if (candidates.empty())
+    return fail(
+        ErrorCode::kNotFound,
+        fmt::format(
+            "no transport reaches it: this trainer serves by {}, the sidecar fetches by "
+            "{}{}; check the key `transport` of both configurations",
+            kinds_of(options.transports), kinds_of(member.transports),
+            is_same_host(member.boot_id, options.boot_id) ? "" : " and is on another host"));
+  for (const control::TransportAddress* candidate : candidates)
+    if (!member.failed_transports.contains(candidate->kind)) return *candidate;
+  return *candidates.front();
+}
+
+bool has_alternative(const CoordinatorOptions& options, const Member& member,
+                     const std::string& kind) {
+  for (const control::TransportAddress* candidate : usable(options, member))
+    if (candidate->kind != kind && !member.failed_transports.contains(candidate->kind)) return true;
+  return false;
+}
+
+}  // namespace wsync::coordinator
