@@ -51,7 +51,7 @@ class RoundMetrics {
 struct PublishFacts {
   std::uint64_t queued = 0;       // publishes waiting for their snapshot
   std::uint64_t arena_bytes = 0;  // size of the snapshots' arenas
-  std::uint64_t wire_bytes = 0;   // bytes sent over TCP
+  std::uint64_t wire_bytes = 0;   // bytes of weights sent as copies
   std::uint32_t min_replicas = 1;
 };
 [[nodiscard]] std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
