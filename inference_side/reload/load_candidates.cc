@@ -21,12 +21,12 @@ bool LoadCandidates::withdrawn(const Version& version) const {
 
 bool LoadCandidates::loadable(const Version& version) const {
   return !version.none() && contains(staged_, version) && !withdrawn(version) &&
-         std::ranges::find(put_off_, version, &PutOff::version) == put_off_.end();
+         std::ranges::find(postponed_, version, &Postponed::version) == postponed_.end();
 }
 
 std::optional<TimePoint> LoadCandidates::next_wake() const {
   std::optional<TimePoint> wake;
-  for (const PutOff& one : put_off_)
+  for (const Postponed& one : postponed_)
     if (!wake || one.until < *wake) wake = one.until;
   return wake;
 }
@@ -34,21 +34,21 @@ std::optional<TimePoint> LoadCandidates::next_wake() const {
 void LoadCandidates::set_staged(std::vector<Version> versions) {
   // A copy that leaves the set, or that was not in the set when its load failed, counts as another
   // copy when it returns.
-  std::erase_if(put_off_, [&](const PutOff& one) {
+  std::erase_if(postponed_, [&](const Postponed& one) {
     return !contains(versions, one.version) || !contains(staged_, one.version);
   });
   staged_ = std::move(versions);
 }
 
 void LoadCandidates::reset(bool changed) {
-  put_off_.clear();
+  postponed_.clear();
   if (!changed) return;
   failures_ = 0;
   wait_ = retry_;
 }
 
 void LoadCandidates::expire(TimePoint now) {
-  std::erase_if(put_off_, [now](const PutOff& one) { return now >= one.until; });
+  std::erase_if(postponed_, [now](const Postponed& one) { return now >= one.until; });
 }
 
 void LoadCandidates::begin(const Version& version) {
@@ -56,9 +56,9 @@ void LoadCandidates::begin(const Version& version) {
   attempted_ = version;
 }
 
-void LoadCandidates::put_off(const Version& version, TimePoint now) {
+void LoadCandidates::postpone(const Version& version, TimePoint now) {
   failures_ = 0;
-  put_off_.push_back({.version = version, .until = now + wait_});
+  postponed_.push_back({.version = version, .until = now + wait_});
   wait_ = std::min(2 * wait_, retry_max_);
 }
 
@@ -69,8 +69,8 @@ void LoadCandidates::succeed(bool target) {
 
 Result<> LoadCandidates::invariants() const {
   if (failures_ >= 2) return fail(ErrorCode::kInternal, "a version has failed twice and is tried");
-  for (const PutOff& one : put_off_)
-    if (std::ranges::count(put_off_, one.version, &PutOff::version) != 1)
+  for (const Postponed& one : postponed_)
+    if (std::ranges::count(postponed_, one.version, &Postponed::version) != 1)
       return fail(ErrorCode::kInternal,
                   fmt::format("version {} is put off twice", one.version.to_string()));
   return {};

@@ -38,7 +38,7 @@ class LoadCandidates {
   // target.
   void reset(bool changed);
   // Another process is attached. It may be able to load what the previous process could not.
-  void forget_failures() { put_off_.clear(); }
+  void forget_failures() { postponed_.clear(); }
   // Allows versions whose deferral has ended to be tried again.
   void expire(TimePoint now);
 
@@ -47,7 +47,7 @@ class LoadCandidates {
   // Counts a failed load. Returns true if the version may be tried a second time at once.
   [[nodiscard]] bool count_failure() { return ++failures_ < 2; }
   // Defers a version that cannot be loaded at present.
-  void put_off(const Version& version, TimePoint now);
+  void postpone(const Version& version, TimePoint now);
   // Every rank has loaded the version. `target`: it is the decided version.
   void succeed(bool target);
 
@@ -56,7 +56,7 @@ class LoadCandidates {
   [[nodiscard]] Result<> invariants() const;
 
  private:
-  struct PutOff {
+  struct Postponed {
     Version version;
     TimePoint until{};
   };
@@ -66,7 +66,7 @@ class LoadCandidates {
   std::chrono::nanoseconds wait_;  // of the next version that is deferred
   std::vector<Version> staged_;
   std::vector<Version> withdrawn_;
-  std::vector<PutOff> put_off_;
+  std::vector<Postponed> postponed_;
   Version attempted_;           // the last version whose load began
   std::uint32_t failures_ = 0;  // its consecutive failed loads
 };

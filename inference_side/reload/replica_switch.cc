@@ -137,7 +137,7 @@ void ReplicaSwitch::handle(const LoadNotBegun& event) {
   }
   last_failure_ = fmt::format("version {} could not be loaded: {}", goal_.to_string(), event.why);
   ranks_.revert_load();
-  candidates_.put_off(goal_, now_);
+  candidates_.postpone(goal_, now_);
   rolled_back_ = false;
   outcome_.load_void();
   if (runnable())
@@ -389,7 +389,7 @@ void ReplicaSwitch::load_failed(std::uint32_t rank, const std::string& why) {
     begin_load(again);
     return;
   }
-  candidates_.put_off(goal_, now_);
+  candidates_.postpone(goal_, now_);
   out_.push_back(CopySuspect{.version = goal_});
   if (goal_ != target_.target && candidates_.loadable(target_.target)) {
     begin_load(target_.target);

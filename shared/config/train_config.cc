@@ -168,7 +168,7 @@ void bind_rollout(Binder& binder, const TrainConfig& train, std::optional<Rollou
   binder.number("clip_high", c.clip_high, kClipRatio);
   binder.number("kl", c.kl, kDecay);
   binder.duration("deadline", c.deadline, kDeadline);
-  binder.duration("patience", c.wait_limit, kDeadline);
+  binder.duration("wait_limit", c.wait_limit, kDeadline);
   if (on && c.engines.empty())
     binder.refuse("engines",
                   "expected the engines that generate, such as http://127.0.0.1:8000, with a comma "

@@ -63,7 +63,7 @@ CallbackTime::CallbackTime(Loop& loop, CallbackName name)
       name_(name),
       begin_(now()),
       waited_before_(loop.state().run_queue.waited(begin_)),
-      told_before_(loop.state().told) {}
+      reported_before_(loop.state().reported) {}
 
 CallbackTime::~CallbackTime() {
   Loop::State& state = loop_.state();
@@ -71,12 +71,13 @@ CallbackTime::~CallbackTime() {
   const nanoseconds took = end - begin_;
   nanoseconds waited{0};
   if (took >= kWorthReading) waited = state.run_queue.waited(end) - waited_before_;
-  const nanoseconds kept = std::max(took - waited - (state.told - told_before_), nanoseconds(0));
+  const nanoseconds kept =
+      std::max(took - waited - (state.reported - reported_before_), nanoseconds(0));
   if (kept.count() > state.longest_ns.load(std::memory_order_relaxed))
     state.longest_ns.store(kept.count(), std::memory_order_relaxed);
   if (kept < kSlowCallback) return;
   state.slow_callbacks.fetch_add(1, std::memory_order_relaxed);
-  state.told += kept;
+  state.reported += kept;
   log_warning(
       "the loop was kept for {:.0f} ms by a {}{}{} of {}, and waited {:.0f} ms more for a "
       "processor: "

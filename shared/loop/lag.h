@@ -53,7 +53,7 @@ class CallbackTime {
   const CallbackName name_;
   const TimePoint begin_;
   const std::chrono::nanoseconds waited_before_;  // time that this thread waited for a processor
-  const std::chrono::nanoseconds told_before_;
+  const std::chrono::nanoseconds reported_before_;
 };
 
 }  // namespace wsync

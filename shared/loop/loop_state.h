@@ -42,7 +42,7 @@ struct Loop::State {
   std::vector<Posted> posted;  // guarded by mutex
   // ---- see lag.h; for the loop's thread, except for the atomics ----
   RunQueue run_queue;
-  std::chrono::nanoseconds told{0};  // blocking time that was already reported
+  std::chrono::nanoseconds reported{0};  // blocking time that was already reported
   std::atomic<std::int64_t> longest_ns = 0;
   std::atomic<std::uint64_t> slow_callbacks = 0;
 };

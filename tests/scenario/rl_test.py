@@ -141,7 +141,7 @@ class Loop(unittest.TestCase):
 
     def test_no_answer_ends_the_run_with_the_reason(self):
         with ServingFleet(WSYNC) as fleet:
-            code, answer, log = fleet.train(SMALL | {"rollout.engines": "http://127.0.0.1:1", "rollout.patience": "1s"})
+            code, answer, log = fleet.train(SMALL | {"rollout.engines": "http://127.0.0.1:1", "rollout.wait_limit": "1s"})
             self.assertEqual(code, 3, answer)
             self.assertIn("step 4", answer["error"]["message"])
             self.assertIn("127.0.0.1:1", answer["error"]["message"])

@@ -76,7 +76,7 @@ class MemfdSource::Server {
     int pid = 0;
     std::optional<Frame> asked;  // a request that is not answered yet
     TimePoint asked_at{};
-    TimePoint told_at{};  // time of the last waiting frame
+    TimePoint notified_at{};  // time of the last waiting frame
     bool is_lost = false;
   };
 
@@ -217,8 +217,8 @@ void MemfdSource::Server::serve(Peer& peer, TimePoint at) {
       return send(peer, frame, {}, arena->get());
     }
   }
-  if (at - peer.told_at < std::chrono::milliseconds(limits::kStreamWaitingMs)) return;
-  peer.told_at = at;
+  if (at - peer.notified_at < std::chrono::milliseconds(limits::kStreamWaitingMs)) return;
+  peer.notified_at = at;
   Frame waiting = *peer.asked;
   waiting.type = FrameType::kWaiting;
   waiting.bytes = 0;

@@ -79,7 +79,7 @@ TEST(TrainConfig, ReadsEverySection) {
       "ranks: {rendezvous: /nfs/run7, address: '::1'}\n"
       "rollout: {engines: 'http://a:1, http://b:2', task: sort, digits: 5, seed: 4, answers: 4,\n"
       "          warm_start_steps: 2, max_staleness: 3, requests: 6, temperature: 0.5,\n"
-      "          clip_low: 0.1, clip_high: 0.3, kl: 0.01, deadline: 2s, patience: 20s}\n"
+      "          clip_low: 0.1, clip_high: 0.3, kl: 0.01, deadline: 2s, wait_limit: 20s}\n"
       "publish: {every: 8, run_dir: /run/p, heartbeat: {interval: 50ms}}\n"
       "trace_file: t\npicture: p.svg\nlog: {level: debug, format: json}\n");
   EXPECT_EQ(c.model, (ModelConfig{.vocabulary = 300,

@@ -37,7 +37,7 @@ TEST(LoadCandidates, AVersionHasTwoChancesAndIsThenPutOffForLongerEachTime) {
     EXPECT_TRUE(candidates.count_failure());
     candidates.begin(kV2);
     EXPECT_FALSE(candidates.count_failure());
-    candidates.put_off(kV2, kNow);
+    candidates.postpone(kV2, kNow);
     EXPECT_FALSE(candidates.loadable(kV2));
     EXPECT_TRUE(candidates.loadable(kV1));
     EXPECT_EQ(candidates.next_wake(), kNow + wait);
@@ -49,7 +49,7 @@ TEST(LoadCandidates, AVersionHasTwoChancesAndIsThenPutOffForLongerEachTime) {
     EXPECT_TRUE(candidates.invariants().has_value());
   }
   candidates.succeed(true);
-  candidates.put_off(kV2, kNow);
+  candidates.postpone(kV2, kNow);
   EXPECT_EQ(candidates.next_wake(), kNow + seconds(1)) << "a success starts anew";
 }
 
@@ -63,15 +63,15 @@ TEST(LoadCandidates, FailuresCountForOneVersion) {
 
 TEST(LoadCandidates, ADecisionAnotherEngineOrAnotherCopyAllowsItAtOnce) {
   LoadCandidates candidates = staged();
-  candidates.put_off(kV2, kNow);
+  candidates.postpone(kV2, kNow);
   candidates.reset(false);
   EXPECT_TRUE(candidates.loadable(kV2));
-  candidates.put_off(kV2, kNow);
+  candidates.postpone(kV2, kNow);
   EXPECT_EQ(candidates.next_wake(), kNow + seconds(2)) << "the wait stays with the target";
   candidates.forget_failures();
   EXPECT_TRUE(candidates.loadable(kV2));
   candidates.reset(true);
-  candidates.put_off(kV2, kNow);
+  candidates.postpone(kV2, kNow);
   EXPECT_EQ(candidates.next_wake(), kNow + seconds(1));
   candidates.set_staged({kV1, kV2});
   EXPECT_FALSE(candidates.loadable(kV2)) << "the same copy";
@@ -82,8 +82,8 @@ TEST(LoadCandidates, ADecisionAnotherEngineOrAnotherCopyAllowsItAtOnce) {
 
 TEST(LoadCandidates, InvariantsNameAVersionThatIsPutOffTwice) {
   LoadCandidates candidates = staged();
-  candidates.put_off(kV2, kNow);
-  candidates.put_off(kV2, kNow);
+  candidates.postpone(kV2, kNow);
+  candidates.postpone(kV2, kNow);
   ASSERT_FALSE(candidates.invariants().has_value());
   EXPECT_EQ(candidates.invariants().error().message(), "version 1.2 is put off twice");
 }

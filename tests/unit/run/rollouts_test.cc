@@ -248,7 +248,7 @@ TEST_F(TrainRollouts, AGroupThatIsBrokenFromTheStartLeavesNothingBehind) {
 }
 
 TEST_F(TrainRollouts, AnEngineThatDoesNotAnswerEndsTheStepWithItsReason) {
-  begin({"rollout.patience=1ms"});
+  begin({"rollout.wait_limit=1ms"});
   engine_.script([](const json&) { return rollout::test::refused_by(500, "a defect"); });
   std::vector<Batches> failed = try_step(kFirstGenerated);
   ASSERT_FALSE(failed[0]);
