@@ -164,10 +164,10 @@ TEST_F(MemfdPeer, RequestWithADescriptorIsGarbage) {
 
 TEST_F(MemfdPeer, StoppedSourceIsALossAtTheDeadline) {
   const auto listener =
-      listen_at(directory_ / "silent.sock", Claim::kIfFree);  // nobody reads from it
+      listen_at(directory_.path() / "silent.sock", Claim::kIfFree);  // nobody reads from it
   ASSERT_TRUE(listener.has_value());
   Receiver receiver(sink(), 0);
-  FetchRequest wanted = receiver.wanted(version_, directory_ / "silent.sock");
+  FetchRequest wanted = receiver.wanted(version_, directory_.path() / "silent.sock");
   wanted.stall_deadline = kShort;
   ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
@@ -200,10 +200,11 @@ TEST_F(MemfdPeer, ASourceWithoutDescriptorsPausesAndTakesThePeerLater) {
 
 // A sandbox, or a full table of descriptors: the hand-over fails, and the source is not lost by it.
 TEST_F(MemfdPeer, ADescriptorThatCannotBeTakenFailsTheTransferAlone) {
-  const auto listener = listen_at(directory_ / "other.sock", Claim::kIfFree);
+  const auto listener = listen_at(directory_.path() / "other.sock", Claim::kIfFree);
   ASSERT_TRUE(listener.has_value());
   Receiver receiver(sink(), 0);
-  ASSERT_TRUE(receiver.receive(receiver.wanted(version_, directory_ / "other.sock")).has_value());
+  ASSERT_TRUE(
+      receiver.receive(receiver.wanted(version_, directory_.path() / "other.sock")).has_value());
   const UniqueFd peer(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
   ASSERT_TRUE(peer.valid());
   const auto arena = version_.arena().share();

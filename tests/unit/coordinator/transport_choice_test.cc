@@ -10,14 +10,14 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-const control::TransportAddress kMemfd{.kind = "memfd", .address = "/run/host.sock"};
-const control::TransportAddress kTcp{.kind = "tcp", .address = "tcp://trainer:1"};
+const control::TransportAddress kServedMemfd{.kind = "memfd", .address = "/run/host.sock"};
+const control::TransportAddress kServedTcp{.kind = "tcp", .address = "tcp://trainer:1"};
 
 class TransportChoice : public testing::Test {
  protected:
   TransportChoice() {
     options_.boot_id = "boot";
-    options_.transports = {kMemfd, kTcp};
+    options_.transports = {kServedMemfd, kServedTcp};
     member_.boot_id = "boot";
     member_.transports = {{"memfd", ""}, {"tcp", "tcp://s:1"}};
   }
@@ -30,14 +30,14 @@ class TransportChoice : public testing::Test {
 };
 
 TEST_F(TransportChoice, OnOneHostThePreferredKindIsTaken) {
-  EXPECT_EQ(choose_transport(options_, member_).value(), kMemfd);
+  EXPECT_EQ(choose_transport(options_, member_).value(), kServedMemfd);
   EXPECT_TRUE(has_alternative(options_, member_, "memfd"));
 }
 
 TEST_F(TransportChoice, AKindWithinOneHostDoesNotReachAnother) {
   for (const char* boot_id : {"other", ""}) {
     member_.boot_id = boot_id;
-    EXPECT_EQ(choose_transport(options_, member_).value(), kTcp);
+    EXPECT_EQ(choose_transport(options_, member_).value(), kServedTcp);
     EXPECT_FALSE(has_alternative(options_, member_, "tcp"));
   }
   options_.boot_id.clear();  // two hosts that are not known are not one host
@@ -46,7 +46,7 @@ TEST_F(TransportChoice, AKindWithinOneHostDoesNotReachAnother) {
 
 TEST_F(TransportChoice, TheOnlyPermittedKindIsTakenEvenIfTheHostsSeemToDiffer) {
   member_.boot_id = "other";
-  options_.transports = {kMemfd};
+  options_.transports = {kServedMemfd};
   options_.one_transport = true;
   EXPECT_EQ(chosen(), "memfd");
 }
@@ -62,7 +62,7 @@ TEST_F(TransportChoice, AFailedKindIsNotTriedAgainWhileThereIsAnother) {
 TEST_F(TransportChoice, TheSidecarMustFetchByTheKind) {
   member_.transports = {{"tcp", ""}};
   EXPECT_EQ(chosen(), "tcp");
-  options_.transports = {kMemfd};
+  options_.transports = {kServedMemfd};
   EXPECT_THAT(chosen(), AllOf(HasSubstr("serves by memfd"), HasSubstr("fetches by tcp;"),
                               HasSubstr("`transport`")));
   member_.boot_id = "other";
@@ -71,7 +71,7 @@ TEST_F(TransportChoice, TheSidecarMustFetchByTheKind) {
 }
 
 TEST_F(TransportChoice, AKindThatThisBuildLacksIsPassedOver) {
-  options_.transports = {{"unknown", "coop"}, kTcp};
+  options_.transports = {{"unknown", "coop"}, kServedTcp};
   member_.transports = {{"unknown", ""}, {"tcp", ""}};
   EXPECT_EQ(chosen(), "tcp");
   EXPECT_FALSE(has_alternative(options_, member_, "tcp"));
