@@ -90,7 +90,7 @@ int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
   const std::string unknown =
       place == nullptr || place == &app ? std::string() : unknown_command(*place, arguments);
   const bool unknown_here = place == chosen && !unknown.empty();
-  if (unknown_here) message = fmt::format("no command '{}' below {}", unknown, place->get_name());
+  if (unknown_here) message = fmt::format("no command '{}' under {}", unknown, place->get_name());
   // A missing argument is not a misspelt word, so it gets no suggestion.
   if (unknown_here || error.get_name() != "RequiredError" || chosen == &app)
     message += suggestion(app, arguments);

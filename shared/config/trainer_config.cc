@@ -68,11 +68,12 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.count("arenas", c.arenas, {kArenasMin, kArenasMax});
   bind_transport(binder, c.transport, c.data_address);
   if (c.transport != TransportPolicy::kTcp && c.arenas < kArenasOfSharingHostMin)
-    binder.refuse("arenas",
-                  fmt::format("expected {} or more, found {}: sidecars of this host map the target "
-                              "and the version before it while the next one is made (fewer need "
-                              "transport: tcp)",
-                              kArenasOfSharingHostMin, c.arenas));
+    binder.refuse(
+        "arenas",
+        fmt::format(
+            "expected {} or more, found {}: sidecars of this host map the target and the version "
+            "before it while the next version is written (fewer arenas need transport: tcp)",
+            kArenasOfSharingHostMin, c.arenas));
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadlines.gather", c.deadlines.gather, kDeadline);
