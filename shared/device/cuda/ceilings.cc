@@ -109,9 +109,10 @@ Result<> PlainCalls::wait(const char* what) {
     const CUresult code = cuda().cuStreamQuery(stream_.get());
     if (code != CUDA_ERROR_NOT_READY) return check(cuda(), code, what);
     if (now() <= deadline) continue;
-    gpu_->context()->abandon("a plain call did not end within a minute");
-    return fail(ErrorCode::kDeadline, fmt::format("{}: {} of {} bytes did not end within a minute",
-                                                  gpu_->name(), what, bytes_));
+    gpu_->context()->abandon("a plain call did not complete within a minute");
+    return fail(ErrorCode::kDeadline,
+                fmt::format("{}: {} of {} bytes did not complete within a minute", gpu_->name(),
+                            what, bytes_));
   }
 }
 
