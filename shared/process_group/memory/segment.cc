@@ -21,7 +21,7 @@ constexpr int kNeededSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 tl::unexpected<Error> no_segment(int fd, const std::string& why) {
   return fail(ErrorCode::kInvalidInput,
-              fmt::format("descriptor {} is no segment of ranks: {}; pass the one that "
+              fmt::format("descriptor {} is not a segment of ranks: {}; pass the descriptor that "
                           "the launcher has created",
                           fd, why));
 }
@@ -77,8 +77,8 @@ std::shared_ptr<Segment> Segment::make(MappedRegion region, const Layout& layout
 Result<std::shared_ptr<Segment>> Segment::open(int fd) {
   const auto bytes = WSYNC_TRY(sealed_size(fd));
   if (bytes < sizeof(SegmentHeader))
-    return no_segment(
-        fd, fmt::format("it has {} bytes, its header alone {}", bytes, sizeof(SegmentHeader)));
+    return no_segment(fd, fmt::format("it has {} bytes, but its header alone needs {}", bytes,
+                                      sizeof(SegmentHeader)));
   auto region = MappedRegion::map(fd, bytes, true);
   if (!region)
     return fail(region.error().with_context(fmt::format("segment of ranks, descriptor {}", fd)));
@@ -87,9 +87,10 @@ Result<std::shared_ptr<Segment>> Segment::open(int fd) {
     return no_segment(
         fd, fmt::format("it begins with {:016x}, expected {:016x}", header->magic, kSegmentMagic));
   if (header->format != kSegmentFormat)
-    return no_segment(fd, fmt::format("it has format {}, this program knows {}; start launcher "
-                                      "and ranks from one version of wsync",
-                                      header->format, kSegmentFormat));
+    return no_segment(fd,
+                      fmt::format("it has format {}, but this program supports format {}; start "
+                                  "the launcher and the ranks from the same version of wsync",
+                                  header->format, kSegmentFormat));
   const HostSegmentOptions options{.size = header->size, .channel_bytes = header->channel_bytes};
   if (auto valid = check_options(options); !valid) return no_segment(fd, valid.error().message());
   const Layout layout{.size = options.size, .channel_bytes = options.channel_bytes};

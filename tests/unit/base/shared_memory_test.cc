@@ -103,7 +103,7 @@ TEST(SharedArena, UnfinishedVersionIsRefused) {
   const UniqueFd shared = std::move(*arena.share());
   const auto view = ArenaView::open(shared.get());
   ASSERT_FALSE(view.has_value());
-  EXPECT_EQ(view.error().message(), "the arena holds no complete version");
+  EXPECT_EQ(view.error().message(), "the arena does not contain a complete version");
 }
 
 TEST(SharedArena, AnotherVersionFenceLayoutOrContentIsRefusedNamingBoth) {
