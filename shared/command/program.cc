@@ -152,7 +152,7 @@ void build_app(const ProgramSpec& program, CLI::App& app, Context& context) {
   app.set_version_flag("--version", "wsync " WSYNC_VERSION);
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or too late, "
+      "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or deadline passed, "
       "130 interrupted.\n`wsync COMMAND --help` has examples.");
   program.add_commands(app, context);
   for (const OtherProgram& other : program.others)

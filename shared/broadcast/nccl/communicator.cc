@@ -169,8 +169,9 @@ class NcclCommunicator final : public Communicator {
       if (here < size())
         return fail(ErrorCode::kDeadline, fmt::format("{} of {} ranks of a group have not joined",
                                                       size() - here, size()));
-      return fail(ErrorCode::kDeadline,
-                  fmt::format("NCCL had not connected the {} ranks of a group in time", size()));
+      return fail(
+          ErrorCode::kDeadline,
+          fmt::format("NCCL did not connect the {} ranks of a group before the deadline", size()));
     }
   }
 

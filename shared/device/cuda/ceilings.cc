@@ -132,7 +132,7 @@ Result<std::unique_ptr<Ceilings>> make_ceilings(const Driver& cuda, std::uint32_
                                                 std::uint64_t bytes) {
   if (bytes == 0 || bytes % kGranuleBytes != 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("ceilings are measured with a multiple of {} bytes, not with {}",
+                fmt::format("ceilings are measured with a multiple of {} bytes, found {}",
                             kGranuleBytes, bytes));
   auto open = WSYNC_TRY(Gpu::open(cuda, gpu));
   auto made = std::make_unique<PlainCalls>(std::move(open), bytes);

@@ -75,12 +75,12 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
   int min = 0;
   int greatest = 0;
   WSYNC_TRY(check(cuda, cuda.cuCtxGetStreamPriorityRange(&min, &greatest),
-                  options.name + ": priorities of streams"));
+                  options.name + ": cannot read the range of stream priorities"));
   CUstream stream = nullptr;
   WSYNC_TRY(check(cuda,
                   cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING,
                                                   priority_of(options.role, min, greatest)),
-                  options.name + ": no stream"));
+                  options.name + ": cannot create a stream"));
   OwnedStream owned(gpu->context(), stream);
   auto made = std::unique_ptr<CudaStream>(
       new CudaStream(std::move(gpu), std::move(options), std::move(owned)));

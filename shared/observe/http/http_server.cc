@@ -164,7 +164,8 @@ bool HttpServer::read_body(Exchange& exchange) const {
       set_error(exchange.response, 413, too_large_sentence());
       return false;
     case Connection::BodyEnd::kBroken:
-      set_error(exchange.response, 400, "the body ended early, came too slowly or had a bad chunk");
+      set_error(exchange.response, 400,
+                "the body ended early, arrived too slowly or had an invalid chunk");
       return false;
   }
   return false;

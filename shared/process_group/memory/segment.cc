@@ -95,11 +95,10 @@ Result<std::shared_ptr<Segment>> Segment::open(int fd) {
   if (auto valid = check_options(options); !valid) return no_segment(fd, valid.error().message());
   const Layout layout{.size = options.size, .channel_bytes = options.channel_bytes};
   if (header->segment_bytes != layout.segment_bytes() || bytes != layout.segment_bytes())
-    return no_segment(
-        fd, fmt::format("it has {} bytes and says {}, for {} ranks with channels of {} bytes {} "
-                        "are expected",
-                        bytes, header->segment_bytes, layout.size, layout.channel_bytes,
-                        layout.segment_bytes()));
+    return no_segment(fd, fmt::format("it has {} bytes and its header says {}; a segment for {} "
+                                      "ranks with channels of {} bytes has {}",
+                                      bytes, header->segment_bytes, layout.size,
+                                      layout.channel_bytes, layout.segment_bytes()));
   return std::make_shared<Segment>(std::move(*region), layout);
 }
 

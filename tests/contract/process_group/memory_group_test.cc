@@ -275,10 +275,11 @@ TEST(MemoryGroup, ASegmentWhoseHeaderDoesNotHoldIsRefused) {
   EXPECT_THAT(with(12, std::uint32_t{0}), HasSubstr("a group of 0 ranks"));
   EXPECT_THAT(with(12, std::uint32_t{3}), HasSubstr("for 3 ranks with channels of 64 bytes"));
   EXPECT_THAT(with(16, std::uint64_t{100}), HasSubstr("channels of 100 bytes"));
-  EXPECT_THAT(with(24, std::uint64_t{100}), HasSubstr("and says 100, for 2 ranks"));
+  EXPECT_THAT(with(24, std::uint64_t{100}),
+              HasSubstr("and its header says 100; a segment for 2 ranks"));
   Bytes cut = good;
   cut.pop_back();
-  EXPECT_THAT(refusal(file_of(cut).get()), HasSubstr("are expected"));
+  EXPECT_THAT(refusal(file_of(cut).get()), HasSubstr("; a segment for 2 ranks"));
 }
 
 }  // namespace

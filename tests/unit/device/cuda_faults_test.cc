@@ -106,7 +106,7 @@ TEST_F(CudaFaults, AStreamThatCannotBeMadeIsAnError) {
   };
   const auto work = (*device)->create_stream(StreamRole::kReload);
   ASSERT_FALSE(work);
-  expect(work.error(), ErrorCode::kResourceExhausted, "reload stream: no stream");
+  expect(work.error(), ErrorCode::kResourceExhausted, "reload stream: cannot create a stream");
 }
 
 TEST_F(CudaFaults, AnErrorOfACopyReachesEverythingBehindIt) {

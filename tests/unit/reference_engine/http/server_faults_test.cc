@@ -119,7 +119,7 @@ TEST(ServerFaults, WhatIsNoHttpIsRefused) {
   expect_refused(served, "GET / HTTP/1.1\r\n: x\r\n\r\n", 400, "has no name");
   expect_refused(served, "POST /resume HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n", 415,
                  "Content-Encoding is 'gzip'");
-  expect_refused(served, chunked + "zz\r\n", 400, "the body ended early, came too slowly or had");
+  expect_refused(served, chunked + "zz\r\n", 400, "the body ended early, arrived too slowly or");
   expect_refused(served, chunked + "2\r\nabXX\r\n", 400, "the body ended early");
   EXPECT_EQ(json_of(served.get("/health")), json::object());
 }
