@@ -26,7 +26,7 @@ Result<Digest> Digest::parse(std::string_view text) {
       nibble = static_cast<std::uint64_t>(c - 'A' + 10);
     else
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("digest '{}' has a character that is no hex digit", text));
+                  fmt::format("digest '{}' has a character that is not a hex digit", text));
     std::uint64_t& half = i < 16 ? digest.high : digest.low;
     half = (half << 4U) | nibble;
   }

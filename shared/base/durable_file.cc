@@ -30,8 +30,8 @@ Result<LockFile> take_turn(const std::string& path, Claim how) {
     auto lock = LockFile::acquire(path + ".lock");
     if (lock || lock.error().code() != ErrorCode::kBusy) return lock;
     if (now() >= deadline)
-      return fail(lock.error().with_context(fmt::format(
-          "write {}: waited {} s for the writer before this one", path, kTurn.count())));
+      return fail(lock.error().with_context(
+          fmt::format("write {}: waited {} s for another writer to finish", path, kTurn.count())));
     ::nanosleep(&kBetweenTries, nullptr);
   }
 }
@@ -70,7 +70,7 @@ Result<> replace(int directory, const std::string& path, const std::string& fres
     if (is_first)
       ::unlink(path.c_str());
     else if (const auto back = rename_file(old, path); !back)
-      done = fail(done.error().with_context(back.error().message() + ", and before it"));
+      done = fail(done.error().with_context(back.error().message() + "; the first error was"));
   }
   ::unlink(old.c_str());
   return done;
@@ -97,7 +97,7 @@ Result<> write_durably(const std::filesystem::path& path,
   Result<> written = write_temporary(fresh, bytes);
   if (written && !turn.is_ours())
     written = fail(ErrorCode::kBusy,
-                   fmt::format("write {}: another writer has taken it over", path.string()));
+                   fmt::format("write {}: another writer has taken over the file", path.string()));
   if (written) written = replace(directory.get(), path.string(), fresh, path.string() + ".old");
   if (!written) ::unlink(fresh.c_str());
   return written;

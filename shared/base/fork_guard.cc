@@ -180,11 +180,10 @@ bool HomeProcess::is_here() const noexcept { return forks_ == fork_count && pid_
 
 Result<> HomeProcess::check(std::string_view what) const {
   if (is_here()) return {};
-  return fail(
-      ErrorCode::kInvalidInput,
-      fmt::format("this {} belongs to process {}, which forked this one ({}): use it there, "
-                  "and make another one here",
-                  what, pid_, ::getpid()));
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("this {0} belongs to process {1}, which forked the current process "
+                          "({2}): use the {0} there, and create another one here",
+                          what, pid_, ::getpid()));
 }
 
 }  // namespace wsync

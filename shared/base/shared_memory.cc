@@ -129,7 +129,8 @@ Result<> compare(const ArenaIdentity& found, std::uint64_t data_bytes,
   if (expected.content && *expected.content != found.content)
     problem = differs("content digest", *expected.content, found.content, digest);
   if (problem.empty()) return {};
-  return fail(ErrorCode::kRefused, problem + "; the writer has gone on to another version");
+  return fail(ErrorCode::kRefused,
+              problem + "; the writer has reused the arena for another version");
 }
 
 }  // namespace
@@ -172,8 +173,9 @@ Result<> MappedRegion::populate(bool writable, unsigned threads,
     // Kernels before 5.14 do not support this request. Pages are then allocated at their first use.
     if (error == 0 || error == EINVAL) continue;
     if (error == ECANCELED)
-      return fail(ErrorCode::kCancelled,
-                  fmt::format("stopped while {} bytes were touched", bytes_.size()));
+      return fail(
+          ErrorCode::kCancelled,
+          fmt::format("stopped while the pages of {} bytes were being touched", bytes_.size()));
     // EFAULT means that an access would raise SIGBUS (madvise(2)), because no page can be
     // allocated.
     return fail_errno(fmt::format("touch {} bytes of an arena", bytes_.size()),
@@ -237,7 +239,7 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
   // Reserves what populate() did not (everything on old kernels), so that no later write can fail.
   for (std::uint64_t at = 0; at < file_bytes; at += kSliceBytes) {
     if (options.stop.stop_requested())
-      return fail(ErrorCode::kCancelled, what + ": stopped while its memory was reserved");
+      return fail(ErrorCode::kCancelled, what + ": stopped while its memory was being reserved");
     const std::uint64_t n = std::min(kSliceBytes, file_bytes - at);
     if (::fallocate(fd.get(), 0, static_cast<off_t>(at), static_cast<off_t>(n)) != 0)
       return fail_errno(fmt::format("{}: reserve {} bytes", what, file_bytes), errno);
@@ -323,9 +325,10 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
                 fmt::format("the descriptor is not a sealed arena: seals {:#x}, expected {:#x}",
                             seals < 0 ? 0 : seals, kSeals));
   if (file_bytes < kArenaHeaderBytes)
-    return fail(ErrorCode::kRefused,
-                fmt::format("the arena has {} bytes, less than its header's {}", file_bytes,
-                            kArenaHeaderBytes));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("the arena has {} bytes, which is smaller than an arena header ({} bytes)",
+                    file_bytes, kArenaHeaderBytes));
   auto region = WSYNC_TRY(MappedRegion::map(own.fd(), file_bytes, false));
   WSYNC_TRY(region.keep_from_children());
   const Header header = read_header(region.bytes());
@@ -333,11 +336,12 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
     return fail(ErrorCode::kRefused,
                 fmt::format("the descriptor is not an arena of format {}", kArenaFormat));
   if (header.data_bytes > file_bytes - kArenaHeaderBytes)
-    return fail(ErrorCode::kRefused,
-                fmt::format("the arena says {} bytes of data, its file has {}", header.data_bytes,
-                            file_bytes - kArenaHeaderBytes));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("the arena's header says {} bytes of data, but its file has room for {}",
+                    header.data_bytes, file_bytes - kArenaHeaderBytes));
   if (header.state != ArenaState::kComplete)
-    return fail(ErrorCode::kRefused, "the arena holds no complete version");
+    return fail(ErrorCode::kRefused, "the arena does not contain a complete version");
   WSYNC_TRY(compare(header.identity, header.data_bytes, expected));
   WSYNC_TRY(region.populate(false, threads));
   if (planted("lease_let_go")) (void)set_lock(own.fd(), F_UNLCK);

@@ -107,13 +107,13 @@ Result<> make_private_directory(const std::string& path) {
     return fail(ErrorCode::kRefused, fmt::format("{} is not a directory", path));
   if (status.st_uid != ::geteuid())
     return fail(ErrorCode::kRefused,
-                fmt::format("directory {} belongs to user {}, this process runs as user {}: choose "
-                            "a directory of its own",
+                fmt::format("directory {} belongs to user {}, but this process runs as user {}: "
+                            "choose a directory that this user owns",
                             path, status.st_uid, ::geteuid()));
   if ((status.st_mode & 077U) != 0)
-    return fail(ErrorCode::kRefused,
-                fmt::format("directory {} has mode {:04o}, sockets need a private one: chmod 0700",
-                            path, status.st_mode & 07777U));
+    return fail(ErrorCode::kRefused, fmt::format("directory {} has mode {:04o}, but sockets need a "
+                                                 "private directory: set its mode to 0700 (chmod)",
+                                                 path, status.st_mode & 07777U));
   return {};
 }
 
@@ -146,7 +146,7 @@ Result<LockFile> LockFile::seize(const std::string& path) {
   // The rename replaces the holder's file in one step. still_names() is false for the holder from
   // then on.
   if (::rename(lock->path_.c_str(), path.c_str()) != 0)
-    return fail_errno(fmt::format("seize {}", path), errno);
+    return fail_errno(fmt::format("take over {}", path), errno);
   lock->path_ = path;
   return lock;
 }
@@ -233,7 +233,7 @@ Result<AcceptedSocket> ListeningSocket::accept(TimePoint deadline) {
       return fail(std::move(accepted).error());
     if (accepted && accepted->has_value()) return std::move(**accepted);
     if (const auto ready = wait_readable(fd_.get(), deadline); !ready)
-      return fail(ErrorCode::kDeadline, fmt::format("nobody connected to {}", path()));
+      return fail(ErrorCode::kDeadline, fmt::format("no process connected to {}", path()));
   }
 }
 
@@ -256,9 +256,12 @@ Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
     if (errno == EAGAIN || errno == EINTR)
       return fail(
           ErrorCode::kDeadline,
-          fmt::format("connect to {}: its queue is full, the listener accepts nobody", path));
+          fmt::format(
+              "connect to {}: its queue is full, because the listener accepts no connections",
+              path));
     if (errno == ECONNREFUSED)
-      return fail(ErrorCode::kPeerLost, fmt::format("connect to {}: nobody listens there", path));
+      return fail(ErrorCode::kPeerLost,
+                  fmt::format("connect to {}: no process listens there", path));
     return fail_errno(fmt::format("connect to {}", path), errno);
   }
   const int flags = ::fcntl(fd.get(), F_GETFL);
@@ -266,9 +269,10 @@ Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
     return fail_errno("make socket non-blocking", errno);
   const auto peer = WSYNC_TRY(peer_credentials(fd.get()));
   if (peer.uid != ::geteuid())
-    return fail(ErrorCode::kRefused,
-                fmt::format("{} is served by process {} of user {}, this process runs as user {}",
-                            path, peer.pid, peer.uid, ::geteuid()));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("{} is served by process {} of user {}, but this process runs as user {}", path,
+                    peer.pid, peer.uid, ::geteuid()));
   return fd;
 }
 

@@ -36,7 +36,9 @@ trace::ClockReading clock_of(const control::TraceProcess& process) {
 void add_flows(trace::Trace& trace) {
   std::uint64_t left_out = 0;
   trace.flows = trace::update_flows(trace.processes, limits::kTraceFlows, &left_out);
-  if (left_out != 0) trace.notes.push_back(fmt::format("{} more arrows have no room", left_out));
+  if (left_out != 0)
+    trace.notes.push_back(
+        fmt::format("{} more arrows, which exceed the limit of one trace", left_out));
 }
 
 }  // namespace
@@ -67,8 +69,8 @@ trace::Trace trace_of(const control::TraceAnswer& answer) {
       span.end = span.end + -offset;
     }
     if (process.dropped != 0)
-      trace.notes.push_back(
-          fmt::format("{}: {} older spans are not kept any more", process.name, process.dropped));
+      trace.notes.push_back(fmt::format("{}: {} older spans, which the process has discarded",
+                                        process.name, process.dropped));
     trace.processes.push_back({.name = process.name,
                                .pid = process.pid,
                                .spans = std::move(spans),
@@ -143,7 +145,7 @@ std::string trace_text(const trace::Trace& trace) {
   const std::size_t processes = trace.processes.size();
   std::string text = fmt::format("{} process{}, {}, {}", processes, processes == 1 ? "" : "es",
                                  counted(spans, "span"), counted(trace.flows.size(), "flow"));
-  for (const std::string& note : trace.notes) text += "\nnot in it: " + note;
+  for (const std::string& note : trace.notes) text += "\nnot in the trace: " + note;
   return text;
 }
 

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -90,7 +91,7 @@ int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
   const std::string unknown =
       place == nullptr || place == &app ? std::string() : unknown_command(*place, arguments);
   const bool unknown_here = place == chosen && !unknown.empty();
-  if (unknown_here) message = fmt::format("no command '{}' below {}", unknown, place->get_name());
+  if (unknown_here) message = fmt::format("no command '{}' under {}", unknown, place->get_name());
   // A missing argument is not a misspelt word, so it gets no suggestion.
   if (unknown_here || error.get_name() != "RequiredError" || chosen == &app)
     message += suggestion(app, arguments);
@@ -152,7 +153,7 @@ void build_app(const ProgramSpec& program, CLI::App& app, Context& context) {
   app.set_version_flag("--version", "wsync " WSYNC_VERSION);
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or too late, "
+      "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or deadline passed, "
       "130 interrupted.\n`wsync COMMAND --help` has examples.");
   program.add_commands(app, context);
   for (const OtherProgram& other : program.others)

@@ -41,9 +41,10 @@ Result<> check_data_address(std::string_view address) {
   if (!is_loopback(rest.substr(0, colon)))
     return fail(
         ErrorCode::kRefused,
-        fmt::format("'{}' leaves this host, and that needs keys, which this release does "
-                    "not have; use ipc:// or a loopback address (127.0.0.1, localhost, [::1])",
-                    address));
+        fmt::format(
+            "'{}' is not a loopback address; a connection to another host needs keys, which this "
+            "release does not have; use ipc:// or a loopback address (127.0.0.1, localhost, [::1])",
+            address));
   return {};
 }
 

@@ -57,7 +57,8 @@ class Flattener final : public YAML::EventHandler {
       return;
     }
     if (value.find(kEndMark) != std::string::npos)
-      refuse(level.mark, fmt::format("'{}': its quote is not closed", path()));
+      refuse(level.mark,
+             fmt::format("'{}': the quotation mark of its value is not closed", path()));
     entries_.push_back({.key = path(), .value = value, .where = at(level.mark)});
     level.expects_key = true;
   }
@@ -119,7 +120,7 @@ class Flattener final : public YAML::EventHandler {
     levels_.back().mark = mark;
     levels_.back().expects_key = false;
     if (!seen_.insert(path()).second)
-      refuse(mark, fmt::format("'{}' is given a second time; keep one of the two", path()));
+      refuse(mark, fmt::format("'{}' is given twice; keep one of the two", path()));
   }
   [[nodiscard]] std::string path() const {
     std::string result;
@@ -149,8 +150,9 @@ class Flattener final : public YAML::EventHandler {
 Result<std::vector<Entry>> parse_document(std::string_view text, std::string_view name,
                                           const std::set<std::string>& lists) {
   if (text.size() > kConfigBytesMax)
-    return fail(ErrorCode::kInvalidInput, fmt::format("{}: {} bytes; a config has at most {}", name,
-                                                      text.size(), kConfigBytesMax));
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: {} bytes; a configuration file has at most {}", name, text.size(),
+                            kConfigBytesMax));
   try {
     std::istringstream stream{fmt::format("{}\n{}\n", text, kEndMark)};
     YAML::Parser parser(stream);
@@ -158,8 +160,10 @@ Result<std::vector<Entry>> parse_document(std::string_view text, std::string_vie
     parser.HandleNextDocument(flattener);
     Flattener rest(name, lists);
     if (parser.HandleNextDocument(rest))
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{}: more than one YAML document; a config is one", name));
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("{}: more than one YAML document; a configuration file has exactly one",
+                      name));
     return flattener.take();
   } catch (const Refusal& refusal) {
     return fail(ErrorCode::kInvalidInput, refusal.what());

@@ -39,7 +39,8 @@ void bind_gpus(Binder& binder, DevicesConfig& devices) {
   const bool automatic = words.empty() || (words.size() == 1 && words[0] == kAutoText);
   if (devices.kind != DeviceKind::kCuda) {
     if (!automatic)
-      binder.refuse(kKey, "host devices have no GPU: leave it out, or choose devices.kind: cuda");
+      binder.refuse(kKey,
+                    "host devices have no GPU: leave this key out, or set devices.kind: cuda");
     return;
   }
   if (automatic) {
@@ -82,19 +83,19 @@ void bind_devices(Binder& binder, DevicesConfig& devices) {
       {{"auto", Collective::kAuto}, {"nccl", Collective::kNccl}, {"local", Collective::kLocal}});
   if (!devices.keep_buffers && devices.kind != DeviceKind::kCuda)
     binder.refuse("devices.keep_buffers",
-                  "false is for GPUs: leave it out, or set devices.kind: cuda");
+                  "false works only with GPUs: leave this key out, or set devices.kind: cuda");
   if (devices.collective != Collective::kNccl) return;
   const std::set<std::uint32_t> different(devices.gpus.begin(), devices.gpus.end());
   if (devices.kind != DeviceKind::kCuda)
     binder.refuse("devices.collective",
-                  "nccl is for GPUs: choose auto or local, or devices.kind: cuda");
+                  "nccl works only with GPUs: choose auto or local, or set devices.kind: cuda");
   else if (devices.count < 2)
     binder.refuse("devices.collective",
-                  "nccl is for several GPUs: choose auto or local for one device");
+                  "nccl needs at least two GPUs: choose auto or local for one device");
   else if (different.size() < devices.gpus.size())
     binder.refuse("devices.collective",
-                  "nccl takes each GPU once, and devices.gpus names one several times: choose auto "
-                  "or local");
+                  "nccl uses each GPU once, but devices.gpus names a GPU several times: choose "
+                  "auto or local");
 }
 
 void bind_sidecar(Binder& binder, SidecarConfig& c) {

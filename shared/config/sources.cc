@@ -9,6 +9,7 @@
 #include "shared/config/sidecar_config.h"
 #include "shared/config/train_config.h"
 #include "shared/config/trainer_config.h"
+#include "shared/config/units.h"
 
 namespace wsync::config {
 
@@ -37,8 +38,8 @@ std::vector<std::string> unknown_variables(const std::map<std::string, std::stri
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
     const std::string nearest = nearest_name(name, names);
     sentences.push_back(
-        fmt::format("the environment sets {}, which is no key and has no effect{}", name,
-                    nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest)));
+        fmt::format("the environment sets {}, which is not a configuration key and has no effect{}",
+                    name, nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest)));
   }
   return sentences;
 }

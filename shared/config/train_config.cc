@@ -45,8 +45,8 @@ void bind_model(Binder& binder, ModelConfig& c) {
   for (std::size_t i = sizes; i < keys.size(); ++i)
     if (const std::optional<Entry> entry = binder.take(keys[i]))
       binder.refuse(*entry,
-                    "expected to be left out beside model.checkpoint, whose config.json "
-                    "and weights are taken");
+                    "must be left out when model.checkpoint is set, because its config.json and "
+                    "weights are used");
 }
 
 void bind_data(Binder& binder, DataConfig& c) {
@@ -63,8 +63,8 @@ void bind_parallel(Binder& binder, ParallelConfig& c) {
   binder.count("parallel.dp", c.dp, {1, kTrainRanks});
   if (c.dp % c.ep != 0)
     binder.refuse("parallel.ep",
-                  fmt::format("expected a divisor of parallel.dp ({}), for the ranks that share a "
-                              "layer's experts are data-parallel replicas; found {}",
+                  fmt::format("expected a divisor of parallel.dp ({}), because the ranks that "
+                              "share a layer's experts are data-parallel replicas; found {}",
                               c.dp, c.ep));
   if (std::uint64_t{c.pp} * c.dp > kTrainRanks)
     binder.refuse("parallel.dp", fmt::format("expected at most {} ranks, found parallel.pp * "
@@ -125,9 +125,10 @@ void bind_save(Binder& binder, SaveConfig& c) {
   binder.text("save.directory", c.directory);
   binder.count("save.every", c.every, {0, kTrainSteps});
   if (c.directory.empty() && c.every != 0)
-    binder.refuse("save.every", fmt::format("expected 0 without save.directory, found {}: there "
-                                            "is no place to save to",
-                                            c.every));
+    binder.refuse(
+        "save.every",
+        fmt::format("expected 0 without save.directory, found {}: there is no directory to save to",
+                    c.every));
 }
 
 void bind_ranks(Binder& binder, RanksConfig& c) {
@@ -171,8 +172,8 @@ void bind_rollout(Binder& binder, const TrainConfig& train, std::optional<Rollou
   binder.duration("wait_limit", c.wait_limit, kDeadline);
   if (on && c.engines.empty())
     binder.refuse("engines",
-                  "expected the engines that generate, such as http://127.0.0.1:8000, with a comma "
-                  "between them; found none");
+                  "expected the addresses of the engines that generate, such as "
+                  "http://127.0.0.1:8000, separated by commas; found none");
   const std::uint64_t sequences =
       std::uint64_t{train.parallel.dp} * train.schedule.microbatches * train.data.micro_batch;
   if (sequences % c.answers != 0)
@@ -203,11 +204,12 @@ void bind_train(Binder& binder, TrainConfig& c) {
   bind_rollout(binder, c, c.rollout);
   bind_publish(binder, c.publish);
   if (c.rollout && c.publish && c.publish->every != 1 && c.publish->every <= c.steps)
-    binder.refuse("publish.every",
-                  fmt::format("expected 1 beside `rollout`, where each step's weights generate for "
-                              "the next one, or more than `steps` ({}), for engines that keep "
-                              "their first weights; found {}",
-                              c.steps, c.publish->every));
+    binder.refuse(
+        "publish.every",
+        fmt::format(
+            "expected 1 with `rollout`, so that each step's weights generate for the next step, or "
+            "more than `steps` ({}), so that the engines keep their first weights; found {}",
+            c.steps, c.publish->every));
   binder.text("trace_file", c.trace_file);
   binder.text("picture", c.picture);
   bind_log(binder, c.log);

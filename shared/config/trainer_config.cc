@@ -70,11 +70,12 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_transport(binder, c.transport, c.data_address);
   const transport::TransportTraits* kind = transport::find_transport_kind(c.transport);
   if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)
-    binder.refuse("arenas",
-                  fmt::format("expected {} or more, found {}: sidecars of this host map the target "
-                              "and the version before it while the next one is made (fewer need "
-                              "a transport that copies, such as transport: tcp)",
-                              kArenasOfSharingHostMin, c.arenas));
+    binder.refuse(
+        "arenas",
+        fmt::format(
+            "expected {} or more, found {}: sidecars of this host map the target and the version "
+            "before it while the next version is written (fewer arenas need transport: tcp)",
+            kArenasOfSharingHostMin, c.arenas));
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadlines.gather", c.deadlines.gather, kDeadline);

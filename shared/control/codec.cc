@@ -226,12 +226,13 @@ Result<Header> read_header(ByteReader& reader) {
   const auto magic = reader.get<std::uint32_t>("magic");
   const auto protocol = reader.get<std::uint16_t>("protocol version");
   if (reader.ok() && magic != kMagic)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("message: begins with {:#010x}, expected {:#010x}: not a wsync peer",
-                            magic, kMagic));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("message: begins with {:#010x}, expected {:#010x}: the peer is not wsync",
+                    magic, kMagic));
   if (reader.ok() && protocol != kProtocolVersion)
     return fail(ErrorCode::kRefused,
-                fmt::format("message: protocol version {}, this process speaks {}: run the same "
+                fmt::format("message: protocol version {}, but this process uses {}: run the same "
                             "release of wsync on both sides",
                             protocol, kProtocolVersion));
   Header header;
@@ -253,7 +254,7 @@ Result<Header> read_header(ByteReader& reader) {
   const Bytes replica = reader.get_raw(replica_bytes, "replica");
   header.envelope.replica.assign(reinterpret_cast<const char*>(replica.data()), replica.size());
   if (header.payload_bytes != reader.remaining())
-    reader.violate("payload length", fmt::format("says {} bytes, {} are there",
+    reader.violate("payload length", fmt::format("says {} bytes, but the message has {}",
                                                  header.payload_bytes, reader.remaining()));
   if (reader.ok()) return header;
   return fail(reader.finish("message header").error());
@@ -349,8 +350,8 @@ Result<Decoded> decode(std::span<const std::byte> bytes) {
   auto header = WSYNC_TRY(read_header(reader));
   if (header.type == 0 || header.type > kDecoders.size())
     return fail(ErrorCode::kRefused,
-                fmt::format("message: type {} is unknown, this process knows 1 to {}", header.type,
-                            kDecoders.size()));
+                fmt::format("message: type {} is unknown, this process supports 1 to {}",
+                            header.type, kDecoders.size()));
   const auto type = static_cast<MessageType>(header.type);
   Message message = kDecoders[header.type - 1U](reader);
   WSYNC_TRY(reader.finish(message_name(type)));

@@ -12,7 +12,7 @@ Result<FleetId> FleetId::parse(std::string_view text) {
   if (!digits || (digits->low == 0 && digits->high == 0))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("expected a fleet id of 32 hex digits that are not all zero, found "
-                            "'{}'; `wsync status --json` shows that of a fleet that runs",
+                            "'{}'; `wsync status --json` shows the id of a running fleet",
                             text));
   return FleetId{.high = digits->high, .low = digits->low};
 }

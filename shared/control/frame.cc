@@ -23,9 +23,10 @@ Result<> FrameReader::feed(std::span<const std::byte> bytes, std::vector<UniqueF
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
   std::move(fds.begin(), fds.end(), std::back_inserter(fds_));
   if (fds_.size() > limits::kFdsPerFrame) {
-    error_ = Error(ErrorCode::kInvalidInput,
-                   fmt::format("frame: {} descriptors wait, at most {} may come with one frame",
-                               fds_.size(), limits::kFdsPerFrame));
+    error_ = Error(
+        ErrorCode::kInvalidInput,
+        fmt::format("frame: {} descriptors are waiting, at most {} are allowed with one frame",
+                    fds_.size(), limits::kFdsPerFrame));
     fds_.clear();
     return fail(*error_);
   }
@@ -48,8 +49,9 @@ Result<std::optional<Frame>> FrameReader::read_next() {
   if (buffered() < kFramePrefixBytes) {
     // Descriptors must arrive together with the first byte of the frame that announces them.
     if (buffered() == 0 && !fds_.empty())
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("frame: {} descriptors that no frame announced", fds_.size()));
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("frame: received {} descriptors that no frame announced", fds_.size()));
     return std::nullopt;
   }
   const std::span<const std::byte> waiting = std::span(buffer_).subspan(at_);
@@ -65,8 +67,9 @@ Result<std::optional<Frame>> FrameReader::read_next() {
                                                       fd_count, limits::kFdsPerFrame));
   if (buffered() < kFramePrefixBytes + message_bytes) return std::nullopt;
   if (fd_count > fds_.size())
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("frame: announces {} descriptors, {} came", fd_count, fds_.size()));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("frame: announces {} descriptors, but {} arrived", fd_count, fds_.size()));
   const auto encoded = waiting.subspan(kFramePrefixBytes, message_bytes);
   auto decoded = decode(encoded);
   if (!decoded) {
@@ -96,10 +99,11 @@ Result<> FrameWriter::push(const Envelope& envelope, const Message& message,
   auto encoded = WSYNC_TRY(encode(envelope, message));
   const std::uint64_t total = kFramePrefixBytes + encoded.size();
   if (queued_bytes_ + total > max_queued_bytes_)
-    return fail(ErrorCode::kBusy,
-                fmt::format("{}: {} bytes are unsent already, at most {} are queued: the peer does "
-                            "not read",
-                            message_name(type_of(message)), queued_bytes_, max_queued_bytes_));
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format(
+            "{}: {} bytes are already queued, at most {} are allowed: the peer does not read",
+            message_name(type_of(message)), queued_bytes_, max_queued_bytes_));
   ByteWriter prefix;
   prefix.put(static_cast<std::uint32_t>(encoded.size()));
   prefix.put(static_cast<std::uint32_t>(fds.size()));

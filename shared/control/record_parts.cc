@@ -77,15 +77,18 @@ Bytes seal_record(ByteWriter&& body) {
 Result<std::span<const std::byte>> open_record(std::span<const std::byte> bytes,
                                                std::string_view what) {
   if (bytes.size() < kDigestBytes)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} has {} bytes, which is too short for one", what, bytes.size()));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("{} has {} bytes, which is too short for a record", what, bytes.size()));
   const auto body = bytes.first(bytes.size() - kDigestBytes);
   ByteReader end(bytes.last(kDigestBytes));
   const Digest digest = get_digest(end);
   if (const Digest found = digest_of(body); digest != found)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} does not match its digest: it says {}, its bytes have {}", what,
-                            digest.to_string(), found.to_string()));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format(
+            "{} does not match its digest: the stored digest is {}, the digest of its bytes is {}",
+            what, digest.to_string(), found.to_string()));
   return body;
 }
 

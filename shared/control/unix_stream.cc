@@ -27,8 +27,10 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
         socket(std::move(s)),
         callbacks(std::move(c)),
         buffer(kReceiveBytes),
-        deadline(l,
-                 [this] { end(Error(ErrorCode::kDeadline, "the peer did not read the rest")); }) {}
+        deadline(l, [this] {
+          end(Error(ErrorCode::kDeadline,
+                    "the peer did not read the remaining messages before the deadline"));
+        }) {}
 
   void event(FdEvents events) {
     const auto self = shared_from_this();

@@ -55,8 +55,8 @@ Result<Loaded> check_entry(void* handle, const std::string& place) {
   const auto entry = reinterpret_cast<CudaEntry>(::dlsym(handle, kCudaEntry));
   if (entry == nullptr)
     return fail(ErrorCode::kRefused,
-                fmt::format("device kind cuda: {} has no {}: it is not wsync's library; install {} "
-                            "from the package that this program is from",
+                fmt::format("device kind cuda: {} has no {}: the file is not wsync's library; "
+                            "install {} from the package of this program",
                             place, kCudaEntry, kLibrary));
   const CudaBackend* backend = entry();
   const auto other = [&](std::string_view what, const auto& found, const auto& expected) {
@@ -118,7 +118,7 @@ Result<Loaded> load() {
     names.push_back(place.has_parent_path() ? place.string() : "the system's folders");
   }
   return fail(ErrorCode::kRefused,
-              fmt::format("device kind cuda needs {}, which is not there; looked for {}; install "
+              fmt::format("device kind cuda needs {}, which was not found; looked for {}; install "
                           "wsync with its CUDA backend, set {}, or use host devices (devices.kind: "
                           "unified or separate; an engine's --device host)",
                           kLibrary, fmt::join(names, ", "), kVariable));
@@ -146,11 +146,10 @@ Result<void*> cuda_symbol(const char* name) {
   if (!loaded()) return fail(loaded().error());
   void* symbol = ::dlsym(loaded()->handle, name);
   if (symbol == nullptr)
-    return fail(
-        ErrorCode::kRefused,
-        fmt::format("{} has no {}: it was built without it, or is of another build than this "
-                    "program; install both from one package",
-                    kLibrary, name));
+    return fail(ErrorCode::kRefused,
+                fmt::format("{} has no {}: the library was built without it, or is of another "
+                            "build than this program; install both from one package",
+                            kLibrary, name));
   return symbol;
 }
 
@@ -170,11 +169,11 @@ std::string compute_text(const GpuFacts& gpu) {
 }
 
 std::string numa_node_text(const GpuFacts& gpu) {
-  return gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said";
+  return gpu.numa_node ? std::to_string(*gpu.numa_node) : "not reported";
 }
 
 std::string pcie_text(const GpuFacts& gpu) {
-  return gpu.pcie_now.empty() ? "PCIe link not said" : gpu.pcie_now;
+  return gpu.pcie_now.empty() ? "PCIe link not reported" : gpu.pcie_now;
 }
 
 std::string visible_gpus_text() {

@@ -35,7 +35,7 @@ Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
   const auto index = static_cast<std::uint32_t>(options.index);
   if (index >= limits::kDeviceCount)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("device index {} is too large, a sidecar drives at most {} devices",
+                fmt::format("device index {} is too large, a sidecar uses at most {} devices",
                             index, limits::kDeviceCount));
   switch (options.kind) {
     case DeviceKind::kUnified:
@@ -46,7 +46,7 @@ Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
       return cuda->make_device(options);
     }
   }
-  return fail(ErrorCode::kInternal, "make_device: the device kind is not a listed one");
+  return fail(ErrorCode::kInternal, "make_device: unknown device kind");
 }
 
 }  // namespace wsync::device

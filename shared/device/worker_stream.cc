@@ -7,7 +7,8 @@ namespace wsync::device {
 namespace {
 
 Error cancelled(std::string_view stream) {
-  return {ErrorCode::kCancelled, fmt::format("{}: the stream was closed before its work", stream)};
+  return {ErrorCode::kCancelled,
+          fmt::format("{}: the stream was closed before its work was done", stream)};
 }
 
 }  // namespace
@@ -74,7 +75,8 @@ class WorkerStream::Turn final : public StreamTurn {
 };
 
 WorkerStream::~WorkerStream() {
-  WSYNC_CHECK(!worker_.joinable(), "a backend closes its stream before its own members go");
+  WSYNC_CHECK(!worker_.joinable(),
+              "a backend closes its stream before its own members are destroyed");
 }
 
 void WorkerStream::close() {
@@ -149,7 +151,7 @@ Result<> WorkerStream::copy_on_device(const Region& to, const Region& from) {
 Result<> WorkerStream::record(Event& event) {
   auto* own = dynamic_cast<WorkerEvent*>(&event);
   if (own == nullptr)
-    return fail(ErrorCode::kInvalidInput, name_ + ": the event is not one of this backend");
+    return fail(ErrorCode::kInvalidInput, name_ + ": the event does not belong to this backend");
   const auto ticket = own->state()->record();
   push({.work = {}, .always = [state = own->state(), ticket](const Result<>& outcome) {
           state->complete(ticket, outcome);
@@ -160,7 +162,7 @@ Result<> WorkerStream::record(Event& event) {
 Result<> WorkerStream::wait(const Event& event) {
   const auto* own = dynamic_cast<const WorkerEvent*>(&event);
   if (own == nullptr)
-    return fail(ErrorCode::kInvalidInput, name_ + ": the event is not one of this backend");
+    return fail(ErrorCode::kInvalidInput, name_ + ": the event does not belong to this backend");
   enqueue([state = own->state(), ticket = own->state()->newest()](const std::stop_token& stop) {
     return state->wait(ticket, stop);
   });
@@ -191,11 +193,11 @@ Result<> WorkerStream::status() const {
 
 Result<> check_region(const Region& region, bool to_be_written) {
   if (region.memory == nullptr)
-    return fail(ErrorCode::kInvalidInput, "a device copy names no memory");
+    return fail(ErrorCode::kInvalidInput, "a device copy does not name its memory");
   const std::uint64_t size = region.memory->bytes();
   if (region.offset > size || region.bytes > size - region.offset)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("a device copy of {} bytes at offset {} leaves its memory of {} bytes",
+                fmt::format("a device copy of {} bytes at offset {} exceeds its memory of {} bytes",
                             region.bytes, region.offset, size));
   if (to_be_written && !region.memory->writable())
     return fail(ErrorCode::kInvalidInput,
@@ -210,7 +212,7 @@ Result<> check_pieces(std::span<const Piece> pieces, std::size_t sums) {
     if (steps > 0 && (piece.from_stride < piece.row_bytes || piece.from == nullptr ||
                       piece.from_stride > piece.from->bytes() / steps))
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("a piece of {} rows of {} bytes, {} bytes apart, leaves its memory",
+                  fmt::format("a piece of {} rows of {} bytes, {} bytes apart, exceeds its memory",
                               piece.rows, piece.row_bytes, piece.from_stride));
     // Used only for reading. The piece's memory is const, but a Region has no const form.
     WSYNC_TRY(check_region({.memory = const_cast<Memory*>(piece.from),
@@ -224,8 +226,7 @@ Result<> check_pieces(std::span<const Piece> pieces, std::size_t sums) {
     if (piece.sum >= sums || piece.position % kDigestGranule != 0)
       return fail(
           ErrorCode::kInvalidInput,
-          fmt::format("a piece counts into sum {} of {} at position {}, expected a multiple "
-                      "of {}",
+          fmt::format("a piece adds to sum {} of {} at position {}, expected a multiple of {}",
                       piece.sum, sums, piece.position, kDigestGranule));
   }
   return {};

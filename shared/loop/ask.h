@@ -58,7 +58,7 @@ class Asker {
     const bool woken = state_->changed.wait_for(
         lock, wait_limit, [&] { return state_->closed || answer->has_value(); });
     if (answer->has_value()) return std::move(**answer);
-    if (woken) return fail(ErrorCode::kCancelled, "this process is ending");
+    if (woken) return fail(ErrorCode::kCancelled, "this process is shutting down");
     return fail(ErrorCode::kDeadline,
                 fmt::format("the loop of this process has not answered for {} ms: it is stuck or "
                             "overloaded",

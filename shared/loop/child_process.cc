@@ -325,12 +325,12 @@ Result<> ChildProcesses::run_until(const std::string& what, std::chrono::millise
   timer.start(deadline);
   while (true) {
     if (!ending && interrupted())
-      return fail(ErrorCode::kCancelled, "interrupted; every process was ended");
+      return fail(ErrorCode::kCancelled, "interrupted; every process was stopped");
     if (!ending) WSYNC_TRY(check_alive());
     if (holds()) return {};
     if (late)
       return fail(ErrorCode::kDeadline,
-                  fmt::format("{} did not come within {} ms", what, deadline.count()));
+                  fmt::format("timed out while waiting for {} ({} ms)", what, deadline.count()));
     loop_->run();
   }
 }

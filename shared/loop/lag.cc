@@ -79,9 +79,8 @@ CallbackTime::~CallbackTime() {
   state.slow_callbacks.fetch_add(1, std::memory_order_relaxed);
   state.reported += kept;
   log_warning(
-      "the loop was kept for {:.0f} ms by a {}{}{} of {}, and waited {:.0f} ms more for a "
-      "processor: "
-      "heartbeats and deadlines were late",
+      "the loop was blocked for {:.0f} ms by a {}{}{} of {}, and waited another {:.0f} ms for a "
+      "processor: heartbeats and deadlines were late",
       milliseconds_of(kept), name_.kind, name_.what.empty() ? "" : " ", name_.what,
       text_of(name_.made), milliseconds_of(waited));
 }

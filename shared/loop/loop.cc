@@ -30,10 +30,10 @@ Result<std::unique_ptr<Loop>> Loop::create() {
   auto state = std::make_unique<State>();
   state->owner = std::this_thread::get_id();
   if (const int error = uv_loop_init(&state->loop); error != 0)
-    return fail_errno("make an event loop", -error);
+    return fail_errno("create an event loop", -error);
   if (const int error = uv_async_init(&state->loop, &state->wake, run_posted); error != 0) {
     uv_loop_close(&state->loop);
-    return fail_errno("make an event loop", -error);
+    return fail_errno("create an event loop", -error);
   }
   auto loop = std::unique_ptr<Loop>(new Loop(std::move(state)));
   loop->state().wake.data = loop.get();

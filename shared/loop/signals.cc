@@ -56,7 +56,7 @@ Result<std::unique_ptr<Signals>> Signals::create(Loop& loop, std::function<void(
   state->watcher = std::move(watcher);
   int none = -1;
   if (!g_wake_fd.compare_exchange_strong(none, pipe[1]))
-    return fail(ErrorCode::kBusy, "the process has a signal handler of wsync already");
+    return fail(ErrorCode::kBusy, "the process already has a signal handler of wsync");
   state->watcher->watch({.readable = true});
   g_received = 0;
   for (std::size_t i = 0; i < State::kNumbers.size(); ++i) {

@@ -57,7 +57,7 @@ Result<> Worker::submit(Task work, Task done, std::source_location made) {
       return fail(ErrorCode::kCancelled,
                   fmt::format("worker {} has been stopped", state_->options.name));
     if (state_->jobs.size() >= state_->options.max_queued)
-      return fail(ErrorCode::kBusy, fmt::format("worker {}: {} tasks wait already",
+      return fail(ErrorCode::kBusy, fmt::format("worker {}: {} tasks are already waiting",
                                                 state_->options.name, state_->jobs.size()));
     state_->jobs.push_back({.work = std::move(work), .done = std::move(done), .made = made});
   }

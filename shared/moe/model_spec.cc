@@ -48,18 +48,19 @@ class ConfigReader {
   // Checks a key that may be absent or null, and otherwise must have this value.
   void only(const char* key, const json& expected) {
     if (!config_.contains(key) || config_.at(key).is_null() || config_.at(key) == expected) return;
-    complain(
-        fmt::format("'{}' is {}; only {} is there", key, config_.at(key).dump(), expected.dump()));
+    complain(fmt::format("'{}' is {}; only {} is supported", key, config_.at(key).dump(),
+                         expected.dump()));
   }
   void rope() {
     number("rope_theta", theta_);
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
       if (!config_.contains(key) || config_.at(key).is_null()) continue;
       const json& rope = config_.at(key);
-      if (!rope.is_object()) return complain(fmt::format("'{}' is no object", key));
+      if (!rope.is_object()) return complain(fmt::format("'{}' is not an object", key));
       const json type = rope.value("rope_type", rope.value("type", json("default")));
       if (type != "default")
-        return complain(fmt::format("'{}' is of type {}; only default is there", key, type.dump()));
+        return complain(
+            fmt::format("'{}' is of type {}; only default is supported", key, type.dump()));
       number(rope, "rope_theta", theta_);
     }
   }
@@ -135,24 +136,25 @@ Result<> check_spec(const ModelSpec& spec) {
       return refuse(
           fmt::format("'{}' is {}; expected 1 to {}", name, value, limits::kModelDimension));
   if (spec.heads % spec.key_value_heads != 0)
-    return refuse(fmt::format("{} heads of queries do not share {} heads of keys and values evenly",
+    return refuse(fmt::format("{} query heads cannot be divided evenly among {} key-value heads",
                               spec.heads, spec.key_value_heads));
   if (spec.head_dim % 2 != 0)
     return refuse(
-        fmt::format("'head_dim' is {}; rotary embeddings need an even one", spec.head_dim));
+        fmt::format("'head_dim' is {}; rotary embeddings need an even number", spec.head_dim));
   if (spec.experts_per_token > spec.experts)
     return refuse(
-        fmt::format("{} experts for each token of {}", spec.experts_per_token, spec.experts));
+        fmt::format("'num_experts_per_tok' is {}; expected at most 'num_experts', which is {}",
+                    spec.experts_per_token, spec.experts));
   return check_whole(spec);
 }
 
 Result<ModelSpec> read_config(std::string_view text, std::string_view where) {
   const json config = json::parse(text, nullptr, false);
-  if (!config.is_object()) return wrong(where, "it is no JSON object");
+  if (!config.is_object()) return wrong(where, "it is not a JSON object");
   ConfigReader reader(config, where);
   ModelSpec spec;
   if (config.value("model_type", json()) != "qwen3_moe")
-    reader.complain(fmt::format("'model_type' is {}; only \"qwen3_moe\" is there",
+    reader.complain(fmt::format("'model_type' is {}; only \"qwen3_moe\" is supported",
                                 config.value("model_type", json()).dump()));
   reader.size("vocab_size", spec.vocabulary);
   reader.size("hidden_size", spec.hidden);

@@ -110,7 +110,7 @@ Team::Team(ProcessGroup* group, std::vector<std::uint32_t> members)
   WSYNC_CHECK(group_ != nullptr || members_.size() == 1, "a team of several without a group");
   if (group_ == nullptr) return;
   const auto own = std::find(members_.begin(), members_.end(), group_->rank());
-  WSYNC_CHECK(own != members_.end(), fmt::format("rank {} is no member", group_->rank()));
+  WSYNC_CHECK(own != members_.end(), fmt::format("rank {} is not a member", group_->rank()));
   index_ = static_cast<std::uint32_t>(own - members_.begin());
   std::vector<std::uint32_t> sorted = members_;
   std::sort(sorted.begin(), sorted.end());

@@ -23,8 +23,8 @@ namespace wsync::collective {
                                                const std::vector<std::uint32_t>& silent,
                                                const std::vector<std::uint32_t>& full) {
   std::string text = "rank " + std::to_string(rank) + " has waited until its deadline";
-  if (!silent.empty()) text += "; not all has come from " + ranks_in_words(silent);
-  if (!full.empty()) text += "; not all was taken by " + ranks_in_words(full);
+  if (!silent.empty()) text += "; some messages have not arrived from " + ranks_in_words(silent);
+  if (!full.empty()) text += "; some messages were not received by " + ranks_in_words(full);
   return text;
 }
 

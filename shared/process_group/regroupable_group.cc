@@ -9,7 +9,7 @@ namespace wsync::collective {
 namespace {
 
 const ProcessGroup& there(const std::unique_ptr<ProcessGroup>& group) {
-  WSYNC_CHECK(group != nullptr, "a regroupable group begins with a group");
+  WSYNC_CHECK(group != nullptr, "a regroupable group is created with a group");
   return *group;
 }
 
@@ -26,11 +26,11 @@ std::shared_ptr<ProcessGroup> RegroupableGroup::inner() const {
 Result<> RegroupableGroup::regroup(std::unique_ptr<ProcessGroup> inner) {
   if (inner == nullptr)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("rank {} of {} cannot go on in no group", rank_, size_));
+                fmt::format("rank {} of {} cannot continue without a group", rank_, size_));
   if (inner->rank() != rank_ || inner->size() != size_)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("rank {} of {} cannot go on as rank {} of {}: a group is replaced by "
-                            "one of the same ranks",
+                fmt::format("rank {} of {} cannot continue as rank {} of {}: the new group must "
+                            "have the same ranks as the old one",
                             rank_, size_, inner->rank(), inner->size()));
   std::shared_ptr<ProcessGroup> former = std::move(inner);
   {

@@ -102,15 +102,15 @@ Result<> Coverage::complete() {
       if (mark->end > size) return wrong(tensor, mark->begin, mark->end, "are past its end");
       if (mark->begin > done) return wrong(tensor, done, mark->begin, "are missing");
       if (mark->begin < done)
-        return wrong(tensor, mark->begin, std::min(mark->end, done), "came twice");
+        return wrong(tensor, mark->begin, std::min(mark->end, done), "were received twice");
       done = mark->end;
     }
     if (done != size) return wrong(tensor, done, size, "are missing");
   }
   if (mark != marks_.end())
     return fail(ErrorCode::kDigestMismatch,
-                fmt::format("bytes of tensor {} came; the manifest has {} tensors", mark->tensor,
-                            manifest_->size()));
+                fmt::format("bytes of tensor {} were received, but the manifest has {} tensors",
+                            mark->tensor, manifest_->size()));
   return {};
 }
 

@@ -79,7 +79,7 @@ class IndexHandler {
   }
   bool null() { return in_map_ ? not_a_string("null") : scalar(); }
   bool boolean(bool) { return in_map_ ? not_a_string("true or false") : scalar(); }
-  bool binary(nlohmann::json::binary_t&) { return violate("it holds binary data"); }
+  bool binary(nlohmann::json::binary_t&) { return violate("it contains binary data"); }
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::json::exception& error) {
     if (!violation_.empty()) return false;
@@ -127,7 +127,8 @@ Result<CheckpointIndex> parse_checkpoint_index(std::span<const std::byte> json) 
   if (!nlohmann::json::sax_parse(first, first + json.size(), &handler))
     return fail(ErrorCode::kInvalidInput, handler.violation());
   if (!handler.has_map())
-    return fail(ErrorCode::kInvalidInput, "it has no weight_map; expected tensor names to files");
+    return fail(ErrorCode::kInvalidInput,
+                "it has no weight_map; expected a map from tensor names to files");
   return std::move(handler).take();
 }
 

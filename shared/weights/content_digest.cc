@@ -55,7 +55,7 @@ Result<> ContentDigester::add(std::uint32_t tensor, std::uint64_t offset,
   const std::uint64_t end = offset + bytes.size();
   if (!inside || offset % limits::kLeafBytes != 0 || (end != size && end % limits::kLeafBytes != 0))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("bytes {} to {} of tensor {} ({} bytes) are no whole leaves of it",
+                fmt::format("bytes {} to {} of tensor {} ({} bytes) are not whole leaves of it",
                             offset, end, tensor, size));
   for (std::size_t at = 0; at < bytes.size(); at += limits::kLeafBytes)
     WSYNC_TRY(add_leaf(tensor, (offset + at) / limits::kLeafBytes,

@@ -51,7 +51,7 @@ Result<std::uint64_t> tensor_byte_size(DType dtype, std::span<const std::uint64_
                             dtype_name(dtype)));
   if (bits % 8 != 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("shape {} of {} takes {} bits, which is no whole number of bytes",
+                fmt::format("shape {} of {} takes {} bits, which is not a whole number of bytes",
                             shape_text(shape), dtype_name(dtype), bits));
   return bits / 8;
 }

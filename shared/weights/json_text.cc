@@ -33,9 +33,10 @@ Result<> check_json_text(std::span<const std::byte> text) {
   const auto nul = std::find(text.begin(), text.end(), std::byte{0});
   if (nul != text.end())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("a NUL byte at byte {}; JSON has none", nul - text.begin()));
+                fmt::format("a NUL byte at byte {}; JSON does not allow it", nul - text.begin()));
   if (!text.empty() && text.front() == std::byte{0xef})
-    return fail(ErrorCode::kInvalidInput, "it begins with a byte order mark; JSON has none");
+    return fail(ErrorCode::kInvalidInput,
+                "it begins with a byte order mark; JSON does not allow it");
   return {};
 }
 

@@ -78,7 +78,7 @@ Result<Manifest> Manifest::create(std::vector<TensorInfo> tensors) {
     manifest.total_bytes_ += bytes;
     if (manifest.total_bytes_ > limits::kModelBytesMax)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("the model passes {} bytes at tensor '{}'; that is the limit",
+                  fmt::format("the model exceeds the limit of {} bytes at tensor '{}'",
                               limits::kModelBytesMax, describe(tensor)));
     const LayerKey key = layer_key(tensor.name);
     const std::uint32_t step = i != 0 && compare_layers(previous, key) != 0 ? 1 : 0;

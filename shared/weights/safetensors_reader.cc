@@ -145,7 +145,7 @@ Result<> SafetensorsFile::read(std::size_t tensor, std::uint64_t offset,
   const std::uint64_t bytes = entry.end - entry.begin;
   if (offset > bytes || out.size() > bytes - offset)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: tensor {} has {} bytes; asked for {} at {}", path_,
+                fmt::format("{}: tensor {} has {} bytes; requested {} bytes at offset {}", path_,
                             quote_text(entry.info.name), bytes, out.size(), offset));
   const std::uint64_t at = header_.data_begin + entry.begin + offset;
   if (!copy_from_map(at, out)) WSYNC_TRY(copy_with_pread(at, out));

@@ -53,8 +53,8 @@ Result<std::string> make_header(std::span<const TensorInfo> tensors,
     std::uint64_t end = 0;
     if (__builtin_add_overflow(at, bytes, &end) || end > limits::kModelBytesMax)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("the tensors pass {} bytes at {}", limits::kModelBytesMax,
-                              quote_text(tensor.name)));
+                  fmt::format("the tensors exceed the limit of {} bytes at tensor {}",
+                              limits::kModelBytesMax, quote_text(tensor.name)));
     const bool twice = i != 0 && tensors[order[i - 1]].name == tensor.name;
     if (twice || tensor.name == "__metadata__")
       return fail(ErrorCode::kInvalidInput,

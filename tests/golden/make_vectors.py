@@ -89,7 +89,7 @@ def bad_files():
     yield "backwards", by_hand({"x": entry("F32", [1], 4, 0)}, b"\0" * 4), "'x': data_offsets [4, 0] end before"
     yield "wrong_size", by_hand({"x": entry("F32", [2], 0, 4)}, b"\0" * 4), "'x': data_offsets [0, 4] hold 4 bytes"
     yield "overflow", by_hand({"x": entry("U8", [2**63, 4], 0, 0)}), "do not fit in 64 bits"
-    yield "half_a_byte", by_hand({"x": entry("F4", [3], 0, 2)}, b"\0" * 2), "no whole number of bytes"
+    yield "half_a_byte", by_hand({"x": entry("F4", [3], 0, 2)}, b"\0" * 2), "not a whole number of bytes"
     yield "unknown_dtype", by_hand({"x": entry("F128", [1], 0, 16)}, b"\0" * 16), "'x': dtype 'F128' is unknown"
     yield "float_shape", by_hand({"x": entry("F32", [1.0], 0, 4)}, b"\0" * 4), "'x': shape holds the number 1.0"
     yield "negative_shape", by_hand({"x": entry("F32", [-1], 0, 4)}, b"\0" * 4), "'x': shape holds a negative number"

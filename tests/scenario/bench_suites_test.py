@@ -329,7 +329,7 @@ class Suites(unittest.TestCase):
         self.assertIn(f"--plots: cannot create {self.b}", done.stderr)
 
     def test_bad_lines(self):
-        for words, sentence in ((["bsaeline"], "no command 'bsaeline' below bench; did you mean baseline?"),
+        for words, sentence in ((["bsaeline"], "no command 'bsaeline' under bench; did you mean baseline?"),
                                 (["baseline", "snyc"], "snyc; did you mean sync?"),
                                 (["baseline", "--quik"], "did you mean --quick?"),
                                 (["list", "baseline"], "`wsync bench list` stands alone in its line"),

@@ -88,7 +88,7 @@ class WhereItIsLookedFor(Doctor):
     def test_without_it_nothing_is_wrong(self):
         code, check = self.cuda()
         self.assertEqual((code, check["status"], check["advice"]), (0, "ok", ""), check)
-        self.assertEqual(check["found"], "GPUs cannot be used (device kind cuda needs libwsync_cuda.so, which is not there)")
+        self.assertEqual(check["found"], "GPUs cannot be used (device kind cuda needs libwsync_cuda.so, which was not found)")
 
     def test_beside_the_program_whatever_it_is_called_and_wherever_it_runs(self):
         path = self.put("bin/libwsync_cuda.so")
@@ -105,14 +105,14 @@ class WhereItIsLookedFor(Doctor):
     def test_the_environment_comes_first(self):
         self.put("bin/libwsync_cuda.so")
         _, check = self.cuda(WSYNC_CUDA_LIBRARY="/nonexistent/libwsync_cuda.so")
-        self.assertIn("which is not there", check["found"])
+        self.assertIn("which was not found", check["found"])
         _, check = self.cuda(WSYNC_CUDA_LIBRARY="libwsync_cuda.so")
         self.assertIn("WSYNC_CUDA_LIBRARY is 'libwsync_cuda.so', expected the absolute path", check["found"])
 
     @unittest.skipUnless(CUDA, "this build has no CUDA backend")
     def test_the_backend_of_this_build_is_loaded(self):
         _, check = self.cuda(WSYNC_CUDA_LIBRARY=CUDA)
-        for words in ("which is not there", "libwsync_cuda.so cannot be loaded", "another build", "has no wsync_cuda_backend"):
+        for words in ("which was not found", "libwsync_cuda.so cannot be loaded", "another build", "has no wsync_cuda_backend"):
             self.assertNotIn(words, check["found"])
 
 

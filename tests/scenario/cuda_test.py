@@ -264,7 +264,7 @@ class Cuda(unittest.TestCase):
             fleet.until_said(sidecar, "no load can begin: ")
             said = fleet.said(sidecar)
             self.assertEqual(said.count("no load can begin: "), 1, said)
-            self.assertIn("is not used again by this process, since NCCL did not free its communicator within 5 s", said)
+            self.assertIn("is no longer used by this process, because NCCL did not free its communicator within 5 s", said)
             self.assertNotIn("connected anew", said)
             self.assertEqual(fleet.ask("status")[0], 0)
             self.stopped(fleet, *engines, trainer, sidecar)

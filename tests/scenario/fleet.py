@@ -15,7 +15,7 @@ from schema import validate
 
 # What a process says of a callback that kept its loop for 100 ms or longer (shared/loop/lag.h). It has left out what the
 # callback waited for a processor, so that tests that run side by side, or a busy machine, are not taken for a slow callback.
-KEPT = re.compile(r"the loop was kept for \d+ ms by .*")
+KEPT = re.compile(r"the loop was blocked for \d+ ms by .*")
 
 
 def slowness():

@@ -192,7 +192,7 @@ class Metrics(unittest.TestCase):
             for role in (["sidecar", "--set", "name=s0"], ["trainer"]):
                 for given, code, sentence in (
                         (address, 3, f"{address[6:]} is in use: process {os.getpid()} "),
-                        ("tcp://0.0.0.0:9190", 2, "leaves this host"),
+                        ("tcp://0.0.0.0:9190", 2, "is not a loopback address"),
                         ("ipc://here", 2, "expected ipc:///ABSOLUTE/PATH"),
                         ("yes", 2, "expected ipc:///ABSOLUTE/PATH")):
                     done = subprocess.run([WSYNC, *role, "--json", "--set", f"http.address={given}"], env=fleet.environment,

@@ -114,8 +114,8 @@ class Meeting {
       op.root = b.root;
     } else if (op.bytes != b.destination.bytes || op.root != b.root) {
       break_with({ErrorCode::kInvalidInput,
-                  fmt::format("rank {} takes part in a broadcast of {} bytes from rank {}, the "
-                              "others in one of {} bytes from rank {}",
+                  fmt::format("rank {} takes part in a broadcast of {} bytes from rank {}, but the "
+                              "other ranks take part in one of {} bytes from rank {}",
                               number(rank), b.destination.bytes, number(b.root), op.bytes,
                               number(op.root))});
       return fail(*broken_);
@@ -123,7 +123,7 @@ class Meeting {
     if (rank == b.root) op.source = b.source.memory->address() + b.source.offset;
     changed_.notify_all();
     WSYNC_TRY(wait(lock, stop, b,
-                   fmt::format("rank {} waited in vain for root {} to begin a broadcast",
+                   fmt::format("rank {} waited until its deadline for root {} to begin a broadcast",
                                number(rank), number(b.root)),
                    [&] { return op.source != nullptr; }));
     return op.source;
@@ -139,10 +139,11 @@ class Meeting {
     ++op.copied;
     changed_.notify_all();
     if (rank == b.root) {
-      WSYNC_TRY(wait(lock, stop, b,
-                     fmt::format("a broadcast from rank {} was not read by all of {} ranks",
-                                 number(rank), size_),
-                     [&] { return op.copied == size_; }));
+      WSYNC_TRY(wait(
+          lock, stop, b,
+          fmt::format("a broadcast from rank {} was not read by all {} ranks before its deadline",
+                      number(rank), size_),
+          [&] { return op.copied == size_; }));
     }
     WSYNC_TRY(broken());
     if (++op.left == size_) operations_.erase(at);

@@ -19,7 +19,8 @@ Result<void*> native_stream(device::Stream& stream) {
   auto* cuda = dynamic_cast<device::cuda::CudaStream*>(&stream);
   if (cuda == nullptr)
     return fail(ErrorCode::kInvalidInput,
-                "an NCCL broadcast needs a stream of a CUDA device, and this is none");
+                "an NCCL broadcast needs a stream of a CUDA device, and this stream belongs to "
+                "another kind of device");
   return static_cast<void*>(cuda->native());
 }
 
@@ -33,9 +34,9 @@ Result<bool> stream_is_idle(void* stream) {
 
 Result<std::string> gpu_of(const device::Device& device) {
   if (device.kind() != DeviceKind::kCuda)
-    return fail(ErrorCode::kInvalidInput,
-                device.name() +
-                    ": NCCL broadcasts between GPUs, and this is none; use the local collective");
+    return fail(ErrorCode::kInvalidInput, device.name() +
+                                              ": NCCL broadcasts only between GPUs, and this "
+                                              "device is not a GPU; use the local collective");
   return device.uuid();
 }
 

@@ -52,8 +52,7 @@ struct Shared {
   void ended(bool in_time, const Gpu& gpu) const {
     if (in_time) return;
     gpu.abandon(fmt::format(
-        "NCCL did not free its communicator within {} s, which is left to a thread that nobody "
-        "waits for",
+        "NCCL did not free its communicator within {} s (a background thread still waits for NCCL)",
         seconds(site.end_time)));
   }
 
@@ -111,10 +110,11 @@ class Turn {
         return fail(ErrorCode::kCancelled,
                     "a rank's stream was closed in the middle of a broadcast");
       if (now() >= visit_.deadline)
-        return fail(ErrorCode::kDeadline,
-                    fmt::format("rank {} of {} waited in vain for {} (root {}, {} bytes)",
-                                static_cast<std::uint32_t>(visit_.rank), shared_.roster.size(),
-                                what, static_cast<std::uint32_t>(visit_.root), visit_.bytes));
+        return fail(
+            ErrorCode::kDeadline,
+            fmt::format("rank {} of {} waited until its deadline for {} (root {}, {} bytes)",
+                        static_cast<std::uint32_t>(visit_.rank), shared_.roster.size(), what,
+                        static_cast<std::uint32_t>(visit_.root), visit_.bytes));
     }
   }
 
@@ -169,8 +169,9 @@ class NcclCommunicator final : public Communicator {
       if (here < size())
         return fail(ErrorCode::kDeadline, fmt::format("{} of {} ranks of a group have not joined",
                                                       size() - here, size()));
-      return fail(ErrorCode::kDeadline,
-                  fmt::format("NCCL had not connected the {} ranks of a group in time", size()));
+      return fail(
+          ErrorCode::kDeadline,
+          fmt::format("NCCL did not connect the {} ranks of a group before the deadline", size()));
     }
   }
 

@@ -51,10 +51,11 @@ template <class Function>
 Result<> find(void* handle, const std::string& path, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(handle, name));
   if (function != nullptr) return {};
-  return fail(ErrorCode::kRefused,
-              fmt::format("{} has no {}: it is not NCCL, or too old; NCCL {} or newer is needed "
-                          "(set {} to one, or use the local collective)",
-                          path, name, nccl_version_text(kOldestNccl), kNamedBy));
+  return fail(
+      ErrorCode::kRefused,
+      fmt::format("{} has no {}: the library is not NCCL, or it is too old; NCCL {} or newer is "
+                  "needed (set {} to the path of one, or use the local collective)",
+                  path, name, nccl_version_text(kOldestNccl), kNamedBy));
 }
 
 // Returns the path that the loader found for a bare name.
@@ -76,9 +77,9 @@ Result<Nccl> table_of(void* handle, const std::filesystem::path& place) {
   nccl.version = static_cast<std::uint32_t>(std::max(version, 0));
   if (nccl.version < kOldestNccl)
     return fail(ErrorCode::kRefused,
-                fmt::format("{} is NCCL {}, too old: communicators that can be aborted while they "
-                            "start need {} or newer; install one, set {} to it, or use the local "
-                            "collective",
+                fmt::format("{} is NCCL {}, which is too old: communicators that can be aborted "
+                            "while they start need {} or newer; install a newer NCCL, set {} to "
+                            "its path, or use the local collective",
                             nccl.path, nccl_version_text(nccl.version),
                             nccl_version_text(kOldestNccl), kNamedBy));
   return nccl;
@@ -104,7 +105,7 @@ Result<Nccl> load_nccl(const std::vector<std::filesystem::path>& places) {
     if (!bare && !place.is_absolute())
       return fail(ErrorCode::kRefused, fmt::format("NCCL: {} is '{}', expected an absolute path",
                                                    kNamedBy, place.string()));
-    looked.push_back(bare ? fmt::format("{} where the system looks", place.string())
+    looked.push_back(bare ? fmt::format("{} in the system's library path", place.string())
                           : place.string());
     if (!bare && !std::filesystem::exists(place, code)) continue;
     void* handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -115,7 +116,7 @@ Result<Nccl> load_nccl(const std::vector<std::filesystem::path>& places) {
                                                    why == nullptr ? "no reason given" : why));
   }
   return fail(ErrorCode::kRefused,
-              fmt::format("NCCL is not there (looked for {}); install libnccl2 or the Python "
+              fmt::format("NCCL was not found (looked for {}); install libnccl2 or the Python "
                           "package of NCCL, set {} to a {}, or use the local collective",
                           fmt::join(looked, ", "), kNamedBy, kSoname));
 }

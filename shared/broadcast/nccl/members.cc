@@ -12,18 +12,19 @@ std::string cuda_text(std::uint32_t version) {
 // Kernels run on every driver of their CUDA major version, and on newer drivers.
 Result<> check_driver(const Member& member) {
   if (member.driver_cuda / 1000 >= member.build_cuda / 1000) return {};
-  return fail(ErrorCode::kRefused,
-              fmt::format("{}: its driver can do CUDA {}, and wsync there was built with CUDA {}: "
-                          "install a driver of CUDA {}.0 or newer, or a wsync built with CUDA {}",
-                          who(member), cuda_text(member.driver_cuda), cuda_text(member.build_cuda),
-                          member.build_cuda / 1000, member.driver_cuda / 1000));
+  return fail(
+      ErrorCode::kRefused,
+      fmt::format("{}: its driver supports CUDA {}, but wsync on that host was built with CUDA {}: "
+                  "install a driver of CUDA {}.0 or newer, or a wsync built with CUDA {}",
+                  who(member), cuda_text(member.driver_cuda), cuda_text(member.build_cuda),
+                  member.build_cuda / 1000, member.driver_cuda / 1000));
 }
 
 Result<> check_pair(const Member& a, const Member& b) {
   if (!a.rank || !b.rank || a.gpu != b.gpu) return {};
   return fail(ErrorCode::kRefused,
-              fmt::format("{} and {} both have {}: NCCL takes one rank for each GPU; give each a "
-                          "GPU of its own, or use the local collective",
+              fmt::format("{} and {} both use {}: NCCL needs one GPU for each rank; give each rank "
+                          "a GPU of its own, or use the local collective",
                           who(a), who(b), a.gpu));
 }
 

@@ -93,8 +93,8 @@ Result<> Roster::arrive(const Visit& visit, const std::stop_token& stop) {
     meeting.root = visit.root;
   } else if (meeting.bytes != visit.bytes || meeting.root != visit.root) {
     break_now({ErrorCode::kInvalidInput,
-               fmt::format("rank {} takes part in a broadcast of {} bytes from rank {}, the others "
-                           "in one of {} bytes from rank {}",
+               fmt::format("rank {} takes part in a broadcast of {} bytes from rank {}, but the "
+                           "other ranks take part in one of {} bytes from rank {}",
                            plain(visit.rank), visit.bytes, plain(visit.root), meeting.bytes,
                            plain(meeting.root))});
     return broken();
@@ -106,7 +106,7 @@ Result<> Roster::arrive(const Visit& visit, const std::stop_token& stop) {
       lock, visit, stop, [&] { return meeting.came == count(); },
       [&] {
         if (!meeting.root_came && joined_[plain(visit.root)])
-          return fmt::format("rank {} waited in vain for root {} to begin a broadcast",
+          return fmt::format("rank {} waited until its deadline for root {} to begin a broadcast",
                              plain(visit.rank), plain(visit.root));
         return fmt::format("{} of {} ranks have not begun a broadcast from rank {}",
                            count() - meeting.came, count(), plain(visit.root));
@@ -125,8 +125,9 @@ Result<> Roster::depart(const Visit& visit, const std::stop_token& stop) {
     WSYNC_TRY(wait(
         lock, visit, stop, [&] { return meeting.done == count(); },
         [&] {
-          return fmt::format("a broadcast from rank {} was not read by all of {} ranks",
-                             plain(visit.root), count());
+          return fmt::format(
+              "a broadcast from rank {} was not read by all {} ranks before its deadline",
+              plain(visit.root), count());
         }));
   if (++meeting.gone == count()) meetings_.erase(at);
   return {};

@@ -38,7 +38,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
         drain_all();  // messages sent before the hang-up
         if (closed) return;
         connected = false;
-        lose(Error(ErrorCode::kPeerLost, fmt::format("{} hung up", options.address)));
+        lose(Error(ErrorCode::kPeerLost, fmt::format("{} closed the connection", options.address)));
       }
     }
   }

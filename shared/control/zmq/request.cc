@@ -26,11 +26,11 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   };
   Timer deadline(*loop, [&] {
     if (!sent)
-      return end(fail(
-          ErrorCode::kPeerLost,
-          fmt::format("nobody answers at {}: no coordinator is running there; a sidecar answers "
-                      "status, verify and plan at ipc://<run_dir>/<name>.control",
-                      options.address)));
+      return end(
+          fail(ErrorCode::kPeerLost,
+               fmt::format("no process answers at {}: no coordinator is running there; a sidecar "
+                           "answers status, verify and plan at ipc://<run_dir>/<name>.control",
+                           options.address)));
     end(fail(ErrorCode::kDeadline,
              fmt::format("{}: no reply from {} within {} ms", message_name(type_of(message)),
                          options.address, options.deadline.count())));
@@ -38,14 +38,15 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   std::unique_ptr<Signals> signals;
   if (options.stop_on_signal) {
     auto made = Signals::create(*loop, [&](int) {
-      end(fail(ErrorCode::kCancelled,
-               sent ? fmt::format("interrupted; {} goes on with what it was asked for (see `wsync "
-                                  "status`{})",
-                                  options.address,
-                                  std::holds_alternative<Push>(message)
-                                      ? "; `wsync cancel` stops it while it is not decided"
-                                      : "")
-                    : fmt::format("interrupted before anybody answered at {}", options.address)));
+      end(fail(
+          ErrorCode::kCancelled,
+          sent ? fmt::format(
+                     "interrupted; {} continues the requested operation (see `wsync status`{})",
+                     options.address,
+                     std::holds_alternative<Push>(message)
+                         ? "; `wsync cancel` stops the publish until its version is decided"
+                         : "")
+               : fmt::format("interrupted before any process answered at {}", options.address)));
     });
     if (!made) return fail(std::move(made).error());
     signals = std::move(*made);

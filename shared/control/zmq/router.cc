@@ -134,7 +134,8 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
                                                           options.times.silence_deadline.count())));
       } else if (auto sent = send(name, envelope, heartbeat);
                  !sent && sent.error().code() == ErrorCode::kPeerLost) {
-        lost.emplace_back(name, Error(ErrorCode::kPeerLost, fmt::format("{} hung up", name)));
+        lost.emplace_back(
+            name, Error(ErrorCode::kPeerLost, fmt::format("{} closed the connection", name)));
       }
     }
     for (const auto& [name, error] : lost) {

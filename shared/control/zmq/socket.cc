@@ -60,9 +60,9 @@ std::optional<MonitorEvent> next_event(void* monitor) {
 Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& identity) {
   auto socket = std::unique_ptr<Socket>(new Socket());
   socket->context_.reset(zmq_ctx_new());
-  if (!socket->context_) return fail_zmq("make a ZeroMQ context", zmq_errno());
+  if (!socket->context_) return fail_zmq("create a ZeroMQ context", zmq_errno());
   socket->socket_.reset(zmq_socket(socket->context_.get(), type));
-  if (!socket->socket_) return fail_zmq("make a ZeroMQ socket", zmq_errno());
+  if (!socket->socket_) return fail_zmq("create a ZeroMQ socket", zmq_errno());
   void* raw = socket->socket_.get();
   const int queue = static_cast<int>(limits::kPortQueueCount);
   bool ok = set(raw, ZMQ_LINGER, 0) && set(raw, ZMQ_SNDHWM, queue) && set(raw, ZMQ_RCVHWM, queue) &&
@@ -107,8 +107,8 @@ Result<> Socket::bind(const PortAddress& address) {
   zmq_socket_monitor(socket_.get(), nullptr, 0);
   monitor_.reset();
   if (bound && !listening_.valid())
-    return fail(ErrorCode::kIo, fmt::format("listen on {}: the listening socket cannot be had; "
-                                            "raise the limit of open files (ulimit -n)",
+    return fail(ErrorCode::kIo, fmt::format("listen on {}: the listening socket cannot be "
+                                            "duplicated; raise the limit of open files (ulimit -n)",
                                             address.endpoint));
   if (bound) return {};
   if (error == EADDRINUSE)

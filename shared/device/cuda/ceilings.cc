@@ -109,9 +109,10 @@ Result<> PlainCalls::wait(const char* what) {
     const CUresult code = cuda().cuStreamQuery(stream_.get());
     if (code != CUDA_ERROR_NOT_READY) return check(cuda(), code, what);
     if (now() <= deadline) continue;
-    gpu_->context()->abandon("a plain call did not end within a minute");
-    return fail(ErrorCode::kDeadline, fmt::format("{}: {} of {} bytes did not end within a minute",
-                                                  gpu_->name(), what, bytes_));
+    gpu_->context()->abandon("a plain call did not complete within a minute");
+    return fail(ErrorCode::kDeadline,
+                fmt::format("{}: {} of {} bytes did not complete within a minute", gpu_->name(),
+                            what, bytes_));
   }
 }
 
@@ -131,7 +132,7 @@ Result<std::unique_ptr<Ceilings>> make_ceilings(const Driver& cuda, std::uint32_
                                                 std::uint64_t bytes) {
   if (bytes == 0 || bytes % kGranuleBytes != 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("ceilings are measured with a multiple of {} bytes, not with {}",
+                fmt::format("ceilings are measured with a multiple of {} bytes, found {}",
                             kGranuleBytes, bytes));
   auto open = WSYNC_TRY(Gpu::open(cuda, gpu));
   auto made = std::make_unique<PlainCalls>(std::move(open), bytes);

@@ -43,8 +43,8 @@ void enable_peer(const Context& from, const Context& to) {
 Result<std::shared_ptr<const Context>> Context::retain(const Driver& cuda, CUdevice device) {
   CUcontext handle = nullptr;
   WSYNC_TRY(check(cuda, cuda.cuDevicePrimaryCtxRetain(&handle, device),
-                  "the GPU's primary context cannot be had (is it in exclusive or prohibited "
-                  "compute mode, or out of memory?)"));
+                  "the GPU's primary context cannot be retained (is the GPU in exclusive or "
+                  "prohibited compute mode, or out of memory?)"));
   return std::shared_ptr<const Context>(new Context(cuda, device, handle));
 }
 
@@ -152,13 +152,12 @@ Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number)
   if (count == 0)
     return fail(
         ErrorCode::kRefused,
-        fmt::format(
-            "there is no GPU that this process sees ({}); see what nvidia-smi lists, "
-            "or use host devices (devices.kind: unified or separate; an engine's --device host)",
-            visible_gpus_text()));
+        fmt::format("this process sees no GPU ({}); check which GPUs nvidia-smi lists, or use host "
+                    "devices (devices.kind: unified or separate; an engine's --device host)",
+                    visible_gpus_text()));
   if (number >= count)
     return fail(ErrorCode::kRefused,
-                fmt::format("GPU {} is not there: this process sees {}, numbered from 0 ({})",
+                fmt::format("GPU {} does not exist: this process sees {}, numbered from 0 ({})",
                             number, count, visible_gpus_text()));
   CUdevice device = 0;
   const auto what = fmt::format("GPU {}", number);
@@ -201,7 +200,7 @@ Result<> Gpu::load_kernels() {
 Result<> Gpu::usable() const {
   if (!context_->abandoned()) return {};
   return fail(ErrorCode::kRefused,
-              fmt::format("{} is not used again by this process, since {}; restart the process",
+              fmt::format("{} is no longer used by this process, because {}; restart the process",
                           name(), context_->why_abandoned()));
 }
 

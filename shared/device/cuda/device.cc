@@ -32,7 +32,7 @@ class CudaDevice final : public Device {
   }
   [[nodiscard]] Result<std::unique_ptr<Memory>> alias_host(std::span<const std::byte>) override {
     return fail(ErrorCode::kRefused,
-                name() + ": has memory of its own; host bytes must be copied to it");
+                name() + ": the device has memory of its own; host bytes must be copied to it");
   }
   [[nodiscard]] Result<std::unique_ptr<Memory>> borrow(std::span<std::byte> range) override {
     return CudaMemory::borrow(gpu_, range);

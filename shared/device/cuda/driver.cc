@@ -22,7 +22,7 @@ std::string said_version(const Driver& cuda) {
   int version = 0;
   if (cuda.cuDriverGetVersion == nullptr || cuda.cuDriverGetVersion(&version) != CUDA_SUCCESS)
     return {};
-  return fmt::format(" (the driver does CUDA {})",
+  return fmt::format(" (the driver supports CUDA {})",
                      version_text(static_cast<std::uint32_t>(version)));
 }
 
@@ -30,14 +30,14 @@ std::string start_hint(CUresult code) {
   switch (code) {
     case CUDA_ERROR_NOT_INITIALIZED:
     case CUDA_ERROR_DEINITIALIZED:
-      return "; a child process cannot use CUDA that its parent has used, unless it starts a "
-             "program of its own";
+      return "; a child process cannot use CUDA that its parent has used, unless it executes "
+             "another program (exec)";
     case CUDA_ERROR_SYSTEM_NOT_READY:
-      return "; a service of the driver does not run (nvidia-fabricmanager on NVSwitch machines)";
+      return "; a service of the driver is not running (nvidia-fabricmanager on NVSwitch machines)";
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
-      return "; libcuda.so.1 does not fit the kernel module: restart the machine after an update "
-             "of the driver, or mend the container's copy";
+      return "; libcuda.so.1 does not match the kernel module: restart the machine after an update "
+             "of the driver, or correct the container's copy of libcuda.so.1";
     default:
       return {};
   }
@@ -136,13 +136,13 @@ Result<Driver> load_driver(const char* name) {
   cuda.has_gpus = code != CUDA_ERROR_NO_DEVICE;
   if (code != CUDA_SUCCESS && cuda.has_gpus)
     return fail(ErrorCode::kRefused,
-                fmt::format("the NVIDIA driver does not start: cuInit: {}{}{}",
+                fmt::format("the NVIDIA driver cannot be initialised: cuInit: {}{}{}",
                             describe(cuda, code), said_version(cuda), start_hint(code)));
   const auto version = WSYNC_TRY(driver_version(cuda));
   if (version / 1000 < CUDA_VERSION / 1000)
     return fail(
         ErrorCode::kRefused,
-        fmt::format("the NVIDIA driver is too old: it does CUDA {}, wsync was built with "
+        fmt::format("the NVIDIA driver is too old: it supports CUDA {}, but wsync was built with "
                     "CUDA {}; install a driver for CUDA {} or newer",
                     version_text(version), version_text(CUDA_VERSION), CUDA_VERSION / 1000));
   return cuda;

@@ -34,7 +34,7 @@ Bytes encode(const IpcHandle& handle) {
 Result<IpcHandle> decode_ipc_handle(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
   if (reader.get<std::uint64_t>("magic") != kMagic && reader.ok())
-    reader.violate("magic", "these bytes are no handle of GPU memory");
+    reader.violate("magic", "these bytes are not a handle of GPU memory");
   if (const auto version = reader.get<std::uint32_t>("version"); reader.ok() && version != kVersion)
     reader.violate("version", fmt::format("{}, expected {}", version, kVersion));
   IpcHandle handle;

@@ -40,7 +40,7 @@ template <class T>
 Result<T> pointer_fact(const Driver& cuda, CUpointer_attribute which, CUdeviceptr at) {
   T value{};
   WSYNC_TRY(check(cuda, cuda.cuPointerGetAttribute(&value, which, at),
-                  fmt::format("address {:#x} is not the driver's", at)));
+                  fmt::format("address {:#x} is not known to the driver", at)));
   return value;
 }
 
@@ -67,7 +67,7 @@ Result<> covered(const Gpu& gpu, CUdeviceptr at, CUdeviceptr end) {
     CUdeviceptr base = 0;
     std::size_t size = 0;
     WSYNC_TRY(check(cuda, cuda.cuMemGetAddressRange(&base, &size, at),
-                    fmt::format("address {:#x} is in no allocation", at)));
+                    fmt::format("address {:#x} does not belong to an allocation", at)));
     if (end <= base + size) return {};
     // Adjacent plain allocations do not count as one range; pieces of one reserved range do.
     const auto plain =
@@ -76,7 +76,7 @@ Result<> covered(const Gpu& gpu, CUdeviceptr at, CUdeviceptr end) {
     at = base + size;
   }
   return fail(ErrorCode::kInvalidInput,
-              fmt::format("it leaves its allocation before address {:#x}", end));
+              fmt::format("its allocation ends before address {:#x}", end));
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ Result<CUevent> Allocation::published() {
   WSYNC_TRY(
       check(gpu_->cuda(),
             gpu_->cuda().cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING),
-            gpu_->name() + ": no event for other processes"));
+            gpu_->name() + ": cannot create an event for other processes"));
   published_ = OwnedEvent(gpu_->context(), event);
   return event;
 }
@@ -133,13 +133,13 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::borrow(const std::shared_ptr<con
   const auto at = static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(range.data()));
   if (range.empty() || at == 0 || range.size() > ~CUdeviceptr{0} - at)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: {} bytes at address {:#x} are no range of memory", gpu->name(),
-                            range.size(), at));
+                fmt::format("{}: {} bytes at address {:#x} are not a valid range of memory",
+                            gpu->name(), range.size(), at));
   const ContextGuard guard(*gpu->context());
   WSYNC_TRY(guard.entered());
   if (auto inside = covered(*gpu, at, at + range.size()); !inside)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: {} bytes at address {:#x} cannot be borrowed, {}", gpu->name(),
+                fmt::format("{}: {} bytes at address {:#x} cannot be borrowed: {}", gpu->name(),
                             range.size(), at, inside.error().message()));
   return std::unique_ptr<CudaMemory>(new CudaMemory(gpu, Origin::kBorrowed, at, range.size()));
 }
@@ -153,17 +153,18 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::import(const std::shared_ptr<con
   auto said = WSYNC_TRY(decode_ipc_handle(handle.opaque));
   if (said.bytes != handle.bytes)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("imported GPU memory: {} bytes are expected, the handle says {}",
+                fmt::format("imported GPU memory: expected {} bytes, but the handle says {}",
                             handle.bytes, said.bytes));
   if (said.uuid != gpu->uuid())
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("imported GPU memory of process {} is on GPU {}, this device is GPU {}",
-                            said.pid, said.uuid, gpu->uuid()));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("imported GPU memory of process {} is on GPU {}, but this device is GPU {}",
+                    said.pid, said.uuid, gpu->uuid()));
   if (said.process != this_process()) return open(gpu, said);
   auto own = Allocation::find(said.allocation);
   if (own == nullptr || own->bytes() != said.bytes || &own->gpu() != gpu.get())
     return fail(ErrorCode::kPeerLost,
-                fmt::format("imported GPU memory: allocation {} of this process is freed",
+                fmt::format("imported GPU memory: allocation {} of this process has been freed",
                             said.allocation));
   std::unique_ptr<CudaMemory> memory(
       new CudaMemory(gpu, Origin::kImported, own->address(), said.bytes));
@@ -177,11 +178,12 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::open(const std::shared_ptr<const
   const ContextGuard guard(*gpu->context());
   WSYNC_TRY(guard.entered());
   const auto failed = [&](const Error& error) {
-    return fail(error.code() == ErrorCode::kResourceExhausted ? error.code() : ErrorCode::kPeerLost,
-                fmt::format("the GPU memory of process {} cannot be mapped (did it free the memory "
-                            "or exit? containers must share /dev/shm and differ in their process "
-                            "numbers): {}",
-                            handle.pid, error.message()));
+    return fail(
+        error.code() == ErrorCode::kResourceExhausted ? error.code() : ErrorCode::kPeerLost,
+        fmt::format(
+            "the GPU memory of process {} cannot be mapped (did it free the memory or exit? "
+            "containers must share /dev/shm, and their process numbers must differ): {}",
+            handle.pid, error.message()));
   };
   CUdeviceptr address = 0;
   // This is the only flag that exists. It has no effect on the exporter's own GPU.
@@ -206,7 +208,7 @@ Result<CUevent> CudaMemory::published() const {
   if (allocation_ != nullptr) return allocation_->published();
   if (event_) return event_.get();
   return fail(ErrorCode::kInvalidInput,
-              gpu_->name() + ": borrowed memory is neither published nor acquired");
+              gpu_->name() + ": borrowed memory cannot be published or acquired");
 }
 
 Result<MemoryHandle> CudaMemory::export_handle() const {

@@ -76,10 +76,9 @@ void unpin(const std::vector<std::uintptr_t>& begins) {
 std::string fallback_sentence(const Gpu& gpu, std::span<const std::byte> range,
                               std::string_view why) {
   return fmt::format(
-      "{}: {} bytes of host memory cannot be pinned: {}; each copy from there is first copied by "
-      "the processor into the driver's own pinned buffer, so it costs a pass over host memory "
-      "more, "
-      "and its stream's worker waits for that pass",
+      "{}: {} bytes of host memory cannot be pinned: {}; each copy from this memory first goes "
+      "through the driver's own pinned buffer, which costs the processor one more pass over host "
+      "memory, and the worker of the stream waits for that pass",
       gpu.name(), range.size(), why);
 }
 

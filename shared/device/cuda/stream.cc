@@ -45,7 +45,7 @@ int priority_of(StreamRole role, int min, int greatest) {
 
 Result<> is_gpu_memory(const Memory* memory, std::string_view stream) {
   if (memory == nullptr || dynamic_cast<const CudaMemory*>(memory) != nullptr) return {};
-  return fail(ErrorCode::kInvalidInput, fmt::format("{}: the memory is no GPU's", stream));
+  return fail(ErrorCode::kInvalidInput, fmt::format("{}: the memory is not GPU memory", stream));
 }
 
 // A kernel can access the memory of its own GPU. It can access memory of other GPUs only if they
@@ -75,12 +75,12 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
   int min = 0;
   int greatest = 0;
   WSYNC_TRY(check(cuda, cuda.cuCtxGetStreamPriorityRange(&min, &greatest),
-                  options.name + ": priorities of streams"));
+                  options.name + ": cannot read the range of stream priorities"));
   CUstream stream = nullptr;
   WSYNC_TRY(check(cuda,
                   cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING,
                                                   priority_of(options.role, min, greatest)),
-                  options.name + ": no stream"));
+                  options.name + ": cannot create a stream"));
   OwnedStream owned(gpu->context(), stream);
   auto made = std::unique_ptr<CudaStream>(
       new CudaStream(std::move(gpu), std::move(options), std::move(owned)));
@@ -124,10 +124,11 @@ Result<> CudaStream::wait_for_gpu() {
       return fail(ErrorCode::kDeadline, usable.error().message());
     if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
   }
-  gpu_->context()->abandon(fmt::format("it did not end its work in {} s", seconds(settle_limit_)));
+  gpu_->context()->abandon(
+      fmt::format("the GPU did not complete its work within {} s", seconds(settle_limit_)));
   return fail(ErrorCode::kDeadline,
-              fmt::format("{} has not ended its work in {} s and is given up; restart the process, "
-                          "and look into the machine's log for faults of the GPU (NVRM: Xid)",
+              fmt::format("{} has not completed its work within {} s and is abandoned; restart the "
+                          "process, and check the machine's kernel log for GPU faults (NVRM: Xid)",
                           gpu_->name(), seconds(settle_limit_)));
 }
 
@@ -275,7 +276,7 @@ Result<> CudaStream::publish(Memory& memory) {
   auto* own = dynamic_cast<CudaMemory*>(&memory);
   if (own == nullptr || !own->own())
     return fail(ErrorCode::kInvalidInput,
-                name() + ": only memory that a device allocated itself is published");
+                name() + ": only memory that a device allocated itself can be published");
   const auto event = own->published();
   if (!event) return fail(event.error());
   enqueue([this, event = *event](const std::stop_token&) {
@@ -286,7 +287,8 @@ Result<> CudaStream::publish(Memory& memory) {
 
 Result<> CudaStream::acquire(const Memory& memory) {
   const auto* there = dynamic_cast<const CudaMemory*>(&memory);
-  if (there == nullptr) return fail(ErrorCode::kInvalidInput, name() + ": the memory is no GPU's");
+  if (there == nullptr)
+    return fail(ErrorCode::kInvalidInput, name() + ": the memory is not GPU memory");
   const auto event = there->published();
   if (!event) return fail(event.error());
   enqueue([this, event = *event](const std::stop_token& stop) { return wait_for(event, stop); });
@@ -307,9 +309,11 @@ Result<> CudaStream::wait_for(CUevent event, const std::stop_token& stop) {
                   "the stream was closed while it waited for another process");
     const auto waited = now() - begin;
     if (waited >= settle_limit_)
-      return fail(ErrorCode::kDeadline,
-                  fmt::format("another process has not published its memory in {} s: has it ended?",
-                              seconds(settle_limit_)));
+      return fail(
+          ErrorCode::kDeadline,
+          fmt::format(
+              "another process has not published its memory within {} s: has that process ended?",
+              seconds(settle_limit_)));
     if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
   }
   return submit(cuda.cuStreamWaitEvent(stream_.get(), event, CU_EVENT_WAIT_DEFAULT),

@@ -60,7 +60,7 @@ class HostDevice final : public Device {
       std::span<const std::byte> bytes) override {
     if (options_.kind != DeviceKind::kUnified)
       return fail(ErrorCode::kRefused,
-                  name() + ": has memory of its own; host bytes must be copied to it");
+                  name() + ": the device has memory of its own; host bytes must be copied to it");
     return std::unique_ptr<Memory>(HostMemory::alias(options_.kind, bytes));
   }
   [[nodiscard]] Result<std::unique_ptr<Memory>> borrow(std::span<std::byte> range) override {

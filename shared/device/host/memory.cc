@@ -45,7 +45,7 @@ Result<std::unique_ptr<HostMemory>> HostMemory::import(DeviceKind kind, MemoryHa
   if (::fstat(handle.fd.get(), &info) != 0) return fail_errno("device memory: fstat", errno);
   if (handle.bytes == 0 || static_cast<std::uint64_t>(info.st_size) != handle.bytes)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("imported device memory: the handle says {} bytes, the file has {}",
+                fmt::format("imported device memory: the handle says {} bytes, but the file has {}",
                             handle.bytes, info.st_size));
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   if (const int seals = ::fcntl(handle.fd.get(), F_GET_SEALS);

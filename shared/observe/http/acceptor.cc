@@ -117,7 +117,7 @@ bool Acceptor::accept_all(Idle& idle) {
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
       if (errno == ECONNABORTED || errno == EINTR) continue;  // aborted before it was accepted
-      log_warning("{} takes no connection now: {}", listener_.address,
+      log_warning("{} cannot accept a connection now: {}", listener_.address,
                   std::generic_category().message(errno));
       return false;
     }
@@ -144,8 +144,8 @@ void Acceptor::hand_over(std::unique_ptr<Connection> connection) {
         threads_.emplace_back([this] { serve_loop(); });
       } catch (const std::system_error& error) {
         // The existing threads continue to serve. If there are none, the next connection retries.
-        log_warning("an HTTP server with {} threads gets no more: {}", threads_.size(),
-                    error.what());
+        log_warning("an HTTP server with {} threads cannot start another thread: {}",
+                    threads_.size(), error.what());
       }
     }
   }

@@ -70,7 +70,7 @@ Result<std::vector<Address>> addresses_of(const Endpoint& endpoint, const WaitLi
   const auto lookup = std::make_shared<Lookup>();
   lookup->endpoint = endpoint;
   lookup->done = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!lookup->done.valid()) return fail_errno("make an eventfd", errno);
+  if (!lookup->done.valid()) return fail_errno("create an eventfd", errno);
   try {
     std::thread([lookup] {
       lookup->error = look_up(lookup->endpoint, 0, lookup->found);
@@ -78,15 +78,15 @@ Result<std::vector<Address>> addresses_of(const Endpoint& endpoint, const WaitLi
     }).detach();
   } catch (const std::system_error& error) {
     return fail(ErrorCode::kResourceExhausted,
-                fmt::format("cannot make a thread to look {} up: {}", quote_text(endpoint.host),
+                fmt::format("cannot start a thread to look up {}: {}", quote_text(endpoint.host),
                             error.what()));
   }
-  WSYNC_TRY(wait_for(lookup->done.get(), POLLIN, limit, "looking its name up"));
+  WSYNC_TRY(wait_for(lookup->done.get(), POLLIN, limit, "looking up its name"));
   eventfd_t ended = 0;
   (void)::eventfd_read(lookup->done.get(), &ended);
   if (lookup->error != 0)
     return fail(ErrorCode::kPeerLost,
-                fmt::format("there is no host {}: {}", quote_text(endpoint.host),
+                fmt::format("cannot find host {}: {}", quote_text(endpoint.host),
                             ::gai_strerror(lookup->error)));
   return std::move(lookup->found);
 }
@@ -98,7 +98,7 @@ tl::unexpected<Error> not_connected(int error) {
 
 Result<UniqueFd> connect_to(const Address& address, const WaitLimit& limit) {
   UniqueFd socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket.valid()) return fail_errno("make a socket", errno);
+  if (!socket.valid()) return fail_errno("create a socket", errno);
   const int yes = 1;
   (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   const auto* to = reinterpret_cast<const sockaddr*>(&address.bytes);
@@ -114,7 +114,7 @@ Result<UniqueFd> connect_to(const Address& address, const WaitLimit& limit) {
 
 tl::unexpected<Error> wrong_url(const std::string& url, std::string_view what) {
   return fail(ErrorCode::kInvalidInput,
-              fmt::format("{}: {}; expected http://HOST:PORT, an IPv6 address in brackets",
+              fmt::format("{}: {}; expected http://HOST:PORT, with an IPv6 address in brackets",
                           quote_text(url), what));
 }
 
@@ -136,14 +136,14 @@ Result<Endpoint> parse_url(const std::string& url) {
   };
   if (endpoint.host.empty() || endpoint.host.size() > kMaxHostBytes ||
       !std::all_of(endpoint.host.begin(), endpoint.host.end(), in_host))
-    return wrong_url(url, "its host is no name and no address");
+    return wrong_url(url, "its host is neither a name nor an address");
   if (!rest.starts_with(':')) return wrong_url(url, "it has no port");
   rest.remove_prefix(1);
   const char* const end = rest.data() + rest.size();
   const auto [stop, error] = std::from_chars(rest.data(), end, endpoint.port);
   if (error != std::errc{} || endpoint.port == 0)
-    return wrong_url(url, "its port is no number from 1 to 65535");
-  if (stop != end) return wrong_url(url, "something follows its port");
+    return wrong_url(url, "its port is not a number from 1 to 65535");
+  if (stop != end) return wrong_url(url, "there is text after its port");
   return endpoint;
 }
 
@@ -167,7 +167,7 @@ Result<> wait_for(int fd, short events, const WaitLimit& limit, std::string_view
       return fail(ErrorCode::kCancelled, fmt::format("cancelled while {}", doing));
     if (ready > 0) return {};
     if (now() >= limit.deadline)
-      return fail(ErrorCode::kDeadline, fmt::format("the time was over while {}", doing));
+      return fail(ErrorCode::kDeadline, fmt::format("the deadline passed while {}", doing));
   }
 }
 

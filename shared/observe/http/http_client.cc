@@ -20,8 +20,8 @@ namespace wsync::http {
 namespace {
 
 constexpr std::size_t kReceiveBytes = 64 * limits::kKiB;
-constexpr std::string_view kDoingSend = "sending a question";
-constexpr std::string_view kDoingReceive = "waiting for its answer";
+constexpr std::string_view kDoingSend = "sending a request";
+constexpr std::string_view kDoingReceive = "waiting for the response";
 constexpr std::size_t kVersionBytes = 9;  // "HTTP/1.1 "
 
 // Returns true if nothing can be read and the peer has not closed the connection.
@@ -31,11 +31,12 @@ bool is_quiet(int socket) {
 }
 
 tl::unexpected<Error> lost(std::string_view doing) {
-  return fail(ErrorCode::kPeerLost, fmt::format("it hung up while {}", doing));
+  return fail(ErrorCode::kPeerLost,
+              fmt::format("the server closed the connection while {}", doing));
 }
 
 tl::unexpected<Error> not_http() {
-  return fail(ErrorCode::kInvalidInput, "its answer is not HTTP as expected");
+  return fail(ErrorCode::kInvalidInput, "the response is not valid HTTP");
 }
 
 Result<> send_all(int socket, std::string_view text, const WaitLimit& limit) {
@@ -80,7 +81,7 @@ class ResponseReader {
  private:
   [[nodiscard]] tl::unexpected<Error> too_long() const {
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("its answer is longer than {}", counted(max_bytes_, "byte")));
+                fmt::format("the response is longer than {}", counted(max_bytes_, "byte")));
   }
 
   // Returns the number of bytes received; 0 if the peer closed the connection.
@@ -115,18 +116,19 @@ class ResponseReader {
       end = received_.find(kHeadEnd);
     }
     if (end > kMaxResponseHeadBytes)
-      return fail(ErrorCode::kInvalidInput, fmt::format("the head of its answer is longer than {}",
-                                                        counted(kMaxResponseHeadBytes, "byte")));
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("the head of the response is longer than {}",
+                              counted(kMaxResponseHeadBytes, "byte")));
     std::string_view head = std::string_view(received_).substr(0, end + kLineEnd.size());
     const std::string_view line = next_line(head);
     // Expects "HTTP/1.1 200 OK". Interim responses (1xx) are an error: the request did not ask for
     // one.
     const bool http = line.starts_with("HTTP/1.1 ") || line.starts_with("HTTP/1.0 ");
     if (!http || line.size() > kMaxStatusLineBytes || line.substr(kVersionBytes).starts_with('1'))
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("its answer begins with {}; expected HTTP/1.1 and a status of 200 "
-                              "or more",
-                              quote_text(line.substr(0, 80))));
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("the response begins with {}; expected HTTP/1.1 and a status of 200 or more",
+                      quote_text(line.substr(0, 80))));
     const std::string_view word =
         line.substr(kVersionBytes, line.find(' ', kVersionBytes) - kVersionBytes);
     const auto status = whole_number(word);
@@ -212,7 +214,7 @@ HttpClient::HttpClient(Endpoint endpoint, UniqueFd cancelled)
 
 Result<std::unique_ptr<HttpClient>> HttpClient::create(Endpoint endpoint) {
   UniqueFd cancelled(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!cancelled.valid()) return fail_errno("make an eventfd", errno);
+  if (!cancelled.valid()) return fail_errno("create an eventfd", errno);
   return std::unique_ptr<HttpClient>(new HttpClient(std::move(endpoint), std::move(cancelled)));
 }
 
@@ -230,7 +232,7 @@ std::string HttpClient::text_of(const ClientRequest& request) const {
 
 Result<ClientResponse> HttpClient::ask(const ClientRequest& request) {
   if (!is_quiet(cancelled_.get()))
-    return fail(ErrorCode::kCancelled, "cancelled before it was asked");
+    return fail(ErrorCode::kCancelled, "cancelled before the request was sent");
   // A server sends nothing between requests. Readable data is the end of the connection or
   // unexpected bytes, so the connection cannot be used again.
   if (socket_.valid() && !is_quiet(socket_.get())) socket_.reset();

@@ -111,10 +111,10 @@ void HttpServer::handle(Exchange& exchange) const {
   } catch (const std::exception& error) {
     problem = error.what();
   } catch (...) {
-    problem = "of no known kind";
+    problem = "of an unknown type";
   }
   log_error("an HTTP request ended with an exception: {}", problem);
-  set_error(exchange.response, 500, "an internal error; the log of this process has more",
+  set_error(exchange.response, 500, "an internal error; the log of this process has the details",
             "internal_error");
 }
 
@@ -124,7 +124,8 @@ const Route* HttpServer::find_route(Exchange& exchange) const {
   // An Origin header shows that a web page makes the request. Web pages have no reason to use this
   // server, so such requests are refused.
   if (request.header("Origin")) {
-    set_error(exchange.response, 403, "this server answers no requests of web pages (Origin)");
+    set_error(exchange.response, 403,
+              "this server does not answer requests from web pages (Origin)");
     return nullptr;
   }
   if (options_.loopback_only && !names_this_host(request)) {
@@ -142,13 +143,13 @@ const Route* HttpServer::find_route(Exchange& exchange) const {
     allowed = route.method == "GET" ? "GET, HEAD" : route.method;
   }
   if (allowed.empty()) {
-    set_error(exchange.response, 404, fmt::format("there is no {} here", quote_text(request.path)),
-              "not_found");
+    set_error(exchange.response, 404,
+              fmt::format("this server has no {}", quote_text(request.path)), "not_found");
     return nullptr;
   }
   exchange.response.set_header("Allow", allowed);
   set_error(exchange.response, 405,
-            fmt::format("{} is asked for with {}; expected {}", quote_text(request.path),
+            fmt::format("{} was requested with {}; expected {}", quote_text(request.path),
                         request.method, allowed),
             "method_not_allowed");
   return nullptr;
@@ -163,7 +164,8 @@ bool HttpServer::read_body(Exchange& exchange) const {
       set_error(exchange.response, 413, too_large_sentence());
       return false;
     case Connection::BodyEnd::kBroken:
-      set_error(exchange.response, 400, "the body ended early, came too slowly or had a bad chunk");
+      set_error(exchange.response, 400,
+                "the body ended early, arrived too slowly or had an invalid chunk");
       return false;
   }
   return false;

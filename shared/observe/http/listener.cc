@@ -74,17 +74,18 @@ tl::unexpected<Error> cannot_listen(const std::string& host, std::uint16_t port,
   const std::string where = with_port(host, port);
   if (errno_value == EADDRINUSE)
     return fail(ErrorCode::kBusy,
-                fmt::format("{} is in use: {} listens there; end it, or choose another port (0: "
-                            "any that is free)",
+                fmt::format("{} is in use: {} listens there; stop that process, or choose another "
+                            "port (0: any free port)",
                             where, port_holder(port).value_or("a program of another user")));
   if (errno_value == EADDRNOTAVAIL)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: this host has no such address; name one of its own, such as "
-                            "127.0.0.1 or ::1",
+                fmt::format("{}: this host has no such address; name an address of this host, such "
+                            "as 127.0.0.1 or ::1",
                             where));
   if (errno_value == EACCES)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: this user may not listen there; choose a port from 1024", where));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("{}: this user may not listen there; choose port 1024 or higher", where));
   return fail_errno(fmt::format("listening on {}", where), errno_value);
 }
 
@@ -142,10 +143,11 @@ Result<Listener> listen_to(const std::string& address, Claim how) {
     if (error == std::errc{} && stop == end) {
       const std::string host = address.substr(kTcp.size(), colon - kTcp.size());
       if (is_loopback(host)) return listen_on(host, port);
-      return fail(ErrorCode::kRefused,
-                  fmt::format("{} leaves this host, and whoever comes there is not asked who he "
-                              "is; use ipc:///path or a loopback address such as 127.0.0.1",
-                              address));
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("{} can be reached from other hosts, and this server does not authenticate "
+                      "its clients; use ipc:///path or a loopback address such as 127.0.0.1",
+                      address));
     }
   }
   return fail(ErrorCode::kInvalidInput,

@@ -12,7 +12,7 @@ namespace wsync::http {
 namespace {
 
 constexpr std::size_t kMaxMethodBytes = 16;
-constexpr std::string_view kNoHttp11 = "the request is not HTTP/1.1 as this server reads it";
+constexpr std::string_view kNoHttp11 = "the request is not valid HTTP/1.1";
 constexpr std::array<std::string_view, 9> kMethods = {
     "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"};
 
@@ -120,9 +120,9 @@ class HeaderReader {
     if (same_word(name, "Content-Length") && !set_length(value, head)) return false;
     if (same_word(name, "Transfer-Encoding") && !set_transfer(value, head)) return false;
     if (same_word(name, "Content-Encoding") && !same_word(value, "identity"))
-      return refuse(
-          head, 415,
-          fmt::format("Content-Encoding is {}; expected a body without one", quote_text(value)));
+      return refuse(head, 415,
+                    fmt::format("Content-Encoding is {}; expected a body without Content-Encoding",
+                                quote_text(value)));
     if (same_word(name, "Expect") && same_word(value, "100-continue")) head.expects_continue = true;
     if (same_word(name, "Connection") && same_word(value, "close")) head.keeps_open = false;
     head.request.headers.emplace_back(name, value);
@@ -137,10 +137,11 @@ class HeaderReader {
   bool set_length(std::string_view value, RequestHead& head) {
     const auto length = whole_number(value);
     if (!length || framed_)
-      return refuse(head, 400,
-                    fmt::format("Content-Length is {}{}; expected one whole number, and no "
-                                "Transfer-Encoding beside it",
-                                quote_text(value), framed_ ? ", and not the only one" : ""));
+      return refuse(
+          head, 400,
+          fmt::format("Content-Length is {}{}; expected one whole number and no Transfer-Encoding",
+                      quote_text(value),
+                      framed_ ? ", and the request has another length header" : ""));
     framed_ = true;
     head.body = BodyKind::kSized;
     head.body_bytes = *length;
@@ -152,8 +153,8 @@ class HeaderReader {
                     fmt::format("Transfer-Encoding is {}; expected chunked", quote_text(value)));
     if (framed_)
       return refuse(head, 400,
-                    "Transfer-Encoding is there twice or beside a Content-Length; expected one of "
-                    "the two");
+                    "Transfer-Encoding is given twice or together with Content-Length; expected "
+                    "only one of these headers");
     framed_ = true;
     head.body = BodyKind::kChunked;
     return true;
@@ -173,9 +174,9 @@ RequestHead examine_head(std::string_view received) {
     return refused(431, fmt::format("the request's head is longer than {} bytes", kMaxHeadBytes));
   if (text.empty() || text == "\r") return {};
   if (!may_be_method(text))
-    return refused(400,
-                   "this is no HTTP request; expected a request line such as \"GET /health "
-                   "HTTP/1.1\"");
+    return refused(
+        400,
+        "this is not an HTTP request; expected a request line such as \"GET /health HTTP/1.1\"");
   const std::size_t line_end = text.find('\n');
   if (line_end != std::string_view::npos && text[line_end - 1] != '\r')
     return refused(400, "the request line ends with a bare LF; expected CR LF");

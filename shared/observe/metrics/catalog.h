@@ -11,7 +11,7 @@ namespace wsync::metrics {
 inline constexpr Definition kBuildInfo{
     .name = "wsync_build_info",
     .kind = Kind::kGauge,
-    .help = "1, with the release of this program and what it does in the fleet",
+    .help = "1, with the release of this program and its role in the fleet",
     .labels = {"version", "role"}};
 inline constexpr Definition kUpdateStageSeconds{
     .name = "wsync_update_stage_seconds",
@@ -31,8 +31,8 @@ inline constexpr Definition kFailures{
     .name = "wsync_failures_total",
     .kind = Kind::kCounter,
     .help =
-        "What went wrong here, by the code of the error: publishes that failed (coordinator), "
-        "stagings, copies and connections that were lost (sidecar)",
+        "Failures by error code: failed publishes (coordinator), failed stagings and copies and "
+        "lost connections (sidecar)",
     .labels = {"reason"}};
 inline constexpr Definition kTargetEpoch{
     .name = "wsync_target_version_epoch",
@@ -50,25 +50,25 @@ inline constexpr Definition kArenaBytes{
     .name = "wsync_arena_bytes",
     .kind = Kind::kGauge,
     .help =
-        "Host memory in arenas of weights: snapshots (coordinator), versions that are held, "
-        "arriving or kept for the next one (sidecar)"};
-inline constexpr Definition kDroppedMessages{
-    .name = "wsync_dropped_messages_total",
-    .kind = Kind::kCounter,
-    .help =
-        "Messages that were late, of another round or under a lower fence, and changed nothing"};
+        "Host memory in arenas of weights: snapshots (coordinator), and arenas with a held or "
+        "arriving version or kept for the next version (sidecar)"};
+inline constexpr Definition kDroppedMessages{.name = "wsync_dropped_messages_total",
+                                             .kind = Kind::kCounter,
+                                             .help =
+                                                 "Messages that were dropped because they were "
+                                                 "late, of another round or under a lower fence"};
 inline constexpr Definition kLoopLongest{
     .name = "wsync_loop_longest_callback_seconds",
     .kind = Kind::kGauge,
     .help =
-        "Longest time that one callback kept the loop of this process, which heartbeats and "
-        "deadlines waited for; waiting for a processor is left out"};
+        "Longest time that one callback blocked the loop of this process and delayed heartbeats "
+        "and deadlines; time spent waiting for a processor is not included"};
 inline constexpr Definition kLoopSlowCallbacks{
     .name = "wsync_loop_slow_callbacks_total",
     .kind = Kind::kCounter,
     .help =
-        "Callbacks that kept the loop of this process for 100 ms or longer; the log names each of "
-        "them"};
+        "Callbacks that blocked the loop of this process for 100 ms or longer; the log names each "
+        "of them"};
 
 // ---- sidecar ----
 
@@ -98,30 +98,29 @@ inline constexpr Definition kReplicaRanks{.name = "wsync_replica_ranks",
 inline constexpr Definition kReplicaRanksExpected{
     .name = "wsync_replica_ranks_expected",
     .kind = Kind::kGauge,
-    .help = "Ranks that the replica has when it is whole",
+    .help = "Ranks that the replica has when it is complete",
     .labels = {"replica"}};
-inline constexpr Definition kStaleness{
-    .name = "wsync_staleness_seconds",
-    .kind = Kind::kGauge,
-    .help =
-        "How long the replica has been without the version that was decided on, 0 when it "
-        "serves it",
-    .labels = {"replica"}};
+inline constexpr Definition kStaleness{.name = "wsync_staleness_seconds",
+                                       .kind = Kind::kGauge,
+                                       .help =
+                                           "How long the replica has not served the version that "
+                                           "was decided on, 0 when it serves that version",
+                                       .labels = {"replica"}};
 inline constexpr Definition kPausedSeconds{
     .name = "wsync_paused_seconds",
     .kind = Kind::kHistogram,
     .help =
-        "How long a replica that was serving stood still for an update, from its last rank's "
-        "pause to its resume"};
+        "How long a serving replica was paused for an update, from the pause of its last rank to "
+        "its resume"};
 inline constexpr Definition kSwitches{
     .name = "wsync_switches_total",
     .kind = Kind::kCounter,
-    .help = "Switches of replicas that a decision asked for, by how they ended",
+    .help = "Switches of replicas to a decided version, by result",
     .labels = {"result"}};
 inline constexpr Definition kStagedBytes{
     .name = "wsync_staged_bytes",
     .kind = Kind::kGauge,
-    .help = "Bytes of the version that is arriving which are here and verified"};
+    .help = "Bytes of the arriving version that this host has received and verified"};
 inline constexpr Definition kCopiedBytes{
     .name = "wsync_copied_bytes_total",
     .kind = Kind::kCounter,
@@ -136,17 +135,17 @@ inline constexpr Definition kVersionsHeld{
 inline constexpr Definition kCoordinatorConnected{
     .name = "wsync_coordinator_connected",
     .kind = Kind::kGauge,
-    .help = "1 while a coordinator has taken this sidecar in"};
+    .help = "1 while this sidecar has joined a coordinator"};
 
 // ---- coordinator ----
 
 inline constexpr Definition kUpdates{.name = "wsync_updates_total",
                                      .kind = Kind::kCounter,
-                                     .help = "Publishes that have ended, by how",
+                                     .help = "Publishes that have ended, by result",
                                      .labels = {"result"}};
 inline constexpr Definition kRollbacks{.name = "wsync_rollbacks_total",
                                        .kind = Kind::kCounter,
-                                       .help = "Rollbacks that were asked for, by how they ended",
+                                       .help = "Requested rollbacks, by result",
                                        .labels = {"result"}};
 inline constexpr Definition kQueueDepth{.name = "wsync_queue_depth",
                                         .kind = Kind::kGauge,
@@ -160,7 +159,7 @@ inline constexpr Definition kSidecars{
     .name = "wsync_fleet_sidecars", .kind = Kind::kGauge, .help = "Sidecars that have joined"};
 inline constexpr Definition kReplicas{.name = "wsync_fleet_replicas",
                                       .kind = Kind::kGauge,
-                                      .help = "Replicas that the joined sidecars have told of"};
+                                      .help = "Replicas that the joined sidecars have reported"};
 inline constexpr Definition kReplicasReady{.name = "wsync_fleet_replicas_ready",
                                            .kind = Kind::kGauge,
                                            .help = "Replicas that requests may be routed to"};

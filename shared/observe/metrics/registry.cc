@@ -85,7 +85,8 @@ Registry::Registry() : impl_(std::make_unique<Impl>()) {}
 Registry::~Registry() = default;
 
 Counter Registry::counter(const Definition& what, const std::vector<std::string>& labels) {
-  WSYNC_CHECK(what.kind == Kind::kCounter, "a counter is asked for by its own definition");
+  WSYNC_CHECK(what.kind == Kind::kCounter,
+              "a counter is requested with the definition of a counter");
   auto& family = prometheus::BuildCounter()
                      .Name(std::string(what.name))
                      .Help(std::string(what.help))
@@ -94,7 +95,8 @@ Counter Registry::counter(const Definition& what, const std::vector<std::string>
 }
 
 Histogram Registry::histogram(const Definition& what, const std::vector<std::string>& labels) {
-  WSYNC_CHECK(what.kind == Kind::kHistogram, "a histogram is asked for by its own definition");
+  WSYNC_CHECK(what.kind == Kind::kHistogram,
+              "a histogram is requested with the definition of a histogram");
   auto& family = prometheus::BuildHistogram()
                      .Name(std::string(what.name))
                      .Help(std::string(what.help))

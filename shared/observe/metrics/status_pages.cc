@@ -52,7 +52,8 @@ Result<std::unique_ptr<StatusPages>> StatusPages::create(
       new StatusPages(loop, options, registry, std::move(facts), more));
   const Result<> listens = pages->serve(http::listen_to(options.address, claim_of(options)));
   if (!listens && listens.error().code() == ErrorCode::kBusy && options.take_over) {
-    log_warning("http.address: {}; it is tried again until it is free", listens.error().message());
+    log_warning("http.address: {}; wsync retries until the address is free",
+                listens.error().message());
     pages->looker_ = std::make_unique<Worker>(loop, WorkerOptions{.name = "pages"});
     pages->retry_.start_repeating(kListenAgain);
   } else if (!listens) {

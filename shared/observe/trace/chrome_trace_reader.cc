@@ -54,7 +54,8 @@ class Reading {
   Result<> add(const json& event) {
     if (!event.is_object()) return fail(ErrorCode::kInvalidInput, "expected an object");
     const std::string phase = text_of(event, "ph");
-    if (phase.empty()) return fail(ErrorCode::kInvalidInput, "no \"ph\", a string");
+    if (phase.empty())
+      return fail(ErrorCode::kInvalidInput, "\"ph\" is missing; expected a string");
     if (phase == "X") return add_span(event);
     if (phase == "M") return add_name(event);
     return {};
@@ -83,7 +84,7 @@ class Reading {
     const double lasts = WSYNC_TRY(microseconds_of(event, "dur"));
     if (begin + lasts > kMicrosecondsMax)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("it ends after {:.0e} microseconds", kMicrosecondsMax));
+                  fmt::format("the event ends after {:.0e} microseconds", kMicrosecondsMax));
     Span span{.name = text_of(event, "name"),
               .lane = std::to_string(thread),
               .category = category_named(text_of(event, "cat")).value_or(Category::kOther),
@@ -148,7 +149,7 @@ class Splitter {
     }
     if (!in_events_) return true;
     if (depth == 1 && (event == Event::value || event == Event::object_start))
-      return refuse("\"traceEvents\" is no list");
+      return refuse("\"traceEvents\" is not a list");
     const bool is_whole =
         event == Event::object_end || event == Event::array_end || event == Event::value;
     if (depth == 2 && is_whole) {
@@ -187,7 +188,7 @@ class Splitter {
 Result<std::vector<ProcessTrace>> parse_chrome_trace(std::string_view text,
                                                      const ReadLimits& limits) {
   const auto refused = [](const std::string& why) {
-    return fail(ErrorCode::kInvalidInput, "no Chrome trace: " + why);
+    return fail(ErrorCode::kInvalidInput, "not a Chrome trace: " + why);
   };
   if (text.size() > limits.bytes)
     return refused(fmt::format("{} bytes, at most {} are read", text.size(), limits.bytes));

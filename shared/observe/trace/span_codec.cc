@@ -48,7 +48,7 @@ Span decode(ByteReader& reader) {
   // Limits the times, so that their differences cannot overflow.
   constexpr std::int64_t kMax = std::int64_t{1} << 61U;
   if (span.begin < TimePoint{0} || span.end < span.begin || span.end > TimePoint{kMax})
-    reader.violate("end", "a span lasts from a time on the clock to a later one");
+    reader.violate("end", "a span must begin at a valid time and must not end before it");
   span.label = reader.get_string(limits::kTraceTextBytes, "label");
   const std::uint32_t count = reader.get_count(limits::kTraceArgs, kArgBytesMin, "arguments");
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {

@@ -56,14 +56,15 @@ Result<> check_text_file(const std::string& path) {
   if (!fs::is_directory(directory, error))
     return fail(
         ErrorCode::kNotFound,
-        fmt::format("cannot write to {}: there is no directory {}; make it, or name another", path,
-                    directory.string()));
+        fmt::format(
+            "cannot write to {}: there is no directory {}; create it, or name another directory",
+            path, directory.string()));
   const fs::file_status there = fs::status(path, error);
   const bool in_place = fs::exists(there) && !fs::is_regular_file(there);
   if (::access(in_place ? path.c_str() : directory.c_str(), W_OK) != 0)
     return fail(ErrorCode::kInvalidInput,
                 in_place ? fmt::format("cannot write to {}: no permission", path)
-                         : fmt::format("cannot write to {}: no files can be made in {}", path,
+                         : fmt::format("cannot write to {}: files cannot be created in {}", path,
                                        directory.string()));
   return {};
 }

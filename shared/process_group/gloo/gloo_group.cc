@@ -287,9 +287,10 @@ Error GlooGroup::lost(std::uint32_t peer) {
   // The peer may have sent a reason before it was lost.
   changed_.wait_for(lock, kHearWhy, [&] { return broken_ || peers_[peer].lost; });
   if (broken_) return *broken_;
-  return {ErrorCode::kPeerLost,
-          fmt::format("rank {} has lost rank {}, which has left or was killed: {}", rank_, peer,
-                      peers_[peer].lost.value_or("its connection is closed"))};
+  return {
+      ErrorCode::kPeerLost,
+      fmt::format("rank {} has lost its connection to rank {}, which has left or was killed: {}",
+                  rank_, peer, peers_[peer].lost.value_or("the connection is closed"))};
 }
 
 Error GlooGroup::late() {

@@ -88,18 +88,18 @@ Result<> check_address(const std::string& address) {
   v4.sin_family = AF_INET;
   const bool is_v4 = ::inet_pton(AF_INET, address.c_str(), &v4.sin_addr) == 1;
   if (!is_v4 && ::inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr) != 1)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("'{}' is no IP address; name one of this host that the other ranks "
-                            "reach",
-                            address));
+    return fail(ErrorCode::kInvalidInput, fmt::format("'{}' is not an IP address; name an address "
+                                                      "of this host that the other ranks can reach",
+                                                      address));
   const UniqueFd fd(::socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int bound = is_v4 ? ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&v4), sizeof v4)
                           : ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&v6), sizeof v6);
   if (bound == 0) return {};
-  return fail(ErrorCode::kInvalidInput,
-              fmt::format("nothing can listen at {}: {}; name an address of this host that the "
-                          "other ranks reach",
-                          address, std::strerror(errno)));
+  return fail(
+      ErrorCode::kInvalidInput,
+      fmt::format(
+          "cannot listen at {}: {}; name an address of this host that the other ranks can reach",
+          address, std::strerror(errno)));
 }
 
 Result<> check_options(const GlooOptions& options) {
@@ -112,12 +112,13 @@ Result<> check_options(const GlooOptions& options) {
   if (options.rank >= options.size)
     return refuse(
         fmt::format("rank {} in a group of {}", options.rank, counted(options.size, "rank")));
-  if (options.run.empty()) return refuse("the run of a group has no name; give each one its own");
+  if (options.run.empty())
+    return refuse("the run of a group has no name; give each run its own name");
   std::error_code error;
   if (!std::filesystem::is_directory(options.directory, error))
     return refuse(
-        fmt::format("'{}', where the ranks of run {} are to find each other, is no "
-                    "directory; make one that all hosts see",
+        fmt::format("'{}', where the ranks of run {} must find each other, is not a directory; "
+                    "create a directory that all hosts can access",
                     options.directory, options.run));
   return check_address(options.address);
 }
@@ -130,9 +131,9 @@ Error why_not(const GlooOptions& options, RunStore& store, TimePoint deadline, c
   for (std::uint32_t rank = 0; rank < options.size; ++rank)
     if (!store.has(rank)) absent.push_back(rank);
   const std::string why =
-      absent.empty() ? fmt::format("all ranks have come to {}, not all are connected: {}",
+      absent.empty() ? fmt::format("all ranks have registered in {}, but not all are connected: {}",
                                    options.directory, what)
-                     : fmt::format("{} not come to {}",
+                     : fmt::format("{} not registered in {}",
                                    ranks_in_words(absent) + (absent.size() == 1 ? " has" : " have"),
                                    options.directory);
   return {ErrorCode::kDeadline, fmt::format("rank {} of run {} has waited until its deadline; {}",
@@ -178,9 +179,9 @@ Result<Mesh> connect(const GlooOptions& options, TimePoint deadline) {
       return Mesh{.files = store.take_files(), .context = std::move(context)};
     } catch (const Taken&) {
       return fail(ErrorCode::kRefused,
-                  fmt::format("run {} has a rank {} in {} already: it is started twice, or a run "
-                              "that was killed while it began has left its files; empty the "
-                              "directory, or give the run one of its own",
+                  fmt::format("run {} already has a rank {} in {}: either the rank was started "
+                              "twice, or a run that was killed while it was starting has left its "
+                              "files; empty the directory, or give the run a directory of its own",
                               options.run, options.rank, options.directory));
     } catch (const std::exception& error) {
       return fail(why_not(options, store, deadline, error.what()));

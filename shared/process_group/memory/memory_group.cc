@@ -227,7 +227,7 @@ class SegmentGroup final : public MemoryGroup {
                         inbound.read.load(std::memory_order_relaxed))
         continue;
       return fail(ErrorCode::kPeerLost,
-                  fmt::format("rank {} has left the group, rank {} still {} it", peer, rank_,
+                  fmt::format("rank {} has left the group, but rank {} still {} it", peer, rank_,
                               sends ? "sends to" : "receives from"));
     }
     return {};

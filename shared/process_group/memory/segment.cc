@@ -21,7 +21,7 @@ constexpr int kNeededSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 tl::unexpected<Error> no_segment(int fd, const std::string& why) {
   return fail(ErrorCode::kInvalidInput,
-              fmt::format("descriptor {} is no segment of ranks: {}; pass the one that "
+              fmt::format("descriptor {} is not a segment of ranks: {}; pass the descriptor that "
                           "the launcher has created",
                           fd, why));
 }
@@ -77,8 +77,8 @@ std::shared_ptr<Segment> Segment::make(MappedRegion region, const Layout& layout
 Result<std::shared_ptr<Segment>> Segment::open(int fd) {
   const auto bytes = WSYNC_TRY(sealed_size(fd));
   if (bytes < sizeof(SegmentHeader))
-    return no_segment(
-        fd, fmt::format("it has {} bytes, its header alone {}", bytes, sizeof(SegmentHeader)));
+    return no_segment(fd, fmt::format("it has {} bytes, but its header alone needs {}", bytes,
+                                      sizeof(SegmentHeader)));
   auto region = MappedRegion::map(fd, bytes, true);
   if (!region)
     return fail(region.error().with_context(fmt::format("segment of ranks, descriptor {}", fd)));
@@ -87,18 +87,18 @@ Result<std::shared_ptr<Segment>> Segment::open(int fd) {
     return no_segment(
         fd, fmt::format("it begins with {:016x}, expected {:016x}", header->magic, kSegmentMagic));
   if (header->format != kSegmentFormat)
-    return no_segment(fd, fmt::format("it has format {}, this program knows {}; start launcher "
-                                      "and ranks from one version of wsync",
-                                      header->format, kSegmentFormat));
+    return no_segment(fd,
+                      fmt::format("it has format {}, but this program supports format {}; start "
+                                  "the launcher and the ranks from the same version of wsync",
+                                  header->format, kSegmentFormat));
   const HostSegmentOptions options{.size = header->size, .channel_bytes = header->channel_bytes};
   if (auto valid = check_options(options); !valid) return no_segment(fd, valid.error().message());
   const Layout layout{.size = options.size, .channel_bytes = options.channel_bytes};
   if (header->segment_bytes != layout.segment_bytes() || bytes != layout.segment_bytes())
-    return no_segment(
-        fd, fmt::format("it has {} bytes and says {}, for {} ranks with channels of {} bytes {} "
-                        "are expected",
-                        bytes, header->segment_bytes, layout.size, layout.channel_bytes,
-                        layout.segment_bytes()));
+    return no_segment(fd, fmt::format("it has {} bytes and its header says {}; a segment for {} "
+                                      "ranks with channels of {} bytes has {}",
+                                      bytes, header->segment_bytes, layout.size,
+                                      layout.channel_bytes, layout.segment_bytes()));
   return std::make_shared<Segment>(std::move(*region), layout);
 }
 

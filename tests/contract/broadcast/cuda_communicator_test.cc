@@ -51,7 +51,7 @@ TEST(FittingGroup, IsOfNcclForSeveralGpusAndLocalOtherwise) {
   const auto refused = join_all(GroupKind::kNccl, {first.get(), twin.get()}, far_deadline());
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("both have GPU-"));
+  EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("both use GPU-"));
   const auto no_gpu = join_all(GroupKind::kNccl, {host.get(), first.get()}, far_deadline());
   ASSERT_FALSE(no_gpu);
   EXPECT_EQ(no_gpu.error().code(), ErrorCode::kInvalidInput);

@@ -114,9 +114,8 @@ TEST_F(NcclFaults, DISABLED_AnAbortThatHangsIsLeftAndItsGpuIsNotUsedAgain) {
   hanging->communicator.reset();
   const auto expect_refused = [](const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kRefused);
-    EXPECT_THAT(error.message(),
-                HasSubstr("is not used again by this process, since NCCL did not free its "
-                          "communicator within 5 s"));
+    EXPECT_THAT(error.message(), HasSubstr("is no longer used by this process, because NCCL did "
+                                           "not free its communicator within 5 s"));
   };
   expect_refused(hanging->device->create_stream(device::StreamRole::kReload).error());
   expect_refused(hanging->device->allocate(kMemberBytes).error());

@@ -442,7 +442,7 @@ TEST_P(Port, GarbageIsCountedAndOthersGoOn) {
   connect_raw("vandal");
   raw_send(Bytes(300, std::byte{0xcc}));
   loop_->run();
-  EXPECT_THAT(bad[0], HasSubstr("not a wsync peer"));
+  EXPECT_THAT(bad[0], HasSubstr("the peer is not wsync"));
   EXPECT_EQ(router_->counters().bad, 3U);
 }
 

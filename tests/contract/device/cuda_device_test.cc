@@ -62,7 +62,7 @@ TEST_F(CudaDevice, AGpuThatIsNotThereIsRefused) {
   const auto none = make_device({.kind = DeviceKind::kCuda, .gpu = 99});
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code(), ErrorCode::kRefused);
-  EXPECT_NE(none.error().message().find("GPU 99 is not there: this process sees"),
+  EXPECT_NE(none.error().message().find("GPU 99 does not exist: this process sees"),
             std::string::npos)
       << none.error().message();
 }

@@ -233,7 +233,8 @@ TEST(EngineOnGpu, BuffersThatCannotBeMappedAreRefusedWithTheReason) {
                                  .buffers = sidecar.handles()};
   auto bad = welcome;
   bad.buffer_bytes = bytes / 2;
-  expect_refused(model, bad, AllOf(HasSubstr("IPC buffer 0"), HasSubstr("bytes are expected")));
+  expect_refused(model, bad,
+                 AllOf(HasSubstr("IPC buffer 0"), HasSubstr("imported GPU memory: expected")));
   bad = welcome;
   bad.buffer_bytes = 0;
   expect_refused(model, bad, HasSubstr("IPC buffers of 0 bytes are announced"));

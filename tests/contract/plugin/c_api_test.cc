@@ -121,16 +121,17 @@ TEST_F(TrainerCApi, AForkedChildHasNoneOfItsSocketsAndIsRefused) {
   EXPECT_GE(foreign(), 4) << "listeners with their duplicates, and a connection";
   EXPECT_EQ(in_child(foreign), 0) << "sockets of the library are open in the child";
   EXPECT_EQ(in_child([&] { return in_child(foreign); }), 0);
-  EXPECT_EQ(in_child([&] {
-              const int refused = wsync_trainer_check(trainer_);
-              wsync_trainer_destroy(trainer_);
-              return refused == WSYNC_INVALID_INPUT &&
-                             std::string(wsync_trainer_error()).find("forked this one") !=
-                                 std::string::npos
-                         ? 0
-                         : 1;
-            }),
-            0);
+  EXPECT_EQ(
+      in_child([&] {
+        const int refused = wsync_trainer_check(trainer_);
+        wsync_trainer_destroy(trainer_);
+        return refused == WSYNC_INVALID_INPUT &&
+                       std::string(wsync_trainer_error()).find("forked the current process") !=
+                           std::string::npos
+                   ? 0
+                   : 1;
+      }),
+      0);
   EXPECT_EQ(in_child([&] { return ::write(peer, "", 1) == 1 ? 0 : 1; }), 0)
       << "the child has lost what is not the library's";
   EXPECT_EQ(wsync_trainer_check(trainer_), WSYNC_OK);

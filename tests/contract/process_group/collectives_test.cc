@@ -45,7 +45,7 @@ TEST(TeamDeathTest, OfSeveralNeedsAGroupThatHasThem) {
   EXPECT_DEATH(Team(nullptr, {}), "a team without members");
   const auto segment = memory::HostSegment::create({.size = 3});
   const auto group = segment->attach(1);
-  EXPECT_DEATH(Team(group->get(), {0, 2}), "rank 1 is no member");
+  EXPECT_DEATH(Team(group->get(), {0, 2}), "rank 1 is not a member");
   EXPECT_DEATH(Team(group->get(), {1, 2, 2}), "members 1, 2, 2 of a group of 3");
   EXPECT_DEATH(Team(group->get(), {1, 3}), "members 1, 3 of a group of 3");
 }

@@ -82,22 +82,22 @@ TEST(GlooGroup, OptionsThatCannotBeAreRefused) {
   EXPECT_EQ(with([](auto& o) { o.size = 257; }), "a group of 257 ranks, expected 1 to 256");
   EXPECT_EQ(with([](auto& o) { o.rank = 2; }), "rank 2 in a group of 2 ranks");
   EXPECT_THAT(with([](auto& o) { o.run = ""; }), HasSubstr("has no name"));
-  EXPECT_THAT(with([](auto& o) { o.directory += "/absent"; }), HasSubstr("is no directory"));
+  EXPECT_THAT(with([](auto& o) { o.directory += "/absent"; }), HasSubstr("is not a directory"));
   EXPECT_THAT(with([](auto& o) { o.address = "no.such.host"; }),
-              HasSubstr("'no.such.host' is no IP address"));
+              HasSubstr("'no.such.host' is not an IP address"));
   EXPECT_EQ(with([](auto& o) { o.address = "203.0.113.7"; }),  // of a network for documentation
-            "nothing can listen at 203.0.113.7: Cannot assign requested address; name an address "
-            "of this host that the other ranks reach");
+            "cannot listen at 203.0.113.7: Cannot assign requested address; name an address of "
+            "this host that the other ranks can reach");
   EXPECT_THAT(with([](auto& o) { o.address = "2001:db8::7"; }),
-              HasSubstr("nothing can listen at 2001:db8::7: "));
+              HasSubstr("cannot listen at 2001:db8::7: "));
   EXPECT_EQ(directory.files(), 0U);
 }
 
 TEST(GlooGroup, TheDeadlineNamesWhoHasNotCome) {
   const Directory directory;
   EXPECT_EQ(refusal(options_of(1, 4, directory), ErrorCode::kDeadline),
-            "rank 1 of run a test has waited until its deadline; ranks 0, 2 and 3 have not come "
-            "to " +
+            "rank 1 of run a test has waited until its deadline; ranks 0, 2 and 3 have not "
+            "registered in " +
                 directory.path());
   EXPECT_EQ(directory.files(), 0U);
 }
@@ -109,9 +109,9 @@ TEST(GlooGroup, ARankThatIsThereAlreadyIsRefused) {
   while (directory.files(false) == 0) std::this_thread::yield();
   EXPECT_EQ(
       refusal(options_of(0, 2, directory), ErrorCode::kRefused),
-      "run a test has a rank 0 in " + directory.path() +
-          " already: it is started twice, or a run that was killed while it began has left its "
-          "files; empty the directory, or give the run one of its own");
+      "run a test already has a rank 0 in " + directory.path() +
+          ": either the rank was started twice, or a run that was killed while it was starting has "
+          "left its files; empty the directory, or give the run a directory of its own");
 }
 
 TEST(GlooGroup, OfOneRankNeedsNoOther) {

@@ -185,7 +185,7 @@ TEST(MemoryGroup, WhatARankHasSentBeforeItLeftArrives) {
   const auto more = groups[0]->exchange({}, receives, far_off());
   ASSERT_FALSE(more.has_value());
   EXPECT_EQ(more.error().code(), ErrorCode::kPeerLost);
-  EXPECT_EQ(more.error().message(), "rank 1 has left the group, rank 0 still receives from it");
+  EXPECT_EQ(more.error().message(), "rank 1 has left the group, but rank 0 still receives from it");
 }
 
 TEST(MemoryGroup, ARankIsTakenOnceAndABrokenGroupNotJoined) {
@@ -247,12 +247,13 @@ std::string refusal(int fd) {
 TEST(MemoryGroup, ADescriptorThatIsNoSegmentIsRefused) {
   using ::testing::HasSubstr;
   EXPECT_EQ(refusal(-1),
-            "descriptor -1 is no segment of ranks: Bad file descriptor; pass the one that the "
-            "launcher has created");
+            "descriptor -1 is not a segment of ranks: Bad file descriptor; pass the descriptor "
+            "that the launcher has created");
   const UniqueFd device(::open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_THAT(refusal(device.get()), HasSubstr("it is not a memfd of sealed size"));
   EXPECT_THAT(refusal(file_of(Bytes(8192), false).get()), HasSubstr("not a memfd of sealed size"));
-  EXPECT_THAT(refusal(file_of({}).get()), HasSubstr("it has 0 bytes, its header alone 64"));
+  EXPECT_THAT(refusal(file_of({}).get()),
+              HasSubstr("it has 0 bytes, but its header alone needs 64"));
   EXPECT_THAT(refusal(file_of(message_of(1, 1, 8192)).get()), HasSubstr("it begins with"));
 }
 
@@ -269,14 +270,16 @@ TEST(MemoryGroup, ASegmentWhoseHeaderDoesNotHoldIsRefused) {
     std::memcpy(bad.data() + offset, &value, sizeof value);
     return refusal(file_of(bad).get());
   };
-  EXPECT_THAT(with(8, std::uint32_t{3}), HasSubstr("it has format 3, this program knows 2"));
+  EXPECT_THAT(with(8, std::uint32_t{3}),
+              HasSubstr("it has format 3, but this program supports format 2"));
   EXPECT_THAT(with(12, std::uint32_t{0}), HasSubstr("a group of 0 ranks"));
   EXPECT_THAT(with(12, std::uint32_t{3}), HasSubstr("for 3 ranks with channels of 64 bytes"));
   EXPECT_THAT(with(16, std::uint64_t{100}), HasSubstr("channels of 100 bytes"));
-  EXPECT_THAT(with(24, std::uint64_t{100}), HasSubstr("and says 100, for 2 ranks"));
+  EXPECT_THAT(with(24, std::uint64_t{100}),
+              HasSubstr("and its header says 100; a segment for 2 ranks"));
   Bytes cut = good;
   cut.pop_back();
-  EXPECT_THAT(refusal(file_of(cut).get()), HasSubstr("are expected"));
+  EXPECT_THAT(refusal(file_of(cut).get()), HasSubstr("; a segment for 2 ranks"));
 }
 
 }  // namespace

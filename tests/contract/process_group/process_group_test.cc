@@ -159,7 +159,7 @@ TEST_P(ProcessGroupContract, TheDeadlineNamesWhoIsMissing) {
   ASSERT_FALSE(results[0].has_value());
   EXPECT_EQ(results[0].error().code(), ErrorCode::kDeadline);
   const std::string sentence =
-      "rank 0 has waited until its deadline; not all has come from ranks 2 and 3";
+      "rank 0 has waited until its deadline; some messages have not arrived from ranks 2 and 3";
   EXPECT_EQ(results[0].error().message(), sentence);
   all_are_broken(ErrorCode::kDeadline, sentence);
 }
@@ -172,7 +172,7 @@ TEST_P(ProcessGroupContract, ASendThatNobodyTakesEndsAtItsDeadline) {
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().code(), ErrorCode::kDeadline);
   EXPECT_EQ(result.error().message(),
-            "rank 1 has waited until its deadline; not all was taken by rank 0");
+            "rank 1 has waited until its deadline; some messages were not received by rank 0");
 }
 
 TEST_P(ProcessGroupContract, AnAbortWakesWhoWaitsAndTheFirstReasonCounts) {

@@ -55,13 +55,13 @@ TEST(RegroupableGroup, IsReplacedByTheSameRanksOnly) {
   const auto three = HostSegment::create({.size = 3});
   RegroupableGroup first(attached(pair, 0));
   RegroupableGroup second(attached(pair, 1));
-  EXPECT_EQ(why_not(first.regroup(nullptr)), "rank 0 of 2 cannot go on in no group");
+  EXPECT_EQ(why_not(first.regroup(nullptr)), "rank 0 of 2 cannot continue without a group");
   EXPECT_EQ(why_not(first.regroup(attached(again, 1))),
-            "rank 0 of 2 cannot go on as rank 1 of 2: a group is replaced by one of the same "
-            "ranks");
+            "rank 0 of 2 cannot continue as rank 1 of 2: the new group must have the same ranks as "
+            "the old one");
   EXPECT_EQ(why_not(first.regroup(attached(three, 0))),
-            "rank 0 of 2 cannot go on as rank 0 of 3: a group is replaced by one of the same "
-            "ranks");
+            "rank 0 of 2 cannot continue as rank 0 of 3: the new group must have the same ranks as "
+            "the old one");
   // And is still the group that it was.
   Bytes received(1);
   const Bytes sent = message_of(1, 0, 1);
@@ -119,7 +119,7 @@ TEST(RegroupableGroup, IsAskedByOtherThreadsWhileItIsReplaced) {
 
 TEST(RegroupableGroupDeathTest, BeginsWithAGroup) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(RegroupableGroup(nullptr), "begins with a group");
+  EXPECT_DEATH(RegroupableGroup(nullptr), "is created with a group");
 }
 
 }  // namespace

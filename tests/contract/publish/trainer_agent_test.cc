@@ -201,7 +201,7 @@ TEST_F(Agent, ALostSidecarIsNotWaitedForByWhoAskedIt) {
   ASSERT_EQ(verified->ranks.size(), 2U);
   EXPECT_EQ(verified->ranks[0].replica, "s0");
   EXPECT_THAT(verified->ranks[0].failure,
-              AllOf(HasSubstr("its sidecar was lost: s0-"), HasSubstr("hung up")));
+              AllOf(HasSubstr("its sidecar was lost: s0-"), HasSubstr("closed the connection")));
   EXPECT_EQ(verified->ranks[1].replica, "r1");
   EXPECT_EQ(verified->ranks[1].failure, "");
 }

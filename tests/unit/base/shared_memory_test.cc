@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -103,7 +104,7 @@ TEST(SharedArena, UnfinishedVersionIsRefused) {
   const UniqueFd shared = std::move(*arena.share());
   const auto view = ArenaView::open(shared.get());
   ASSERT_FALSE(view.has_value());
-  EXPECT_EQ(view.error().message(), "the arena holds no complete version");
+  EXPECT_EQ(view.error().message(), "the arena does not contain a complete version");
 }
 
 TEST(SharedArena, AnotherVersionFenceLayoutOrContentIsRefusedNamingBoth) {

@@ -237,7 +237,7 @@ TEST(Bundle, SaysWhatIsMissingAndTellsNoSecret) {
   const std::string missing = manifest.at("missing").dump();
   EXPECT_THAT(missing, AllOf(HasSubstr("bad.yaml"), HasSubstr("no-log"),
                              HasSubstr("the status of ipc://" + d + "/run/control"),
-                             HasSubstr("nobody answers"), HasSubstr(d + "/run\"")));
+                             HasSubstr("no process answers"), HasSubstr(d + "/run\"")));
 }
 
 }  // namespace

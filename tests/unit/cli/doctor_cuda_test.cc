@@ -39,7 +39,7 @@ const collective::NcclFacts kNccl{
     .library = "/usr/lib/libnccl.so.2", .version = 22707, .built_with = 22704};
 const CudaWanted kWanted{.wanted = true, .gpus = {}};
 const Result<device::CudaFacts> kNoCuda =
-    fail(ErrorCode::kRefused, "device kind cuda needs libwsync_cuda.so, which is not there; x");
+    fail(ErrorCode::kRefused, "device kind cuda needs libwsync_cuda.so, which was not found; x");
 const Result<collective::NcclFacts> kNoNccl = fail(ErrorCode::kRefused, "no libnccl.so.2");
 
 const Check& named(const std::vector<Check>& checks, const std::string& name) {
@@ -57,7 +57,7 @@ TEST(DoctorCuda, OneQuietLineWhereNobodyWantsIt) {
   ASSERT_EQ(checks.size(), 1U);
   EXPECT_EQ(checks[0].status, CheckStatus::kOk);
   EXPECT_EQ(checks[0].found,
-            "GPUs cannot be used (device kind cuda needs libwsync_cuda.so, which is not there)");
+            "GPUs cannot be used (device kind cuda needs libwsync_cuda.so, which was not found)");
   EXPECT_EQ(checks[0].advice, "");
 }
 
@@ -98,7 +98,7 @@ TEST(DoctorCuda, WhatTheSystemDoesNotSayIsNotGuessed) {
   EXPECT_EQ(failures(checks), 0);
   const Check& gpu = named(checks, "gpu 0");
   EXPECT_EQ(gpu.status, CheckStatus::kOk);
-  EXPECT_THAT(gpu.found, HasSubstr("NUMA node not said, PCIe link not said, peers: 1"));
+  EXPECT_THAT(gpu.found, HasSubstr("NUMA node not reported, PCIe link not reported, peers: 1"));
   EXPECT_TRUE(gpu.facts.at("numa_node").is_null());
   EXPECT_THAT(named(checks, "cuda").found, HasSubstr("driver of unknown release for CUDA 13.1"));
 }

@@ -86,9 +86,9 @@ TEST(Config, PagesAreASocketBelowTheRunDirUnlessTheyAreElsewhereOrNowhere) {
   EXPECT_EQ(trainer("run_dir: /run/w\n"), "ipc:///run/w/control.http");
   EXPECT_EQ(trainer("run_dir: /run/w\nhttp: {address: auto}\n"), "ipc:///run/w/control.http");
   EXPECT_EQ(sidecar_error("http: {address: tcp://0.0.0.0:9190}"),
-            "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' leaves this host, and that needs keys, "
-            "which this release does not have; use ipc:// or a loopback address (127.0.0.1, "
-            "localhost, [::1])");
+            "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' is not a loopback address; a connection "
+            "to another host needs keys, which this release does not have; use ipc:// or a "
+            "loopback address (127.0.0.1, localhost, [::1])");
   EXPECT_EQ(sidecar_error("http: {address: yes}"),
             "s.yaml:1: http.address: expected ipc:///ABSOLUTE/PATH (at most 100 bytes) or "
             "tcp://127.0.0.1:PORT, found 'yes'");
@@ -119,7 +119,7 @@ TEST(Config, GpusAreNamedByIndexOrByTheirNumber) {
 
 TEST(Config, GpusThatCannotBeAreRefused) {
   EXPECT_EQ(sidecar_error("devices: {gpus: [0]}\n"),
-            "s.yaml:1: devices.gpus: host devices have no GPU: leave it out, or choose "
+            "s.yaml:1: devices.gpus: host devices have no GPU: leave this key out, or set "
             "devices.kind: cuda");
   EXPECT_EQ(sidecar_error("devices: {kind: cuda, gpus: [0, one]}\n"),
             "s.yaml:1: devices.gpus: expected auto or indices of GPUs from 0 to 63, such as [0, "
@@ -130,13 +130,13 @@ TEST(Config, GpusThatCannotBeAreRefused) {
   EXPECT_EQ(sidecar_error("devices: {kind: cuda, gpus: []}\n"),
             "s.yaml:1: devices.gpus: expected 1 to 64 indices, found 0");
   EXPECT_EQ(sidecar_error("devices: {collective: nccl}\n"),
-            "s.yaml:1: devices.collective: nccl is for GPUs: choose auto or local, or "
+            "s.yaml:1: devices.collective: nccl works only with GPUs: choose auto or local, or set "
             "devices.kind: cuda");
   EXPECT_EQ(sidecar_error("devices: {kind: cuda, collective: nccl}\n"),
-            "s.yaml:1: devices.collective: nccl is for several GPUs: choose auto or local for one "
-            "device");
+            "s.yaml:1: devices.collective: nccl needs at least two GPUs: choose auto or local for "
+            "one device");
   EXPECT_EQ(sidecar_error("devices: {kind: cuda, gpus: [0, 0], collective: nccl}\n"),
-            "s.yaml:1: devices.collective: nccl takes each GPU once, and devices.gpus names one "
+            "s.yaml:1: devices.collective: nccl uses each GPU once, but devices.gpus names a GPU "
             "several times: choose auto or local");
 }
 
@@ -168,10 +168,10 @@ TEST(Config, ProcessEnvironmentIsReadByPrefix) {
 TEST(Config, VariablesThatNameNoKeyAreTold) {
   EXPECT_EQ(unknown_variables({{"WSYNC_DEVICES_COUNT", "2"}, {"WSYNC_ARENAS", "3"}}),
             std::vector<std::string>{});
-  EXPECT_EQ(
-      unknown_variables({{"WSYNC_DEVICES_CUONT", "2"}}),
-      std::vector<std::string>{"the environment sets WSYNC_DEVICES_CUONT, which is no key and "
-                               "has no effect; did you mean WSYNC_DEVICES_COUNT?"});
+  EXPECT_EQ(unknown_variables({{"WSYNC_DEVICES_CUONT", "2"}}),
+            std::vector<std::string>{
+                "the environment sets WSYNC_DEVICES_CUONT, which is not a configuration key and "
+                "has no effect; did you mean WSYNC_DEVICES_COUNT?"});
 }
 
 TEST(Config, TooFewArenasForSidecarsOfThisHostAreRefused) {
@@ -181,9 +181,8 @@ TEST(Config, TooFewArenasForSidecarsOfThisHostAreRefused) {
   };
   EXPECT_EQ(
       why("arenas: 2\n"),
-      "t.yaml:1: arenas: expected 3 or more, found 2: sidecars of this host map the target and "
-      "the version before it while the next one is made (fewer need a transport that copies, such "
-      "as transport: tcp)");
+      "t.yaml:1: arenas: expected 3 or more, found 2: sidecars of this host map the target and the "
+      "version before it while the next version is written (fewer arenas need transport: tcp)");
   EXPECT_EQ(why("arenas: 2\ntransport: tcp\n"), "taken");
   EXPECT_EQ(why("arenas: 3\n"), "taken");
 }
@@ -229,9 +228,9 @@ TEST(Config, WrongValuesNameFileLineKeyExpectedAndFound) {
 }
 
 TEST(Config, AddressesBeyondThisHostAreRefused) {
-  EXPECT_NE(sidecar_error("coordinator: tcp://10.0.0.1:5000\n").find("leaves this host"),
+  EXPECT_NE(sidecar_error("coordinator: tcp://10.0.0.1:5000\n").find("is not a loopback address"),
             std::string::npos);
-  EXPECT_NE(sidecar_error("data_address: tcp://0.0.0.0:5000\n").find("leaves this host"),
+  EXPECT_NE(sidecar_error("data_address: tcp://0.0.0.0:5000\n").find("is not a loopback address"),
             std::string::npos);
   EXPECT_NE(sidecar_error("coordinator: tcp://127.0.0.1:99999\n").find("expected tcp://"),
             std::string::npos);

@@ -32,9 +32,8 @@ TEST(Document, FlattensMapsAndKeepsLines) {
 }
 
 TEST(Document, RefusesWhatAConfigHasNoUseFor) {
-  EXPECT_EQ(refusal("a: 1\na: 2\n"), "f:2: 'a' is given a second time; keep one of the two");
-  EXPECT_EQ(refusal("a: {b: 1}\na: {c: 1}\n"),
-            "f:2: 'a' is given a second time; keep one of the two");
+  EXPECT_EQ(refusal("a: 1\na: 2\n"), "f:2: 'a' is given twice; keep one of the two");
+  EXPECT_EQ(refusal("a: {b: 1}\na: {c: 1}\n"), "f:2: 'a' is given twice; keep one of the two");
   EXPECT_EQ(refusal("a: [1, 2]\n"), "f:1: 'a': expected one value, found a list");
   EXPECT_EQ(refusal("- a\n"), "f:1: expected 'key: value' lines, found a list");
   EXPECT_EQ(refusal("hello"), "f:1: expected 'key: value' lines, found a single value");
@@ -43,12 +42,14 @@ TEST(Document, RefusesWhatAConfigHasNoUseFor) {
   EXPECT_EQ(refusal("a: &x {b: 1}\nc: *x\n"), "f:1: an anchor (&name) is not allowed");
   EXPECT_EQ(refusal("a: !!int 1\n"), "f:1: a tag (tag:yaml.org,2002:int) is not allowed");
   EXPECT_EQ(refusal("A b: 1\n"), "f:1: a key must be made of a-z, 0-9 and _");
-  EXPECT_EQ(refusal("a: 1\n---\nb: 2\n"), "f: more than one YAML document; a config is one");
+  EXPECT_EQ(refusal("a: 1\n---\nb: 2\n"),
+            "f: more than one YAML document; a configuration file has exactly one");
   EXPECT_EQ(refusal("? {a: 1}\n: 2\n"), "f:1: a key must be a plain word");
   EXPECT_TRUE(refusal("a: 1\n b: 2\n c\n").starts_with("f:2: not YAML: "))
       << refusal("a: 1\n b: 2\n c\n");
-  EXPECT_EQ(refusal("a: \"open\nb: 1\n"), "f:1: 'a': its quote is not closed");
-  EXPECT_EQ(refusal("b: 1\na: 'open"), "f:2: 'a': its quote is not closed");
+  EXPECT_EQ(refusal("a: \"open\nb: 1\n"),
+            "f:1: 'a': the quotation mark of its value is not closed");
+  EXPECT_EQ(refusal("b: 1\na: 'open"), "f:2: 'a': the quotation mark of its value is not closed");
 }
 
 TEST(Document, AListIsTakenWhereAKeyMayHaveOne) {
@@ -76,7 +77,7 @@ TEST(Document, BoundsDepthAndSize) {
   EXPECT_EQ(refusal("{a: " + deep + "1" + std::string(kConfigDepthMax + 1, '}')),
             "f:1: nested deeper than 8 levels");
   EXPECT_EQ(refusal(std::string(kConfigBytesMax + 1, '#')),
-            "f: 262145 bytes; a config has at most 262144");
+            "f: 262145 bytes; a configuration file has at most 262144");
 }
 
 TEST(Units, SizesAndDurations) {

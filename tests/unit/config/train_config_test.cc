@@ -187,10 +187,9 @@ TEST(TrainConfig, PublishingIsOnWhenItsSectionIsThere) {
 }
 
 TEST(TrainConfig, SizesThatDoNotGoTogetherAreRefused) {
-  EXPECT_EQ(
-      why("parallel: {ep: 3, dp: 4}"),
-      "t.yaml:1: parallel.ep: expected a divisor of parallel.dp (4), for the ranks that share "
-      "a layer's experts are data-parallel replicas; found 3");
+  EXPECT_EQ(why("parallel: {ep: 3, dp: 4}"),
+            "t.yaml:1: parallel.ep: expected a divisor of parallel.dp (4), because the ranks that "
+            "share a layer's experts are data-parallel replicas; found 3");
   EXPECT_EQ(why("parallel: {ep: 8, dp: 4}").substr(0, 49),
             "t.yaml:1: parallel.ep: expected a divisor of para");
   EXPECT_EQ(why("parallel: {pp: 16, vpp: 1, dp: 17}"),
@@ -220,11 +219,11 @@ TEST(TrainConfig, BesideACheckpointThereAreNoSizes) {
   const TrainConfig c = parsed("model: {checkpoint: /models/a}\nparallel: {pp: 3}");
   EXPECT_EQ(c.model.checkpoint, "/models/a");
   EXPECT_EQ(why("model:\n  checkpoint: /models/a\n  hidden: 64"),
-            "t.yaml:3: model.hidden: expected to be left out beside model.checkpoint, whose "
-            "config.json and weights are taken");
+            "t.yaml:3: model.hidden: must be left out when model.checkpoint is set, because its "
+            "config.json and weights are used");
   EXPECT_EQ(why("model: {checkpoint: /models/a}", {.environment = {{"WSYNC_MODEL_SEED", "2"}}}),
-            "environment WSYNC_MODEL_SEED: model.seed: expected to be left out beside "
-            "model.checkpoint, whose config.json and weights are taken");
+            "environment WSYNC_MODEL_SEED: model.seed: must be left out when model.checkpoint is "
+            "set, because its config.json and weights are used");
 }
 
 TEST(TrainConfig, WrongValuesNameFileLineKeyExpectedAndFound) {
@@ -253,10 +252,9 @@ TEST(TrainConfig, WrongValuesNameFileLineKeyExpectedAndFound) {
   EXPECT_EQ(why("optimizer: {learning_rate: 1e-4}"),
             "default: optimizer.final_learning_rate: expected at most optimizer.learning_rate "
             "(0.0001), found 0.0003");
-  EXPECT_EQ(
-      why("save: {every: 5}"),
-      "t.yaml:1: save.every: expected 0 without save.directory, found 5: there is no place to "
-      "save to");
+  EXPECT_EQ(why("save: {every: 5}"),
+            "t.yaml:1: save.every: expected 0 without save.directory, found 5: there is no "
+            "directory to save to");
   EXPECT_EQ(why("ranks: {address: localhost}"),
             "t.yaml:1: ranks.address: expected an IP address such as 10.0.0.7, found 'localhost'");
   EXPECT_EQ(why("publish: {run_dir: here}"),
@@ -275,8 +273,9 @@ TEST(TrainConfig, VariablesAreKnown) {
       unknown_variables({{"WSYNC_OPTIMIZER_BETA1", "0"}, {"WSYNC_PUBLISH_MIN_REPLICAS", "1"}}),
       std::vector<std::string>{});
   EXPECT_EQ(unknown_variables({{"WSYNC_PARALELL_PP", "1"}}),
-            std::vector<std::string>{"the environment sets WSYNC_PARALELL_PP, which is no key and "
-                                     "has no effect; did you mean WSYNC_PARALLEL_PP?"});
+            std::vector<std::string>{
+                "the environment sets WSYNC_PARALELL_PP, which is not a configuration key and has "
+                "no effect; did you mean WSYNC_PARALLEL_PP?"});
 }
 
 TEST(TrainConfig, IsToldFromAPublisherOfDirectories) {

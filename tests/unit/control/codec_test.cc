@@ -327,7 +327,7 @@ TEST(Codec, WrongMagicIsMalformed) {
   Bytes bytes = sample();
   bytes[0] = std::byte{'X'};
   EXPECT_EQ(decode(bytes).error().code(), ErrorCode::kInvalidInput);
-  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("not a wsync peer"));
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("the peer is not wsync"));
 }
 
 TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
@@ -335,7 +335,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, this process speaks 3"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 3"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 

@@ -116,7 +116,8 @@ TEST(FrameReader, MissingExtraAndTooManyDescriptorsAreRefusedWithoutALeak) {
   {
     FrameReader missing;
     ASSERT_TRUE(missing.feed(framed({}, Resume{}, 1)).has_value());
-    EXPECT_THAT(missing.next().error().message(), HasSubstr("announces 1 descriptors, 0 came"));
+    EXPECT_THAT(missing.next().error().message(),
+                HasSubstr("announces 1 descriptors, but 0 arrived"));
 
     FrameReader extra;
     std::vector<UniqueFd> fds;

@@ -57,15 +57,15 @@ TEST(CudaDriver, ALibraryThatLacksAFunctionIsRefusedByName) {
 TEST(CudaDriverDeathTest, WhatKeepsADriverFromStartingIsSaid) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(start_in_mode("mismatch"), ::testing::ExitedWithCode(1),
-              "does not start: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH.*kernel module");
+              "cannot be initialised: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH.*kernel module");
   EXPECT_EXIT(start_in_mode("old"), ::testing::ExitedWithCode(1),
-              "too old: it does CUDA 11.4, wsync was built with CUDA");
+              "too old: it supports CUDA 11.4, but wsync was built with CUDA");
 }
 
 TEST(CudaDriverDeathTest, AMachineWithoutGpusHasNoneAndSaysSo) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(start_in_mode("none"), ::testing::ExitedWithCode(2),
-              "there is no GPU that this process sees.*; 0 GPUs");
+              "this process sees no GPU.*; 0 GPUs");
 }
 
 TEST(CudaDriver, ErrorsHaveNamesAndCodes) {

@@ -66,7 +66,7 @@ TEST_F(CudaFaults, AContextThatCannotBeHadIsSaid) {
   cuda_.cuDevicePrimaryCtxRetain = [](CUcontext*, CUdevice) { return CUDA_ERROR_UNKNOWN; };
   const auto device = open();
   ASSERT_FALSE(device);
-  expect(device.error(), ErrorCode::kIo, "GPU 0: the GPU's primary context cannot be had");
+  expect(device.error(), ErrorCode::kIo, "GPU 0: the GPU's primary context cannot be retained");
 }
 
 TEST_F(CudaFaults, AGpuThatTheKernelsAreNotBuiltForIsRefused) {
@@ -106,7 +106,7 @@ TEST_F(CudaFaults, AStreamThatCannotBeMadeIsAnError) {
   };
   const auto work = (*device)->create_stream(StreamRole::kReload);
   ASSERT_FALSE(work);
-  expect(work.error(), ErrorCode::kResourceExhausted, "reload stream: no stream");
+  expect(work.error(), ErrorCode::kResourceExhausted, "reload stream: cannot create a stream");
 }
 
 TEST_F(CudaFaults, AnErrorOfACopyReachesEverythingBehindIt) {
@@ -177,7 +177,7 @@ TEST_F(CudaFaults, WorkThatDoesNotEndIsGivenUpAtItsLimit) {
   ASSERT_TRUE((*work)->copy_to_device({.memory = memory->get(), .bytes = kPage}, data));
   const auto result = drained(**device, **work);
   ASSERT_FALSE(result);
-  expect(result.error(), ErrorCode::kDeadline, "has not ended its work");
+  expect(result.error(), ErrorCode::kDeadline, "has not completed its work");
   const int asked = calls;
   EXPECT_GT(asked, 0);
   EXPECT_FALSE(drained(**device, **work));
@@ -198,7 +198,7 @@ TEST_F(CudaFaults, WorkThatDoesNotEndIsGivenUpAtItsLimit) {
   const auto another = open();
   ASSERT_FALSE(another);
   expect(another.error(), ErrorCode::kRefused,
-         "is not used again by this process, since it did not end its work in");
+         "is no longer used by this process, because the GPU did not complete its work within");
   work->reset();
   memory->reset();
   device->reset();
@@ -217,7 +217,7 @@ TEST_F(CudaFaults, WhatCannotBeSharedIsNotExported) {
   cuda_.cuEventCreate = [](CUevent*, unsigned int) { return CUDA_ERROR_NOT_SUPPORTED; };
   handle = (*other)->export_handle();
   ASSERT_FALSE(handle);
-  expect(handle.error(), ErrorCode::kRefused, "no event for other processes");
+  expect(handle.error(), ErrorCode::kRefused, "cannot create an event for other processes");
 }
 
 TEST_F(CudaFaults, AnEventThatCannotBeOpenedClosesTheMappingAgain) {
@@ -303,7 +303,8 @@ TEST_F(CudaRegistration, AFailureHalfWayIsUndoneAndSaysWhatItCosts) {
   EXPECT_EQ(calls, 3);
   EXPECT_NE(all->fallback().find("CUDA_ERROR_OUT_OF_MEMORY"), std::string_view::npos)
       << all->fallback();
-  EXPECT_NE(all->fallback().find("costs a pass over host memory more"), std::string_view::npos);
+  EXPECT_NE(all->fallback().find("costs the processor one more pass over host memory"),
+            std::string_view::npos);
   EXPECT_EQ(whole_part(pages_, 8 * kPage), 8 * kPage);
 }
 

@@ -89,11 +89,11 @@ void put_wrong_library(const fs::path& at) {
 
 TEST(CudaLibrary, AbsentNamesWhereItWasLookedFor) {
   const std::string answer = asked_with("/nonexistent/libwsync_cuda.so");
-  EXPECT_EQ(answer,
-            "refused: device kind cuda needs libwsync_cuda.so, which is not there; looked for "
-            "/nonexistent/libwsync_cuda.so; install wsync with its CUDA backend, set "
-            "WSYNC_CUDA_LIBRARY, or use host devices (devices.kind: unified or separate; an "
-            "engine's --device host)");
+  EXPECT_EQ(
+      answer,
+      "refused: device kind cuda needs libwsync_cuda.so, which was not found; looked for "
+      "/nonexistent/libwsync_cuda.so; install wsync with its CUDA backend, set WSYNC_CUDA_LIBRARY, "
+      "or use host devices (devices.kind: unified or separate; an engine's --device host)");
 }
 
 TEST(CudaLibrary, AbsentRefusesTheDeviceAndNcclToo) {
@@ -101,12 +101,12 @@ TEST(CudaLibrary, AbsentRefusesTheDeviceAndNcclToo) {
     const auto made = make_device({.kind = DeviceKind::kCuda});
     return made ? std::string("made") : made.error().message();
   };
-  EXPECT_THAT(asked_with("/nonexistent/libwsync_cuda.so", +device), HasSubstr("not there"));
+  EXPECT_THAT(asked_with("/nonexistent/libwsync_cuda.so", +device), HasSubstr("not found"));
   const auto nccl = [] {
     const auto backend = collective::nccl_backend();
     return backend ? std::string("loaded") : backend.error().message();
   };
-  EXPECT_THAT(asked_with("/nonexistent/libwsync_cuda.so", +nccl), HasSubstr("not there"));
+  EXPECT_THAT(asked_with("/nonexistent/libwsync_cuda.so", +nccl), HasSubstr("not found"));
 }
 
 TEST(CudaLibrary, VariableIsAnAbsolutePath) {

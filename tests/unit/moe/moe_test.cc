@@ -137,17 +137,17 @@ TEST(Config, RefusesWhatWouldChangeTheLogits) {
     return read ? std::string("read") : read.error().message();
   };
   EXPECT_EQ(why("\"qwen3_moe\"", "\"llama\""),
-            "c: 'model_type' is \"llama\"; only \"qwen3_moe\" is there");
+            "c: 'model_type' is \"llama\"; only \"qwen3_moe\" is supported");
   EXPECT_EQ(why("\"vocab_size\": 256", "\"vocab_size\": -1"),
             "c: 'vocab_size' is -1; expected a whole number up to 16777216");
   EXPECT_EQ(why("\"vocab_size\"", "\"vocab\""), "c: 'vocab_size' is missing");
   EXPECT_EQ(why("\"attention_bias\": false", "\"attention_bias\": true"),
-            "c: 'attention_bias' is true; only false is there");
+            "c: 'attention_bias' is true; only false is supported");
   EXPECT_EQ(why("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"),
-            "c: 4 heads of queries do not share 3 heads of keys and values evenly");
+            "c: 4 query heads cannot be divided evenly among 3 key-value heads");
   EXPECT_EQ(why("\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"yarn\"}"),
-            "c: 'rope_scaling' is of type \"yarn\"; only default is there");
-  EXPECT_EQ(why("{", "["), "c: it is no JSON object");
+            "c: 'rope_scaling' is of type \"yarn\"; only default is supported");
+  EXPECT_EQ(why("{", "["), "c: it is not a JSON object");
 }
 
 TEST(Config, ParametersHaveTheirHuggingFaceNames) {

@@ -90,7 +90,7 @@ TEST(CompletionClient, ANameIsLookedUp) {
   EXPECT_TRUE(client_of(url)->ask(question()));
   // A label longer than 63 bytes is nobody's name.
   expect_error(client_of("http://" + std::string(100, 'a') + ":80")->served(), ErrorCode::kPeerLost,
-               "there is no host 'aaa");
+               "cannot find host 'aaa");
 }
 
 TEST(CompletionClient, TellsWhatIsServed) {
@@ -148,7 +148,7 @@ TEST(CompletionClient, AnAnswerThatDoesNotComeEndsAtTheDeadline) {
   });
   const auto client = client_of(replica.url(), 50ms);
   expect_error(client->ask(question()), ErrorCode::kDeadline,
-               replica.url() + ": the time was over while waiting for its answer");
+               replica.url() + ": the deadline passed while waiting for the response");
   replica.release();
   EXPECT_TRUE(client_of(replica.url())->ask(question()));
 }
@@ -161,7 +161,7 @@ TEST(CompletionClient, AHeadThatStopsInTheMiddleEndsAtTheDeadline) {
     self.wait_for_end();
   });
   expect_error(client_of(peer.url(), 50ms)->served(), ErrorCode::kDeadline,
-               "while waiting for its answer");
+               "while waiting for the response");
 }
 
 // Something always comes, so no single wait is long.
@@ -192,21 +192,24 @@ TEST(CompletionClient, CancelEndsAQuestionAndEveryLaterOne) {
     client->cancel();
   });
   expect_error(client->ask(question()), ErrorCode::kCancelled,
-               "cancelled while waiting for its answer");
+               "cancelled while waiting for the response");
   canceller.join();
   replica.release();
-  expect_error(client->ask(question()), ErrorCode::kCancelled, "cancelled before it was asked");
-  expect_error(client->served(), ErrorCode::kCancelled, "cancelled before it was asked");
+  expect_error(client->ask(question()), ErrorCode::kCancelled,
+               "cancelled before the request was sent");
+  expect_error(client->served(), ErrorCode::kCancelled, "cancelled before the request was sent");
   EXPECT_EQ(replica.questions().size(), 1U);
 }
 
 TEST(CompletionClient, WhoHangsUpIsLost) {
-  expect_error(told(""), ErrorCode::kPeerLost, "it hung up while waiting for its answer");
-  expect_error(told("HTTP/1.1 200 OK\r\n"), ErrorCode::kPeerLost, "it hung up");
+  expect_error(told(""), ErrorCode::kPeerLost,
+               "the server closed the connection while waiting for the response");
+  expect_error(told("HTTP/1.1 200 OK\r\n"), ErrorCode::kPeerLost,
+               "the server closed the connection");
   expect_error(told("HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{\"ver"), ErrorCode::kPeerLost,
-               "it hung up");
+               "the server closed the connection");
   expect_error(told("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\n{}"),
-               ErrorCode::kPeerLost, "it hung up");
+               ErrorCode::kPeerLost, "the server closed the connection");
 }
 
 TEST(CompletionClient, WhatIsNoHttpIsRefused) {
@@ -214,28 +217,29 @@ TEST(CompletionClient, WhatIsNoHttpIsRefused) {
     expect_error(told(bytes), ErrorCode::kInvalidInput, why);
   };
   const std::string expected = "expected HTTP/1.1 and a status of 200 or more";
-  refused("SSH-2.0-OpenSSH\r\n\r\n", "its answer begins with 'SSH-2.0-OpenSSH'; " + expected);
+  refused("SSH-2.0-OpenSSH\r\n\r\n", "the response begins with 'SSH-2.0-OpenSSH'; " + expected);
   refused("\r\n\r\n", expected);
   refused("HTTP/2 200\r\n\r\n", expected);
   refused("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", expected);
-  refused("HTTP/1.1 two hundred\r\n\r\n", "its answer is not HTTP as expected");
+  refused("HTTP/1.1 two hundred\r\n\r\n", "the response is not valid HTTP");
   refused("HTTP/1.1 200 " + std::string(http::kMaxStatusLineBytes, 'x') + "\r\n\r\n", expected);
   refused("HTTP/1.1 200 " + std::string(1'000'000, 'x') + "\r\n\r\n",
-          "the head of its answer is longer than 16384 bytes");
-  refused("HTTP/1.1 200 OK\r\n" + std::string(1'000'000, 'x'), "the head of its answer is longer");
+          "the head of the response is longer than 16384 bytes");
+  refused("HTTP/1.1 200 OK\r\n" + std::string(1'000'000, 'x'),
+          "the head of the response is longer");
 }
 
 TEST(CompletionClient, AnAnswerThatIsTooLongIsRefused) {
   const std::string much(1'000'000, ' ');
   const auto refused = [&](const std::string& head) {
     expect_error(told("HTTP/1.1 200 OK\r\n" + head + "\r\n" + much), ErrorCode::kInvalidInput,
-                 "its answer is longer than");
+                 "the response is longer than");
   };
   refused("Content-Length: 1000000\r\n");
   refused("Content-Length: 18446744073709551615\r\n");
   refused("");
   expect_error(told("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nf4240\r\n" + much),
-               ErrorCode::kInvalidInput, "its answer is longer than");
+               ErrorCode::kInvalidInput, "the response is longer than");
 }
 
 // It would have no limit once it is unpacked.

@@ -69,7 +69,7 @@ TEST_F(RolloutPoolFaults, OneThatHangsIsLate) {
   for (const Group& group : batch.groups)
     for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good_.url());
   EXPECT_GE(batch.stats.failed, 1U);
-  EXPECT_THAT(batch.stats.last_failure, HasSubstr("the time was over"));
+  EXPECT_THAT(batch.stats.last_failure, HasSubstr("the deadline passed"));
 }
 
 TEST_F(RolloutPoolFaults, OneThatIsNotReady) {
@@ -141,7 +141,8 @@ TEST_F(RolloutPoolFaults, OneThatIsLostWhileItAnswers) {
     for (const Group& group : batch.groups)
       for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good.url());
     EXPECT_EQ(batch.stats.failed, 1U);
-    EXPECT_THAT(batch.stats.last_failure, HasSubstr(dying.url() + ": it hung up while"));
+    EXPECT_THAT(batch.stats.last_failure,
+                HasSubstr(dying.url() + ": the server closed the connection while"));
   }
 }
 

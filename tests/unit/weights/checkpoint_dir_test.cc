@@ -143,8 +143,9 @@ TEST_F(CheckpointDirectoryTest, BadIndexes) {
   EXPECT_THAT(problems(),
               ElementsAre(file + "tensor 'a' is mapped to an object; expected a file name"));
   index("[]");
-  EXPECT_THAT(problems(),
-              ElementsAre(file + "it has no weight_map; expected tensor names to files"));
+  EXPECT_THAT(
+      problems(),
+      ElementsAre(file + "it has no weight_map; expected a map from tensor names to files"));
   index("3");
   EXPECT_THAT(problems(), ElementsAre(file + "weight_map is not an object"));
   index("{},\"x\":" + std::string(2000, '['));

@@ -75,7 +75,7 @@ TEST(SafetensorsHeader, NamesTheTensorAndTheRule) {
   EXPECT_EQ(x(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})"),
             "tensor 'x': data_offsets [0, 4] hold 4 bytes; F32 [2] needs 8");
   EXPECT_EQ(x(R"({"dtype":"F4","shape":[3],"data_offsets":[0,2]})", 2),
-            "tensor 'x': shape [3] of F4 takes 12 bits, which is no whole number of bytes");
+            "tensor 'x': shape [3] of F4 takes 12 bits, which is not a whole number of bytes");
   EXPECT_EQ(x(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,4]})"),
             "tensor 'x': the bits of shape [4294967296, 4294967296] of U8 do not fit in 64 bits");
   EXPECT_EQ(x(R"({"dtype":"F33","shape":[1],"data_offsets":[0,4]})"),

@@ -329,13 +329,13 @@ TEST(Coverage, NamesWhatIsWrong) {
   EXPECT_EQ(verdict({mark(0, 0, 4), mark(0, 5, 5), mark(2, 0, 4)}),
             "tensor 'a': bytes 4 to 5 of 10 are missing");
   EXPECT_EQ(verdict({mark(0, 0, 10), mark(2, 0, 4), mark(0, 3, 2)}),
-            "tensor 'a': bytes 3 to 5 of 10 came twice");
+            "tensor 'a': bytes 3 to 5 of 10 were received twice");
   EXPECT_EQ(verdict({mark(0, 0, 10), mark(2, 0, 5)}),
             "tensor 'c': bytes 0 to 5 of 4 are past its end");
   EXPECT_EQ(verdict({mark(0, 0, 10), mark(1, 0, 1), mark(2, 0, 4)}),
             "tensor 'b': bytes 0 to 1 of 0 are past its end");
   EXPECT_EQ(verdict({mark(0, 0, 10), mark(2, 0, 4), mark(3, 0, 1)}),
-            "bytes of tensor 3 came; the manifest has 3 tensors");
+            "bytes of tensor 3 were received, but the manifest has 3 tensors");
   EXPECT_EQ(
       verdict({mark(0, ~0ULL, 10), mark(0, 0, 10)}),
       "tensor 'a': bytes 18446744073709551615 to 18446744073709551615 of 10 are past its end");

@@ -308,9 +308,8 @@ TEST_F(NcclCommunicatorTest, TwoRanksOnOneGpuAreRefusedByName) {
   const auto second = (*group)->join(Rank{3}, *members_[0].device);
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(second.error().message(),
-              HasSubstr("rank 0 on host A and rank 3 on host A both have GPU-5: NCCL takes one "
-                        "rank for each GPU"));
+  EXPECT_THAT(second.error().message(), HasSubstr("rank 0 on host A and rank 3 on host A both use "
+                                                  "GPU-5: NCCL needs one GPU for each rank"));
   EXPECT_EQ(script_.count("init 3"), 0U);
   members_.push_back(make_member(6));
   auto again = (*group)->join(Rank{3}, *members_[1].device);
@@ -323,7 +322,7 @@ TEST_F(NcclCommunicatorTest, ADriverOlderThanTheBuildIsRefusedBeforeAnything) {
   const auto group = make_nccl_group(std::move(where), 2);
   ASSERT_FALSE(group);
   EXPECT_EQ(group.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(group.error().message(), HasSubstr("host A: its driver can do CUDA 12.4"));
+  EXPECT_THAT(group.error().message(), HasSubstr("host A: its driver supports CUDA 12.4"));
 }
 
 TEST_F(NcclCommunicatorTest, AnAbortThatDoesNotEndIsLeftAtTheDeadlineAndItsGpuIsAbandoned) {

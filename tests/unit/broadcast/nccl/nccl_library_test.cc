@@ -59,7 +59,7 @@ TEST(NcclLibrary, IsFoundAndSaysItsVersion) {
 
 TEST(NcclLibrary, ItsAbsenceNamesEveryPlace) {
   const auto said = refusal({"libnothing-of-the-kind.so.2", "/nonexistent/libnccl.so.2"});
-  EXPECT_THAT(said, HasSubstr("libnothing-of-the-kind.so.2 where the system looks"));
+  EXPECT_THAT(said, HasSubstr("libnothing-of-the-kind.so.2 in the system's library path"));
   EXPECT_THAT(said, HasSubstr("/nonexistent/libnccl.so.2"));
   EXPECT_THAT(said, HasSubstr("set WSYNC_NCCL_LIBRARY"));
 }
@@ -71,7 +71,7 @@ TEST(NcclLibrary, ARelativePathIsRefused) {
 TEST(NcclLibrary, ATooOldOneIsNamed) {
   const Variable version("WSYNC_EMULATED_NCCL_VERSION", "21602");
   const auto said = refusal({WSYNC_EMULATED_NCCL});
-  EXPECT_THAT(said, HasSubstr("is NCCL 2.16.2, too old"));
+  EXPECT_THAT(said, HasSubstr("is NCCL 2.16.2, which is too old"));
   EXPECT_THAT(said, HasSubstr("2.18.0 or newer"));
 }
 

@@ -37,12 +37,12 @@ TEST(NcclMembers, ThoseThatFitAreAccepted) {
 
 TEST(NcclMembers, WhatDoesNotFitIsNamedByHostAndRank) {
   expect_refused({member_of("A", 0, "GPU-7"), member_of("A", 3, "GPU-7")},
-                 "rank 0 on host A and rank 3 on host A both have GPU-7");
+                 "rank 0 on host A and rank 3 on host A both use GPU-7");
   auto old = member_of("B", 1, "GPU-1");
   old.driver_cuda = 12080;
   expect_refused({maker(), old},
-                 "rank 1 on host B: its driver can do CUDA 12.8, and wsync there was built with "
-                 "CUDA 13.0");
+                 "rank 1 on host B: its driver supports CUDA 12.8, but wsync on that host was "
+                 "built with CUDA 13.0");
 }
 
 TEST(NcclHandleState, TheTableIsWhole) {

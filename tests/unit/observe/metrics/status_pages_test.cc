@@ -121,7 +121,7 @@ TEST_F(Pages, RefuseOtherPathsAndMethodsAsText) {
     const auto missing = client().Get("/metricz");
     ASSERT_TRUE(missing);
     EXPECT_EQ(missing->status, 404);
-    EXPECT_EQ(missing->body, "there is no '/metricz' here\n");
+    EXPECT_EQ(missing->body, "this server has no '/metricz'\n");
     const auto posted = client().Post("/metrics", "x", "text/plain");
     ASSERT_TRUE(posted);
     EXPECT_EQ(posted->status, 405);
@@ -186,7 +186,7 @@ TEST_F(Pages, RefuseAddressesThatOthersReachOrThatAreNone) {
     const Result<> opened = open(address);
     ASSERT_FALSE(opened) << address;
     EXPECT_EQ(opened.error().code(), ErrorCode::kRefused);
-    EXPECT_THAT(opened.error().message(), HasSubstr("leaves this host"));
+    EXPECT_THAT(opened.error().message(), HasSubstr("can be reached from other hosts"));
   }
   for (const auto* address :
        {"", "127.0.0.1:0", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:70000",
@@ -235,7 +235,7 @@ TEST_F(Pages, EndWhileSomebodyWaitsForALoopThatDoesNotRun) {
   // It may have come before or after the end; it never got an "ok".
   if (*answer) {
     EXPECT_EQ((*answer)->status, 503);
-    EXPECT_EQ((*answer)->body, "this process is ending\n");
+    EXPECT_EQ((*answer)->body, "this process is shutting down\n");
   }
 }
 

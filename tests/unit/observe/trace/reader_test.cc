@@ -157,14 +157,14 @@ TEST(ChromeTraceReader, ProcessesOfOnePidStayApart) {
 }
 
 TEST(ChromeTraceReader, RefusesWhatIsNoTraceAndSaysWhere) {
-  EXPECT_THAT(why_of(""), HasSubstr("no Chrome trace: "));
+  EXPECT_THAT(why_of(""), HasSubstr("not a Chrome trace: "));
   EXPECT_THAT(why_of("{}"), HasSubstr("no list \"traceEvents\""));
   EXPECT_THAT(why_of("7"), HasSubstr("no list \"traceEvents\""));
-  EXPECT_THAT(why_of(R"({"traceEvents":7})"), HasSubstr("\"traceEvents\" is no list"));
-  EXPECT_THAT(why_of(R"({"traceEvents":{"a":{"ph":"X"}}})"), HasSubstr("is no list"));
+  EXPECT_THAT(why_of(R"({"traceEvents":7})"), HasSubstr("\"traceEvents\" is not a list"));
+  EXPECT_THAT(why_of(R"({"traceEvents":{"a":{"ph":"X"}}})"), HasSubstr("is not a list"));
   EXPECT_THAT(why_of(R"({"traceEvents":[{"ph":"X")"), HasSubstr("parse error"));
   EXPECT_THAT(why_of(with_event("7")), HasSubstr("event 1: expected an object"));
-  EXPECT_THAT(why_of(with_event(R"({"name":"a"})")), HasSubstr("event 1: no \"ph\""));
+  EXPECT_THAT(why_of(with_event(R"({"name":"a"})")), HasSubstr("event 1: \"ph\" is missing"));
   EXPECT_THAT(why_of(with_event(R"({"ph":"M"},{"ph":"X","pid":1.5,"tid":1,"ts":1,"dur":1})")),
               HasSubstr("event 2: \"pid\": expected 0 to 4294967295, found 1.5"));
   EXPECT_THAT(why_of(with_event(R"({"ph":"X","pid":-1,"tid":1,"ts":1,"dur":1})")),
@@ -182,7 +182,7 @@ TEST(ChromeTraceReader, RefusesWhatIsNoTraceAndSaysWhere) {
   EXPECT_THAT(why_of(with_event(R"({"ph":"X","pid":1,"tid":1,"ts":1e300,"dur":1})")),
               HasSubstr("expected 0 to 1e+15"));
   EXPECT_THAT(why_of(with_event(R"({"ph":"X","pid":1,"tid":1,"ts":9e14,"dur":9e14})")),
-              HasSubstr("it ends after 1e+15"));
+              HasSubstr("the event ends after 1e+15"));
 }
 
 TEST(ChromeTraceReader, KeepsToItsLimits) {

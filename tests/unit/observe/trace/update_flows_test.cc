@@ -227,7 +227,7 @@ TEST(SpanCodec, RefusesWhatIsCutOrChanged) {
   Span backwards = staged_span(Stage::kDigest, {}, 100);
   backwards.end = TimePoint{50};
   EXPECT_THAT(decode_spans(encode_spans({backwards}, 1U << 20U).bytes).error().message(),
-              HasSubstr("end: a span lasts from a time on the clock to a later one"));
+              HasSubstr("end: a span must begin at a valid time and must not end before it"));
 }
 
 TEST(Recorder, KeepsTheNewestOfARing) {

@@ -28,18 +28,19 @@ void expect_refused(const Served& served, const std::string& bytes, int status,
 
 TEST(ServerFaults, WhatIsNotThereIsToldInJson) {
   const Served served;
-  expect_error(served.get("/"), 404, "there is no '/' here");
+  expect_error(served.get("/"), 404, "this server has no '/'");
   expect_error(served.post("/v1/chat/completions", "{}"), 404,
-               "there is no '/v1/chat/completions' here");
-  expect_error(served.get("/v1/completions/x%00%ff"), 404, "there is no '/v1/completions/x");
-  expect_error(served.client().Put("/nothing", "{}", "application/json"), 404, "there is no");
-  expect_error(served.get("/" + std::string(4000, 'a')), 404, "there is no '/aaa");
+               "this server has no '/v1/chat/completions'");
+  expect_error(served.get("/v1/completions/x%00%ff"), 404, "this server has no '/v1/completions/x");
+  expect_error(served.client().Put("/nothing", "{}", "application/json"), 404,
+               "this server has no");
+  expect_error(served.get("/" + std::string(4000, 'a')), 404, "this server has no '/aaa");
 }
 
 TEST(ServerFaults, AnotherMethodIsToldWhichOneIsAllowed) {
   const Served served;
   const auto result = served.get("/v1/completions");
-  expect_error(result, 405, "'/v1/completions' is asked for with GET; expected POST");
+  expect_error(result, 405, "'/v1/completions' was requested with GET; expected POST");
   EXPECT_EQ(result->get_header_value("Allow"), "POST");
   const auto posted = served.post("/health", "{}");
   expect_error(posted, 405, "expected GET, HEAD");
@@ -52,7 +53,7 @@ TEST(ServerFaults, WebPagesAreRefused) {
   const Served served;
   const auto result =
       served.client().Post("/pause", {{"Origin", "http://localhost"}}, "", "text/plain");
-  expect_error(result, 403, "this server answers no requests of web pages (Origin)");
+  expect_error(result, 403, "this server does not answer requests from web pages (Origin)");
   EXPECT_FALSE(result->has_header("Access-Control-Allow-Origin"));
   EXPECT_EQ(json_of(served.get("/is_paused")), (json{{"is_paused", false}}));
 }
@@ -100,16 +101,17 @@ TEST(ServerFaults, WhatIsNoHttpIsRefused) {
   const Served served;
   const std::string chunked = "POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
   expect_refused(served, std::string("\x16\x03\x01\x02\x00\x01", 6), 400,
-                 "this is no HTTP request");
-  expect_refused(served, "\xFF\xFE\x00", 400, "this is no HTTP request");
-  expect_refused(served, "SSH-2.0-OpenSSH_9.2\r\n", 400, "this is no HTTP request");
+                 "this is not an HTTP request");
+  expect_refused(served, "\xFF\xFE\x00", 400, "this is not an HTTP request");
+  expect_refused(served, "SSH-2.0-OpenSSH_9.2\r\n", 400, "this is not an HTTP request");
   expect_refused(served, "GET / HTTP/1.1\nHost: x\n\n", 400, "bare LF");
-  expect_refused(served, "GET\r\n\r\n", 400, "this is no HTTP request");
-  expect_refused(served, "GET /health HTTP/2.0\r\n\r\n", 400, "the request is not HTTP/1.1");
-  expect_refused(served, "BREW /pot HTTP/1.1\r\n\r\n", 400, "the request is not HTTP/1.1");
-  expect_refused(served, "GET / / HTTP/1.1\r\n\r\n", 400, "the request is not HTTP/1.1");
-  expect_refused(served, "GET /?a=b?c HTTP/1.1\r\n\r\n", 400, "the request is not HTTP/1.1");
-  expect_refused(served, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "the request is not HTTP/1.1");
+  expect_refused(served, "GET\r\n\r\n", 400, "this is not an HTTP request");
+  expect_refused(served, "GET /health HTTP/2.0\r\n\r\n", 400, "the request is not valid HTTP/1.1");
+  expect_refused(served, "BREW /pot HTTP/1.1\r\n\r\n", 400, "the request is not valid HTTP/1.1");
+  expect_refused(served, "GET / / HTTP/1.1\r\n\r\n", 400, "the request is not valid HTTP/1.1");
+  expect_refused(served, "GET /?a=b?c HTTP/1.1\r\n\r\n", 400, "the request is not valid HTTP/1.1");
+  expect_refused(served, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400,
+                 "the request is not valid HTTP/1.1");
   expect_refused(served, "GET /" + std::string(9000, 'a') + " HTTP/1.1\r\n\r\n", 414,
                  "the request line is longer than 8000 bytes");
   expect_refused(served, "GET / HTTP/1.1\r\nA: " + std::string(20'000, 'a') + "\r\n\r\n", 431,
@@ -117,7 +119,7 @@ TEST(ServerFaults, WhatIsNoHttpIsRefused) {
   expect_refused(served, "GET / HTTP/1.1\r\n: x\r\n\r\n", 400, "has no name");
   expect_refused(served, "POST /resume HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n", 415,
                  "Content-Encoding is 'gzip'");
-  expect_refused(served, chunked + "zz\r\n", 400, "the body ended early, came too slowly or had");
+  expect_refused(served, chunked + "zz\r\n", 400, "the body ended early, arrived too slowly or");
   expect_refused(served, chunked + "2\r\nabXX\r\n", 400, "the body ended early");
   EXPECT_EQ(json_of(served.get("/health")), json::object());
 }

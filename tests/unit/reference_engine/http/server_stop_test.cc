@@ -30,8 +30,8 @@ TEST(Listening, TwoServersDoNotShareAPort) {
   Served served;
   expect_no_server(
       try_to_serve(served.service, "127.0.0.1", served.port()), ErrorCode::kBusy,
-      fmt::format("127.0.0.1:{} is in use: process {} (unit_engine_htt) listens there; end it, or "
-                  "choose another port (0: any that is free)",
+      fmt::format("127.0.0.1:{} is in use: process {} (unit_engine_htt) listens there; stop that "
+                  "process, or choose another port (0: any free port)",
                   served.port(), ::getpid()));
   EXPECT_EQ(json_of(served.get("/health")), json::object());
 }
@@ -54,7 +54,7 @@ TEST(Listening, AnAddressMustBeOneOfThisHost) {
   expect_no_server(try_to_serve(service, "", 0), ErrorCode::kInvalidInput,
                    "host is empty; name an address to listen on, such as 127.0.0.1 or ::1");
   expect_no_server(try_to_serve(service, "192.0.2.1", 8000), ErrorCode::kInvalidInput,
-                   "192.0.2.1:8000: this host has no such address; name one of its own");
+                   "192.0.2.1:8000: this host has no such address; name an address of this host");
   expect_no_server(try_to_serve(service, "no such host", 0), ErrorCode::kInvalidInput,
                    "host no such host has no address");
   expect_no_server(try_to_serve(service, "127.0.0.1:80", 0), ErrorCode::kInvalidInput,
