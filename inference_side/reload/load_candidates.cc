@@ -68,11 +68,12 @@ void LoadCandidates::succeed(bool target) {
 }
 
 Result<> LoadCandidates::invariants() const {
-  if (failures_ >= 2) return fail(ErrorCode::kInternal, "a version has failed twice and is tried");
+  if (failures_ >= 2)
+    return fail(ErrorCode::kInternal, "a version that has failed twice is tried again");
   for (const PutOff& one : put_off_)
     if (std::ranges::count(put_off_, one.version, &PutOff::version) != 1)
       return fail(ErrorCode::kInternal,
-                  fmt::format("version {} is put off twice", one.version.to_string()));
+                  fmt::format("version {} is postponed twice", one.version.to_string()));
   return {};
 }
 

@@ -190,7 +190,7 @@ class Cuda(unittest.TestCase):
             first = self.push(fleet, one)
             code, answer = fleet.ask("push", two)
             self.assertEqual(code, 1, answer)
-            self.assertIn("was staged", str(answer))
+            self.assertIn("as staged", str(answer))
             self.assertEqual(fleet.said(sidecar).count("bucket 0 has digest"), 2, fleet.said(sidecar))
             fleet.until(lambda: fleet.replicas()["a"]["version"] == first, "the version before")
             self.verified(fleet, first, 1)
@@ -223,7 +223,7 @@ class Cuda(unittest.TestCase):
             first = self.push(fleet, one)
             code, answer = fleet.ask("push", two)
             self.assertEqual(code, 1, answer)
-            self.assertIn("set devices.buffer_bytes to less", str(answer))
+            self.assertIn("lower devices.buffer_bytes", str(answer))
             fleet.until(lambda: fleet.replicas()["a"]["version"] == first, "the version before")
             self.verified(fleet, first, 1)
             self.stopped(fleet, engine, trainer, sidecar)
@@ -284,7 +284,7 @@ class Cuda(unittest.TestCase):
             self.refused_sidecar(fleet, cuda("0,1", *BUFFER, "--set", "devices.collective=nccl"),
                                  ["3 buffers of 2.00 MiB do not fit beside the 388 MiB that streams"],
                                  WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
-            self.refused_sidecar(fleet, cuda("0", *BUFFER), ["set devices.buffer_bytes to less", "free"],
+            self.refused_sidecar(fleet, cuda("0", *BUFFER), ["lower devices.buffer_bytes", "free"],
                                  WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:2+:CUDA_ERROR_OUT_OF_MEMORY")
 
     def test_engines_that_do_not_fit_the_devices(self):

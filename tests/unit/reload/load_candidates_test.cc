@@ -85,7 +85,7 @@ TEST(LoadCandidates, InvariantsNameAVersionThatIsPutOffTwice) {
   candidates.put_off(kV2, kNow);
   candidates.put_off(kV2, kNow);
   ASSERT_FALSE(candidates.invariants().has_value());
-  EXPECT_EQ(candidates.invariants().error().message(), "version 1.2 is put off twice");
+  EXPECT_EQ(candidates.invariants().error().message(), "version 1.2 is postponed twice");
 }
 
 }  // namespace

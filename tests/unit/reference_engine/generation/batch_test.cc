@@ -122,7 +122,8 @@ TEST(BatchDeathTest, LimitsAreNotZero) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BatchLimits limits = kLimits;
   limits.block_tokens = 0;
-  EXPECT_DEATH(static_cast<void>(check_batch({}, limits)), "a batch is held against limits");
+  EXPECT_DEATH(static_cast<void>(check_batch({}, limits)),
+               "a batch is checked against limits above 0");
 }
 
 }  // namespace
