@@ -170,7 +170,7 @@ class Strangers(Case):
             hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + wire.text(b"")
             hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0)
             dealer.send(wire.message(wire.HELLO, hello, fence=fence))
-            self.assertIn(b"'liar' cannot join: it tells of decision 99", dealer.until(wire.ERROR))
+            self.assertIn(b"'liar' cannot join: it reports decision 99", dealer.until(wire.ERROR))
 
     def greet_packets(self, path):
         for words in PACKETS:
