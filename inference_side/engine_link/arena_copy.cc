@@ -83,7 +83,7 @@ Result<> ArenaCopy::run(ThreadPool* helpers, TimePoint deadline, const OnGroup& 
     if (outcome && now() > deadline)
       outcome = fail(
           ErrorCode::kDeadline,
-          fmt::format("the deadline passed in bucket {}",
+          fmt::format("the deadline passed during the copy of bucket {}",
                       plan_.groups()[std::min(next_group_, plan_.groups().size() - 1)].bucket));
   }
   // The helpers write to the rank's memory and use this object and the latch, so wait for them even

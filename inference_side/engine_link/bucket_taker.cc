@@ -18,8 +18,9 @@ Result<MappedRegion> map_ipc_buffer(int fd, std::uint64_t bytes) {
   if (seals < 0 || (seals & kNeeded) != kNeeded || ::fstat(fd, &info) != 0)
     return fail(ErrorCode::kRefused, "an IPC buffer is not a memfd of sealed size");
   if (info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes)
-    return fail(ErrorCode::kRefused,
-                fmt::format("an IPC buffer has {} bytes, {} are announced", info.st_size, bytes));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("an IPC buffer has {} bytes, expected {} as announced", info.st_size, bytes));
   auto region = MappedRegion::map(fd, bytes, false);
   if (!region) return region;
   WSYNC_TRY(region->keep_from_children());
@@ -33,7 +34,7 @@ Result<std::unique_ptr<BucketTaker>> HostTaker::map(std::span<const UniqueFd> fd
                                                     std::uint64_t bytes) {
   if (fds.size() != 2)
     return fail(ErrorCode::kRefused,
-                fmt::format("{} IPC buffers came with the welcome, 2 are needed", fds.size()));
+                fmt::format("the welcome carried {} IPC buffers, expected 2", fds.size()));
   std::unique_ptr<HostTaker> taker(new HostTaker());
   for (const UniqueFd& fd : fds) {
     auto region = WSYNC_TRY(map_ipc_buffer(fd.get(), bytes));
@@ -53,7 +54,7 @@ Result<> HostTaker::take(std::uint32_t slot, const BucketCopy& copy) {
     WSYNC_TRY(copy.on_group(g, sum));
     if (now() > copy.deadline)
       return fail(ErrorCode::kDeadline,
-                  fmt::format("the deadline passed in bucket {}", copy.bucket));
+                  fmt::format("the deadline passed during the copy of bucket {}", copy.bucket));
   }
   return {};
 }

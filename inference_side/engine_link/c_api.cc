@@ -62,8 +62,9 @@ class CallbackEngine final : public wsync::engine::Engine {
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override {
     if (callbacks_.read_tensor == nullptr)
-      return wsync::fail(ErrorCode::kRefused,
-                         "the engine gives no tensors back (it has no read_tensor callback)");
+      return wsync::fail(
+          ErrorCode::kRefused,
+          "tensors cannot be read back from this engine: it has no read_tensor callback");
     return outcome(callbacks_.read_tensor(user_, tensor, offset, out.data(), out.size()),
                    "read_tensor");
   }
@@ -86,8 +87,8 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
     return refuse(fmt::format("dtype {} is unknown; use the names of safetensors", tensor.dtype));
   if (tensor.shape_count > wsync::limits::kTensorRank ||
       tensor.range_count > wsync::limits::kRangesPerTensor)
-    return refuse(fmt::format("{} dimensions and {} ranges are too many", tensor.shape_count,
-                              tensor.range_count));
+    return refuse(fmt::format("it has {} dimensions and {} ranges, which is too many",
+                              tensor.shape_count, tensor.range_count));
   if ((tensor.shape == nullptr && tensor.shape_count != 0) ||
       (tensor.ranges == nullptr && tensor.range_count != 0))
     return refuse("its shape or ranges are NULL");
@@ -217,7 +218,9 @@ int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
   if (!is_here(engine) || tensor == nullptr) return -1;
   return engine->run([&]() -> Result<> {
     if (engine->link)
-      return wsync::fail(ErrorCode::kInvalidInput, "tensors are added before wsync_engine_attach");
+      return wsync::fail(
+          ErrorCode::kInvalidInput,
+          "a tensor cannot be added after wsync_engine_attach; add all tensors before it");
     auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take));
     engine->description.tensors.push_back(std::move(read));
     return {};

@@ -31,7 +31,7 @@ Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& dev
     auto memory = device.borrow(tensor.destination);
     if (!memory)
       return fail(memory.error().with_context(
-          fmt::format("tensor {}: its destination", tensor.description.name)));
+          fmt::format("the destination of tensor {}", tensor.description.name)));
     weights->tensors_.back() = std::move(*memory);
   }
   weights->event_ = WSYNC_TRY(device.create_event());
@@ -62,7 +62,7 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
   // weights although the sidecar has already given up the load.
   if (now() > copy.deadline)
     return fail(ErrorCode::kDeadline,
-                fmt::format("the deadline had passed before bucket {} began", copy.bucket));
+                fmt::format("the deadline passed before the copy of bucket {} began", copy.bucket));
   const reload::LoadPlan& plan = *copy.plan;
   const std::size_t begin = plan.first_group(copy.bucket);
   const std::size_t end = plan.first_group(copy.bucket + 1);
@@ -98,7 +98,7 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
   if (auto done = run(&buffer, batches, copy.deadline); !done) {
     if (now() > copy.deadline)
       return fail(ErrorCode::kDeadline,
-                  fmt::format("the deadline passed in bucket {}", copy.bucket));
+                  fmt::format("the deadline passed during the copy of bucket {}", copy.bucket));
     return fail(done.error().with_context(fmt::format("bucket {}", copy.bucket)));
   }
   for (std::size_t g = begin; g < end; ++g) {
@@ -136,7 +136,7 @@ Result<std::unique_ptr<BucketTaker>> DeviceTaker::import(
     DeviceWeights& weights, std::span<const control::BufferHandle> handles, std::uint64_t bytes) {
   if (handles.size() != 2)
     return fail(ErrorCode::kRefused,
-                fmt::format("{} handles of IPC buffers came, 2 are needed", handles.size()));
+                fmt::format("received {} handles of IPC buffers, expected 2", handles.size()));
   std::unique_ptr<DeviceTaker> taker(new DeviceTaker(weights));
   for (std::size_t i = 0; i < handles.size(); ++i) {
     auto memory = weights.device().import_memory(

@@ -35,15 +35,15 @@ Overloaded(Ts...) -> Overloaded<Ts...>;
 Result<> check_gpu(const EngineDescription& description) {
   if (description.gpu == nullptr) return {};
   if (description.gpu->kind() != DeviceKind::kCuda)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("the rank's weights are said to be on {}, which is no GPU",
-                            description.gpu->name()));
-  if (description.take != control::TakeMode::kPieces)
     return fail(
         ErrorCode::kInvalidInput,
-        fmt::format("weights on {} are taken as pieces only: whole tensors and adopting are "
-                    "for weights in host memory",
+        fmt::format("the engine's description places the rank's weights on {}, which is not a GPU",
                     description.gpu->name()));
+  if (description.take != control::TakeMode::kPieces)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("weights on {} can be loaded only as pieces: whole tensors and "
+                            "adoption need weights in host memory",
+                            description.gpu->name()));
   return {};
 }
 
@@ -90,7 +90,7 @@ Result<> EngineLink::start() {
     if (stopping_ || thread_.joinable())
       return fail(
           ErrorCode::kInvalidInput,
-          fmt::format("the link of {} rank {} has been {} already; a link is started once",
+          fmt::format("the link of {} rank {} has already been {}; a link can be started only once",
                       description_.replica, description_.rank, stopping_ ? "stopped" : "started"));
   }
   thread_ = std::thread([this] {

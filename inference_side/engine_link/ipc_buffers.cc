@@ -74,7 +74,7 @@ Result<> IpcBuffers::map(const control::Load& load) {
   if (kind_ != DeviceKind::kCuda) {
     if (load.buffers.empty()) return {};
     return fail(ErrorCode::kInvalidInput,
-                "handles of a GPU's buffers came with a load, the sidecar's device is none");
+                "a load carried handles of GPU buffers, but the sidecar's device is not a GPU");
   }
   if (load.buffers.empty() && taker_ && !of_load_) return {};
   WSYNC_TRY(check_generation(load.buffers, generation_));

@@ -33,11 +33,12 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std:
   const reload::LoadPlan& plan = prepared_->layout->plan;
   if (bucket >= taken_.size())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("bucket {} does not exist, the plan has {}", bucket, taken_.size()));
+                fmt::format("bucket {} does not exist: the load plan has {} buckets", bucket,
+                            taken_.size()));
   if (taken_[bucket]) return {};
   if (taker.slot_bytes(slot) < plan.bucket_bytes(bucket))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("bucket {} has {} bytes, its buffer only {}", bucket,
+                fmt::format("bucket {} has {} bytes, but its buffer has only {}", bucket,
                             plan.bucket_bytes(bucket), taker.slot_bytes(slot)));
   const TimePoint begin = now();
   WSYNC_TRY(taker.take(
@@ -115,7 +116,7 @@ Result<> LoadSession::take_group(std::size_t index, std::uint64_t checksum) {
   if (checksum != prepared_->checksums[index])
     return fail(ErrorCode::kDigestMismatch,
                 fmt::format("tensor {}: bytes {} to {} of this rank's part (bucket {}) have "
-                            "checksum {:016x}, {:016x} was staged",
+                            "checksum {:016x}, expected {:016x} as staged",
                             description_->tensors[group.tensor].description.name, group.begin,
                             group.begin + group.bytes, group.bucket, checksum,
                             prepared_->checksums[index]));
@@ -181,7 +182,8 @@ Result<> LoadSession::finish() {
   WSYNC_TRY(hand_over_complete_layers());
   WSYNC_TRY(coverage_.check());
   if (next_layer_ != prepared_->layout->layers.size())
-    return fail(ErrorCode::kInternal, fmt::format("layer {} was never handed over", next_layer_));
+    return fail(ErrorCode::kInternal,
+                fmt::format("layer {} was never passed to the engine", next_layer_));
   return {};
 }
 

@@ -37,8 +37,9 @@ Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
       if (description.tensors[t].destination.size() != bytes)
         return fail(
             ErrorCode::kInvalidInput,
-            fmt::format("tensor {}: the engine gives {} bytes of memory, this rank's part has {}",
-                        tensors[t].name, description.tensors[t].destination.size(), bytes));
+            fmt::format(
+                "tensor {}: the engine provides {} bytes of memory, but this rank's part has {}",
+                tensors[t].name, description.tensors[t].destination.size(), bytes));
     }
   }
   return std::shared_ptr<const EngineLayout>(std::move(layout));
@@ -53,7 +54,7 @@ Result<MappedVersion> MappedVersion::open(int fd, const ArenaExpectation& expect
   }
   mapped.view_ = WSYNC_TRY(ArenaView::open(fd, expected));
   if (mapped.view_->data().size() < data_bytes)
-    return fail(ErrorCode::kRefused, fmt::format("the arena holds {} bytes, the layout needs {}",
+    return fail(ErrorCode::kRefused, fmt::format("the arena has {} bytes, but the layout needs {}",
                                                  mapped.view_->data().size(), data_bytes));
   return mapped;
 }
@@ -71,13 +72,14 @@ Result<std::shared_ptr<const EngineLayout>> Preparer::layout_of(const control::P
     if (manifest.layout_digest() != message.layout_digest)
       return fail(
           ErrorCode::kDigestMismatch,
-          fmt::format("the layout's digest is {}, the sidecar announced {}",
+          fmt::format("the layout has digest {}, but the sidecar announced {}",
                       manifest.layout_digest().to_string(), message.layout_digest.to_string()));
     manifest_ = std::move(manifest);
   }
   if (!manifest_ || manifest_->layout_digest() != message.layout_digest)
-    return fail(ErrorCode::kNotFound, fmt::format("layout {} is not known here; send it",
-                                                  message.layout_digest.to_string()));
+    return fail(ErrorCode::kNotFound,
+                fmt::format("this engine does not know layout {}; send the layout with the version",
+                            message.layout_digest.to_string()));
   if (!layout_ || layout_->digest != message.layout_digest ||
       layout_->bucket_bytes != message.bucket_bytes) {
     auto layout = EngineLayout::make(*manifest_, message.bucket_bytes, *description_);
@@ -93,11 +95,11 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
   const reload::LoadPlan& plan = layout->plan;
   if (message.checksums.size() != plan.groups().size())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} checksums came, the load plan has {} copy groups",
+                fmt::format("received {} checksums, but the load plan has {} copy groups",
                             message.checksums.size(), plan.groups().size()));
   if (message.arena_bytes < plan.arena_bytes())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("an arena of {} bytes is announced, the layout needs {}",
+                fmt::format("an arena of {} bytes was announced, but the layout needs {}",
                             message.arena_bytes, plan.arena_bytes()));
   auto prepared = std::make_unique<PreparedVersion>();
   prepared->version = message.version;
@@ -113,7 +115,8 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
   if (description_->take == control::TakeMode::kAdopt) {
     if (!prepared->arena)
       return fail(ErrorCode::kRefused,
-                  "adopting needs a unified device: on a separate one nothing can be mapped whole");
+                  "adoption needs a unified device: the staged version of a separate device cannot "
+                  "be mapped as a whole");
     for (std::size_t t = 0; t < plan.tensors().size(); ++t) {
       if (!plan.tensors()[t].shard.contiguous())
         return fail(
@@ -124,7 +127,7 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
     }
     if (reload::expected_checksums(plan, prepared->arena->data()) != prepared->checksums)
       return fail(ErrorCode::kDigestMismatch,
-                  fmt::format("the mapped arena does not hold version {}: checksums differ",
+                  fmt::format("the mapped arena does not contain version {}: checksums differ",
                               message.version.to_string()));
   }
   return prepared;

@@ -18,7 +18,7 @@ using control::RankState;
 constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kLoading, "Load of a rank that copies", RankState::kTainted, "start the load"},
     {RankState::kLoading, "Load of a rank that adopts", RankState::kLoading, "start the load"},
-    {RankState::kLoading, "every byte is proven, the rank adopts", RankState::kLoaded,
+    {RankState::kLoading, "every byte is verified, the rank adopts", RankState::kLoaded,
      "answer Loaded"},
     {RankState::kLoading, "the load has failed, the rank adopts", RankState::kLoading,
      "answer Loaded with the reason"},
@@ -26,7 +26,7 @@ constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kTainted, "Load", RankState::kTainted, "start the load"},
     {RankState::kTainted, "BucketReady of the load", RankState::kTainted,
      "copy the bucket, answer BucketAck"},
-    {RankState::kTainted, "every byte is proven", RankState::kLoaded, "answer Loaded"},
+    {RankState::kTainted, "every byte is verified", RankState::kLoaded, "answer Loaded"},
     {RankState::kTainted, "the load has failed", RankState::kTainted,
      "answer Loaded with the reason"},
     {RankState::kTainted, "Pause, or the engine has stopped", RankState::kTainted, "answer Paused"},
@@ -42,7 +42,7 @@ constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kLoaded, "Pause, or the engine has stopped", RankState::kLoaded, "answer Paused"},
     {RankState::kPaused, "Load of a rank that copies", RankState::kTainted, "start the load"},
     {RankState::kPaused, "Load of a rank that adopts", RankState::kPaused, "start the load"},
-    {RankState::kPaused, "every byte is proven, the rank adopts", RankState::kLoaded,
+    {RankState::kPaused, "every byte is verified, the rank adopts", RankState::kLoaded,
      "answer Loaded"},
     {RankState::kPaused, "the load has failed, the rank adopts", RankState::kPaused,
      "answer Loaded with the reason"},
@@ -56,7 +56,7 @@ constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kServing, "Pause of a leader", RankState::kServing, "let the engine pause"},
     {RankState::kServing, "the engine has stopped", RankState::kPaused, "answer Paused"},
     {RankState::kServing, "Resume of a leader", RankState::kServing,
-     "withdraw a pause without an answer, answer Resumed"},
+     "withdraw a pause that is not answered yet, answer Resumed"},
     {RankState::kServing, "ReadDigests", RankState::kServing, "answer Digests"},
 }};
 
@@ -135,9 +135,9 @@ control::Envelope RankMachine::answer_to(const control::Envelope& request) const
 Result<> RankMachine::check_readable(const Version& version) const {
   if (state_ != RankState::kServing && state_ != RankState::kPaused)
     return fail(ErrorCode::kRefused,
-                fmt::format("a rank that is {} holds no version", rank_state_name(state_)));
+                fmt::format("a rank that is {} has no version", rank_state_name(state_)));
   if (active_ != version)
-    return fail(ErrorCode::kRefused, fmt::format("it went on to {} while {} was read",
+    return fail(ErrorCode::kRefused, fmt::format("the rank moved on to {} while {} was being read",
                                                  active_.to_string(), version.to_string()));
   return {};
 }
@@ -148,16 +148,17 @@ Result<> RankMachine::invariants() const {
                 fmt::format("{} rank {}: {}", identity_.replica, identity_.rank, rule));
   };
   if (loaded_.has_value() != (state_ == RankState::kLoaded))
-    return broken(fmt::format("it is {} and {} a loaded version", rank_state_name(state_),
+    return broken(fmt::format("the rank is {} and {} a loaded version", rank_state_name(state_),
                               loaded_ ? "has" : "has not"));
   if (load_ && (state_ == RankState::kServing || state_ == RankState::kLoaded))
-    return broken(fmt::format("a load is in progress while it is {}", rank_state_name(state_)));
+    return broken(
+        fmt::format("a load is in progress while the rank is {}", rank_state_name(state_)));
   if (load_ && !identity_.adopts && state_ != RankState::kTainted)
     return broken("a load copies into a rank that is not tainted");
   if (pending_pause_ && !identity_.leader) return broken("a follower was asked to pause");
   if (prepared_.size() > limits::kStagedCount) return broken("too many versions are prepared");
   if (!welcomed_ && (pending_pause_ || load_ || !prepared_.empty()))
-    return broken("something of a sidecar is in progress without one");
+    return broken("a pause, a load or a prepared version of a sidecar exists without a sidecar");
   return {};
 }
 
@@ -174,8 +175,8 @@ std::optional<SendRefusal> RankMachine::refusal_of(const control::Envelope& enve
     return SendRefusal{
         .request = envelope,
         .code = ErrorCode::kInvalidInput,
-        .why = fmt::format("the message is for {} rank {}, this is {} rank {}", envelope.replica,
-                           envelope.rank, identity_.replica, identity_.rank)};
+        .why = fmt::format("the message is for {} rank {}, but this engine is {} rank {}",
+                           envelope.replica, envelope.rank, identity_.replica, identity_.rank)};
   const bool greeting = std::holds_alternative<control::EngineWelcome>(message) ||
                         std::holds_alternative<control::Refuse>(message) ||
                         std::holds_alternative<control::ErrorReply>(message);
@@ -196,7 +197,8 @@ RankActions RankMachine::handle(const control::Envelope& envelope,
           return handle_command(envelope, m);
         else
           return refuse(envelope, ErrorCode::kInvalidInput,
-                        fmt::format("{} is not for engines", control::message_name(m.kType)));
+                        fmt::format("an engine does not accept the message {}",
+                                    control::message_name(m.kType)));
       },
       message);
 }
@@ -223,7 +225,7 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
 
 RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::ErrorReply& message) const {
-  return only(NoteError{"the sidecar says: " + message.message});
+  return only(NoteError{"the sidecar reports: " + message.message});
 }
 
 // ---- versions ----
@@ -278,7 +280,7 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
   if (state_ != RankState::kServing || planted("engine_pause_ignored"))
     return only(SendReply{.request = envelope, .message = control::Paused{.step = step_}});
   if (!identity_.leader)
-    return refuse(envelope, ErrorCode::kRefused, "only the leader of a replica begins a pause");
+    return refuse(envelope, ErrorCode::kRefused, "only the leader of a replica can begin a pause");
   pending_pause_ = envelope;
   return only(
       PauseEngine{.request = envelope, .mode = message.mode, .deadline_ms = message.deadline_ms});
@@ -286,7 +288,7 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
 
 RankActions RankMachine::handle_pause_failed(const control::Envelope& request, const Error& error) {
   pending_pause_.reset();
-  return refuse(request, error.code(), "the engine does not pause: " + error.message());
+  return refuse(request, error.code(), "the engine could not pause: " + error.message());
 }
 
 RankActions RankMachine::handle_report(const RankReport& report) {
@@ -313,10 +315,10 @@ RankActions RankMachine::handle_report(const RankReport& report) {
 RankActions RankMachine::handle_command(const control::Envelope& envelope,
                                         const control::Resume& /*message*/) const {
   if (!identity_.leader)
-    return refuse(envelope, ErrorCode::kRefused, "only the leader of a replica is resumed");
+    return refuse(envelope, ErrorCode::kRefused, "only the leader of a replica can be resumed");
   if (state_ != RankState::kServing && state_ != RankState::kPaused)
     return refuse(envelope, ErrorCode::kRefused,
-                  fmt::format("a rank that is {} is not resumed", rank_state_name(state_)));
+                  fmt::format("a rank that is {} cannot be resumed", rank_state_name(state_)));
   if (state_ == RankState::kPaused || pending_pause_)
     return only(ResumeEngine{.request = envelope, .overtakes_pause = pending_pause_.has_value()});
   return only(SendReply{.request = envelope, .message = control::Resumed{}});
@@ -327,7 +329,7 @@ RankActions RankMachine::handle_resumed(const control::Envelope& request, const 
   const auto overtaken = std::exchange(pending_pause_, std::nullopt);
   if (!outcome)
     return refuse(request, outcome.error().code(),
-                  "the engine does not resume: " + outcome.error().message());
+                  "the engine could not resume: " + outcome.error().message());
   RankActions actions;
   // If the pause ended before the resume that overtook it, answer the pause first, under its own
   // request. If it were reported later and without a request, it would say that a serving rank has
@@ -390,7 +392,7 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
   // A repetition of the last bucket of a completed load needs no copy. Anything else is out of
   // order.
   control::BucketAck ack{.bucket = message.bucket, .failure = {}};
-  if (state_ != RankState::kLoaded) ack.failure = "no load is under way";
+  if (state_ != RankState::kLoaded) ack.failure = "no load is in progress";
   return only(SendReply{.request = envelope, .message = std::move(ack)});
 }
 
@@ -447,7 +449,7 @@ RankActions RankMachine::handle_committed(const control::Envelope& request, cons
 RankActions RankMachine::handle_loss(const std::string& why) {
   RankActions actions;
   if (welcomed_)
-    actions.push_back(NoteError{fmt::format("the sidecar is lost ({})", why)});
+    actions.push_back(NoteError{fmt::format("the connection to the sidecar is lost ({})", why)});
   else if (!refused_)  // otherwise it has sent the reason, and closes the connection itself
     actions.push_back(NoteError{why});
   welcomed_ = false;

@@ -23,9 +23,8 @@ Result<std::unique_ptr<VersionLoader>> VersionLoader::create(const EngineDescrip
 Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const UniqueFd> fds) {
   const std::size_t needed = buffers_.needs_arenas() ? 1 : 0;
   if (fds.size() != needed)
-    return fail(
-        ErrorCode::kRefused,
-        fmt::format("{} descriptors came with the version, {} are needed", fds.size(), needed));
+    return fail(ErrorCode::kRefused,
+                fmt::format("the version carried {} descriptors, expected {}", fds.size(), needed));
   prepared_[message.version] =
       WSYNC_TRY(preparer_.prepare(message, needed == 1 ? fds.front().get() : -1));
   return {};
@@ -35,7 +34,7 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
                                                      std::uint32_t copy_threads) {
   const auto found = prepared_.find(version);
   WSYNC_CHECK(found != prepared_.end(),
-              fmt::format("version {} is loaded and was not prepared", version.to_string()));
+              fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
   session_.reset();  // it borrows from loading_
   loading_ = found->second;
   session_ = std::make_unique<LoadSession>(description_, *loading_, engine_, deadline);
@@ -64,7 +63,7 @@ VersionLoader::BucketOutcome VersionLoader::take_bucket(std::uint64_t bucket, st
   BucketTaker* const taker = buffers_.taker();
   if (taker == nullptr || slot >= taker->slots())
     return {.result =
-                fail(ErrorCode::kInvalidInput, fmt::format("there is no IPC buffer {}", slot))};
+                fail(ErrorCode::kInvalidInput, fmt::format("IPC buffer {} does not exist", slot))};
   auto taken = session_->take_bucket(bucket, *taker, slot);
   const bool ends_load = !taken || session_->all_buckets();
   return {.result = std::move(taken), .ends_load = ends_load};

@@ -94,11 +94,12 @@ Result<Outcome> outcome_of(const ReferenceEngine& engine, bool attached) {
 // Resolves the settings that depend on several options.
 Result<> settle(EngineOptions& options) {
   if (options.adopt && options.whole)
-    return fail(ErrorCode::kInvalidInput, "--adopt and --whole exclude each other: name one");
+    return fail(ErrorCode::kInvalidInput,
+                "--adopt and --whole exclude each other: give only one of them");
   if (options.model.empty() == options.engine.checkpoint.empty())
     return fail(ErrorCode::kInvalidInput,
-                "name one of --model DIR (an engine that generates) and --checkpoint DIR (one that "
-                "only reads its weights)");
+                "give either --model DIR (an engine that generates) or --checkpoint DIR (an engine "
+                "that only reads its weights)");
   if (options.weights.empty())
     options.weights = options.engine.sidecar_socket.empty() ? "load" : "none";
   if (options.device == "host" && options.gpu)
@@ -108,8 +109,8 @@ Result<> settle(EngineOptions& options) {
                     *options.gpu));
   if (options.device == "cuda" && !options.model.empty())
     return fail(ErrorCode::kInvalidInput,
-                "--model generates, which this engine does on the CPU: its weights are in host "
-                "memory; use --checkpoint with --device cuda");
+                "--model generates on the CPU, so its weights must be in host memory; use --device "
+                "cuda only with --checkpoint");
   if (options.device == "cuda") options.engine.gpu = options.gpu.value_or(0);
   if (options.adopt) options.engine.take = control::TakeMode::kAdopt;
   if (options.whole) options.engine.take = control::TakeMode::kWhole;
@@ -175,7 +176,8 @@ void add_generation(CLI::App& command, EngineOptions& options) {
                   "Address that rank 0 listens on (default: 127.0.0.1)")
       ->group(group);
   command
-      .add_option("--port", options.http.port, "Its port; 0: the kernel chooses (default: 8000)")
+      .add_option("--port", options.http.port,
+                  "Port of that address; 0: the kernel chooses one (default: 8000)")
       ->group(group);
   command
       .add_option("--served-model-name", options.generation.name,
@@ -189,30 +191,32 @@ void add_generation(CLI::App& command, EngineOptions& options) {
       ->group(group);
   command
       .add_option("--cache-policy", options.cache_policy,
-                  "When the weights change: flush: keys and values are computed again; keep: they "
-                  "are used as they are (default: flush)")
+                  "Cached keys and values when the weights change: flush: compute them again; "
+                  "keep: use them unchanged (default: flush)")
       ->check(CLI::IsMember({"flush", "keep"}))
       ->group(group);
   command
       .add_option("--max-sequences", options.generation.max_sequences,
-                  "Sequences that are computed at once (default: 64)")
+                  "Maximum number of sequences computed at once (default: 64)")
       ->check(CLI::Range(1, 1024))
       ->group(group);
   command
       .add_option("--max-step-tokens", options.generation.max_step_tokens,
-                  "Tokens of one step (default: 512)")
+                  "Maximum number of tokens in one step (default: 512)")
       ->check(CLI::Range(1, 65536))
       ->group(group);
   command
       .add_option("--max-positions", options.generation.max_positions,
-                  "Tokens of a prompt and its output together (default: as config.json says)")
+                  "Maximum number of tokens of a prompt and its output together (default: from "
+                  "config.json)")
       ->check(CLI::Range(1, 1 << 24))
       ->group(group);
 }
 
 void add_output(CLI::App& command, EngineOptions& options) {
   command.add_option("--stats-ms", options.stats_ms,
-                     "Print statistics every so often; 0: only at the end (default: 1000)");
+                     "Milliseconds between two prints of statistics; 0: print them only at the end "
+                     "(default: 1000)");
   command
       .add_option("--trace", options.trace,
                   "Write pauses, loads and buckets as a Chrome trace (ui.perfetto.dev) at the end")
@@ -261,10 +265,9 @@ void add_engine(CLI::App& app, Context& context) {
                    "Index of the sidecar's device (default: 0)")
       ->check(CLI::Range(std::uint64_t{0}, limits::kDeviceCount - 1));
   command
-      ->add_option(
-          "--device", options->device,
-          "With --checkpoint: where the weights are: host (memory) or cuda (a GPU, the one "
-          "of the sidecar's device) (default: host)")
+      ->add_option("--device", options->device,
+                   "With --checkpoint: where the weights are: in host memory (host), or on the GPU "
+                   "of the sidecar's device (cuda) (default: host)")
       ->check(CLI::IsMember({"host", "cuda"}));
   command
       ->add_option("--gpu", options->gpu,
@@ -273,7 +276,8 @@ void add_engine(CLI::App& app, Context& context) {
       ->check(CLI::Range(0U, 65535U));
   command
       ->add_option("--run-dir", options->engine.run_directory,
-                   "Where the ranks of the replica meet (default: the socket's directory)")
+                   "Directory in which the ranks of the replica connect to each other (default: "
+                   "the socket's directory)")
       ->type_name("DIR");
   command
       ->add_option("--weights", options->weights,
@@ -281,10 +285,11 @@ void add_engine(CLI::App& app, Context& context) {
                    "until then (default: none with a sidecar, load without)")
       ->check(CLI::IsMember({"none", "load"}));
   command->add_flag("--adopt", options->adopt, "Map versions and use them in place");
-  command->add_flag("--whole", options->whole, "Take whole tensors, a layer at a time");
+  command->add_flag("--whole", options->whole, "Load whole tensors, one layer at a time");
   command
-      ->add_option("--step-interval-us", options->step_interval_us,
-                   "With --checkpoint: microseconds between two steps, at least (default: 2000)")
+      ->add_option(
+          "--step-interval-us", options->step_interval_us,
+          "With --checkpoint: minimum number of microseconds between two steps (default: 2000)")
       ->excludes(model);
   add_output(*command, *options);
   add_generation(*command, *options);

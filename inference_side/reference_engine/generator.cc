@@ -140,7 +140,7 @@ Result<Reading> Generator::run(std::uint64_t step, const Version& version,
   auto logits = shard_->forward(batch_, reader, team, deadline);
   if (!logits)
     return fail(std::move(logits).error().with_context(fmt::format(
-        "a step of {}; --max-step-tokens makes steps shorter", counted(batch_.tokens(), "token"))));
+        "a step of {} (--max-step-tokens limits its length)", counted(batch_.tokens(), "token"))));
   logits_ = std::move(*logits);
   reader.finish();
   saw = reader.saw();
@@ -183,7 +183,7 @@ void Generator::wait_for_step_end(std::unique_lock<std::mutex>& lock) {
 
 Result<RequestId> Generator::submit(generation::Request request, generation::Listener listener) {
   const std::lock_guard lock(mutex_);
-  if (closed_) return fail(ErrorCode::kCancelled, "the engine is ending");
+  if (closed_) return fail(ErrorCode::kCancelled, "the engine is shutting down");
   auto id = scheduler_.add(std::move(request));
   if (!id) return id;
   listeners_.emplace(*id, std::move(listener));
@@ -215,8 +215,8 @@ Result<> Generator::drain(std::unique_lock<std::mutex>& lock, std::chrono::milli
   wake_();
   if (!in_time)
     return fail(ErrorCode::kDeadline,
-                fmt::format("{} still running after {} ms; the engine goes on. Pause with a longer "
-                            "deadline, or with mode abort or keep",
+                fmt::format("{} still running after {} ms; the engine continues. Pause with a "
+                            "longer deadline, or with mode abort or keep",
                             counted(scheduler_.stats().running, "request"), deadline.count()));
   if (resumes_ != resumes)
     return fail(ErrorCode::kCancelled, "the engine was resumed before this pause had begun");

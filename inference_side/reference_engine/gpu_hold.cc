@@ -43,8 +43,8 @@ Result<std::unique_ptr<GpuHold>> GpuHold::create(device::Device& device,
   for (std::size_t t = 0; t < tensors.size(); ++t)
     if (bytes[t] > limits::kBucketBytesMax)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("tensor {}: this rank's part has {} bytes, an allocation on a GPU at "
-                              "most {}; share the model among more ranks (--world-size)",
+                  fmt::format("tensor {}: this rank's part has {} bytes, but an allocation on a "
+                              "GPU has at most {}; share the model among more ranks (--world-size)",
                               tensors[t].name, bytes[t], limits::kBucketBytesMax));
   std::unique_ptr<GpuHold> hold(new GpuHold(device));
   hold->sizes_.assign(bytes.begin(), bytes.end());
@@ -60,15 +60,15 @@ Result<> GpuHold::allocate(const GpuPacking& packing) {
   const auto short_of = [&](const std::string& why) {
     return fail(
         ErrorCode::kResourceExhausted,
-        fmt::format("{}: the weights of this rank need {} bytes, {} of {} are free{}; share the "
-                    "model among more ranks (--world-size), or free memory there",
+        fmt::format("{}: the weights of this rank need {} bytes, but {} of {} are free{}; share "
+                    "the model among more ranks (--world-size), or free memory there",
                     device_.name(), packing.bytes(), memory.free_bytes, memory.total_bytes, why));
   };
   if (packing.bytes() > memory.free_bytes) return short_of({});
   for (const std::uint64_t bytes : packing.allocations) {
     auto allocation = device_.allocate(bytes);
     if (!allocation && allocation.error().code() == ErrorCode::kResourceExhausted)
-      return short_of(fmt::format(" ({} bytes of them could not be had: {})", bytes,
+      return short_of(fmt::format(" (an allocation of {} of these bytes failed: {})", bytes,
                                   allocation.error().message()));
     if (!allocation) return fail(std::move(allocation).error());
     allocations_.push_back(std::move(*allocation));

@@ -223,7 +223,7 @@ std::uint64_t HeldModel::word_of(const Version& version) const {
 }
 
 std::string HeldModel::name_of(std::uint64_t word) const {
-  if (word == kChanging) return "none, its bytes were changing";
+  if (word == kChanging) return "none (its bytes were changing)";
   const std::lock_guard lock(mutex_);
   return names_[word].to_string();
 }
@@ -294,7 +294,8 @@ void StepReader::end_layer(std::uint32_t layer) {
   compared_[layer] = true;
   if ((before_ == expected_ && after == expected_) || torn()) return;
   saw_ = fmt::format(
-      "layer {} of {} was of version {} before and {} after it was read, the step is of version {}",
+      "layer {} of {} had version {} before and version {} after it was read, but the step has "
+      "version {}",
       layer, model_.layer_count(), model_.name_of(before_), model_.name_of(after),
       version_.to_string());
 }
@@ -302,7 +303,7 @@ void StepReader::end_layer(std::uint32_t layer) {
 void StepReader::finish() {
   if (layers_ == model_.layer_count() || torn()) return;
   const auto missed = std::ranges::find(compared_, false) - compared_.begin();
-  saw_ = fmt::format("layer {} of {} was not compared, the step is of version {}", missed,
+  saw_ = fmt::format("layer {} of {} was not compared; the step has version {}", missed,
                      model_.layer_count(), version_.to_string());
 }
 

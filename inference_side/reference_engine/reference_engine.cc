@@ -35,10 +35,11 @@ Result<> check(const ReferenceEngineOptions& options) {
                             options.rank, options.world_size, limits::kReplicaRankCount));
   if (options.take == TakeMode::kAdopt && options.load_weights)
     return fail(ErrorCode::kInvalidInput,
-                "an adopting engine has no memory for weights of its own: it starts without any");
+                "an engine that adopts versions has no memory for weights of its own, so it must "
+                "start without weights");
   if (options.gpu && options.take != TakeMode::kPieces)
     return fail(ErrorCode::kInvalidInput,
-                "weights on a GPU are taken as pieces: leave out --adopt and --whole, or keep the "
+                "weights on a GPU are loaded as pieces: leave out --adopt and --whole, or keep the "
                 "weights in host memory (--device host)");
   if (options.gpu && options.generation)
     return fail(ErrorCode::kInvalidInput,
@@ -47,10 +48,12 @@ Result<> check(const ReferenceEngineOptions& options) {
   if (!options.sidecar_socket.empty()) return check_socket_path(options.sidecar_socket);
   if (!options.load_weights)
     return fail(ErrorCode::kInvalidInput,
-                "without a sidecar no weights would ever come: load the checkpoint's own");
+                "without a sidecar no weights would ever arrive: load the checkpoint's weights "
+                "(--weights load)");
   if (options.world_size > 1 && options.run_directory.empty())
     return fail(ErrorCode::kInvalidInput,
-                "without a sidecar the ranks of a replica need a run directory to meet in");
+                "without a sidecar the ranks of a replica need a run directory in which they "
+                "connect (--run-dir)");
   return {};
 }
 
@@ -127,16 +130,17 @@ Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
   shard.blocks = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(asked.cache_bytes / *block, generation::kMaxBlocks));
   if (shard.blocks == 0)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} bytes for keys and values: one block of {} tokens takes {}",
-                            asked.cache_bytes, shard.block_tokens, *block));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("{} bytes for keys and values are too few: one block of {} tokens needs {}",
+                    asked.cache_bytes, shard.block_tokens, *block));
   const std::uint64_t held = std::uint64_t{shard.blocks} * shard.block_tokens;
   std::uint32_t positions = spec.max_positions;
   if (asked.max_positions != 0) positions = std::min(asked.max_positions, positions);
   if (held < positions)
     log_warning(
-        "keys and values of {} tokens fit into {} bytes: no request may be longer, though "
-        "the model allows {}; --cache gives more",
+        "keys and values of {} tokens fit into {} bytes: no request may be longer, although the "
+        "model allows {}; raise --cache for longer requests",
         held, asked.cache_bytes, positions);
   positions = static_cast<std::uint32_t>(std::min<std::uint64_t>(positions, held));
   const auto folder = std::filesystem::path(options_.checkpoint).lexically_normal();
@@ -250,7 +254,7 @@ Generator::State ReferenceEngine::state() const {
   if (!state.has_weights)
     state.why = "no version has been committed, or one is being loaded";
   else if (!serving_->together())
-    state.why = fmt::format("not all of its {} ranks are there", options_.world_size);
+    state.why = fmt::format("not all of its {} ranks are connected", options_.world_size);
   else if (view.phase == GatePhase::kPaused)
     state.why = "it is paused for a switch";
   state.serving = state.why.empty();

@@ -123,7 +123,7 @@ Result<> Serving::resume() {
     return std::move(*resume_answer_);
   wish_ = Wish::kNone;
   return fail(ErrorCode::kBusy,
-              fmt::format("{} of the replica's {} ranks are there after {} ms", joined_,
+              fmt::format("{} of the replica's {} ranks have connected after {} ms", joined_,
                           options_.group.world_size, wait_limit.count()));
 }
 

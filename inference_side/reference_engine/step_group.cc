@@ -124,13 +124,13 @@ bool GroupLeader::take(StepChannel& channel, const StepMessage& message) {
   const char* wrong = nullptr;
   if (message.kind != StepKind::kJoin || message.rank == 0 || message.rank >= options_.world_size ||
       message.world_size != options_.world_size)
-    wrong = "it is no follower of this replica";
+    wrong = "it is not a follower of this replica";
   else if (message.value != options_.agreement)
-    wrong = "its model or its options are others; start every rank with the same";
+    wrong = "its model or its options differ; start every rank with the same model and options";
   else if (members_[message.rank])
-    wrong = "that rank is there already";
+    wrong = "that rank has already joined";
   if (wrong != nullptr) {
-    log_warning("steps at {}: rank {} of {} was turned away: {}", options_.path, message.rank,
+    log_warning("steps at {}: rank {} of {} was refused: {}", options_.path, message.rank,
                 message.world_size, wrong);
     return false;
   }
@@ -155,8 +155,9 @@ Result<> GroupLeader::check_members() {
     if (!members_[rank]) continue;
     const auto message = members_[rank]->receive();
     if (message && !message->has_value()) continue;
-    const Error why =
-        message ? Error(ErrorCode::kInvalidInput, "it spoke outside of a step") : message.error();
+    const Error why = message
+                          ? Error(ErrorCode::kInvalidInput, "it sent a message outside of a step")
+                          : message.error();
     const bool was_whole = whole_;
     // A group that is still being formed keeps its other members.
     members_[rank].reset();
@@ -171,16 +172,17 @@ Result<> GroupLeader::form() {
   if (whole_ || joined() < options_.world_size) return {};
   if (const auto connected = connect_ranks(); !connected) {
     break_up();
-    log_warning("steps at {}: not formed: {}", options_.path, connected.error().message());
+    log_warning("steps at {}: the group was not formed: {}", options_.path,
+                connected.error().message());
     return {};
   }
   LeaderStep first(options_.world_size, {.kind = StepKind::kStop, .step = step_});
   if (const auto stopped = run(first, {}); !stopped) {
-    log_info("steps at {}: not formed: {}", options_.path, stopped.error().message());
+    log_info("steps at {}: the group was not formed: {}", options_.path, stopped.error().message());
     return {};
   }
   whole_ = true;
-  log_debug("steps at {}: {} ranks are together", options_.path, options_.world_size);
+  log_debug("steps at {}: all {} ranks are connected", options_.path, options_.world_size);
   return {};
 }
 
@@ -293,7 +295,7 @@ Result<> GroupLeader::stop() {
 
 void GroupFollower::connect() {
   const auto later = [&](const Error& why) {
-    log_debug("rank {} does not reach its leader: {}", options_.rank, why.message());
+    log_debug("rank {} cannot reach its leader: {}", options_.rank, why.message());
     pause_ = std::clamp(pause_ * 2, std::chrono::milliseconds(limits::kReconnectMinMs),
                         std::chrono::milliseconds(limits::kStepReconnectMaxMs));
     next_attempt_ = now() + pause_;

@@ -186,9 +186,9 @@ Result<FollowerAction> FollowerStep::handle(const StepMessage& message) {
     case StepKind::kRefused:
     case StepKind::kStopped:
     case StepKind::kPartial:
-      return out_of_place("what a leader sends");
+      return out_of_place("a message that a leader sends");
   }
-  return out_of_place("what a leader sends");
+  return out_of_place("a message that a leader sends");
 }
 
 void FollowerStep::answered(bool ready) noexcept {

@@ -38,7 +38,7 @@ Error does_not_fit(DeviceKind kind, const BufferRoom& room, std::uint64_t buffer
   const std::string advice =
       largest >= limits::kBucketBytesMin
           ? fmt::format("set {} to at most {}MiB", setting, largest / limits::kMiB)
-          : std::string("free memory there, such as by giving the engines less");
+          : std::string("free memory there, for example by giving the engines less");
   const std::string reserved =
       room.reserved_bytes == 0
           ? std::string()

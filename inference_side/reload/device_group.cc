@@ -38,19 +38,19 @@ Result<> check_nccl(const std::vector<std::unique_ptr<device::Device>>& devices)
     if (device->kind() != DeviceKind::kCuda)
       return fail(
           ErrorCode::kRefused,
-          fmt::format("NCCL is for GPUs, not for {}; set devices.collective to auto or local",
+          fmt::format("NCCL supports only GPUs, not {}; set devices.collective to auto or local",
                       device->name()));
     const auto [other, fresh] = names.emplace(device->uuid(), device->name());
     if (!fresh)
       return fail(ErrorCode::kRefused,
-                  fmt::format("NCCL takes each GPU once, and {} and {} are both {}; set "
+                  fmt::format("NCCL allows each GPU only once, but {} and {} are both {}; set "
                               "devices.collective to auto or local",
                               other->second, device->name(), device->uuid()));
   }
   if (devices.size() < 2)
-    return fail(ErrorCode::kRefused,
-                "NCCL is for several GPUs, and this is one; set devices.collective to auto or "
-                "local");
+    return fail(
+        ErrorCode::kRefused,
+        "NCCL needs several GPUs, but there is only one; set devices.collective to auto or local");
   const auto backend = WSYNC_TRY(collective::nccl_backend());
   (void)WSYNC_TRY(backend->facts());
   return {};
@@ -152,8 +152,8 @@ Result<> DeviceGroup::check_room() const {
   for (const DeviceRoom& room : now)
     if (room.free_bytes < room.peak_bytes)
       return fail(ErrorCode::kResourceExhausted,
-                  fmt::format("{}: {} buffers of {} bytes take {} bytes, and {} are free: set "
-                              "devices.buffer_bytes to less, or free memory there",
+                  fmt::format("{}: {} buffers of {} bytes take {} bytes, but {} are free: lower "
+                              "devices.buffer_bytes, or free memory there",
                               room.name, kBuffersPerDevice * room.devices, buffer_bytes_,
                               room.peak_bytes, room.free_bytes));
   return {};
@@ -182,8 +182,8 @@ Result<> DeviceGroup::allocate_buffers(Member& member) {
       continue;
     }
     return fail(made.error().code(),
-                fmt::format("{}; the device needs {} buffers of {} bytes: set devices.buffer_bytes "
-                            "to less, or free memory there",
+                fmt::format("{}; the device needs {} buffers of {} bytes: lower "
+                            "devices.buffer_bytes, or free memory there",
                             made.error().message(), all.size(), buffer_bytes_));
   }
   return {};
@@ -254,9 +254,9 @@ Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
     const std::uint64_t limit = measured.free_at_start / 100 * limits::kDeviceMemoryPercent;
     if (taken + room.peak_bytes > limit)
       return fail(ErrorCode::kResourceExhausted,
-                  fmt::format("{}: streams and communicators take {} bytes, {} were reserved: "
-                              "beside {} bytes of buffers that is more than {} % of the {} that "
-                              "were free; set devices.buffer_bytes to less",
+                  fmt::format("{}: streams and communicators take {} bytes, but {} were reserved: "
+                              "together with {} bytes of buffers this is more than {} % of the {} "
+                              "bytes that were free; lower devices.buffer_bytes",
                               room.name, taken, estimate, room.peak_bytes,
                               limits::kDeviceMemoryPercent, measured.free_at_start));
   }
@@ -347,10 +347,10 @@ Result<> DeviceGroup::broadcast(const Share& share, device::StreamCallback done)
     if (digest == *share.expected) return done(ended);
     done(fail(
         ErrorCode::kDigestMismatch,
-        fmt::format("{}: bucket {} has digest {} after its broadcast from device {}, {} was "
-                    "staged",
-                    name, share.bucket, device::to_string(digest),
-                    static_cast<std::uint32_t>(share.source), device::to_string(*share.expected))));
+        fmt::format(
+            "{}: bucket {} has digest {} after its broadcast from device {}, expected {} as staged",
+            name, share.bucket, device::to_string(digest), static_cast<std::uint32_t>(share.source),
+            device::to_string(*share.expected))));
   });
 }
 

@@ -164,7 +164,7 @@ std::vector<Problem> check_layout(const Manifest& manifest, std::span<const Engi
     if (!index) {
       problems.add({.kind = ProblemKind::kMissing,
                     .tensor = tensor.name,
-                    .detail = "the engine wants it, the checkpoint does not have it",
+                    .detail = "the engine expects it, but the checkpoint does not have it",
                     .nearest = problems.many() ? std::string() : nearest_name(tensor.name, names)});
       continue;
     }
@@ -175,13 +175,13 @@ std::vector<Problem> check_layout(const Manifest& manifest, std::span<const Engi
                                      : fmt::format("unknown dtype {}", tensor.dtype);
       problems.add({.kind = ProblemKind::kDtype,
                     .tensor = tensor.name,
-                    .detail = fmt::format("the engine expects {}, the checkpoint has {}", wanted,
-                                          dtype_name(info.dtype))});
+                    .detail = fmt::format("the engine expects {}, but the checkpoint has {}",
+                                          wanted, dtype_name(info.dtype))});
     } else if (tensor.shape != info.shape) {
       problems.add(
           {.kind = ProblemKind::kShape,
            .tensor = tensor.name,
-           .detail = fmt::format("the engine expects [{}], the checkpoint has [{}]",
+           .detail = fmt::format("the engine expects [{}], but the checkpoint has [{}]",
                                  fmt::join(tensor.shape, ", "), fmt::join(info.shape, ", "))});
     } else if (auto shard = Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges);
                !shard) {
@@ -214,12 +214,12 @@ std::vector<Problem> check_replica_coverage(const Manifest& manifest,
         continue;  // check_layout reports it
       problems.add({.kind = ProblemKind::kExtra,
                     .tensor = info.name,
-                    .detail = "the checkpoint has it, no rank of the replica takes it",
+                    .detail = "the checkpoint has it, but no rank of the replica loads it",
                     .nearest = problems.many() ? std::string() : nearest_name(info.name, wanted)});
     } else if (const auto hole = find_hole(info, takers[i])) {
       problems.add({.kind = ProblemKind::kRange,
                     .tensor = info.name,
-                    .detail = fmt::format("no rank of the replica takes its elements {} of [{}]",
+                    .detail = fmt::format("no rank of the replica loads its elements {} of [{}]",
                                           *hole, fmt::join(info.shape, ", "))});
     }
   }

@@ -68,11 +68,12 @@ void LoadCandidates::succeed(bool target) {
 }
 
 Result<> LoadCandidates::invariants() const {
-  if (failures_ >= 2) return fail(ErrorCode::kInternal, "a version has failed twice and is tried");
+  if (failures_ >= 2)
+    return fail(ErrorCode::kInternal, "a version that has failed twice is tried again");
   for (const Postponed& one : postponed_)
     if (std::ranges::count(postponed_, one.version, &Postponed::version) != 1)
       return fail(ErrorCode::kInternal,
-                  fmt::format("version {} is put off twice", one.version.to_string()));
+                  fmt::format("version {} is postponed twice", one.version.to_string()));
   return {};
 }
 

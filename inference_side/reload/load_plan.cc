@@ -126,7 +126,7 @@ Result<> LoadPlan::prove_coverage(std::span<const control::EngineTensor> tensors
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     if (reached[t] != tensors_[t].shard.bytes())
       return fail(ErrorCode::kInternal,
-                  fmt::format("tensor {}: the load plan brings {} of its {} bytes", tensors[t].name,
+                  fmt::format("tensor {}: the load plan copies {} of its {} bytes", tensors[t].name,
                               reached[t], tensors_[t].shard.bytes()));
   }
   return {};
@@ -137,7 +137,7 @@ std::uint64_t LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t inde
                                       std::span<std::byte> destination,
                                       CopyScratch& scratch) const {
   WSYNC_CHECK(destination.size() == tensors_[group.tensor].shard.bytes(),
-              "the destination has another size than the rank's tensor");
+              "the destination has a different size than the rank's tensor");
   const std::uint64_t at = group.begin + index * CopyScratch::kBytes;
   const auto bytes = chunk_bytes(*this, group, at, bucket, scratch);
   return copy_streaming_checksum(destination.subspan(at, bytes.size()), bytes);

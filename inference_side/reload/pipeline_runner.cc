@@ -224,7 +224,7 @@ Result<> PipelineRunner::settle_debts(Run& run) {
   for (const EngineId engine : silent)
     drop(run, engine,
          {ErrorCode::kDeadline,
-          fmt::format("engine {} still owes acknowledgements of the update before",
+          fmt::format("engine {} has not sent all acknowledgements of the previous update",
                       number(engine))});
   return {};
 }
@@ -282,8 +282,8 @@ void PipelineRunner::execute(Run& run, const StartH2D& command) {
     started = fail(bytes.error().with_context(fmt::format("bucket {}", command.bucket)));
   } else if (!group_->unified() && bytes->size() > group_->buffer_bytes()) {
     started = fail(ErrorCode::kInvalidInput,
-                   fmt::format("bucket {} has {} bytes, the device buffers {}", command.bucket,
-                               bytes->size(), group_->buffer_bytes()));
+                   fmt::format("bucket {} has {} bytes, but a device buffer has only {}",
+                               command.bucket, bytes->size(), group_->buffer_bytes()));
   } else {
     run.bytes += bytes->size();
     run.bucket_bytes[command.bucket] = bytes->size();
@@ -356,7 +356,7 @@ void PipelineRunner::check_clock(Run& run, TimePoint at) {
 }
 
 void PipelineRunner::drop(Run& run, EngineId engine, Error reason) {
-  log_warning("weight pipeline: {}; it is dropped", reason.message());
+  log_warning("weight pipeline: {}; the pipeline continues without this engine", reason.message());
   const LostEngine dropped{.engine = engine, .reason = std::move(reason)};
   {
     const std::lock_guard lock(mutex_);

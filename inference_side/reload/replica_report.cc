@@ -14,7 +14,7 @@ void report_stopped(const ReplicaFacts& facts, control::ReplicaReport& out) {
       version == facts.target ? ReplicaState::kServing : ReplicaState::kBehind;
   out.state = facts.quiesced ? ReplicaState::kPaused : running;
   out.reason = facts.version_withdrawn && facts.quiesced
-                   ? fmt::format("version {} was withdrawn and {} is not staged here",
+                   ? fmt::format("version {} was withdrawn and {} is not staged on this sidecar",
                                  version.to_string(), facts.target.to_string())
                    : fmt::format("it is {}", phase_name(facts.phase));
 }
@@ -50,7 +50,7 @@ void report_state(const ReplicaFacts& facts, control::ReplicaReport& out) {
   } else if (!facts.version) {
     out.state = facts.written ? ReplicaState::kTainted : ReplicaState::kLoading;
     out.reason =
-        !facts.last_failure.empty() ? facts.last_failure : "a rank waits for a staged version";
+        !facts.last_failure.empty() ? facts.last_failure : "a rank is waiting for a staged version";
   } else if (!facts.serving) {
     report_stopped(facts, out);
   } else {

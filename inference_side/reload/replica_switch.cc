@@ -116,9 +116,9 @@ void ReplicaSwitch::handle(const RankPaused& event) {
 void ReplicaSwitch::handle(const RankLoaded& event) {
   if (!answers(event.rank, event.request, SwitchPhase::kLoading)) return;
   if (!event.failure.empty() || event.version != goal_) {
-    const std::string why = event.failure.empty()
-                                ? fmt::format("it loaded version {}", event.version.to_string())
-                                : event.failure;
+    const std::string why =
+        event.failure.empty() ? fmt::format("the rank loaded version {}", event.version.to_string())
+                              : event.failure;
     load_failed(event.rank, why);
     return;
   }
@@ -149,7 +149,8 @@ void ReplicaSwitch::handle(const LoadNotBegun& event) {
 void ReplicaSwitch::handle(const RankCommitted& event) {
   if (!answers(event.rank, event.request, SwitchPhase::kCommitting)) return;
   if (!event.failure.empty() || event.version != goal_) {
-    load_failed(event.rank, event.failure.empty() ? "it committed another version" : event.failure);
+    load_failed(event.rank,
+                event.failure.empty() ? "the rank committed another version" : event.failure);
     return;
   }
   ranks_.commit(event.rank, goal_);
@@ -233,7 +234,7 @@ void ReplicaSwitch::handle(const Tick& /*event*/) {
   if (outcome_.is_due(now_)) {
     const bool torn = ranks_.complete() && !ranks_.uniform();
     settle(torn ? SwitchOutcome::kTainted : SwitchOutcome::kFailed,
-           fmt::format("the switch did not end in time; it was {}", phase_name(phase_)));
+           fmt::format("the switch did not end in time; the replica was {}", phase_name(phase_)));
   }
 }
 
@@ -245,7 +246,8 @@ void ReplicaSwitch::phase_deadline() {
     case SwitchPhase::kPausing:
       retried_ = true;
       retry_at_ = now_ + options_.retry;
-      last_failure_ = fmt::format("it did not pause within {} ms", as_ms(target_.pause_deadline));
+      last_failure_ =
+          fmt::format("the replica did not pause within {} ms", as_ms(target_.pause_deadline));
       // No byte has changed, so the replica resumes with its version, unless that version must not
       // run again.
       if (const auto version = ranks_.uniform(); version && !candidates_.withdrawn(*version)) {
@@ -331,9 +333,10 @@ void ReplicaSwitch::advance_idle() {
   } else if (!needs_load() && serving()) {
     settle(SwitchOutcome::kCommitted, "");
   } else if (!waiting) {
-    const std::string why = last_failure_.empty() ? fmt::format("version {} is not staged here",
-                                                                target_.target.to_string())
-                                                  : last_failure_;
+    const std::string why =
+        last_failure_.empty()
+            ? fmt::format("version {} is not staged on this sidecar", target_.target.to_string())
+            : last_failure_;
     settle(serving()           ? SwitchOutcome::kBehind
            : !ranks_.uniform() ? SwitchOutcome::kTainted
                                : SwitchOutcome::kFailed,
@@ -381,7 +384,7 @@ void ReplicaSwitch::begin_load(const Version& version) {
 // loaded, and this one is tried again later, because a failure does not prove that its copy is bad.
 void ReplicaSwitch::load_failed(std::uint32_t rank, const std::string& why) {
   last_failure_ =
-      fmt::format("rank {} could not take version {}: {}", rank, goal_.to_string(), why);
+      fmt::format("rank {} could not load and commit version {}: {}", rank, goal_.to_string(), why);
   if (phase_ == SwitchPhase::kLoading) out_.push_back(CancelLoad{.request = request_});
   const Version again = candidates_.loadable(target_.target) ? target_.target : goal_;
   // The copy may have been released meanwhile.
@@ -514,10 +517,10 @@ control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
 Result<> ReplicaSwitch::invariants() const {
   const auto broken = [](const char* rule) { return fail(ErrorCode::kInternal, rule); };
   const bool writing = phase_ == SwitchPhase::kLoading || phase_ == SwitchPhase::kCommitting;
-  if (writing && !ranks_.complete()) return broken("a load goes on without one of its ranks");
+  if (writing && !ranks_.complete()) return broken("a load continues without one of its ranks");
   if (writing && !ranks_.quiesced())
-    return broken("a load goes on while a rank may be inside a step");
-  if (writing && goal_.none()) return broken("a load goes on without a version");
+    return broken("a load continues while a rank may be inside a step");
+  if (writing && goal_.none()) return broken("a load continues without a version");
   if (!writing && !goal_.none()) return broken("a version is in flight outside a load");
   if (phase_ == SwitchPhase::kLoading && candidates_.withdrawn(goal_))
     return broken("a withdrawn version is loaded");

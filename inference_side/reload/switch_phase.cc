@@ -9,8 +9,8 @@ constexpr auto kSwitchTransitions = [] {
   using enum SwitchPhase;
   return std::array<Transition<SwitchPhase>, 21>{{
       {kIdle, "the target can be loaded, and every rank is attached", kPausing,
-       "PAUSE to the leader, unless every rank stands"},
-      {kIdle, "every rank holds one version that may run, and stands", kResuming,
+       "PAUSE to the leader, unless no rank can be inside a step"},
+      {kIdle, "every rank holds one version that may run, and none can be inside a step", kResuming,
        "RESUME to the leader"},
       {kPausing, "every rank is paused, and the target can be loaded", kLoading, "LOAD"},
       {kPausing, "there is nothing to load, or the deadline has passed; the version may run",
@@ -25,8 +25,7 @@ constexpr auto kSwitchTransitions = [] {
       {kGathering, "the deadline has passed, or nothing may run", kIdle,
        "the outcome is `tainted` or `failed` after the deadline"},
       {kLoading, "every rank has loaded", kCommitting, "COMMIT to every rank"},
-      {kLoading,
-       "a load has failed, or its version is not wanted any more; another one can be loaded",
+      {kLoading, "a load has failed, or its version is no longer needed; another one can be loaded",
        kLoading, "cancel the load; LOAD"},
       {kLoading, "the load could not begin, and the version before may run", kResuming,
        "RESUME to the leader"},

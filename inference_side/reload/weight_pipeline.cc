@@ -31,7 +31,7 @@ Result<WeightPipeline> WeightPipeline::create(PipelineShape shape, StageChoice c
   for (const EngineSeat& seat : shape.engines) {
     if (index_of(seat.device) >= shape.devices)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("engine {} sits on device {}, the group has {} devices",
+                  fmt::format("engine {} is on device {}, but the group has {} devices",
                               number(seat.engine), index_of(seat.device), shape.devices));
     ids.push_back(seat.engine);
   }

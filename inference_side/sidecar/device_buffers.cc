@@ -31,10 +31,10 @@ constexpr std::array<Transition<MappingState>, 6> kMappings = {{
 }};
 
 constexpr std::array<Transition<GroupState>, 5> kGroup = {{
-    {GroupState::kConnected, "a failed run has taken it down", GroupState::kDisconnected,
-     "connect it anew"},
+    {GroupState::kConnected, "a failed run has disconnected it", GroupState::kDisconnected,
+     "connect it again"},
     {GroupState::kDisconnected, "a version or a load needs it", GroupState::kConnecting,
-     "connect it anew"},
+     "connect it again"},
     {GroupState::kDisconnected, "a run has connected it", GroupState::kConnected, ""},
     {GroupState::kConnecting, "it is connected", GroupState::kConnected, "send the loads"},
     {GroupState::kConnecting, "it cannot be connected", GroupState::kDisconnected,
@@ -239,7 +239,8 @@ Result<> DeviceBuffers::invariants() const {
                       state_name(mapping.state), state_name(buffers_)));
     if (mapping.state == MappingState::kDeparting && mapping.due)
       return fail(ErrorCode::kInternal,
-                  fmt::format("engine {} is departing and owes an answer", reload::number(engine)));
+                  fmt::format("engine {} is departing and a Load to it is not answered",
+                              reload::number(engine)));
   }
   if (kept_ && !held())
     return fail(ErrorCode::kInternal,

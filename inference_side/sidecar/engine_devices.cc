@@ -58,7 +58,8 @@ void log_gpus(const reload::DeviceGroup& group, Collective wanted) {
            reload::kBuffersPerDevice, group.buffer_bytes(),
            group.keeps_buffers() ? "kept between updates" : "allocated for each update", passing);
   const auto rooms = group.rooms();
-  if (!rooms) return log_warning("free memory is not known: {}", rooms.error().message());
+  if (!rooms)
+    return log_warning("the free memory of the devices is unknown: {}", rooms.error().message());
   for (const reload::DeviceRoom& room : *rooms) {
     log_info(
         "{} {}: {} of the devices, buffers take {:.0f} MiB, streams and communicators {:.0f} ({}), "
@@ -200,7 +201,7 @@ void EngineDevices::connect() {
 void EngineDevices::connect_finished(const Result<>& outcome) {
   check(buffers_.connect_finished(outcome.has_value()));
   if (outcome) {
-    log_info("the devices are connected anew");
+    log_info("the devices are connected again");
     connect_failure_.clear();
   } else if (std::exchange(connect_failure_, outcome.error().message()) !=
              outcome.error().message()) {
@@ -243,7 +244,7 @@ void EngineDevices::free_unused(bool in_use) {
 }
 
 void EngineDevices::free_finished(const Result<>& outcome) {
-  if (!outcome) log_warning("buffers are not freed: {}", outcome.error().message());
+  if (!outcome) log_warning("the device buffers were not freed: {}", outcome.error().message());
   check(buffers_.freed(outcome.has_value()));
   callbacks_.on_freed();
 }
@@ -304,7 +305,7 @@ void EngineDevices::watch_departing() {
 // ---- shutdown ----
 
 void EngineDevices::stop_runs() {
-  runner_->abort({ErrorCode::kCancelled, "the sidecar ends"});
+  runner_->abort({ErrorCode::kCancelled, "the sidecar is shutting down"});
   (void)runner_->wait();
 }
 

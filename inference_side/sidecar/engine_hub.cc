@@ -142,7 +142,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   if (std::erase(ranks_, rank) == 0) return;
   rank->stream.reset();
   if (devices_) {
-    devices_->engine_lost(rank->id, Error(ErrorCode::kPeerLost, "its connection has ended"));
+    devices_->engine_lost(rank->id, Error(ErrorCode::kPeerLost, "its connection is closed"));
     devices_->disconnected(*rank);
   }
   readback_.lost(rank, error);
@@ -151,7 +151,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   rank->attached = false;
   loads_->engine_lost(rank->replica, rank->id);
   preparation_->detached(rank);
-  log_info("engine {} rank {} is gone: {}", rank->replica, rank->rank, error.message());
+  log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, error.message());
   notify(rank->replica, reload::RankDetached{.rank = rank->rank});
 }
 
@@ -195,7 +195,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           },
           [&](const auto&) {
             refuse(*rank,
-                   {.reason = fmt::format("{} is not for a sidecar",
+                   {.reason = fmt::format("a sidecar does not accept the message {} of an engine",
                                           control::message_name(control::type_of(frame.message))),
                     .problems = {}});
           },
@@ -206,7 +206,8 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
 void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                              const control::Envelope& envelope, control::EngineHello hello) {
   if (rank->attached)
-    return refuse(*rank, {.reason = "a second EngineHello on one connection", .problems = {}});
+    return refuse(*rank, {.reason = "the engine sent a second EngineHello on one connection",
+                          .problems = {}});
   // Set the name before a refusal too: an engine accepts only messages that name its replica.
   rank->replica = envelope.replica;
   rank->rank = envelope.rank;

@@ -18,7 +18,7 @@ std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envel
                                                   const control::Fence& fence,
                                                   const Manifest* served) const {
   if (envelope.replica.empty())
-    return Refusal{.reason = "an EngineHello without a replica name", .problems = {}};
+    return Refusal{.reason = "EngineHello has no replica name", .problems = {}};
   if (auto problem = rank_problem(envelope, hello, fence))
     return Refusal{.reason = std::move(*problem), .problems = {}};
   if (auto problem = device_problem(hello))
@@ -37,13 +37,14 @@ std::optional<std::string> EngineRegistry::rank_problem(const control::Envelope&
                                                         const control::Fence& fence) const {
   if (envelope.fence > fence)
     return fmt::format(
-        "replica '{}' rank {} obeys fence epoch {}, this sidecar knows epoch {}; it is taken when "
-        "a "
-        "coordinator has raised that, or when the engine is started anew",
+        "replica '{}' rank {} has seen fence epoch {}, but this sidecar has seen only epoch {}; "
+        "the engine is accepted when a coordinator has raised the sidecar's epoch, or when the "
+        "engine is restarted",
         envelope.replica, envelope.rank, envelope.fence.epoch, fence.epoch);
   if (hello.world_size == 0 || hello.world_size > limits::kReplicaRankCount ||
       envelope.rank >= hello.world_size)
-    return fmt::format("rank {} of a replica of {} ranks", envelope.rank, hello.world_size);
+    return fmt::format("rank {} does not exist in a replica of {} ranks", envelope.rank,
+                       hello.world_size);
   for (const AttachedRank& other : ranks_) {
     if (other.replica != envelope.replica) continue;
     if (other.rank == envelope.rank)
@@ -60,25 +61,26 @@ std::optional<std::string> EngineRegistry::device_problem(const control::EngineH
   const bool unified = devices_.kind == DeviceKind::kUnified;
   if (!hello.gpu.empty() && !on_gpus())
     return fmt::format(
-        "its weights are on {}, and this sidecar's devices are {} host devices: set devices.kind: "
-        "cuda for the sidecar, or start the engine with --device host",
+        "the engine's weights are on {}, but this sidecar's devices are {} host devices: set "
+        "devices.kind: cuda for the sidecar, or start the engine with --device host",
         hello.gpu, unified ? "unified" : "separate");
   if (unified) return std::nullopt;
   if (hello.device >= devices_.devices.size())
     return fmt::format(
-        "device {}; this sidecar drives {} devices, so the engine's --device-index must be below "
-        "{}",
+        "device {} does not exist: this sidecar has {} devices, so the engine's --device-index "
+        "must be below {}",
         hello.device, devices_.devices.size(), devices_.devices.size());
   if (hello.take == control::TakeMode::kAdopt)
-    return fmt::format("{} cannot be adopted: take pieces or whole tensors",
+    return fmt::format("{} do not support adoption: load pieces or whole tensors",
                        on_gpus() ? "buffers of GPUs" : "separate devices");
   return on_gpus() ? gpu_problem(hello) : std::nullopt;
 }
 
 std::optional<std::string> EngineRegistry::gpu_problem(const control::EngineHello& hello) const {
   if (hello.gpu.empty())
-    return "its weights are in host memory, and this sidecar's devices are GPUs: start the engine "
-           "with --device cuda, or set devices.kind: separate or unified for the sidecar";
+    return "the engine's weights are in host memory, but this sidecar's devices are GPUs: start "
+           "the engine with --device cuda, or set devices.kind: separate or unified for the "
+           "sidecar";
   const RegistryDevices::Device& device = devices_.devices[hello.device];
   if (device.uuid != hello.gpu) {
     std::string right;
@@ -86,8 +88,8 @@ std::optional<std::string> EngineRegistry::gpu_problem(const control::EngineHell
       if (devices_.devices[d].uuid == hello.gpu)
         right += fmt::format("{}{}", right.empty() ? "" : " or ", d);
     return fmt::format(
-        "it says {}, device {} of this sidecar is {} ({}): {}", hello.gpu, hello.device,
-        device.uuid, device.name,
+        "the engine's weights are on {}, but device {} of this sidecar is {} ({}): {}", hello.gpu,
+        hello.device, device.uuid, device.name,
         right.empty()
             ? std::string("add that GPU to devices.gpus of the sidecar, or let the engine see the "
                           "sidecar's GPUs (CUDA_VISIBLE_DEVICES)")
@@ -96,8 +98,8 @@ std::optional<std::string> EngineRegistry::gpu_problem(const control::EngineHell
   for (const AttachedRank& other : ranks_)
     if (other.device == hello.device)
       return fmt::format(
-          "device {} of this sidecar serves replica '{}' rank {} already: one engine rank for each "
-          "device; name the GPU once more in devices.gpus, or give the engine another "
+          "device {} of this sidecar already serves replica '{}' rank {}, and a device serves only "
+          "one engine rank: name the GPU once more in devices.gpus, or give the engine another "
           "--device-index",
           hello.device, other.replica, other.rank);
   return std::nullopt;

@@ -108,7 +108,8 @@ void LoadDriver::bucket_ready(const reload::BucketReady& ready) {
   const auto seat = queue_.seat_of(ready.engine);
   const auto rank = options_.find(ready.engine);
   if (!seat || !rank)
-    return options_.devices->engine_lost(ready.engine, Error(ErrorCode::kPeerLost, "it is gone"));
+    return options_.devices->engine_lost(ready.engine,
+                                         Error(ErrorCode::kPeerLost, "its connection is closed"));
   rank->send(seat->request, control::BucketReady{.bucket = ready.bucket,
                                                  .slot = static_cast<std::uint32_t>(ready.slot)});
 }

@@ -243,7 +243,7 @@ LoadCommands LoadQueue::release(const Version& version) {
   for (auto& [replica, load] : loads_)
     if (load.state == LoadState::kQueued && load.version == version)
       fail_ranks(replica, load,
-                 fmt::format("version {} was let go before its load began", version.to_string()),
+                 fmt::format("version {} was released before its load began", version.to_string()),
                  out);
   return out;
 }
@@ -357,23 +357,23 @@ Result<> LoadQueue::invariants() const {
     };
     const auto times = std::ranges::count(order_, replica);
     if (times != (load.state == LoadState::kQueued ? 1 : 0))
-      return broken(fmt::format("stands {} times in the queue", times));
+      return broken(fmt::format("is {} times in the queue", times));
     const bool sent = load.state == LoadState::kQueued || load.state == LoadState::kRunning ||
                       load.state == LoadState::kSent;
     if (sent && load.ranks.empty()) return broken("has no rank");
     if (load.state == LoadState::kWaiting && !load.ranks.empty())
-      return broken("has ranks, and no Load was sent");
+      return broken("has ranks, but no Load was sent");
     for (const LoadRank& rank : load.ranks)
       if (!engines.emplace(rank.engine, replica).second)
         return broken(fmt::format("has engine {}, which is in another load as well",
                                   reload::number(rank.engine)));
     if (load.state == LoadState::kRunning && (!run_ || run_->version != load.version))
-      return broken("is not of the version that runs");
+      return broken("is not a load of the version of the run");
   }
   for (const std::string& replica : order_)
     if (!loads_.contains(replica))
       return fail(ErrorCode::kInternal,
-                  fmt::format("replica '{}' is queued and has no load", replica));
+                  fmt::format("replica '{}' is queued but has no load", replica));
   return check_run();
 }
 
@@ -383,14 +383,17 @@ Result<> LoadQueue::check_run() const {
   if (run_)
     for (const RunSeat& seat : run_->seats) {
       if (!seated.insert(seat.rank.engine).second)
-        return fail(ErrorCode::kInternal, fmt::format("engine {} has two seats in the run",
+        return fail(ErrorCode::kInternal, fmt::format("engine {} takes part twice in the run",
                                                       reload::number(seat.rank.engine)));
       if (is_current(seat.replica, seat.request)) replicas.insert(seat.replica);
     }
   for (const auto& [replica, load] : loads_)
     if (load.state == LoadState::kRunning && !replicas.contains(replica))
-      return fail(ErrorCode::kInternal,
-                  fmt::format("the load of replica '{}' runs and has no seat", replica));
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format(
+              "the load of replica '{}' is running, but no engine takes part in the run for it",
+              replica));
   return {};
 }
 

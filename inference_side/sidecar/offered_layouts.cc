@@ -10,7 +10,8 @@ Result<Manifest> read_layout(const Bytes& layout) {
   ByteReader reader(layout);
   auto manifest = Manifest::decode(reader);
   if (manifest && !reader.finish("layout"))
-    return fail(ErrorCode::kInvalidInput, "the layout cannot be read: bytes left over");
+    return fail(ErrorCode::kInvalidInput,
+                "the layout cannot be read: bytes are left over after its end");
   if (!manifest)
     return fail(ErrorCode::kInvalidInput,
                 "the layout cannot be read: " + manifest.error().message());
@@ -21,10 +22,11 @@ Result<Manifest> read_layout(const Bytes& layout) {
 Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announce& announce) {
   OfferedLayout& known = layouts_[announce.layout_digest];
   if (!known.manifest) {
-    if (announce.layout.empty()) return fail(ErrorCode::kNotFound, "the layout is not known here");
+    if (announce.layout.empty())
+      return fail(ErrorCode::kNotFound, "this sidecar does not know the layout");
     auto manifest = WSYNC_TRY(read_layout(announce.layout));
     if (manifest.layout_digest() != announce.layout_digest)
-      return fail(ErrorCode::kInvalidInput, "the layout is not that of its digest");
+      return fail(ErrorCode::kInvalidInput, "the layout does not match its digest");
     known.manifest = std::make_shared<const Manifest>(std::move(manifest));
   }
   if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes)
@@ -32,7 +34,7 @@ Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announc
         WSYNC_TRY(BucketPlan::create(*known.manifest, announce.bucket_bytes)));
   if (known.plan->arena_bytes() != announce.arena_bytes)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("an arena of {} bytes is announced; this layout takes {}",
+                fmt::format("an arena of {} bytes was announced, but this layout needs {}",
                             announce.arena_bytes, known.plan->arena_bytes()));
   return &known;
 }
@@ -52,7 +54,7 @@ staging::LayoutChecked OfferedLayouts::check(const staging::CheckLayout& command
   if (!verdict.problems.empty()) {
     const control::Problem& first = verdict.problems.front();
     verdict.reason = fmt::format(
-        "it does not fit the engines: {} ({}){}{}", first.tensor, first.detail,
+        "the layout does not fit the engines: {} ({}){}{}", first.tensor, first.detail,
         first.nearest.empty() ? "" : "; nearest: " + first.nearest,
         verdict.problems.size() > 1 ? fmt::format("; and {} more", verdict.problems.size() - 1)
                                     : "");

@@ -37,7 +37,7 @@ control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub
     if (devices.kind() == DeviceKind::kCuda) {
       const auto gpus = gpu_plans(devices);
       if (!gpus) {
-        answer.failure = "its GPUs cannot be asked: " + gpus.error().message();
+        answer.failure = "its GPUs cannot be queried: " + gpus.error().message();
         return answer;
       }
       answer.gpus = *gpus;

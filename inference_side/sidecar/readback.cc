@@ -62,7 +62,7 @@ void Readback::begin(const std::vector<std::shared_ptr<EngineRank>>& ranks,
     for (const auto& rank : std::exchange(round_->waiting, {}))
       round_->ranks.push_back({.replica = rank->replica,
                                .rank = rank->rank,
-                               .failure = "it did not answer before the deadline"});
+                               .failure = "the rank did not answer before the deadline"});
     finish();
   });
   round_->deadline->start(deadline);
@@ -83,8 +83,9 @@ void Readback::finish() {
 
 void Readback::lost(const std::shared_ptr<EngineRank>& rank, const Error& error) {
   if (!round_ || std::erase(round_->waiting, rank) == 0) return;
-  round_->ranks.push_back(
-      {.replica = rank->replica, .rank = rank->rank, .failure = "it was lost: " + error.message()});
+  round_->ranks.push_back({.replica = rank->replica,
+                           .rank = rank->rank,
+                           .failure = "the rank was lost: " + error.message()});
   finish();
 }
 
@@ -108,10 +109,11 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
     return;
   }
   if (!held) {
-    verdict->failure = digests.version.none()
-                           ? "it holds no version"
-                           : fmt::format("it holds {}, which is not staged here any more",
-                                         digests.version.to_string());
+    verdict->failure =
+        digests.version.none()
+            ? "the rank has no version"
+            : fmt::format("the rank has {}, which is no longer staged on this sidecar",
+                          digests.version.to_string());
     finish_rank();
     return;
   }

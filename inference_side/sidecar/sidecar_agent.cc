@@ -120,7 +120,7 @@ Result<> SidecarAgent::open() {
   if (const EngineDevices* devices = hub_->devices(); devices != nullptr) {
     buffer_bytes_ = devices->group().buffer_bytes();
     if (const auto node = devices->numa_node(); node && has_numa_nodes()) {
-      log_info("own arenas are taken from NUMA node {}, where the GPUs are", *node);
+      log_info("own arenas are allocated on NUMA node {}, where the GPUs are", *node);
       receiver_->store().prefer_node(node);
     }
   }
@@ -148,12 +148,12 @@ Result<> SidecarAgent::connect() {
     step(staging::LinkUp{});
   };
   callbacks.on_lost = [this](const Error& why) {
-    log_warning("coordinator lost: {}; engines go on serving", why.message());
+    log_warning("coordinator lost: {}; the engines continue to serve", why.message());
     metrics_.failed(why.code());
     step(staging::CoordinatorLost{});
   };
   callbacks.on_bad_message = [](const Error& error) {
-    log_warning("message of the coordinator dropped: {}", error.message());
+    log_warning("a message of the coordinator was dropped: {}", error.message());
   };
   callbacks.heartbeat = [this] { return heartbeat(); };
   auto dealer = control::connect_zmq(
@@ -215,7 +215,7 @@ void SidecarAgent::execute(const staging::Reply& command) {
     metrics_.reported(command.envelope.fence, *switched);
   if (!dealer_) return;
   if (const auto sent = dealer_->send(command.envelope, command.message); !sent)
-    log_debug("reply to the coordinator: {}", sent.error().message());
+    log_debug("a reply to the coordinator was not sent: {}", sent.error().message());
 }
 
 bool SidecarAgent::leave() {
@@ -327,7 +327,7 @@ void SidecarAgent::handle(control::Envelope envelope, control::Message message) 
   };
   if (answer(message, reply)) return;
   if (const auto* error = std::get_if<control::ErrorReply>(&message))
-    log_warning("the coordinator says: {}", error->message);
+    log_warning("the coordinator reports: {}", error->message);
   step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});
 }
 
@@ -339,19 +339,19 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
     back.fence = fence;
     back.request = request;
     if (const auto sent = router_->send(peer, back, what); !sent)
-      log_debug("reply to a command: {}", sent.error().message());
+      log_debug("a reply to a command was not sent: {}", sent.error().message());
   };
   if (answer(message, reply)) return;
   if (std::holds_alternative<control::Status>(message)) {
     control::StatusReply status = sidecar_->status(now());
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
-    if (receiver_->store().makes_memory()) status.activity += ": memory for it is being made ready";
+    if (receiver_->store().makes_memory()) status.activity += ": its memory is being prepared";
     reply(std::move(status));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {
     reply(control::ErrorReply{
         .code = static_cast<std::uint8_t>(ErrorCode::kRefused),
         .message = fmt::format(
-            "a sidecar answers status, verify, plan and trace; send {} to the coordinator",
+            "a sidecar answers only status, verify, plan and trace; send {} to the coordinator",
             control::message_name(control::type_of(message)))});
   }
 }

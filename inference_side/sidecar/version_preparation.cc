@@ -126,7 +126,7 @@ void VersionPreparation::handle(const std::shared_ptr<EngineRank>& rank,
                                 const control::Prepared& prepared) {
   answered(rank, &prepared.version);
   if (prepared.failure.empty()) return;
-  log_warning("engine {} rank {} cannot take {}: {}", rank->replica, rank->rank,
+  log_warning("engine {} rank {} cannot load {}: {}", rank->replica, rank->rank,
               prepared.version.to_string(), prepared.failure);
   if (const auto found = rank->prepared.find(prepared.version); found != rank->prepared.end())
     found->second = fail(ErrorCode::kRefused, prepared.failure);
@@ -163,7 +163,7 @@ void VersionPreparation::answered(const std::shared_ptr<EngineRank>& rank, const
 
 void VersionPreparation::devices_staged(const Version& version) {
   if (const auto staged = device_staging_->find(version); !staged->usable)
-    log_warning("version {} cannot be brought to the devices: {}", version.to_string(),
+    log_warning("version {} cannot be prepared on the devices: {}", version.to_string(),
                 staged->usable.error().message());
   if (const auto found = waiting_.find(version); found != waiting_.end())
     found->second.devices_ready = true;

@@ -20,7 +20,7 @@ constexpr std::array<Transition<RecordState>, 3> kRecordTransitions = {{
     {RecordState::kWriting, "the record is on disc", RecordState::kStored,
      "act on the message, then on those that waited"},
     {RecordState::kWriting, "the record could not be written", RecordState::kStored,
-     "refuse the message; the record before stays in force"},
+     "refuse the message; the previous record stays in force"},
 }};
 
 bool contains(const std::vector<Version>& versions, const Version& version) {
@@ -78,7 +78,7 @@ Judgement DecisionRecord::judge(const control::Fence& fence, const control::Deci
   const control::Decision decision{.fence = fence, .number = decide.number};
   if (decide.number == 0 || decide.origin > decision)
     return {.verdict = DecisionVerdict::kRefused,
-            .reason = "it has no number, or is older than its origin",
+            .reason = "the decision has no number, or is older than its origin",
             .next = {}};
   if (decision == stored_.decision)
     return {.verdict = DecisionVerdict::kRepeated, .reason = {}, .next = {}};
@@ -127,20 +127,21 @@ std::optional<std::string> DecisionRecord::refusal(const control::Decide& decide
   if (contains(decide.withdrawn, target) || (is_withdrawn(target) && !planted("withdrawn_decided")))
     return fmt::format("version {} was withdrawn", target.to_string());
   if (names_other_bytes(decide, facts))
-    return fmt::format("version {} names other bytes here", target.to_string());
+    return fmt::format("version {} names different bytes on this sidecar", target.to_string());
   const Digest& content = decide.content_digest;
   if (content != Digest{} && facts.announced && *facts.announced != content &&
       !planted("decided_bytes_not_compared"))
-    return fmt::format("version {} was announced with other bytes: content digest {}, decided {}",
-                       target.to_string(), facts.announced->to_string(), content.to_string());
+    return fmt::format(
+        "version {} was announced with different bytes: content digest {}, expected {} as decided",
+        target.to_string(), facts.announced->to_string(), content.to_string());
   // The stored decision has priority over an older one, unless its target was withdrawn: then the
   // older decision is the newest valid one.
   const bool keeps_own = !stored_.target.none() && !is_withdrawn(stored_.target) &&
                          !contains(decide.withdrawn, stored_.target);
   if (keeps_own && !decide.origin.none() && decide.origin < stored_.origin &&
       !planted("older_origin_obeyed"))
-    return fmt::format("a newer decision than that of {} was taken here: {}", target.to_string(),
-                       stored_.target.to_string());
+    return fmt::format("this sidecar follows a newer decision than that of {}: {}",
+                       target.to_string(), stored_.target.to_string());
   return std::nullopt;
 }
 
@@ -187,10 +188,10 @@ std::optional<CoordinatorMessage> DecisionRecord::next_deferred() {
 
 std::optional<std::string> DecisionRecord::unready_reason(const Version& version) const {
   if (!other_bytes_.none() && version == other_bytes_)
-    return fmt::format("the fleet has decided other bytes under the name {}",
+    return fmt::format("the fleet has decided different bytes under the name {}",
                        other_bytes_.to_string());
   if (unstored_ && contains(unstored_->withdrawn, version) && !planted("owed_rollback_is_ready"))
-    return fmt::format("{} was withdrawn, and that decision could not be stored here: {}",
+    return fmt::format("{} was withdrawn, but this sidecar could not store that decision: {}",
                        version.to_string(), unstored_->failure);
   return std::nullopt;
 }
@@ -204,7 +205,7 @@ Result<> DecisionRecord::invariants() const {
       !planted("fence_forgotten"))
     return broken("a record with a lower fence is being written");
   if (!writing && !deferred_.empty())
-    return broken("messages wait for a write that nobody is doing");
+    return broken("messages wait for a write that is not in progress");
   return {};
 }
 

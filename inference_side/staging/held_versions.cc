@@ -14,7 +14,7 @@ constexpr std::array<Transition<CopyState>, 5> kCopyTransitions = {{
     {CopyState::kAbsent, "its bytes are staged and verified", CopyState::kHeld, "Staged"},
     {CopyState::kHeld, "two loads of it failed", CopyState::kChecking, "CheckCopy"},
     {CopyState::kChecking, "its bytes have not changed", CopyState::kHeld, ""},
-    {CopyState::kHeld, "another version needs its room, or it was never decided",
+    {CopyState::kHeld, "another version needs its memory, or it was never decided",
      CopyState::kAbsent, "ReleaseVersion; heartbeat"},
     {CopyState::kChecking, "its bytes have changed, or it is released", CopyState::kAbsent,
      "ReleaseVersion; Hello, or heartbeat"},
@@ -125,7 +125,7 @@ std::optional<Version> HeldVersions::checked_by(std::uint64_t check) const {
 
 void HeldVersions::confirm(const Version& version) {
   const auto entry = at(version);
-  WSYNC_CHECK(entry != entries_.end(), "a copy that is not held was checked");
+  WSYNC_CHECK(entry != entries_.end(), "a checked copy is one that is held");
   move(*entry, CopyState::kHeld);
 }
 

@@ -18,7 +18,7 @@ constexpr auto kReceiveTransitions = [] {
       {kIdle, "a version is offered that is not held", kChecking, "CheckLayout"},
       {kIdle, "a version is offered that is held", kStaged, "Accept"},
       {kChecking, "its layout fits", kAccepted, "Accept"},
-      {kChecking, "its layout does not fit, or it is given up", kIdle, "Refuse"},
+      {kChecking, "its layout does not fit, or it is cancelled", kIdle, "Refuse"},
       {kAccepted, "the coordinator names a source", kWaiting, ""},
       {kAccepted, kGivenUp, kIdle, ""},
       {kWaiting, "the coordinator names a source again", kWaiting, "note it"},
@@ -28,13 +28,13 @@ constexpr auto kReceiveTransitions = [] {
       {kStaging, "the coordinator names another source", kWaiting, ""},
       {kStaging, "its content digest is the announced one", kStaged, "Staged"},
       {kStaging, "its source is lost", kStalled, "Staged with a failure"},
-      {kStaging, "its bytes differ, staging fails, or it is given up", kIdle,
+      {kStaging, "its bytes differ, staging fails, or it is cancelled", kIdle,
        "ReleaseVersion or CancelStaging; Staged with a failure"},
       {kStalled, "the coordinator names a source", kWaiting, ""},
       {kStalled, kGivenUp, kIdle, "CancelStaging"},
       {kStaged, "the coordinator names a source", kStaged, "Staged again"},
-      {kStaged, "it is decided, its copy is lost, or it is given up", kIdle,
-       "ReleaseVersion if it was staged in vain"},
+      {kStaged, "it is decided, its copy is lost, or it is cancelled", kIdle,
+       "ReleaseVersion if it was staged but not decided"},
   }};
 }();
 
@@ -61,13 +61,13 @@ std::string_view receive_state_name(ReceiveState state) noexcept {
 }
 
 TransitionTable receive_transitions() {
-  return describe<ReceiveState>("ReceiveRound", "The version on its way into a sidecar.",
+  return describe<ReceiveState>("ReceiveRound", "The version that a sidecar is receiving.",
                                 kReceiveTransitions, receive_state_name);
 }
 
 void ReceiveRound::move(ReceiveState to) {
   WSYNC_CHECK(allows<ReceiveState>(kReceiveTransitions, state_, to),
-              fmt::format("the version on its way in cannot go from {} to {}",
+              fmt::format("the receiving of a version cannot go from {} to {}",
                           receive_state_name(state_), receive_state_name(to)));
   state_ = to;
 }
@@ -133,10 +133,10 @@ Result<> ReceiveRound::invariants() const {
     return fail(ErrorCode::kInternal, std::string(rule));
   };
   if (state_ == ReceiveState::kIdle && !announce_.version.none())
-    return broken("a version is on its way in while nothing is offered");
+    return broken("a version is kept while none is being received");
   if (begun_ && (state_ == ReceiveState::kIdle || state_ == ReceiveState::kChecking ||
                  state_ == ReceiveState::kAccepted))
-    return broken("bytes of a version may be here before a source was named");
+    return broken("bytes of a version may have arrived before a source was named");
   if (state_ == ReceiveState::kStaging && (attempt_ == 0 || !begun_))
     return broken("a version is staged without an attempt");
   return {};

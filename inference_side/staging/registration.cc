@@ -13,7 +13,7 @@ constexpr auto kRegistrationTransitions = [] {
   return std::array<Transition<RegistrationState>, 9>{{
       {kIdle, "the port has connected", kRegistering, "Hello"},
       {kIdle, "Welcome", kWelcomed, "Hello"},
-      {kRegistering, "the port has connected again, or nobody has answered for hello_retry",
+      {kRegistering, "the port has connected again, or no answer has arrived for hello_retry",
        kRegistering, "Hello"},
       {kRegistering, "Welcome", kWelcomed, "Hello unless one was sent under its fence"},
       {kWelcomed, "Welcome", kWelcomed, "Hello unless it answers one"},
@@ -39,9 +39,9 @@ std::string_view registration_state_name(RegistrationState state) noexcept {
 }
 
 TransitionTable registration_transitions() {
-  return describe<RegistrationState>("Registration",
-                                     "A sidecar's place with the coordinator of its fleet.",
-                                     kRegistrationTransitions, registration_state_name);
+  return describe<RegistrationState>(
+      "Registration", "The registration of a sidecar with the coordinator of its fleet.",
+      kRegistrationTransitions, registration_state_name);
 }
 
 void Registration::move(RegistrationState to) {

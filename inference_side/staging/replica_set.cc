@@ -14,9 +14,9 @@ constexpr std::array<Transition<OutcomeState>, 5> kOutcomeTransitions = {{
     {OutcomeState::kIdle, "a decision is stored", OutcomeState::kCollecting,
      "Decided; every replica switches"},
     {OutcomeState::kCollecting, "a newer decision is stored", OutcomeState::kCollecting,
-     "Decided; what was collected is void"},
+     "Decided; collected outcomes are discarded"},
     {OutcomeState::kCollecting, "no replica owes an outcome", OutcomeState::kReported, "Switched"},
-    {OutcomeState::kReported, "the decision comes again", OutcomeState::kReported,
+    {OutcomeState::kReported, "the decision is received again", OutcomeState::kReported,
      "Decided and Switched again"},
     {OutcomeState::kReported, "a newer decision is stored", OutcomeState::kCollecting,
      "Decided; every replica switches"},
@@ -207,7 +207,7 @@ Result<> ReplicaSet::invariants(const SidecarRecord& record) const {
   for (const auto& [name, replica] : replicas_)
     if (replica.target() != record.target && !withdrawn)
       return fail(ErrorCode::kInternal,
-                  fmt::format("replica '{}' works towards another version than the target", name));
+                  fmt::format("replica '{}' switches to a version that is not the target", name));
   return {};
 }
 

@@ -192,8 +192,10 @@ std::optional<std::string> Sidecar::offer_refusal(const control::Announce& annou
   const bool other_target = version == record().target && record().content != Digest{} &&
                             record().content != announce.content_digest;
   if (other_target || (copy != nullptr && copy->content != announce.content_digest))
-    return fmt::format("version {} names other bytes here; a version is never used twice",
-                       version.to_string());
+    return fmt::format(
+        "version {} names different bytes on this sidecar; a version never names two different "
+        "byte strings",
+        version.to_string());
   return std::nullopt;
 }
 
@@ -262,7 +264,8 @@ void Sidecar::handle(const StagingFailed& event) {
     ++dropped_;
     return;
   }
-  reply_staged(event.reason.empty() ? "its source was lost" : event.reason, event.source_lost);
+  reply_staged(event.reason.empty() ? "the source of the version was lost" : event.reason,
+               event.source_lost);
   if (event.source_lost)
     round_.stall();
   else
@@ -488,7 +491,8 @@ Result<> Sidecar::invariants() const {
   const HeldCopy* target = held_.find(record().target);
   if (target != nullptr && record().content != Digest{} && target->content != record().content)
     return fail(ErrorCode::kInternal,
-                fmt::format("the copy of {} is not what was decided", record().target.to_string()));
+                fmt::format("the copy of {} has different bytes than were decided",
+                            record().target.to_string()));
   if (round_.state() == ReceiveState::kStaged && held_.find(round_.version()) == nullptr)
     return fail(ErrorCode::kInternal, "a staged version is not held");
   return replicas_.invariants(record());

@@ -28,7 +28,8 @@ Bytes encode(const SidecarRecord& record) {
 Result<SidecarRecord> decode_record(std::span<const std::byte> bytes) {
   const auto body = WSYNC_TRY(control::open_record(bytes, kWhat));
   ByteReader in(body);
-  if (in.get<std::uint32_t>("magic") != kRecordMagic) in.violate("magic", "is not a record's");
+  if (in.get<std::uint32_t>("magic") != kRecordMagic)
+    in.violate("magic", "is not that of a record");
   if (in.get<std::uint16_t>("format") != kRecordVersion)
     in.violate("format", "is of another version of wsync");
   SidecarRecord record;

@@ -81,11 +81,10 @@ void Store::destroy_later(T what) {
 Result<> Store::check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const {
   const std::uint64_t needed = arena_bytes * versions;
   if (options_.memory_bytes != 0 && needed > options_.memory_bytes)
-    return fail(
-        ErrorCode::kResourceExhausted,
-        fmt::format("{} versions of {} bytes need {} bytes, host_memory allows {}; raise it "
-                    "or keep fewer versions",
-                    versions, arena_bytes, needed, options_.memory_bytes));
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("{} versions of {} bytes need {} bytes, but host_memory allows {}; "
+                            "raise host_memory or keep fewer versions",
+                            versions, arena_bytes, needed, options_.memory_bytes));
   return {};
 }
 
@@ -98,7 +97,7 @@ Result<> Store::may_begin(const StagingJob& job) const {
   if (!held) return {};
   const bool is_same = held->digests().root == job.identity.content;
   return fail(ErrorCode::kRefused,
-              fmt::format("version {} is held already, with {} content {}; a version never names "
+              fmt::format("version {} is already held, with {} content {}; a version never names "
                           "two different byte strings",
                           version.to_string(), is_same ? "the same" : "another",
                           held->digests().root.to_string()));
@@ -109,9 +108,11 @@ Result<> Store::begin(StagingJob job, OnStaged on_staged) {
   drop_unused_arenas(0);
   const std::uint64_t needed = bytes() + job.plan->arena_bytes();
   if (options_.memory_bytes != 0 && needed > options_.memory_bytes)
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("version {} and what is held need {} bytes, host_memory allows {}",
-                            version_of(job.identity).to_string(), needed, options_.memory_bytes));
+    return fail(
+        ErrorCode::kResourceExhausted,
+        fmt::format(
+            "version {} and the versions already held need {} bytes, but host_memory allows {}",
+            version_of(job.identity).to_string(), needed, options_.memory_bytes));
   ++generation_;
   const std::uint64_t arena_bytes = job.plan->arena_bytes();
   arriving_.emplace(Arriving{
@@ -143,8 +144,8 @@ void Store::find_own_arena() {
   if (options_.memory_bytes != 0 && needed > options_.memory_bytes)
     return no_memory(
         Error(ErrorCode::kResourceExhausted,
-              fmt::format("one more version of {} bytes needs {} bytes, host_memory allows {}; "
-                          "a version that engines still map counts until they let it go",
+              fmt::format("one more version of {} bytes needs {} bytes, but host_memory allows {}; "
+                          "a version that engines still map counts until they release it",
                           arena_bytes, needed, options_.memory_bytes)));
   make_own_arena(arena_bytes);
 }
@@ -212,8 +213,8 @@ void Store::no_memory(const Error& why) {
 void Store::not_placed(const Error& why) {
   if (std::exchange(said_not_placed_, true)) return;
   log_warning(
-      "own arenas are where the system puts them, not on the NUMA node of the GPUs: {}; copies to "
-      "them may be slower",
+      "own arenas are not allocated on the NUMA node of the GPUs, but where the system places "
+      "them: {}; copies to the GPUs may be slower",
       why.message());
 }
 
@@ -270,7 +271,7 @@ void Store::view_arrived(ArenaView view) {
   const BucketPlan& plan = *arriving_->job.plan;
   arriving_->view.emplace(std::move(view));
   if (arriving_->view->data().size() != plan.arena_bytes()) {
-    const auto sentence = fmt::format("the arena has {} bytes of data, the version needs {}",
+    const auto sentence = fmt::format("the arena has {} bytes of data, but the version needs {}",
                                       arriving_->view->data().size(), plan.arena_bytes());
     return post_([this, alive = alive_, generation = generation_, sentence] {
       if (*alive && arriving_ && generation == generation_)

@@ -80,7 +80,7 @@ Result<ContentDigests> Verifier::State::judge() {
   if (!digests) return digests;
   if (digests->root != job.expected && !planted("content_digest_not_compared"))
     return fail(ErrorCode::kDigestMismatch,
-                fmt::format("the staged bytes have content digest {}, announced was {}",
+                fmt::format("the staged bytes have content digest {}, expected {} as announced",
                             digests->root.to_string(), job.expected.to_string()));
   return digests;
 }

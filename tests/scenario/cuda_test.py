@@ -190,7 +190,7 @@ class Cuda(unittest.TestCase):
             first = self.push(fleet, one)
             code, answer = fleet.ask("push", two)
             self.assertEqual(code, 1, answer)
-            self.assertIn("was staged", str(answer))
+            self.assertIn("as staged", str(answer))
             self.assertEqual(fleet.said(sidecar).count("bucket 0 has digest"), 2, fleet.said(sidecar))
             fleet.until(lambda: fleet.replicas()["a"]["version"] == first, "the version before")
             self.verified(fleet, first, 1)
@@ -223,7 +223,7 @@ class Cuda(unittest.TestCase):
             first = self.push(fleet, one)
             code, answer = fleet.ask("push", two)
             self.assertEqual(code, 1, answer)
-            self.assertIn("set devices.buffer_bytes to less", str(answer))
+            self.assertIn("lower devices.buffer_bytes", str(answer))
             fleet.until(lambda: fleet.replicas()["a"]["version"] == first, "the version before")
             self.verified(fleet, first, 1)
             self.stopped(fleet, engine, trainer, sidecar)
@@ -251,7 +251,7 @@ class Cuda(unittest.TestCase):
             sidecar, engines, trainer = self.two_by_nccl(fleet, "async:12@1")
             version = self.push(fleet, fleet.checkpoint("two", 2))
             fleet.until_said(sidecar, "NCCL reports an error")
-            fleet.until_said(sidecar, "the devices are connected anew")
+            fleet.until_said(sidecar, "the devices are connected again")
             fleet.until_ready(version, "e0", "e1")
             self.verified(fleet, version, 2)
             self.stopped(fleet, *engines, trainer, sidecar)
@@ -265,7 +265,7 @@ class Cuda(unittest.TestCase):
             said = fleet.said(sidecar)
             self.assertEqual(said.count("no load can begin: "), 1, said)
             self.assertIn("is no longer used by this process, because NCCL did not free its communicator within 5 s", said)
-            self.assertNotIn("connected anew", said)
+            self.assertNotIn("connected again", said)
             self.assertEqual(fleet.ask("status")[0], 0)
             self.stopped(fleet, *engines, trainer, sidecar)
 
@@ -284,7 +284,7 @@ class Cuda(unittest.TestCase):
             self.refused_sidecar(fleet, cuda("0,1", *BUFFER, "--set", "devices.collective=nccl"),
                                  ["3 buffers of 2.00 MiB do not fit beside the 388 MiB that streams"],
                                  WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
-            self.refused_sidecar(fleet, cuda("0", *BUFFER), ["set devices.buffer_bytes to less", "free"],
+            self.refused_sidecar(fleet, cuda("0", *BUFFER), ["lower devices.buffer_bytes", "free"],
                                  WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:2+:CUDA_ERROR_OUT_OF_MEMORY")
 
     def test_engines_that_do_not_fit_the_devices(self):
@@ -295,8 +295,8 @@ class Cuda(unittest.TestCase):
             gpu = ["--device", "cuda", "--gpu"]
             for options, words in (
                     ([*gpu, "1", "--device-index", "0"], ["device 0 of this sidecar is GPU-", "--device-index 1"]),
-                    ([*gpu, "0", "--device-index", "0"], ["replica 'a' rank 0 already", "one engine rank for each"]),
-                    ([*gpu, "0", "--device-index", "2"], ["device 2; this sidecar drives 2 devices"]),
+                    ([*gpu, "0", "--device-index", "0"], ["already serves replica 'a' rank 0", "a device serves only one engine rank"]),
+                    ([*gpu, "0", "--device-index", "2"], ["device 2 does not exist: this sidecar has 2 devices"]),
                     (["--device", "host", "--device-index", "1"], ["in host memory", "--device cuda"])):
                 wrong = fleet.unattached(socket, "b", one, *options)
                 for word in words:

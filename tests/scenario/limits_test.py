@@ -170,7 +170,7 @@ class Strangers(Case):
             hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + wire.text(b"")
             hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0)
             dealer.send(wire.message(wire.HELLO, hello, fence=fence))
-            self.assertIn(b"'liar' cannot join: it tells of decision 99", dealer.until(wire.ERROR))
+            self.assertIn(b"'liar' cannot join: it reports decision 99", dealer.until(wire.ERROR))
 
     def greet_packets(self, path):
         for words in PACKETS:
@@ -428,7 +428,7 @@ class LittleMemory(Case):
             self.assertEqual(code, 1, answer)
             arena = 16 * 2**20
             reason = answer["result"]["reason"]
-            for word in ("'s0'", "2 versions of", "host_memory allows 20971520", "raise it"):
+            for word in ("'s0'", "2 versions of", "host_memory allows 20971520", "raise host_memory"):
                 self.assertIn(word, reason)
             needed = int(reason.split(" need ")[1].split()[0])
             self.assertTrue(2 * arena <= needed < 3 * arena, reason)
@@ -526,11 +526,11 @@ class Rivals(Case):
                     fake.send(wire.message(kind, payload, fence=(0, 2**64 - 1, 2**64 - 1, *own)))
                     said = fake.until(wire.ERROR)
                     self.assertEqual(said[0], 6, said)  # fenced
-                    self.assertIn(b"'s0' obeys fence epoch 1; this is epoch 0", said)
+                    self.assertIn(b"'s0' follows fence epoch 1 and refuses the message of epoch 0", said)
                     # Of another fleet it is refused, whatever its epoch.
                     fake.send(wire.message(kind, payload, fence=(2**31, 1, 1, 9, 9)))
                     said = fake.until(wire.ERROR)
-                    self.assertIn(b"'s0' belongs to fleet %016x%016x and obeys no coordinator of fleet %016x%016x" % (*own, 9, 9), said)
+                    self.assertIn(b"'s0' belongs to fleet %016x%016x and refuses the coordinator of fleet %016x%016x" % (*own, 9, 9), said)
                 for words in MESSAGES:
                     fake.send(words)
                 fake.send(b"two", b"parts")

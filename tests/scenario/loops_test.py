@@ -88,7 +88,7 @@ class Loops(unittest.TestCase):
                 fleet.until(lambda: self.activity(fleet), "an answer of the sidecar")  # its log says why it was late
                 self.assertEqual(push.returncode, 0, out)
                 validate(push.args, out)
-                self.assertTrue([text for text in seen if text.endswith(": memory for it is being made ready")], seen)
+                self.assertTrue([text for text in seen if text.endswith(": its memory is being prepared")], seen)
             for name in ("s0", "trainer"):
                 longest, slow = self.lag(fleet, name)
                 print(f"{gib} GiB beside {busy} busy processes: {name}'s loop was kept for {1000 * longest:.0f} ms at most, "

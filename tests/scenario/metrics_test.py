@@ -117,7 +117,7 @@ class Metrics(unittest.TestCase):
             fleet.until(lambda: get(sidecar, "/readyz")[0] == 503, "an unready sidecar")
             self.is_unready(sidecar, "no engine is attached")
             fleet.until(lambda: get(coordinator, "/readyz")[0] == 503, "an unready coordinator")
-            self.is_unready(coordinator, "0 of 1 replicas may be routed to, expected at least 1 (min_replicas)")
+            self.is_unready(coordinator, "requests may be routed to 0 of 1 replicas, expected at least 1 (min_replicas)")
             self.assertEqual(samples(get(sidecar, "/metrics")[1])['wsync_replica_state{replica="a",state="absent"}'], 1)
 
     @needs_prometheus

@@ -41,7 +41,7 @@ class BrowserPage(unittest.TestCase):
         browser.open(address)
         browser.until("document.getElementById('fresh').textContent === 'follows the coordinator'", "the facts")
         self.assertEqual([row[:5] for row in self.rows()], [[HOSTILE, "s0", "1.1", "serving", "yes"]])
-        self.assertEqual(browser.value("document.getElementById('verdict').textContent.trim()"), "Ready. 1 of 1 replicas may be routed to.")
+        self.assertEqual(browser.value("document.getElementById('verdict').textContent.trim()"), "Ready. Requests may be routed to 1 of 1 replicas.")
         self.keyboard()
         self.no_reload(engines, one, two)
         self.assertEqual(browser.value("document.title"), "wsync ready: 2 of 2 replicas ready, target 1.2")
@@ -54,7 +54,7 @@ class BrowserPage(unittest.TestCase):
         # Silence is said, and the end of it.
         trainer.kill()
         trainer.wait()
-        browser.until("document.getElementById('fresh').textContent.startsWith('NO ANSWER: what is shown is of ')", "silence")
+        browser.until("document.getElementById('fresh').textContent.startsWith('NO ANSWER: the page shows the state at ')", "silence")
         fleet.start("trainer", "--set", f"http.address=tcp://{where}")
         browser.until("document.getElementById('fresh').textContent === 'follows the coordinator'", "the end of silence")
 
@@ -99,7 +99,7 @@ class BrowserPage(unittest.TestCase):
         browser.value("document.getElementById('hold').focus()")
         browser.press(" ", "Space", " ")
         browser.until("document.getElementById('hold').getAttribute('aria-pressed') === 'true'", "a pressed button")
-        self.assertRegex(browser.value("document.getElementById('fresh').textContent"), "^held still, as of ")
+        self.assertRegex(browser.value("document.getElementById('fresh').textContent"), "^not refreshed since ")
         browser.press(" ", "Space", " ")
         browser.until("document.getElementById('hold').getAttribute('aria-pressed') === 'false'", "a released button")
 
@@ -142,9 +142,9 @@ class BrowserPage(unittest.TestCase):
         browser.open(f"http://{where}/")
         # Asked of the tree, for no script runs.
         text = " ".join(n["name"]["value"] for n in browser.ask("Accessibility.getFullAXTree")["nodes"] if n.get("name") and not n["ignored"])
-        for shown in ("scripts are disabled in this browser", "status.json", "Load anew", "no answer yet"):
+        for shown in ("scripts are disabled in this browser", "status.json", "Reload", "no answer yet"):
             self.assertIn(shown, text)
-        self.assertNotIn("Hold still", text)
+        self.assertNotIn("Stop refreshing", text)
         self.assertEqual(browser.complaints, [])
 
 
@@ -242,7 +242,7 @@ class MadeUpFleets(unittest.TestCase):
 
     def test_an_update_that_runs_has_its_phase_share_and_time_left(self):
         self.show(facts_of(sidecar("s0", replica("a"))))
-        self.assertEqual((self.text("#running"), self.count("progress")), ("No update runs.", 0))
+        self.assertEqual((self.text("#running"), self.count("progress")), ("No update is running.", 0))
         self.show(facts_of(update=running()))
         self.assertEqual(self.text("#running"), "update 0.5: staging, 25 % (954 MiB of 3.73 GiB), 2.00 GB/s, 1 min 10 s so far, about 1.5 s left")
         self.assertEqual(self.browser.value("document.querySelector('progress').value"), 25)
@@ -262,7 +262,7 @@ class MadeUpFleets(unittest.TestCase):
         self.assertEqual(self.texts("#problems li"), ["2 min ago: one"])
         self.show(facts_of(last_update=dict(last, version="0.0", ok=False, cancelled=True, reason="by hand")))
         self.assertEqual(self.text("#last"), "last update: cancelled 2 h ago: by hand")
-        self.assertEqual(self.text("#problems p"), "None since this coordinator began.")
+        self.assertEqual(self.text("#problems p"), "None since this coordinator started.")
 
     def test_whatever_comes_from_the_network_is_text(self):
         hostile = HOSTILE + "\x01"
@@ -299,7 +299,7 @@ class MadeUpFleets(unittest.TestCase):
                          ["s0", "0.1", "tainted", "NO", "3 steps", "-", "3.00 MiB loaded", ""])
         self.assertEqual(self.text("#replicas tbody th"), "broken")
         self.assertEqual(self.texts("#replicas tbody tr:last-child th"), ["r198"])
-        self.assertEqual(self.text("#replicas caption"), "200 of 4000 rows, those that are not well first; 3800 more are left out")
+        self.assertEqual(self.text("#replicas caption"), "200 of 4000 rows, those with a problem first; 3800 more are left out")
         self.assertIn("3999 of 4000", self.texts("#state dd"))
 
     def test_rows_of_sidecars_alone(self):

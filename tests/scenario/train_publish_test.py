@@ -156,7 +156,7 @@ class NoFleet(unittest.TestCase):
             fleet.halt(engine.pid)
             try:
                 run.until_step(steps)
-                run.until(lambda: "waiting for the fleet to take step" in run.log(), "what the run waits for")
+                run.until(lambda: "waiting for the fleet to serve step" in run.log(), "what the run waits for")
                 run.send(signal.SIGINT)
                 code, answer, log = run.result()
             finally:

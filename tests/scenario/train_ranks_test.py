@@ -66,7 +66,7 @@ class Stop(unittest.TestCase):
                 sentence = log.splitlines()[-1]
                 if save:
                     step = os.listdir(directory)[0]
-                    self.assertRegex(sentence, rf"stopped on request after {step.replace('_', ' ')} of 1000000; go on "
+                    self.assertRegex(sentence, rf"stopped on request after {step.replace('_', ' ')} of 1000000; continue "
                                                rf"with --resume {directory}/{step}$")
                     self.assertIn(f"saved {directory}/{step}", out)
                 else:
@@ -158,7 +158,7 @@ class Loss(unittest.TestCase):
                 pid = run.ranks(RANKS)[rank]
                 run.until_step(rank + 1)
                 fleet.halt(pid)
-                self.lost(fleet, run, rank, pid, "has given no sign of life for")
+                self.lost(fleet, run, rank, pid, "has sent no heartbeat for")
 
     def test_the_launcher_killed(self):
         with TrainingFleet(WSYNC) as fleet:

@@ -102,7 +102,7 @@ CHECKPOINTS = {
 }
 # The same of a state to go on from, which has all of a checkpoint.
 STATES = CHECKPOINTS | {
-    "no optimizer": (gone(STATE), [STATE, "nothing to resume from"]),
+    "no optimizer": (gone(STATE), [STATE, "not a state to resume from"]),
     "a truncated optimizer": (shortened(STATE), [STATE, "truncated"]),
     "a mean that is missing": (without(STATE, f"mean/{QUERY}"), [STATE, f"mean/{QUERY}"]),
     "a variance of another shape": (header(STATE, turned(f"variance/{EMBED}")), [STATE, f"variance/{EMBED}", "[256, 16]"]),

@@ -133,11 +133,11 @@ void Coordinator::handle(const PeerMessage& event) {
     if (std::holds_alternative<control::ErrorReply>(event.message)) return;
     context_.send_refusal(
         event.peer,
-        fmt::format("{} from '{}' carries fence epoch {}, at most {} is allowed: what that "
-                    "process has stored is damaged; stop it and remove its record from "
-                    "its state_dir",
-                    control::message_name(control::type_of(event.message)), event.peer, fence.epoch,
-                    limits::kEpochMax));
+        fmt::format(
+            "{} from '{}' carries fence epoch {}, but at most {} is allowed: the stored record of "
+            "that process is damaged; stop it and remove its record from its state_dir",
+            control::message_name(control::type_of(event.message)), event.peer, fence.epoch,
+            limits::kEpochMax));
     return;
   }
   const auto* hello = std::get_if<control::Hello>(&event.message);
@@ -274,11 +274,10 @@ void Coordinator::handle_foreign_hello(const PeerMessage& event, const control::
   if (!claim_.may_change_fleet(log_))
     return claim_.refuse(
         context_, event.peer,
-        fmt::format(
-            "sidecar '{}' cannot join: it belongs to fleet {}, this coordinator leads fleet "
-            "{}; point it at its own coordinator, or, to move it here for good, stop it and "
-            "remove its record from its state_dir",
-            hello.name, fence.fleet.to_string(), claim_.fleet().to_string()));
+        fmt::format("sidecar '{}' cannot join: it belongs to fleet {}, but this coordinator leads "
+                    "fleet {}; connect it to its own coordinator, or, to move it to this fleet "
+                    "permanently, stop it and remove its record from its state_dir",
+                    hello.name, fence.fleet.to_string(), claim_.fleet().to_string()));
   const std::string why =
       fmt::format("sidecar '{}' has named the fleet that this coordinator leads: {}", hello.name,
                   fence.fleet.to_string());
@@ -384,7 +383,7 @@ void Coordinator::join(Member& member, const control::Hello& hello, bool in_swit
 void Coordinator::leave(Member& member) {
   log_.remove_member(member.name);
   member.has_left = true;
-  handle(PeerLost{.peer = member.peer, .reason = "it left"});
+  handle(PeerLost{.peer = member.peer, .reason = "the sidecar left the fleet"});
 }
 
 void Coordinator::handle_higher_fence(const control::Fence& seen, const std::string& who) {
@@ -497,7 +496,7 @@ Result<> Coordinator::invariants() const {
   WSYNC_TRY(claim_.invariants());
   WSYNC_TRY(log_.invariants());
   WSYNC_TRY(rounds_.invariants(context_, log_));
-  if (context_.fence != record().fence) return broken("messages go out under another fence");
+  if (context_.fence != record().fence) return broken("messages are sent under another fence");
   if (rounds_.round() != nullptr && !claim_.is_claimed())
     return broken("a round runs under a fence that is not claimed");
   if ((claim_.state() == FenceClaimState::kStoring) !=

@@ -38,7 +38,7 @@ Bytes encode(const CoordinatorRecord& record) {
 Result<CoordinatorRecord> decode_coordinator_record(std::span<const std::byte> bytes) {
   const auto body = WSYNC_TRY(control::open_record(bytes, kWhat));
   ByteReader in(body);
-  if (in.get<std::uint32_t>("magic") != kMagic) in.violate("magic", "is not a record's");
+  if (in.get<std::uint32_t>("magic") != kMagic) in.violate("magic", "is not that of a record");
   if (in.get<std::uint16_t>("format") != kFormat)
     in.violate("format", "is of another version of wsync");
   CoordinatorRecord record;

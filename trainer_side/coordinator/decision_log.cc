@@ -30,7 +30,7 @@ constexpr std::array<Transition<DecisionLogState>, 9> kLogTransitions = {{
     {DecisionLogState::kStoringDecision, "the decision is stored", DecisionLogState::kIdle,
      "Decide to the sidecars that can follow"},
     {DecisionLogState::kStoringDecision, "the decision cannot be stored", DecisionLogState::kIdle,
-     "tell nobody; fail its publish or rollback"},
+     "send nothing; fail its publish or rollback"},
     {DecisionLogState::kStoringDecision, "the store does not answer in time",
      DecisionLogState::kIdle, "stop"},
 }};
@@ -169,20 +169,22 @@ StoreOutcome DecisionLog::handle(CoordinatorContext& context, const Stored& even
     outcome.failure = Error(
         ErrorCode::kIo, fmt::format("cannot store fence epoch {}: {}", done.next.fence.epoch, why));
   else
-    outcome.failure =
-        Error(ErrorCode::kIo, fmt::format("the decision could not be stored, so nobody was told of "
-                                          "it and the fleet stays as it is: {}",
-                                          why));
+    outcome.failure = Error(
+        ErrorCode::kIo,
+        fmt::format(
+            "the decision could not be stored, so it was not sent and the fleet is unchanged: {}",
+            why));
   return outcome;
 }
 
 Result<> DecisionLog::check_deadline(TimePoint now) const {
   if (!pending_ || now < pending_->deadline) return {};
-  return fail(ErrorCode::kIo,
-              fmt::format("the record of this coordinator could not be written within {} s, so "
-                          "nobody can know which decision holds; see to the disc of its state_dir, "
-                          "then start it anew",
-                          kStoreDeadline.count()));
+  return fail(
+      ErrorCode::kIo,
+      fmt::format(
+          "the record of this coordinator could not be written within {} s, so it is unknown which "
+          "decision is in force; check the disk of its state_dir, then restart the coordinator",
+          kStoreDeadline.count()));
 }
 
 void DecisionLog::abandon() {
@@ -218,8 +220,8 @@ std::optional<DecisionChoice> DecisionLog::newest(CoordinatorContext& context) {
     // next publish replaces it.
     if (!record_.target.none())
       context.emit(Incident{
-          .text = fmt::format("{} was withdrawn by a decision that this coordinator had not heard "
-                              "of, and no sidecar names another version: publish one",
+          .text = fmt::format("{} was withdrawn by a decision that this coordinator had not "
+                              "received, and no sidecar reports another version: publish one",
                               record_.target.to_string())});
     return DecisionChoice{.kind = control::DecisionKind::kRollback, .origin = record_.origin};
   }

@@ -161,22 +161,22 @@ bool recover_outcomes(const CoordinatorRecord& record, Member& member) {
 void judge(CoordinatorContext& context, const CoordinatorRecord& record, Member& member) {
   const bool other_bytes = holds_other_bytes(record, member);
   if (other_bytes && !std::exchange(member.told_conflict, true))
-    context.emit(
-        Incident{.text = fmt::format(
-                     "sidecar '{}' has other bytes under the name {}: content digest {}, "
-                     "decided was {}; it is not routed to until a newer version is published",
-                     member.name, record.target.to_string(), member.target_content.to_string(),
-                     record.content.to_string())});
+    context.emit(Incident{
+        .text = fmt::format(
+            "sidecar '{}' has different bytes under the name {}: content digest {}, expected {} as "
+            "decided; its replicas are not routed to until a newer version is published",
+            member.name, record.target.to_string(), member.target_content.to_string(),
+            record.content.to_string())});
   if (!other_bytes) member.told_conflict = false;
   for (control::ReplicaReport& replica : member.report.replicas) {
     if (!replica.ready) continue;
     if (other_bytes && replica.version == record.target)
-      replica.reason =
-          fmt::format("it serves other bytes under the name {}", record.target.to_string());
+      replica.reason = fmt::format("the replica serves different bytes under the name {}",
+                                   record.target.to_string());
     else if (contains(record.withdrawn, replica.version) && !planted("owed_rollback_is_ready"))
-      replica.reason = fmt::format("{} was withdrawn and its sidecar has not taken that yet{}",
-                                   replica.version.to_string(),
-                                   member.refused.empty() ? "" : ": " + member.refused);
+      replica.reason = fmt::format(
+          "{} was withdrawn, but its sidecar has not acknowledged that yet{}",
+          replica.version.to_string(), member.refused.empty() ? "" : ": " + member.refused);
     else
       continue;
     replica.ready = false;

@@ -19,11 +19,10 @@ Result<> check_replaces(const CoordinatorRecord& next,
   const bool claims = next.number == 0;
   // A fleet id without any decision binds nobody.
   if (stored->fence.fleet != next.fence.fleet && !(claims && stored->origin.none()))
-    return fail(
-        ErrorCode::kRefused,
-        fmt::format("the stored record is of fleet {}, this coordinator's fleet is {}: give "
-                    "each of the two its own name (`fleet`)",
-                    stored->fence.fleet.to_string(), next.fence.fleet.to_string()));
+    return fail(ErrorCode::kRefused,
+                fmt::format("the stored record is of fleet {}, but this coordinator's fleet is {}: "
+                            "give each of the two fleets its own name (`fleet`)",
+                            stored->fence.fleet.to_string(), next.fence.fleet.to_string()));
   if (stored->fence == next.fence) return {};
   if (claims && next.fence.epoch > stored->fence.epoch) return {};
   return fail(ErrorCode::kFenced,

@@ -34,15 +34,15 @@ constexpr std::array<Transition<FenceClaimState>, 14> kClaimTransitions = {{
      FenceClaimState::kStoring, "end the rounds; claim above it"},
     {FenceClaimState::kGathering,
      "the fleet or an epoch cannot be chosen, or another process takes the address",
-     FenceClaimState::kStopped, "fail what was asked for"},
+     FenceClaimState::kStopped, "fail the requested operations"},
     {FenceClaimState::kStoring, "the claim cannot be stored in time", FenceClaimState::kStopped,
-     "fail what was asked for"},
+     "fail the requested operations"},
     {FenceClaimState::kWelcoming, "a higher fence is seen, or the store or the address is taken",
-     FenceClaimState::kStopped, "fail what was asked for"},
+     FenceClaimState::kStopped, "fail the requested operations"},
     {FenceClaimState::kClaimed, "a higher fence is seen, or the store or the address is taken",
-     FenceClaimState::kStopped, "fail what was asked for"},
+     FenceClaimState::kStopped, "fail the requested operations"},
     {FenceClaimState::kClaimed, "a decision is not stored in time", FenceClaimState::kStopped,
-     "fail what was asked for"},
+     "fail the requested operations"},
     {FenceClaimState::kStopped, "any event", FenceClaimState::kStopped, "refuse or drop it"},
 }};
 
@@ -53,32 +53,34 @@ Result<> check_record(const CoordinatorContext& context, const CoordinatorRecord
                       const control::Fence& said_under, const control::Hello& hello) {
   const auto refuse = [](std::string why) { return fail(ErrorCode::kRefused, std::move(why)); };
   if (hello.decision.fence.epoch > limits::kEpochMax)
-    return refuse(fmt::format("it tells of fence epoch {}, at most {} allowed",
+    return refuse(fmt::format("it reports fence epoch {}, but at most {} is allowed",
                               hello.decision.fence.epoch, limits::kEpochMax));
   if (hello.decision.fence == record.fence && hello.decision.number > record.number)
-    return refuse(fmt::format("it tells of decision {} of this coordinator, which has taken {}",
+    return refuse(fmt::format("it reports decision {} of this coordinator, which has taken only {}",
                               hello.decision.number, record.number));
   if (hello.decision.fence > said_under)
     return refuse(
-        fmt::format("it tells of a decision under fence epoch {}, above its own fence epoch {}",
+        fmt::format("it reports a decision under fence epoch {}, above its own fence epoch {}",
                     hello.decision.fence.epoch, said_under.epoch));
   if (const control::FleetId& fleet = hello.decision.fence.fleet;
       !fleet.none() && fleet != said_under.fleet)
-    return refuse(fmt::format("its decision is of fleet {}, and it belongs to fleet {}",
+    return refuse(fmt::format("its decision is of fleet {}, but it belongs to fleet {}",
                               fleet.to_string(), said_under.fleet.to_string()));
   if (!hello.origin.none() && (hello.decision.none() || hello.origin > hello.decision))
     return refuse("its decision is older than the origin of that decision");
   for (const auto* versions : {&hello.staged, &hello.withdrawn})
     for (const Version& version : *versions)
       if (version.step > limits::kStepMax)
-        return refuse(fmt::format("it tells of version {}", version.to_string()));
+        return refuse(fmt::format("it reports version {}, whose step is above the limit",
+                                  version.to_string()));
   if (hello.target.step > limits::kStepMax)
-    return refuse(fmt::format("it tells of target {}", hello.target.to_string()));
+    return refuse(fmt::format("it reports target {}, whose step is above the limit",
+                              hello.target.to_string()));
   const auto& members = context.roster.members();
   if (!members.contains(hello.name) && members.size() >= limits::kSidecarCount)
     return refuse(fmt::format(
-        "{} sidecars are known here, the most that are allowed; give it the name of one that it "
-        "replaces, or restart this trainer to forget those that are gone",
+        "this coordinator already knows {} sidecars, the maximum; give the new one the name of one "
+        "that it replaces, or restart this trainer to forget those that no longer exist",
         members.size()));
   return {};
 }
@@ -89,19 +91,17 @@ Result<> check_name(const Roster& roster, const PeerMessage& event, const contro
   for (const auto& [name, other] : roster.members())
     if (other.peer == event.peer && name != hello.name)
       return fail(ErrorCode::kRefused,
-                  fmt::format("it is connected as sidecar '{}' already", name));
+                  fmt::format("it is already connected as sidecar '{}'", name));
   const auto known = roster.members().find(hello.name);
   if (known == roster.members().end()) return {};
   const Member& member = known->second;
   if (member.peer.empty() || member.peer == event.peer || event.predecessor_gone ||
       planted("names_taken_in_turns"))
     return {};
-  return fail(
-      ErrorCode::kRefused,
-      fmt::format(
-          "process {} on {} is connected under this name; process {} on {} is refused while that "
-          "one lives: give one of them another name",
-          member.report.pid, member.report.host, hello.pid, hello.host));
+  return fail(ErrorCode::kRefused,
+              fmt::format("process {} on {} is connected under this name; process {} on {} is "
+                          "refused while the first one runs: give one of them another name",
+                          member.report.pid, member.report.host, hello.pid, hello.host));
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ std::string_view fence_claim_state_name(FenceClaimState state) noexcept {
 }
 
 TransitionTable fence_claim_transitions() {
-  return describe<FenceClaimState>("FenceClaim", "How a coordinator comes to lead a fleet.",
+  return describe<FenceClaimState>("FenceClaim", "How a coordinator becomes the leader of a fleet.",
                                    kClaimTransitions, fence_claim_state_name);
 }
 
@@ -228,24 +228,25 @@ Result<control::FleetId> FenceClaim::choose_fleet(const CoordinatorContext& cont
     if (member.fleet.none()) continue;
     any = member.fleet;
     if (member.decision.none() || !binding.insert(member.fleet).second) continue;
-    who += fmt::format("{}'{}' says {}", who.empty() ? "" : ", ", name, member.fleet.to_string());
+    who +=
+        fmt::format("{}'{}' reports {}", who.empty() ? "" : ", ", name, member.fleet.to_string());
   }
   if (binding.size() > 1)
-    return fail(ErrorCode::kRefused,
-                fmt::format("sidecars of different fleets have come to this coordinator, which has "
-                            "no record of its own: {}; set fleet_id to the one that it shall lead",
-                            who));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("sidecars of different fleets have connected to this coordinator, which has no "
+                    "record of its own: {}; set fleet_id to the fleet that it should lead",
+                    who));
   return binding.empty() ? any : *binding.begin();
 }
 
 Result<> FenceClaim::begin(CoordinatorContext& context, DecisionLog& log) {
   if (highest_epoch_ >= limits::kEpochMax)
-    return fail(
-        ErrorCode::kFenced,
-        fmt::format("this fleet has come to fence epoch {}, and {} is the last one: no coordinator "
-                    "can claim above it; stop its trainers and sidecars and remove what their "
-                    "state_dirs hold",
-                    highest_epoch_, limits::kEpochMax));
+    return fail(ErrorCode::kFenced,
+                fmt::format("this fleet has reached fence epoch {}, and {} is the highest one: no "
+                            "coordinator can claim above it; stop its trainers and sidecars and "
+                            "delete the contents of their state_dirs",
+                            highest_epoch_, limits::kEpochMax));
   const control::FleetId fleet = WSYNC_TRY(choose_fleet(context));
   move(FenceClaimState::kStoring);
   deadline_.reset();

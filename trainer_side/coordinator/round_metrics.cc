@@ -143,9 +143,9 @@ metrics::Readiness fleet_readiness(const Coordinator& coordinator, std::uint32_t
       count.ready + (phase == CoordinatorPhase::kSwitching ? count.halted : 0);
   if (serving >= min_replicas) return {.ready = true, .reason = {}};
   return {.ready = false,
-          .reason = fmt::format("{} of {} replicas may be routed to, expected at least {} "
-                                "(min_replicas)",
-                                serving, count.known, min_replicas)};
+          .reason = fmt::format(
+              "requests may be routed to {} of {} replicas, expected at least {} (min_replicas)",
+              serving, count.known, min_replicas)};
 }
 
 }  // namespace wsync::coordinator

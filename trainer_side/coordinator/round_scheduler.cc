@@ -70,7 +70,7 @@ void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& 
     return refuse_publish(context, publish, "no sidecar is connected to this coordinator");
   if (publish.deadline && context.now >= *publish.deadline)
     return refuse_publish(context, publish,
-                          "its deadline (deadlines.publish) came before its round began");
+                          "its deadline (deadlines.publish) passed before its round began");
   round_.emplace(UpdateRound::begin_publish(context, publish));
   held_.add(publish);
   for (auto& [name, member] : context.roster.members())
@@ -98,8 +98,8 @@ control::CancelReply RoundScheduler::cancel(CoordinatorContext& context, Decisio
   const std::string name = version.none() ? "no update" : "no update of " + version.to_string();
   if (!round_) return {.reason = fmt::format("nothing to cancel: {} is running", name)};
   if (!version.none() && version != round_->version())
-    return {.reason = fmt::format("nothing to cancel: {} is running; that of {} is", name,
-                                  round_->version().to_string())};
+    return {.reason = fmt::format("nothing to cancel: {} is running; the running one is that of {}",
+                                  name, round_->version().to_string())};
   const Result<> may = round_->check_cancel(waiting_ ? &waiting_->version : nullptr);
   if (!may) return {.reason = may.error().message()};
   const control::CancelReply reply{
@@ -402,7 +402,7 @@ void RoundScheduler::expire_waiting(CoordinatorContext& context) {
   if (!waiting_ || !waiting_->deadline || context.now < *waiting_->deadline) return;
   refuse_publish(
       context, *std::exchange(waiting_, std::nullopt),
-      fmt::format("its deadline (deadlines.publish) came while the round before it was {}",
+      fmt::format("its deadline (deadlines.publish) passed while the previous round was {}",
                   round_ ? round_->activity() : "idle"));
 }
 

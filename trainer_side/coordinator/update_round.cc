@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<Transition<RoundState>, 8> kRoundTransitions = {{
     {RoundState::kAnnouncing, "every member has accepted", RoundState::kStaging, "Stage"},
-    {RoundState::kStaging, "all have staged, but replicas are lacking", RoundState::kStaging,
+    {RoundState::kStaging, "all have staged, but replicas are missing", RoundState::kStaging,
      "wait for heartbeats of more replicas"},
     {RoundState::kStaging, "enough have staged (`commit`)", RoundState::kDeciding, "Store"},
     {RoundState::kDeciding, "the decision is stored", RoundState::kSwitching,
@@ -211,7 +211,7 @@ std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& conte
   const std::string version = publish_.version.to_string();
   if (state_ == RoundState::kSwitching) return std::nullopt;
   if (publish_.deadline && context.now >= *publish_.deadline)
-    return fmt::format("the deadline of the whole publish (deadlines.publish) came while {} {}",
+    return fmt::format("the deadline of the whole publish (deadlines.publish) passed while {} {}",
                        activity(), version);
   if (!lacks_replicas_) return std::nullopt;
   const std::uint32_t staged = staged_replicas(context);
@@ -234,22 +234,22 @@ bool UpdateRound::is_late(const Member& member) const {
 
 Result<> UpdateRound::check_cancel(const Version* waiting) const {
   if (is_rollback_)
-    return fail(
-        ErrorCode::kRefused,
-        fmt::format(
-            "the rollback to {} has been decided and goes on: replicas may have gone back already",
-            publish_.version.to_string()));
+    return fail(ErrorCode::kRefused,
+                fmt::format("the rollback to {} has been decided and continues: replicas may "
+                            "already have switched back",
+                            publish_.version.to_string()));
   const bool decided = state_ == RoundState::kDeciding || state_ == RoundState::kSwitching;
   if (!decided || planted("cancel_after_the_decision")) return {};
   return fail(
       ErrorCode::kRefused,
       fmt::format(
-          "{} has been decided and its switch goes on: replicas may serve it already; `wsync "
-          "rollback` goes back to the version before it{}",
+          "{} has been decided and its switch continues: replicas may already serve it; `wsync "
+          "rollback` returns to the previous version{}",
           publish_.version.to_string(),
           waiting != nullptr
-              ? fmt::format("; {} waits behind it: name it with --version to cancel that one",
-                            waiting->to_string())
+              ? fmt::format(
+                    "; to cancel {}, which is queued after it, name that version with --version",
+                    waiting->to_string())
               : ""));
 }
 
@@ -311,15 +311,15 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
   }
   for (const std::string& name : record.members)
     if (!context.roster.members().contains(name))
-      lacks(fmt::format("sidecar '{}' (it has not come to this coordinator)", name));
+      lacks(fmt::format("sidecar '{}' (it has not connected to this coordinator)", name));
   reply.partial = !missing.empty();
   reply.ok = missing.empty();
   if (reply.partial)
-    reply.reason =
-        from_.none()
-            ? fmt::format("these have not gone back to {} yet: {}", reply.to.to_string(), missing)
-            : fmt::format("{} is withdrawn, but these have not gone back yet: {}",
-                          from_.to_string(), missing);
+    reply.reason = from_.none()
+                       ? fmt::format("these have not switched back to {} yet: {}",
+                                     reply.to.to_string(), missing)
+                       : fmt::format("{} is withdrawn, but these have not switched back yet: {}",
+                                     from_.to_string(), missing);
   return {.request = publish_.request, .reply = std::move(reply)};
 }
 
@@ -373,9 +373,9 @@ Result<> UpdateRound::invariants() const {
   };
   if (is_rollback_ && state_ != RoundState::kSwitching && state_ != RoundState::kFinished)
     return broken("and a rollback");
-  if (lacks_replicas_ && state_ == RoundState::kAnnouncing) return broken("and lacks replicas");
+  if (lacks_replicas_ && state_ == RoundState::kAnnouncing) return broken("and waits for replicas");
   if (publish_.deadline && deadline_ > *publish_.deadline)
-    return broken("and outlives its publish");
+    return broken("and its deadline is later than that of its publish");
   return {};
 }
 

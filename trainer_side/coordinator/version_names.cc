@@ -20,7 +20,7 @@ Result<Version> VersionNames::next(std::uint32_t epoch, std::uint64_t step) cons
   const std::uint64_t last = std::max(seen_step_, used_step_);
   if (step > limits::kStepMax || (step == 0 && last == limits::kStepMax))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("step {}: a step is 1 to {}; name one below it with --step",
+                fmt::format("step {}: a step is 1 to {}; give a step within that range with --step",
                             step == 0 ? last + 1 : step, limits::kStepMax));
   if (step == 0) return Version{epoch, last + 1};
   // A step below one of another epoch may be used, because the epoch makes the name different.

@@ -85,10 +85,10 @@ Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
   if (!dtype)
     return refuse(fmt::format("dtype {} is unknown; use the names of safetensors", tensor.dtype));
   if (tensor.shape_count > wsync::limits::kTensorRank)
-    return refuse(fmt::format("{} dimensions, at most {} are taken", tensor.shape_count,
+    return refuse(fmt::format("it has {} dimensions, at most {} are allowed", tensor.shape_count,
                               wsync::limits::kTensorRank));
   if (tensor.range_count > 1)
-    return refuse(fmt::format("{} ranges, at most 1 is taken", tensor.range_count));
+    return refuse(fmt::format("it has {} ranges, at most 1 is allowed", tensor.range_count));
   if ((tensor.shape == nullptr && tensor.shape_count != 0) ||
       (tensor.ranges == nullptr && tensor.range_count != 0))
     return refuse("its shape or ranges are NULL");
@@ -252,8 +252,9 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
     if (state < WSYNC_PUBLISH_PENDING || state > WSYNC_PUBLISH_COMMITTED)
-      return wsync::fail(ErrorCode::kInvalidInput,
-                         fmt::format("{} is no state to wait for", static_cast<int>(state)));
+      return wsync::fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("{} is not a state that can be waited for", static_cast<int>(state)));
     const auto time = WSYNC_TRY(time_of(timeout_ms));
     std::optional<TimePoint> deadline;
     if (time) deadline = wsync::now() + *time;

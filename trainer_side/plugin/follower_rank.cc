@@ -78,7 +78,7 @@ class FollowerRank final : public RankRole {
   void roll_back(const Version& /*to*/,
                  std::function<void(Result<control::RollbackReply>)> on_done) override {
     on_done(fail(ErrorCode::kInvalidInput,
-                 fmt::format("rank {} cannot roll back: rank 0 does", settings_.rank)));
+                 fmt::format("rank {} cannot roll back: only rank 0 can", settings_.rank)));
   }
 
  private:
@@ -171,7 +171,7 @@ bool FollowerRank::join_unended(const PublishOrder& order) {
   if (before == pending_.end()) return false;
   if (before->again)
     fail_order(*before->again, ErrorCode::kCancelled,
-               fmt::format("step {} is published once more", order.step));
+               fmt::format("step {} is published again", order.step));
   before->again = order;
   notify(*before);
   return true;
@@ -274,7 +274,7 @@ void FollowerRank::handle_frame(const control::Frame& frame) {
   else if (const auto* error = std::get_if<control::ErrorReply>(&frame.message))
     refusal_.emplace(static_cast<ErrorCode>(error->code), error->message);
   else
-    log_warning("rank {}: rank 0 sent {}, which is dropped", settings_.rank,
+    log_warning("rank {}: the message {} of rank 0 was dropped", settings_.rank,
                 control::message_name(control::type_of(frame.message)));
 }
 
@@ -292,15 +292,16 @@ void FollowerRank::handle_close(const Error& error) {
   stream_.reset();
   if (refusal_ && refusal_->code() == ErrorCode::kFenced) return stop(*refusal_);
   problem_ = refusal_ ? refusal_->message() : error.message();
-  log_info("rank {}: rank 0 has gone: {}", settings_.rank, problem_);
+  log_info("rank {}: rank 0 disconnected: {}", settings_.rank, problem_);
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (it->is_kept)
       pending_.erase(it);
     else if (it->is_sent)
-      fail_or_try_again(it, refusal_ ? ErrorCode::kRefused : ErrorCode::kPeerLost,
-                        fmt::format("rank 0 has gone before it told the end of step {}: {}",
-                                    it->order.step, problem_));
+      fail_or_try_again(
+          it, refusal_ ? ErrorCode::kRefused : ErrorCode::kPeerLost,
+          fmt::format("rank 0 disconnected before it reported the outcome of step {}: {}",
+                      it->order.step, problem_));
     it = next;
   }
   arm_deadline();
@@ -366,7 +367,7 @@ void FollowerRank::handle_status(const control::PublishStatus& status) {
     const std::uint64_t step = it->order.step;
     if (step < status.step && it->is_sent && (it->is_kept || !it->is_heard))
       end(it, ErrorCode::kRefused,
-          fmt::format("rank 0 publishes step {} and not step {}", status.step, step));
+          fmt::format("rank 0 publishes step {}, not step {}", status.step, step));
     else if (step == status.step && it->is_sent)
       apply_status(it, status);
     it = next;
@@ -436,10 +437,11 @@ void FollowerRank::check_deadlines() {
     const auto next = std::next(it);
     if (it->deadline && *it->deadline <= now())
       end(it, ErrorCode::kDeadline,
-          it->is_sent ? fmt::format("rank 0 has not told the end of step {} before the deadline",
-                                    it->order.step)
-                      : fmt::format("step {} could not be reported to rank 0 at {}: {}",
-                                    it->order.step, path_, problem_));
+          it->is_sent
+              ? fmt::format("rank 0 did not report the outcome of step {} before the deadline",
+                            it->order.step)
+              : fmt::format("step {} could not be reported to rank 0 at {}: {}", it->order.step,
+                            path_, problem_));
     it = next;
   }
   arm_deadline();

@@ -66,8 +66,8 @@ Result<PublishView> PublishBoard::find(std::uint64_t id) const {
   if (found == publishes_.end())
     return fail(ErrorCode::kNotFound,
                 id == 0 || id >= next_
-                    ? fmt::format("there is no publish {}", id)
-                    : fmt::format("publish {} has been forgotten: the last {} that ended are kept",
+                    ? fmt::format("publish {} does not exist", id)
+                    : fmt::format("publish {} is no longer kept: only the last {} that ended are",
                                   id, limits::kPublishesRemembered));
   return found->second;
 }
@@ -89,8 +89,8 @@ Result<PublishView> PublishBoard::wait(std::uint64_t id, PublishState state,
     }
     if (now() >= *deadline)
       return fail(ErrorCode::kDeadline,
-                  fmt::format("publish {} of step {} has not come so far before the deadline", id,
-                              view->status.step));
+                  fmt::format("publish {} of step {} did not reach that state before the deadline",
+                              id, view->status.step));
     changed_.wait_for(lock, *deadline - now());
   }
 }

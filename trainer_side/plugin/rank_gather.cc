@@ -73,9 +73,8 @@ Result<TensorInfo> shard_info(const RankTensor& tensor) {
   if (tensor.range) {
     const publish::ShardRange& range = *tensor.range;
     if (range.dim >= info.shape.size())
-      return fail(
-          ErrorCode::kInvalidInput,
-          fmt::format("tensor {}: there is no dimension {} to cut", describe(info), range.dim));
+      return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: it has no dimension {} to cut",
+                                                        describe(info), range.dim));
     const std::uint64_t extent = info.shape[range.dim];
     if (range.begin > extent || range.length > extent - range.begin)
       return fail(ErrorCode::kInvalidInput,
@@ -102,7 +101,7 @@ Result<RankTensor> from_message(const control::EngineTensor& message) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("tensor {}: dtype {} is unknown", message.name, message.dtype));
   if (message.ranges.size() > 1)
-    return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {} ranges, at most 1 is taken",
+    return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {} ranges, at most 1 is allowed",
                                                       message.name, message.ranges.size()));
   RankTensor tensor{.info = {.name = message.name,
                              .dtype = static_cast<DType>(message.dtype),
@@ -125,7 +124,7 @@ bool is_lost(const control::PublishStatus& status) noexcept {
 Result<> RankGather::join(const control::RankHello& hello) {
   if (hello.world_size != world_size_)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("rank {} says there are {} ranks, rank 0 was made for {}", hello.rank,
+                fmt::format("rank {} reports {} ranks, but rank 0 was created for {}", hello.rank,
                             hello.world_size, world_size_));
   if (hello.rank == 0 || hello.rank >= world_size_)
     return fail(ErrorCode::kInvalidInput,
@@ -152,7 +151,7 @@ Result<> RankGather::check_process(const RankProcess& process) {
   if (process.incarnation >= rank.incarnation || planted("old_incarnation_taken")) return {};
   return fail(ErrorCode::kFenced,
               fmt::format("rank {} was replaced: incarnation {} (process {}) is that rank now, and "
-                          "nothing is taken from incarnation {}",
+                          "messages of incarnation {} are refused",
                           process.rank, rank.incarnation, rank.pid, process.incarnation));
 }
 
@@ -180,10 +179,10 @@ Result<> RankGather::report(const RankProcess& process, const control::Snapshott
       snapshotted.content_digest == from.gathered_digest)
     return {};
   if (snapshotted.step <= over_ && collecting_ != snapshotted.step)
-    return fail(ErrorCode::kRefused, snapshotted.step == over_
-                                         ? fmt::format("rank 0 is through with step {}: {}",
-                                                       snapshotted.step, over_reason_)
-                                         : fmt::format("rank 0 has gone on to step {}", over_));
+    return fail(ErrorCode::kRefused,
+                snapshotted.step == over_
+                    ? fmt::format("rank 0 has finished step {}: {}", snapshotted.step, over_reason_)
+                    : fmt::format("rank 0 has moved on to step {}", over_));
   const std::uint32_t rank = process.rank;
   Rank& from = ranks_[rank];
   if (!from.tensors)
@@ -242,7 +241,7 @@ Result<> RankGather::report_again(std::uint32_t rank, Report& waiting, Report ag
 
 void RankGather::leave(const RankProcess& process) {
   const std::lock_guard lock(mutex_);
-  if (ranks_[process.rank].incarnation == process.incarnation) lose(process.rank, "is gone");
+  if (ranks_[process.rank].incarnation == process.incarnation) lose(process.rank, "disconnected");
 }
 
 void RankGather::lose(std::uint32_t rank, std::string_view how) {

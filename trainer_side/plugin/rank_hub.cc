@@ -30,7 +30,8 @@ void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
   // A rank may reconnect before the end of its old connection is noticed, so two are allowed for
   // each.
   if (peers_.size() >= 2 * std::size_t{gather_.world_size()}) {
-    log_warning("rank link: {} connections, process {} is turned away", peers_.size(), peer.pid);
+    log_warning("rank link: process {} is refused, because there are already {} connections",
+                peer.pid, peers_.size());
     return;
   }
   const std::uint64_t id = next_peer_++;
@@ -45,7 +46,7 @@ void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
   Peer& added = peers_[id];
   added.stream = std::move(*stream);
   added.hello = std::make_unique<Timer>(loop_, [this, id] {
-    refuse(id, Error(ErrorCode::kDeadline, "the rank did not say hello before the deadline"));
+    refuse(id, Error(ErrorCode::kDeadline, "the rank did not send RankHello before the deadline"));
   });
   added.hello->start(std::chrono::milliseconds(limits::kHelloDeadlineMs));
 }
@@ -59,7 +60,7 @@ void RankHub::handle_frame(std::uint64_t id, control::Frame frame) {
 Result<> RankHub::greet(std::uint64_t id, Peer& peer, const control::RankHello& hello) {
   if (peer.process)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("rank {} says hello twice", peer.process->rank));
+                fmt::format("rank {} sent RankHello twice", peer.process->rank));
   WSYNC_TRY(gather_.join(hello));
   peer.process = RankProcess{.rank = hello.rank, .incarnation = hello.incarnation};
   peer.hello.reset();
@@ -69,7 +70,7 @@ Result<> RankHub::greet(std::uint64_t id, Peer& peer, const control::RankHello& 
     if (other != id && before.process && before.process->rank == hello.rank)
       refuse(other, Error(ErrorCode::kFenced,
                           fmt::format("rank {} was replaced: process {} (incarnation {}) is that "
-                                      "rank now, and nothing is taken from incarnation {}",
+                                      "rank now, and messages of incarnation {} are refused",
                                       hello.rank, hello.pid, hello.incarnation,
                                       before.process->incarnation)));
   return {};
@@ -80,14 +81,14 @@ Result<> RankHub::handle(std::uint64_t id, Peer& peer, control::Frame& frame) {
     return greet(id, peer, *hello);
   if (!peer.process)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("a rank begins with RankHello, found {}",
+                fmt::format("the first message of a rank must be RankHello, found {}",
                             control::message_name(control::type_of(frame.message))));
   if (const auto* shards = std::get_if<control::RankShards>(&frame.message))
     return gather_.describe(*peer.process, *shards);
   const auto* snapshotted = std::get_if<control::Snapshotted>(&frame.message);
   if (snapshotted == nullptr)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("a rank does not send {}",
+                fmt::format("a rank must not send {}",
                             control::message_name(control::type_of(frame.message))));
   UniqueFd arena = frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front());
   const Result<> reported = gather_.report(*peer.process, *snapshotted, std::move(arena));
@@ -123,7 +124,7 @@ void RankHub::drop(std::uint64_t id, const Error& error) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   if (found->second.process) {
-    log_info("rank {} has gone: {}", found->second.process->rank, error.message());
+    log_info("rank {} disconnected: {}", found->second.process->rank, error.message());
     gather_.leave(*found->second.process);
   }
   peers_.erase(found);

@@ -33,7 +33,7 @@ Trainer::~Trainer() {
 Result<> Trainer::start() {
   std::unique_lock lock(mutex_);
   if (thread_.joinable())
-    return fail(ErrorCode::kInvalidInput, "the trainer has been started already");
+    return fail(ErrorCode::kInvalidInput, "the trainer has already been started");
   started_.reset();
   // The new thread inherits this mask. Signals are therefore delivered to the threads of the
   // caller, and a write to a closed connection gives an error code instead of SIGPIPE.
@@ -153,7 +153,8 @@ Result<control::RollbackReply> Trainer::roll_back(const Version& to,
   std::unique_lock lock(answer->mutex);
   while (!answer->reply) {
     if (now() >= deadline)
-      return fail(ErrorCode::kDeadline, "the rollback is not done before the deadline; it goes on");
+      return fail(ErrorCode::kDeadline,
+                  "the rollback did not end before the deadline; it continues");
     answer->changed.wait_for(lock, deadline - now());
   }
   return std::move(*answer->reply);

@@ -48,7 +48,7 @@ std::filesystem::path state_folder(const config::TrainerConfig& config) {
 
 // Logged at the start, because a missing sidecar may not connect for a long time.
 void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milliseconds gather) {
-  log_info("going on from epoch {} of fleet {}, target {}{}", record.fence.epoch,
+  log_info("continuing from epoch {} of fleet {}, target {}{}", record.fence.epoch,
            record.fence.fleet.to_string(),
            record.target.none() ? "none" : record.target.to_string(),
            record.members.empty()
@@ -95,7 +95,7 @@ Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
   }
   if (options.record && !options.fleet_id.none() && options.record->fence.fleet != options.fleet_id)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} is of fleet {}, fleet_id names {}: name another folder with "
+                fmt::format("{} is of fleet {}, but fleet_id names {}: choose another folder with "
                             "`fleet`, or leave fleet_id out",
                             store->path().string(), options.record->fence.fleet.to_string(),
                             options.fleet_id.to_string()));
@@ -141,7 +141,7 @@ Result<> CoordinatorAgent::listen() {
     commands_.lost(peer, error.message());
   };
   callbacks.on_bad_message = [](const std::string& peer, const Error& error) {
-    log_warning("message from {} dropped: {}", peer, error.message());
+    log_warning("a message from {} was dropped: {}", peer, error.message());
   };
   callbacks.heartbeat = [this] {
     control::Envelope envelope;
@@ -205,7 +205,8 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   // With --take-over this coordinator already has the fleet. Ending because the pages are missing
   // would leave the fleet without a coordinator.
   if (!config_.take_over) return fail(std::move(pages).error());
-  log_warning("no /metrics, /healthz, /readyz and page: {}", pages.error().message());
+  log_warning("/metrics, /healthz, /readyz and the page are not served: {}",
+              pages.error().message());
   return {};
 }
 
@@ -251,9 +252,9 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
     if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
       // This side's error: it cannot be encoded.
       if (result.error().code() == ErrorCode::kInvalidInput)
-        log_error("send to {}: {}", sent->peer, result.error().message());
+        log_error("a message to {} was not sent: {}", sent->peer, result.error().message());
       else
-        log_debug("send to {}: {}", sent->peer, result.error().message());
+        log_debug("a message to {} was not sent: {}", sent->peer, result.error().message());
     }
   } else if (auto* record = std::get_if<coordinator::Store>(&command)) {
     store(*record);
@@ -309,7 +310,7 @@ void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope
     reply(peer, request, std::move(reply_message));
   };
   if (const auto* push = std::get_if<control::Push>(&message)) {
-    log_info("push of {} asked for", push->directory);
+    log_info("push of {} requested", push->directory);
     callbacks_.on_push(peer, envelope.request, *push);
   } else if (const auto* rollback = std::get_if<control::Rollback>(&message)) {
     roll_back(rollback->to, [answer](Result<control::RollbackReply> back) {
@@ -355,7 +356,7 @@ void CoordinatorAgent::handle_sidecar(const std::string& peer, control::Envelope
                                 .envelope = std::move(envelope),
                                 .message = std::move(message),
                                 .predecessor_gone = is_gone});
-  if (leaves) commands_.lost(peer, "it left");
+  if (leaves) commands_.lost(peer, "the sidecar left the fleet");
 }
 
 void CoordinatorAgent::reply(const std::string& peer, std::uint64_t request,
@@ -421,8 +422,8 @@ std::optional<std::string> CoordinatorAgent::why_not_ready() const {
       fmt::format("{} of at least {} sidecars have joined {}", joined, needed, address());
   if (const std::vector<std::string> names = coordinator_.awaited(); !names.empty())
     why += fmt::format(
-        "; the record names sidecars that have not come, for which it waits {} s at "
-        "most (deadlines.gather): {}",
+        "; sidecars of the record have not connected, and the coordinator waits for them at most "
+        "{} s (deadlines.gather): {}",
         config_.deadlines.gather.count() / 1000, fmt::join(names, ", "));
   if (complaint_) why += "; " + *complaint_;
   return why;

@@ -13,7 +13,7 @@ void FleetQuestions::ask(const coordinator::Roster& roster, std::uint64_t reques
     if (!member.joined) {
       answer.failure = "is not connected";
     } else if (!send_(member.peer, request, question)) {
-      answer.failure = "does not read";
+      answer.failure = "does not read its messages";
     } else {
       answer.failure = "did not answer before the deadline";
       pending.waiting[member.peer] = pending.answers.size() - 1;

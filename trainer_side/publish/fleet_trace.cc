@@ -47,7 +47,7 @@ control::TraceAnswer gathered_trace(control::TraceProcess own,
     const control::TraceProcess* found = process_in(answer);
     if (found == nullptr) {
       gathered.processes.push_back({.name = "sidecar " + answer.sidecar,
-                                    .failure = answer.failure.value_or("gave no trace")});
+                                    .failure = answer.failure.value_or("sent no trace")});
       continue;
     }
     control::TraceProcess& process = gathered.processes.emplace_back(*found);

@@ -27,12 +27,12 @@ struct RowView {
 Result<RowView> view_along(const TensorInfo& info, std::uint32_t dim, std::uint64_t total_bytes,
                            std::uint32_t rank) {
   if (dim >= info.shape.size())
-    return refuse(info, rank, fmt::format("there is no dimension {} to cut", dim));
+    return refuse(info, rank, fmt::format("it has no dimension {} to cut", dim));
   RowView view;
   for (std::uint32_t i = 0; i < dim; ++i) view.rows *= info.shape[i];
   const std::uint64_t units = view.rows * info.shape[dim];
   if (total_bytes % units != 0)
-    return refuse(info, rank, fmt::format("cut along dimension {}, it is not in whole bytes", dim));
+    return refuse(info, rank, fmt::format("a cut along dimension {} is not on whole bytes", dim));
   view.unit_bytes = total_bytes / units;
   view.row_bytes = total_bytes / view.rows;
   return view;
@@ -52,7 +52,7 @@ Result<GatheredSource> GatheredSource::create(std::vector<std::vector<RankTensor
                       "rank " + std::to_string(parts.front().first) + " describes it as " +
                           describe(parts.front().second->info));
       if (!parts.empty() && parts.back().first == rank)
-        return refuse(tensor.info, rank, "given twice");
+        return refuse(tensor.info, rank, "it is given twice");
       parts.emplace_back(rank, &tensor);
     }
   auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
@@ -77,9 +77,9 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
     if (part->range) {
       const ShardRange range = *part->range;
       if (dim.value_or(range.dim) != range.dim)
-        return refuse(
-            info, rank,
-            fmt::format("cut along dimension {}, another rank cuts along {}", range.dim, *dim));
+        return refuse(info, rank,
+                      fmt::format("it is cut along dimension {}, but another rank cuts along {}",
+                                  range.dim, *dim));
       dim = range.dim;
       const auto view = WSYNC_TRY(view_along(info, range.dim, total, rank));
       const std::uint64_t extent = info.shape[range.dim];
@@ -94,9 +94,9 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
     }
     const auto* span = std::get_if<std::span<const std::byte>>(&part->bytes);
     if (span != nullptr && span->size() != shard.bytes * rows)
-      return refuse(
-          info, rank,
-          fmt::format("{} bytes in memory, its range needs {}", span->size(), shard.bytes * rows));
+      return refuse(info, rank,
+                    fmt::format("it has {} bytes in memory, but its range needs {}", span->size(),
+                                shard.bytes * rows));
     shard.source = std::move(part->bytes);
     tensor.shards.push_back(std::move(shard));
   }

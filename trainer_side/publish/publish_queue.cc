@@ -16,7 +16,7 @@ constexpr std::array<Transition<JobState>, 24> kTransitions = {{
     {JobState::kQueued, "its turn has come and the coordinator is ready", JobState::kSnapshotting,
      "name the version, begin the snapshot"},
     {JobState::kQueued,
-     "its deadline, a step that was used, given up, or the coordinator has stopped",
+     "its deadline has passed, its step was used, it is abandoned, or the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
     {JobState::kQueued, "cancelled on request", JobState::kCancelled, "answer"},
     {JobState::kSnapshotting, "the snapshot is complete", JobState::kWaiting,
@@ -24,16 +24,16 @@ constexpr std::array<Transition<JobState>, 24> kTransitions = {{
     {JobState::kSnapshotting, "cancelled on request", JobState::kStopping, "stop the snapshot"},
     {JobState::kSnapshotting, "the snapshot has failed, or the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
-    {JobState::kSnapshotting, "given up before a weight was read, and it has stopped",
+    {JobState::kSnapshotting, "abandoned before a weight was read, and it has stopped",
      JobState::kCancelled, "answer"},
     {JobState::kStopping, "the snapshot has returned, complete or not", JobState::kCancelled,
      "answer"},
     {JobState::kStopping, "the snapshot has returned after the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
     {JobState::kWaiting, "its round begins", JobState::kAnnouncing, ""},
-    {JobState::kWaiting, "a newer publish waits in its place", JobState::kSuperseded, "answer"},
-    {JobState::kWaiting, "the coordinator refuses it, or its deadline", JobState::kFailed,
-     "answer with the reason"},
+    {JobState::kWaiting, "a newer publish replaces it", JobState::kSuperseded, "answer"},
+    {JobState::kWaiting, "the coordinator refuses it, or its deadline has passed",
+     JobState::kFailed, "answer with the reason"},
     {JobState::kWaiting, "cancelled on request", JobState::kCancelled, "answer"},
     {JobState::kAnnouncing, "every sidecar of the round has accepted", JobState::kStaging, ""},
     {JobState::kAnnouncing, "the round is aborted", JobState::kFailed, "answer with the reason"},
@@ -47,7 +47,7 @@ constexpr std::array<Transition<JobState>, 24> kTransitions = {{
     // Events that change no state.
     {JobState::kQueued, "the coordinator is not ready", JobState::kQueued,
      "report it once, after 5 s"},
-    {JobState::kSnapshotting, "given up before a weight was read", JobState::kSnapshotting,
+    {JobState::kSnapshotting, "abandoned before a weight was read", JobState::kSnapshotting,
      "stop the snapshot"},
     {JobState::kStopping, "cancelled on request again", JobState::kStopping, "answer as before"},
 }};
@@ -119,7 +119,7 @@ TransitionTable publish_transitions() {
 Result<PublishQueue::Jobs::iterator> PublishQueue::find(std::uint64_t request) {
   const auto job = jobs_.find(request);
   if (job == jobs_.end())
-    return fail(ErrorCode::kInternal, fmt::format("publish {} does not run", request));
+    return fail(ErrorCode::kInternal, fmt::format("publish {} is not running", request));
   return job;
 }
 
@@ -179,18 +179,19 @@ Result<bool> PublishQueue::advance_one(Jobs::iterator job, TimePoint now, Comman
   const std::int64_t seconds = deadline_.count() / 1000;
   if (const auto reason = facts_.why_not_ready()) {
     if (is_late)
-      return refuse(Error(ErrorCode::kDeadline,
-                          fmt::format("after {} s (deadlines.publish) {}", seconds, *reason)));
+      return refuse(
+          Error(ErrorCode::kDeadline,
+                fmt::format("the publish waited {} s (deadlines.publish): {}", seconds, *reason)));
     if (now >= job->second.begun + kReportWaitAfter &&
         !std::exchange(job->second.wait_reported, true))
-      out.emplace_back(ReportWait{
-          fmt::format("a publish waits, {} s at most (deadlines.publish): {}", seconds, *reason)});
+      out.emplace_back(ReportWait{fmt::format(
+          "a publish is waiting, at most {} s (deadlines.publish): {}", seconds, *reason)});
     return false;
   }
   if (is_late)
-    return refuse(Error(ErrorCode::kDeadline,
-                        "its deadline (deadlines.publish) came while the snapshot before it was "
-                        "taken"));
+    return refuse(
+        Error(ErrorCode::kDeadline,
+              "its deadline (deadlines.publish) passed while the previous snapshot was taken"));
   const Result<Version> version = name_version(job->second.step);
   if (!version) return refuse(version.error());
   WSYNC_TRY(move(job, JobState::kSnapshotting));
@@ -220,7 +221,7 @@ Result<PublishQueue::Commands> PublishQueue::give_up(std::uint64_t step, bool we
     const auto reason = facts_.why_not_ready();
     WSYNC_TRY(fail_job(
         job,
-        Error(ErrorCode::kDeadline, reason.value_or("the snapshot before it is still being taken")),
+        Error(ErrorCode::kDeadline, reason.value_or("the previous snapshot is still being taken")),
         out));
     return out;
   }

@@ -213,7 +213,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
     }
     if (!is_logged && now() - begun > kLogWaitAfter) {
       is_logged = true;
-      log_warning("version {} waits for a free arena: all {} are read: {}",
+      log_warning("version {} waits for a free arena: all {} are being read: {}",
                   request.version.to_string(), arenas_.size(), who_reads());
     }
     if (now() >= request.deadline)

@@ -61,7 +61,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
         {.superseded = done.superseded, .cancelled = done.cancelled, .reply = done.reply}));
   };
   own.on_drop = [this](const Version& version) {
-    publisher_->withdraw(version, "the coordinator has dropped this version");
+    publisher_->withdraw(version, "the coordinator has released this version");
   };
   own.on_step = [this] { advance(); };
   own.on_push = [this](const std::string& peer, std::uint64_t request, const control::Push& push) {

@@ -23,7 +23,7 @@ Result<MemorySource> MemorySource::create(std::vector<MemoryTensor> tensors) {
     const auto* span = std::get_if<std::span<const std::byte>>(&tensor.bytes);
     if (span != nullptr && span->size() != needed)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("tensor {} has {} bytes in memory, its shape needs {}",
+                  fmt::format("tensor {} has {} bytes in memory, but its shape needs {}",
                               describe(tensor.info), span->size(), needed));
     source.bytes_[*index] = std::move(tensor.bytes);
   }

@@ -95,7 +95,7 @@ class ChoiceReader {
   Result<> read_reason() {
     const json* reason = member(choice_, "finish_reason");
     if (reason != nullptr && *reason == "abort")
-      return fail(ErrorCode::kBusy, place_ + " was aborted by the engine before it was whole");
+      return fail(ErrorCode::kBusy, place_ + " was aborted by the engine before it was complete");
     stopped_ = reason != nullptr && *reason == "stop";
     if (!stopped_ && (reason == nullptr || *reason != "length"))
       return wrong_answer(at("finish_reason"), reason, "'stop', 'length' or 'abort'");
@@ -110,9 +110,9 @@ class ChoiceReader {
     for (std::size_t i = 0; same && i < prompt->size(); ++i)
       same = whole(&(*prompt)[i], kByteTokens) == static_cast<unsigned char>(question_.prompt[i]);
     if (same) return {};
-    return wrong_answer(
-        at("prompt_token_ids"), prompt,
-        fmt::format("the {} that were asked about", counted(question_.prompt.size(), "token")));
+    return wrong_answer(at("prompt_token_ids"), prompt,
+                        fmt::format("the {} of the prompt that was sent",
+                                    counted(question_.prompt.size(), "token")));
   }
 
   Result<> read_tokens() {
@@ -140,7 +140,7 @@ class ChoiceReader {
         stop == tokens.end() ? "none" : fmt::format("the first at {}", stop - tokens.begin());
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the answer: {}: expected token {} where it ends by 'stop' and nowhere "
-                            "else, found {} in {}; the engine has to take stop_token_ids",
+                            "else, found {} in {}; the engine must support stop_token_ids",
                             at("token_ids"), stop_token(question_), found,
                             counted(tokens.size(), "token")));
   }

@@ -20,7 +20,7 @@ tl::unexpected<Error> refusal(const std::string& path, const http::ClientRespons
   if (answer.status == 503)
     return fail(ErrorCode::kBusy, fmt::format("{} is not ready: {}", path, said));
   if (answer.status == 429)
-    return fail(ErrorCode::kBusy, fmt::format("{} has too much to do: {}", path, said));
+    return fail(ErrorCode::kBusy, fmt::format("{} is overloaded: {}", path, said));
   return fail(ErrorCode::kRefused,
               fmt::format("{} was answered with status {}: {}", path, answer.status, said));
 }

@@ -49,8 +49,8 @@ class StepBatches {
   [[nodiscard]] Result<> add(const Sequence& sequence, std::span<const PolicyTarget> policy) {
     if (sequence.prompt.empty())
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("sequence {}: its prompt is empty; expected one byte or more, what "
-                              "its first token is predicted from",
+                  fmt::format("sequence {}: its prompt is empty; expected at least one byte, from "
+                              "which its first token is predicted",
                               added_));
     std::vector<std::uint32_t> all;
     append_bytes(sequence.prompt, all);

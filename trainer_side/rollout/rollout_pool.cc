@@ -112,9 +112,9 @@ Result<> score(const Reward& reward, Group& group) {
     try {
       rollout.reward = reward(group.problem, text_of(rollout));
     } catch (const std::exception& error) {
-      return wrong(fmt::format("it has thrown {}", quote_text(error.what())));
+      return wrong(fmt::format("it threw {}", quote_text(error.what())));
     } catch (...) {
-      return wrong("it has thrown something that is no std::exception");
+      return wrong("it threw something that is not a std::exception");
     }
     if (!(std::abs(rollout.reward) <= kRewardMax))
       return wrong(fmt::format("expected a number from {} to {}, found {}", -kRewardMax, kRewardMax,
@@ -199,7 +199,7 @@ Result<> RolloutPool::State::start() {
                             &client = *clients[i]] { work(replica, client); });
   } catch (const std::system_error& error) {
     return fail(ErrorCode::kResourceExhausted,
-                fmt::format("cannot make {} for questions: {}; lower requests",
+                fmt::format("cannot start {} for questions: {}; lower requests",
                             counted(clients.size(), "thread"), error.what()));
   }
   return {};
@@ -295,10 +295,11 @@ void RolloutPool::State::saw(Replica& replica, const std::string& url, const Ver
   replica.step.reset();
   if (served.epoch >= min_epoch) replica.step = served.step;
   if (!replica.step)
-    replica.holds_up = fmt::format("{} serves {} of another run; weights of epoch {} are needed",
-                                   url, served.to_string(), min_epoch);
+    replica.holds_up =
+        fmt::format("{} serves {} of another run, but weights of epoch {} are needed", url,
+                    served.to_string(), min_epoch);
   else if (*replica.step < needed)
-    replica.holds_up = fmt::format("{} serves {}, and weights of step {} are needed", url,
+    replica.holds_up = fmt::format("{} serves {}, but weights of step {} are needed", url,
                                    served.to_string(), needed);
 }
 
@@ -361,9 +362,10 @@ Error RolloutPool::State::not_in_time(std::uint64_t step, double seconds_waited)
     if (why.empty()) why = replica.holds_up;
   if (!stats.last_failure.empty())
     why += fmt::format("{}the last failure: {}", why.empty() ? "" : "; ", stats.last_failure);
-  if (why.empty()) why = "no replica has failed; give them more time, or fewer tokens to generate";
+  if (why.empty())
+    why = "no replica has failed; allow the replicas more time, or fewer tokens to generate";
   return {ErrorCode::kDeadline,
-          fmt::format("rollouts of step {}: {} of {} were there after {:.1f} s; {}", step,
+          fmt::format("rollouts of step {}: {} of {} were ready after {:.1f} s; {}", step,
                       groups_of(step), counted(options.groups, "group"), seconds_waited, why)};
 }
 

@@ -60,7 +60,7 @@ void TrainReport::take(const json& event) {
         event.at("tokens_of_step").get<std::uint64_t>(),
         event.at("first_step") == 1
             ? ""
-            : fmt::format("; goes on with step {}", event.at("first_step").get<std::uint64_t>()));
+            : fmt::format("; continues with step {}", event.at("first_step").get<std::uint64_t>()));
   } else if (kind == "step") {
     take_step(event);
   } else if (kind == "rollouts") {
@@ -99,7 +99,7 @@ void TrainReport::take_step(const json& event) {
 
 void TrainReport::take_recovered(const json& event) {
   recoveries_.push_back(event);
-  log_info("recovered in {:.3f} s, from {}: goes on with step {}",
+  log_info("recovered in {:.3f} s, from {}: continues with step {}",
            event.at("seconds").get<double>(), event.at("from").get<std::string>(),
            event.at("step").get<std::uint64_t>());
 }
@@ -256,7 +256,7 @@ std::string TrainReport::sentences() const {
         1e3 * sum.at("snapshot_wait_seconds_median").get<double>());
     if (!sum.at("step_ratio").is_null())
       text += fmt::format(
-          "a step beside a publish took {:.3f} s, another one {:.3f} s (medians): {:.3f} times\n",
+          "a step during a publish took {:.3f} s, another one {:.3f} s (medians): {:.3f} times\n",
           sum.at("step_seconds_beside_publish").get<double>(),
           sum.at("step_seconds_alone").get<double>(), sum.at("step_ratio").get<double>());
   }
@@ -304,7 +304,7 @@ Outcome TrainReport::outcome() const {
         fmt::format("wsync trainer: stopped on request after step {} of {}{}", last_step_,
                     begin_.at("steps").get<std::uint64_t>(),
                     saved_.empty() ? "; nothing is saved without save.directory"
-                                   : fmt::format("; go on with --resume {}",
+                                   : fmt::format("; continue with --resume {}",
                                                  saved_.back().at("directory").get<std::string>()));
   }
   return outcome;

@@ -126,8 +126,8 @@ class Launch {
     const auto sent = send_some(seat.control.get(), sign, fds);
     // If the process has just ended, it is detected as lost elsewhere.
     if (sent ? *sent > 0 : sent.error().code() == ErrorCode::kPeerLost) return;
-    log_warning("process {} cannot be told how the run goes on: {}", seat.child->pid(),
-                sent ? "it reads nothing" : sent.error().message());
+    log_warning("process {} cannot be informed how the run continues: {}", seat.child->pid(),
+                sent ? "it does not read its messages" : sent.error().message());
   }
 
   [[nodiscard]] Result<> start(std::uint32_t rank) {
@@ -246,15 +246,15 @@ class Launch {
       const Seat& seat = seats_[rank];
       if (!seat.child->running() || seat.is_lost) continue;
       if (const auto away = now() - away_since(rank); is_away(rank) && away > kAwayWaitLimit) {
-        lose(rank, fmt::format("has not come to the others for {}: it hangs",
+        lose(rank, fmt::format("has not reached the other ranks for {}: it hangs",
                                trace::format_duration(away)));
         continue;
       }
       if (sign.phase != RankPhase::kThere) continue;
       const auto silence = now() - sign.last_beat;
       if (silence < config_.heartbeat.deadline) continue;
-      lose(rank, fmt::format("has given no sign of life for {}, heartbeat.deadline is {}: it is "
-                             "stopped, or this host has no time for it",
+      lose(rank, fmt::format("has sent no heartbeat for {}, heartbeat.deadline is {}: it is "
+                             "stopped, or this host is overloaded",
                              trace::format_duration(silence),
                              trace::format_duration(config_.heartbeat.deadline)));
       children_->loop().stop();
@@ -312,7 +312,7 @@ class Launch {
     if (health) return broken_since_.reset();
     if (!broken_since_) broken_since_ = now();
     if (now() - *broken_since_ < kBrokenWaitLimit) return;
-    log_warning("the ranks are connected anew: {}", health.error().message());
+    log_warning("the ranks are connected again: {}", health.error().message());
     resume_without({}, health.error());
   }
 
@@ -360,7 +360,7 @@ class Launch {
         seats_[rank].is_lost = true;
         seats_[rank].child->send(SIGKILL);
       }
-      return log_warning("{}; the run was over", why.message());
+      return log_warning("{}; the run had already ended", why.message());
     }
     // A break does not count as an attempt while a rank is absent from the newest group: it may be
     // busy for a long time, and the other ranks time out while they wait for it.
@@ -369,13 +369,13 @@ class Launch {
     std::uint32_t max = !lost.empty() ? 0 : waits ? breaks_ : ++breaks_;
     for (const std::uint32_t rank : lost) max = std::max(max, ++seats_[rank].losses);
     if (max > config_.recovery.attempts)
-      return fail_all(Error(
-          why.code(), fmt::format("{}; that was {} times in a row, and no step has ended between "
-                                  "them (recovery.attempts is {})",
-                                  why.message(), max, config_.recovery.attempts)));
+      return fail_all(
+          Error(why.code(), fmt::format("{}; this happened {} times in a row, and no step ended in "
+                                        "between (recovery.attempts is {})",
+                                        why.message(), max, config_.recovery.attempts)));
     if (!lost.empty())
       log_warning("{}; {}a new process takes its place", why.message(),
-                  is_kept ? "it is kept as it is, and cut off; " : "");
+                  is_kept ? "the lost process is kept as it is, but disconnected; " : "");
     break_newest(why);
     if (const Result<> begun = begin_generation(lost); !begun) fail_all(begun.error());
   }

@@ -27,8 +27,8 @@ Result<UniqueFd> next_segment(int control, std::uint32_t rank) {
     const auto received = WSYNC_TRY(receive_some(control, sign, segments));
     if (received > 0 && sign.front() == kReplacedSign)
       return fail(ErrorCode::kFenced,
-                  fmt::format("rank {} was replaced: this process gave no sign of life for longer "
-                              "than heartbeat.deadline, and another has its place",
+                  fmt::format("rank {} was replaced: this process sent no heartbeat for longer "
+                              "than heartbeat.deadline, and another process has replaced it",
                               rank));
     if (received > 0 && sign.front() == kOverSign) return UniqueFd();
     if (received > 0) continue;
@@ -47,7 +47,7 @@ Result<std::unique_ptr<Membership>> Membership::join(const RankStart& start) {
       if (!membership->is_renewed()) return fail(entered.error());
       const auto goes_on = WSYNC_TRY(membership->rejoin(entered.error()));
       if (!goes_on)
-        return fail(ErrorCode::kCancelled, "the run was over before this process had begun");
+        return fail(ErrorCode::kCancelled, "the run ended before this process had begun");
     }
     return membership;
   }

@@ -224,8 +224,7 @@ void StepPublisher::end_all() {
     if (!told && now() - begun > kTellWait) {
       told = true;
       log_warning(
-          "waiting for the fleet to take step {} (publish.deadlines); an interrupt ends the "
-          "wait",
+          "waiting for the fleet to serve step {} (publish.deadlines); an interrupt ends the wait",
           running_.back().step);
     }
     if (is_stopping_() && !stopping) stopping = now();
@@ -234,7 +233,7 @@ void StepPublisher::end_all() {
   for (const Running& running : std::exchange(running_, {}))
     if (auto view = trainer_->look(running.id)) {
       view->status.state = PublishState::kFailed;
-      view->status.reason = "the run was asked to end before the fleet had taken it";
+      view->status.reason = "the run was asked to end before the fleet served this step";
       notify(running, *view);
     }
   if (newest_ && trainer_)

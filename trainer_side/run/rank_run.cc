@@ -242,7 +242,7 @@ class RankRun {
     if (step == 0 && config_.resume.empty() && any(shared, &Flags::has_begun))
       return fail(
           ErrorCode::kPeerLost,
-          fmt::format("{}, and the run has no saved state to go on from{}", lost.message(),
+          fmt::format("{}, and the run has no saved state to continue from{}", lost.message(),
                       config_.save.directory.empty() ? "; set save.directory and save.every"
                                                      : "; it saves one every save.every steps"));
     RunBegin found{.text = {}, .facts = facts_, .weights = {}, .state = {}};
@@ -253,7 +253,7 @@ class RankRun {
       found = WSYNC_TRY(begin_run(config_, rank_->options(), Outputs::kOfThisRun));
     }
     if (rank_->place().rank == 0)
-      log_warning("goes on from {}: {}",
+      log_warning("continues from {}: {}",
                   step > 0 ? training::state_directory(config_.save.directory, step)
                            : std::string("where the run began"),
                   lost.message());
@@ -285,8 +285,9 @@ class RankRun {
         put_aside(path, state ? "another rank" : state.error().message());
       const auto next = WSYNC_TRY(share({.saved = newest_saved(config_, first_)}));
       if (next.front().saved >= step)
-        return fail(ErrorCode::kPeerLost,
-                    fmt::format("{} cannot be read, nor put aside; remove it and resume", path));
+        return fail(
+            ErrorCode::kPeerLost,
+            fmt::format("{} can neither be read nor moved aside; remove it and resume", path));
       step = next.front().saved;
     }
     return std::optional<training::RunState>();

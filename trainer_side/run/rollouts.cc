@@ -154,8 +154,8 @@ Result<bool> StepRollouts::generate(std::uint64_t step, std::uint32_t min_epoch,
   if (loss_.kl != 0 && (is_first || !reference_)) {
     if (!is_first)
       log_warning(
-          "rollout.kl: the weights that this run began to generate with (step {}) are not there "
-          "any more; from step {} on the divergence is that from the weights of step {}",
+          "rollout.kl: the weights that this run began to generate with (step {}) no longer exist; "
+          "from step {} on, the divergence is measured from the weights of step {}",
           rollout_.warm_start_steps, step, step - 1);
     reference_ = weights;
   }

@@ -161,7 +161,8 @@ Result<std::string> read_text(const std::string& path) {
   if (!file) return fail_errno(path, errno);
   text << file.rdbuf();
   if (file.bad() || std::filesystem::is_directory(path))
-    return fail(ErrorCode::kInvalidInput, fmt::format("{}: it is no file that can be read", path));
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: this is not a file that can be read", path));
   return text.str();
 }
 
@@ -181,7 +182,7 @@ Result<Outcome> check(const std::string& path) {
                     {"microbatches", read->shape.microbatches},
                     {"violations", violations}};
   if (!violations.empty()) outcome.exit_code = kExitFailed;
-  outcome.text = violations.empty() ? fmt::format("{}: a right schedule of {}, {} each, {}", path,
+  outcome.text = violations.empty() ? fmt::format("{}: a valid schedule of {}, {} each, {}", path,
                                                   counted(read->shape.pp, "rank"),
                                                   counted(read->shape.vpp, "chunk"),
                                                   microbatches_text(read->shape.microbatches))
@@ -193,7 +194,7 @@ void add_check(CLI::App& parent, Context& context) {
   CLI::App* command =
       add_command(parent, context,
                   {.name = "check",
-                   .description = "Is a schedule that somebody wrote a right one?",
+                   .description = "Check whether a schedule is valid",
                    .examples = {"wsync schedule show > mine; wsync schedule check mine",
                                 "wsync schedule show | wsync schedule check -"}});
   auto path = std::make_shared<std::string>();
@@ -246,7 +247,7 @@ std::string simulation_text(const ScheduleOptions& options, const Simulation& si
       fmt::format("makespan      {:g}\nideal         {:g}\nbubble        {:.2f} % of the ideal\n",
                   simulation.makespan, simulation.ideal, 100 * simulation.bubble_ratio);
   if (simulation.pair) text += fmt::format("pair          {:g}\n", *simulation.pair);
-  text += fmt::format("exposed       {:g} of communication, on the rank that has most\n",
+  text += fmt::format("exposed       {:g} of communication, on the rank that has the most\n",
                       simulation.exposed());
   text += "critical path ";
   const nlohmann::json times = critical_json(simulation);
@@ -311,7 +312,7 @@ void add_simulate(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "simulate",
-       .description = "How long a step takes under given costs, and what it holds in memory",
+       .description = "Time and memory of a step under given costs",
        .examples = {"wsync schedule simulate --pp 4 --microbatches 8 --forward 1 --backward 2",
                     "wsync schedule simulate --pair 2.4 --svg step.svg --trace step.json",
                     "wsync schedule simulate --attn-forward 3 --mlp-forward 5 --attn-backward 4 "
@@ -432,8 +433,9 @@ void add_compare(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "compare",
-       .description = "Bubble, memory and exposed communication of all orders; costs are of one "
-                      "chunk, and an order with one chunk a rank runs all of the rank's as one",
+       .description =
+           "Bubble, memory and exposed communication of all orders; a cost is that of one chunk, "
+           "and an order with one chunk per rank runs all chunks of a rank as one",
        .examples = {"wsync schedule compare --pp 8 --vpp 2 --microbatches 32",
                     "wsync schedule compare --attn-forward 3 --mlp-forward 5 --attn-backward 4 "
                     "--mlp-backward 7 --wgrad 6 --dispatch 3 --combine 3 --pp-transfer 2"}});

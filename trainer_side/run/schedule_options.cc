@@ -90,13 +90,14 @@ void add_schedule_options(CLI::App& command, ScheduleArguments& arguments) {
   command.add_option("--group", arguments.group,
                      "Micro-batches that pass all chunks together (default: the ranks)");
   command.add_option("--extra-warmup", arguments.extra_warmup,
-                     "Forwards more in each warm-up, 0 or 1 (default: 1 with overlap)");
+                     "Extra forwards in each warm-up, 0 or 1 (default: 1 with overlap)");
   add_switch(
       command, "overlap", arguments.overlap,
       "Pairs: a forward overlapped with the backward of another micro-batch (default: on for "
       "interleaved)");
-  add_switch(command, "delay-wgrad", arguments.delay_wgrad,
-             "I and W in the place of B: the gradient leaves before the weight gradient");
+  add_switch(
+      command, "delay-wgrad", arguments.delay_wgrad,
+      "I and W instead of B: the input gradient is sent before the weight gradient is computed");
   command.add_flag("--offload", arguments.offload,
                    "Activations go to the host: at most four chunk activations on a device");
 }
@@ -168,8 +169,8 @@ Result<OperationCosts> to_costs(const CostArguments& arguments, bool splits_wgra
   const bool by_cell = arguments.forward || arguments.backward || arguments.pair;
   if (by_cell && arguments.by_lane())
     return refused(
-        "costs are given of cells (--forward, --backward, --pair) or of lanes (--attn-forward and "
-        "so on), not of both");
+        "costs are given either for cells (--forward, --backward, --pair) or for lanes "
+        "(--attn-forward and so on), not for both");
   const double backward = arguments.backward.value_or(2);
   Result<OperationCosts> costs =
       arguments.by_lane() ? lane_costs(arguments)

@@ -41,7 +41,7 @@ Result<> check_resumed_directory(const std::string& directory) {
     newest = std::max(newest, publish::step_of(entry->path()).value_or(0));
   return fail(ErrorCode::kNotFound,
               fmt::format("resume: {}: no config.json in it; {}", directory,
-                          newest == 0 ? "give a step_N directory that save.directory got"
+                          newest == 0 ? "give a step_N directory that a run saved in save.directory"
                                       : fmt::format("give the newest in it, {}",
                                                     training::state_directory(directory, newest))));
 }
@@ -158,10 +158,11 @@ Result<> check_outputs(const config::TrainConfig& config, std::uint64_t done) {
     const auto step = publish::step_of(entry->path());
     // A run that is asked to stop can save at any step.
     if (step && *step > done && *step <= config.steps)
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("save.directory: {} exists already, and this run may save step {} "
-                              "there; go on from it (resume), remove it or give another directory",
-                              entry->path().string(), *step));
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("save.directory: {} exists already, and this run may save step {} there; "
+                      "continue from it (resume), remove it or give another directory",
+                      entry->path().string(), *step));
   }
   if (error) return fail_errno("save.directory: " + directory, error.value());
   return {};
@@ -312,9 +313,10 @@ void put_aside(const std::string& path, const std::string& why) {
   fs::remove_all(aside, error);
   fs::rename(path, aside, error);
   if (error)
-    log_warning("{} cannot be gone on from ({}), nor put aside: {}", path, why, error.message());
+    log_warning("{} cannot be resumed from ({}), and it could not be moved aside: {}", path, why,
+                error.message());
   else
-    log_warning("{} cannot be gone on from ({}); it is {} now", path, why, aside);
+    log_warning("{} cannot be resumed from ({}); it is now {}", path, why, aside);
 }
 
 void remove_unfinished(const config::TrainConfig& config) {

@@ -35,7 +35,7 @@ Result<std::vector<Flags>> share_flags(collective::ProcessGroup& group, const Fl
     if (flags[rank].text != flags.front().text)
       return fail(ErrorCode::kRefused,
                   fmt::format("rank {} reads another text than rank 0: its digest is {}, expected "
-                              "{}; data.files may not change while a run goes on",
+                              "{}; data.files must not change during a run",
                               rank, flags[rank].text.to_string(), flags.front().text.to_string()));
   return flags;
 }

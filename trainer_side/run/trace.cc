@@ -76,7 +76,7 @@ Result<> StepTraces::write(collective::ProcessGroup* group) const {
   if (steps_.empty()) {
     if (rank_.place().rank == 0)
       log_warning(
-          "trace_file, picture: nothing is drawn, for no step has ended (since a rank was "
+          "trace_file, picture: nothing is drawn, because no step has ended (since a rank was "
           "replaced)");
     return {};
   }

@@ -94,8 +94,8 @@ Result<Outcome> run_as_rank(const TrainOptions& options, const config::TrainConf
   const bool launched = options.segment >= 0;
   if (!launched && config.ranks.rendezvous.empty())
     return fail(ErrorCode::kInvalidInput,
-                "--rank: ranks that are started one by one meet in ranks.rendezvous, which is "
-                "empty; leave --rank out and all ranks are started on this host");
+                "--rank: ranks that are started one by one connect through ranks.rendezvous, which "
+                "is empty; without --rank, all ranks are started on this host");
   TrainReport report(options.events);
   const auto on_event = [&](const nlohmann::json& event) {
     if (launched)
@@ -167,7 +167,7 @@ Result<Outcome> run_training(Context& context, TrainOptions options) {
   if (!config->ranks.rendezvous.empty())
     return fail(ErrorCode::kInvalidInput,
                 "ranks.rendezvous is given, so ranks are started one by one: start each with "
-                "--rank, or leave it empty to have all of them on this host");
+                "--rank, or leave ranks.rendezvous empty to start all of them on this host");
   (void)WSYNC_TRY(fail_point_of(config->parallel.pp * config->parallel.dp));
   const auto file =
       WSYNC_TRY(options.file.empty() ? Result<std::string>("") : kept_as_it_is(options.file));
@@ -186,7 +186,7 @@ void add_train(CLI::App& app, Context& context) {
                                 "wsync train --set steps=50 --data README.md"}});
   command->add_option("-c,--config", options->file, "YAML file (deploy/config/train.yaml)");
   command->add_option("--set", options->set, "key=value, over the file (repeatable)");
-  command->add_option("--checkpoint", options->checkpoint, "Directory whose model to begin with");
+  command->add_option("--checkpoint", options->checkpoint, "Directory of the model to begin with");
   command->add_flag("--take-over", options->take_over,
                     "Claim the fleet, and the address, of another coordinator");
   command
@@ -194,18 +194,18 @@ void add_train(CLI::App& app, Context& context) {
                    "As trace_file: write the latest steps as a Chrome trace at the end")
       ->type_name("FILE.json");
   command->add_option("--data", options->data, "Files and directories of text to train on");
-  command->add_option("--resume", options->resume, "step_N directory to go on from");
+  command->add_option("--resume", options->resume, "step_N directory to resume from");
   CLI::Option* sequential = command->add_flag(
       "--sequential", options->sequential,
-      "Train in one process with plain loops: what all ranks together must equal");
+      "Train in one process with plain loops: the reference that all ranks together must equal");
   CLI::Option* exported =
       command->add_option("--export", options->export_to,
-                          "Write the model as the run begins with it, in bfloat16, and end");
+                          "Write the model with which the run begins, in bfloat16, and exit");
   command->add_flag("--events", options->events,
-                    "Print what happens as it does, a JSON object on each line");
+                    "Print events when they happen, one JSON object per line");
   command
       ->add_option("--rank", options->rank,
-                   "Be this rank of a run on several hosts (ranks.rendezvous)")
+                   "Start this rank of a run on several hosts (ranks.rendezvous)")
       ->excludes(sequential, exported);
   sequential->excludes(exported);
   // Options that launch_training() passes to its ranks.

@@ -42,7 +42,7 @@ class ActionReader {
     action.backward = *cell;
     if (!take(')')) return wrong("expected ')' after a pair");
     if (action.cell.computation != Computation::kForward || !sends_gradient(cell->computation))
-      return wrong(fmt::format("the pair {} is no forward with a backward (F with B or I)",
+      return wrong(fmt::format("the pair {} is not a forward with a backward (F with B or I)",
                                to_string(action)));
     return action;
   }

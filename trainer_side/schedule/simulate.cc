@@ -428,7 +428,7 @@ Result<OperationCosts> costs_of_cells(double forward, double backward, double we
     return refused(fmt::format("a forward of {} and a backward of {}: both must be above 0",
                                forward, backward));
   if (!(weight_gradient >= 0) || weight_gradient > backward)
-    return refused(fmt::format("a weight gradient of {} is no share of a backward of {}",
+    return refused(fmt::format("a weight gradient of {} cannot be a part of a backward of {}",
                                weight_gradient, backward));
   if (pair && !(*pair >= std::max(forward, backward) && *pair <= forward + backward))
     return refused(

@@ -79,7 +79,7 @@ class CellRules {
     if (!action.backward) return;
     if (action.cell.computation != Computation::kForward ||
         !sends_gradient(action.backward->computation))
-      add(fmt::format("{} is no forward with a backward", to_string(action)));
+      add(fmt::format("{} is not a forward with a backward", to_string(action)));
   }
 
   void check_cell(const Action& action, const Cell& cell) {
@@ -98,12 +98,12 @@ class CellRules {
                              input_[at]));
     if (seen[at] != kNowhere)
       return add(
-          fmt::format("{} is there a second time, first at step {}", to_string(cell), seen[at]));
+          fmt::format("{} occurs a second time, first at step {}", to_string(cell), seen[at]));
     seen[at] = step_;
     if (cell.computation == Computation::kBackward) {
       if (weight_[at] != kNowhere)
-        add(fmt::format("{} holds the weight gradient that step {} has computed", to_string(cell),
-                        weight_[at]));
+        add(fmt::format("{} computes the weight gradient that step {} has already computed",
+                        to_string(cell), weight_[at]));
       is_whole_[at] = true;
       weight_[at] = step_;
     }
@@ -120,7 +120,7 @@ class CellRules {
     if (input_step == step_ && action.backward)
       return add(fmt::format(
           "the pair {} is a cycle on {}: {} needs {}, which is over only when the pair is; one "
-          "extra micro-batch of warm-up (--extra-warmup 1) parts them",
+          "extra micro-batch of warm-up (--extra-warmup 1) separates them",
           to_string(action), rank_ + 1 == schedule_.shape.pp ? "the last rank" : "this rank",
           to_string(cell), to_string(input)));
     if (input_step == kNowhere)

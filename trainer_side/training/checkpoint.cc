@@ -46,7 +46,7 @@ Result<> check_tensors(const CheckpointDirectory& directory,
     const auto found = missing.find(tensor.name);
     if (found == missing.end()) return refuse("config.json's model has no such parameter");
     if (const auto& expected = found->second->shape; expected != tensor.shape)
-      return refuse(fmt::format("shape [{}], expected [{}] by config.json",
+      return refuse(fmt::format("shape [{}], expected [{}] according to config.json",
                                 fmt::join(tensor.shape, ", "), fmt::join(expected, ", ")));
     if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16)
       return refuse(fmt::format("dtype {}; expected F32 or BF16", dtype_name(tensor.dtype)));
@@ -54,9 +54,9 @@ Result<> check_tensors(const CheckpointDirectory& directory,
   }
   for (const moe::Parameter& parameter : parameters)
     if (missing.contains(parameter.name))
-      return fail(
-          ErrorCode::kInvalidInput,
-          fmt::format("{}: {} is missing, by config.json a parameter", path, parameter.name));
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{}: {} is missing; it is a parameter of config.json's model", path,
+                              parameter.name));
   return {};
 }
 

@@ -92,7 +92,7 @@ Result<Corpus> Corpus::open(const std::vector<std::string>& files, std::size_t s
     const Result<std::vector<fs::path>> found = files_of(name);
     if (!found && files.empty())
       return fail(found.error().with_context(
-          "no training text is given (data.files), and Debian's licence texts are not there"));
+          "no training text is given (data.files), and Debian's licence texts are not installed"));
     if (!found) return fail(found.error());
     for (const fs::path& path : *found) {
       std::error_code error;

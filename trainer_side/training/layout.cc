@@ -13,7 +13,7 @@ Result<> check_parallel(const ParallelSizes& sizes, const moe::ModelSpec& spec) 
     return fail(ErrorCode::kInvalidInput, std::move(why));
   };
   if (sizes.pp == 0 || sizes.vpp == 0 || sizes.ep == 0 || sizes.dp == 0)
-    return refused("parallel: every size is at least 1");
+    return refused("parallel: every size must be at least 1");
   if (sizes.dp % sizes.ep != 0)
     return refused(
         fmt::format("parallel: ep {} does not divide dp {}: experts are shared by "

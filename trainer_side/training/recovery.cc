@@ -39,13 +39,13 @@ Result<std::uint64_t> last_passed(const std::vector<RankState>& ranks) {
     anybody = true;
     passed = std::max(passed, passed_by(ranks[rank].tag));
   }
-  if (!anybody) return fail(ErrorCode::kNotFound, "no rank that is left has weights of any step");
+  if (!anybody) return fail(ErrorCode::kNotFound, "no remaining rank has weights of any step");
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
     if (!can_be(ranks[rank], passed))
       return fail(
           ErrorCode::kInternal,
-          fmt::format("rank {} is at {}{} when another has passed the barrier of step {}, "
-                      "which needs all",
+          fmt::format("rank {} is at {}{} although another rank has passed the barrier of step {}, "
+                      "which needs all ranks",
                       rank, to_string(ranks[rank].tag),
                       ranks[rank].has_gradients ? "" : " without its reduced gradients", passed));
   return passed;
@@ -88,9 +88,9 @@ class Needs {
                                          array_name(array), place.pipeline);
     if (members == 1)
       return fail(ErrorCode::kNotFound,
-                  fmt::format("rank {} is lost, which alone held {}", team[member], what));
+                  fmt::format("rank {}, the only holder of {}, is lost", team[member], what));
     return fail(ErrorCode::kNotFound,
-                fmt::format("ranks {} and {} are lost, which held {}", team[member],
+                fmt::format("ranks {} and {}, the only holders of {}, are lost", team[member],
                             team[second_holder_of(member, members)], what));
   }
 

@@ -41,8 +41,8 @@ Result<std::vector<RankState>> states_of(const std::vector<Sign>& signs) {
     const Sign& sign = signs[rank];
     if (sign.phase > static_cast<std::uint32_t>(Phase::kUpdate))
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("rank {} says that it is in phase {}, of which there is none; start "
-                              "all ranks from one version of wsync",
+                  fmt::format("rank {} reports phase {}, which does not exist; start all ranks "
+                              "with the same version of wsync",
                               rank, sign.phase));
     states.push_back({.tag = {.step = sign.step, .phase = static_cast<Phase>(sign.phase)},
                       .has_gradients = sign.has_gradients != 0});
@@ -130,7 +130,8 @@ class Swap {
     for (std::size_t bucket = 0; bucket < rounds; ++bucket) WSYNC_TRY(swap_bucket(bucket));
     if (in_.tensors.empty()) return {};
     const auto content = WSYNC_TRY(in_.content());
-    if (content != theirs_.content) return mismatch("all that was given", content, theirs_.content);
+    if (content != theirs_.content)
+      return mismatch("the set of all tensors", content, theirs_.content);
     return {};
   }
 
@@ -195,8 +196,8 @@ class Swap {
                                   const Digest& expected) const {
     return fail(
         ErrorCode::kDigestMismatch,
-        fmt::format("rank {} was given weights and state by rank {}: {} has digest {}, "
-                    "expected {}; recover again",
+        fmt::format("rank {} received weights and state from rank {}: {} has digest {}, expected "
+                    "{}; recover again",
                     ranks_.own, ranks_.from, what, found.to_string(), expected.to_string()));
   }
 
@@ -253,8 +254,8 @@ Result<Recovered> execute(TrainingRank& rank, collective::ProcessGroup& group, R
   if (std::ranges::find(resume.commits, own) != resume.commits.end()) {
     if (!before)
       return fail(ErrorCode::kInternal,
-                  fmt::format("rank {} has to end step {}, and no rank says what it came to", own,
-                              resume.step - 1));
+                  fmt::format("rank {} has to end step {}, but no rank has the result of that step",
+                              own, resume.step - 1));
     WSYNC_TRY(rank.update().finish(resume.step - 1, *before));
   }
   const auto given = WSYNC_TRY(give(rank, group, resume.transfers, bucket_bytes));

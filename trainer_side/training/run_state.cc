@@ -68,8 +68,8 @@ Result<RunFacts> read_facts(const SafetensorsFile& file) {
   if (!digest) wrong = "text";
   if (!wrong.empty())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: '{}' of its metadata is '{}', which it cannot be", file.path(),
-                            wrong, text_of(wrong.c_str())));
+                fmt::format("{}: '{}' of its metadata is '{}', which is not a valid value",
+                            file.path(), wrong, text_of(wrong.c_str())));
   facts.text = *digest;
   return facts;
 }
@@ -238,7 +238,8 @@ Result<> save_state(const std::string& path, const RunState& state) {
 
 Result<RunState> load_state(const std::string& path) {
   const auto optimizer = SafetensorsFile::open(optimizer_path(path));
-  if (!optimizer) return fail(optimizer.error().with_context(path + " is nothing to resume from"));
+  if (!optimizer)
+    return fail(optimizer.error().with_context(path + " is not a state to resume from"));
   const auto facts = WSYNC_TRY(read_facts(*optimizer));
   auto model = WSYNC_TRY(load_model(path));
   const std::vector<moe::Parameter> all = moe::all_parameters(model.spec);

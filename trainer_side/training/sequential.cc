@@ -11,7 +11,7 @@ namespace {
 
 // A team with one member cannot wait for another, and memory is not limited here: no call can fail.
 void expect_alone(const Result<>& result) {
-  WSYNC_CHECK(result.has_value(), "nothing fails in a process alone");
+  WSYNC_CHECK(result.has_value(), "a single process has no peer that can fail");
 }
 
 }  // namespace

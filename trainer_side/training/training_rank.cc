@@ -56,7 +56,7 @@ Result<> check_identity(const TrainingOptions& options, std::uint32_t rank,
       return fail(
           ErrorCode::kRefused,
           fmt::format("rank {} computes with {}, rank 0 with {}; their exp, log, sin, cos and pow "
-                      "would not agree to the bit. Start all ranks with one C library, on "
+                      "would not agree bit by bit. Start all ranks with one C library, on "
                       "processors of which all or none have fused multiply-add (glibc takes this "
                       "one from a process with GLIBC_TUNABLES=glibc.cpu.hwcaps=-FMA,-AVX2)",
                       other, identities[other].arithmetic.data(), identities[0].arithmetic.data()));

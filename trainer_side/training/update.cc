@@ -99,7 +99,7 @@ std::vector<std::size_t> blocks_of(const ParallelSizes& sizes, std::uint32_t ran
 
 Error not_finite(std::uint64_t step, double loss, const std::vector<moe::Parameter>& all,
                  std::optional<std::size_t> weight, std::optional<std::size_t> gradient) {
-  std::string where = "no parameter and no gradient is";
+  std::string where = "all parameters and gradients are finite";
   if (weight)
     where = fmt::format("{} holds a value that is not finite", all[*weight].name);
   else if (gradient)

@@ -37,7 +37,8 @@ Result<> check_slice(const SequenceSlice& slice, std::size_t number, const Batch
                     (end - 1) / limits.block_tokens + 1));
   for (const std::uint32_t block : slice.blocks) {
     if (block >= limits.blocks)
-      return refuse_slice(number, fmt::format("has block {}; there are {}", block, limits.blocks));
+      return refuse_slice(
+          number, fmt::format("has block {}; there are only {} blocks", block, limits.blocks));
     if (last_user[block] == number + 1)
       return refuse_slice(number, fmt::format("has block {} twice", block));
     last_user[block] = number + 1;
@@ -102,7 +103,7 @@ std::size_t Batch::logits() const noexcept {
 Result<> check_batch(const Batch& batch, const BatchLimits& limits) {
   WSYNC_CHECK(limits.vocabulary > 0 && limits.max_positions > 0 && limits.blocks > 0 &&
                   limits.block_tokens > 0 && limits.tokens > 0,
-              "a batch is held against limits");
+              "a batch is checked against limits above 0");
   if (batch.slices.empty()) return {};
   if (const std::size_t tokens = batch.tokens(); tokens > limits.tokens)
     return fail(ErrorCode::kInvalidInput, fmt::format("{} in one step, expected {} at most",

@@ -21,7 +21,7 @@ Result<KeyValueCache> KeyValueCache::create(const CacheShape& shape) {
                   counted(shape.block_tokens, "token"), of_block);
   if (of_block >
       std::numeric_limits<std::int64_t>::max() / std::max<std::uint64_t>(shape.blocks, 1))
-    return fail(ErrorCode::kResourceExhausted, what + ": more than there are addresses");
+    return fail(ErrorCode::kResourceExhausted, what + ": this exceeds the address space");
   const std::uint64_t bytes = of_block * shape.blocks;
   WSYNC_TRY(require_memory(bytes, what));
   KeyValueCache cache(shape);

@@ -21,9 +21,9 @@ Result<> check_tokens(std::span<const Token> tokens, std::string_view field,
                       std::uint32_t vocabulary) {
   for (std::size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] >= vocabulary)
-      return wrong_request(
-          fmt::format("{}: token {} at place {} is not one of the model, whose tokens are below {}",
-                      field, tokens[i], i, vocabulary));
+      return wrong_request(fmt::format(
+          "{}: token {} at position {} is not in the model's vocabulary; expected a token below {}",
+          field, tokens[i], i, vocabulary));
   return {};
 }
 
@@ -89,7 +89,7 @@ Result<> check_request(const Request& request, std::uint32_t vocabulary,
                                      request.end_tokens.size(), kMaxEndTokens));
   WSYNC_TRY(check_tokens(request.end_tokens, "stop_token_ids", vocabulary));
   if (request.logprobs > kMaxLogprobs)
-    return wrong_request(fmt::format("logprobs: {} are asked for; at most {} are allowed",
+    return wrong_request(fmt::format("logprobs: {} are requested; at most {} are allowed",
                                      request.logprobs, kMaxLogprobs));
   return {};
 }

@@ -129,13 +129,13 @@ Result<RequestId> Scheduler::Impl::add(Request request) {
   if (needed > options_.blocks)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("max_tokens: the prompt's {} and max_tokens {} need {} of {} tokens "
-                            "for their keys and values; the engine has {}, so shorten one of the "
-                            "two or give the engine more",
+                            "for their keys and values; the engine has {} blocks, so shorten one "
+                            "of the two or give the engine more memory for them",
                             counted(request.prompt.size(), "token"), request.max_tokens,
                             counted(needed, "block"), options_.block_tokens, options_.blocks));
   if (waiting_.size() >= options_.max_waiting)
     return fail(ErrorCode::kResourceExhausted,
-                fmt::format("the queue has {}, as many as it may; try again when some have begun",
+                fmt::format("the queue is full with {}; try again when some of them have begun",
                             counted(waiting_.size(), "request")));
   waiting_.push_back(std::make_unique<Sequence>(++last_id_, std::move(request)));
   return last_id_;
@@ -227,7 +227,7 @@ void Scheduler::Impl::use_known_prefix(Sequence& sequence) {
 // false if the sequence was the youngest itself and was preempted.
 bool Scheduler::Impl::make_room(Sequence& sequence) {
   while (!hold_blocks(sequence, 0)) {
-    WSYNC_CHECK(running_.size() > 1, "the blocks hold any request that is alone");
+    WSYNC_CHECK(running_.size() > 1, "the blocks are sufficient for any single request");
     const bool is_youngest = running_.back().get() == &sequence;
     put_back_youngest();
     if (is_youngest) return false;
@@ -273,7 +273,7 @@ std::vector<Progress> Scheduler::Impl::take(const Version& version, moe::ConstMa
     publish(*sequence);
     if (sequence->missing() > 0) continue;
     WSYNC_CHECK(row < logits.rows() && logits.columns() == options_.vocabulary,
-                "a step gives a row of logits to each slice that wants one");
+                "a step returns one row of logits for each slice that needs logits");
     Progress progress = advance(*sequence, version, logits.row(row++));
     if (progress.finished) {
       release_blocks(*sequence);
@@ -281,7 +281,7 @@ std::vector<Progress> Scheduler::Impl::take(const Version& version, moe::ConstMa
     }
     if (progress.finished || !progress.tokens.empty()) news.push_back(std::move(progress));
   }
-  WSYNC_CHECK(row == logits.rows(), "a step gives no logits that nobody wants");
+  WSYNC_CHECK(row == logits.rows(), "a step returns no row of logits that no slice needs");
   std::erase_if(running_, [&](const SequencePtr& sequence) {
     return std::find(finished.begin(), finished.end(), sequence.get()) != finished.end();
   });

@@ -19,11 +19,11 @@ Result<> check_parameter(const moe::Parameter& expected, const Manifest& manifes
   const TensorInfo wanted{.name = expected.name, .dtype = DType::kBF16, .shape = expected.shape};
   if (!found)
     return refuse_tensor(
-        fmt::format("{} is missing, by config.json a parameter", describe(wanted)));
+        fmt::format("{} is missing; it is a parameter of config.json's model", describe(wanted)));
   const TensorInfo& tensor = manifest.tensor(*found);
   if (tensor.shape != expected.shape)
-    return refuse_tensor(fmt::format("{}: expected shape {} by config.json", describe(tensor),
-                                     shape_text(expected.shape)));
+    return refuse_tensor(fmt::format("{}: expected shape {} according to config.json",
+                                     describe(tensor), shape_text(expected.shape)));
   if (tensor.dtype != DType::kBF16)
     return refuse_tensor(fmt::format(
         "{}: an engine generates with BF16 weights only; save the checkpoint as BF16 (a "
@@ -54,16 +54,17 @@ Result<> check_tensors(const moe::ModelSpec& spec, const Manifest& manifest) {
 Result<ShardSizes> share_of(const moe::ModelSpec& spec, std::uint32_t rank,
                             std::uint32_t world_size) {
   if (world_size == 0 || rank >= world_size)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("rank {} of {}, expected a rank below their number", rank, world_size));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("rank {} of {}: expected a rank below the number of ranks", rank, world_size));
   for (const auto& [what, count] : {std::pair{"num_attention_heads", spec.heads},
                                     std::pair{"num_key_value_heads", spec.key_value_heads},
                                     std::pair{"moe_intermediate_size", spec.expert_hidden},
                                     std::pair{"vocab_size", spec.vocabulary}})
     if (count % world_size != 0)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("'{}' is {}, which {} ranks do not share equally; choose a number of "
-                              "ranks that divides it",
+                  fmt::format("'{}' is {}, which cannot be divided equally among {} ranks; choose "
+                              "a number of ranks that divides it",
                               what, count, world_size));
   return ShardSizes{.rank = rank,
                     .world_size = world_size,

@@ -113,8 +113,8 @@ Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& ex
   auto place = Place::take(*this);
   if (!place)
     return fail(ErrorCode::kResourceExhausted,
-                fmt::format("as many completions are answered as this engine takes at once ({}); "
-                            "try again when one has ended",
+                fmt::format("this engine already answers its maximum number of completions at once "
+                            "({}); try again when one has ended",
                             options_.at_once));
   const std::shared_ptr<Work> work(
       new Work{.head = {.id = fmt::format("cmpl-{:016x}{:08x}", process_name_, begun_++),
@@ -151,7 +151,8 @@ void Completions::answer_whole(Exchange& exchange, Work& work) {
     if (work.run->finished() || work.goes_on(exchange.connection)) continue;
     // The client disconnected and will not read an answer.
     exchange.connection.close_after();
-    return reply_error(exchange, 503, "the engine is ending and did not end this completion");
+    return reply_error(exchange, 503,
+                       "the engine is shutting down and did not finish this completion");
   }
   reply(exchange, completion_json(work.head, work.request, outputs));
 }

@@ -64,7 +64,7 @@ Result<json> parse_object(std::string_view body) {
       problem = fmt::format("the body nests deeper than {} levels", limits::kJsonDepth);
     else if (event == json::parse_event_t::key && depth == 1 &&
              !names.insert(parsed.get<std::string>()).second)
-      problem = parsed.get<std::string>() + ": it is there twice; expected once";
+      problem = parsed.get<std::string>() + ": it occurs twice; expected once";
     return !problem;
   };
   try {
@@ -169,7 +169,7 @@ Result<std::vector<Token>> read_tokens(std::string_view name, const json& list,
 Result<std::vector<Token>> read_text(const json& text, bool byte_tokens) {
   if (byte_tokens) return bytes_of(text.get_ref<const std::string&>());
   return refused(
-      "prompt: it is text, which this engine makes tokens of only where a token is a byte; "
+      "prompt: it is text, which this engine can convert only if the model's tokens are bytes; "
       "expected a list of tokens");
 }
 
@@ -177,7 +177,7 @@ Result<std::vector<std::vector<Token>>> read_prompts(const BodyReader& body, boo
   const std::string expected = fmt::format("{}, and whole numbers for tokens", kPromptForms);
   const json* value = body.find("prompt");
   if (value == nullptr)
-    return refused(fmt::format("prompt: it is not there; expected {}", kPromptForms));
+    return refused(fmt::format("prompt: it is missing; expected {}", kPromptForms));
   std::vector<std::vector<Token>> prompts;
   if (value->is_string()) {
     prompts.push_back(WSYNC_TRY(read_text(*value, byte_tokens)));
@@ -191,10 +191,8 @@ Result<std::vector<std::vector<Token>>> read_prompts(const BodyReader& body, boo
     return prompts;
   }
   if (value->size() > kMaxPrompts)
-    return refused(
-        fmt::format("prompt: it is a list of more than {}; at most as many are allowed "
-                    "in one request",
-                    kMaxPrompts));
+    return refused(fmt::format("prompt: its list is longer than the maximum of {} in one request",
+                               kMaxPrompts));
   const bool texts = value->front().is_string();
   for (const json& element : *value) {
     if (texts ? !element.is_string() : !element.is_array())
@@ -212,13 +210,13 @@ Result<std::vector<std::vector<Token>>> read_stops(const BodyReader& body, bool 
   if (!value->is_string() && !value->is_array()) return wrong_field("stop", *value, kExpected);
   if (!byte_tokens)
     return refused(
-        "stop: it is text, which this engine makes tokens of only where a token is a byte; leave "
-        "it out");
+        "stop: it is text, which this engine can convert only if the model's tokens are bytes; "
+        "leave it out");
   std::vector<std::vector<Token>> stops;
   const json texts = value->is_array() ? *value : json::array({*value});
   if (texts.size() > generation::kMaxStops)
-    return refused(fmt::format("stop: it is a list of more than {}; at most as many are allowed",
-                               generation::kMaxStops));
+    return refused(
+        fmt::format("stop: its list is longer than the maximum of {}", generation::kMaxStops));
   for (const json& text : texts) {
     if (!text.is_string()) return wrong_element("stop", text, kExpected);
     stops.push_back(bytes_of(text.get_ref<const std::string&>()));
@@ -232,9 +230,8 @@ Result<std::vector<Token>> read_stop_tokens(const BodyReader& body) {
   if (value == nullptr) return std::vector<Token>{};
   if (!value->is_array()) return wrong_field("stop_token_ids", *value, kExpected);
   if (value->size() > generation::kMaxEndTokens)
-    return refused(
-        fmt::format("stop_token_ids: it is a list of more than {}; at most as many are allowed",
-                    generation::kMaxEndTokens));
+    return refused(fmt::format("stop_token_ids: its list is longer than the maximum of {}",
+                               generation::kMaxEndTokens));
   return read_tokens("stop_token_ids", *value, kExpected);
 }
 
@@ -267,8 +264,8 @@ Result<> check_sizes(const std::vector<std::vector<Token>>& prompts, std::uint64
   for (const auto& prompt : prompts) tokens += prompt.size() * outputs;
   if (tokens > kMaxPromptTokens)
     return refused(
-        fmt::format("prompt: {} tokens in all outputs' prompts; at most {} are allowed "
-                    "in one request",
+        fmt::format("prompt: the prompts of all outputs together have {} tokens; at most {} are "
+                    "allowed in one request",
                     tokens, kMaxPromptTokens));
   const std::uint64_t items =
       prompts.size() * outputs * common.max_tokens * (1ULL + common.logprobs);

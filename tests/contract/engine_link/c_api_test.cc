@@ -84,7 +84,7 @@ TEST(EngineCApi, LoadsServesAndReportsItsState) {
   ASSERT_EQ(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
   ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
   EXPECT_NE(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
-  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("before wsync_engine_attach"));
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("after wsync_engine_attach"));
   EXPECT_GE(wsync_engine_fd(recorder.engine), 0);
   ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
   const auto hello = peer.accept();
@@ -186,7 +186,7 @@ TEST(EngineCApi, ASecondStartIsRefusedAndTheFirstOneServesOn) {
   ASSERT_EQ(wsync_engine_attach(recorder.engine), 0) << wsync_engine_error(recorder.engine);
   ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
   EXPECT_NE(wsync_engine_start(recorder.engine), 0);
-  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("started already"));
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("already been started"));
   peer.accept();
   peer.welcome_unified();
   wsync_engine_stop(recorder.engine);

@@ -390,7 +390,7 @@ TEST(ReferenceEngine, options_that_make_no_sense_are_refused_with_a_sentence) {
   EXPECT_THAT(problem([](auto& o) { o.rank = 2, o.world_size = 2; }), HasSubstr("rank 2 of 2"));
   EXPECT_THAT(problem([](auto& o) { o.replica.clear(); }), HasSubstr("replica's name"));
   EXPECT_THAT(problem([](auto& o) { o.take = TakeMode::kAdopt, o.load_weights = true; }),
-              HasSubstr("adopting"));
+              HasSubstr("adopts versions"));
   EXPECT_THAT(problem([](auto& o) { o.checkpoint += "/nowhere"; }), HasSubstr("nowhere"));
   EXPECT_THAT(problem([](auto& o) { o.sidecar_socket = "relative"; }), HasSubstr("absolute"));
 }

@@ -117,16 +117,16 @@ std::string refusal_of(DeviceKind kind, control::EngineHello hello) {
 TEST(EngineHubDevices, EnginesThatDoNotFitHostDevicesAreToldWhatToDo) {
   const std::string gpu = "GPU-00000000-0000-0000-0000-000000000001";
   EXPECT_EQ(refusal_of(DeviceKind::kSeparate, {.gpu = gpu}),
-            "its weights are on " + gpu +
-                ", and this sidecar's devices are separate host devices: set devices.kind: cuda "
+            "the engine's weights are on " + gpu +
+                ", but this sidecar's devices are separate host devices: set devices.kind: cuda "
                 "for the sidecar, or start the engine with --device host");
   EXPECT_NE(refusal_of(DeviceKind::kUnified, {.gpu = gpu}).find("unified host devices"),
             std::string::npos);
   EXPECT_EQ(refusal_of(DeviceKind::kSeparate, {.device = 1}),
-            "device 1; this sidecar drives 1 devices, so the engine's --device-index must be below "
-            "1");
+            "device 1 does not exist: this sidecar has 1 devices, so the engine's --device-index "
+            "must be below 1");
   EXPECT_EQ(refusal_of(DeviceKind::kSeparate, {.take = control::TakeMode::kAdopt}),
-            "separate devices cannot be adopted: take pieces or whole tensors");
+            "separate devices do not support adoption: load pieces or whole tensors");
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ TEST_F(EngineHubTest, AVersionThatIsLetGoWhileItsReplicasWaitForTheRunFailsTheir
   for (const auto& [replica, loaded] : loaded_) {
     EXPECT_EQ(loaded.request, replica == "a" ? 5U : 6U);
     EXPECT_EQ(loaded.version, kV1);
-    EXPECT_EQ(loaded.failure, "version 1.1 was let go before its load began");
+    EXPECT_EQ(loaded.failure, "version 1.1 was released before its load began");
   }
   // And the pipeline is free for what comes next.
   hub_->add_version(stage({.epoch = 1, .step = 2}), [] {});

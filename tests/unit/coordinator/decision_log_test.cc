@@ -69,7 +69,7 @@ TEST_F(DecisionLogTest, AFailedWriteLeavesTheRecordBeforeItInForce) {
   const StoreOutcome full = answer(ErrorCode::kResourceExhausted, "No space left on device");
   ASSERT_TRUE(full.failure.has_value());
   EXPECT_EQ(full.failure->code(), ErrorCode::kIo);
-  EXPECT_THAT(full.failure->message(), HasSubstr("nobody was told of it"));
+  EXPECT_THAT(full.failure->message(), HasSubstr("it was not sent"));
   EXPECT_TRUE(log_.record().target.none());
   EXPECT_EQ(log_.state(), DecisionLogState::kIdle);
 }

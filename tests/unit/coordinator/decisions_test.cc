@@ -360,7 +360,7 @@ TEST(Decisions, ARollbackIsPartialWhileAMemberOfTheRecordHasNotCome) {
   fleet.switched("a");
   ASSERT_EQ(fleet.rollbacks.size(), 1U);
   EXPECT_TRUE(fleet.rollbacks[0].reply.partial);
-  EXPECT_THAT(fleet.rollbacks[0].reply.reason, HasSubstr("sidecar 'b' (it has not come"));
+  EXPECT_THAT(fleet.rollbacks[0].reply.reason, HasSubstr("sidecar 'b' (it has not connected"));
 }
 
 TEST(Decisions, WhoLeavesIsNotWaitedForByTheNextCoordinator) {
@@ -422,8 +422,8 @@ TEST_F(UnknownFleet, StopsWhenTwoAreNamed) {
   fleet_.wake();
   EXPECT_EQ(fleet_.coordinator.phase(), CoordinatorPhase::kStopped);
   EXPECT_THAT(fleet_.stop_reason, HasSubstr("set fleet_id"));
-  EXPECT_THAT(fleet_.stop_reason, HasSubstr("'a' says " + kFleetId.to_string()));
-  EXPECT_THAT(fleet_.stop_reason, HasSubstr("'b' says " + other_.to_string()));
+  EXPECT_THAT(fleet_.stop_reason, HasSubstr("'a' reports " + kFleetId.to_string()));
+  EXPECT_THAT(fleet_.stop_reason, HasSubstr("'b' reports " + other_.to_string()));
 }
 
 // A sidecar without a record may come sooner than the fleet that the coordinator is really for.
@@ -533,7 +533,7 @@ TEST(Names, AProcessHasOneName) {
   fleet.from("a", Fleet::hello("b"));
   const auto error = fleet.last<control::ErrorReply>("a");
   ASSERT_TRUE(error.has_value());
-  EXPECT_THAT(error->second.message, HasSubstr("it is connected as sidecar 'a' already"));
+  EXPECT_THAT(error->second.message, HasSubstr("it is already connected as sidecar 'a'"));
   fleet.step(PeerLost{.peer = "a", .reason = "silent"});
   EXPECT_EQ(fleet.coordinator.roster().joined_count(), 0U);
 }
@@ -552,9 +552,9 @@ TEST(Bytes, OtherBytesUnderTheTargetsNameAreAnIncidentAndNeverReady) {
   fleet.from_fence("b", fence_of(0), b);
   fleet.from("b", b);
   EXPECT_FALSE(replica_of(fleet, "b").ready);
-  EXPECT_THAT(replica_of(fleet, "b").reason, HasSubstr("other bytes"));
+  EXPECT_THAT(replica_of(fleet, "b").reason, HasSubstr("different bytes"));
   ASSERT_EQ(fleet.incidents.size(), 1U);
-  EXPECT_THAT(fleet.incidents[0], HasSubstr("sidecar 'b' has other bytes under the name"));
+  EXPECT_THAT(fleet.incidents[0], HasSubstr("sidecar 'b' has different bytes under the name"));
 }
 
 // ---- the rule of every store ----

@@ -146,7 +146,7 @@ TEST(FenceClaim, ANameIsThatOfOneProcess) {
   hello.name = "b";
   const Result<> renamed = claims.check_hello(context, {}, from("peer-a", hello), hello);
   ASSERT_FALSE(renamed.has_value());
-  EXPECT_THAT(renamed.error().message(), HasSubstr("connected as sidecar 'a' already"));
+  EXPECT_THAT(renamed.error().message(), HasSubstr("already connected as sidecar 'a'"));
 }
 
 TEST(VersionNames, StepsGoOnAboveAllThatAreKnown) {

@@ -89,14 +89,14 @@ TEST(FleetReadiness, NeedsAClaimAVersionAndReplicasThatMayBeRoutedTo) {
   for (const ReplicaState state : {ReplicaState::kPaused, ReplicaState::kLoading}) {
     notify(fleet, state, false, {});
     EXPECT_EQ(fleet_readiness(fleet.coordinator, 1).reason,
-              "0 of 1 replicas may be routed to, expected at least 1 (min_replicas)")
+              "requests may be routed to 0 of 1 replicas, expected at least 1 (min_replicas)")
         << "it has never served a version";
   }
   fleet.switched("a");
   EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready) << "its outcome says so";
   notify(fleet, ReplicaState::kPaused, false, version);
   EXPECT_EQ(fleet_readiness(fleet.coordinator, 1).reason,
-            "0 of 1 replicas may be routed to, expected at least 1 (min_replicas)");
+            "requests may be routed to 0 of 1 replicas, expected at least 1 (min_replicas)");
   notify(fleet, ReplicaState::kServing, true, version);
   EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready);
   EXPECT_FALSE(fleet_readiness(fleet.coordinator, 2).ready);

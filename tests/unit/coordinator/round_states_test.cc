@@ -186,8 +186,9 @@ TEST_F(RoundTest, ARollbackBeginsDecidedAndCannotBeCancelled) {
   const RollbackDone done = round.finish_rollback(context_, record);
   EXPECT_EQ(done.request, 6U);
   EXPECT_TRUE(done.reply.partial);
-  EXPECT_THAT(done.reply.reason, StartsWith("1.2 is withdrawn, but these have not gone back yet"));
-  EXPECT_THAT(done.reply.reason, HasSubstr("'never' (it has not come to this coordinator)"));
+  EXPECT_THAT(done.reply.reason,
+              StartsWith("1.2 is withdrawn, but these have not switched back yet"));
+  EXPECT_THAT(done.reply.reason, HasSubstr("'never' (it has not connected to this coordinator)"));
 }
 
 }  // namespace

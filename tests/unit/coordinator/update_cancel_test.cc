@@ -124,7 +124,8 @@ TEST(Cancel, OneThatWaitsBehindADecidedOneIsNamed) {
   fleet.publish(2);
   const Version second = fleet.coordinator.target();
   const Version third{second.epoch, second.step + 1};
-  EXPECT_THAT(fleet.cancel().reason, HasSubstr(third.to_string() + " waits behind it"));
+  EXPECT_THAT(fleet.cancel().reason,
+              HasSubstr("; to cancel " + third.to_string() + ", which is queued after it"));
   EXPECT_TRUE(fleet.rounds.empty());
   fleet.cancel(third);
   expect_cancelled(fleet, third, ProgressPhase::kSnapshot);
@@ -177,9 +178,9 @@ TEST(Cancel, OfAnotherVersionThanTheOneThatRuns) {
   Fleet fleet = two_that_serve();
   fleet.publish();
   const Version second = fleet.last<control::Announce>("a")->second.version;
-  EXPECT_EQ(
-      fleet.cancel({1, 99}).reason,
-      "nothing to cancel: no update of 1.99 is running; that of " + second.to_string() + " is");
+  EXPECT_EQ(fleet.cancel({1, 99}).reason,
+            "nothing to cancel: no update of 1.99 is running; the running one is that of " +
+                second.to_string());
   EXPECT_TRUE(fleet.rounds.empty());
 }
 

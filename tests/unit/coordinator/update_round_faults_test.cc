@@ -353,7 +353,7 @@ TEST(Coordinator, NoEpochIsClaimedAboveTheLastOne) {
                      Fleet::hello("a"));
     EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
     EXPECT_EQ(fleet.record.fence.epoch, 0U);
-    EXPECT_NE(fleet.stop_reason.find("4294967294 is the last one"), std::string::npos);
+    EXPECT_NE(fleet.stop_reason.find("4294967294 is the highest one"), std::string::npos);
   }
 }
 
@@ -364,7 +364,7 @@ TEST(Coordinator, TheRosterHasALimitAndForgetsWhoLeaves) {
   EXPECT_EQ(fleet.coordinator.roster().members().size(), limits::kSidecarCount);
   const auto error = fleet.last<control::ErrorReply>("one-more");
   ASSERT_TRUE(error.has_value());
-  EXPECT_NE(error->second.message.find("1024 sidecars are known"), std::string::npos);
+  EXPECT_NE(error->second.message.find("already knows 1024 sidecars"), std::string::npos);
   fleet.step(PeerLost{.peer = "s7"});  // it may come back: its place is kept
   fleet.from("one-more", Fleet::hello("one-more"));
   EXPECT_FALSE(fleet.coordinator.roster().members().contains("one-more"));

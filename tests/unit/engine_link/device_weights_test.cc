@@ -132,7 +132,7 @@ TEST_F(DeviceWeightsTest, ABucketPastItsDeadlineIsNotBegunAndTheNextOneIsTaken) 
   const auto late = take(0, TimePoint{0});
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code(), ErrorCode::kDeadline);
-  EXPECT_THAT(late.error().message(), HasSubstr("before bucket 0 began"));
+  EXPECT_THAT(late.error().message(), HasSubstr("before the copy of bucket 0 began"));
   EXPECT_TRUE(sums_.empty());
   EXPECT_EQ(memory_, before);
   refuse_ = 0;
@@ -147,7 +147,7 @@ TEST_F(DeviceWeightsTest, HandlesThatCannotBeMappedAreRefusedByName) {
   std::vector<control::BufferHandle> handles(1);
   auto taker = DeviceTaker::import(*weights_, handles, 2 * limits::kMiB);
   ASSERT_FALSE(taker);
-  EXPECT_THAT(taker.error().message(), HasSubstr("1 handles of IPC buffers came, 2 are needed"));
+  EXPECT_THAT(taker.error().message(), HasSubstr("received 1 handles of IPC buffers, expected 2"));
   handles.resize(2);
   taker = DeviceTaker::import(*weights_, handles, 2 * limits::kMiB);
   ASSERT_FALSE(taker);

@@ -30,8 +30,9 @@ TEST(RankMachine, AnOldFenceAnotherRankAndAStrangeMessageAreRefused) {
   rank.envelope.fence.epoch = 2;
   rank.send(control::Pause{});
   EXPECT_THAT(rank.texts(),
-              ElementsAre("welcome", "refuse #3: the message is for r0 rank 5, this is r0 rank 0",
-                          "refuse #4: Push is not for engines",
+              ElementsAre("welcome",
+                          "refuse #3: the message is for r0 rank 5, but this engine is r0 rank 0",
+                          "refuse #4: an engine does not accept the message Push",
                           "refuse #5: the fence of epoch 2 is older than epoch 3"));
   EXPECT_EQ(rank.machine.answer_to(rank.envelope).fence.epoch, 3U) << "the highest one seen";
   rank.envelope.fence.epoch = 4;
@@ -55,8 +56,8 @@ TEST(RankMachine, AFollowerIsNeitherPausedNorResumed) {
   rank.forget();
   rank.send(control::Pause{});
   rank.send(control::Resume{});
-  EXPECT_THAT(rank.texts(), ElementsAre("refuse #2: only the leader of a replica begins a pause",
-                                        "refuse #3: only the leader of a replica is resumed"));
+  EXPECT_THAT(rank.texts(), ElementsAre("refuse #2: only the leader of a replica can begin a pause",
+                                        "refuse #3: only the leader of a replica can be resumed"));
   rank.report(RankReport::What::kPaused, 31);
   rank.send(control::Pause{});  // of a rank that does not serve
   EXPECT_THAT(rank.texts(), ElementsAre("Paused #0", "Paused #4"));
@@ -167,7 +168,7 @@ TEST(RankMachine, APauseThatTheEngineRefusesIsOver) {
   rank.bring(RankState::kServing);
   rank.send(control::Pause{});
   rank.note(rank.machine.handle_pause_failed(rank.envelope, kFailed.error()));
-  EXPECT_THAT(rank.texts(), ElementsAre("pause", "refuse #7: the engine does not pause: no room"));
+  EXPECT_THAT(rank.texts(), ElementsAre("pause", "refuse #7: the engine could not pause: no room"));
   rank.send(control::Resume{});
   EXPECT_THAT(rank.texts(), ElementsAre("Resumed #8")) << "there is no pause to withdraw";
 }
@@ -187,7 +188,7 @@ TEST(RankMachine, AResumeOvertakesAPauseAndAnswersItFirstWhenItHasEnded) {
   rank.send(control::Pause{});
   rank.resume(kFailed);
   EXPECT_THAT(rank.texts(), ElementsAre("pause", "resume over pause",
-                                        "refuse #12: the engine does not resume: no room"));
+                                        "refuse #12: the engine could not resume: no room"));
 }
 
 // ---- loss ----

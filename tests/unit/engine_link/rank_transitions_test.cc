@@ -46,14 +46,14 @@ std::vector<Row> rows() {
   return {
       {kLoading, "Load of a rank that copies", kTainted, copying, load, "load 1.2"},
       {kLoading, "Load of a rank that adopts", kLoading, adopting, load, "load 1.2"},
-      {kLoading, "every byte is proven, the rank adopts", kLoaded, adopting, load_and_prove,
+      {kLoading, "every byte is verified, the rank adopts", kLoaded, adopting, load_and_prove,
        "Loaded #4"},
       {kLoading, "the load has failed, the rank adopts", kLoading, adopting, load_and_fail,
        "Loaded #4: no room"},
       {kLoading, still, kLoading, copying, pause, "Paused #4"},
       {kTainted, "Load", kTainted, copying, load, "load 1.2"},
       {kTainted, "BucketReady of the load", kTainted, copying, bucket, "take 5 of 1"},
-      {kTainted, "every byte is proven", kLoaded, copying, proven, "Loaded #4"},
+      {kTainted, "every byte is verified", kLoaded, copying, proven, "Loaded #4"},
       {kTainted, "the load has failed", kTainted, copying,
        [](Rank& rank) { rank.end_load(kFailed); }, "Loaded #4: no room"},
       {kTainted, still, kTainted, copying, pause, "Paused #5"},
@@ -77,7 +77,7 @@ std::vector<Row> rows() {
       {kLoaded, still, kLoaded, copying, pause, "Paused #5"},
       {kPaused, "Load of a rank that copies", kTainted, copying, load, "load 1.2"},
       {kPaused, "Load of a rank that adopts", kPaused, adopting, load, "load 1.2"},
-      {kPaused, "every byte is proven, the rank adopts", kLoaded, adopting, load_and_prove,
+      {kPaused, "every byte is verified, the rank adopts", kLoaded, adopting, load_and_prove,
        "Loaded #6"},
       {kPaused, "the load has failed, the rank adopts", kPaused, adopting, load_and_fail,
        "Loaded #6: no room"},
@@ -128,18 +128,18 @@ TEST(RankMachine, ACommandWithoutARowIsRefusedWithItsReasonAndChangesNothing) {
   const control::BucketReady bucket{.bucket = 5};
   const std::vector<Case> cases = {
       {RankState::kLoading, first, "version 1.1 is not loaded: the rank is loading"},
-      {RankState::kLoading, control::Resume{}, "a rank that is loading is not resumed"},
-      {RankState::kLoading, bucket, "no load is under way"},
+      {RankState::kLoading, control::Resume{}, "a rank that is loading cannot be resumed"},
+      {RankState::kLoading, bucket, "no load is in progress"},
       {RankState::kTainted, first, "version 1.1 is not loaded: the rank is tainted"},
-      {RankState::kTainted, control::Resume{}, "a rank that is tainted is not resumed"},
+      {RankState::kTainted, control::Resume{}, "a rank that is tainted cannot be resumed"},
       {RankState::kLoaded, second, "version 1.2 is not loaded: the rank is loaded with 1.1"},
-      {RankState::kLoaded, control::Resume{}, "a rank that is loaded is not resumed"},
+      {RankState::kLoaded, control::Resume{}, "a rank that is loaded cannot be resumed"},
       {RankState::kPaused, second, "version 1.2 is not loaded: the rank is paused"},
-      {RankState::kPaused, bucket, "no load is under way"},
+      {RankState::kPaused, bucket, "no load is in progress"},
       {RankState::kServing, first, "version 1.1 is not loaded: the rank is serving"},
       {RankState::kServing, control::Load{.version = kSecond},
        "the rank is serving; pause it first"},
-      {RankState::kServing, bucket, "no load is under way"},
+      {RankState::kServing, bucket, "no load is in progress"},
   };
   for (const RankIdentity& identity : {Rank::copying(), Rank::adopting()}) {
     for (const Case& wrong : cases) {
@@ -159,7 +159,7 @@ TEST(RankMachine, ARankIsReadWhileItHoldsTheVersionThatTheReadingBeganWith) {
     Rank rank(Rank::copying());
     rank.bring(state);
     EXPECT_EQ(rank.machine.check_readable(kFirst).error().message(),
-              fmt::format("a rank that is {} holds no version", rank_state_name(state)));
+              fmt::format("a rank that is {} has no version", rank_state_name(state)));
   }
   Rank rank(Rank::copying());
   rank.bring(RankState::kServing);
@@ -171,7 +171,7 @@ TEST(RankMachine, ARankIsReadWhileItHoldsTheVersionThatTheReadingBeganWith) {
   rank.end_load();
   rank.commit(kSecond);
   EXPECT_EQ(rank.machine.check_readable(kFirst).error().message(),
-            "it went on to 1.2 while 1.1 was read");
+            "the rank moved on to 1.2 while 1.1 was being read");
 }
 
 // A sidecar and an engine that do everything in any order. Actions are executed at once, as

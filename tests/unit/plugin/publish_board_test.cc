@@ -59,10 +59,10 @@ TEST(PublishBoard, ThoseThatEndedAreForgottenInTheirOrder) {
   board.update(first, {.state = PublishState::kCommitted});
   for (std::uint64_t i = 0; i < limits::kPublishesRemembered; ++i)
     board.update(board.open(0).value(), {.state = PublishState::kCommitted});
-  EXPECT_THAT(board.look(first).error().message(), HasSubstr("has been forgotten"));
+  EXPECT_THAT(board.look(first).error().message(), HasSubstr("is no longer kept"));
   EXPECT_TRUE(board.look(first + 1).has_value());
   EXPECT_TRUE(board.look(open).has_value());
-  EXPECT_THAT(board.look(1'000'000).error().message(), HasSubstr("there is no publish 1000000"));
+  EXPECT_THAT(board.look(1'000'000).error().message(), HasSubstr("publish 1000000 does not exist"));
   board.fail_all(Error(ErrorCode::kCancelled, "over"));
   EXPECT_EQ(board.look(open)->status.reason, "over");
   EXPECT_EQ(board.look(first + 1)->status.state, PublishState::kCommitted);

@@ -178,10 +178,10 @@ TEST(RankGather, StepsOnlyGrow) {
               HasSubstr("rank 1 has snapshotted step 8, rank 0 publishes step 7"));
   EXPECT_EQ(refusal(gather.collect(8, lead.tensors(), soon())), "accepted");
   other.kept.clear();
-  EXPECT_THAT(other.report(gather, 8).error().message(),
-              HasSubstr("rank 0 is through with step 8"));
+  EXPECT_THAT(other.report(gather, 8).error().message(), HasSubstr("rank 0 has finished step 8"));
   other.kept.clear();
-  EXPECT_THAT(other.report(gather, 5).error().message(), HasSubstr("rank 0 has gone on to step 8"));
+  EXPECT_THAT(other.report(gather, 5).error().message(),
+              HasSubstr("rank 0 has moved on to step 8"));
   other.kept.clear();
   gather.give_up(9, "no sidecar has joined");
   EXPECT_THAT(other.report(gather, 9).error().message(), HasSubstr("no sidecar has joined"));
@@ -225,7 +225,8 @@ TEST(RankGather, DescriptionsThatDisagreeAreRefusedWithRankAndTensor) {
   EXPECT_THAT(with(short_end), HasSubstr("end at byte 7 of a row of 10"));
   RankTensor other_dim = half(1);
   other_dim.range = publish::ShardRange{.dim = 0, .begin = 3, .length = 3};
-  EXPECT_THAT(with(other_dim), HasSubstr("cut along dimension 0, another rank cuts along 1"));
+  EXPECT_THAT(with(other_dim),
+              HasSubstr("it is cut along dimension 0, but another rank cuts along 1"));
 }
 
 TEST(RankGather, RanksThatDoNotBelongHereAreRefused) {
@@ -235,7 +236,7 @@ TEST(RankGather, RanksThatDoNotBelongHereAreRefused) {
     const auto result = gather.join({.rank = rank, .world_size = world_size, .pid = 5});
     return result ? "accepted" : result.error().message();
   };
-  EXPECT_THAT(joined(1, 3), HasSubstr("says there are 3 ranks, rank 0 was made for 2"));
+  EXPECT_THAT(joined(1, 3), HasSubstr("reports 3 ranks, but rank 0 was created for 2"));
   EXPECT_THAT(joined(0, 2), HasSubstr("rank 0 is not one of 1 to 1"));
   EXPECT_THAT(joined(2, 2), HasSubstr("rank 2 is not one of 1 to 1"));
   EXPECT_EQ(gather.report({.rank = 1}, {.step = 1, .failure = "x"}, UniqueFd()).error().code(),
@@ -282,7 +283,7 @@ TEST(RankGather, AStepThatIsSaidAgainIsTakenOnceIfItIsTheSame) {
   next.join(gather);
   ASSERT_TRUE(next.report(gather, 4).has_value());
   EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), "accepted");
-  EXPECT_THAT(next.report(gather, 4).error().message(), HasSubstr("rank 0 is through with step 4"));
+  EXPECT_THAT(next.report(gather, 4).error().message(), HasSubstr("rank 0 has finished step 4"));
   next.kept.clear();
   // One that could not take it loses nothing; nor is anything said twice.
   ASSERT_TRUE(gather.report(next.process(), {.step = 5, .failure = "x"}, UniqueFd()).has_value());
@@ -314,7 +315,7 @@ TEST(RankGather, AStepThatIsSaidAgainAsAnotherIsRefusedOnAllRanks) {
     EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), refused.error().message());
     next.kept.clear();
     EXPECT_THAT(next.report(gather, 4).error().message(),
-                HasSubstr("rank 0 is through with step 4: rank 1: two contents"));
+                HasSubstr("rank 0 has finished step 4: rank 1: two contents"));
     return refused.error().message();
   };
   OtherRank bytes;
@@ -378,7 +379,7 @@ TEST(RankGather, AStepThatWasGatheredIsSaidAgainByTheNextProcess) {
   control::Snapshotted other{.step = 4};
   other.content_digest.low = 1;
   EXPECT_THAT(gather.report(next.process(), other, UniqueFd()).error().message(),
-              HasSubstr("rank 0 is through with step 4"));
+              HasSubstr("rank 0 has finished step 4"));
   EXPECT_TRUE(next.report(gather, 4).has_value()) << "the same content";
 }
 
@@ -396,7 +397,7 @@ TEST(RankGather, AHigherIncarnationIsTheRankAndALowerOneIsFenced) {
     EXPECT_EQ(result.error().code(), ErrorCode::kFenced);
     EXPECT_THAT(result.error().message(),
                 HasSubstr("rank 1 was replaced: incarnation 2 (process 1201) is that rank now, and "
-                          "nothing is taken from incarnation 0"));
+                          "messages of incarnation 0 are refused"));
   };
   fenced(gather.join(old.hello()));
   fenced(gather.describe(old.process(), old.shards()));

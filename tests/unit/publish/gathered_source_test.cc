@@ -113,7 +113,7 @@ TEST(GatheredSource, RangesThatDoNotMakeATensorAreRefusedByName) {
   EXPECT_THAT(refusal({first}, {part(info, ShardRange{1, 2, 2}, half)}),
               HasSubstr("another rank cuts along 0"));
   EXPECT_THAT(refusal({first}, {part(info, ShardRange{0, 2, 2}, quarter)}),
-              HasSubstr("4 bytes in memory, its range needs 8"));
+              HasSubstr("it has 4 bytes in memory, but its range needs 8"));
   EXPECT_THAT(refusal({first}, {part(info, ShardRange{0, 2, 3}, half)}), HasSubstr("outside of"));
   EXPECT_THAT(refusal({first}, {part(info, ShardRange{2, 0, 1}, half)}),
               HasSubstr("another rank cuts along 0"));

@@ -141,7 +141,7 @@ TEST_F(PublishQueueTest, ItWaitsForTheCoordinatorAndReportsItOnce) {
   advance();
   ASSERT_EQ(commands_.size(), 1U);
   EXPECT_EQ(all<ReportWait>()[0].text,
-            "a publish waits, 60 s at most (deadlines.publish): 0 of at least 2 sidecars have "
+            "a publish is waiting, at most 60 s (deadlines.publish): 0 of at least 2 sidecars have "
             "joined");
   coordinator_.not_ready.reset();
   advance();
@@ -160,7 +160,8 @@ TEST_F(PublishQueueTest, ItsDeadlineEndsTheWaitForTheCoordinator) {
   EXPECT_EQ(last_end().end, JobState::kFailed);
   EXPECT_FALSE(last_end().had_round);
   EXPECT_EQ(last_end().error->code(), ErrorCode::kDeadline);
-  EXPECT_EQ(last_end().reply.reason, "after 60 s (deadlines.publish) nobody has joined");
+  EXPECT_EQ(last_end().reply.reason,
+            "the publish waited 60 s (deadlines.publish): nobody has joined");
   EXPECT_EQ(queue_->state(1), std::nullopt);
 }
 
@@ -172,7 +173,7 @@ TEST_F(PublishQueueTest, ItsDeadlineMayPassDuringTheSnapshotBeforeIt) {
   advance();
   EXPECT_EQ(last_end().request, 2U);
   EXPECT_EQ(last_end().reply.reason,
-            "its deadline (deadlines.publish) came while the snapshot before it was taken");
+            "its deadline (deadlines.publish) passed while the previous snapshot was taken");
 }
 
 TEST_F(PublishQueueTest, AStepThatWasUsedFails) {
@@ -233,7 +234,7 @@ TEST_F(PublishQueueTest, AQueuedPublishIsGivenUpWithWhatItWaitsFor) {
   advance();
   add(3, 7);
   execute(queue_->give_up(7, false));
-  EXPECT_EQ(last_end().reply.reason, "the snapshot before it is still being taken");
+  EXPECT_EQ(last_end().reply.reason, "the previous snapshot is still being taken");
 }
 
 TEST_F(PublishQueueTest, ASnapshotIsGivenUpUnlessAWeightWasRead) {
@@ -395,7 +396,7 @@ TEST_F(PublishQueueTest, RequestsGrow) {
 }
 
 TEST_F(PublishQueueTest, WhatNobodyHasAskedForIsRefused) {
-  EXPECT_EQ(queue_->snapshot_ended(9, {}).error().message(), "publish 9 does not run");
+  EXPECT_EQ(queue_->snapshot_ended(9, {}).error().message(), "publish 9 is not running");
   EXPECT_FALSE(queue_->phase_entered(9, ProgressPhase::kAnnounce).has_value());
   EXPECT_FALSE(queue_->round_ended(9, {}).has_value());
 }

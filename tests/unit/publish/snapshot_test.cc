@@ -185,7 +185,8 @@ TEST(MemorySource, SpanOfAnotherSizeThanTheShapeIsRefused) {
       MemorySource::create({{.info = {.name = "w", .dtype = DType::kF32, .shape = {3}},
                              .bytes = std::span<const std::byte>(bytes)}});
   ASSERT_FALSE(source.has_value());
-  EXPECT_THAT(source.error().message(), HasSubstr("has 10 bytes in memory, its shape needs 12"));
+  EXPECT_THAT(source.error().message(),
+              HasSubstr("has 10 bytes in memory, but its shape needs 12"));
 }
 
 TEST(Snapshot, ACopyThatIsNotCompleteAtItsDeadlineIsNone) {

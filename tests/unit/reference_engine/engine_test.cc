@@ -23,13 +23,13 @@ TEST(EngineCommand, bad_input_is_exit_code_2_and_one_sentence) {
     return run.err;
   };
   EXPECT_THAT(refused({"--adopt", "--whole"}), HasSubstr("exclude each other"));
-  EXPECT_THAT(refused({"--adopt", "--weights", "load"}), HasSubstr("adopting"));
+  EXPECT_THAT(refused({"--adopt", "--weights", "load"}), HasSubstr("adopts versions"));
   EXPECT_THAT(refused({"--rank", "3", "--world-size", "2"}), HasSubstr("rank 3 of 2"));
   EXPECT_THAT(refused({"--weights", "some"}), HasSubstr("--weights"));
   EXPECT_THAT(refused({"--device", "1"}), HasSubstr("host,cuda"));
   EXPECT_THAT(refused({"--gpu", "1"}), HasSubstr("needs --device cuda"));
-  EXPECT_THAT(refused({"--device", "cuda", "--adopt"}), HasSubstr("taken as pieces"));
-  EXPECT_THAT(refused({"--device", "cuda", "--whole"}), HasSubstr("taken as pieces"));
+  EXPECT_THAT(refused({"--device", "cuda", "--adopt"}), HasSubstr("loaded as pieces"));
+  EXPECT_THAT(refused({"--device", "cuda", "--whole"}), HasSubstr("loaded as pieces"));
   const CommandRun generating = run_command(
       engine_program(),
       {"engine", "--sidecar", socket, "--model", directory.path() + "/ck", "--device", "cuda"});

@@ -129,7 +129,7 @@ TEST_F(HeldOnADevice, AStepNoticesALayerOfAnotherVersion) {
   held->begin_load();
   std::string saw;
   EXPECT_TRUE(held->read({}, 1, saw)->torn);
-  EXPECT_THAT(saw, HasSubstr("was of version none"));
+  EXPECT_THAT(saw, HasSubstr("had version none"));
   for (const auto& layer : std::vector<std::vector<std::uint32_t>>{{0}, {1, 2}, {3}}) {
     std::vector<LayerTensor> tensors;
     for (const std::uint32_t t : layer) tensors.push_back({.tensor = t, .bytes = held->memory(t)});

@@ -77,7 +77,7 @@ TEST(HeldModel, a_step_notices_every_layer_that_is_not_of_its_version) {
   EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   model->begin_load();
   EXPECT_TRUE(model->read(kV1, 1, saw)->torn);
-  EXPECT_THAT(saw, HasSubstr("layer 0 of 2 was of version none"));
+  EXPECT_THAT(saw, HasSubstr("layer 0 of 2 had version none"));
   model->take_layer(kV2, first);
   EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   EXPECT_THAT(saw, HasSubstr("layer 1 of 2"));
@@ -102,7 +102,7 @@ TEST(HeldModel, a_step_counts_the_layers_that_it_compares_and_misses_none) {
   EXPECT_FALSE(reader.torn());
   reader.finish();
   EXPECT_TRUE(reader.torn());
-  EXPECT_EQ(reader.saw(), "layer 0 of 2 was not compared, the step is of version 1.1");
+  EXPECT_EQ(reader.saw(), "layer 0 of 2 was not compared; the step has version 1.1");
 }
 
 TEST(HeldModel, a_layer_that_changes_while_it_is_read_is_noticed) {
@@ -117,8 +117,8 @@ TEST(HeldModel, a_layer_that_changes_while_it_is_read_is_noticed) {
   reader.finish();
   EXPECT_TRUE(reader.torn());
   EXPECT_EQ(reader.saw(),
-            "layer 1 of 2 was of version 1.1 before and 1.2 after it was read, the step is of "
-            "version 1.1");
+            "layer 1 of 2 had version 1.1 before and version 1.2 after it was read, but the step "
+            "has version 1.1");
 }
 
 TEST(HeldModel, a_layer_that_has_not_come_is_of_no_version_after_the_commit) {
@@ -131,8 +131,8 @@ TEST(HeldModel, a_layer_that_has_not_come_is_of_no_version_after_the_commit) {
   std::string saw;
   EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   EXPECT_EQ(saw,
-            "layer 1 of 2 was of version none, its bytes were changing before and none, its bytes "
-            "were changing after it was read, the step is of version 1.2");
+            "layer 1 of 2 had version none (its bytes were changing) before and version none (its "
+            "bytes were changing) after it was read, but the step has version 1.2");
 }
 
 TEST(HeldModel, a_mapped_layer_that_has_not_come_keeps_its_version) {
@@ -149,7 +149,7 @@ TEST(HeldModel, a_mapped_layer_that_has_not_come_keeps_its_version) {
   model->commit(kV2);
   std::string saw;
   EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
-  EXPECT_THAT(saw, HasSubstr("layer 1 of 2 was of version 1.1 before and 1.1 after"));
+  EXPECT_THAT(saw, HasSubstr("layer 1 of 2 had version 1.1 before and version 1.1 after"));
 }
 
 TEST(HeldModelDeathTest, a_layer_without_one_of_its_tensors_is_a_defect) {

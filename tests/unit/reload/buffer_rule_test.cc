@@ -61,10 +61,9 @@ TEST(BufferRule, WhatDoesNotFitIsRefusedWithWhatIsFreeAndWhatToSet) {
   const BufferRoom full{.name = "GPU 0", .devices = 1, .free_bytes = 5 * limits::kMiB};
   const auto none = choose_buffer_bytes(kGpu, {&full, 1}, 0);
   ASSERT_FALSE(none);
-  EXPECT_EQ(
-      none.error().message(),
-      "GPU 0: 3 buffers of 1.00 MiB do not fit: 5.00 MiB are free, of which 90 % may be used; "
-      "free memory there, such as by giving the engines less");
+  EXPECT_EQ(none.error().message(),
+            "GPU 0: 3 buffers of 1.00 MiB do not fit: 5.00 MiB are free, of which 90 % may be "
+            "used; free memory there, for example by giving the engines less");
   EXPECT_EQ(choose_buffer_bytes(DeviceKind::kSeparate, {&full, 1}, 0).error().code(),
             ErrorCode::kResourceExhausted);
 }

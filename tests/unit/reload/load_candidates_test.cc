@@ -30,7 +30,7 @@ TEST(LoadCandidates, AVersionIsLoadableWhenItIsStagedAndNotWithdrawn) {
   EXPECT_FALSE(candidates.withdrawn(kV2));
 }
 
-TEST(LoadCandidates, AVersionHasTwoChancesAndIsThenPutOffForLongerEachTime) {
+TEST(LoadCandidates, AVersionHasTwoChancesAndIsThenPostponedForLongerEachTime) {
   LoadCandidates candidates = staged();
   for (const seconds wait : {seconds(1), seconds(2), seconds(3), seconds(3)}) {
     candidates.begin(kV2);
@@ -80,12 +80,12 @@ TEST(LoadCandidates, ADecisionAnotherEngineOrAnotherCopyAllowsItAtOnce) {
   EXPECT_TRUE(candidates.loadable(kV2)) << "another copy";
 }
 
-TEST(LoadCandidates, InvariantsNameAVersionThatIsPutOffTwice) {
+TEST(LoadCandidates, InvariantsNameAVersionThatIsPostponedTwice) {
   LoadCandidates candidates = staged();
   candidates.postpone(kV2, kNow);
   candidates.postpone(kV2, kNow);
   ASSERT_FALSE(candidates.invariants().has_value());
-  EXPECT_EQ(candidates.invariants().error().message(), "version 1.2 is put off twice");
+  EXPECT_EQ(candidates.invariants().error().message(), "version 1.2 is postponed twice");
 }
 
 }  // namespace

@@ -511,8 +511,8 @@ TEST(DeviceGroup, NcclWithoutGpusIsRefused) {
                                           .collective = collective::GroupKind::kNccl});
   ASSERT_FALSE(group);
   EXPECT_EQ(group.error().message(),
-            "NCCL is for GPUs, not for separate host device 0; set devices.collective to auto or "
-            "local");
+            "NCCL supports only GPUs, not separate host device 0; set devices.collective to auto "
+            "or local");
 }
 
 // ---- digests after each broadcast ----

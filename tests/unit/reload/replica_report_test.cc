@@ -50,7 +50,8 @@ TEST(ReplicaReport, OneThatDoesNotServeIsNotReady) {
   facts.quiesced = true;
   EXPECT_EQ(report(facts).state, ReplicaState::kPaused);
   facts.version_withdrawn = true;
-  EXPECT_EQ(report(facts).reason, "version 1.1 was withdrawn and 1.2 is not staged here");
+  EXPECT_EQ(report(facts).reason,
+            "version 1.1 was withdrawn and 1.2 is not staged on this sidecar");
   facts.phase = SwitchPhase::kLoading;
   EXPECT_EQ(report(facts).state, ReplicaState::kLoading);
   EXPECT_EQ(report(facts).reason, "it is loading");
@@ -62,7 +63,7 @@ TEST(ReplicaReport, OneThatDoesNotServeIsNotReady) {
 TEST(ReplicaReport, MixedBytesAreTainted) {
   ReplicaFacts facts{.missing = {}, .version = {}, .target = kV1, .last_failure = {}};
   EXPECT_EQ(report(facts).state, ReplicaState::kLoading);
-  EXPECT_EQ(report(facts).reason, "a rank waits for a staged version");
+  EXPECT_EQ(report(facts).reason, "a rank is waiting for a staged version");
   facts.written = true;
   EXPECT_EQ(report(facts).state, ReplicaState::kTainted);
 }

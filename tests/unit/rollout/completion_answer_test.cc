@@ -175,7 +175,8 @@ TEST(ReadAnswer, ChoicesAreThoseAskedFor) {
 }
 
 TEST(ReadAnswer, ThePromptIsTheOneAsked) {
-  const std::string expected = "prompt_token_ids: expected the 2 tokens that were asked about";
+  const std::string expected =
+      "prompt_token_ids: expected the 2 tokens of the prompt that was sent";
   EXPECT_THAT(refusal("/choices/0/prompt_token_ids", {'a'}), HasSubstr(expected));
   EXPECT_THAT(refusal("/choices/0/prompt_token_ids", {'a', 'c'}), HasSubstr(expected));
   EXPECT_THAT(refusal("/choices/0/prompt_token_ids", {'a', 'b' + 256}), HasSubstr(expected));

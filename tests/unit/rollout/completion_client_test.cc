@@ -116,7 +116,7 @@ TEST(CompletionClient, StatusesAreTold) {
   };
   expect_error(answered(503, "ending"), ErrorCode::kBusy,
                replica.url() + ": /v1/completions is not ready: 'ending'");
-  expect_error(answered(429, "full"), ErrorCode::kBusy, "has too much to do: 'full'");
+  expect_error(answered(429, "full"), ErrorCode::kBusy, "is overloaded: 'full'");
   expect_error(answered(400, "n: it is 0"), ErrorCode::kRefused,
                "/v1/completions was answered with status 400: 'n: it is 0'");
   expect_error(answered(404, "no model"), ErrorCode::kRefused, "status 404: 'no model'");

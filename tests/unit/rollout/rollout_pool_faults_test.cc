@@ -207,7 +207,7 @@ TEST_F(RolloutPoolFaults, ARolloutBatchThatIsLateNamesTheVersionThatIsMissing) {
   (void)collected(*pool, 1);
   bad_.wait_for_looks(bad_.looks() + 2);
   expect_error(pool->collect(2, 1ms), ErrorCode::kDeadline,
-               bad_.url() + " serves 1.0, and weights of step 1 are needed");
+               bad_.url() + " serves 1.0, but weights of step 1 are needed");
 }
 
 TEST_F(RolloutPoolFaults, AReplicaThatIsLostWhileItIsLookedAtCounts) {
@@ -234,9 +234,9 @@ TEST_F(RolloutPoolFaults, ARewardThatThrowsEndsTheRolloutBatch) {
   expect_error(batch([](const Problem&, std::string_view) -> double {
                  throw std::runtime_error("no such key");
                }),
-               ErrorCode::kInternal, "it has thrown 'no such key'");
+               ErrorCode::kInternal, "it threw 'no such key'");
   expect_error(batch([](const Problem&, std::string_view) -> double { throw 7; }),
-               ErrorCode::kInternal, "no std::exception");
+               ErrorCode::kInternal, "not a std::exception");
   expect_error(batch([](const Problem&, std::string_view) {
                  return std::numeric_limits<double>::quiet_NaN();
                }),

@@ -212,7 +212,7 @@ TEST(RolloutPool, VersionsOfAnOlderEpochAreAnotherRuns) {
   replica.wait_for_looks(3);
   EXPECT_EQ(replica.questions().size(), 0U);
   expect_error(pool->collect(2, std::chrono::milliseconds(1)), ErrorCode::kDeadline,
-               replica.url() + " serves 1.50 of another run; weights of epoch 2 are needed");
+               replica.url() + " serves 1.50 of another run, but weights of epoch 2 are needed");
   replica.serve({.epoch = 2, .step = 1});
   const RolloutBatch batch = collected(*pool, 2);
   for (const Group& group : batch.groups) EXPECT_EQ(oldest_epoch(group), 2U);

@@ -360,7 +360,7 @@ TEST_F(NewRankZero, StaysNearTheWeightsThatItBeginsWithAndSaysSo) {
   auto batches = batches_of(kFirstGenerated + 1, 2);
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, HasSubstr("rollout.kl: the weights that this run began to generate with (step "
-                             "3) are not there any more; from step 5 on"));
+                             "3) no longer exist; from step 5 on"));
   const std::vector<MicroBatch> made = batches;
   const auto options = *training_options(config_);
   rollout::refer_to(options.spec, weights_of_seed(kFirstGenerated + 1), options.sequence, batches);

@@ -75,7 +75,7 @@ TEST(ScheduleCommand, ChecksWhatItShows) {
   const std::string path = directory.path() + "/actions";
   std::ofstream(path) << run_command(training_program(), {"schedule", "show", "--delay-wgrad"}).out;
   EXPECT_EQ(run_command(training_program(), {"schedule", "check", path}).out,
-            path + ": a right schedule of 4 ranks, 2 chunks each, 8 micro-batches\n");
+            path + ": a valid schedule of 4 ranks, 2 chunks each, 8 micro-batches\n");
   std::ofstream(path) << "PP0: 0F0,0B0\nPP1: 1F0\n";
   const auto wrong = run_command(training_program(), {"schedule", "check", path});
   EXPECT_EQ(wrong.exit_code, kExitFailed);
@@ -127,7 +127,7 @@ TEST(ScheduleCommand, BadInputSaysWhy) {
   EXPECT_NE(why({"show", "--order", "1f1d"}).find("--order: no order '1f1d'; there are"),
             std::string::npos);
   EXPECT_NE(why({"show", "--pp", "0"}).find("expected 1 to"), std::string::npos);
-  EXPECT_NE(why({"simulate", "--forward", "1", "--mlp-forward", "1"}).find("not of both"),
+  EXPECT_NE(why({"simulate", "--forward", "1", "--mlp-forward", "1"}).find("not for both"),
             std::string::npos);
   EXPECT_NE(why({"simulate", "--pair", "9"}).find("a pair of 9 is not between"), std::string::npos);
   EXPECT_NE(why({"simulate", "--dispatch", "-1"}).find("--dispatch: expected a time of 0 or more"),

@@ -48,10 +48,9 @@ TEST_F(TrainSetup, AStateThatARunMayHaveToWriteIsNotThere) {
   std::filesystem::create_directory(at("saved/step_10"));
   EXPECT_EQ(why({directory}), "begun");
   std::filesystem::create_directory(at("saved/step_7"));
-  EXPECT_EQ(why({directory}),
-            "save.directory: " + at("saved/step_7") +
-                " exists already, and this run may save step 7 there; go on from it (resume), "
-                "remove it or give another directory");
+  EXPECT_EQ(why({directory}), "save.directory: " + at("saved/step_7") +
+                                  " exists already, and this run may save step 7 there; continue "
+                                  "from it (resume), remove it or give another directory");
 }
 
 TEST_F(TrainSetup, AStateOfAnotherModelThanTheConfigurationsIsRefused) {

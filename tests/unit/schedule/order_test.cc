@@ -214,8 +214,8 @@ TEST(Actions, BadTextIsRefusedWithItsPlace) {
   EXPECT_EQ(why("PP0: 0F"),
             "actions, line 1, column 8: expected the number of a micro-batch, found ''");
   EXPECT_EQ(why("PP0: (0F0;0W0)"),
-            "actions, line 1, column 15: the pair (0F0;0W0) is no forward with a backward (F with "
-            "B or I), found ''");
+            "actions, line 1, column 15: the pair (0F0;0W0) is not a forward with a backward (F "
+            "with B or I), found ''");
   EXPECT_NE(why("PP0: 0F99999999").find("over the limit"), std::string::npos);
   EXPECT_NE(why("PP0: 0F99999999999999999999").find("expected the number of a micro-batch"),
             std::string::npos);

@@ -193,7 +193,7 @@ TEST(Simulate, TheCriticalPathIsAsLongAsTheStep) {
 TEST(Simulate, ImpossibleCostsAreRefused) {
   EXPECT_NE(costs_of_cells(0, 2, 0, {}).error().message().find("both must be above 0"),
             std::string::npos);
-  EXPECT_NE(costs_of_cells(1, 2, 3, {}).error().message().find("no share of a backward"),
+  EXPECT_NE(costs_of_cells(1, 2, 3, {}).error().message().find("cannot be a part of a backward"),
             std::string::npos);
   EXPECT_EQ(costs_of_cells(1, 2, 0, 1.5).error().message(),
             "a pair of 1.5 is not between the longer of its cells, 2, and their sum, 3");

@@ -237,10 +237,10 @@ TEST(Validate, WithoutExtraWarmupTheLastRankIsACycle) {
       make_schedule(
           {.shape = {.pp = 4, .vpp = 2, .microbatches = 8}, .overlap = true, .extra_warmup = 0})
           .value();
-  EXPECT_EQ(find_violations(figure).front().sentence,
-            "PP3, step 4: the pair (7F0;7B0) is a cycle on the last rank: 7B0 needs 7F0, which is "
-            "over only when the pair is; one extra micro-batch of warm-up (--extra-warmup 1) parts "
-            "them");
+  EXPECT_EQ(
+      find_violations(figure).front().sentence,
+      "PP3, step 4: the pair (7F0;7B0) is a cycle on the last rank: 7B0 needs 7F0, which is over "
+      "only when the pair is; one extra micro-batch of warm-up (--extra-warmup 1) separates them");
 }
 
 TEST(Validate, SentencesSayWhereAndWhatIsMissing) {
@@ -252,7 +252,7 @@ TEST(Validate, SentencesSayWhereAndWhatIsMissing) {
   EXPECT_EQ(why("PP0: 0F0\nPP1: 1F0,1B0\n"), "PP0: 0B0 is missing; the list ends after step 0");
   EXPECT_EQ(why("PP0: 0B0,0F0\nPP1: 1F0,1B0\n"), "PP0, step 0: 0B0 comes before its input 0F0");
   EXPECT_EQ(why("PP0: 0F0,0W0,0I0\n"), "PP0, step 1: 0W0 comes before its input 0I0");
-  EXPECT_EQ(why("PP0: 0F0,0F0,0B0\n"), "PP0, step 1: 0F0 is there a second time, first at step 0");
+  EXPECT_EQ(why("PP0: 0F0,0F0,0B0\n"), "PP0, step 1: 0F0 occurs a second time, first at step 0");
   EXPECT_EQ(why("PP0: 0F0,0B0,0W0\n"), "PP0, step 2: 0W0 is part of 0B0 of step 1");
   EXPECT_EQ(why("PP0: 0F0,1F0,0B0\nPP1: 1F0,1B0\n"),
             "PP0, step 1: 1F0 is of stage 1, which PP1 owns");

@@ -65,13 +65,14 @@ TEST_F(EngineRegistryTest, ARankOfAGoodHelloMayAttach) {
 }
 
 TEST_F(EngineRegistryTest, ReplicasAndRanksMustAddUp) {
-  EXPECT_EQ(reason(from(""), {}), "an EngineHello without a replica name");
+  EXPECT_EQ(reason(from(""), {}), "EngineHello has no replica name");
   EXPECT_THAT(reason(from("a", 0, 6), {}),
-              HasSubstr("obeys fence epoch 6, this sidecar knows epoch 5"));
-  EXPECT_EQ(reason(from("a", 2), {.world_size = 2}), "rank 2 of a replica of 2 ranks");
-  EXPECT_EQ(reason(from("a"), {.world_size = 0}), "rank 0 of a replica of 0 ranks");
+              HasSubstr("has seen fence epoch 6, but this sidecar has seen only epoch 5"));
+  EXPECT_EQ(reason(from("a", 2), {.world_size = 2}),
+            "rank 2 does not exist in a replica of 2 ranks");
+  EXPECT_EQ(reason(from("a"), {.world_size = 0}), "rank 0 does not exist in a replica of 0 ranks");
   EXPECT_EQ(reason(from("a"), {.world_size = limits::kReplicaRankCount + 1}),
-            "rank 0 of a replica of 257 ranks");
+            "rank 0 does not exist in a replica of 257 ranks");
   attach("a", 0, 2);
   EXPECT_EQ(reason(from("a", 0), {.world_size = 2}), "replica 'a' rank 0 is attached already");
   EXPECT_EQ(reason(from("a", 1), {.world_size = 3}), "replica 'a' has 2 ranks, not 3");
@@ -163,20 +164,20 @@ class GpuRegistryTest : public EngineRegistryTest {
 
 TEST_F(GpuRegistryTest, AnEngineIsToldWhichDeviceItsGpuIs) {
   EXPECT_EQ(gpu_reason({.device = 1, .gpu = kGpu1}), "");
-  EXPECT_THAT(gpu_reason({.device = 1}), HasSubstr("its weights are in host memory"));
-  EXPECT_THAT(gpu_reason({.device = 2, .gpu = kGpu1}), HasSubstr("drives 2 devices"));
+  EXPECT_THAT(gpu_reason({.device = 1}), HasSubstr("the engine's weights are in host memory"));
+  EXPECT_THAT(gpu_reason({.device = 2, .gpu = kGpu1}), HasSubstr("this sidecar has 2 devices"));
   EXPECT_EQ(gpu_reason({.device = 0, .gpu = kGpu1}),
-            "it says " + kGpu1 + ", device 0 of this sidecar is " + kGpu0 +
+            "the engine's weights are on " + kGpu1 + ", but device 0 of this sidecar is " + kGpu0 +
                 " (GPU 0): start the engine with --device-index 1");
   EXPECT_THAT(gpu_reason({.device = 0, .gpu = "GPU-other"}),
               HasSubstr("add that GPU to devices.gpus of the sidecar"));
   EXPECT_EQ(gpu_reason({.device = 1, .take = control::TakeMode::kAdopt, .gpu = kGpu1}),
-            "buffers of GPUs cannot be adopted: take pieces or whole tensors");
+            "buffers of GPUs do not support adoption: load pieces or whole tensors");
 }
 
 TEST_F(GpuRegistryTest, ADeviceServesOneRank) {
   EXPECT_THAT(gpu_reason({.device = 0, .gpu = kGpu0}),
-              HasSubstr("device 0 of this sidecar serves replica 'x' rank 3 already"));
+              HasSubstr("device 0 of this sidecar already serves replica 'x' rank 3"));
   EngineRegistry registry(gpus_);
   for (const std::uint32_t id : {1U, 2U})
     registry.attach({.id = EngineId{id},

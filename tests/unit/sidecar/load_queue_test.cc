@@ -314,7 +314,7 @@ TEST_F(LoadQueueTest, AVersionThatIsReleasedFailsTheLoadsThatAreQueuedAndNotTheR
   const auto failed = all_of<ReportLoadFailed>(queue_.release(kOne));
   ASSERT_EQ(failed.size(), 2U);
   EXPECT_EQ(failed[0].replica, "b");
-  EXPECT_EQ(failed[0].why, "version 1.1 was let go before its load began");
+  EXPECT_EQ(failed[0].why, "version 1.1 was released before its load began");
   EXPECT_EQ(state("a"), LoadState::kRunning);
   EXPECT_EQ(state("b"), LoadState::kFailed);
   EXPECT_EQ(state("c"), LoadState::kWaiting);

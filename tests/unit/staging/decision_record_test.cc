@@ -131,7 +131,7 @@ TEST(DecisionRecord, AWriteThatFailsKeepsTheRecordAndRemembersWhatWasWithdrawn) 
   EXPECT_EQ(record.stored(), record_of(kV1));
   EXPECT_FALSE(record.targets(kV2));
   EXPECT_EQ(record.unready_reason(kV1),
-            "1.1 was withdrawn, and that decision could not be stored here: the disc is full");
+            "1.1 was withdrawn, but this sidecar could not store that decision: the disc is full");
   EXPECT_FALSE(record.unready_reason(kV2));
   decide.number = 5;
   persist = record.write(record.judge(kRecordFence, decide, {}).next, cause_of(decide));
@@ -144,7 +144,7 @@ TEST(DecisionRecord, AWriteThatFailsKeepsTheRecordAndRemembersWhatWasWithdrawn) 
 TEST(DecisionRecord, OtherBytesUnderAVersionsNameCountUntilTheNextDecision) {
   DecisionRecord record(record_of(kV1));
   record.set_other_bytes(kV1);
-  EXPECT_EQ(record.unready_reason(kV1), "the fleet has decided other bytes under the name 1.1");
+  EXPECT_EQ(record.unready_reason(kV1), "the fleet has decided different bytes under the name 1.1");
   const Decide decide{.number = 4, .target = kV2};
   const Persist persist =
       record.write(record.judge(kRecordFence, decide, {}).next, cause_of(decide));

@@ -94,7 +94,7 @@ TEST_F(ReplicaSetTest, InvariantsNameAReplicaWithAnotherTarget) {
   record.target = kV2;
   ASSERT_FALSE(replicas.invariants(record).has_value());
   EXPECT_EQ(replicas.invariants(record).error().message(),
-            "replica 'r' works towards another version than the target");
+            "replica 'r' switches to a version that is not the target");
   record.withdrawn = {kV2};
   EXPECT_TRUE(replicas.invariants(record).has_value()) << "nothing is left to work towards";
 }

@@ -392,7 +392,7 @@ TEST_F(SidecarTest, ADecisionWithOtherBytesThanWereAnnouncedIsRefused) {
   message(kNow, 1, control::Decide{.number = 1, .target = kV1, .content_digest = content_of(kV2)});
   ASSERT_NE(replied<control::Decided>(), nullptr);
   EXPECT_TRUE(replied<control::Decided>()->refused);
-  EXPECT_NE(replied<control::Decided>()->reason.find("announced with other bytes"),
+  EXPECT_NE(replied<control::Decided>()->reason.find("announced with different bytes"),
             std::string::npos);
   step(StagingDone{.attempt = attempt, .content_digest = content_of(kV1)});
   EXPECT_EQ(sidecar.held().size(), 1U);

@@ -206,8 +206,7 @@ TEST_F(StoreTest, BytesThatDifferFromTheAnnouncementAreNotStaged) {
   const auto staged = stage_own(store, damaged, 1);
   ASSERT_FALSE(staged.has_value());
   EXPECT_EQ(staged.error().code(), ErrorCode::kDigestMismatch);
-  EXPECT_THAT(staged.error().message(),
-              HasSubstr("announced was " + model_.digests.root.to_string()));
+  EXPECT_THAT(staged.error().message(), HasSubstr("expected " + model_.digests.root.to_string()));
   EXPECT_TRUE(store.versions_held().empty());
   EXPECT_TRUE(stage_own(store, model_, 1).has_value());  // and the arena is free again
 }
@@ -461,7 +460,7 @@ TEST_F(StoreTest, OneVersionArrivesAtATimeAndAVersionNeverNamesTwoByteStrings) {
   store.abort();
   ASSERT_TRUE(stage_own(store, model_, 1).has_value());
   const auto same = store.begin(model_.job(1), note());
-  EXPECT_THAT(same.error().message(), HasSubstr("held already, with the same content"));
+  EXPECT_THAT(same.error().message(), HasSubstr("already held, with the same content"));
   const auto other = store.begin(TestModel(2).job(1), note());
   EXPECT_EQ(other.error().code(), ErrorCode::kRefused);
   EXPECT_THAT(other.error().message(), HasSubstr("with another content"));

@@ -85,7 +85,8 @@ TEST_F(ModelDirectory, WhatDoesNotFitIsNamed) {
   moe::ModelSpec other = spec_;
   other.hidden = 16;
   rewrite(other);
-  EXPECT_NE(why(at("m")).find("shape [12, 8], expected [12, 16] by config.json"), std::string::npos)
+  EXPECT_NE(why(at("m")).find("shape [12, 8], expected [12, 16] according to config.json"),
+            std::string::npos)
       << why(at("m"));
   other = spec_;
   other.experts = 3;
@@ -134,7 +135,7 @@ TEST_F(ModelDirectory, AModelThatCannotBeIsRefusedBeforeThereIsMemoryForIt) {
   other = spec_;
   other.expert_hidden = 1U << 24U;
   other.hidden = 1U << 14U;
-  EXPECT_NE(told(other).find("by config.json"), std::string::npos) << told(other);
+  EXPECT_NE(told(other).find("according to config.json"), std::string::npos) << told(other);
   std::ofstream(at("m") + "/config.json") << std::string(moe::kModelConfigBytes + 1, ' ');
   EXPECT_NE(why(at("m")).find("more than 1048576 bytes"), std::string::npos) << why(at("m"));
 }

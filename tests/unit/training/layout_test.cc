@@ -115,8 +115,8 @@ TEST(Layout, SizesThatDoNotGoTogetherSayWhy) {
     return checked.error().message();
   };
   EXPECT_EQ(why({.pp = 2, .vpp = 2, .ep = 2, .dp = 4}), "nothing");
-  EXPECT_EQ(why({.pp = 0}), "parallel: every size is at least 1");
-  EXPECT_EQ(why({.pp = 1, .vpp = 1, .ep = 0, .dp = 2}), "parallel: every size is at least 1");
+  EXPECT_EQ(why({.pp = 0}), "parallel: every size must be at least 1");
+  EXPECT_EQ(why({.pp = 1, .vpp = 1, .ep = 0, .dp = 2}), "parallel: every size must be at least 1");
   EXPECT_EQ(why({.pp = 1, .vpp = 1, .ep = 2, .dp = 3}),
             "parallel: ep 2 does not divide dp 3: experts are shared by data-parallel replicas");
   EXPECT_EQ(why({.pp = 3}),

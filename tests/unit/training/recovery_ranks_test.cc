@@ -335,8 +335,8 @@ TEST_P(Recovering, DamagedBytesAreNotTaken) {
     ASSERT_EQ(fleet->generations(), 2U) << what;
     const auto refused = std::ranges::count_if(fleet->resumed(), [&](const Fleet::Resumed& one) {
       return one.generation == 1 &&
-             one.error.starts_with(fmt::format("rank {} was given weights and state by rank {}: {}",
-                                               one.rank, kGiver, what));
+             one.error.starts_with(fmt::format(
+                 "rank {} received weights and state from rank {}: {}", one.rank, kGiver, what));
     });
     EXPECT_EQ(refused, 1) << what;
     EXPECT_EQ(resumed_at(*fleet, 2), kDeadly);
@@ -344,7 +344,7 @@ TEST_P(Recovering, DamagedBytesAreNotTaken) {
   };
   constexpr std::size_t kNote =
       32;  // of the digests of the list of tensors, and of all their bytes
-  expect_refused(kNote, kNote, "all that was given");
+  expect_refused(kNote, kNote, "the set of all tensors");
   expect_refused(1000, 1U << 20U, "bucket 0 of 1");
 }
 

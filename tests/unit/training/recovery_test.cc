@@ -343,18 +343,18 @@ TEST(Recovery, SaysWhatIsLostOrCannotBe) {
     return resume ? "it goes on" : resume.error().message();
   };
   EXPECT_EQ(why({.dp = 4}, {kForward, kForward, kLost, kLost}),
-            "ranks 2 and 3 are lost, which held shard 2 of the dense parameters of pipeline rank "
-            "0");
+            "ranks 2 and 3, the only holders of shard 2 of the dense parameters of pipeline rank "
+            "0, are lost");
   EXPECT_EQ(why({.dp = 4}, {kLost, kForward, kForward, kLost}),
-            "ranks 3 and 0 are lost, which held shard 3 of the dense parameters of pipeline rank "
-            "0");
+            "ranks 3 and 0, the only holders of shard 3 of the dense parameters of pipeline rank "
+            "0, are lost");
   EXPECT_EQ(why({.dp = 4}, {kLost, kForward, kLost, kForward}), "it goes on");
   EXPECT_EQ(why({.pp = 2, .ep = 2, .dp = 2}, {kForward, kForward, kForward, kLost}),
-            "rank 3 is lost, which alone held shard 0 of the experts of pipeline rank 1");
-  EXPECT_EQ(why({.dp = 2}, {kLost, kLost}), "no rank that is left has weights of any step");
+            "rank 3, the only holder of shard 0 of the experts of pipeline rank 1, is lost");
+  EXPECT_EQ(why({.dp = 2}, {kLost, kLost}), "no remaining rank has weights of any step");
   EXPECT_EQ(why({.dp = 3}, {kPast, kForward, kLost}),
-            "rank 1 is at step 5, forward without its reduced gradients when another has passed "
-            "the barrier of step 5, which needs all");
+            "rank 1 is at step 5, forward without its reduced gradients although another rank has "
+            "passed the barrier of step 5, which needs all ranks");
   EXPECT_EQ(why({.dp = 2}, {kPast, {{0, Phase::kForward}, false}}),
             "rank 1 is at step 0, forward; steps count from 1");
 }

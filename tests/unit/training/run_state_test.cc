@@ -92,7 +92,7 @@ TEST_F(StateDirectory, ComesBackAsItWas) {
 }
 
 TEST_F(StateDirectory, WhatIsNoneIsRefused) {
-  EXPECT_NE(why().find("nothing to resume from"), std::string::npos) << why();
+  EXPECT_NE(why().find("not a state to resume from"), std::string::npos) << why();
   const RunState state = made_state(spec_);
   ASSERT_TRUE(save_state(path(), state).has_value());
   rewrite({{"step", "7x"}}, "");
@@ -120,7 +120,7 @@ TEST_F(StateDirectory, OfAnotherModelIsRefused) {
   RunState state = made_state(other);
   ASSERT_TRUE(save_state(path(), state).has_value());
   std::ofstream(path() + "/config.json") << moe::write_config(spec_);
-  EXPECT_NE(why().find("by config.json"), std::string::npos) << why();
+  EXPECT_NE(why().find("according to config.json"), std::string::npos) << why();
 }
 
 std::vector<float> values_of(const Shard& shard, const HeldPart& held, const ParameterSet& all) {

@@ -300,7 +300,7 @@ TEST(Update, TheFirstGradientThatIsNotFiniteIsNamedOnEveryRank) {
 
 TEST(Update, AnInfiniteLossAloneStopsTheStep) {
   for (const ParallelSizes& sizes : layouts())
-    expect_refused(sizes, "step 7: the loss is inf, and no parameter and no gradient is",
+    expect_refused(sizes, "step 7: the loss is inf, and all parameters and gradients are finite",
                    [&](OneRank& rank, double& loss) {
                      if (rank.place.pipeline + 1 == sizes.pp) loss = kInfinite;
                    });

@@ -111,7 +111,7 @@
   }));
 
   const updateFacts = ({ update: running, last_update: last }) => [
-    html("p", { id: "running" }, running ? runningText(running) : "No update runs."),
+    html("p", { id: "running" }, running ? runningText(running) : "No update is running."),
     running && share(running) !== null
       ? html("progress", { max: "100", value: percent(running), "aria-label": "Share of this phase" }, `${percent(running)} %`) : null,
     running && !running.rollback ? phaseList(running) : null,
@@ -138,7 +138,7 @@
     const all = rows.length;
     if (all > MAX_REPLICAS) rows = [...rows.filter((r) => !isWell(r)), ...rows.filter(isWell)].slice(0, MAX_REPLICAS);
     const caption = all > MAX_REPLICAS
-      ? `${MAX_REPLICAS} of ${all} rows, those that are not well first; ${all - MAX_REPLICAS} more are left out`
+      ? `${MAX_REPLICAS} of ${all} rows, those with a problem first; ${all - MAX_REPLICAS} more are left out`
       : `${counted(counts.replicas, "replica")} on ${counted(facts.sidecars.length, "sidecar")}`;
     return [wide({ id: "replicas-table", "aria-labelledby": "replicas-title" }, table(caption,
       ["Replica", "Sidecar", "Version", "State", "Ready", "Behind", "Paused last", "Progress", "Note"],
@@ -186,7 +186,7 @@
     const outcome = (replica) => row({}, named(replica.replica), replica.outcome, duration(replica.wait_ns), duration(replica.paused_ns),
       duration(replica.load_ns), replica.load_ns > 0 ? rate(replica.bytes / (replica.load_ns / 1e9)) : "-", sentence(replica.reason));
     return html("article", { "data-key": key, "aria-labelledby": key },
-      html("h3", { id: key }, `${what}: ${runs ? "it runs" : round.result}`),
+      html("h3", { id: key }, `${what}: ${runs ? "running" : round.result}`),
       html("p", {}, runs ? `For ${took} so far`
         : `In ${took}, ${age(Math.max(0, ended))} ago${round.reason ? ": " + sentence(round.reason) : ""}`),
       wide({ "aria-label": "Picture of " + what }, picture(round,
@@ -220,12 +220,12 @@
     const keys = roundKeys(facts.rounds, at);
     return [html("p", {}, facts.rounds.length
       ? "Stages in their order: snapshot, announce, stage, switch. A rollback is a switch alone."
-      : "This coordinator has made no update yet."), ...facts.rounds.map((round, i) => roundFacts(round, keys[i]))];
+      : "This coordinator has not made an update yet."), ...facts.rounds.map((round, i) => roundFacts(round, keys[i]))];
   };
 
   const problems = (facts) => facts.incidents.length
     ? [html("ul", {}, facts.incidents.map((incident) => html("li", {}, `${age(incident.ago_ns)} ago: ${sentence(incident.text)}`)))]
-    : [html("p", {}, "None since this coordinator began.")];
+    : [html("p", {}, "None since this coordinator started.")];
 
   // ---- what is shown changes only where it differs, so that focus, scroll positions and opened
   // details stay ----
@@ -279,7 +279,7 @@
       connected: facts.sidecars.filter((sidecar) => sidecar.connected).length };
     const focused = document.activeElement;
     verdict(facts.ready, facts.ready ? "Ready." : "Not ready.",
-      facts.ready ? `${counts.ready} of ${counts.replicas} replicas may be routed to.` : sentence(facts.not_ready));
+      facts.ready ? `Requests may be routed to ${counts.ready} of ${counts.replicas} replicas.` : sentence(facts.not_ready));
     show("state-facts", [stateFacts(facts, counts)]);
     show("update-facts", updateFacts(facts));
     show("replicas-facts", replicaFacts(facts, counts));
@@ -314,7 +314,7 @@
     try {
       if (!held && !document.hidden) await ask();
     } catch {
-      say(since ? "NO ANSWER: what is shown is of " + since.toLocaleTimeString() : "NO ANSWER yet");
+      say(since ? "NO ANSWER: the page shows the state at " + since.toLocaleTimeString() : "NO ANSWER yet");
       document.title = "wsync NO ANSWER";
     }
     setTimeout(again, INTERVAL_MS);
@@ -324,7 +324,7 @@
   hold.addEventListener("click", () => {
     held = !held;
     hold.setAttribute("aria-pressed", String(held));
-    say(held ? "held still, as of " + new Date().toLocaleTimeString() : "follows the coordinator");
+    say(held ? "not refreshed since " + new Date().toLocaleTimeString() : "follows the coordinator");
   });
   again();
 })();

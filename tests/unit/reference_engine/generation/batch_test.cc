@@ -60,7 +60,7 @@ TEST(Batch, EverySliceIsHeldAgainstTheLimits) {
   EXPECT_EQ(refusal({.first_position = 0, .tokens = {1}, .blocks = {}}),
             "slice 0 has 0 blocks of 4 tokens for 1 position, expected 1");
   EXPECT_EQ(refusal({.first_position = 0, .tokens = {1}, .blocks = {8}}),
-            "slice 0 has block 8; there are 8");
+            "slice 0 has block 8; there are only 8 blocks");
   EXPECT_EQ(refusal({.first_position = 4, .tokens = {1}, .blocks = {2, 2}}),
             "slice 0 has block 2 twice");
   // The last of everything.
@@ -122,7 +122,8 @@ TEST(BatchDeathTest, LimitsAreNotZero) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BatchLimits limits = kLimits;
   limits.block_tokens = 0;
-  EXPECT_DEATH(static_cast<void>(check_batch({}, limits)), "a batch is held against limits");
+  EXPECT_DEATH(static_cast<void>(check_batch({}, limits)),
+               "a batch is checked against limits above 0");
 }
 
 }  // namespace

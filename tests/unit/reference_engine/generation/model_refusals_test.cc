@@ -37,17 +37,17 @@ TEST(ShardRefusals, TensorsThatAreNotTheModels) {
   EXPECT_EQ(of_tensors([](auto& tensors) {
               std::erase_if(tensors, [](const TensorInfo& t) { return t.name == kDown; });
             }),
-            "model.layers.1.mlp.experts.3.down_proj.weight BF16 [24, 20] is missing, by "
-            "config.json a parameter");
+            "model.layers.1.mlp.experts.3.down_proj.weight BF16 [24, 20] is missing; it is a "
+            "parameter of config.json's model");
   EXPECT_EQ(of_tensors([](auto& tensors) {
               std::erase_if(tensors, [](const TensorInfo& t) { return t.name == moe::kHead; });
             }),
-            "lm_head.weight BF16 [44, 24] is missing, by config.json a parameter");
+            "lm_head.weight BF16 [44, 24] is missing; it is a parameter of config.json's model");
   EXPECT_EQ(of_tensors([](auto& tensors) { tensor(tensors, kDown).shape = {20, 24}; }),
             "model.layers.1.mlp.experts.3.down_proj.weight BF16 [20, 24]: expected shape [24, 20] "
-            "by config.json");
+            "according to config.json");
   EXPECT_EQ(of_tensors([](auto& tensors) { tensor(tensors, moe::kFinalNorm).shape = {24, 1}; }),
-            "model.norm.weight BF16 [24, 1]: expected shape [24] by config.json");
+            "model.norm.weight BF16 [24, 1]: expected shape [24] according to config.json");
   EXPECT_EQ(
       of_tensors([](auto& tensors) {
         tensor(tensors, "model.layers.0.self_attn.q_norm.weight").dtype = DType::kF32;
@@ -61,7 +61,8 @@ TEST(ShardRefusals, TensorsThatAreNotTheModels) {
             "model.layers.0.self_attn.q_proj.bias BF16 [40]: config.json's model has no such "
             "parameter");
   EXPECT_EQ(of_tensors([](auto& tensors) { tensors.clear(); }),
-            "model.embed_tokens.weight BF16 [44, 24] is missing, by config.json a parameter");
+            "model.embed_tokens.weight BF16 [44, 24] is missing; it is a parameter of "
+            "config.json's model");
 }
 
 TEST(ShardRefusals, WeightsInFloat32) {
@@ -82,13 +83,14 @@ TEST(ShardRefusals, WhatRanksCannotShareEqually) {
     return error.message();
   };
   EXPECT_EQ(why(3, [](moe::ModelSpec&) {}),
-            "'num_attention_heads' is 4, which 3 ranks do not share equally; choose a number of "
-            "ranks that divides it");
-  EXPECT_THAT(why(4, [](moe::ModelSpec&) {}), StartsWith("'num_key_value_heads' is 2, which 4"));
+            "'num_attention_heads' is 4, which cannot be divided equally among 3 ranks; choose a "
+            "number of ranks that divides it");
+  EXPECT_THAT(why(4, [](moe::ModelSpec&) {}),
+              StartsWith("'num_key_value_heads' is 2, which cannot be divided equally among 4"));
   EXPECT_THAT(why(2, [](moe::ModelSpec& spec) { spec.expert_hidden = 7; }),
-              StartsWith("'moe_intermediate_size' is 7, which 2"));
+              StartsWith("'moe_intermediate_size' is 7, which cannot be divided equally among 2"));
   EXPECT_THAT(why(2, [](moe::ModelSpec& spec) { spec.vocabulary = 45; }),
-              StartsWith("'vocab_size' is 45, which 2"));
+              StartsWith("'vocab_size' is 45, which cannot be divided equally among 2"));
   EXPECT_THAT(why(2, [](moe::ModelSpec& spec) { spec.head_dim = 3; }),
               StartsWith("'head_dim' is 3"));
 }
@@ -113,9 +115,9 @@ TEST(ShardRefusals, OptionsOutOfTheirRange) {
   EXPECT_EQ(why([](ShardOptions& options) { options.max_step_tokens = 0; }),
             "'max_step_tokens' is 0; expected 1 to 65536");
   EXPECT_EQ(why([](ShardOptions& options) { options.rank = 1; }),
-            "rank 1 of 1, expected a rank below their number");
+            "rank 1 of 1: expected a rank below the number of ranks");
   EXPECT_EQ(why([](ShardOptions& options) { options.world_size = 0; }),
-            "rank 0 of 0, expected a rank below their number");
+            "rank 0 of 0: expected a rank below the number of ranks");
 }
 
 TEST(ShardRefusals, MoreBlocksThanThereIsMemory) {

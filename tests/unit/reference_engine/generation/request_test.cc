@@ -54,13 +54,13 @@ TEST(Request, LengthsAreRefused) {
 
 TEST(Request, TokensThatTheModelDoesNotHaveAreRefused) {
   EXPECT_THAT(request_refusal([](Request& r) { r.prompt[1] = 100; }),
-              HasSubstr("prompt: token 100 at place 1"));
+              HasSubstr("prompt: token 100 at position 1"));
   EXPECT_THAT(request_refusal([](Request& r) { r.end_token = 100; }),
               HasSubstr("end_token: token 100"));
   EXPECT_THAT(request_refusal([](Request& r) { r.end_tokens = {1, 100}; }),
-              HasSubstr("stop_token_ids: token 100 at place 1"));
+              HasSubstr("stop_token_ids: token 100 at position 1"));
   EXPECT_THAT(request_refusal([](Request& r) { r.stops.push_back({1, 1, 4000}); }),
-              HasSubstr("stop[1]: token 4000 at place 2"));
+              HasSubstr("stop[1]: token 4000 at position 2"));
 }
 
 TEST(Request, StopsAndLogprobsAreRefused) {
@@ -73,7 +73,7 @@ TEST(Request, StopsAndLogprobsAreRefused) {
   EXPECT_THAT(request_refusal([](Request& r) { r.end_tokens.assign(kMaxEndTokens + 1, 1); }),
               HasSubstr("stop_token_ids: there are 17; at most 16"));
   EXPECT_THAT(request_refusal([](Request& r) { r.logprobs = kMaxLogprobs + 1; }),
-              HasSubstr("logprobs: 21 are asked for; at most 20"));
+              HasSubstr("logprobs: 21 are requested; at most 20"));
 }
 
 TEST(Request, ChoicesThatMeanNothingAreRefused) {

@@ -351,7 +351,7 @@ TEST_F(SchedulerPlan, WhatTheBlocksCouldNeverHoldIsRefused) {
 TEST_F(SchedulerPlan, AFullQueueRefuses) {
   for (int i = 0; i < 8; ++i) add(greedy({1}, 1));
   EXPECT_THAT(add_refusal(greedy({1}, 1), ErrorCode::kResourceExhausted),
-              HasSubstr("the queue has 8 requests, as many as it may"));
+              HasSubstr("the queue is full with 8 requests"));
   compute();
   add(greedy({1}, 1));
 }
@@ -364,7 +364,7 @@ TEST_F(SchedulerPlan, NothingChangesInsideAStep) {
   EXPECT_DEATH(static_cast<void>(scheduler_->abort_all()), rule);
   EXPECT_DEATH(scheduler_->weights_changed(CachePolicy::kFlush), rule);
   EXPECT_DEATH(static_cast<void>(scheduler_->plan()), rule);
-  EXPECT_DEATH(static_cast<void>(scheduler_->take(kFirst, {})), "gives a row of logits");
+  EXPECT_DEATH(static_cast<void>(scheduler_->take(kFirst, {})), "returns one row of logits");
 }
 
 }  // namespace

@@ -114,8 +114,8 @@ TEST(ReadCompletion, AModelWithATokenizerTakesTokensOnly) {
   const auto text = read_completion(R"({"prompt": "a"})", model_info(), false);
   ASSERT_FALSE(text);
   EXPECT_THAT(text.error().message(),
-              HasSubstr("prompt: it is text, which this engine makes tokens of only where a token "
-                        "is a byte; expected a list of tokens"));
+              HasSubstr("prompt: it is text, which this engine can convert only if the model's "
+                        "tokens are bytes; expected a list of tokens"));
   const auto stop = read_completion(R"({"prompt": [1], "stop": "a"})", model_info(), false);
   ASSERT_FALSE(stop);
   EXPECT_THAT(stop.error().message(), HasSubstr("stop: it is text"));
@@ -159,16 +159,16 @@ TEST(ReadCompletion, WhatIsNoObjectIsRefused) {
       {std::string("{\"prompt\": \"a\"}\0", 16), "the body"},
       {R"({"prompt": "a", "x": )" + std::string(40, '[') + std::string(40, ']') + "}",
        "the body nests deeper than 32 levels"},
-      {R"({"prompt": "a", "prompt": "b"})", "prompt: it is there twice; expected once"},
-      {R"({"prompt": "a", "n": 1, "n": 1})", "n: it is there twice"},
+      {R"({"prompt": "a", "prompt": "b"})", "prompt: it occurs twice; expected once"},
+      {R"({"prompt": "a", "n": 1, "n": 1})", "n: it occurs twice"},
   });
 }
 
 TEST(ReadCompletion, BadPromptsAreRefused) {
   const std::string expected = "expected text, a list of tokens, or a list of either";
   expect_refused({
-      {"{}", "prompt: it is not there; " + expected},
-      {R"({"prompt": null})", "prompt: it is not there"},
+      {"{}", "prompt: it is missing; " + expected},
+      {R"({"prompt": null})", "prompt: it is missing"},
       {R"({"prompt": 7})", "prompt: it is 7; " + expected},
       {R"({"prompt": {"a": 1}})", "prompt: it is an object; " + expected},
       {R"({"prompt": true})", "prompt: it is true"},
@@ -188,8 +188,8 @@ TEST(ReadCompletion, BadPromptsAreRefused) {
       {R"({"prompt": [-1]})", "prompt: -1 is in its list"},
       {R"({"prompt": [1.5]})", "prompt: 1.5 is in its list"},
       {R"({"prompt": [4294967296]})", "prompt: 4294967296 is in its list"},
-      {R"({"prompt": [300]})", "prompt: token 300 at place 0"},
-      {R"({"prompt": [[1], [2, 300]]})", "prompt 1: prompt: token 300 at place 1"},
+      {R"({"prompt": [300]})", "prompt: token 300 at position 0"},
+      {R"({"prompt": [[1], [2, 300]]})", "prompt 1: prompt: token 300 at position 1"},
   });
 }
 
@@ -229,9 +229,8 @@ TEST(ReadCompletion, BadFieldsAreRefused) {
       {with(R"("stop_token_ids": [-1])"), "stop_token_ids: -1 is in its list"},
       {with(R"("stop_token_ids": [4294967296])"), "stop_token_ids: 4294967296 is in its list"},
       {with(R"("stop_token_ids": [[1]])"), "stop_token_ids: a list is in its list"},
-      {with(R"("stop_token_ids": [300])"), "stop_token_ids: token 300 at place 0"},
-      {with(R"("stop_token_ids": [1], "stop_token_ids": [2])"),
-       "stop_token_ids: it is there twice"},
+      {with(R"("stop_token_ids": [300])"), "stop_token_ids: token 300 at position 0"},
+      {with(R"("stop_token_ids": [1], "stop_token_ids": [2])"), "stop_token_ids: it occurs twice"},
       {with(R"("logprobs": 21)"), "logprobs: it is 21; expected a whole number from 0 to 20"},
       {with(R"("logprobs": true)"), "logprobs: it is true; expected a whole number from 0 to 20"},
       {with(R"("stream": "yes")"), "stream: it is 'yes'; expected true or false"},
@@ -293,14 +292,15 @@ TEST(ReadCompletion, TooMuchIsRefused) {
   };
   EXPECT_EQ(read(prompt(list(kMaxPrompts, "\"a\""))).requests.size(), kMaxPrompts);
   expect_refused({
-      {prompt(list(kMaxPrompts + 1, "\"a\"")), "prompt: it is a list of more than 1024"},
-      {prompt(list(kMaxPrompts + 1, "[1]")), "prompt: it is a list of more than 1024"},
+      {prompt(list(kMaxPrompts + 1, "\"a\"")),
+       "prompt: its list is longer than the maximum of 1024"},
+      {prompt(list(kMaxPrompts + 1, "[1]")), "prompt: its list is longer than the maximum of 1024"},
       {prompt(list(600, "[1]"), R"(, "n": 2)"),
        "n: 600 prompts with 2 each make 1200 outputs; at most 1024 are allowed"},
       {prompt("\"a\"", R"(, "stop": )" + list(17, "\"a\"")),
-       "stop: it is a list of more than 16; at most as many are allowed"},
+       "stop: its list is longer than the maximum of 16"},
       {prompt("\"a\"", R"(, "stop_token_ids": )" + list(17, "1")),
-       "stop_token_ids: it is a list of more than 16; at most as many are allowed"},
+       "stop_token_ids: its list is longer than the maximum of 16"},
       {prompt(list(8, "[1]"), R"(, "n": 128, "max_tokens": 49, "logprobs": 20)"),
        "may have 1053696 tokens and log-probabilities; at most 1048576 are allowed"},
   });
@@ -312,8 +312,10 @@ TEST(ReadCompletion, TooMuchIsRefused) {
   const auto much = read_completion(prompt(list(kMaxPromptTokens / 128 + 1, "1"), R"(, "n": 128)"),
                                     long_model, true);
   ASSERT_FALSE(much);
-  EXPECT_THAT(much.error().message(),
-              HasSubstr("prompt: 16777344 tokens in all outputs' prompts; at most 16777216"));
+  EXPECT_THAT(
+      much.error().message(),
+      HasSubstr(
+          "prompt: the prompts of all outputs together have 16777344 tokens; at most 16777216"));
 }
 
 }  // namespace

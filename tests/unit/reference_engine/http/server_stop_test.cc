@@ -152,7 +152,8 @@ TEST(Stopping, ACompletionThatDoesNotEndIsLeft) {
   waits.send(raw_post("/v1/completions", R"({"prompt": "ab"})"));
   served.service.wait_submitted(2);
   served.server->stop();
-  EXPECT_THAT(waits.read_all(), HasSubstr("the engine is ending and did not end this completion"));
+  EXPECT_THAT(waits.read_all(),
+              HasSubstr("the engine is shutting down and did not finish this completion"));
   EXPECT_EQ(streams.read_all().find("[DONE]"), std::string::npos);
   served.service.wait_cancelled(2);
 }

@@ -190,8 +190,9 @@ TEST(Completions, MoreThanAreAnsweredAtOnceAreRefusedAndTheOtherRoutesAnswer) {
               "b");
   });
   served.service.wait_submitted(1);
-  expect_error(served.complete({{"prompt", "a"}}), 429,
-               "as many completions are answered as this engine takes at once (1); try again");
+  expect_error(
+      served.complete({{"prompt", "a"}}), 429,
+      "this engine already answers its maximum number of completions at once (1); try again");
   EXPECT_EQ(json_of(served.get("/health")), json::object());
   served.service.allow(1);
   first.join();
