@@ -59,7 +59,7 @@ done
 bench=("$@")
 
 for prefix in "${prefixes[@]}"; do
-  [ -d "$prefix" ] || die 2 "--prefix $prefix is no folder"
+  [ -d "$prefix" ] || die 2 "--prefix $prefix is not a directory"
   prefix=$(cd "$prefix" && pwd -P)
   for place in lib "lib/$(uname -m)-linux-gnu" lib64 share; do
     PKG_CONFIG_PATH=$prefix/$place/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}

@@ -80,7 +80,7 @@ class Commands {
       unsigned verified = 0;
       words >> kind >> threads >> verified;
       if (!words || !floor_ || threads == 0 || kind >= available_copy_kinds().size())
-        return fail(ErrorCode::kInvalidInput, "copy what, with what? map first, then copy K T V");
+        return fail(ErrorCode::kInvalidInput, "expected `map`, then `copy KIND THREADS VERIFIED`");
       const FloorCopy::Times times = floor_->copy(
           {.kind = available_copy_kinds()[kind], .threads = threads, .verified = verified != 0});
       return json{{"event", "copied"},
@@ -95,7 +95,7 @@ class Commands {
       return json{{"event", "stats"},
                   {"torn", engine_.stats().torn},
                   {"copied_bytes", engine_.link_status().copied_bytes}};
-    return fail(ErrorCode::kInvalidInput, fmt::format("no command '{}'", verb));
+    return fail(ErrorCode::kInvalidInput, fmt::format("unknown command '{}'", verb));
   }
 
   const ReferenceEngine& engine_;
