@@ -83,7 +83,7 @@ class Rank {
     // The order of the cases changes, so that a machine that slows down affects all cases equally.
     for (std::size_t i = 0; i < task_.steps; ++i)
       for (std::size_t j = 0; j < kCaseCount; ++j)
-        WSYNC_TRY(step(static_cast<CaseKind>((i + j) % kCaseCount)));
+        WSYNC_TRY(step(kCaseKinds[(i + j) % kCaseCount]));
     WSYNC_TRY(collective::barrier(team(), deadline()));
     return report(speed);
   }

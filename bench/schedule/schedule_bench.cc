@@ -68,9 +68,8 @@ Result<> check_memory(const ScheduleBenchOptions& options) {
       4 * training::LayerRun::floats(model_of(options), options.tokens,
                                      std::min(kSequence, options.tokens), options.sizes.ep);
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < kCaseCount; ++i) {
-    const auto program = WSYNC_TRY(
-        training::plan_training(training_of(options, overlaps(static_cast<CaseKind>(i)))));
+  for (const CaseKind kind : kCaseKinds) {
+    const auto program = WSYNC_TRY(training::plan_training(training_of(options, overlaps(kind))));
     for (const schedule::RankProgram& rank : program.ranks)
       bytes += training::max_activations(rank) * layer * options.sizes.dp;
   }
@@ -187,7 +186,7 @@ Result<std::vector<ScheduleCase>> compare_cases(const ScheduleBenchOptions& opti
   const CaseSamples& alone = samples[static_cast<std::size_t>(CaseKind::kNoLink)];
   std::vector<ScheduleCase> cases;
   for (std::size_t i = 0; i < kCaseCount; ++i) {
-    const auto kind = static_cast<CaseKind>(i);
+    const CaseKind kind = kCaseKinds[i];
     const schedule::OperationCosts costs = measured_costs(
         program, options.sizes, alone, has_link(kind) ? std::optional(link) : std::nullopt, cores);
     auto one = WSYNC_TRY(compare_case(kind, options, samples[i], costs));

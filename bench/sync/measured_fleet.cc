@@ -206,8 +206,8 @@ Result<std::vector<FloorRun>> MeasuredFleet::floor(const std::vector<FloorWay>& 
     WSYNC_TRY(ask_engine(0, "read"));
     (void)WSYNC_TRY(event(0, "read"));
     WSYNC_TRY(children_.pass_time(kSettle));
-    WSYNC_TRY(ask_all(fmt::format("copy {} {} {}", static_cast<int>(way.kind), way.threads,
-                                  way.verified ? 1 : 0)));
+    WSYNC_TRY(ask_all(
+        fmt::format("copy {} {} {}", copy_kind_name(way.kind), way.threads, way.verified ? 1 : 0)));
     std::int64_t begin = INT64_MAX;
     std::int64_t end = 0;
     for (std::size_t i = 0; i < engines_.size(); ++i) {

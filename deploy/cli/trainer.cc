@@ -48,9 +48,40 @@ std::vector<std::string> settings_of(const Context& context, const TrainerOption
   return set;
 }
 
+ErrorCode trainer_error_code(wsync_code code) {
+  switch (code) {
+    case WSYNC_INVALID_INPUT:
+      return ErrorCode::kInvalidInput;
+    case WSYNC_NOT_FOUND:
+      return ErrorCode::kNotFound;
+    case WSYNC_REFUSED:
+      return ErrorCode::kRefused;
+    case WSYNC_BUSY:
+      return ErrorCode::kBusy;
+    case WSYNC_DEADLINE:
+      return ErrorCode::kDeadline;
+    case WSYNC_PEER_LOST:
+      return ErrorCode::kPeerLost;
+    case WSYNC_FENCED:
+      return ErrorCode::kFenced;
+    case WSYNC_DIGEST_MISMATCH:
+      return ErrorCode::kDigestMismatch;
+    case WSYNC_RESOURCE_EXHAUSTED:
+      return ErrorCode::kResourceExhausted;
+    case WSYNC_CANCELLED:
+      return ErrorCode::kCancelled;
+    case WSYNC_IO:
+      return ErrorCode::kIo;
+    case WSYNC_OK:
+    case WSYNC_INTERNAL:
+      return ErrorCode::kInternal;
+  }
+  return ErrorCode::kInternal;
+}
+
 Result<> result_of(wsync_code code) {
   if (code == WSYNC_OK) return {};
-  return fail(static_cast<ErrorCode>(static_cast<int>(code) - 1), wsync_trainer_error());
+  return fail(trainer_error_code(code), wsync_trainer_error());
 }
 
 void log_result(const wsync_publish_status& status) {
