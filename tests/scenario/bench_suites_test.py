@@ -198,7 +198,7 @@ class Suites(unittest.TestCase):
         for change, sentence in ((version, f"{self.b}: schema_version: expected 1, found 7; a newer wsync wrote the file"),
                                  (schema, f"{self.b}: schema: expected 'wsync-bench', found 'other'"),
                                  (unit, "sync: paused: in A ms and less is better, in B s"),
-                                 (nothing_in_common, "no case is in both files")):
+                                 (nothing_in_common, "the files have no common case")):
             done = self.compare(change)
             self.assertEqual(done.returncode, 2, done.stdout)
             self.assertIn(sentence, done.stderr)

@@ -254,7 +254,7 @@ class GpuScript(unittest.TestCase):
             folder = os.path.join(directory, "build")
             done = self.run_script("--build", folder)
             self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
-            self.assertIn("there is no NVIDIA driver", done.stderr)
+            self.assertIn("the NVIDIA driver is not installed", done.stderr)
             self.assertIn("libcuda.so.1", done.stderr)
             self.assertFalse(os.path.exists(folder))
 
