@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that wants a GPU, in one command: builds for this machine, runs the tests of GPUs, once more under
+# Everything that needs a GPU, in one command: builds for this machine, runs the GPU tests, runs them again under
 # compute-sanitizer, and measures.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
@@ -9,21 +9,21 @@ usage() {
 Usage: bench/gpu.sh [options] [-- ARGUMENTS OF wsync bench gpu]
 
 On a machine with an NVIDIA GPU: configures a release build with WSYNC_CUDA=ON, builds it, runs the tests with the label gpu
-(and those of the kernels' source), runs them under compute-sanitizer (memcheck, racecheck, initcheck, synccheck) where that is
-on PATH, and runs `wsync bench gpu`. Writes the table and, as bench/results/<date>-gpu-<name of the GPU>.json, the result.
-Needs no network; installs nothing.
+(and the tests of the kernels' source), runs them under compute-sanitizer (memcheck, racecheck, initcheck, synccheck) if that is
+in PATH, and runs `wsync bench gpu`. Prints the table and writes the result to bench/results/<date>-gpu-<name of the GPU>.json.
+Needs no network and installs nothing.
 
-  --prefix DIR      where libraries and headers are that the system does not have (CMAKE_PREFIX_PATH); may be repeated
-  --cuda-home DIR   the CUDA toolkit, when it is not found (holds bin/nvcc)
-  --nccl-home DIR   NCCL, when it is not found (holds include/nccl.h)
-  --build DIR       the build's folder (default: build/gpu)
-  --output DIR      where the result goes (default: bench/results)
+  --prefix DIR      directory of libraries and headers that the system does not have (CMAKE_PREFIX_PATH); may be repeated
+  --cuda-home DIR   directory of the CUDA toolkit, if it is not found (contains bin/nvcc)
+  --nccl-home DIR   directory of NCCL, if it is not found (contains include/nccl.h)
+  --build DIR       build directory (default: build/gpu)
+  --output DIR      directory for the result (default: bench/results)
   --no-tests        only measure
-  --no-sanitizer    without compute-sanitizer
+  --no-sanitizer    do not run compute-sanitizer
   -h, --help        this text
 
-Exit status: 0 tests passed and the benchmark ran (whether targets were met, its table says), 1 build, tests or benchmark
-failed, 2 wrong arguments, 3 something is missing on this machine.
+Exit status: 0 tests passed and the benchmark ran (its table shows whether targets were met), 1 build, tests or benchmark
+failed, 2 wrong arguments, 3 a requirement is missing on this machine.
 Examples: bench/gpu.sh
           bench/gpu.sh --prefix "$CONDA_PREFIX" -- --gpus 0 --devices 1,2
 TEXT
@@ -59,7 +59,7 @@ done
 bench=("$@")
 
 for prefix in "${prefixes[@]}"; do
-  [ -d "$prefix" ] || die 2 "--prefix $prefix is no folder"
+  [ -d "$prefix" ] || die 2 "--prefix $prefix is not a directory"
   prefix=$(cd "$prefix" && pwd -P)
   for place in lib "lib/$(uname -m)-linux-gnu" lib64 share; do
     PKG_CONFIG_PATH=$prefix/$place/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
@@ -71,15 +71,15 @@ for prefix in "${prefixes[@]}"; do
   export PATH=$prefix/bin:$PATH
 done
 for tool in cmake ninja g++ python3; do
-  command -v "$tool" >/dev/null || die 3 "$tool is not on PATH; install it, or name its folder with --prefix (it is looked for in DIR/bin)"
+  command -v "$tool" >/dev/null || die 3 "$tool is not in PATH; install it, or give its location with --prefix (DIR/bin is searched)"
 done
-# Before minutes of compiling.
+# Checked first, because the build takes minutes.
 driver=$(python3 - 2>&1 <<'PYTHON'
 import ctypes, os, sys
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
 except OSError as error:
-    sys.exit(f"there is no NVIDIA driver: {error}; install one (in a container: start it with the host's GPUs, such as --gpus all)")
+    sys.exit(f"the NVIDIA driver is not installed: {error}; install it (in a container: start the container with the host's GPUs, such as --gpus all)")
 count, code = ctypes.c_int(), cuda.cuInit(0)
 if code == 0:
     code = cuda.cuDeviceGetCount(ctypes.byref(count))
@@ -87,9 +87,9 @@ visible = "CUDA_VISIBLE_DEVICES is " + os.environ.get("CUDA_VISIBLE_DEVICES", "n
 if code not in (0, 100):  # CUDA_ERROR_NO_DEVICE
     name = ctypes.c_char_p()
     cuda.cuGetErrorName(code, ctypes.byref(name))
-    sys.exit(f"the NVIDIA driver cannot be used: cuInit fails with {code} ({(name.value or b'unknown').decode()}); see what nvidia-smi and dmesg say")
+    sys.exit(f"the NVIDIA driver cannot be used: cuInit fails with {code} ({(name.value or b'unknown').decode()}); check the output of nvidia-smi and dmesg")
 if code == 100 or count.value == 0:
-    sys.exit(f"the NVIDIA driver lists no GPU ({visible}); see what nvidia-smi lists")
+    sys.exit(f"the NVIDIA driver finds no GPU ({visible}); compare with the list of nvidia-smi")
 PYTHON
 ) || die 3 "$(tail -n 1 <<<"$driver")"
 
@@ -97,7 +97,7 @@ folder=$(mkdir -p "$folder" && cd "$folder" && pwd -P)
 output=$(mkdir -p "$output" && cd "$output" && pwd -P)
 say "configuring $folder (release, WSYNC_CUDA=ON)"
 configure release "$folder" -DWSYNC_CUDA=ON -DWSYNC_BUILD_BENCH=ON "-DWSYNC_BUILD_TESTS=$tests" "${cache[@]}" ||
-  die 3 "configuring failed: the lines above name what is missing; say where it is with --prefix, --cuda-home or --nccl-home"
+  die 3 "configuring failed: the lines above name the missing parts; give their location with --prefix, --cuda-home or --nccl-home"
 sed -n '/CUDA backend/,/kernels/p' "$folder.log"
 
 # under_sanitizer TOOL: the tests with the label gpu, each a line for a shell that runs it under compute-sanitizer.
@@ -125,7 +125,7 @@ if [ "$tests" = 1 ]; then
 fi
 if [ "$tests" = 1 ] && [ "$sanitizer" = 1 ]; then
   if ! command -v compute-sanitizer >/dev/null; then
-    say "compute-sanitizer is not on PATH: the tests are not run under it (it comes with the CUDA toolkit)"
+    say "compute-sanitizer is not in PATH, so the tests are not run under it (it is part of the CUDA toolkit)"
   else
     for tool in memcheck racecheck initcheck synccheck; do
       commands=$(under_sanitizer "$tool") || die 1 "the tests with the label gpu cannot be listed"
@@ -151,7 +151,7 @@ print("" if result["emulated"] else re.sub("[^a-z0-9]+", "-", result["cuda"]["gp
 PYTHON
 )
 if [ -z "$name" ]; then
-  say "the driver is the tests' emulated one: the result stays in $result and is none"
+  say "the driver is the emulated driver of the tests, so the result has no meaning; it stays in $result"
 else
   cp "$result" "$output/$(date +%F)-gpu-$name.json"
   say "result: $output/$(date +%F)-gpu-$name.json"

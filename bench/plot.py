@@ -301,7 +301,7 @@ def pairs_of(a: Run, b: Run) -> list[Judged]:
             if (same.unit, same.higher_is_better) != (one.unit, one.higher_is_better):
                 better = {True: "more", False: "less"}
                 raise BadInput(f"{suite.name}: {one.name}: in A {one.unit} and {better[one.higher_is_better]} is better, in "
-                               f"B {same.unit} and {better[same.higher_is_better]}: not one measure")
+                               f"B {same.unit} and {better[same.higher_is_better]}: these figures cannot be compared")
             pairs.append(Judged(suite.name, one, same))
     return pairs
 
@@ -344,7 +344,7 @@ def compare(a: Run, b: Run, factor: float) -> dict[str, Any]:
     pairs = pairs_of(a, b)
     different = parameter_differences(a, b)
     if not pairs:
-        raise BadInput("; ".join(["no case is in both files with the same parameters: nothing is compared", *different]))
+        raise BadInput("; ".join(["the files have no common case with the same parameters, so nothing can be compared", *different]))
     judge_together(pairs)
     cases = [pair.to_json(factor) for pair in pairs]
     return {"a": {"date": a.date, "wsync_version": a.version}, "b": {"date": b.date, "wsync_version": b.version},
@@ -380,10 +380,10 @@ def comparison_text(result: dict[str, Any]) -> str:
     lines += ["", *("only in A: " + one for one in result["only_a"]), *("only in B: " + one for one in result["only_b"])]
     too_few = sum(one["verdict"] == TOO_FEW for one in result["cases"])
     lines.append(f"{counted(len(result['cases']), 'case')} compared: {result['better']} better, {result['worse']} worse, "
-                 f"{too_few} with too few rounds to tell; speed is B's by A's")
+                 f"{too_few} with too few rounds to tell; speed is B / A")
     lines.append(f"A case has changed if its medians differ by more than {result['factor']:.3g} times and its samples by more "
                  f"than chance explains (Mann and Whitney's rank sums, over all cases by Holm's procedure: the probability of "
-                 f"any false alarm is at most {CHANCE_MAX:g}). A machine that was slower in one of the runs looks like a change.")
+                 f"any false alarm is at most {CHANCE_MAX:g}). A slower machine in one of the runs may appear as a change.")
     return "\n".join(lines) + "\n"
 
 
@@ -815,7 +815,7 @@ def share_plot(points: list[Paused]) -> Plot:
                   [(min(p.case.ratios), max(p.case.ratios)) for p in group]) for index, (name, group) in enumerate(groups)]
     targets = {p.case.target[1] for _, group in groups for p in group if p.case.target and p.case.target[0] == "ratio"}
     if lines:
-        plot.figure = line_plot(plot.title, lines, "Engines", "Floor / pause (1: as fast)", x_log=True, y_log=False,
+        plot.figure = line_plot(plot.title, lines, "Engines", "Floor / pause (1: as fast as the floor)", x_log=True, y_log=False,
                                 ticks=engine_ticks(groups),
                                 levels=[(value, f"target {figure_text(value)}") for value in sorted(targets)[:1]])
     return plot
@@ -884,7 +884,7 @@ def peers_of(suite: Suite, of: str) -> list[Plot]:
             if wsync is not None and whole is not wsync and (times := ratios_of(whole.samples, wsync.samples)):
                 ours.append(Row(name, [bar_of(times, "times", colour)]))
     command = "wsync bench peers --output FILE"
-    plots = [Plot("peers", "peers: time until every engine holds the model" + of, command=command),
+    plots = [Plot("peers", "peers: time until every engine has the model" + of, command=command),
              Plot("peers-to-floor", "peers: speed relative to the floor" + of, command=command),
              Plot("peers-to-wsync", "peers: time relative to wsync" + of, command=command)]
     plots[0].figure = bar_plot(plots[0].title, seconds, "Seconds")
@@ -943,8 +943,8 @@ def scaled_models(cases: list[Scaled]) -> list[str]:
 
 def model_plot(cases: list[Scaled], model: str, of: str) -> Plot:
     plot = Plot("scale-" + id_text(model), f"scale: {model}, simulated time of an update by number of GPUs{of}",
-                note="Nothing here is measured. In an update of checkpoint-engine and in the pause of wsync engines stand "
-                     "still. They serve while wsync stages.")
+                note="All times are simulated. Engines stop for a whole update of checkpoint-engine, and for the pause of wsync. "
+                     "They serve while wsync stages.")
     plot.figure = new_figure(plot.title, 3.0)
     axes = plot.figure.add_subplot()
     draw_model(axes, cases, model)
@@ -993,7 +993,7 @@ def pipeline_plot(suite: Suite, of: str) -> Plot:
 
 
 def baseline_plot(suite: Suite, of: str) -> Plot:
-    plot = Plot("baseline", "baseline: what this machine can do" + of, command="wsync bench baseline --output FILE",
+    plot = Plot("baseline", "baseline: highest rates of this machine" + of, command="wsync bench baseline --output FILE",
                 note="Figures of other suites are shares of these.")
     plot.figure = bar_plot(plot.title, [Row(case.name, [bar_of(case.samples, case.unit, COLOURS[2])])
                                         for case in suite.cases if case.unit == "GiB/s"], "GiB/s")
@@ -1040,7 +1040,7 @@ def peers_picture(suite: Suite) -> Optional[Figure]:
         rows.append(Row(name, [bar]))
     machine = details["machine"]
     return bar_plot(f"{bytes_text(details['bytes'])} from the trainer's memory into that of {counted(details['engines'], 'engine')}, "
-                    "verified", rows, "Seconds until the last engine holds the verified bytes", width=9.6,
+                    "verified", rows, "Seconds until the last engine has the verified bytes", width=9.6,
                     subtitle=f"{machine['cpu']}{' (virtual machine)' if machine['virtual_machine'] else ''}, "
                              f"{counted(machine['cores'], 'core')}; median, minimum and maximum of "
                              f"{counted(details['rounds'], 'round')}; wsync pauses engines for "
@@ -1296,7 +1296,7 @@ def command_suite(arguments: argparse.Namespace) -> dict[str, Any]:
     (suite,) = read_run(arguments.result).suites
     figure = PICTURES[suite.name](suite)
     if figure is None:
-        raise BadInput(f"{suite.name}: nothing was measured that can be drawn")
+        raise BadInput(f"{suite.name}: the suite has no case that can be drawn")
     write(arguments.into, "picture.svg", '<?xml version="1.0" encoding="utf-8"?>\n' + svg_of(figure, suite.name, suite.name))
     return {}
 
@@ -1314,7 +1314,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     commands.add_parser("check").set_defaults(run=command_check)
     report = commands.add_parser("report")
     report.add_argument("--into", required=True)
-    report.add_argument("--plots", action="store_true", help="each plot as a file of its own as well")
+    report.add_argument("--plots", action="store_true", help="also write each plot to a separate file")
     report.add_argument("--suites", default="{}", help='JSON: suite -> {"command", "question"}')
     report.add_argument("results", nargs="+")
     report.set_defaults(run=command_report)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds `wsync`, and runs `wsync demo` with the arguments given. A second run installs nothing and
+# Installs missing packages, builds `wsync`, and runs `wsync demo` with the given arguments. A second run installs nothing and
 # rebuilds nothing.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -8,17 +8,17 @@ usage() {
   cat <<'TEXT'
 Usage: deploy/demo.sh [--no-install] [--tested] [options of `wsync demo`]
 
-Runs a whole fleet on this machine: a trainer agent, two sidecars and their engines publish three versions, refuse a wrong
-shape, lose an engine in the middle of a switch, repair it and roll back. With --train, four processes train a model, and two
-engines take the weights of every step; with --rl, a policy learns from its own answers. Pictures and traces go to
+Runs a whole fleet on this machine, with a trainer, two sidecars and their engines. The demo publishes three versions, refuses a
+wrong shape, kills an engine during a switch, repairs it and rolls back. With --train, four processes train a model, and two
+engines load the weights of every step. With --rl, a policy learns from its own answers. Pictures and traces are written to
 build/demo-results.
 
-  --no-install      install nothing: list what is missing and stop
-  --tested          build and run what deploy/test.sh has built, in build/dev; else a release build, in build/demo
+  --no-install      install nothing: list the missing packages and stop
+  --tested          use the build of deploy/test.sh, in build/dev; otherwise a release build, in build/demo
   -h, --help        this text, and the options of `wsync demo` once it is built
 
-Exit status: that of `wsync demo`: 0 every step held, 1 one did not, 2 wrong arguments, 130 interrupted; 3 something is missing
-on this machine.
+Exit status: that of `wsync demo`: 0 every step succeeded, 1 a step failed, 2 wrong arguments, 130 interrupted; 3 a requirement
+is missing on this machine.
 TEXT
 }
 
@@ -45,7 +45,7 @@ done
 {
   ensure "$build_needs"
   if [ "$folder" = "$root/build/dev" ]; then
-    [ -e "$folder/CMakeCache.txt" ] || die 2 "--tested, but there is no build/dev; run deploy/test.sh first, or leave it out"
+    [ -e "$folder/CMakeCache.txt" ] || die 2 "--tested: build/dev does not exist; run deploy/test.sh first, or omit --tested"
   else
     mkdir -p "$root/build"
     configure release "$folder" -DWSYNC_BUILD_TESTS=OFF || die 1 "configuring failed"

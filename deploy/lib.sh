@@ -1,5 +1,5 @@
 # Shared by deploy/*.sh and .ci/run; sourced, never run. Sets `root`, the root of the tree.
-# Exit codes of the scripts: 0 done, 1 something failed, 2 wrong arguments, 3 something is missing on this machine.
+# Exit codes of the scripts: 0 done, 1 something failed, 2 wrong arguments, 3 a requirement is missing on this machine.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 may_install=1
@@ -97,19 +97,19 @@ ensure() {
   local missing become=()
   missing=$(missing_packages "$@")
   if [ -z "$missing" ]; then
-    say "every package is there; nothing to install"
+    say "all packages are installed"
     return
   fi
   missing=$(tr '\n' ' ' <<<"$missing")
   missing=${missing% }
   if [ "$may_install" = 0 ]; then
-    die 3 "missing (names of Debian 12 packages): $missing; install them, or run without --no-install"
+    die 3 "missing Debian 12 packages: $missing; install them, or run without --no-install"
   fi
   if [ "$(distribution)" != "debian 12" ]; then
-    die 3 "missing (names of Debian 12 packages): $missing; this is $(distribution), where this script installs nothing: install them by hand"
+    die 3 "missing Debian 12 packages: $missing; this script does not install packages on $(distribution), so install them by hand"
   fi
   if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null || die 3 "missing: $missing; installing them needs root or sudo"
+    command -v sudo >/dev/null || die 3 "missing: $missing; their installation needs root or sudo"
     become=(sudo)
     [ -t 2 ] || become=(sudo -n)
   fi
@@ -120,7 +120,7 @@ ensure() {
   "${become[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
     -o Dpkg::Use-Pty=0 $missing >/dev/null || die 3 "apt-get install failed for: $missing"
   missing=$(missing_packages "$@" | tr '\n' ' ')
-  [ -z "$missing" ] || die 3 "still missing after their installation: $missing"
+  [ -z "$missing" ] || die 3 "still missing after the installation: $missing"
 }
 
 # python_environment FOLDER FILE...: a Python environment with the pinned packages of these requirement files. One that has them
@@ -142,15 +142,15 @@ ensure_cuda() {
   [[ $missing != *toolkit* ]] || files+=("$root/deploy/cuda/toolkit-requirements.txt")
   [[ $missing != *nccl* ]] || files+=("$root/deploy/cuda/nccl-requirements.txt")
   if [ ${#files[@]} = 0 ]; then
-    say "CUDA toolkit and NCCL are there; nothing to install"
+    say "CUDA toolkit and NCCL are installed"
   elif cat "${files[@]}" | cmp -s - "$environment/installed.txt"; then
-    say "CUDA toolkit and NCCL are there (build/cuda has: $missing)"
+    say "CUDA toolkit and NCCL are installed (in build/cuda: $missing)"
   elif [ "$may_install" = 0 ] && [ -e "$environment" ]; then
-    say "build/cuda is taken as it is: --no-install installs nothing"
+    say "build/cuda is used unchanged, because of --no-install"
   elif [ "$may_install" = 0 ]; then
-    say "the CUDA backend is not built: no $missing here, and --no-install installs nothing"
+    say "the CUDA backend is not built: $missing is missing, and --no-install is given"
   elif [[ $(uname -m) != @(x86_64|aarch64) ]]; then
-    say "the CUDA backend is not built: there is no $missing for $(uname -m)"
+    say "the CUDA backend is not built: $missing is not available for $(uname -m)"
   else
     mkdir -p "$root/build"
     say "installing into build/cuda: $missing"
@@ -159,20 +159,20 @@ ensure_cuda() {
       return
     fi
     rm -rf "$environment"
-    say "the CUDA backend is not built: $missing cannot be installed: $(tail -n 1 "$log") (all of it: build/cuda.log)"
+    say "the CUDA backend is not built: $missing cannot be installed: $(tail -n 1 "$log") (complete log: build/cuda.log)"
   fi
 }
 
 # say_cuda FOLDER: what became of the CUDA backend in a build, and whether anything ran on a GPU.
 say_cuda() {
-  local folder=$1 found="" gpus=() ran="nothing ran on a GPU: this machine has none"
+  local folder=$1 found="" gpus=() ran="no test ran on a GPU, because this machine has none"
   [ ! -e "$folder.log" ] || found=$(sed -n 's/^-- CUDA backend: //p' "$folder.log" | tail -n 1)
   mapfile -t gpus < <(compgen -G '/dev/nvidia[0-9]*')
-  [ ${#gpus[@]} = 0 ] || ran="of the tests, those with the label gpu are for the ${#gpus[@]} of this machine"
+  [ ${#gpus[@]} = 0 ] || ran="tests with the label gpu use the ${#gpus[@]} of this machine"
   if [ "$found" = on ] && [ -e "$folder/deploy/cli/libwsync_cuda.so" ]; then
     found="compiled and linked ($(sed -nE 's/^--   (nvcc|nccl.h) ([0-9.]+): .*/\1 \2/p' "$folder.log" | paste -sd , | sed 's/,/, /g'))"
   elif [ "$found" = on ]; then
-    found="found what it needs, but was not linked"
+    found="its requirements were found, but it was not linked"
   fi
   say "CUDA backend in ${folder#"$root/"}: ${found:-not configured}; $ran"
 }

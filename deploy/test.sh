@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds the tree, and runs every test. A second run installs nothing and rebuilds nothing.
+# Installs missing packages, builds the tree, and runs every test. A second run installs nothing and rebuilds nothing.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -7,20 +7,20 @@ usage() {
   cat <<'TEXT'
 Usage: deploy/test.sh [options]
 
-Installs what is missing (Debian 12, as root or with sudo), builds into build/<preset>, runs the tests by ctest, and says
+Installs missing packages (Debian 12, as root or with sudo), builds into build/<preset>, runs the tests with ctest, and prints
 which tests were skipped and why. The CUDA backend is built with the toolkit and NCCL of the system, or with pinned Python
-packages that are installed into build/cuda; where these cannot be had, everything else is built and tested.
+packages that are installed into build/cuda. If these cannot be installed, everything else is built and tested.
 
-  --no-install      install nothing: list what is missing and stop (the CUDA backend is left out without its toolkit)
-  --with-reference  also set up the reference libraries (Python, pinned, in an environment of their own under build/),
-                    make the golden files anew with them, compare, and hold the reference model to
-                    transformers and the optimizer to torch
-  --with-browser    also install Chromium, in which the coordinator's web page is looked at; without one that test is skipped
+  --no-install      install nothing: list the missing packages and stop (without its toolkit the CUDA backend is left out)
+  --with-reference  also install the reference libraries (pinned Python packages in a separate environment under build/),
+                    generate the golden files again and compare them, and compare the reference model with
+                    transformers and the optimizer with torch
+  --with-browser    also install Chromium, which the test of the coordinator's web page needs; without it that test is skipped
   --preset NAME     dev (default), release, asan or tsan
-  --label REGEX     only tests with this label: unit, contract, scenario, simulation, gpu, soak; without it, all but soak
+  --label REGEX     run only tests with this label: unit, contract, scenario, simulation, gpu, soak; default: all except soak
   -h, --help        this text
 
-Exit status: 0 every test passed, 1 build or tests failed, 2 wrong arguments, 3 something is missing on this machine.
+Exit status: 0 every test passed, 1 build or tests failed, 2 wrong arguments, 3 a requirement is missing on this machine.
 Examples: deploy/test.sh
           deploy/test.sh --preset asan --label 'unit|contract'
 TEXT
@@ -66,5 +66,5 @@ say_cuda "$root/build/$preset"
 [ "$passed" = 1 ] || die 1 "tests failed; see above and build/$preset/Testing/Temporary/LastTest.log"
 if [ "$reference" = 1 ]; then
   say "reference libraries"
-  "$root/tests/reference/run.sh" "build/$preset" || die 1 "the reference libraries disagree; see above"
+  "$root/tests/reference/run.sh" "build/$preset" || die 1 "results differ from the reference libraries; see above"
 fi

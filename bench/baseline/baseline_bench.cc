@@ -28,7 +28,7 @@ Result<> check_size(std::uint64_t bytes, unsigned cores) {
                 fmt::format("--size is {} bytes, expected 1MiB to 64GiB", bytes));
   // Every other number of threads has its own source and target.
   const std::uint64_t copies = kCopiesHeld + 2 * (copy_threads(cores).size() - 1);
-  return require_copies(copies, bytes, "by its threads");
+  return require_copies(copies, bytes, "for the threads of this suite");
 }
 
 std::string turn_name(const BaselineRow& row) {
@@ -43,12 +43,12 @@ std::uint64_t quick_baseline_bytes(std::uint64_t cache_bytes) noexcept {
 
 std::string cache_note(std::uint64_t bytes, std::uint64_t cache_bytes) {
   if (cache_bytes == 0)
-    return "how large the last-level caches are is not known: small sizes measure them";
+    return "the size of the last-level caches is unknown; a small --size may measure the caches "
+           "instead of memory";
   if (bytes > cache_bytes) return {};
   return fmt::format(
-      "{} in each measurement are no more than the last-level caches have ({}): these are "
-      "measured, "
-      "not memory; --size takes more",
+      "each measurement uses {}, which fits into the last-level caches ({}): the figures are those "
+      "of the caches, not of memory; choose a larger --size",
       trace::format_bytes(bytes), trace::format_bytes(cache_bytes));
 }
 
@@ -99,8 +99,8 @@ Result<SuiteResult> run_baseline_bench(const BaselineBenchOptions& options,
     const BaselineRow& row = rows.rows[i];
     const RowSamples& found = measured[i];
     if (!found.left_out.empty()) {
-      result.notes.push_back(
-          fmt::format("{} is left out: it was measured, until {}", turn_name(row), found.left_out));
+      result.notes.push_back(fmt::format("{} is left out, because a later round failed: {}",
+                                         turn_name(row), found.left_out));
       continue;
     }
     CaseResult done = case_of("baseline", row.name, row.variant, found.samples);

@@ -51,7 +51,8 @@ Result<nanoseconds> read_all(Workbench& bench, const ReadFile& file) {
   }
   const nanoseconds taken = now() - begin;
   if (digest_of(to) != file.digest)
-    return fail(ErrorCode::kDigestMismatch, "other bytes were read than had been written");
+    return fail(ErrorCode::kDigestMismatch,
+                "the bytes that were read differ from those that were written");
   return taken;
 }
 
@@ -82,16 +83,19 @@ Result<> add_file_rows(Workbench& bench, const std::string& directory, BaselineR
                          }});
   };
   if (is_in_memory(directory)) {
-    rows.notes.push_back(fmt::format(
-        "disk read is not measured: {} lies in memory; --directory names another", directory));
+    rows.notes.push_back(
+        fmt::format("disk read is not measured: {} is on a file system in memory; choose a "
+                    "directory on a disk with --directory",
+                    directory));
   } else {
     auto disk = WSYNC_TRY(make_disk_file(bench, directory));
     rows.parameters["disk_read"] = disk->forget ? "fadvise" : "O_DIRECT";
     if (disk->forget)
-      rows.notes.push_back(fmt::format(
-          "disk read: the file system of {} has no O_DIRECT. The kernel was asked to forget the "
-          "file before each reading and need not have done so: the page cache may have served",
-          directory));
+      rows.notes.push_back(
+          fmt::format("disk read: the file system of {} does not support O_DIRECT. The kernel was "
+                      "asked to drop the file from the page cache before each read, but it may "
+                      "ignore this request. The reads may therefore come from the page cache",
+                      directory));
     add("disk read", std::move(disk));
   }
   auto memory = std::make_shared<ReadFile>();

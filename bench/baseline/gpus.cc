@@ -51,7 +51,7 @@ Result<> add_gpu_rows(Workbench& bench, BaselineRows& rows) {
                          }});
   }
   if (gpus.size() > 1) return add_broadcast(bench, gpus, rows);
-  rows.notes.push_back("broadcast is not measured: there is one GPU");
+  rows.notes.push_back("broadcast is not measured: this machine has only one GPU");
   return {};
 }
 

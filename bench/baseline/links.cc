@@ -100,7 +100,7 @@ class ZmqLink : public OneWay {
         const auto got = to_.recv(zmq::buffer(bytes.data(), std::min(kChunkBytes, bytes.size())));
         if (!got) return stream_error("receive", -1, EAGAIN);
         if (got->truncated() || got->size == 0)
-          return fail(ErrorCode::kInternal, "receive: a message of another size");
+          return fail(ErrorCode::kInternal, "receive: the message has an unexpected size");
         bytes = bytes.subspan(got->size);
       }
     } catch (const zmq::error_t& error) {

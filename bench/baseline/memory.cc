@@ -38,7 +38,7 @@ Result<Spent> copy_all(Ground& ground, CopyBytes copy) {
 // under the name of huge pages.
 Result<> check_huge(const Pages& pages, PageKind kind) {
   if (kind == PageKind::kSmall || pages.huge_bytes() >= pages.bytes().size() / 2) return {};
-  return fail(ErrorCode::kResourceExhausted, fmt::format("of {} bytes only {} came in huge pages",
+  return fail(ErrorCode::kResourceExhausted, fmt::format("only {1} of {0} bytes are in huge pages",
                                                          pages.bytes().size(), pages.huge_bytes()));
 }
 
@@ -80,7 +80,8 @@ Result<nanoseconds> map_filled(const FilledFile& file, std::size_t bytes) {
   WSYNC_TRY(region.populate(false, 1));
   const nanoseconds taken = now() - begin;
   if (digest_of(region.bytes()) != file.digest)
-    return fail(ErrorCode::kDigestMismatch, "the mapping holds other bytes than the file");
+    return fail(ErrorCode::kDigestMismatch,
+                "the bytes of the mapping differ from those of the file");
   return taken;
 }
 
@@ -100,8 +101,9 @@ void add_touch(BaselineRows& rows, const char* name, std::function<Result<nanose
   if (huge) {
     // Try once before the rounds. If the system gives no huge pages, leave the row out with a note.
     if (const auto first = touch(); !first) {
-      rows.notes.push_back(fmt::format("{} is not measured: {} (the system's setting is '{}')",
-                                       name, first.error().message(), setting));
+      rows.notes.push_back(
+          fmt::format("{} is not measured: {} (the system setting for huge pages is '{}')", name,
+                      first.error().message(), setting));
       return;
     }
   }

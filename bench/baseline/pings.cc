@@ -27,9 +27,11 @@ constexpr std::size_t kPingBufferBytes = 64 * limits::kKiB;
 
 Result<> check_same(std::span<const std::byte> expected, std::span<const std::byte> found) {
   if (std::ranges::equal(expected, found)) return {};
-  return fail(ErrorCode::kDigestMismatch,
-              fmt::format("a message of {} bytes is not the one of {} bytes that was sent",
-                          found.size(), expected.size()));
+  return fail(
+      ErrorCode::kDigestMismatch,
+      fmt::format(
+          "received a message of {} bytes that differs from the message of {} bytes that was sent",
+          found.size(), expected.size()));
 }
 
 // One end of a link. One thread uses it at a time.
@@ -191,7 +193,7 @@ class ZmqPingEnd final : public PingEnd {
 
 Result<std::unique_ptr<Pings>> ping_bare_unix(PingBytes bytes) {
   WSYNC_CHECK(std::max(bytes.question.size(), bytes.answer.size()) <= kPingBufferBytes,
-              "a message fits into the buffer");
+              "messages fit into the buffer");
   std::array<int, 2> fds{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()) != 0)
     return fail_errno("socketpair", errno);

@@ -12,7 +12,7 @@ Result<> limit_stalls(int fd) {
   const timeval limit{.tv_sec = kStallSeconds, .tv_usec = 0};
   for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO})
     if (::setsockopt(fd, SOL_SOCKET, option, &limit, sizeof limit) != 0)
-      return fail_errno("limit how long a socket waits", errno);
+      return fail_errno("setting the time limit of a socket", errno);
   return {};
 }
 
@@ -20,7 +20,7 @@ tl::unexpected<Error> stream_error(std::string_view what, ssize_t result, int er
   if (result == 0) return fail(ErrorCode::kPeerLost, fmt::format("{}: the stream ended", what));
   if (error == EAGAIN || error == EWOULDBLOCK)
     return fail(ErrorCode::kDeadline,
-                fmt::format("{}: nothing moved for {} s", what, kStallSeconds));
+                fmt::format("{}: no bytes were transferred for {} s", what, kStallSeconds));
   return fail_errno(what, error);
 }
 

@@ -31,7 +31,7 @@ constexpr float kBf16RoundsBy = 1.0F / 256;
 
 Result<> check_equal(bool equal, const char* what) {
   if (equal) return {};
-  return fail(ErrorCode::kDigestMismatch, fmt::format("{} is not what it should be", what));
+  return fail(ErrorCode::kDigestMismatch, fmt::format("{} differs from the expected value", what));
 }
 
 template <class Work>

@@ -19,7 +19,8 @@ Result<> check_codecs(const CodecsBenchOptions& options) {
   if (options.bytes < kCodecBytesMin || options.bytes > kCodecBytesMax)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--size is {} bytes, expected 1MiB to 64GiB", options.bytes));
-  return require_copies(kCodecCopies, options.bytes, "as source, target and numbers");
+  return require_copies(kCodecCopies, options.bytes,
+                        "for the source, the target and the converted numbers");
 }
 
 }  // namespace
@@ -41,8 +42,8 @@ Result<SuiteResult> run_codecs_bench(const CodecsBenchOptions& options, const In
   suite->parameters["bytes"] = bytes;
   suite->parameters["model"] = options.model;
   suite->notes.emplace_back(
-      "compression, deltas, quantisation and a keyed MAC are not measured: this release has none "
-      "of them on the way of weights");
+      "compression, deltas, quantisation and a keyed MAC are not measured: this release uses none "
+      "of them for weights");
   return suite;
 }
 

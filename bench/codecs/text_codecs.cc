@@ -71,11 +71,11 @@ Result<> check_texts(const Texts& texts) {
   for (const SafetensorsEntry& entry : header->tensors) tensors.push_back(entry.info);
   const auto from_header = Manifest::create(std::move(tensors));
   if (!from_header || *from_header != texts.manifest)
-    return fail(ErrorCode::kInternal, "the safetensors header was read as other tensors");
+    return fail(ErrorCode::kInternal, "the parsed safetensors header has unexpected tensors");
   if (index->weight_map != texts.index.weight_map || index->total_size != texts.index.total_size)
-    return fail(ErrorCode::kInternal, "the checkpoint index was read as another one");
+    return fail(ErrorCode::kInternal, "the parsed checkpoint index differs from the original");
   if (*layout != texts.manifest)
-    return fail(ErrorCode::kInternal, "the layout was read as another one");
+    return fail(ErrorCode::kInternal, "the decoded layout differs from the original");
   return {};
 }
 
@@ -152,7 +152,8 @@ Result<> add_text_codec_rows(std::string_view model, std::vector<Row>& rows) {
   add("decode layout", "layout", texts->layout, [texts] { keep(read_layout(*texts)); });
   const auto frame = std::make_shared<const std::array<std::byte, transport::kFrameBytes>>(
       transport::encode_frame({.type = transport::FrameType::kGet, .key = {}, .bytes = 1}));
-  if (!transport::decode_frame(*frame)) return fail(ErrorCode::kInternal, "a frame is not read");
+  if (!transport::decode_frame(*frame))
+    return fail(ErrorCode::kInternal, "the frame header cannot be decoded");
   add_memcpy("frame header", *frame);
   add("frame header there and back", "frame header", *frame, [frame] {
     const auto decoded = transport::decode_frame(*frame);

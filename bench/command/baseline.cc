@@ -50,7 +50,7 @@ void add_bench_baseline(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "baseline",
-       .description = "What memory, links, files and GPUs of this machine can do at all",
+       .description = "Measure the highest rates of this machine's memory, links, files and GPUs",
        .examples = {"wsync bench baseline", "wsync bench baseline --quick --output before.json",
                     "wsync bench baseline --size 1GiB --directory /mnt/nvme --json"}});
   auto arguments = std::make_shared<BaselineArguments>();
@@ -58,10 +58,10 @@ void add_bench_baseline(CLI::App& parent, Context& context, BenchRun& run) {
                       "Bytes of each measurement, 1MiB to 64GiB (default: 256MiB)");
   command
       ->add_option("--directory", arguments->directory,
-                   "Where the file that is read and a socket are made, and removed (default: "
-                   "$TMPDIR or /tmp)")
+                   "Directory for the file to read and a socket; both are removed afterwards "
+                   "(default: $TMPDIR or /tmp)")
       ->type_name("DIR");
-  command->add_flag("--no-gpu", arguments->without_gpus, "Leave GPUs out");
+  command->add_flag("--no-gpu", arguments->without_gpus, "Do not measure GPUs");
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {
     run.add_suite("baseline", [&run, arguments, command](const bench::Interrupt& interrupt) {

@@ -16,7 +16,8 @@ void add_bench_engine(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "engine",
-       .description = "An engine that can also copy the floor, told so on standard input",
+       .description = "Engine of `wsync bench sync`: also copies the floor, when it receives this "
+                      "command on standard input",
        .examples = {"wsync bench engine --sidecar SOCKET --checkpoint DIR --replica r0"}});
   command->group("");
   auto options = std::make_shared<bench::BenchEngineOptions>();
@@ -25,8 +26,9 @@ void add_bench_engine(CLI::App& parent, Context& context) {
   command->add_option("--checkpoint", options->checkpoint, "Names and shapes of the model")
       ->required();
   command->add_option("--replica", options->replica, "Name of the replica")->required();
-  command->add_flag("--adopt", options->adopt, "Map versions and use them in place");
-  command->add_option("--gpu", options->gpu, "Hold the weights on this GPU");
+  command->add_flag("--adopt", options->adopt,
+                    "Map versions and use them in place (as `wsync engine --adopt`)");
+  command->add_option("--gpu", options->gpu, "Keep the weights on this GPU");
   command->add_option("--device-index", options->device, "Index of the sidecar's device");
   const auto keep_spans = std::make_shared<bool>(false);
   command->add_flag("--keep-spans", *keep_spans, "Keep spans, as `wsync engine --trace` does");
@@ -46,9 +48,9 @@ void add_bench_engine(CLI::App& parent, Context& context) {
 }  // namespace
 
 void add_bench(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand(
-      "bench",
-      "Measurements with a baseline; several suites in one line are one run with one result");
+  CLI::App* command = app.add_subcommand("bench",
+                                         "Run benchmarks, each with a baseline. Several suites on "
+                                         "one command line are one run with one result");
   command->require_subcommand(1, 0);
   command->footer(
       "Examples:\n  wsync bench list\n  wsync bench baseline sync --quick --output now.json\n"
@@ -77,7 +79,7 @@ void add_bench(CLI::App& app, Context& context) {
 }
 
 ProgramSpec bench_program() {
-  return {.description = "wsync-bench measures wsync, with a baseline in the same run",
+  return {.description = "wsync-bench measures wsync and a baseline in the same run",
           .add_commands = add_bench,
           .only_command = "bench",
           .others = {}};

@@ -20,8 +20,9 @@ Result<CheckpointDirectory> open_given(const std::string& given,
   if (!checkpoint) return fail(checkpoint.error().with_context("--checkpoint"));
   const std::uint64_t bytes = checkpoint->manifest().total_bytes();
   if (bytes == 0)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("--checkpoint: {} has no bytes of weights, expected some", path));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--checkpoint: {} contains no weights; expected at least one byte", path));
   if (auto fitting = fits(bytes); !fitting) return fail(fitting.error().with_context(path));
   return checkpoint;
 }
@@ -43,15 +44,15 @@ void add_bench_model(CLI::App& command, BenchModel& model) {
       command.add_option("--size", model.size, "Bytes of the model (default: 1GiB)");
   CLI::Option* name =
       command
-          .add_option("--model", model.model,
-                      "Tensors of a published model, made smaller to fit --size: Qwen3-30B-A3B, "
-                      "Qwen3-235B-A22B, GLM-4.5-Air, DeepSeek-V3.1 or Kimi-K2 (default: a demo "
-                      "model)")
+          .add_option(
+              "--model", model.model,
+              "Use the tensors of this published model, reduced to fit --size: Qwen3-30B-A3B, "
+              "Qwen3-235B-A22B, GLM-4.5-Air, DeepSeek-V3.1 or Kimi-K2 (default: a demo model)")
           ->type_name("NAME");
   command
       .add_option("--checkpoint", model.checkpoint,
-                  "Publish this checkpoint, and in turn with it one of the same tensors with other "
-                  "bytes, which is made in --directory")
+                  "Publish this checkpoint, alternating with a copy that has the same tensors and "
+                  "other bytes; the copy is written to --directory")
       ->type_name("DIR")
       ->excludes(size)
       ->excludes(name);
@@ -65,7 +66,7 @@ void notify_model(const BenchModel& model, SuiteOutcome& outcome) {
   };
   if (!model.model.empty())
     notify("model", model.model,
-           fmt::format("tensors of {}, made smaller to {}", model.model, model.size));
+           fmt::format("tensors of {}, reduced to {}", model.model, model.size));
   if (!model.checkpoint.empty()) {
     const std::string path = std::filesystem::absolute(model.checkpoint).string();
     notify("checkpoint", path, "checkpoint: " + path);

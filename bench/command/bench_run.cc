@@ -27,8 +27,10 @@ void BenchRun::run(Context& context) {
     const auto alone = std::ranges::find_if(parts_, [](const Part& part) { return !part.suite; });
     if (alone == parts_.end()) return run_suites();
     if (parts_.size() == 1) return alone->body();
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("`wsync bench {}` stands alone in its line", alone->name));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("`wsync bench {}` cannot be combined with other suites on one command line",
+                    alone->name));
   });
 }
 
@@ -62,7 +64,7 @@ Result<Outcome> BenchRun::run_suites() {
     complain(written.error().message());
     all.exit_code = kExitFailed;
   } else if (!*written && !options.output.empty()) {
-    complain(fmt::format("nothing was measured: --output {} is not written", options.output));
+    complain(fmt::format("no case was measured, so --output {} was not written", options.output));
   }
   if (parts_.size() > 1) all.result = bench::to_json(result_file(std::move(suites)));
   return all;
@@ -87,13 +89,13 @@ void add_bench_options(CLI::App& command, BenchRun& run) {
   command
       .add_option(
           "--output", run.options.output,
-          "File that gets the results of all suites of this line, for `wsync bench compare`")
+          "Result file to write, with all suites of this command line, for `wsync bench compare`")
       ->type_name("FILE");
   command.add_flag("--quick", run.options.quick,
-                   "Small sizes and few rounds: seconds, and figures that mean less");
+                   "Use small sizes and few rounds. Takes seconds; the figures are less reliable");
   command
       .add_option("--repeats", run.options.repeats,
-                  "Rounds of each suite of this line, unless its own option says otherwise")
+                  "Rounds of each suite of this command line whose own option is not given")
       ->check(CLI::Range(1U, kBenchRepeatsMax));
 }
 

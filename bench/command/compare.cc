@@ -30,7 +30,7 @@ Outcome bench_list() {
                        {"baseline", one.baseline}});
       outcome.text += fmt::format(
           "  {} ({}): {}{}\n", one.name, one.unit, one.what,
-          one.baseline.empty() ? std::string() : fmt::format("; against: {}", one.baseline));
+          one.baseline.empty() ? std::string() : fmt::format("; baseline: {}", one.baseline));
     }
     suites.push_back({{"name", suite.name},
                       {"command", suite.command},
@@ -62,8 +62,8 @@ Result<Outcome> bench_compare(const CompareArguments& arguments) {
   };
   if (std::ranges::all_of(outcome.result["cases"], is_too_few)) {
     outcome.complaint =
-        "wsync bench compare: no case has enough rounds to tell anything: measure both anew with "
-        "more (--repeats)";
+        "wsync bench compare: no case has enough rounds for the test; measure both again with more "
+        "rounds (--repeats)";
     outcome.exit_code = kExitBadInput;
     return outcome;
   }
@@ -80,7 +80,7 @@ void add_bench_list(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "list",
-       .description = "The suites and their cases: what each measures, and against what",
+       .description = "List all suites and cases, with what each measures and its baseline",
        .examples = {"wsync bench list", "wsync bench list --json"}});
   command->callback(
       [&run] { run.add_alone("list", []() -> Result<Outcome> { return bench_list(); }); });
@@ -90,16 +90,16 @@ void add_bench_compare(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "compare",
-       .description = "What has changed from one result file to another, beyond its spread; exit 1 "
-                      "when a case became worse",
+       .description = "Show the changes between two result files that exceed their spread. The "
+                      "exit code is 1 if a case became worse",
        .examples = {"wsync bench compare before.json after.json",
                     "wsync bench compare before.json after.json --factor 1.02 --json"}});
   auto arguments = std::make_shared<CompareArguments>();
   command->add_option("A", arguments->a, "Result file of `wsync bench ... --output`")->required();
-  command->add_option("B", arguments->b, "The one that is compared with it")->required();
+  command->add_option("B", arguments->b, "Result file to compare with the first one")->required();
   command
       ->add_option("--factor", arguments->factor,
-                   "Medians that differ by less are the same (default: 1.05)")
+                   "Medians that differ by a smaller factor count as equal (default: 1.05)")
       ->check(CLI::Range(1.0, kFactorMax));
   command->callback([&run, arguments] {
     run.add_alone("compare", [arguments] { return bench_compare(*arguments); });

@@ -41,17 +41,17 @@ Result<> read_sizes(GpuArguments& arguments) {
   if (*buffer < kCopyBytesMin || *buffer > limits::kBucketBytesMax || *buffer % kCopyBytesMin != 0)
     return fail(
         ErrorCode::kInvalidInput,
-        fmt::format("--buffer is {} bytes, expected a multiple of 2MiB, 8GiB at most", *buffer));
+        fmt::format("--buffer is {} bytes, expected a multiple of 2MiB of at most 8GiB", *buffer));
   if (*size < *buffer || *size > limits::kBucketBytesMax)
     return fail(
         ErrorCode::kInvalidInput,
-        fmt::format("--size is {} bytes, expected a buffer ({} bytes) to 8GiB", *size, *buffer));
+        fmt::format("--size is {} bytes, expected --buffer ({} bytes) to 8GiB", *size, *buffer));
   const auto pause = config::parse_size(arguments.pause);
   if (!pause) return fail(pause.error().with_context("--pause"));
   arguments.pause_bytes = *pause;
   if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("--directory: {} is no folder", arguments.directory));
+                fmt::format("--directory: {} is not a directory", arguments.directory));
   arguments.options.bytes = *size;
   arguments.options.buffer_bytes = *buffer;
   return {};
@@ -61,7 +61,7 @@ Result<> read_sizes(GpuArguments& arguments) {
 Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions& options,
                           trace::ProgressLine& line) {
   for (std::uint64_t seed = 1; arguments.pause_bytes > 0 && seed <= 2; ++seed) {
-    line.update("making checkpoints", 0, 0, now());
+    line.update("generating checkpoints", 0, 0, now());
     const DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", options.directory, seed),
                                     .bytes = arguments.pause_bytes,
                                     .seed = seed};
@@ -111,13 +111,15 @@ void add_gpu_reader(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "gpu-reader",
-       .description = "Reads a GPU's buffers of another process, told so on standard input",
+       .description =
+           "Reads the GPU buffers of another process, as commands on standard input request",
        .examples = {"wsync bench gpu-reader --gpu 0 --bytes 536870912"}});
   command->group("");
   auto options = std::make_shared<bench::ReaderOptions>();
-  command->add_option("--gpu", options->gpu, "The GPU, as the driver numbers them");
+  command->add_option("--gpu", options->gpu, "Number of the GPU, in the driver's order");
   command->add_option("--device-index", options->device_index, "Index of the device in its group");
-  command->add_option("--bytes", options->bytes, "Bytes of its own memory")->required();
+  command->add_option("--bytes", options->bytes, "Bytes of this process's own GPU memory")
+      ->required();
   command->callback([&context, options] {
     context.run("bench gpu-reader", [&]() -> Result<Outcome> {
       WSYNC_TRY(bench::run_reader(*options));
@@ -129,16 +131,18 @@ void add_gpu_reader(CLI::App& parent, Context& context) {
 }  // namespace
 
 void add_bench_gpu(CLI::App& parent, Context& context, BenchRun& run) {
-  CLI::App* command = add_command(
-      parent, context,
-      {.name = "gpu",
-       .description = "Copies, digests and whole updates of GPUs, against what the driver's plain "
-                      "calls reach on the same machine",
-       .examples = {"wsync bench gpu", "wsync bench gpu --gpus 0 --devices 1,2 --json",
-                    "wsync bench gpu --size 2GiB --buffer 128MiB"}});
+  CLI::App* command =
+      add_command(parent, context,
+                  {.name = "gpu",
+                   .description = "Measure copies, digests and whole updates of GPUs, compared "
+                                  "with plain calls of the driver on the same machine",
+                   .examples = {"wsync bench gpu", "wsync bench gpu --gpus 0 --devices 1,2 --json",
+                                "wsync bench gpu --size 2GiB --buffer 128MiB"}});
   auto arguments = std::make_shared<GpuArguments>();
   bench::GpuBenchOptions& options = arguments->options;
-  command->add_option("--gpus", options.gpus, "GPUs, as the driver numbers them (default: all)")
+  command
+      ->add_option("--gpus", options.gpus,
+                   "Numbers of the GPUs, in the driver's order (default: all)")
       ->delimiter(',');
   command
       ->add_option("--devices", options.devices,
@@ -147,22 +151,25 @@ void add_bench_gpu(CLI::App& parent, Context& context, BenchRun& run) {
       ->delimiter(',')
       ->check(CLI::Range(1U, kLogicalDevicesMax));
   command->add_option("--size", arguments->size,
-                      "Bytes of the model, less where memory is short (default: 8GiB)");
+                      "Bytes of the model; reduced if there is not enough memory (default: 8GiB)");
   command->add_option("--buffer", arguments->buffer,
-                      "Bytes of one copy, and of a buffer at most (default: 512MiB)");
+                      "Bytes of one copy, and maximum size of a buffer (default: 512MiB)");
   command->add_option("--pause", arguments->pause,
-                      "Bytes of the models that are published to measure the pause; 0: not "
-                      "measured (default: 1GiB)");
-  command->add_option("--rounds", options.rounds, "Pairs of a ceiling and ours (default: 15)")
+                      "Bytes of the models that are published to measure the pause; 0: the pause "
+                      "is not measured (default: 1GiB)");
+  command
+      ->add_option(
+          "--rounds", options.rounds,
+          "Rounds; each measures a driver call and the same operation of wsync (default: 15)")
       ->check(CLI::Range(1U, kGpuRoundsMax));
   command
       ->add_option("--updates", options.updates,
                    "Rounds of whole updates, of their stages and of the pause (default: 5)")
       ->check(CLI::Range(1U, kGpuRoundsMax));
   command
-      ->add_option(
-          "--directory", arguments->directory,
-          "Where checkpoints, sockets and logs are made, and removed (default: $TMPDIR or /tmp)")
+      ->add_option("--directory", arguments->directory,
+                   "Directory for checkpoints, sockets and logs; they are removed afterwards "
+                   "(default: $TMPDIR or /tmp)")
       ->type_name("DIR");
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {

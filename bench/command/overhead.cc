@@ -28,7 +28,7 @@ Result<SuiteOutcome> bench_overhead(const OverheadArguments& arguments,
   const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
   auto executable = WSYNC_TRY(find_wsync_program("wsync"));
   trace::ProgressLine line;
-  line.update("making checkpoints", 0, 0, now());
+  line.update("generating checkpoints", 0, 0, now());
   auto checkpoints =
       WSYNC_TRY(make_bench_checkpoints(arguments.model, directory.path(), [&](std::uint64_t bytes) {
         return bench::check_overhead_memory(bytes, arguments.engines);
@@ -51,22 +51,24 @@ void add_bench_overhead(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "overhead",
-       .description = "What spans, pages of metrics and traces cost an update in processor time",
+       .description =
+           "Measure the processor time that spans, metrics pages and traces add to an update",
        .examples = {"wsync bench overhead", "wsync bench overhead --engines 2 --rounds 60 --json",
                     "wsync bench overhead --quick"}});
   auto arguments = std::make_shared<OverheadArguments>();
   add_bench_model(*command, arguments->model);
   command
       ->add_option("--engines", arguments->engines,
-                   "Engines of each of the two fleets (default: 1)")
+                   "Number of engines of each of the two fleets (default: 1)")
       ->check(CLI::Range(1U, kOverheadEnginesMax));
   command
       ->add_option("--rounds", arguments->rounds,
-                   "Rounds of two updates of each kind (default: 30)")
+                   "Rounds; each has two updates of each kind (default: 30)")
       ->check(CLI::Range(1U, kBenchRepeatsMax));
   command
       ->add_option("--directory", arguments->directory,
-                   "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")
+                   "Directory for checkpoints and sockets; they are removed afterwards (default: "
+                   "$TMPDIR or /tmp)")
       ->type_name("DIR");
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {

@@ -23,7 +23,7 @@ constexpr unsigned kPartRounds = 15;
 SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured, unsigned rounds) {
   const bench::Machine machine = bench::this_machine();
   std::string text =
-      fmt::format("{}\n{}; {}\n{}, {} rounds, everything that arrives checked\n\n",
+      fmt::format("{}\n{}; {}\n{}, {} rounds, all received data checked\n\n",
                   bench::processor_text(machine), machine.layout, machine.kernel, measured, rounds);
   Outcome outcome{.result = bench::to_json(result_file({suite})),
                   .text = text + bench::to_text(suite)};
@@ -33,7 +33,7 @@ SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured,
 void add_directory_option(CLI::App& command, std::string& directory) {
   command
       .add_option("--directory", directory,
-                  "Where sockets are made, and removed (default: $TMPDIR or /tmp)")
+                  "Directory for sockets; they are removed afterwards (default: $TMPDIR or /tmp)")
       ->type_name("DIR");
 }
 
@@ -118,17 +118,18 @@ void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "control",
-       .description = "Messages over the product's links beside bare sockets, their bytes, and a "
-                      "coordinator's decisions",
+       .description = "Measure messages over wsync's links and over bare sockets, message "
+                      "encoding, and a coordinator's decisions",
        .examples = {"wsync bench control", "wsync bench control --replicas 1,32,1024 --json",
                     "wsync bench control --messages 10000 --output control.json"}});
   auto arguments = std::make_shared<ControlArguments>();
   command->add_option("--messages", arguments->options.messages,
-                      "Round trips of one measurement; one way ten times as many messages go "
-                      "(default: 2000)");
+                      "Round trips in one measurement; measurements in one direction send ten "
+                      "times as many messages (default: 2000)");
   command
-      ->add_option("--replicas", arguments->options.replicas,
-                   "Replicas of update rounds, one case for each (default: 1,10,100,1000)")
+      ->add_option(
+          "--replicas", arguments->options.replicas,
+          "Numbers of replicas in update rounds, one case for each (default: 1,10,100,1000)")
       ->delimiter(',');
   add_directory_option(*command, arguments->directory);
   add_bench_options(*command, run);
@@ -147,7 +148,8 @@ void add_bench_transport(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "transport",
-       .description = "Versions through memfd and TCP streams beside a copy and a bare connection",
+       .description = "Measure transfers of versions by memfd and TCP streams, compared with a "
+                      "copy and a bare connection",
        .examples = {"wsync bench transport", "wsync bench transport --bucket 4MiB --json",
                     "wsync bench transport --size 1GiB --connections 1,2,4,8"}});
   auto arguments = std::make_shared<TransportArguments>();
@@ -155,11 +157,11 @@ void add_bench_transport(CLI::App& parent, Context& context, BenchRun& run) {
                       "Bytes of each measurement, 1MiB to 64GiB (default: 256MiB)");
   command
       ->add_option("--bucket", arguments->buckets,
-                   "Bytes of a bucket, one case for each (default: 1MiB,8MiB,64MiB)")
+                   "Bucket sizes in bytes, one case for each (default: 1MiB,8MiB,64MiB)")
       ->delimiter(',');
   command
       ->add_option("--connections", arguments->options.connections,
-                   "TCP connections of a transfer, one case for each (default: 1,4)")
+                   "Numbers of TCP connections of a transfer, one case for each (default: 1,4)")
       ->delimiter(',');
   add_directory_option(*command, arguments->directory);
   add_bench_options(*command, run);
@@ -174,20 +176,20 @@ void add_bench_transport(CLI::App& parent, Context& context, BenchRun& run) {
 }
 
 void add_bench_codecs(CLI::App& parent, Context& context, BenchRun& run) {
-  CLI::App* command = add_command(
-      parent, context,
-      {.name = "codecs",
-       .description = "Digests, checksums, conversions and parsers on the way of weights, beside "
-                      "copies of the same bytes",
-       .examples = {"wsync bench codecs", "wsync bench codecs --model Kimi-K2 --json",
-                    "wsync bench codecs --size 1GiB --output codecs.json"}});
+  CLI::App* command =
+      add_command(parent, context,
+                  {.name = "codecs",
+                   .description = "Measure digests, checksums, conversions and parsers for "
+                                  "weights, compared with copies of the same bytes",
+                   .examples = {"wsync bench codecs", "wsync bench codecs --model Kimi-K2 --json",
+                                "wsync bench codecs --size 1GiB --output codecs.json"}});
   auto arguments = std::make_shared<CodecsArguments>();
   command->add_option("--size", arguments->size,
                       "Bytes of each measurement, 1MiB to 64GiB (default: 256MiB)");
   command
-      ->add_option("--model", arguments->options.model,
-                   "Published model whose header, index and layout are read (default: "
-                   "Qwen3-30B-A3B)")
+      ->add_option(
+          "--model", arguments->options.model,
+          "Published model whose header, index and layout are parsed (default: Qwen3-30B-A3B)")
       ->type_name("NAME");
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {

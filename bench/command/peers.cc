@@ -40,12 +40,12 @@ Result<> check_peer_arguments(const PeersArguments& arguments) {
     return fail(picked.error().with_context("--peers"));
   if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("--directory: {} is no folder", arguments.directory));
+                fmt::format("--directory: {} is not a directory", arguments.directory));
   // Peers that need the default directory are skipped if it does not exist.
   if (arguments.options.tmpfs != bench::kPeersTmpfs &&
       !std::filesystem::is_directory(arguments.options.tmpfs))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("--tmpfs: {} is no folder", arguments.options.tmpfs));
+                fmt::format("--tmpfs: {} is not a directory", arguments.options.tmpfs));
   return check_bench_model(arguments.model, [&arguments](std::uint64_t bytes) {
     return bench::require_peers_memory(bytes, arguments.options.engines);
   });
@@ -88,7 +88,7 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
   auto peers =
       WSYNC_TRY(find_or_install(arguments, options.directory + "/scripts", interrupt, line, notes));
   options.peers = std::move(peers);
-  line.update("making checkpoints", 0, 0, now());
+  line.update("generating checkpoints", 0, 0, now());
   auto checkpoints = WSYNC_TRY(
       make_bench_checkpoints(arguments.model, options.directory, [&options](std::uint64_t bytes) {
         return bench::require_peers_memory(bytes, options.engines);
@@ -115,7 +115,7 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
 void add_peers_options(CLI::App& command, PeersArguments& arguments) {
   command
       .add_option("--peers", arguments.peers,
-                  fmt::format("Which ones (default: all): {}", bench::peer_names()))
+                  fmt::format("Peers to measure (default: all): {}", bench::peer_names()))
       ->delimiter(',')
       ->type_name("NAME");
   add_bench_model(command, arguments.model);
@@ -123,29 +123,31 @@ void add_peers_options(CLI::App& command, PeersArguments& arguments) {
       ->check(CLI::Range(1U, kPeerEnginesMax));
   command
       .add_option("--rounds", arguments.options.rounds,
-                  "Rounds, in each of which all take turns (default: 9)")
+                  "Rounds; in each round, every peer is measured once (default: 9)")
       ->check(CLI::Range(1U, kPeerRoundsMax));
   command
       .add_option("--warm-ups", arguments.options.warm_ups,
-                  "Transfers before the measured one of each turn (default: 3)")
+                  "Transfers before the measured one of each peer and round (default: 3)")
       ->check(CLI::Range(1U, kPeerWarmUpsMax));
   command.add_flag("--install", arguments.install,
-                   "First install what peers need: Python packages into --environment, and as root "
-                   "on Debian the packages of Open MPI, UCX and Redis");
+                   "First install the requirements of the peers: Python packages into "
+                   "--environment and, as root on Debian, the packages of Open MPI, UCX and Redis");
   command
       .add_option("--environment", arguments.environment,
-                  "Folder of the Python environment (default: ~/.cache/wsync/peers)")
+                  "Directory of the Python environment (default: ~/.cache/wsync/peers)")
       ->type_name("DIR");
   command
       .add_option("--directory", arguments.directory,
-                  "Where checkpoints, sockets and the peers' files on disk are made, and removed "
-                  "(default: $TMPDIR or /tmp)")
+                  "Directory for checkpoints, sockets and the peers' files on disk; all are "
+                  "removed afterwards (default: $TMPDIR or /tmp)")
       ->type_name("DIR");
   command
       .add_option("--tmpfs", arguments.options.tmpfs,
-                  "Where the peers' files on tmpfs are made, and removed (default: /dev/shm)")
+                  "Directory for the peers' files on tmpfs; they are removed afterwards (default: "
+                  "/dev/shm)")
       ->type_name("DIR");
-  command.add_option("--svg", arguments.svg, "Draw the bars")->type_name("FILE");
+  command.add_option("--svg", arguments.svg, "Draw the results as bars into this SVG file")
+      ->type_name("FILE");
 }
 
 }  // namespace
@@ -154,8 +156,8 @@ void add_bench_peers(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "peers",
-       .description = "A model from a trainer's memory into engines', verified: by wsync, and by "
-                      "what else is used for it",
+       .description = "Measure the verified transfer of a model from a trainer's memory to the "
+                      "engines' memory: by wsync and by other tools",
        .examples = {"wsync bench peers --install --svg peers.svg --output peers.json",
                     "wsync bench peers --peers gloo-buckets,openmpi --engines 4 --rounds 21",
                     "wsync bench peers --checkpoint /models/Qwen3-0.6B",
@@ -177,10 +179,11 @@ void add_bench_peers(CLI::App& parent, Context& context, BenchRun& run) {
 }
 
 void add_bench_copier(CLI::App& parent, Context& context) {
-  CLI::App* command = add_command(parent, context,
-                                  {.name = "copier",
-                                   .description = "The floor of `bench peers`, told so by it",
-                                   .examples = {"wsync bench copier"}});
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "copier",
+       .description = "Copies the floor of `wsync bench peers`, which starts this command",
+       .examples = {"wsync bench copier"}});
   command->group("");  // hidden, because it has no other use
   command->callback([&context] {
     context.run("bench copier", []() -> Result<Outcome> {

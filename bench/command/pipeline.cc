@@ -55,11 +55,11 @@ Result<bench::LinkRates> parse_links(const std::string& text) {
   }
   if (rates.size() != 3 ||
       std::ranges::any_of(rates, [](double rate) { return rate < kLinkRateMin; }))
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("--links is '{}', expected the bytes per second of H2D, broadcast and "
-                            "reload, each 8MiB at least, such as 128MiB/256MiB/256MiB; or none, "
-                            "which stands alone",
-                            text));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--links is '{}', expected bytes per second of H2D, broadcast and reload, each "
+                    "at least 8MiB, such as 128MiB/256MiB/256MiB; or only the word none",
+                    text));
   return bench::LinkRates{.h2d = rates[0], .broadcast = rates[1], .reload = rates[2]};
 }
 
@@ -82,7 +82,7 @@ Result<SuiteOutcome> bench_pipeline(const PipelineArguments& arguments,
   if (*buffer < kPipelineBufferMin || *buffer > limits::kBucketBytesMax || *buffer > *bytes)
     return fail(
         ErrorCode::kInvalidInput,
-        fmt::format("--buffer is {} bytes, expected 4KiB to 8GiB, and --size ({} bytes) at most",
+        fmt::format("--buffer is {} bytes, expected 4KiB to 8GiB and at most --size ({} bytes)",
                     *buffer, *bytes));
   const auto links = WSYNC_TRY(read_links(arguments));
   bench::PipelineBenchOptions options{
@@ -105,29 +105,30 @@ void add_bench_pipeline(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "pipeline",
-       .description = "The weight pipeline on separate host devices: whole updates, and what the "
-                      "simulation makes of its stages alone",
+       .description = "Measure whole updates of the weight pipeline on separate host devices, and "
+                      "compare them with a simulation from its single stages",
        .examples = {"wsync bench pipeline", "wsync bench pipeline --devices 2 --rounds 31 --json",
                     "wsync bench pipeline --links none --size 1GiB --buffer 16MiB",
                     "wsync bench pipeline --links 64MiB/300MiB/200MiB --devices 2,8"}});
   auto arguments = std::make_shared<PipelineArguments>();
   command
       ->add_option("--devices", arguments->devices,
-                   "Numbers of devices, each with copies by cores and over all --links (default: "
-                   "1,2,4)")
+                   "Numbers of devices; each is measured with copies by cores and with all --links "
+                   "(default: 1,2,4)")
       ->delimiter(',')
       ->check(CLI::Range(1U, static_cast<unsigned>(limits::kDeviceCount)));
   command
-      ->add_option("--links", arguments->links,
-                   "Bytes per second of H2D, broadcast and reload, as H2D/BROADCAST/RELOAD: cases "
-                   "beside copies by cores; none: no others (default: 128MiB/256MiB/256MiB, and "
-                   "each other stage the slowest)")
+      ->add_option(
+          "--links", arguments->links,
+          "Bytes per second of H2D, broadcast and reload, as H2D/BROADCAST/RELOAD; these cases are "
+          "measured in addition to copies by cores. none: only copies by cores (default: "
+          "128MiB/256MiB/256MiB, and one case for each other stage as the slowest)")
       ->delimiter(',');
   command->add_option("--size", arguments->size,
-                      "Bytes of the model, over links 16MiB at most (default: 256MiB)");
-  command->add_option("--buffer", arguments->buffer,
-                      "Bytes of each of the three buffers of a device, over links 512KiB at most "
-                      "(default: 4MiB)");
+                      "Bytes of the model; at most 16MiB over links (default: 256MiB)");
+  command->add_option(
+      "--buffer", arguments->buffer,
+      "Bytes of each of the three buffers of a device; at most 512KiB over links (default: 4MiB)");
   command->add_option("--rounds", arguments->rounds, "Rounds of each case (default: 15)")
       ->check(CLI::Range(1U, kPipelineRoundsMax));
   add_bench_options(*command, run);

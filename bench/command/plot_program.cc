@@ -30,11 +30,10 @@ Result<std::string> find_script() {
   const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::string script = (own.parent_path() / WSYNC_PLOT_SCRIPT).lexically_normal().string();
   if (std::filesystem::is_regular_file(script, error)) return script;
-  return fail(
-      ErrorCode::kNotFound,
-      fmt::format("{} is not there: it draws and compares result files; install the package "
-                  "wsync-bench as a whole",
-                  script));
+  return fail(ErrorCode::kNotFound,
+              fmt::format("{} does not exist; this script draws and compares result files. Install "
+                          "the complete package wsync-bench",
+                          script));
 }
 
 // Returns every python3 in PATH. A Python that the user installed often comes before the system's

@@ -38,8 +38,8 @@ Result<> check_files(const ReportArguments& arguments) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (same_file(results[i], arguments.output))
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("--output {} is one of the result files, which the page would "
-                              "replace; expected another file",
+                  fmt::format("--output {} is one of the result files and would be overwritten by "
+                              "the page; expected another file",
                               arguments.output));
     for (std::size_t k = 0; k < i; ++k)
       if (same_file(results[i], results[k]))
@@ -59,8 +59,8 @@ Result<std::size_t> count_cases(const std::vector<std::string>& paths) {
   }
   if (cases == 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: no case was measured: there is nothing to report; measure with "
-                            "`wsync bench SUITE --output FILE`",
+                fmt::format("{}: the file contains no measured case; measure with `wsync bench "
+                            "SUITE --output FILE`",
                             fmt::join(paths, ", ")));
   return cases;
 }
@@ -146,8 +146,8 @@ void add_bench_report(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "report",
-       .description = "Result files as one HTML page that needs nothing else: machines, every "
-                      "case, targets and plots",
+       .description = "Write result files as one self-contained HTML page: machines, every case, "
+                      "targets and plots",
        .examples = {"wsync bench report now.json --output report.html",
                     "wsync bench report 1GiB.json 4GiB.json --output report.html --plots plots"}});
   auto arguments = std::make_shared<ReportArguments>();
@@ -156,10 +156,10 @@ void add_bench_report(CLI::App& parent, Context& context, BenchRun& run) {
                    "Result files of `wsync bench ... --output`: of several sizes, machines or days")
       ->required()
       ->expected(1, static_cast<int>(kReportFilesMax));
-  command->add_option("--output", arguments->output, "File that gets the page")
+  command->add_option("--output", arguments->output, "HTML file to write")
       ->required()
       ->type_name("FILE");
-  command->add_option("--plots", arguments->plots, "Folder that gets each plot as SVG and as PNG")
+  command->add_option("--plots", arguments->plots, "Directory for each plot as SVG and as PNG")
       ->type_name("DIR");
   command->callback([&run, arguments] {
     run.add_alone("report", [arguments] { return bench_report(*arguments); });

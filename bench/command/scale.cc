@@ -44,7 +44,7 @@ Result<> read_speed(const char* option, const std::string& text, bool none, doub
   if (!bytes) return fail(bytes.error().with_context(option));
   if (*bytes == 0 && !none)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: 0 bytes a second, expected more", option));
+                fmt::format("{}: expected more than 0 bytes per second", option));
   speed = static_cast<double>(*bytes);
   return {};
 }
@@ -99,8 +99,8 @@ Result<bench::ScaleOptions> read_options(const ScaleArguments& arguments) {
 void refuse_repeats(CLI::App& command) {
   command.get_option("--repeats")->check([](const std::string& given) {
     return fmt::format(
-        "{}: `wsync bench scale` measures nothing, and its simulation says the same "
-        "each time; leave --repeats out, or let it stand behind another suite",
+        "{}: `wsync bench scale` is a simulation and gives the same result each time; remove "
+        "--repeats, or put it after another suite",
         given);
   });
 }
@@ -123,35 +123,37 @@ Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments,
 
 void add_cluster(CLI::App& command, ScaleArguments& arguments) {
   command.add_option("--host", arguments.host,
-                     "Kind of host that speeds are taken from: h20 or h800 (default: h20)");
+                     "Host type whose speeds are used: h20 or h800 (default: h20)");
   command
-      .add_option("--gpus", arguments.gpus,
-                  "Sizes of clusters (default: 8,16,32,64,128,256,512,1024,2048,4096,10000)")
+      .add_option(
+          "--gpus", arguments.gpus,
+          "Numbers of GPUs of the clusters (default: 8,16,32,64,128,256,512,1024,2048,4096,10000)")
       ->delimiter(',')
       ->check(CLI::Range(1U, bench::kScaleGpusMax));
   command
       .add_option("--gpus-per-host", arguments.gpus_per_host,
-                  "GPUs of a host; NICs in proportion (default: 8)")
+                  "GPUs per host; the number of NICs changes in proportion (default: 8)")
       ->check(CLI::Range(1U, kGpusPerHostMax));
   command
-      .add_option("--gpus-per-replica", arguments.gpus_per_replica,
-                  "GPUs that hold one model together (default: hosts enough for it)")
+      .add_option(
+          "--gpus-per-replica", arguments.gpus_per_replica,
+          "GPUs that share one copy of the model (default: as many hosts as the model needs)")
       ->check(CLI::Range(1U, bench::kScaleGpusMax));
   command
       .add_option("--gpus-per-switch", arguments.gpus_per_switch,
                   "GPUs that share one PCIe link to the host (default: 1)")
       ->check(CLI::Range(1U, kGpusPerHostMax));
-  command.add_option("--pcie", arguments.pcie, "Bytes a second from host memory into a GPU")
+  command.add_option("--pcie", arguments.pcie, "Bytes per second from host memory to a GPU")
       ->type_name("SIZE");
   command
       .add_option("--nvlink", arguments.nvlink,
-                  "Bytes a second into a GPU from the others; 0: there is none")
+                  "Bytes per second to a GPU from the other GPUs; 0: no NVLink")
       ->type_name("SIZE");
-  command.add_option("--network", arguments.network, "Bytes a second of one NIC")
+  command.add_option("--network", arguments.network, "Bytes per second of one NIC")
       ->type_name("SIZE");
   command
       .add_option("--oversubscription", arguments.oversubscription,
-                  "How many times less the network carries than the NICs could (default: 1)")
+                  "Ratio of the NICs' total bandwidth to that of the network (default: 1)")
       ->check(CLI::Range(1.0, kOversubscriptionMax));
 }
 
@@ -161,8 +163,8 @@ void add_bench_scale(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "scale",
-       .description = "Simulate updates on clusters of up to 100000 GPUs: checkpoint-engine beside "
-                      "its published figures, wsync, and what the links allow",
+       .description = "Simulate updates on clusters of up to 100000 GPUs: checkpoint-engine with "
+                      "its published figures, wsync, and the limit of the links",
        .examples = {
            "wsync bench scale --svg scale.svg",
            "wsync bench scale --model Kimi-K2 --gpus 16,256,10000 --host h800",
@@ -175,11 +177,12 @@ void add_bench_scale(CLI::App& parent, Context& context, BenchRun& run) {
   add_cluster(*command, *arguments);
   command->add_option("--buffer", arguments->buffer, "Size of wsync's buffers (default: 512MiB)");
   command->add_option("--peer-buffer", arguments->peer_buffer,
-                      "Size of checkpoint-engine's buffers, and the largest tensor at least; "
-                      "published rows have their own (default: 8GiB)");
+                      "Size of checkpoint-engine's buffers; raised to the size of the largest "
+                      "tensor. Published rows have their own size (default: 8GiB)");
   command->add_option("--stages", arguments->stages,
                       "Form of wsync's pipeline: auto, 2 or 3 (default: auto)");
-  command->add_option("--svg", arguments->svg, "Draw the curves")->type_name("FILE");
+  command->add_option("--svg", arguments->svg, "Draw the curves into this SVG file")
+      ->type_name("FILE");
   add_bench_options(*command, run);
   refuse_repeats(*command);
   command->callback([&run, arguments, command] {

@@ -39,7 +39,7 @@ Result<SuiteOutcome> bench_schedule(const Arguments& arguments, const bench::Int
     const Result<std::uint64_t> bytes = config::parse_size(arguments.bandwidth);
     if (!bytes) return fail(bytes.error().with_context("--bandwidth"));
     if (*bytes == 0)
-      return fail(ErrorCode::kInvalidInput, "--bandwidth: 0 bytes a second, expected more");
+      return fail(ErrorCode::kInvalidInput, "--bandwidth: expected more than 0 bytes per second");
     options.link.bytes_per_second = static_cast<double>(*bytes);
   }
   trace::ProgressLine line;
@@ -58,16 +58,16 @@ void add_sizes(CLI::App& command, bench::ScheduleBenchOptions& options) {
   const auto add = [&](const char* name, auto& value, const char* text) {
     command.add_option(name, value, text)->check(CLI::Range(1U, kSizeMax));
   };
-  add("--pp", options.sizes.pp, "Pipeline ranks (default: 1)");
-  add("--vpp", options.sizes.vpp, "Chunks of a pipeline rank, one layer each (default: 2)");
+  add("--pp", options.sizes.pp, "Number of pipeline ranks (default: 1)");
+  add("--vpp", options.sizes.vpp, "Chunks per pipeline rank, one layer each (default: 2)");
   add("--dp", options.sizes.dp,
-      "Replicas; a process for each of pp times dp, and no more than cores, or the operating "
-      "system's scheduler is measured (default: 2)");
-  add("--ep", options.sizes.ep, "Replicas that share experts (default: 2)");
-  add("--microbatches", options.microbatches, "Micro-batches of a step (default: 8)");
-  add("--tokens", options.tokens, "Tokens of a micro-batch (default: 256)");
-  add("--hidden", options.hidden, "Hidden size, of experts too (default: 256)");
-  add("--experts", options.experts, "Experts of a layer; two for each token (default: 8)");
+      "Data-parallel replicas. There are pp times dp processes; with more processes than cores, "
+      "the operating system's scheduler is measured (default: 2)");
+  add("--ep", options.sizes.ep, "Number of replicas that share experts (default: 2)");
+  add("--microbatches", options.microbatches, "Micro-batches per step (default: 8)");
+  add("--tokens", options.tokens, "Tokens per micro-batch (default: 256)");
+  add("--hidden", options.hidden, "Hidden size, also of the experts (default: 256)");
+  add("--experts", options.experts, "Experts per layer; each token uses two (default: 8)");
 }
 
 }  // namespace
@@ -76,36 +76,42 @@ void add_bench_schedule(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "schedule",
-       .description = "A training step with overlap and without, on an emulated link, against "
-                      "what the simulator predicts",
+       .description = "Measure a training step with and without overlap on an emulated link, "
+                      "compared with the simulator's prediction",
        .examples = {"wsync bench schedule --svg schedule.svg",
                     "wsync bench schedule --share 1.2 --json",
                     "wsync bench schedule --bandwidth 200MB --latency-us 50 --steps 31"}});
   auto arguments = std::make_shared<Arguments>();
   add_sizes(*command, arguments->options);
   command
-      ->add_option("--bandwidth", arguments->bandwidth,
-                   "Bytes a second of each rank's link, each way (default: what --share needs)")
+      ->add_option(
+          "--bandwidth", arguments->bandwidth,
+          "Bytes per second of each rank's link in each direction (default: set by --share)")
       ->type_name("SIZE");
   command
-      ->add_option("--latency-us", arguments->latency_us,
-                   "Microseconds that an exchange takes beside its bytes (default: 100)")
+      ->add_option(
+          "--latency-us", arguments->latency_us,
+          "Latency of an exchange in microseconds, added to the time of its bytes (default: 100)")
       ->check(CLI::Range(0.0, kLatencyMaxUs));
   command->add_option("--share", arguments->options.link.dispatch_share,
-                      "Without --bandwidth: a dispatch takes this share of an attention, which is "
-                      "measured first (default: 0.6)");
-  command->add_option("--steps", arguments->options.steps, "Steps of each case (default: 15)")
-      ->check(CLI::Range(1U, kStepsMax));
-  command->add_option("--warmup", arguments->options.warmup, "Steps before (default: 3)")
+                      "Without --bandwidth: time of a dispatch as a share of the time of an "
+                      "attention, which is measured first (default: 0.6)");
+  command
+      ->add_option("--steps", arguments->options.steps, "Measured steps of each case (default: 15)")
       ->check(CLI::Range(1U, kStepsMax));
   command
-      ->add_option("--svg", arguments->svg,
-                   "Draw the steps, measured and simulated, and the measured lanes")
+      ->add_option("--warmup", arguments->options.warmup,
+                   "Warm-up steps before the measured ones (default: 3)")
+      ->check(CLI::Range(1U, kStepsMax));
+  command
+      ->add_option(
+          "--svg", arguments->svg,
+          "Draw the measured and simulated steps, and the measured lanes, into this SVG file")
       ->type_name("FILE");
   command
       ->add_option("--trace", arguments->trace,
-                   "Write every operation, measured and simulated, as a Chrome trace "
-                   "(ui.perfetto.dev)")
+                   "Write every measured and simulated operation as a Chrome trace (open it at "
+                   "ui.perfetto.dev)")
       ->type_name("FILE");
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {

@@ -60,7 +60,7 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
     if (!bytes) return fail(bytes.error().with_context("--buffer"));
     wanted.buffers.push_back(*bytes);
   }
-  line.update("making checkpoints", 0, 0, now());
+  line.update("generating checkpoints", 0, 0, now());
   auto checkpoints =
       WSYNC_TRY(make_bench_checkpoints(options.model, directory.path(), [&](std::uint64_t bytes) {
         return bench::check_sync_bench(wanted, bytes);
@@ -79,7 +79,8 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "sync",
-       .description = "How long engines stand still for an update, against the floor of the copy",
+       .description =
+           "Measure how long engines pause for an update, compared with the floor of the copy",
        .examples = {"wsync bench sync", "wsync bench sync --engines 4 --rounds 31 --json",
                     "wsync bench sync --adopt --size 4GiB",
                     "wsync bench sync --engines 2 --devices 2 --buffer 1MiB,4MiB,16MiB",
@@ -92,29 +93,35 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
                    "Numbers of engines, one case for each (default: 1,2,4)")
       ->delimiter(',')
       ->check(CLI::Range(1U, kEnginesMax));
-  command->add_option("--rounds", options->rounds, "Pairs of floor and update (default: 15)")
+  command
+      ->add_option("--rounds", options->rounds,
+                   "Rounds; each measures a floor and an update (default: 15)")
       ->check(CLI::Range(1U, kRoundsMax));
-  command->add_flag("--adopt", options->adopt, "Engines that map the version instead of copying");
+  command->add_flag("--adopt", options->adopt, "Let engines map the version instead of copying it");
   command->add_flag(
       "--tcp", options->tcp,
       "Stage over TCP, as from another host, instead of mapping the trainer's memory");
   command
-      ->add_option("--devices", options->devices,
-                   "Separate host devices, each with memory and buffers of its own as a GPU has, "
-                   "engines on each in turn (default: none, engines read the arena)")
+      ->add_option(
+          "--devices", options->devices,
+          "Number of separate host devices, each with its own memory and buffers like a GPU. "
+          "Engines are distributed over the devices (default: none, engines read the arena)")
       ->check(CLI::Range(1U, kDevicesMax));
   command
-      ->add_option("--buffer", options->buffers,
-                   "With --devices: sizes of their buffers, one case for each (default: 4MiB)")
+      ->add_option(
+          "--buffer", options->buffers,
+          "With --devices: sizes of the devices' buffers, one case for each (default: 4MiB)")
       ->delimiter(',')
       ->type_name("SIZE");
   command
       ->add_option("--directory", options->directory,
-                   "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")
+                   "Directory for checkpoints and sockets; they are removed afterwards (default: "
+                   "$TMPDIR or /tmp)")
       ->type_name("DIR");
   command
-      ->add_option("--trace", options->trace,
-                   "Write the last case's last update as a Chrome trace (ui.perfetto.dev)")
+      ->add_option(
+          "--trace", options->trace,
+          "Write the last update of the last case as a Chrome trace (open it at ui.perfetto.dev)")
       ->type_name("FILE");
   add_bench_options(*command, run);
   command->callback([&run, options, command] {

@@ -21,14 +21,15 @@ Result<> check_control(const ControlBenchOptions& options) {
     return fail(ErrorCode::kInvalidInput, fmt::format("--messages is {}, expected 1 to {}",
                                                       options.messages, kControlMessagesMax));
   if (options.replicas.empty())
-    return fail(ErrorCode::kInvalidInput, "--replicas names no number, expected one at least");
+    return fail(ErrorCode::kInvalidInput, "--replicas is empty; expected at least one number");
   for (const unsigned replicas : options.replicas) {
     if (replicas == 0 || replicas > limits::kSidecarCount)
-      return fail(ErrorCode::kInvalidInput, fmt::format("--replicas has {}, expected 1 to {}",
-                                                        replicas, limits::kSidecarCount));
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--replicas contains {}, expected numbers from 1 to {}", replicas,
+                              limits::kSidecarCount));
     if (std::ranges::count(options.replicas, replicas) > 1)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("--replicas has {} more than once", replicas));
+                  fmt::format("--replicas contains {} more than once", replicas));
   }
   return {};
 }

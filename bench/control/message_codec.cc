@@ -115,7 +115,7 @@ Result<> add_message_rows(const std::vector<TypicalMessage>& messages, std::vect
     if (!back) return fail(back.error().with_context(message.name));
     if (control::encode(back->envelope, back->message).value_or(Bytes{}) != *bytes)
       return fail(ErrorCode::kInternal,
-                  fmt::format("{} is another one after encode and decode", message.name));
+                  fmt::format("{}: the message differs after encoding and decoding", message.name));
     const auto measured = std::make_shared<Measured>();
     measured->decoded = message.decoded;
     measured->bytes = std::move(*bytes);

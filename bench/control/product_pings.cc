@@ -91,8 +91,9 @@ class PortPings final : public Pings {
   Result<> connect(const std::string& address) {
     loop_ = WSYNC_TRY(Loop::create());
     guard_ = std::make_unique<Timer>(*loop_, [this] {
-      end(fail(ErrorCode::kDeadline,
-               fmt::format("the port's other end has not answered for {} s", kWaitLimit.count())));
+      end(fail(
+          ErrorCode::kDeadline,
+          fmt::format("the other end of the port did not answer within {} s", kWaitLimit.count())));
     });
     auto dealer = control::connect_zmq(
         *loop_, {.address = address, .name = "bench", .times = {}},
@@ -139,8 +140,8 @@ class PortPings final : public Pings {
     const auto* answer = std::get_if<control::CancelReply>(&message);
     if (answer == nullptr) return;  // a heartbeat
     if (!answer->ok || answer->version.step != asked_ || envelope.request != asked_)
-      return end(fail(ErrorCode::kInternal,
-                      fmt::format("answer {} to question {}", answer->version.step, asked_)));
+      return end(fail(ErrorCode::kInternal, fmt::format("received answer {} to request {}",
+                                                        answer->version.step, asked_)));
     if (asked_ == count_) return end({});
     ask();
   }
@@ -226,7 +227,8 @@ class EnginePings final : public Pings {
       const auto frame = WSYNC_TRY(link_.receive(deadline));
       const auto* answer = std::get_if<control::BucketReady>(&frame.message);
       if (answer == nullptr || answer->bucket != i || frame.envelope.request != i)
-        return fail(ErrorCode::kInternal, fmt::format("another answer than that to {}", i));
+        return fail(ErrorCode::kInternal,
+                    fmt::format("received an unexpected answer to request {}", i));
     }
     return now() - begin;
   }

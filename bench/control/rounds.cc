@@ -58,7 +58,7 @@ Result<RoundDriver> RoundDriver::create(unsigned sidecars) {
   driver.give(hellos);
   if (driver.coordinator_.phase() != coordinator::CoordinatorPhase::kReady)
     return fail(ErrorCode::kInternal,
-                fmt::format("the coordinator is {} after the Hellos of {} sidecars",
+                fmt::format("the coordinator is in phase '{}' after the Hellos of {} sidecars",
                             phase_name(driver.coordinator_.phase()), sidecars));
   return driver;
 }
@@ -88,7 +88,7 @@ Result<> RoundDriver::read_announces() {
       if (std::holds_alternative<control::Announce>(sent->message))
         rounds_[sent->peer] = sent->envelope.round;
   if (rounds_.size() == names_.size()) return {};
-  return fail(ErrorCode::kInternal, fmt::format("the round was announced to {} of {} sidecars",
+  return fail(ErrorCode::kInternal, fmt::format("the round was announced to only {} of {} sidecars",
                                                 rounds_.size(), names_.size()));
 }
 
@@ -96,7 +96,7 @@ Result<std::uint64_t> RoundDriver::decided() const {
   for (const coordinator::CoordinatorCommand& command : commands_)
     if (const auto* sent = std::get_if<coordinator::SendTo>(&command))
       if (const auto* decide = std::get_if<control::Decide>(&sent->message)) return decide->number;
-  return fail(ErrorCode::kInternal, "the round was not decided");
+  return fail(ErrorCode::kInternal, "the coordinator did not decide the round");
 }
 
 Result<> RoundDriver::check_done() const {

@@ -65,8 +65,8 @@ void summarize(CopyCase& result) {
 Result<> same(std::uint64_t check, std::uint64_t expected, std::string_view what) {
   if (check == expected) return {};
   return fail(ErrorCode::kDigestMismatch,
-              fmt::format("{}: the bytes that were copied have the check {:x}, expected {:x}", what,
-                          check, expected));
+              fmt::format("{}: the copied bytes have the checksum {:x}, expected {:x}", what, check,
+                          expected));
 }
 
 // The buffers of a GPU and all operations on them.

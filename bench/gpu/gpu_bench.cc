@@ -19,9 +19,9 @@ Result<std::vector<std::uint32_t>> choose_gpus(const GpuBenchOptions& options,
   if (options.gpus.empty()) return all;
   for (const std::uint32_t gpu : options.gpus)
     if (std::ranges::find(all, gpu) == all.end())
-      return fail(ErrorCode::kInvalidInput, fmt::format("--gpus: there is no GPU {}, expected one "
-                                                        "of {}",
-                                                        gpu, fmt::join(all, ", ")));
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--gpus: this machine has no GPU {}, expected one of {}", gpu,
+                              fmt::join(all, ", ")));
   return options.gpus;
 }
 
@@ -52,8 +52,9 @@ std::string missing_gpu() {
   const auto facts = (*backend)->facts();
   if (!facts) return facts.error().message();
   if (facts->gpus.empty())
-    return fmt::format("the driver is there and sees no GPU ({}); see what nvidia-smi lists",
-                       device::visible_gpus_text());
+    return fmt::format(
+        "the driver is installed but finds no GPU ({}); compare with the list of nvidia-smi",
+        device::visible_gpus_text());
   // A GPU or driver that is too old for the kernels can be listed but not used.
   const auto device = (*backend)->make_device(
       {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = facts->gpus.front().gpu});
@@ -78,7 +79,7 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
     const auto nccl = collective::nccl_backend();
     const auto found = nccl ? (*nccl)->facts() : Result<collective::NcclFacts>(fail(nccl.error()));
     if (!found)
-      result.notes.push_back("broadcasts between GPUs are plain copies, without NCCL: " +
+      result.notes.push_back("NCCL cannot be used, so broadcasts between GPUs are plain copies: " +
                              found.error().message());
   }
   const auto busy = WSYNC_TRY(busy_with_others(interrupt));

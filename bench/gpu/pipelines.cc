@@ -71,11 +71,11 @@ class BenchEngine {
                       .bytes = ready.bytes,
                       .offset = reload_offset(ready.bucket, bucket_bytes_, reader_.bytes())}));
     if (copied.check == checks_[ready.bucket]) return {};
-    return fail(ErrorCode::kDigestMismatch,
-                fmt::format("bucket {}: the engine of device {} read bytes with the check {:x}, "
-                            "expected {:x}",
-                            ready.bucket, reload::index_of(ready.device), copied.check,
-                            checks_[ready.bucket]));
+    return fail(
+        ErrorCode::kDigestMismatch,
+        fmt::format(
+            "bucket {}: the engine of device {} read bytes with the checksum {:x}, expected {:x}",
+            ready.bucket, reload::index_of(ready.device), copied.check, checks_[ready.bucket]));
   }
 
   reload::PipelineRunner& runner_;
@@ -155,8 +155,8 @@ Result<> Case::choose_sizes() {
     if (buffer < kGranule || reader_bytes_ < kGranule)
       return fail(
           ErrorCode::kResourceExhausted,
-          fmt::format("{} has {} free bytes, too little for {} devices with {} buffers of "
-                      "{} bytes each; measure fewer devices",
+          fmt::format("{} has {} free bytes, which is not enough for {} devices with {} buffers of "
+                      "at least {} bytes each; measure fewer devices",
                       device->name(), memory.free_bytes, devices, kBuffersOfDevice, kGranule));
   }
   reader_bytes_ = std::max(reader_bytes_, buffer);
@@ -293,11 +293,10 @@ Result<std::uint64_t> model_bytes(std::uint64_t wanted) {
   const auto free = WSYNC_TRY(available_memory());
   const std::uint64_t bytes = std::min(wanted, free.bytes / 2) / kGranule * kGranule;
   if (bytes == 0)
-    return fail(
-        ErrorCode::kResourceExhausted,
-        fmt::format("a model of {} bytes: expected {} at least, and twice as much free host "
-                    "memory (there are {} bytes)",
-                    wanted, kGranule, free.bytes));
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("the model has {} bytes: expected at least {}, and twice as much free "
+                            "host memory ({} bytes are free)",
+                            wanted, kGranule, free.bytes));
   return bytes;
 }
 

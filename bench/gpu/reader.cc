@@ -27,7 +27,8 @@ std::string hex_of(const Bytes& bytes) {
 Result<Bytes> bytes_of_hex(const std::string& hex) {
   if (hex.size() % 2 != 0 || hex.size() > kHandleHexMax ||
       hex.find_first_not_of("0123456789abcdef") != std::string::npos)
-    return fail(ErrorCode::kInvalidInput, "a handle is no hexadecimal number of whole bytes");
+    return fail(ErrorCode::kInvalidInput,
+                "a memory handle must be a hexadecimal number of whole bytes");
   Bytes bytes;
   for (std::size_t i = 0; i < hex.size(); i += 2)
     bytes.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
@@ -60,7 +61,7 @@ class ReaderProcess {
     words >> verb;
     if (verb == "import") return import(words);
     if (verb == "copy") return copy(words);
-    return fail(ErrorCode::kInvalidInput, fmt::format("no command '{}'", verb));
+    return fail(ErrorCode::kInvalidInput, fmt::format("unknown command '{}'", verb));
   }
 
  private:
@@ -87,7 +88,7 @@ class ReaderProcess {
     words >> number >> bytes >> offset >> times;
     if (!words || number >= imported_.size() || times == 0 || times > kCopiesMax)
       return fail(ErrorCode::kInvalidInput,
-                  "copy what? import first, then copy N BYTES OFFSET TIMES");
+                  "expected `copy N BYTES OFFSET TIMES`, where N is the number of imported memory");
     const device::Memory& from = *imported_[number];
     const Batch batch =
         make_batch({.from = &from, .to = own_.get(), .to_offset = offset, .bytes = bytes});
@@ -145,7 +146,8 @@ Result<std::string> Reader::answer(const std::string& verb) {
   auto line = WSYNC_TRY(child_->line(*interrupt_, now() + kReaderDeadline));
   if (line.starts_with("failed ")) return fail(ErrorCode::kRefused, line.substr(7));
   if (!line.starts_with(verb))
-    return fail(ErrorCode::kInternal, fmt::format("'{}' where '{}' was to come", line, verb));
+    return fail(ErrorCode::kInternal,
+                fmt::format("expected a line that begins with '{1}', received '{0}'", line, verb));
   return line.substr(std::min(verb.size() + 1, line.size()));
 }
 
@@ -163,7 +165,7 @@ Result<Reader::Copied> Reader::copy(const Copy& copy) {
   std::int64_t ns = 0;
   Copied copied;
   words >> ns >> std::hex >> copied.check;
-  if (!words) return fail(ErrorCode::kInternal, "copied what? " + said);
+  if (!words) return fail(ErrorCode::kInternal, "expected the result of a copy, received: " + said);
   copied.taken = std::chrono::nanoseconds(ns);
   return copied;
 }

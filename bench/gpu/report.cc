@@ -201,21 +201,21 @@ json to_json(const GpuBenchResult& result) {
 std::string to_text(const GpuBenchResult& result) {
   std::string text;
   if (result.emulated)
-    text += "EMULATED DRIVER: no GPU did any of this; the figures say nothing but that it runs\n";
+    text += "EMULATED DRIVER: no GPU was used; the figures only show that the program runs\n";
   text += fmt::format("{}\n{}; {}\n", processor_text(result.machine), result.machine.layout,
                       result.machine.kernel);
   for (const auto& gpu : result.cuda.gpus)
-    text += fmt::format("GPU {}: {}, {}, compute {}, {}, {} at most, NUMA node {}\n", gpu.gpu,
+    text += fmt::format("GPU {}: {}, {}, compute {}, {}, at most {}, NUMA node {}\n", gpu.gpu,
                         gpu.name, trace::format_bytes(gpu.total_bytes), device::compute_text(gpu),
-                        device::pcie_text(gpu), gpu.pcie_max.empty() ? "not said" : gpu.pcie_max,
+                        device::pcie_text(gpu), gpu.pcie_max.empty() ? "unknown" : gpu.pcie_max,
                         device::numa_node_text(gpu));
   text += fmt::format("driver {}, CUDA {}; medians, every byte checked\n\n",
-                      result.cuda.driver_release.empty() ? "not said" : result.cuda.driver_release,
+                      result.cuda.driver_release.empty() ? "unknown" : result.cuda.driver_release,
                       device::cuda_version_text(result.cuda.driver_cuda));
   if (!result.copies.empty()) text += copies_text(result.copies) + "\n";
   if (!result.pipelines.empty())
     text += pipelines_text(result.pipelines) +
-            "seconds for the whole model; ratio: 3 stages to the longest of H2D, broadcast and "
+            "seconds for the whole model; ratio: time of 3 stages / longest of H2D, broadcast and "
             "reload, each alone\n\n";
   if (!result.pauses.empty()) text += pauses_text(result.pauses) + "\n";
   for (const std::string& note : result.notes) text += "note: " + note + "\n";
@@ -237,7 +237,7 @@ SuiteResult to_suite(const GpuBenchResult& result) {
   for (const PauseCase& done : result.pauses) suite.cases.push_back(pause_result(done));
   if (result.emulated)
     suite.notes.insert(suite.notes.begin(),
-                       "EMULATED DRIVER: no GPU did any of this; the figures say nothing");
+                       "EMULATED DRIVER: no GPU was used; the figures have no meaning");
   for (std::string& sentence : load_sentences(result.others_busy, result.stolen))
     suite.notes.push_back(std::move(sentence));
   return suite;

@@ -169,7 +169,8 @@ std::string Child::last_words() const {
   for (std::string line; std::getline(log, line);)
     if (!line.empty()) last = line;
   const std::string name = std::filesystem::path(options_.log_file).stem().string();
-  return last.empty() ? name + " ended" : fmt::format("{} ended; it said: {}", name, last);
+  return last.empty() ? name + " ended"
+                      : fmt::format("{} ended; its last output was: {}", name, last);
 }
 
 Result<> Child::say(const std::string& line) {

@@ -15,8 +15,8 @@ Result<> require_copies(std::uint64_t copies, std::uint64_t bytes, std::string_v
   const std::uint64_t needed = bytes > kAll / copies ? kAll : copies * bytes;
   return fail(
       ErrorCode::kResourceExhausted,
-      fmt::format("{} copies of {}, {} in all, are needed {}, and {} of memory are available "
-                  "({}): choose {}MiB at most",
+      fmt::format("this suite needs {} copies of {}, {} in total, {}, but only {} of memory are "
+                  "available ({}); choose at most {}MiB",
                   copies, trace::format_bytes(bytes), trace::format_bytes(needed), whom,
                   trace::format_bytes(available.bytes), available.limited_by, max / limits::kMiB));
 }

@@ -40,7 +40,7 @@ Result<> check_depth(std::string_view text) {
     } else if (c == '{' || c == '[') {
       if (++depth > kResultDepthMax)
         return fail(ErrorCode::kInvalidInput,
-                    fmt::format("it is nested deeper than {} levels", kResultDepthMax));
+                    fmt::format("the JSON is nested deeper than {} levels", kResultDepthMax));
     } else if ((c == '}' || c == ']') && depth > 0) {
       --depth;
     }
@@ -71,7 +71,8 @@ class Place {
     if (text.size() > kResultTextBytesMax)
       return bad(found.path_, fmt::format("at most {} bytes", kResultTextBytesMax),
                  fmt::format("{}", text.size()));
-    if (!is_printable(text)) return bad(found.path_, "a text of one line", "control characters");
+    if (!is_printable(text))
+      return bad(found.path_, "a printable text of one line", "control characters");
     return text;
   }
   [[nodiscard]] Result<bool> flag(const char* key) const {
@@ -110,7 +111,7 @@ class Place {
       case json::value_t::boolean:
         return "true or false";
       default:
-        return "a whole number that is not below 0";
+        return "an integer of at least 0";
     }
   }
   const json& value_;
@@ -126,7 +127,7 @@ Result<std::vector<double>> read_samples(const Place& parent, const char* key) {
   for (const Place& one : list) {
     if (!one.value().is_number()) return bad(one.path(), "a number", one.value().type_name());
     const auto value = one.value().get<double>();
-    if (!std::isfinite(value)) return bad(one.path(), "a finite number", "another");
+    if (!std::isfinite(value)) return bad(one.path(), "a finite number", "infinity or NaN");
     samples.push_back(value);
   }
   return samples;
@@ -167,7 +168,7 @@ Result<CaseResult> read_case(const Place& place) {
     result.ratios = std::move(ratios);
   }
   if (!result.baseline && !result.ratios.empty())
-    return bad(place.path() + ".ratio", "a baseline beside it", "none");
+    return bad(place.path() + ".ratio", "a baseline in the same case", "none");
   if (place.has("target")) {
     const auto target = WSYNC_TRY(read_target(place));
     result.target = target;
@@ -199,7 +200,8 @@ Result<SuiteResult> read_suite(const Place& place) {
   for (const Place& one : cases) {
     auto result = WSYNC_TRY(read_case(one));
     if (!names.insert(result.name).second)
-      return bad(one.path(), "each case once", fmt::format("'{}' again", result.name));
+      return bad(one.path(), "a case name that occurs only once",
+                 fmt::format("a second '{}'", result.name));
     suite.cases.push_back(std::move(result));
   }
   WSYNC_TRY(read_notes(place, suite.notes));
@@ -209,8 +211,8 @@ Result<SuiteResult> read_suite(const Place& place) {
 Result<> check_schema(const Place& root) {
   if (!root.has("schema"))
     return bad("schema", fmt::format("'{}'", kResultSchema),
-               "nothing: it is not what --output writes (a suite's own --json and results of older "
-               "releases are of other forms); measure again with --output");
+               "nothing; the file was not written by --output (the --json output of a suite and "
+               "results of older releases have other formats); measure again with --output");
   const auto schema = WSYNC_TRY(root.text("schema"));
   if (schema != kResultSchema)
     return bad("schema", fmt::format("'{}'", kResultSchema), "'" + schema + "'");
@@ -220,8 +222,9 @@ Result<> check_schema(const Place& root) {
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("schema_version: expected {}, found {}; {}", kResultSchemaVersion, number,
-                    number > kResultSchemaVersion ? "a newer wsync wrote it: read it with that one"
-                                                  : "an older wsync wrote it: measure again"));
+                    number > kResultSchemaVersion
+                        ? "a newer wsync wrote the file; read it with that release"
+                        : "an older wsync wrote the file; measure again"));
   return {};
 }
 
@@ -242,8 +245,8 @@ Result<ResultFile> read_file(const Place& root) {
     auto suite = WSYNC_TRY(read_suite(place));
     for (const SuiteResult& other : file.suites)
       if (other.suite == suite.suite && other.parameters == suite.parameters)
-        return bad(place.path(), "each suite once with the same parameters",
-                   fmt::format("'{}' again", suite.suite));
+        return bad(place.path(), "each suite only once with the same parameters",
+                   fmt::format("a second '{}'", suite.suite));
     file.suites.push_back(std::move(suite));
   }
   return file;
@@ -259,7 +262,7 @@ Result<ResultFile> parse_result(std::string_view text) {
   const json parsed = json::parse(text, nullptr, false);
   if (parsed.is_discarded())
     return bad("the file", "a JSON object as `wsync bench --output` writes it",
-               text.empty() ? "nothing" : "no JSON");
+               text.empty() ? "nothing" : "text that is not JSON");
   return read_file(Place(parsed, ""));
 }
 

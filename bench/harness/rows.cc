@@ -38,7 +38,7 @@ std::vector<Contender> contenders_of_rows(const std::vector<Row>& rows, RowSampl
 
 const std::vector<double>& samples_of_case(const SuiteResult& suite, const std::string& name) {
   const auto found = std::ranges::find(suite.cases, name, &CaseResult::name);
-  WSYNC_CHECK(found != suite.cases.end(), "what a figure is against is among the rows");
+  WSYNC_CHECK(found != suite.cases.end(), "the baseline of a figure is one of the rows");
   return found->samples;
 }
 
@@ -55,7 +55,7 @@ double gib_per_s(std::uint64_t bytes, std::chrono::nanoseconds taken) noexcept {
 
 Row rate_row(Figure figure, std::function<Result<std::chrono::nanoseconds>()> measure) {
   const std::uint64_t bytes = figure.bytes;
-  WSYNC_CHECK(bytes > 0, "a rate is of bytes");
+  WSYNC_CHECK(bytes > 0, "a rate has a number of bytes");
   return {.figures = {std::move(figure)},
           .measure = [bytes, measure = std::move(measure)]() -> Result<std::vector<double>> {
             const auto taken = WSYNC_TRY(measure());

@@ -35,7 +35,8 @@ Result<std::vector<trace::Span>> spans_in(const std::string& path) {
 // Processor time of the calling thread.
 std::chrono::nanoseconds own_cpu_time() {
   timespec time{};
-  WSYNC_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0, "a thread has a clock");
+  WSYNC_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0,
+              "the thread has a processor time clock");
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
@@ -108,7 +109,7 @@ class OverheadRun {
       WSYNC_TRY(side->fleet->trace(path));
       const auto spans = WSYNC_TRY(spans_in(path));
       if (!spans.empty() != (side == &watched_))
-        return fail(ErrorCode::kInternal, fmt::format("the fleet that is {} has kept {}",
+        return fail(ErrorCode::kInternal, fmt::format("the fleet that is {} kept {}",
                                                       side == &watched_ ? "watched" : "not watched",
                                                       counted(spans.size(), "span")));
       side->fleet.reset();
@@ -138,7 +139,7 @@ class OverheadRun {
     done.cpu = after - before;
     if (pushed.checked_bytes != options_.bytes * options_.engines)
       return fail(ErrorCode::kDigestMismatch,
-                  fmt::format("{} bytes were checked in an update, {} were to be loaded",
+                  fmt::format("engines checked {} bytes in an update, expected {}",
                               pushed.checked_bytes, options_.bytes * options_.engines));
     return done;
   }
@@ -146,7 +147,7 @@ class OverheadRun {
   // Does what agents do: strings are copied, and the ring drops an older span.
   Result<> make_spans(OverheadRound& round) {
     const auto spans = WSYNC_TRY(spans_in(trace_path()));
-    if (spans.empty()) return fail(ErrorCode::kInternal, "a trace of an update without a span");
+    if (spans.empty()) return fail(ErrorCode::kInternal, "the trace of an update contains no span");
     round.spans = spans.size();
     while (ring_.dropped() == 0) ring_.record(spans.front());
     const auto before = own_cpu_time();
@@ -241,9 +242,10 @@ Result<OverheadBenchResult> run_overhead_bench(
     const OverheadBenchOptions& options, const Interrupt& interrupt,
     const std::function<void(std::string_view, unsigned, unsigned)>& on_progress) {
   if (options.checkpoints.size() != 2)
-    return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
+    return fail(ErrorCode::kInvalidInput,
+                "expected two checkpoints, so that each update changes the bytes");
   if (options.engines == 0 || options.rounds == 0 || options.rounds_of_fleets == 0)
-    return fail(ErrorCode::kInvalidInput, "at least one engine and one round");
+    return fail(ErrorCode::kInvalidInput, "expected at least one engine and one round");
   WSYNC_TRY(check_overhead_memory(options.bytes, options.engines));
   const unsigned starts =
       (options.rounds + options.rounds_of_fleets - 1) / options.rounds_of_fleets;
@@ -254,7 +256,8 @@ Result<OverheadBenchResult> run_overhead_bench(
   try {
     return run.run();
   } catch (const nlohmann::json::exception& error) {
-    return fail(ErrorCode::kInternal, fmt::format("an answer has another form: {}", error.what()));
+    return fail(ErrorCode::kInternal,
+                fmt::format("a reply has an unexpected format: {}", error.what()));
   }
 }
 

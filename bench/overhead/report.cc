@@ -56,7 +56,7 @@ std::string pair_text(const Overhead& overhead) {
   const std::string target =
       !overhead.has_target() ? "no target (two fleets)"
       : overhead.verdict() == OverheadVerdict::kOpen
-          ? fmt::format("at most {:g} %: open, the interval does not say", kOverheadTargetPercent)
+          ? fmt::format("at most {:g} %: open (the interval contains it)", kOverheadTargetPercent)
           : fmt::format("at most {:g} %: {}", kOverheadTargetPercent,
                         verdict_name(overhead.verdict()));
   return fmt::format("{:<28} {:<25} {:>+7.2f} % {:>20} {:>20}  {}\n", what_is(overhead.watching),
@@ -84,7 +84,7 @@ json overhead_json(const Overhead& overhead) {
 std::vector<std::string> notes_of(const OverheadBenchResult& result) {
   std::vector<std::string> notes = load_sentences(result.others_busy, result.stolen);
   if (result.rounds.size() < kOverheadPairsWanted)
-    notes.push_back(fmt::format("{} rounds: for a figure that counts, {} at least",
+    notes.push_back(fmt::format("{} rounds are too few for a reliable figure; run at least {}",
                                 result.rounds.size(), kOverheadPairsWanted));
   return notes;
 }
@@ -133,7 +133,7 @@ json to_json(const OverheadBenchResult& result) {
 
 std::string to_text(const OverheadBenchResult& result) {
   std::string text = fmt::format(
-      "{}\n{}; {}\n{} of weights, {}; {} rounds of two updates of each kind, on {} of fleets one "
+      "{}\n{}; {}\n{} of weights, {}; {} rounds of two updates of each kind, with {} of fleets one "
       "after the other\n\n",
       processor_text(result.machine), result.machine.layout, result.machine.kernel,
       trace::format_bytes(result.bytes), counted(result.engines, "engine"), result.rounds.size(),
@@ -149,7 +149,7 @@ std::string to_text(const OverheadBenchResult& result) {
   }
   const Overhead first = result.overhead(Watching::kAsked, Watching::kKept);
   text += fmt::format(
-      "\n{:<28} {:<25} {:>9} {:>20} {:>20}  {}\n", "more CPU, pair by pair", "than", "median",
+      "\n{:<28} {:<25} {:>9} {:>20} {:>20}  {}\n", "additional CPU, pairwise", "than", "median",
       first.interval ? fmt::format("{:.1f} % interval", 100 * first.interval->confidence)
                      : "interval",
       "quartiles", "target");
@@ -157,12 +157,11 @@ std::string to_text(const OverheadBenchResult& result) {
     text += pair_text(result.overhead(pair.watching, pair.beside));
   const double made = spread_of(making_ms(result)).median;
   text += fmt::format(
-      "\nMaking and keeping the {} of an update once more takes {:.3f} ms: {:.3f} % of its CPU. "
-      "Their texts are copied there, not composed; counters and waiting page threads are not in "
-      "it.\n"
-      "CPU is user and system time of trainer, sidecar and engines; `wsync push` is not in it. "
-      "An update was asked for {:g} pages.\n"
-      "The interval is of the median, by order statistics (Thompson 1936).\n",
+      "\nCreating and storing the {} of an update once more takes {:.3f} ms: {:.3f} % of its CPU. "
+      "This copies their texts instead of composing them, and excludes counters and waiting page "
+      "threads.\nCPU is the user and system time of trainer, sidecar and engines, without `wsync "
+      "push`. {:g} pages were requested in each scraped update.\nThe interval is for the median, "
+      "by order statistics (Thompson 1936).\n",
       counted(result.rounds.back().spans, "span"), made,
       100 * made / spread_of(cpu_ms(result, Watching::kKept)).median, pages_of_update(result));
   for (const std::string& note : notes_of(result)) text += "note: " + note + "\n";
@@ -186,10 +185,9 @@ SuiteResult to_suite(const OverheadBenchResult& result) {
   if (result.overhead(Watching::kAsked, Watching::kKept).verdict() != OverheadVerdict::kOpen)
     asked.target = Target{.of = Target::Of::kRatio, .value = 100 / (100 + kOverheadTargetPercent)};
   else
-    suite.notes.push_back(
-        fmt::format("whether the overhead is at most {:g} % is open: its interval "
-                    "does not say",
-                    kOverheadTargetPercent));
+    suite.notes.push_back(fmt::format(
+        "whether the overhead is at most {:g} % is open, because its interval contains the target",
+        kOverheadTargetPercent));
   (void)add("spans kept, pages served", cpu_ms(result, Watching::kKept),
             cpu_ms(result, Watching::kNot));
   suite.cases.push_back(case_of("overhead", "making spans", "", making_ms(result)));

@@ -53,7 +53,7 @@ class Copier {
     const char* directory = std::getenv("WSYNC_PEER_DIRECTORY");
     const char* rank = std::getenv("WSYNC_PEER_RANK");
     if (directory == nullptr || rank == nullptr)
-      return fail(ErrorCode::kInvalidInput, "this command is started by `wsync bench peers` only");
+      return fail(ErrorCode::kInvalidInput, "only `wsync bench peers` starts this command");
     std::ifstream job_file(std::string(directory) + "/job.json");
     const nlohmann::json job = nlohmann::json::parse(job_file);
     std::ifstream list_file(job.at("tensors").get<std::string>());
@@ -88,7 +88,8 @@ class Copier {
       const std::size_t kind = go.value("kind", kinds.size() - 1);
       const std::size_t model = go.at("go");
       if (kind >= kinds.size() || model >= models_.size())
-        return fail(ErrorCode::kInvalidInput, "go where, with what: " + line);
+        return fail(ErrorCode::kInvalidInput,
+                    "the start command names an unknown model or kind of copy: " + line);
       MemberLine done{.event = MemberEvent::kDone, .rank = rank_};
       const TimePoint begin = now();
       copy(models_[model].bytes(), kinds[kind]);
@@ -124,7 +125,8 @@ class Copier {
   Result<> say(const MemberLine& line) const {
     const std::string text = member_text(line) + "\n";
     const auto sent = WSYNC_TRY(send_some(socket_.get(), std::as_bytes(std::span(text))));
-    if (sent != text.size()) return fail(ErrorCode::kIo, "the benchmark does not listen");
+    if (sent != text.size())
+      return fail(ErrorCode::kIo, "the benchmark does not read from this connection");
     return {};
   }
 
@@ -165,7 +167,7 @@ Result<> run_copier() {
     return copier->run();
   } catch (const nlohmann::json::exception& error) {
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("the job has another form: {}", error.what()));
+                fmt::format("the job has an unexpected format: {}", error.what()));
   }
 }
 

@@ -21,7 +21,7 @@ std::string shown(std::string_view line) {
 
 auto refused(std::string_view line, std::string_view expected) {
   return fail(ErrorCode::kInvalidInput,
-              fmt::format("a process said '{}', expected {}", shown(line), expected));
+              fmt::format("a process sent '{}', expected {}", shown(line), expected));
 }
 
 // Returns the field if it is a finite number and not negative.
@@ -42,7 +42,8 @@ std::int64_t nanoseconds_in(const MemberJson& object, const char* field) {
 
 Result<MemberLine> parse_member_line(std::string_view line, unsigned ranks) {
   if (line.size() > kMemberLineBytesMax)
-    return refused(line, fmt::format("{} bytes at most, not {}", kMemberLineBytesMax, line.size()));
+    return refused(line,
+                   fmt::format("at most {} bytes, found {}", kMemberLineBytesMax, line.size()));
   const MemberJson object = MemberJson::parse(line, nullptr, false);
   if (!object.is_object()) return refused(line, "a JSON object");
   MemberLine said;
@@ -58,14 +59,14 @@ Result<MemberLine> parse_member_line(std::string_view line, unsigned ranks) {
     said.event = MemberEvent::kFailed;
     const auto why = object.find("why");
     said.why = why != object.end() && why->is_string() ? shown(why->get<std::string>())
-                                                       : std::string("it did not say why");
+                                                       : std::string("the process gave no reason");
     return said;
   }
   if (*event != "done") return refused(line, "an \"event\": ready, done or failed");
   said.event = MemberEvent::kDone;
   const auto digest = object.find("digest");
   if (digest == object.end() || !digest->is_string())
-    return refused(line, "the \"digest\" of what it holds");
+    return refused(line, "the \"digest\" of its bytes");
   const auto parsed = Digest::parse(digest->get<std::string>());
   if (!parsed) return refused(line, "a \"digest\" of 32 hexadecimal digits");
   said.digest = *parsed;

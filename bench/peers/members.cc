@@ -42,7 +42,9 @@ Result<std::unique_ptr<Members>> Members::start(MembersOptions options, const Mo
     if (said.event != MemberEvent::kReady || ready[said.rank])
       return fail(
           ErrorCode::kInvalidInput,
-          fmt::format("{} said something else than that it is ready", member_name(said.rank)));
+          fmt::format(
+              "expected one message 'ready' from each process, received another message from {}",
+              member_name(said.rank)));
     ready[said.rank] = true;
   }
   return members;
@@ -112,7 +114,7 @@ Result<> Members::wait_for_words(TimePoint deadline) {
   if (std::none_of(fds.begin(), first_child, said) && std::any_of(first_child, fds.end(), said))
     WSYNC_TRY(look_at_children());
   if (now() > deadline)
-    return fail(ErrorCode::kDeadline, "not every process has answered before the deadline");
+    return fail(ErrorCode::kDeadline, "not every process answered before the deadline");
   if (found > 0 && fds[1].revents != 0) {
     auto accepted = WSYNC_TRY(listener_->accept());
     if (accepted) connections_.push_back({.socket = std::move(accepted->socket), .buffer = {}});
@@ -149,7 +151,7 @@ Result<MemberLine> Members::next(TimePoint deadline) {
       end = connection.buffer.find('\n');
       if (end != std::string::npos) return take_line(connection, end);
       if (connection.buffer.size() > kMemberLineBytesMax)
-        return fail(ErrorCode::kInvalidInput, "a process said a line without an end");
+        return fail(ErrorCode::kInvalidInput, "a process sent a line that is too long");
     }
     WSYNC_TRY(wait_for_words(deadline));
   }
@@ -176,13 +178,15 @@ Result<Members::Transfer> Members::transfer(std::size_t model, const nlohmann::j
     if (said.event != MemberEvent::kDone || done[said.rank])
       return fail(
           ErrorCode::kInvalidInput,
-          fmt::format("{} said something else than that it is done", member_name(said.rank)));
+          fmt::format(
+              "expected one message 'done' from each process, received another message from {}",
+              member_name(said.rank)));
     done[said.rank] = true;
     if (said.digest != source_.digests[model])
-      return fail(
-          ErrorCode::kDigestMismatch,
-          fmt::format("{} has bytes with the digest {}, expected {}", member_name(said.rank),
-                      said.digest.to_string(), source_.digests[model].to_string()));
+      return fail(ErrorCode::kDigestMismatch,
+                  fmt::format("{}: the received bytes have the digest {}, expected {}",
+                              member_name(said.rank), said.digest.to_string(),
+                              source_.digests[model].to_string()));
     first_ns = std::min(first_ns, said.begin_ns);
     last_ns = std::max(last_ns, said.end_ns);
   }

@@ -37,8 +37,9 @@ Result<Digest> write_model(const std::string& path, const ModelSource& source,
   }
   file.close();
   if (!file)
-    return fail(ErrorCode::kIo, fmt::format("{}: {} bytes could not be written; is the disk full?",
-                                            path, source.size));
+    return fail(ErrorCode::kIo,
+                fmt::format("{}: cannot write {} bytes; check whether the disk is full", path,
+                            source.size));
   // Sync now, or the kernel would write the file to disk during the first rounds.
   const UniqueFd written(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!written.valid() || ::fsync(written.get()) != 0) return fail_errno(path, errno);
@@ -51,7 +52,7 @@ Result<> lay_out(ModelSource& source, const Manifest& manifest) {
     const std::uint64_t bytes = manifest.byte_size(t);
     if (bytes == 0)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{} has no bytes", describe(manifest.tensor(t))));
+                  fmt::format("{} contains no weights", describe(manifest.tensor(t))));
     source.tensors.push_back({.info = manifest.tensor(t), .offset = at, .bytes = bytes});
     source.bytes += bytes;
     source.size = at + bytes;
@@ -73,8 +74,8 @@ Result<ModelSource> make_source(const std::string& directory,
       layout = checkpoint.manifest().layout_digest();
     }
     if (checkpoint.manifest().layout_digest() != layout)
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{} has other tensors than {}", path, checkpoints.front()));
+      return fail(ErrorCode::kInvalidInput, fmt::format("the tensors of {} differ from those of {}",
+                                                        path, checkpoints.front()));
     source.models.push_back(fmt::format("{}/model{}.raw", directory, source.models.size()));
     auto digest = WSYNC_TRY(write_model(source.models.back(), source, checkpoint));
     source.digests.push_back(digest);

@@ -59,8 +59,9 @@ Result<std::string> run_command(const std::string& name, std::vector<std::string
       if (!line.empty()) last = line;
     return last;
   }();
-  return fail(ErrorCode::kRefused, fmt::format("`{}` ended with {}: {}", text, end->exit_code,
-                                               log_text.empty() ? "it said nothing" : log_text));
+  return fail(ErrorCode::kRefused,
+              fmt::format("`{}` failed with exit code {}: {}", text, end->exit_code,
+                          log_text.empty() ? "no output" : log_text));
 }
 
 // Returns the versions of the available modules.
@@ -75,7 +76,8 @@ Result<nlohmann::json> probe(const std::vector<const Peer*>& peers,
       WSYNC_TRY(run_command("probe", std::move(command), environment, kProbeDeadline, interrupt));
   nlohmann::json found = nlohmann::json::parse(output, nullptr, false);
   if (!found.is_object())
-    return fail(ErrorCode::kInternal, "the probe of Python packages printed no object: " + output);
+    return fail(ErrorCode::kInternal,
+                "the probe of Python packages did not print a JSON object: " + output);
   return found;
 }
 
@@ -114,14 +116,16 @@ std::string missing_of(const Peer& peer, const PeerEnvironment& environment,
   }
   found.versions = fmt::format("{}", fmt::join(have, ", "));
   if (!lacking.empty())
-    return fmt::format("no Python package {} in {}: --install", fmt::join(lacking, ", "),
-                       environment.folder);
+    return fmt::format("the Python package {} is missing in {}; install it with --install",
+                       fmt::join(lacking, ", "), environment.folder);
   if (!peer.program.empty() && !cli::find_program(peer.program))
-    return fmt::format("no {} in PATH: --install, or the Debian package {}", peer.program,
-                       peer.package);
+    return fmt::format(
+        "{} is not in PATH; install it with --install, or install the Debian package {}",
+        peer.program, peer.package);
   if (peer.start == PeerStart::kProgram && ::access(ucx_program(environment).c_str(), X_OK) != 0)
-    return fmt::format("no {} of this program's source: --install compiles it",
-                       ucx_program(environment));
+    return fmt::format(
+        "{} does not exist for the source of this program; compile it with --install",
+        ucx_program(environment));
   return {};
 }
 
@@ -155,9 +159,8 @@ Result<> install_debian(const PeerEnvironment& environment, const Interrupt& int
       fmt::format("apt-get install --no-install-recommends {}", fmt::join(missing, " "));
   const auto apt = cli::find_program("apt-get");
   if (!apt || ::geteuid() != 0) {
-    notes.push_back(fmt::format("missing packages (names of Debian): {}; {}",
-                                fmt::join(missing, ", "),
-                                apt ? "as root: " + by_hand : "install them by hand"));
+    notes.push_back(fmt::format("missing Debian packages: {}; {}", fmt::join(missing, ", "),
+                                apt ? "run as root: " + by_hand : "install them by hand"));
     return {};
   }
   std::vector<std::string> command{*apt, "install", "-qq", "-y", "--no-install-recommends"};
@@ -171,7 +174,7 @@ Result<> install_debian(const PeerEnvironment& environment, const Interrupt& int
   }
   if (done) return {};
   if (done.error().code() == ErrorCode::kCancelled) return fail(std::move(done).error());
-  notes.push_back(fmt::format("{} (by hand: {})", done.error().message(), by_hand));
+  notes.push_back(fmt::format("{} (to install by hand: {})", done.error().message(), by_hand));
   return {};
 }
 
@@ -179,7 +182,7 @@ Result<> compile_ucx(const PeerEnvironment& environment, const Interrupt& interr
                      std::vector<std::string>& notes) {
   const auto compiler = cli::find_program("g++");
   if (!compiler) {
-    notes.emplace_back("ucx is not compiled: no g++ in PATH");
+    notes.emplace_back("ucx is not compiled, because g++ is not in PATH");
     return {};
   }
   const std::string made = ucx_program(environment);
@@ -207,7 +210,8 @@ Result<std::string> default_peer_folder() {
     return cache + "/wsync/peers";
   if (const std::string home = set("HOME"); !home.empty()) return home + "/.cache/wsync/peers";
   return fail(ErrorCode::kNotFound,
-              "neither XDG_CACHE_HOME nor HOME is set: --environment says where packages are");
+              "neither XDG_CACHE_HOME nor HOME is set; give the directory of the Python packages "
+              "with --environment");
 }
 
 Result<std::vector<FoundPeer>> find_peers(const std::vector<const Peer*>& peers,
@@ -215,7 +219,7 @@ Result<std::vector<FoundPeer>> find_peers(const std::vector<const Peer*>& peers,
                                           const Interrupt& interrupt) {
   const std::string python = python_of(environment);
   nlohmann::json versions = nlohmann::json::object();
-  std::string broken = "no python3 in PATH";
+  std::string broken = "python3 is not in PATH";
   if (!python.empty()) {
     auto probed = probe(peers, environment, python, interrupt);
     if (!probed && probed.error().code() == ErrorCode::kCancelled) return fail(probed.error());
@@ -238,16 +242,16 @@ Result<std::vector<std::string>> install_peers(
   const auto python = cli::find_program("python3");
   if (!python)
     return fail(ErrorCode::kNotFound,
-                "no python3 in PATH; on Debian: apt-get install python3-venv");
+                "python3 is not in PATH; on Debian: apt-get install python3-venv");
   std::error_code error;
   std::filesystem::create_directories(environment.folder, error);
   if (error) return fail_errno(environment.folder, error.value());
-  on_step("making a Python environment");
+  on_step("creating a Python environment");
   auto made = run_command("venv", {*python, "-m", "venv", environment.folder}, environment,
                           kInstallDeadline, interrupt);
   if (!made)
-    return fail(
-        made.error().with_context("no Python environment; on Debian it needs python3-venv"));
+    return fail(made.error().with_context(
+        "cannot create a Python environment; on Debian this needs the package python3-venv"));
   on_step("installing Python packages");
   made = run_command(
       "pip",

@@ -10,36 +10,36 @@ std::span<const Peer> all_peers() {
   static const std::vector<Peer> kPeers{
       {.name = "raw-tmpfs",
        .title = "raw file on tmpfs",
-       .how =
-           "the tensors' bytes written to one file on tmpfs, which engines read into their memory",
+       .how = "the bytes of all tensors are written to one file on tmpfs, which engines read into "
+              "their memory",
        .script = "raw_file.py",
        .files = PeerFiles::kTmpfs},
       {.name = "safetensors-tmpfs",
        .title = "safetensors on tmpfs",
-       .how = "save_file on tmpfs; engines copy each tensor into the parameter that they have",
+       .how = "save_file on tmpfs; engines copy each tensor into their existing parameter",
        .script = "safetensors_file.py",
        .variant = "tmpfs",
        .files = PeerFiles::kTmpfs,
        .modules = {"torch", "safetensors", "numpy"}},
       {.name = "safetensors-disk",
        .title = "safetensors on disk, cached",
-       .how = "the same on a disk, not synced; engines read what the page cache still has",
+       .how = "save_file on a disk, not synced; engines read from the page cache",
        .script = "safetensors_file.py",
        .variant = "disk",
        .files = PeerFiles::kDisk,
        .modules = {"torch", "safetensors", "numpy"}},
       {.name = "safetensors-disk-cold",
        .title = "safetensors on disk, not cached",
-       .how =
-           "the same, synced and dropped from the page cache (POSIX_FADV_DONTNEED) before engines "
-           "read it",
+       .how = "save_file on a disk, synced and dropped from the page cache (POSIX_FADV_DONTNEED) "
+              "before engines read the file",
        .script = "safetensors_file.py",
        .variant = "disk_cold",
        .files = PeerFiles::kDisk,
        .modules = {"torch", "safetensors", "numpy"}},
       {.name = "gloo-buckets",
        .title = "Gloo broadcast, buckets",
-       .how = "torch.distributed broadcast of buckets of 64 MiB, packed and unpacked beside it",
+       .how = "torch.distributed broadcast of buckets of 64 MiB, which are packed and unpacked "
+              "during the broadcast",
        .script = "gloo_broadcast.py",
        .variant = "buckets",
        .modules = {"torch", "numpy"}},
@@ -69,7 +69,8 @@ std::span<const Peer> all_peers() {
        .start = PeerStart::kProgram},
       {.name = "redis",
        .title = "Redis",
-       .how = "SET and GET of values of 64 MiB over a Unix socket, engines one value behind",
+       .how = "SET and GET of values of 64 MiB over a Unix socket; engines get one value while the "
+              "next one is set",
        .script = "redis_chunks.py",
        .modules = {"redis"},
        .program = "redis-server",
@@ -88,7 +89,7 @@ Result<std::vector<const Peer*>> pick_peers(std::span<const std::string> names) 
   for (const std::string& name : names)
     if (std::ranges::find(all_peers(), name, &Peer::name) == all_peers().end())
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("'{}' is no peer, expected some of: {}", name, peer_names()));
+                  fmt::format("'{}' is not a peer, expected names from: {}", name, peer_names()));
   std::vector<const Peer*> picked;
   for (const Peer& peer : all_peers())
     if (names.empty() || std::ranges::find(names, peer.name) != names.end())

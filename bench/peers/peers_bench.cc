@@ -67,7 +67,8 @@ class PeersRun {
     const auto busy = WSYNC_TRY(busy_with_others(interrupt_));
     result_.others_busy = busy;
     if (options_.checkpoints.size() != kModels)
-      return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
+      return fail(ErrorCode::kInvalidInput,
+                  "expected two checkpoints, so that each transfer changes the bytes");
     source_ = WSYNC_TRY(make_source(options_.directory, options_.checkpoints));
     result_.bytes = source_.bytes;
     result_.tensors = source_.tensors.size();
@@ -86,16 +87,19 @@ class PeersRun {
   std::string lack_of_space(PeerFiles files) const {
     const std::string& where = files == PeerFiles::kTmpfs ? options_.tmpfs : options_.directory;
     if (files == PeerFiles::kDisk && is_in_memory(where))
-      return fmt::format("{} lies in memory and on no disk: --directory", where);
+      return fmt::format(
+          "{} is in memory and not on a disk; choose another directory with --directory", where);
     if (files == PeerFiles::kTmpfs && !is_in_memory(where))
-      return fmt::format("{} is no folder in memory: --tmpfs", where);
+      return fmt::format(
+          "{} is not on a file system in memory; choose another directory with --tmpfs", where);
     std::error_code error;
     const auto space = std::filesystem::space(where, error);
     if (error) return fmt::format("{}: {}", where, error.message());
     const std::uint64_t needed = kModels * (source_.size + limits::kMiB);
     if (space.available >= needed) return {};
-    return fmt::format("{} has {} bytes free, {} are needed: make it larger, or --size smaller",
-                       where, space.available, needed);
+    return fmt::format(
+        "{} has {} bytes free, but {} are needed; free space there, or choose a smaller --size",
+        where, space.available, needed);
   }
 
   std::string_view name_of(unsigned at) const {

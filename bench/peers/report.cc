@@ -22,10 +22,10 @@ std::vector<double> ratios_of(const std::vector<double>& a, const std::vector<do
 }
 
 std::string_view floor_how() {
-  return "one streaming copy into each engine's memory, nothing else, nothing verified";
+  return "one streaming copy into each engine's memory, without verification";
 }
 std::string_view wsync_how() {
-  return "snapshot, stage and switch, as its users run it; every byte verified";
+  return "snapshot, stage and switch, as in normal use; every byte verified";
 }
 
 // A line of the table.
@@ -61,7 +61,7 @@ std::string table_row(const ContenderRow& row, const PeersBenchResult& result) {
   const Spread spread = spread_of(*row.seconds);
   const double floor = spread_of(ratios_of(result.floor_seconds, *row.seconds)).median;
   const double ours = spread_of(ratios_of(*row.seconds, result.wsync_seconds)).median;
-  return fmt::format("{:<40} {:>9.3f} s   {:<17} {:>12.3f} {:>12.2f}{}\n", row.title, spread.median,
+  return fmt::format("{:<40} {:>9.3f} s   {:<17} {:>13.3f} {:>12.2f}{}\n", row.title, spread.median,
                      fmt::format("{:.3f} - {:.3f}", spread.min, spread.max), floor, ours,
                      row.why_not.empty() ? std::string() : "   " + row.why_not);
 }
@@ -128,19 +128,18 @@ PeersJson to_json(const PeersBenchResult& result) {
 std::string to_text(const PeersBenchResult& result) {
   const Machine& machine = result.machine;
   std::string text = fmt::format(
-      "{}\n{}; {}\n{} in {} from a trainer's memory into that of {}, {}; every engine's bytes have "
-      "the model's XXH3-128\n\n",
+      "{}\n{}; {}\n{} in {} from a trainer's memory to the memory of {}, {}; the bytes of every "
+      "engine have the model's XXH3-128\n\n",
       processor_text(machine), machine.layout, machine.kernel, trace::format_bytes(result.bytes),
       counted(result.tensors, "tensor"), counted(result.engines, "engine"),
       counted(result.rounds, "round"));
-  text += fmt::format("{:<40} {:>11}   {:<17} {:>12} {:>12}\n", "", "median", "min - max",
-                      "floor / it", "it / wsync");
+  text += fmt::format("{:<40} {:>11}   {:<17} {:>13} {:>12}\n", "", "median", "min - max",
+                      "x floor speed", "x wsync time");
   for (const ContenderRow& row : contender_rows(result)) text += table_row(row, result);
   text += fmt::format(
-      "\nfloor / it: speed as a share of the floor's; it / wsync: times as long as wsync, both of "
-      "the same round (medians)\nwsync's engines served meanwhile, but for {:.1f} ms (median; most "
-      "{:.1f} "
-      "ms); staged in {:.3f} s\n",
+      "\nx floor speed: speed as a share of the floor's speed; x wsync time: time as a multiple of "
+      "wsync's time; both in the same round (medians)\nwsync's engines served during the update, "
+      "except for a pause of {:.1f} ms (median; max {:.1f} ms); staged in {:.3f} s\n",
       1e3 * spread_of(result.wsync_paused_seconds).median,
       1e3 * spread_of(result.wsync_paused_seconds).max,
       spread_of(result.wsync_staged_seconds).median);

@@ -71,7 +71,7 @@ Result<WsyncSide::Published> WsyncSide::transfer(std::size_t model) {
     const control::PublishStatus& status = view->status;
     if (status.state != PublishState::kCommitted || status.replicas != engines_)
       return fail(ErrorCode::kRefused,
-                  fmt::format("publish {} came to {}, expected {}: {}", step_,
+                  fmt::format("publish {} reached {}, expected {}: {}", step_,
                               counted(status.replicas, "engine"), engines_,
                               status.reason.empty() ? "no reason given" : status.reason));
     if (status.content_digest != contents_[model])

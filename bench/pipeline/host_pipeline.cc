@@ -60,7 +60,8 @@ class Countdown {
     const auto at = std::chrono::steady_clock::time_point(
         std::chrono::nanoseconds(static_cast<std::int64_t>(deadline)));
     if (!changed_.wait_until(lock, at, [&] { return left_ == 0; }))
-      return fail(ErrorCode::kDeadline, fmt::format("{} operations of a stage did not end", left_));
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("{} operations of a stage did not end before the deadline", left_));
     return outcome_;
   }
 
@@ -247,7 +248,8 @@ Result<> HostPipeline::Parts::compare() {
     if (std::memcmp(engine.weights().data(), arena->data().data(), options.bytes) != 0)
       return fail(
           ErrorCode::kDigestMismatch,
-          fmt::format("engine {} holds other bytes than the model after an update", number));
+          fmt::format("after an update, the bytes of engine {} differ from those of the model",
+                      number));
     std::memset(engine.weights().data(), 0, options.bytes);
     checked_bytes += options.bytes;
     ++number;
@@ -265,13 +267,14 @@ Result<std::unique_ptr<HostPipeline>> HostPipeline::create(const HostPipelineOpt
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} devices: expected 1 to {}", options.devices, limits::kDeviceCount));
   if (options.buffer_bytes < kHandOverBytes || options.buffer_bytes > options.bytes)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("buffers of {} bytes for a model of {}: expected {} to as much",
-                            options.buffer_bytes, options.bytes, kHandOverBytes));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("buffers of {0} bytes: expected {2} bytes to the size of the model ({1} bytes)",
+                    options.buffer_bytes, options.bytes, kHandOverBytes));
   const std::uint64_t needed =
       options.bytes * (1 + options.devices) +
       kGroups * kBuffersOfOneDevice * options.devices * options.buffer_bytes;
-  WSYNC_TRY(require_memory(needed, fmt::format("a model of {} bytes and {} engines that hold it",
+  WSYNC_TRY(require_memory(needed, fmt::format("a model of {} bytes and its copies in {} engines",
                                                options.bytes, options.devices)));
   auto parts = std::make_unique<Parts>();
   parts->options = options;
@@ -279,7 +282,7 @@ Result<std::unique_ptr<HostPipeline>> HostPipeline::create(const HostPipelineOpt
     parts->engines.emplace_back(options.bytes, options.rates.reload);
     if (!parts->engines.back().has_memory())
       return fail(ErrorCode::kResourceExhausted,
-                  fmt::format("an engine found no {} bytes of memory", options.bytes));
+                  fmt::format("cannot allocate {} bytes of memory for an engine", options.bytes));
   }
   WSYNC_TRY(parts->make_model());
   WSYNC_TRY(parts->make_groups());

@@ -39,7 +39,8 @@ class PacedStream final : public device::Stream {
                                         std::span<const std::byte> source) override {
     WSYNC_TRY(device::check_region(to, true));
     if (to.bytes != source.size())
-      return fail(ErrorCode::kInvalidInput, "a copy into a region of another size");
+      return fail(ErrorCode::kInvalidInput,
+                  "the source and the target of a copy have different sizes");
     return run([at = to.memory->address() + to.offset, source](device::StreamTurn& turn) {
       return turn.copy(at, source.data(), source.size());
     });

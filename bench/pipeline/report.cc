@@ -63,9 +63,8 @@ nlohmann::json case_json(const HostPipelineCase& one) {
 
 std::string to_text(const PipelineBenchResult& result) {
   std::string text = fmt::format(
-      "{}, {} cores. Separate host devices, an engine for each.\n"
-      "Milliseconds: median (least to most) of {} rounds; predicted / measured: median "
-      "(quartiles).\n\n",
+      "{}, {} cores. Separate host devices, one engine for each.\nMilliseconds: median (min to "
+      "max) of {} rounds; predicted / measured: median (quartiles).\n\n",
       processor_text(result.machine), result.machine.cores, result.options.rounds);
   for (const HostPipelineCase& one : result.cases) {
     text += fmt::format(
@@ -75,8 +74,9 @@ std::string to_text(const PipelineBenchResult& result) {
         milliseconds(one.h2d_s), milliseconds(one.broadcast_s), milliseconds(one.reload_s),
         1e3 * one.hand_over_s.median);
     if (!one.options.rates.given())
-      text += fmt::format("  at once    {} times the cores' time of one after the other\n",
-                          ratio(one.contention));
+      text += fmt::format(
+          "  at once    {} times the processor time of the stages one after the other\n",
+          ratio(one.contention));
     text += fmt::format(
         "  2 stages   {}, predicted / measured {}\n"
         "  3 stages   {}, predicted / measured {}\n"

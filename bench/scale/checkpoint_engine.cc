@@ -146,13 +146,15 @@ Result<Prediction> simulate_checkpoint_engine(const ModelBytes& model, const Clu
   WSYNC_TRY(check_cluster(cluster));
   if (model.tensors.size() < cluster.gpus)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} tensors for {} ranks: expected one for each at least",
+                fmt::format("{} tensors for {} ranks: expected at least one tensor for each rank",
                             model.tensors.size(), cluster.gpus));
   const std::uint64_t largest = *std::ranges::max_element(model.tensors);
   if (options.bucket_bytes < largest)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("buffers of {} bytes and a tensor of {}: expected a whole one to fit",
-                            options.bucket_bytes, largest));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format(
+            "buffers of {} bytes: the largest tensor has {} bytes and must fit into one buffer",
+            options.bucket_bytes, largest));
   const auto ranks = cut(model, cluster.gpus, options.bucket_bytes);
   std::size_t rounds = 0;
   std::uint64_t buckets = 0;

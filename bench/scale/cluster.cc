@@ -10,7 +10,7 @@ constexpr double kGB = 1e9;
 Result<> require_positive(const char* what, double value) {
   if (value > 0) return {};
   return fail(ErrorCode::kInvalidInput,
-              fmt::format("{} is {} bytes a second, expected more than 0", what, value));
+              fmt::format("{} is {} bytes per second, expected more than 0", what, value));
 }
 
 // Values that both host types share.
@@ -62,31 +62,32 @@ HostType h20_host() {
 Result<HostType> find_host(const std::string& name) {
   for (const HostType& host : {h800_host(), h20_host()})
     if (host.name == name) return host;
-  return fail(ErrorCode::kInvalidInput, fmt::format("no host '{}': expected h800 or h20", name));
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("unknown host type '{}': expected h800 or h20", name));
 }
 
 Result<> check_cluster(const Cluster& c) {
   const HostType& h = c.host;
   if (h.gpus < 1 || c.gpus < 1 || c.gpus > kScaleGpusMax)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} GPUs, {} in a host: expected 1 to {}, and 1 at least", c.gpus,
-                            h.gpus, kScaleGpusMax));
+                fmt::format("{} GPUs, {} per host: expected 1 to {} GPUs, and at least 1 per host",
+                            c.gpus, h.gpus, kScaleGpusMax));
   if (c.gpus_per_replica < 1 || c.gpus % c.gpus_per_replica != 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} GPUs in replicas of {}: expected a multiple of it", c.gpus,
+                fmt::format("{0} GPUs in replicas of {1}: expected a multiple of {1}", c.gpus,
                             c.gpus_per_replica));
   if (c.gpus_per_replica % h.gpus != 0 && h.gpus % c.gpus_per_replica != 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("replicas of {} GPUs on hosts with {} GPUs: expected one number to be "
+                            "a multiple of the other",
+                            c.gpus_per_replica, h.gpus));
+  if (c.gpus < h.gpus)
     return fail(
         ErrorCode::kInvalidInput,
-        fmt::format("replicas of {} GPUs on hosts with {}: expected one to be a multiple of "
-                    "the other",
-                    c.gpus_per_replica, h.gpus));
-  if (c.gpus < h.gpus)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} GPUs on hosts with {}: expected whole hosts", c.gpus, h.gpus));
+        fmt::format("{0} GPUs on hosts with {1} GPUs: expected at least {1}", c.gpus, h.gpus));
   if (h.gpus_per_switch < 1 || h.gpus % h.gpus_per_switch != 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} GPUs on a PCIe switch, {} in a host: expected a divisor of it",
+                fmt::format("{0} GPUs on a PCIe switch, {1} per host: expected a divisor of {1}",
                             h.gpus_per_switch, h.gpus));
   if (c.oversubscription < 1)
     return fail(ErrorCode::kInvalidInput,

@@ -30,7 +30,7 @@ class PipelineDriver {
     execute(pipeline_.step(reload::Begin{}, clock()));
     while (pipeline_.phase() == PipelinePhase::kRunning) {
       const auto ended = links_.advance();
-      WSYNC_CHECK(!ended.empty(), "nothing runs and the pipeline waits");
+      WSYNC_CHECK(!ended.empty(), "the pipeline waits, but no flow is active");
       for (const FlowId flow : ended) finish(flow);
     }
     if (pipeline_.phase() == PipelinePhase::kFailed) return fail(pipeline_.error());
@@ -131,7 +131,7 @@ Result<PipelinePrediction> simulate_switch(std::uint64_t model_bytes, const Clus
                                            const SwitchOptions& options) {
   WSYNC_TRY(check_cluster(cluster));
   if (options.buffer_bytes == 0)
-    return fail(ErrorCode::kInvalidInput, "a buffer of 0 bytes: expected more");
+    return fail(ErrorCode::kInvalidInput, "a buffer of 0 bytes: expected at least one byte");
   const HostType& host = cluster.host;
   const std::uint64_t here =
       (model_bytes + cluster.hosts_per_replica() - 1) / cluster.hosts_per_replica();

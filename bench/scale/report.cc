@@ -13,11 +13,10 @@ std::string stages_text(Stages stages) { return std::string(reload::stages_name(
 
 std::string rows_text(const ScaleResult& result) {
   std::string text = fmt::format(
-      "Published updates of checkpoint-engine, and what the model says. One constant is fitted, "
-      "on\n"
-      "{} x {} GPUs: {:.1f} us for a tensor in the engine's reload. Times in seconds.\n"
-      "wsync: staged while engines serve, then paused.\n\n"
-      "{:<16} {:>9} {:>9} {:>9} {:>7}  {:<26} {:>6} {:<9} {:>7} {:>7} {:>6}\n",
+      "Published updates of checkpoint-engine, and the model's predictions. One constant is "
+      "fitted, on\n{} x {} GPUs: {:.1f} us for a tensor in the engine's reload. Times in "
+      "seconds.\nwsync: staged while engines serve, then paused.\n\n{:<16} {:>9} {:>9} {:>9} {:>7} "
+      " {:<26} {:>6} {:<9} {:>7} {:>7} {:>6}\n",
       fitted_row().model, fitted_row().gpus, result.tensor_s * 1e6, "model", "GPUs", "published",
       "predicted", "error", "busiest (share of the time)", "floor", "by", "staged", "paused",
       "floor");
@@ -33,7 +32,7 @@ std::string rows_text(const ScaleResult& result) {
         row.ours.chosen.prediction.seconds, row.ours.switch_floor.seconds);
   }
   text += fmt::format(
-      "\nIf engines took no turns with broadcasts on a GPU, {:.1f} us would fit, with errors of",
+      "\nIf engines and broadcasts ran concurrently on a GPU, {:.1f} us would fit, with errors of",
       result.side_by_side_tensor_s * 1e6);
   for (const RowResult& row : result.rows)
     text += fmt::format(" {:+.0f}%", 100 * row.side_by_side_error());
@@ -57,9 +56,8 @@ std::string curve_text(const ScaleCurve& curve) {
         p.ours.switch_floor.seconds);
   const ScalePoint& last = curve.points.back();
   text += fmt::format(
-      "On {} GPUs: checkpoint-engine waits for {}; the pause for {} ({} stages are kept), staging "
-      "for {}.\n"
-      "Buffers there:",
+      "On {} GPUs: checkpoint-engine is limited by {}; the pause by {} (with {} stages), staging "
+      "by {}.\nBuffer sizes on these GPUs:",
       last.gpus, last.peer.bottleneck().name, last.ours.chosen.prediction.bottleneck().name,
       stages_text(last.ours.chosen.stages), last.ours.chain.bottleneck);
   for (const BufferPoint& b : curve.buffers)

@@ -63,7 +63,7 @@ ModelBytes bytes_of(const std::vector<TensorInfo>& tensors) {
   ModelBytes made;
   for (const TensorInfo& tensor : tensors) {
     const auto bytes = tensor.byte_size();
-    WSYNC_CHECK(bytes.has_value(), "a tensor of a table without a size");
+    WSYNC_CHECK(bytes.has_value(), "every tensor of a table has a size");
     made.tensors.push_back(*bytes);
   }
   return made;
@@ -163,8 +163,8 @@ Result<> require_points(const ScaleOptions& options) {
     const std::uint32_t replica = replica_of(options, totals_of(tensors_of(shape)).bytes);
     if (std::ranges::none_of(options.gpus, [&](std::uint32_t g) { return g % replica == 0; }))
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{} is held by {} GPUs together: expected a number of GPUs that is a "
-                              "multiple of it",
+                  fmt::format("{0} needs {1} GPUs for one copy: expected a number of GPUs that is "
+                              "a multiple of {1}",
                               shape.name, replica));
   }
   return {};
@@ -200,8 +200,10 @@ class CurveMaker {
   }
   Result<> add_point(std::uint32_t gpus) {
     if (gpus % replica_ != 0) {
-      made_.notes.push_back(fmt::format("{} on {} GPUs is left out: {} hold one together",
-                                        curve_.model, gpus, replica_));
+      made_.notes.push_back(
+          fmt::format("{0} on {1} GPUs is left out: {1} is not a multiple of {2}, the number of "
+                      "GPUs for one copy of the model",
+                      curve_.model, gpus, replica_));
       return {};
     }
     const Cluster on = cluster(gpus);

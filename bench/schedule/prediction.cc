@@ -161,11 +161,12 @@ Result<double> bandwidth_for(const DispatchSize& dispatch, std::chrono::nanoseco
   const double fixed = dispatch.exchanges * milliseconds(latency);
   const double left = share * attention - fixed;
   if (left <= 0 || dispatch.bytes <= 0)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("a dispatch of {:.0f} bytes is to take {:g} of an attention of {:.3f} "
-                            "ms, and its {:.0f} exchanges have a latency of {:.3f} ms together; "
-                            "give a shorter latency, a bandwidth, or larger micro-batches",
-                            dispatch.bytes, share, attention, dispatch.exchanges, fixed));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("a dispatch of {:.0f} bytes should take {:g} of the time of an attention "
+                    "({:.3f} ms), but the latency of its {:.0f} exchanges is already {:.3f} ms in "
+                    "total; set a shorter latency, a bandwidth, or larger micro-batches",
+                    dispatch.bytes, share, attention, dispatch.exchanges, fixed));
   return 1e3 * dispatch.bytes / left;
 }
 

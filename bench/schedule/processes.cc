@@ -137,8 +137,8 @@ class Processes {
     // A process that exits with 1 has already reported its error.
     failed({ErrorCode::kPeerLost,
             WIFSIGNALED(status)
-                ? fmt::format("rank {} was ended by signal {}", rank, WTERMSIG(status))
-                : fmt::format("rank {} has exited with {}", rank, WEXITSTATUS(status))});
+                ? fmt::format("rank {} was killed by signal {}", rank, WTERMSIG(status))
+                : fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status))});
   }
 
   void failed(Error error) {

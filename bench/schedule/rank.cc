@@ -83,7 +83,7 @@ class Rank {
     // The order of the cases changes, so that a machine that slows down affects all cases equally.
     for (std::size_t i = 0; i < task_.steps; ++i)
       for (std::size_t j = 0; j < kCaseCount; ++j)
-        WSYNC_TRY(step(static_cast<CaseKind>((i + j) % kCaseCount)));
+        WSYNC_TRY(step(kCaseKinds[(i + j) % kCaseCount]));
     WSYNC_TRY(collective::barrier(team(), deadline()));
     return report(speed);
   }
@@ -154,10 +154,12 @@ class Rank {
     for (const training::ParameterSet& set : gradients_.experts) add(set);
     if (expected_.empty()) expected_ = digests;
     if (digests == expected_) return {};
-    return fail(ErrorCode::kDigestMismatch,
-                fmt::format("rank {}: step {} came to other gradients than the first one, on the "
-                            "same weights and micro-batches; a defect of the schedule's execution",
-                            place_.rank, steps_ + 1));
+    return fail(
+        ErrorCode::kDigestMismatch,
+        fmt::format(
+            "rank {}: the gradients of step {} differ from those of the first step, with the same "
+            "weights and micro-batches; this is a defect in the execution of the schedule",
+            place_.rank, steps_ + 1));
   }
 
   struct WarmUp {

@@ -69,7 +69,7 @@ std::string schedule_notes(const ScheduleBenchResult& result) {
   const std::uint32_t ranks = result.options.sizes.ranks();
   if (ranks > result.machine.cores)
     text += fmt::format(
-        "note: {} on {}: they wait for each other's cores, which the simulator knows nothing of\n",
+        "note: {} on {}: ranks wait for each other's cores, which the simulator does not model\n",
         counted(ranks, "rank"), counted(result.machine.cores, "core"));
   return text + load_notes(result.others_busy, result.stolen);
 }
@@ -152,13 +152,13 @@ std::string to_text(const ScheduleBenchResult& result) {
       sizes.ranks(), sizes.pp, sizes.vpp, sizes.dp, sizes.ep, options.microbatches, options.tokens,
       options.hidden, options.experts);
   text += link_text(result);
-  text += fmt::format("{} of each case in turns, all with the same gradients to the bit\n\n",
+  text += fmt::format("{} of each case in turns; the gradients of all are equal, bit by bit\n\n",
                       counted(options.steps, "step"));
   text += fmt::format("{:<20} {:>9} {:<15} {:>9} {:>6} {:<12} {:>9} {:>9}\n", "ms", "step",
                       "min-max", "predicted", "ratio", "quartiles", "exposed", "predicted");
   for (const ScheduleCase& done : result.cases) text += case_line(done);
   text += fmt::format(
-      "\noverlap makes a step {:.3f} times as fast ({:.3f}-{:.3f}); predicted {:.3f}, measured by "
+      "\noverlap makes a step {:.3f} times as fast ({:.3f}-{:.3f}); predicted {:.3f}, measured / "
       "predicted {:.3f}\n",
       result.speed_up.median, result.speed_up.lower_quartile, result.speed_up.upper_quartile,
       result.predicted_speed_up, result.speed_up.median / result.predicted_speed_up);
@@ -174,8 +174,8 @@ std::string to_svg(const ScheduleBenchResult& result) {
       {.title = fmt::format("One training step over an emulated link: {:.0f} ms with overlap, "
                             "{:.0f} ms without",
                             overlap.step_ms.median, no_overlap.step_ms.median),
-       .subtitle = fmt::format("measured by predicted: {:.3f} with overlap, {:.3f} without; below, "
-                               "the lanes as measured with overlap",
+       .subtitle = fmt::format("measured / predicted: {:.3f} with overlap, {:.3f} without; below, "
+                               "the measured lanes with overlap",
                                overlap.ratio.median, no_overlap.ratio.median),
        .unit = "ms",
        .rows = drawing.names});

@@ -1,6 +1,7 @@
 // Measurements of a rank process, and their format for the launcher.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -32,7 +33,8 @@ enum class CaseKind : std::uint8_t {
   kNoOverlap,  // over the emulated link as well
   kNoLink,     // without overlap, with messages at the speed of memory
 };
-inline constexpr std::size_t kCaseCount = 3;
+inline constexpr std::array kCaseKinds{CaseKind::kOverlap, CaseKind::kNoOverlap, CaseKind::kNoLink};
+inline constexpr std::size_t kCaseCount = kCaseKinds.size();
 
 // Lists of numbers: begin and end of each operation; for exchanges also the processor time in
 // nanoseconds and the bytes.

@@ -41,17 +41,18 @@ Result<> check(const ScheduleBenchOptions& options) {
     return fail(ErrorCode::kInvalidInput, std::move(why));
   };
   if (options.steps == 0 || options.warmup == 0)
-    return refused("at least one step of each case and one to warm up");
+    return refused("expected at least one measured step and one warm-up step of each case");
   if (options.hidden == 0 || options.hidden % (2 * kHeadDim) != 0)
     return refused(
-        fmt::format("a hidden size of {}, expected a multiple of {}: pairs of heads of "
-                    "{} share a key",
+        fmt::format("hidden size {}: expected a multiple of {}, because pairs of heads of {} "
+                    "elements share a key",
                     options.hidden, 2 * kHeadDim, kHeadDim));
   if (options.tokens == 0 || (options.tokens > kSequence && options.tokens % kSequence != 0))
-    return refused(fmt::format("micro-batches of {} tokens, expected at most {}, or a multiple",
-                               options.tokens, kSequence));
+    return refused(
+        fmt::format("micro-batches of {0} tokens: expected 1 to {1}, or a multiple of {1}",
+                    options.tokens, kSequence));
   if (!(options.link.dispatch_share > 0) || !std::isfinite(options.link.dispatch_share))
-    return refused(fmt::format("a dispatch that takes {} of an attention, expected more than 0",
+    return refused(fmt::format("the share of a dispatch is {}, expected a number above 0",
                                options.link.dispatch_share));
   WSYNC_TRY(training::check_training(training_of(options, true)));
   WSYNC_TRY(training::check_training(training_of(options, false)));
@@ -67,13 +68,13 @@ Result<> check_memory(const ScheduleBenchOptions& options) {
       4 * training::LayerRun::floats(model_of(options), options.tokens,
                                      std::min(kSequence, options.tokens), options.sizes.ep);
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < kCaseCount; ++i) {
-    const auto program = WSYNC_TRY(
-        training::plan_training(training_of(options, overlaps(static_cast<CaseKind>(i)))));
+  for (const CaseKind kind : kCaseKinds) {
+    const auto program = WSYNC_TRY(training::plan_training(training_of(options, overlaps(kind))));
     for (const schedule::RankProgram& rank : program.ranks)
       bytes += training::max_activations(rank) * layer * options.sizes.dp;
   }
-  return require_memory(bytes, fmt::format("activations of {} processes", options.sizes.ranks()));
+  return require_memory(bytes,
+                        fmt::format("the activations of {} processes", options.sizes.ranks()));
 }
 
 // Content of a rank's last line.
@@ -185,7 +186,7 @@ Result<std::vector<ScheduleCase>> compare_cases(const ScheduleBenchOptions& opti
   const CaseSamples& alone = samples[static_cast<std::size_t>(CaseKind::kNoLink)];
   std::vector<ScheduleCase> cases;
   for (std::size_t i = 0; i < kCaseCount; ++i) {
-    const auto kind = static_cast<CaseKind>(i);
+    const CaseKind kind = kCaseKinds[i];
     const schedule::OperationCosts costs = measured_costs(
         program, options.sizes, alone, has_link(kind) ? std::optional(link) : std::nullopt, cores);
     auto one = WSYNC_TRY(compare_case(kind, options, samples[i], costs));
@@ -223,7 +224,7 @@ Result<ScheduleBenchResult> run_schedule_bench(const ScheduleBenchOptions& optio
     result.cases = std::move(cases);
   } catch (const nlohmann::json::exception& error) {
     return fail(ErrorCode::kInternal,
-                fmt::format("what a rank told has another form: {}", error.what()));
+                fmt::format("the output of a rank has an unexpected format: {}", error.what()));
   }
   const ScheduleCase& overlap = result.of(CaseKind::kOverlap);
   const ScheduleCase& no_overlap = result.of(CaseKind::kNoOverlap);

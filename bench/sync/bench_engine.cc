@@ -1,10 +1,12 @@
 #include "bench/sync/bench_engine.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
 
 #include "bench/sync/floor.h"
 #include "inference_side/reference_engine/reference_engine.h"
@@ -75,14 +77,16 @@ class Commands {
       return json{{"event", "read"}};
     }
     if (verb == "copy") {
-      unsigned kind = 0;
+      std::string name;
       unsigned threads = 0;
       unsigned verified = 0;
-      words >> kind >> threads >> verified;
-      if (!words || !floor_ || threads == 0 || kind >= available_copy_kinds().size())
-        return fail(ErrorCode::kInvalidInput, "copy what, with what? map first, then copy K T V");
-      const FloorCopy::Times times = floor_->copy(
-          {.kind = available_copy_kinds()[kind], .threads = threads, .verified = verified != 0});
+      words >> name >> threads >> verified;
+      const auto kinds = available_copy_kinds();
+      const auto kind = std::ranges::find(kinds, name, copy_kind_name);
+      if (!words || !floor_ || threads == 0 || kind == kinds.end())
+        return fail(ErrorCode::kInvalidInput, "expected `map`, then `copy KIND THREADS VERIFIED`");
+      const FloorCopy::Times times =
+          floor_->copy({.kind = *kind, .threads = threads, .verified = verified != 0});
       return json{{"event", "copied"},
                   {"begin_ns", static_cast<std::int64_t>(times.begin)},
                   {"end_ns", static_cast<std::int64_t>(times.end)}};
@@ -95,7 +99,7 @@ class Commands {
       return json{{"event", "stats"},
                   {"torn", engine_.stats().torn},
                   {"copied_bytes", engine_.link_status().copied_bytes}};
-    return fail(ErrorCode::kInvalidInput, fmt::format("no command '{}'", verb));
+    return fail(ErrorCode::kInvalidInput, fmt::format("unknown command '{}'", verb));
   }
 
   const ReferenceEngine& engine_;

@@ -6,8 +6,8 @@
 //
 //   map: {"event": "mapped", "version", "bytes"}. Maps the arena of the version that it serves.
 //   read: {"event": "read"}. Reads the arena once.
-//   copy K T V: {"event": "copied", "begin_ns", "end_ns"}. Copies the floor with CopyKind K on T
-//     threads. V is 1 with checksums, otherwise 0.
+//   copy K T V: {"event": "copied", "begin_ns", "end_ns"}. Copies the floor on T threads. K is the
+//     name of a CopyKind. V is 1 with checksums, otherwise 0.
 //   unmap: {"event": "unmapped"}.
 //   stats: {"event": "stats", "torn", "copied_bytes"}. Totals since the process started.
 //

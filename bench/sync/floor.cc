@@ -27,7 +27,7 @@ Result<ArenaView> find_arena(const Version& version) {
     if (view) return view;
   }
   return fail(ErrorCode::kNotFound,
-              fmt::format("this process holds no arena of version {}", version.to_string()));
+              fmt::format("this process has no mapped arena of version {}", version.to_string()));
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ Result<std::unique_ptr<FloorCopy>> FloorCopy::map(const Manifest& manifest,
 void FloorCopy::read() const { seen_ ^= checksum(arena_.data()); }
 
 FloorCopy::Times FloorCopy::copy(const FloorWay& way) {
-  WSYNC_CHECK(way.threads > 0, "somebody copies");
+  WSYNC_CHECK(way.threads > 0, "at least one thread copies");
   if (way.threads > 1 && (!helpers_ || helpers_->size() + 1 != way.threads))
     helpers_ = std::make_unique<ThreadPool>(way.threads - 1);
   std::atomic<std::size_t> next{0};

@@ -22,7 +22,8 @@ constexpr const char* kSidecar = "bench";  // name of the sidecar
 Result<json> answer_of(const std::string& name, const std::string& output) {
   json answer = json::parse(output, nullptr, false);
   if (!answer.is_object())
-    return fail(ErrorCode::kInternal, fmt::format("{} printed no object: {}", name, output));
+    return fail(ErrorCode::kInternal,
+                fmt::format("{}: expected a JSON object, received: {}", name, output));
   if (answer.contains("error"))
     return fail(ErrorCode::kRefused,
                 fmt::format("{}: {}", name, answer["error"].value("message", "no reason given")));
@@ -128,13 +129,13 @@ Result<json> MeasuredFleet::event(std::size_t engine, std::string_view name) {
     said.lines.pop_front();
     json found = json::parse(line, nullptr, false);
     if (!found.is_object())
-      return fail(ErrorCode::kInternal, "an engine said what is no object: " + line);
+      return fail(ErrorCode::kInternal, "expected a JSON object from an engine, received: " + line);
     const std::string event = found.value("event", "");
     if (event == "paused") said.paused_ns = found.at("at_ns");
     if (event == "resumed") said.resumed_ns = found.at("at_ns");
     if (event == name) return found;
     if (event == "failed" || found.contains("error"))
-      return fail(ErrorCode::kRefused, "an engine could not do it: " + line);
+      return fail(ErrorCode::kRefused, "an engine could not execute a command: " + line);
   }
 }
 
@@ -205,8 +206,8 @@ Result<std::vector<FloorRun>> MeasuredFleet::floor(const std::vector<FloorWay>& 
     WSYNC_TRY(ask_engine(0, "read"));
     (void)WSYNC_TRY(event(0, "read"));
     WSYNC_TRY(children_.pass_time(kSettle));
-    WSYNC_TRY(ask_all(fmt::format("copy {} {} {}", static_cast<int>(way.kind), way.threads,
-                                  way.verified ? 1 : 0)));
+    WSYNC_TRY(ask_all(
+        fmt::format("copy {} {} {}", copy_kind_name(way.kind), way.threads, way.verified ? 1 : 0)));
     std::int64_t begin = INT64_MAX;
     std::int64_t end = 0;
     for (std::size_t i = 0; i < engines_.size(); ++i) {
@@ -278,13 +279,15 @@ Result<CopiedBytes> MeasuredFleet::copied_bytes() {
     pages.push_back(std::move(page));
   }
   if (pages.size() != 2)
-    return fail(ErrorCode::kInternal, "no pages are served that say what was copied");
+    return fail(ErrorCode::kInternal,
+                "copied bytes cannot be counted, because this fleet serves no metrics pages");
   CopiedBytes copied;
   const auto read = [&](std::size_t page, std::string_view series,
                         std::uint64_t& bytes) -> Result<> {
     const auto value = metric_value(pages[page], series);
     if (!value || *value < 0)
-      return fail(ErrorCode::kInternal, fmt::format("{} is not on the page", series));
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the metric {} is missing on the metrics page", series));
     bytes = static_cast<std::uint64_t>(*value);
     return {};
   };

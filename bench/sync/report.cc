@@ -161,9 +161,8 @@ std::string notes_text(const SyncBenchResult& result) {
   }
   if (std::ranges::any_of(result.cases, &SyncCase::has_floor))
     text +=
-        "checked copy: the floor with checksums in the same pass. That is what verification costs "
-        "in a "
-        "pause; wsync has no switch to leave it out.\n";
+        "checked copy: the floor with checksums in the same pass. It shows the cost of "
+        "verification in a pause; wsync has no option to disable verification.\n";
   return text + load_notes(busy, stolen);
 }
 

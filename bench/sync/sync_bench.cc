@@ -166,13 +166,13 @@ class Case {
     round.sidecar = memory;
     if (round.pushed.checked_bytes != result_.expected_bytes)
       return fail(ErrorCode::kDigestMismatch,
-                  fmt::format("{} bytes were checked in a round, {} were to be loaded",
+                  fmt::format("engines checked {} bytes in a round, expected {}",
                               round.pushed.checked_bytes, result_.expected_bytes));
-    if (round.pushed.paused_ns == 0)
-      return fail(ErrorCode::kInternal, "a push that paused no engine");
+    if (round.pushed.paused_ns == 0) return fail(ErrorCode::kInternal, "the push paused no engine");
     if (result_.has_floor() && round.floor.bytes != result_.expected_bytes)
-      return fail(ErrorCode::kInternal, fmt::format("the floor copied {} bytes, an update loads {}",
-                                                    round.floor.bytes, result_.expected_bytes));
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the floor copied {} bytes, expected {}, as many as an update loads",
+                              round.floor.bytes, result_.expected_bytes));
     result_.rounds.push_back(round);
     return {};
   }
@@ -222,10 +222,10 @@ class Case {
 
 Result<> check_sync_bench(const SyncBenchOptions& options, std::uint64_t bytes) {
   if (options.engines.empty() || options.rounds == 0)
-    return fail(ErrorCode::kInvalidInput, "at least one number of engines and one round");
+    return fail(ErrorCode::kInvalidInput, "expected at least one number of engines and one round");
   if (options.devices == 0 && !options.buffers.empty())
     return fail(ErrorCode::kInvalidInput,
-                "--buffer is of separate devices: --devices says how many");
+                "--buffer needs separate devices; give their number with --devices");
   if (options.devices > 0 && options.adopt)
     return fail(ErrorCode::kInvalidInput,
                 "--adopt: engines on separate devices cannot map the staged version");
@@ -249,7 +249,8 @@ bool SyncCase::speed_met() const {
 Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const Interrupt& interrupt,
                                        const OnProgress& on_progress) {
   if (options.checkpoints.size() != 2)
-    return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
+    return fail(ErrorCode::kInvalidInput,
+                "expected two checkpoints, so that each update changes the bytes");
   WSYNC_TRY(check_sync_bench(options, options.bytes));
   SyncBenchResult result{.machine = this_machine(), .bytes = options.bytes};
   CpuLoad load;
@@ -274,8 +275,9 @@ Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const In
       if (!measured) return fail(measured.error().with_context(fmt::format("{} engines", engines)));
       result.cases.push_back(std::move(*measured));
     } catch (const nlohmann::json::exception& error) {
-      return fail(ErrorCode::kInternal,
-                  fmt::format("{} engines: an answer has another form: {}", engines, error.what()));
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format("{} engines: a reply has an unexpected format: {}", engines, error.what()));
     }
   }
   return result;

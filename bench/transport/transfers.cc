@@ -36,8 +36,9 @@ Result<std::unique_ptr<TransferLoop>> TransferLoop::create() {
   std::unique_ptr<TransferLoop> made(new TransferLoop());
   made->loop_ = WSYNC_TRY(Loop::create());
   made->guard_ = std::make_unique<Timer>(*made->loop_, [self = made.get()] {
-    self->fail_with(Error(ErrorCode::kDeadline, fmt::format("the transfer is not done after {} s",
-                                                            kTransferWaitLimit.count())));
+    self->fail_with(
+        Error(ErrorCode::kDeadline,
+              fmt::format("the transfer was not complete after {} s", kTransferWaitLimit.count())));
   });
   return made;
 }
@@ -222,11 +223,12 @@ Result<MemfdTransfers::Times> MemfdTransfers::pass(std::uint64_t bucket_bytes) {
   auto arrived = loop_.wait();
   Times times{.hand_over = watch.stop().wall, .all = {}};
   if (!arrived) return fail(arrived.error());
-  if (!*arrived) return fail(ErrorCode::kInternal, "memfd has handed over no arena");
+  if (!*arrived) return fail(ErrorCode::kInternal, "the memfd transport handed over no arena");
   const auto data = (*arrived)->data();
   if (data.size() != bench_.bytes())
-    return fail(ErrorCode::kInternal, fmt::format("memfd has handed over {} bytes, expected {}",
-                                                  data.size(), bench_.bytes()));
+    return fail(ErrorCode::kInternal,
+                fmt::format("the memfd transport handed over {} bytes, expected {}", data.size(),
+                            bench_.bytes()));
   copy_streaming(bench_.target(), data);
   times.all = watch.stop();
   source_->withdraw(key.version, "the measurement is over");

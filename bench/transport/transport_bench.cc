@@ -24,10 +24,11 @@ template <class T>
 Result<> check_all_differ(const std::vector<T>& values, const char* option) {
   if (values.empty())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} names no number, expected one at least", option));
+                fmt::format("{} is empty; expected at least one number", option));
   for (const T value : values)
     if (std::ranges::count(values, value) > 1)
-      return fail(ErrorCode::kInvalidInput, fmt::format("{} has {} more than once", option, value));
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{} contains {} more than once", option, value));
   return {};
 }
 
@@ -42,20 +43,21 @@ Result<> check_transport(const TransportBenchOptions& options) {
         bucket > limits::kBucketBytesMax)
       return fail(
           ErrorCode::kInvalidInput,
-          fmt::format("--bucket has {} bytes, expected 64KiB to 8GiB, and --size ({} bytes) "
-                      "at most",
-                      bucket, options.bytes));
+          fmt::format(
+              "--bucket contains {} bytes, expected 64KiB to 8GiB and at most --size ({} bytes)",
+              bucket, options.bytes));
     if (options.bytes / bucket >= kTransportBucketsMax)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("--bucket has {} bytes, which makes more than {} buckets of --size "
-                              "({} bytes); ask for larger ones",
+                  fmt::format("--bucket contains {0} bytes, which divides --size ({2} bytes) into "
+                              "more than {1} buckets; choose larger buckets",
                               bucket, kTransportBucketsMax, options.bytes));
   }
   for (const unsigned connections : options.connections)
     if (connections == 0 || connections > limits::kStreamCountMax)
-      return fail(ErrorCode::kInvalidInput, fmt::format("--connections has {}, expected 1 to {}",
-                                                        connections, limits::kStreamCountMax));
-  return require_copies(kTransportCopies, options.bytes, "on both sides");
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--connections contains {}, expected numbers from 1 to {}",
+                              connections, limits::kStreamCountMax));
+  return require_copies(kTransportCopies, options.bytes, "for both sides");
 }
 
 std::string size_text(std::uint64_t bytes) {
@@ -160,10 +162,10 @@ Result<SuiteResult> run_transport_bench(const TransportBenchOptions& options,
   suite->parameters["bytes"] = bytes;
   suite->parameters["memfd_bucket_bytes"] = options.bucket_bytes.front();
   suite->notes.emplace_back(
-      "both ends are threads of this process; TCP streams take and check a digest of every bucket "
-      "at both ends, which loopback TCP does not");
+      "both ends are threads of this process; TCP streams compute and check a digest of every "
+      "bucket at both ends, loopback TCP does not");
   suite->notes.emplace_back(
-      "UCX and a keyed MAC of buckets are not measured: this release has neither");
+      "UCX and a keyed MAC of buckets are not measured, because this release has neither");
   return suite;
 }
 

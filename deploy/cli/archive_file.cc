@@ -111,7 +111,7 @@ Result<std::unique_ptr<ArchiveFile>> ArchiveFile::create(const std::string& path
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kOwnerOnly));
   if (!fd.valid() && errno == EEXIST)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} is there already; name another file with -o", path));
+                fmt::format("{} already exists; name another file with -o", path));
   if (!fd.valid()) return fail_errno(path, errno);
   auto state = std::make_unique<State>();
   state->path = path;
@@ -122,7 +122,7 @@ Result<std::unique_ptr<ArchiveFile>> ArchiveFile::create(const std::string& path
   file->state_->writer.reset(gzdopen(own, "wb"));
   if (file->state_->writer == nullptr) {
     ::close(own);
-    return fail(ErrorCode::kResourceExhausted, "no memory for an archive");
+    return fail(ErrorCode::kResourceExhausted, "not enough memory to write a compressed archive");
   }
   return file;
 }
@@ -131,15 +131,15 @@ Result<> ArchiveFile::add(const std::string& name, std::span<const std::byte> by
                           std::time_t modified) {
   const std::optional<std::size_t> parted = parting(name);
   if (!parted)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: expected a file name of 1 to {} bytes, in a folder name of at "
+                            "most {} bytes, found '{}'",
+                            state_->path, kNameBytes, kPrefixBytes, name));
+  if (bytes.size() >= kSizeEnd)
     return fail(
         ErrorCode::kInvalidInput,
-        fmt::format("{}: a name in an archive has 1 to {} bytes after its folder, which has {} "
-                    "at most; found '{}'",
-                    state_->path, kNameBytes, kPrefixBytes, name));
-  if (bytes.size() >= kSizeEnd)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: {} has {} bytes; an archive's files have less than {}",
-                            state_->path, name, bytes.size(), kSizeEnd));
+        fmt::format("{}: {} has {} bytes; expected less than {} bytes for a file in the archive",
+                    state_->path, name, bytes.size(), kSizeEnd));
   const Header header = header_of(name, *parted, bytes.size(), modified);
   WSYNC_TRY(state_->write(std::as_bytes(std::span(header)), name + " cannot be added"));
   WSYNC_TRY(state_->write(bytes, name + " cannot be written"));
@@ -151,10 +151,10 @@ Result<> ArchiveFile::add(const std::string& name, std::span<const std::byte> by
 
 Result<std::uint64_t> ArchiveFile::finish() {
   const std::array<std::byte, 2 * kBlock> end{};
-  WSYNC_TRY(state_->write(end, "cannot be ended"));
+  WSYNC_TRY(state_->write(end, "the end of the archive cannot be written"));
   errno = 0;
   if (gzclose(state_->writer.release()) != Z_OK)
-    return fail_errno(state_->path + ": cannot be ended", errno == 0 ? EIO : errno);
+    return fail_errno(state_->path + ": the archive cannot be closed", errno == 0 ? EIO : errno);
   struct stat status{};
   if (::fstat(state_->fd.get(), &status) != 0) return fail_errno(state_->path, errno);
   state_->finished = true;

@@ -177,7 +177,7 @@ class Bundle {
   Result<> status_of(const std::string& address, const std::string& name) {
     if (const std::string complaint = check_address(address); !complaint.empty()) {
       files_.missing("the status of " + without_credentials(address),
-                     "it is no control address that wsync takes");
+                     "the address is not a valid control address");
       return {};
     }
     control::RequestOptions request{.address = address, .stop_on_signal = true};
@@ -189,7 +189,8 @@ class Bundle {
     const auto* reply = decoded ? std::get_if<control::StatusReply>(&decoded->message) : nullptr;
     if (reply == nullptr) {
       files_.missing("the status of " + address,
-                     decoded ? "it answered with another message" : decoded.error().message());
+                     decoded ? "the process at this address sent an unexpected message"
+                             : decoded.error().message());
       return {};
     }
     return files_.add_json(name, to_json(*reply), address);
@@ -261,7 +262,7 @@ void add_bundle(CLI::App& app, Context& context) {
   CLI::App* command = add_command(
       app, context,
       {.name = "bundle",
-       .description = "Put what explains a failure into one archive, without secrets",
+       .description = "Collect the data that explains a failure in one archive, without secrets",
        .examples = {"wsync bundle", "wsync bundle -o /tmp/case.tar.gz -c /etc/wsync/sidecar.yaml",
                     "wsync bundle -c trainer.yaml --log trainer.log --trace update.json"}});
   auto options = std::make_shared<BundleOptions>();
@@ -271,19 +272,25 @@ void add_bundle(CLI::App& app, Context& context) {
   };
   command
       ->add_option("-o,--output", options->output,
-                   "A .tar.gz that is not there yet (default: wsync-bundle-TIME.tar.gz here)")
+                   "Archive to create, a .tar.gz that does not exist yet (default: "
+                   "wsync-bundle-TIME.tar.gz in this directory)")
       ->type_name("FILE");
-  repeatable("-c,--config", options->configs, "Configuration of a role on this host (repeatable)");
-  repeatable("--log", options->logs, "A log to put in, its last 16 MiB (repeatable)");
+  repeatable("-c,--config", options->configs,
+             "Configuration file of a sidecar or a trainer on this host (repeatable)");
+  repeatable("--log", options->logs, "Log to add, its last 16 MiB (repeatable)");
   repeatable("--trace", options->traces,
-             "A trace to put in, beside those that the configs name (repeatable)");
-  command->add_option("--run-dir", options->run_dir, "Where the sockets are (default: as config)")
+             "Trace to add, besides those that the configurations name (repeatable)");
+  command
+      ->add_option("--run-dir", options->run_dir,
+                   "Directory of the sockets (default: that of the configuration)")
       ->type_name("DIR");
-  command->add_option("--state-dir", options->state_dir, "Where records are (default: as config)")
+  command
+      ->add_option("--state-dir", options->state_dir,
+                   "Directory of the records (default: that of the configuration)")
       ->type_name("DIR");
   command
       ->add_option("--coordinator", options->coordinator,
-                   "Control address of the coordinator (default: as config)")
+                   "Control address of the coordinator (default: that of the configuration)")
       ->check(check_address);
   command->callback(
       [&context, options] { context.run("bundle", [&] { return bundle(*options); }); });

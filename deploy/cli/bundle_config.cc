@@ -72,10 +72,11 @@ Result<ShownConfig> shown_config(std::string_view text, std::string_view name) {
   const std::set<std::string> known = known_keys();
   const auto entries = config::parse_document(text, name, known);
   if (!entries)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: no configuration that wsync can read; `wsync doctor -c` with it "
-                            "says why",
-                            name));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format(
+            "{}: wsync cannot read this configuration; `wsync doctor -c FILE` prints the reason",
+            name));
   ShownConfig shown;
   for (const config::Entry& entry : *entries) {
     if (entry.section) {
@@ -84,7 +85,7 @@ Result<ShownConfig> shown_config(std::string_view text, std::string_view name) {
     }
     shown.values[entry.key] = entry.value;
     if (!known.contains(entry.key))
-      shown.text += fmt::format("{}: {}  # no key of wsync\n", entry.key, kWithheld);
+      shown.text += fmt::format("{}: {}  # not a key of wsync\n", entry.key, kWithheld);
     else
       shown.text += fmt::format(
           "{}: {}\n", entry.key,
@@ -100,7 +101,7 @@ std::string shown_environment(const std::map<std::string, std::string>& variable
   for (const auto& [name, value] : variables) {
     const auto key = keys.find(name);
     if (key == keys.end())
-      text += fmt::format("{}={}  # no key of wsync\n", name, kWithheld);
+      text += fmt::format("{}={}  # not a key of wsync\n", name, kWithheld);
     else
       text += fmt::format(
           "{}={}\n", name,

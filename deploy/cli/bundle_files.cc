@@ -31,7 +31,7 @@ Result<FileEnd> read_end(const std::string& path, std::uint64_t max) {
   if (!fd.valid()) return fail(ErrorCode::kIo, errno_text(errno));
   struct stat status{};
   if (::fstat(fd.get(), &status) != 0) return fail(ErrorCode::kIo, errno_text(errno));
-  if (!S_ISREG(status.st_mode)) return fail(ErrorCode::kIo, "it is no regular file");
+  if (!S_ISREG(status.st_mode)) return fail(ErrorCode::kIo, "not a regular file");
   const auto size = static_cast<std::uint64_t>(status.st_size);
   FileEnd end{.bytes = {}, .left_out = size - std::min(size, max)};
   end.bytes.resize(static_cast<std::size_t>(size - end.left_out));
@@ -99,7 +99,7 @@ Result<> BundleFiles::add_file(const std::string& name, const std::string& path,
     return {};
   }
   if (rule == TooLong::kLeaveOut && end->bytes.size() > max) {
-    missing(path, fmt::format("it has {} bytes, and {} at most are taken",
+    missing(path, fmt::format("the file has {} bytes; a bundle accepts at most {}",
                               end->left_out + end->bytes.size(), max));
     return {};
   }
@@ -128,7 +128,7 @@ Result<> BundleFiles::add_listing(const std::string& name, const std::string& di
                         std::time(nullptr) - status.st_mtime, entry);
   }
   if (names.size() == kListedMax)
-    text += fmt::format("(the first {} that were found)\n", kListedMax);
+    text += fmt::format("(only the first {} entries that were found)\n", kListedMax);
   return add(name, text, directory, 0);
 }
 

@@ -35,10 +35,10 @@ ProgramSpec service_program() {
                .description = "Train a mixture-of-experts model, and publish its steps"},
               {.command = "schedule",
                .program = "wsync-train",
-               .description = "The training schedule: planned, checked, timed and drawn"},
+               .description = "Show, check, simulate and compare training schedules"},
               {.command = "bench",
                .program = "wsync-bench",
-               .description = "Measurements with a baseline"},
+               .description = "Benchmarks, each with a baseline"},
           }};
 }
 

@@ -113,8 +113,9 @@ class DemoFolders {
     made_output_ = fs::create_directories(output_, error);
     if (error) return fail_errno("--output " + output_, error.value());
     if (!fs::is_directory(output_, error) || ::access(output_.c_str(), W_OK) != 0)
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("--output {}: no directory that can be written", output_));
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("--output {}: expected a directory that this user can write to", output_));
     return {};
   }
   std::string base_;
@@ -137,7 +138,8 @@ Result<> check_checkpoint(DemoCommand& command) {
   if (!command.demo.checkpoint.empty()) {
     if (command.size_given)
       return fail(ErrorCode::kInvalidInput,
-                  "--size is of a made-up checkpoint: name it or --checkpoint, not both");
+                  "--size sets the size of a generated checkpoint; give either --size or "
+                  "--checkpoint, not both");
     std::error_code error;
     const std::string given = command.demo.checkpoint;
     command.demo.checkpoint = fs::canonical(given, error).string();
@@ -150,8 +152,8 @@ Result<> check_checkpoint(DemoCommand& command) {
   if (!size) return fail(size.error().with_context("--size"));
   if (*size < kSizeMin)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("--size {}: at least {}, so that there is a middle of a switch to kill "
-                            "an engine in",
+                fmt::format("--size {}: expected at least {}, so that a switch takes long enough "
+                            "to kill an engine during it",
                             command.size, config::format_size(kSizeMin)));
   command.demo.size = *size;
   return {};
@@ -162,10 +164,11 @@ Result<> settle_options(DemoCommand& command) {
   DemoOptions& demo = command.demo;
   const bool trains = command.train || command.reinforce;
   if (command.steps_given && !trains)
-    return fail(ErrorCode::kInvalidInput, "--steps: of --train or --rl, and neither is given");
+    return fail(ErrorCode::kInvalidInput, "--steps needs --train or --rl");
   if (command.train && demo.steps > kTrainStepsMax)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("--steps {}: with --train at most {}", demo.steps, kTrainStepsMax));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--steps {}: expected at most {} with --train", demo.steps, kTrainStepsMax));
   if (command.reinforce && !command.steps_given) demo.steps = kRlSteps;
   if (trains && !command.engines_given) demo.engines = kTrainEngines;
   demo.sync = !command.no_sync;
@@ -197,7 +200,8 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
                                       json ? stderr : stdout,
                                       fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
                                 }};
-  if (command.keep) context.say("everything stays in {} and {}", folders.base(), folders.work());
+  if (command.keep)
+    context.say("--keep: checkpoints and logs stay in {} and {}", folders.base(), folders.work());
   auto outcome = command.reinforce ? run_rl_demo(context)
                  : command.train   ? run_train_demo(context)
                                    : run_demo_scenario(context);
@@ -215,9 +219,9 @@ void add_demo(CLI::App& app, Context& context) {
   CLI::App* command = add_command(
       app, context,
       {.name = "demo",
-       .description = "Run a whole fleet on this machine: publish, verify, refuse, kill, repair, "
-                      "roll back; or train, and give engines the weights of every step; or "
-                      "learn from the engines' own answers",
+       .description = "Run a whole fleet on this machine: publish, verify, refuse, kill, repair "
+                      "and roll back. With --train, train a model and publish the weights of every "
+                      "step. With --rl, train a model on the engines' answers",
        .examples = {"wsync demo", "wsync demo --size 1GiB --engines 8 --output results",
                     "wsync demo --checkpoint /models/qwen3-moe --json",
                     "wsync demo --train --steps 300", "wsync demo --rl",
@@ -225,73 +229,76 @@ void add_demo(CLI::App& app, Context& context) {
   auto options = std::make_shared<DemoCommand>();
   CLI::Option* train = command->add_flag(
       "--train", options->train,
-      "Train a small model with 4 processes; two engines take the weights of every step");
-  CLI::Option* reinforce = command->add_flag("--rl", options->reinforce,
-                                             "Reinforcement learning: two engines answer, 2 "
-                                             "processes train on what the answers are worth");
+      "Train a small model with 4 processes; two engines load the weights of every step");
+  CLI::Option* reinforce = command->add_flag(
+      "--rl", options->reinforce,
+      "Reinforcement learning: two engines generate answers, 2 processes train on their rewards");
   train->excludes(reinforce);
   CLI::Option* steps =
       command
-          ->add_option("--steps", options->demo.steps,
-                       fmt::format("Training steps (default: {}; with --rl those on the engines' "
-                                   "answers, {})",
-                                   options->demo.steps, kRlSteps))
+          ->add_option(
+              "--steps", options->demo.steps,
+              fmt::format(
+                  "Training steps (default: {}; with --rl, steps on the engines' answers, {})",
+                  options->demo.steps, kRlSteps))
           ->check(CLI::Range(kTrainStepsMin, kRlStepsMax));
   command
       ->add_option("--warm-start", options->demo.warm_start_steps,
-                   fmt::format("--rl: steps on right answers before (default: {})",
+                   fmt::format("--rl: steps on correct answers before the first step on the "
+                               "engines' answers (default: {})",
                                options->demo.warm_start_steps))
       ->check(CLI::Range(1U, kRlStepsMax))
       ->needs(reinforce);
   command
       ->add_option("--max-staleness", options->demo.max_staleness,
-                   "--rl: steps that the weights of an answer may be older than those it trains; 0 "
-                   "waits for each step's answers, 1 and more go on beside training (default: 0)")
+                   "--rl: number of steps that the weights of an answer may be behind the weights "
+                   "it trains. 0: training waits for the answers of each step. 1 or more: engines "
+                   "answer during training (default: 0)")
       ->check(CLI::Range(0, 1000))
       ->needs(reinforce);
   command
       ->add_option("--seed", options->demo.seed,
-                   "--rl: of weights, problems and answers (default: 1)")
+                   "--rl: random seed of weights, problems and answers (default: 1)")
       ->needs(reinforce);
   command
       ->add_flag("--no-sync", options->no_sync,
-                 "--rl: the engines keep the first weights that they are given")
+                 "--rl: the engines keep the first weights that they receive")
       ->needs(reinforce);
   command
       ->add_option("--checkpoint", options->demo.checkpoint,
-                   "Publish this directory (then copies of it with other bytes) instead of a "
-                   "made-up one")
+                   "Publish this directory, then copies of it with other bytes, instead of a "
+                   "generated checkpoint")
       ->type_name("DIR")
       ->excludes(train, reinforce);
   CLI::Option* size =
       command
-          ->add_option("--size", options->size,
-                       "Bytes of the made-up checkpoint, bf16 in the Qwen3-MoE layout "
-                       "(default: 256MiB)")
+          ->add_option(
+              "--size", options->size,
+              "Bytes of the generated checkpoint, bf16 in the Qwen3-MoE layout (default: 256MiB)")
           ->excludes(train, reinforce);
   CLI::Option* engines =
       command
           ->add_option("--engines", options->demo.engines,
-                       "Engines, shared out between the two sidecars (default: 4; with --train, "
-                       "and --rl, which have one sidecar: 2)")
+                       "Number of engines, divided between the two sidecars (default: 4; with "
+                       "--train or --rl, which use one sidecar: 2)")
           ->check(CLI::Range(2, 64));
   command
       ->add_option("--devices", options->demo.devices,
-                   "Separate devices of each sidecar (default: 4)")
+                   "Number of separate devices of each sidecar (default: 4)")
       ->check(CLI::Range(1, 16))
       ->excludes(train, reinforce);
   command
       ->add_option("--output", options->output,
-                   "Where pictures and trace.json go (default: a new directory in /tmp)")
+                   "Directory for pictures and trace.json (default: a new directory in /tmp)")
       ->type_name("DIR");
   command
       ->add_option("--work", options->work,
-                   "Make checkpoints in a new directory below this one (default: in /tmp)")
+                   "Write checkpoints to a new directory in this one (default: in /tmp)")
       ->type_name("DIR");
-  command->add_option("--trace", options->trace, "Write the trace here as well")
+  command->add_option("--trace", options->trace, "Write the trace to this file as well")
       ->type_name("FILE")
       ->excludes(reinforce);
-  command->add_flag("--keep", options->keep, "Remove neither checkpoints nor logs at the end");
+  command->add_flag("--keep", options->keep, "Keep checkpoints and logs at the end");
   command->callback([&context, options, size, engines, steps] {
     options->size_given = size->count() > 0;
     options->engines_given = engines->count() > 0;

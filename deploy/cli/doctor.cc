@@ -83,18 +83,23 @@ Result<Outcome> doctor(const DoctorOptions& options) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Context& context) {
-  CLI::App* command =
-      add_command(app, context,
-                  {.name = "doctor",
-                   .description = "Check this host against a config before anything starts",
-                   .examples = {"wsync doctor", "wsync doctor -c sidecar.yaml --json",
-                                "wsync doctor --role trainer -c trainer.yaml"}});
+  CLI::App* command = add_command(
+      app, context,
+      {.name = "doctor",
+       .description =
+           "Check whether this host is ready for a configuration, before any process is started",
+       .examples = {"wsync doctor", "wsync doctor -c sidecar.yaml --json",
+                    "wsync doctor --role trainer -c trainer.yaml"}});
   auto options = std::make_shared<DoctorOptions>();
-  command->add_option("-c,--config", options->file, "Config file (default: built-in values)")
+  command->add_option("-c,--config", options->file, "Configuration file (default: built-in values)")
       ->type_name("FILE");
-  command->add_option("--role", options->role, "Whose config it is: sidecar (default) or trainer")
+  command
+      ->add_option("--role", options->role,
+                   "Role that the configuration is for: sidecar (default) or trainer")
       ->check(CLI::IsMember({"sidecar", "trainer"}));
-  command->add_option("--set", options->set, "Override a key of the config, such as run_dir=/run/w")
+  command
+      ->add_option("--set", options->set,
+                   "Override a key of the configuration, such as run_dir=/run/w")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false)
       ->take_all();

@@ -47,9 +47,11 @@ Check check_directory(std::string name, const std::string& path, bool is_private
   if (::stat(path.c_str(), &info) != 0) {
     const std::string parent = existing_parent(path);
     if (errno == ENOENT && ::access(parent.c_str(), W_OK | X_OK) == 0)
-      return {check.name, CheckStatus::kOk, fmt::format("{} is made at the first start", path), ""};
-    check.found = fmt::format("{} is not there and cannot be made in {}", path, parent);
-    check.advice = fmt::format("make it as the user that runs wsync, or set {}", check.name);
+      return {check.name, CheckStatus::kOk,
+              fmt::format("{} does not exist yet; wsync creates it at the first start", path), ""};
+    check.found = fmt::format("{} does not exist and cannot be created in {}", path, parent);
+    check.advice = fmt::format(
+        "create it as the user that runs wsync, or set {} to another directory", check.name);
     return check;
   }
   const unsigned mode = info.st_mode & 0777U;
@@ -108,8 +110,8 @@ Check check_kernel() {
   if (parsed && (major > kKernelMajor || (major == kKernelMajor && minor >= kKernelMinor)))
     return {"kernel", CheckStatus::kOk, found, ""};
   return {"kernel", CheckStatus::kFail, found,
-          fmt::format("Linux {}.{} or newer is needed (sealed shared memory)", kKernelMajor,
-                      kKernelMinor)};
+          fmt::format("upgrade to Linux {}.{} or newer, which sealed shared memory needs",
+                      kKernelMajor, kKernelMinor)};
 }
 
 Check check_memory(std::uint64_t host_memory_bytes) {
@@ -119,7 +121,7 @@ Check check_memory(std::uint64_t host_memory_bytes) {
       fmt::format("{} available (limited by {})", human_bytes(memory->bytes), memory->limited_by);
   if (host_memory_bytes > memory->bytes)
     return {"memory", CheckStatus::kFail,
-            fmt::format("{}; host_memory asks for {}", found, human_bytes(host_memory_bytes)),
+            fmt::format("{}; host_memory is {}", found, human_bytes(host_memory_bytes)),
             "lower host_memory, or raise the memory limit of the control group"};
   if (memory->bytes < kLittleMemory)
     return {"memory", CheckStatus::kWarn, found,
@@ -145,14 +147,15 @@ Check check_sealed_memory() {
   void* map = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (map != MAP_FAILED) {
     ::munmap(map, kBytes);
-    return fail_with("a sealed memfd was mapped writable");
+    return fail_with("a sealed memfd could be mapped writable");
   }
-  return {"sealed memory", CheckStatus::kOk, "memfd seals hold", ""};
+  return {"sealed memory", CheckStatus::kOk, "the kernel enforces memfd seals", ""};
 }
 
 Check check_file_locks() {
   const Check failed{"file locks", CheckStatus::kFail, "",
-                     "open-file-description locks and /proc are needed; leases are made of them"};
+                     "wsync needs /proc and open-file-description locks for its leases; mount "
+                     "/proc and use a kernel that enforces these locks"};
   const auto fail_with = [&](const std::string& what) {
     Check check = failed;
     check.found = what;
@@ -170,8 +173,9 @@ Check check_file_locks() {
   lock.l_type = F_WRLCK;
   lock.l_pid = 0;
   if (::fcntl(writer.get(), F_OFD_SETLK, &lock) == 0)
-    return fail_with("a write lock was given beside a read lock");
-  return {"file locks", CheckStatus::kOk, "leases by open-file-description locks hold", ""};
+    return fail_with("the kernel granted a write lock while another descriptor had a read lock");
+  return {"file locks", CheckStatus::kOk,
+          "the kernel enforces open-file-description locks, which leases use", ""};
 }
 
 Check check_cpu() {

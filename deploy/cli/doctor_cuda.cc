@@ -29,7 +29,8 @@ Check cuda_check(const device::CudaFacts& cuda, bool wanted) {
                  {"gpus", cuda.gpus.size()}};
   if (cuda.gpus.empty() && wanted) {
     check.status = CheckStatus::kFail;
-    check.advice = fmt::format("see what nvidia-smi lists; {}", device::visible_gpus_text());
+    check.advice =
+        fmt::format("compare with the list of nvidia-smi; {}", device::visible_gpus_text());
   }
   return check;
 }
@@ -66,12 +67,13 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
   if (gpu.compute_major < kComputeMajorMin) {
     check.status = chosen ? CheckStatus::kFail : CheckStatus::kWarn;
     check.advice = fmt::format(
-        "compute {}.0 or newer is needed; leave this GPU out of devices.gpus", kComputeMajorMin);
+        "wsync needs compute capability {}.0 or newer; remove this GPU from devices.gpus",
+        kComputeMajorMin);
   } else if (!gpu.pcie_now.empty() && !gpu.pcie_max.empty() && gpu.pcie_now != gpu.pcie_max) {
     check.status = CheckStatus::kWarn;
     check.advice = fmt::format(
-        "its PCIe link can do {}; an idle GPU may lower the speed, so look again under load; fewer "
-        "lanes are a matter of the slot, its riser or the BIOS",
+        "the PCIe link of this GPU supports {}. An idle GPU may lower the speed, so check again "
+        "under load. If lanes are missing, check the slot, its riser and the BIOS settings",
         gpu.pcie_max);
   }
   return check;
@@ -94,11 +96,12 @@ void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
                          wanted.named ? std::string("devices.gpus names")
                                       : fmt::format("devices.count: {} needs", wanted.gpus.size()),
                          gpu, cuda.gpus.size(), device::visible_gpus_text()),
-         .advice = wanted.named ? "name GPUs from 0 on, in the driver's order, which the lines of "
-                                  "this list have: fastest first, and as nvidia-smi has it only "
-                                  "with CUDA_DEVICE_ORDER=PCI_BUS_ID"
-                                : "set devices.count to the number of GPUs, or name GPUs in "
-                                  "devices.gpus, where one may stand several times",
+         .advice =
+             wanted.named
+                 ? "number GPUs from 0 in the driver's order, which this list has: the fastest GPU "
+                   "first. It is the order of nvidia-smi only with CUDA_DEVICE_ORDER=PCI_BUS_ID"
+                 : "set devices.count to the number of GPUs, or list GPUs in devices.gpus, where a "
+                   "GPU may occur several times",
          .facts = {}});
   }
 }
@@ -126,8 +129,8 @@ Check nccl_check(const Result<collective::NcclFacts>& nccl, const CudaWanted& wa
   } else if (wanted.gpus.size() != 1) {
     check.status = CheckStatus::kWarn;
     check.advice =
-        "install libnccl.so.2; without it GPUs broadcast by plain copies between them, and "
-        "devices.collective: nccl is refused";
+        "install libnccl.so.2; without it wsync broadcasts by plain copies between GPUs and "
+        "refuses devices.collective: nccl";
   }
   return check;
 }
@@ -140,9 +143,10 @@ Check pinned_check(std::uint64_t lock_limit) {
   if (!none) facts["lock_limit_bytes"] = lock_limit;
   return {.name = "pinned memory",
           .status = CheckStatus::kOk,
-          .found = fmt::format("RLIMIT_MEMLOCK: {}; the driver does not count registered memory "
-                               "against it, but that can be neither swapped nor reclaimed",
-                               none ? "none" : human_bytes(lock_limit)),
+          .found =
+              fmt::format("RLIMIT_MEMLOCK: {}; the driver does not count registered memory against "
+                          "this limit, but the kernel can neither swap nor reclaim that memory",
+                          none ? "none" : human_bytes(lock_limit)),
           .advice = "",
           .facts = std::move(facts)};
 }
@@ -163,7 +167,7 @@ std::vector<Check> cuda_checks(const Result<device::CudaFacts>& cuda,
     return {{.name = "cuda",
              .status = CheckStatus::kFail,
              .found = why,
-             .advice = "mend that, or set devices.kind to unified or separate",
+             .advice = "correct this, or set devices.kind to unified or separate",
              .facts = {}}};
   }
   std::vector<Check> checks = {cuda_check(*cuda, wanted.wanted)};

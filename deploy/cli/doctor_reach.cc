@@ -109,12 +109,14 @@ Check check_coordinator(const std::string& address, std::chrono::milliseconds de
   const int error = connect_to(address, deadline, fd);
   if (error == 0) return {"coordinator", CheckStatus::kOk, address + " accepts connections", ""};
   return {"coordinator", CheckStatus::kWarn, fmt::format("{}: {}", address, std::strerror(error)),
-          "start `wsync trainer`; sidecars serve what they have and keep trying meanwhile"};
+          "start `wsync trainer`; until it runs, sidecars serve their versions and retry the "
+          "connection"};
 }
 
 Check check_pages(const std::string& address, std::chrono::milliseconds deadline) {
   constexpr const char* kName = "http";
-  if (address.empty()) return {kName, CheckStatus::kOk, "http.address is none: no pages", ""};
+  if (address.empty())
+    return {kName, CheckStatus::kOk, "http.address is none: this process serves no pages", ""};
   if (address.ends_with(":0"))
     return {kName, CheckStatus::kOk, address + ": any free port; the log names it", ""};
   UniqueFd fd;
@@ -123,7 +125,7 @@ Check check_pages(const std::string& address, std::chrono::milliseconds deadline
     return {kName, CheckStatus::kOk, address + " is free", ""};
   if (error != 0)
     return {kName, CheckStatus::kWarn, fmt::format("{}: {}", address, std::strerror(error)),
-            "set http.address to an address that this user can listen at, or to none"};
+            "set http.address to an address that this user can listen on, or to none"};
   const std::string answer = metrics_answer(fd, deadline);
   if (const std::string role = build_label(answer, "role"); !role.empty())
     return {
@@ -133,12 +135,12 @@ Check check_pages(const std::string& address, std::chrono::milliseconds deadline
         "",
         {{"role", role}, {"version", build_label(answer, "version")}}};
   return {kName, CheckStatus::kFail,
-          fmt::format("{} is taken, and {}", address,
-                      answer.empty() ? fmt::format("who listens there has not answered a request "
-                                                   "for /metrics in {} ms",
+          fmt::format("{} is in use, and {}", address,
+                      answer.empty() ? fmt::format("the process that listens there did not answer "
+                                                   "a request for /metrics within {} ms",
                                                    deadline.count())
-                                     : std::string("what answers there is no wsync")),
-          "end what listens there, or set http.address to another address or to none"};
+                                     : std::string("the process that answers there is not wsync")),
+          "stop the process that listens there, or set http.address to another address or to none"};
 }
 
 }  // namespace wsync::cli

@@ -18,8 +18,8 @@ FleetWatch::FleetWatch(Loop& loop, const std::string& address, OnChange on_chang
       on_change_(std::move(on_change)),
       again_(loop, [this] { ask(); }),
       nobody_(loop, [this] {
-        trouble(
-            fmt::format("nobody answers at {}: no coordinator is running there", view_.address));
+        trouble(fmt::format("no process answers at {}: no coordinator is running there",
+                            view_.address));
       }) {}
 
 Result<std::unique_ptr<FleetWatch>> FleetWatch::create(Loop& loop, const std::string& address,

@@ -120,19 +120,21 @@ Result<Outcome> inspect(const InspectOptions& options) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Context& context) {
-  CLI::App* command =
-      add_command(app, context,
-                  {.name = "inspect",
-                   .description = "Show a checkpoint directory: tensors, dtypes, layers, problems",
-                   .examples = {"wsync inspect /models/qwen3", "wsync inspect --tensors --json .",
-                                "wsync inspect --digest /models/step_200"}});
+  CLI::App* command = add_command(
+      app, context,
+      {.name = "inspect",
+       .description = "Show tensors, dtypes, layers and problems of a checkpoint directory",
+       .examples = {"wsync inspect /models/qwen3", "wsync inspect --tensors --json .",
+                    "wsync inspect --digest /models/step_200"}});
   auto options = std::make_shared<InspectOptions>();
   command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
   command->add_flag("--tensors", options->tensors, "List every tensor, in layer order");
-  command->add_flag("--digest", options->digest,
-                    "Read every byte: the digest that a version of this directory has");
-  command->add_flag("--lenient", options->lenient,
-                    "Accept what the reference reader accepts, not only what the format allows");
+  command->add_flag(
+      "--digest", options->digest,
+      "Read every byte and print the digest that a version of this directory would have");
+  command->add_flag(
+      "--lenient", options->lenient,
+      "Accept all files that the reference reader accepts, not only those that the format allows");
   command->callback(
       [&context, options] { context.run("inspect", [&] { return inspect(*options); }); });
 }

@@ -39,8 +39,8 @@ void add_make_checkpoint(CLI::App& app, Context& context) {
   CLI::App* command = add_command(
       app, context,
       {.name = "make-checkpoint",
-       .description = "Write a made-up checkpoint of a Qwen3-MoE layout, or of a published model "
-                      "made smaller, to try things out",
+       .description = "Generate a checkpoint for tests: in the Qwen3-MoE layout, or a smaller copy "
+                      "of a published model's layout",
        .examples = {"wsync make-checkpoint /tmp/demo/step_1",
                     "wsync make-checkpoint /tmp/demo/step_2 --size 1GiB --seed 7 --step 2",
                     "wsync make-checkpoint /tmp/kimi --model Kimi-K2 --size 1GiB"}});
@@ -50,15 +50,17 @@ void add_make_checkpoint(CLI::App& app, Context& context) {
     std::string model;
   };
   auto options = std::make_shared<Options>();
-  command->add_option("DIR", options->wanted.directory, "Directory to make; must not exist")
+  command->add_option("DIR", options->wanted.directory, "Directory to create; it must not exist")
       ->required();
   command->add_option("--size", options->size, "Bytes of all tensors (default: 256MiB)");
-  command->add_option("--seed", options->wanted.seed, "Other bytes for each seed (default: 1)");
-  command->add_option("--step", options->wanted.step, "Other bytes for each step (default: 0)");
+  command->add_option("--seed", options->wanted.seed,
+                      "Random seed; each seed gives other bytes (default: 1)");
+  command->add_option("--step", options->wanted.step,
+                      "Step; each step gives other bytes (default: 0)");
   command->add_option("--shards", options->wanted.shards, "Number of files (default: 4)");
   command
       ->add_option("--model", options->model,
-                   "Tensors of this published model, made smaller to fit --size: Qwen3-30B-A3B, "
+                   "Use the tensors of this published model, reduced to fit --size: Qwen3-30B-A3B, "
                    "Qwen3-235B-A22B, GLM-4.5-Air, DeepSeek-V3.1 or Kimi-K2")
       ->type_name("NAME");
   command

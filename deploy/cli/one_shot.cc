@@ -64,20 +64,21 @@ Result<T> run_once(
     loop->stop();
   };
   const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) {
-    stop_with(Error(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve"));
+    stop_with(
+        Error(ErrorCode::kCancelled, "interrupted; the engines keep the version that they serve"));
   }));
   std::unique_ptr<publish::TrainerAgent> agent;
   Timer no_sidecar(*loop, [&] {
     if (agent->complaint()) return stop_with(Error(ErrorCode::kRefused, *agent->complaint()));
-    stop_with(Error(
-        ErrorCode::kPeerLost,
-        fmt::format("no coordinator and no sidecar at {} within {} s; start `wsync sidecar`, or "
-                    "name its address with --coordinator",
-                    options.address, kSidecarWait.count() / 1000)));
+    stop_with(Error(ErrorCode::kPeerLost,
+                    fmt::format("no coordinator answered and no sidecar connected at {} within {} "
+                                "s; start `wsync sidecar`, or give its address with --coordinator",
+                                options.address, kSidecarWait.count() / 1000)));
   });
   Timer deadline(*loop, [&] {
-    stop_with(Error(ErrorCode::kDeadline,
-                    fmt::format("not done within {} s (--timeout)", options.timeout_s)));
+    stop_with(Error(
+        ErrorCode::kDeadline,
+        fmt::format("the operation was not complete after {} s (--timeout)", options.timeout_s)));
   });
   publish::TrainerAgentCallbacks callbacks;
   callbacks.on_stopped = stop_with;
@@ -90,10 +91,10 @@ Result<T> run_once(
   };
   auto created = publish::TrainerAgent::create(*loop, config, std::move(callbacks));
   if (!created && created.error().code() == ErrorCode::kBusy)
-    return fail(created.error().with_context(fmt::format(
-        "no coordinator answers at {}, but one seems to run here; if it listens elsewhere, name "
-        "that address with --coordinator",
-        options.address)));
+    return fail(created.error().with_context(
+        fmt::format("no coordinator answers at {}, but one seems to run on this host; if it "
+                    "listens at another address, give that address with --coordinator",
+                    options.address)));
   if (!created) return fail(created.error());
   agent = std::move(*created);
   no_sidecar.start(kSidecarWait);
@@ -102,7 +103,9 @@ Result<T> run_once(
   loop->run();
   agent.reset();
   if (done) return std::move(*done);
-  return fail(failure ? *failure : Error(ErrorCode::kInternal, "the loop ended by itself"));
+  return fail(failure ? *failure
+                      : Error(ErrorCode::kInternal,
+                              "the event loop ended before the operation was complete"));
 }
 
 }  // namespace

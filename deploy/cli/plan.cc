@@ -77,8 +77,8 @@ std::vector<control::Problem> compare(const Manifest& offered, const Manifest& e
 Result<> report_memory(const PeakMemory& peak, Outcome& outcome) {
   const auto available = WSYNC_TRY(available_memory());
   outcome.text += fmt::format(
-      "  peak memory of a host with all of it: {} (staged {}, device buffers {}, engines {}); {} "
-      "available now\n",
+      "  peak memory of a host with all of these: {} (staged {}, device buffers {}, engines {}); "
+      "{} available now\n",
       human_bytes(peak.sum()), human_bytes(peak.staged), human_bytes(peak.buffers),
       human_bytes(peak.engines), human_bytes(available.bytes));
   outcome.result["peak_memory"] = {{"staged_bytes", peak.staged},
@@ -149,8 +149,8 @@ void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
                            {"streams_measured", gpu.streams_measured},
                            {"context_bytes", gpu.context_bytes}};
   outcome.text += fmt::format(
-      "    {}{}{}: buffers take {} at the highest, streams and communicators {} ({}), "
-      "the sidecar's context {} (estimated)",
+      "    {}{}{}: buffers use at most {}, streams and communicators {} ({}), the sidecar's "
+      "context {} (estimated)",
       gpu.name, gpu.uuid.empty() ? "" : " ", gpu.uuid, human_bytes(gpu.peak_bytes),
       human_bytes(gpu.streams_bytes), gpu.streams_measured ? "measured" : "estimated",
       human_bytes(gpu.context_bytes));
@@ -235,7 +235,7 @@ Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& of
                                                .arena_bytes = offer.buckets.arena_bytes()}));
   if (auto* reply = std::get_if<control::PlanReply>(&decoded.message)) return std::move(*reply);
   return fail(ErrorCode::kInternal,
-              fmt::format("{} answered with {}", options.coordinator,
+              fmt::format("{}: expected a PlanReply, received a {}", options.coordinator,
                           control::message_name(control::type_of(decoded.message))));
 }
 
@@ -304,13 +304,14 @@ Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome&
 Result<> check_devices(const PlanOptions& options) {
   const bool cuda = options.device_kind == "cuda";
   if (cuda && options.devices == 0)
-    return fail(ErrorCode::kInvalidInput, "--device-kind cuda: say with --devices how many");
+    return fail(ErrorCode::kInvalidInput,
+                "--device-kind cuda: give the number of devices with --devices");
   if (!cuda && !options.gpu_memory.empty())
-    return fail(ErrorCode::kInvalidInput, "--gpu-memory: only with --device-kind cuda");
+    return fail(ErrorCode::kInvalidInput, "--gpu-memory needs --device-kind cuda");
   if (cuda && options.engines)
     return fail(ErrorCode::kInvalidInput,
-                "--engines: with --device-kind cuda each device has one engine, whose weights are "
-                "on its GPU; say with --devices how many");
+                "--engines cannot be combined with --device-kind cuda: each device has one engine, "
+                "whose weights are on its GPU; give the number of devices with --devices");
   return {};
 }
 
@@ -349,15 +350,15 @@ Result<Outcome> plan(const PlanOptions& options) {
 }  // namespace
 
 void add_plan(CLI::App& app, Context& context) {
-  CLI::App* command =
-      add_command(app, context,
-                  {.name = "plan",
-                   .description = "Show what publishing a checkpoint would need, and what the "
-                                  "engines that run would refuse of it; changes nothing",
-                   .examples = {"wsync plan step_2", "wsync plan step_2 --against step_1",
-                                "wsync plan step_2 --devices 4 --buffer 8MiB --engines 4 --json",
-                                "wsync plan step_2 --devices 8 --device-kind cuda --gpu-memory "
-                                "80GiB"}});
+  CLI::App* command = add_command(
+      app, context,
+      {.name = "plan",
+       .description = "Show the memory that publishing a checkpoint would need, and the tensors "
+                      "that the running engines would refuse. Changes nothing",
+       .examples = {"wsync plan step_2", "wsync plan step_2 --against step_1",
+                    "wsync plan step_2 --devices 4 --buffer 8MiB --engines 4 --json",
+                    "wsync plan step_2 --devices 8 --device-kind cuda --gpu-memory "
+                    "80GiB"}});
   auto options = std::make_shared<PlanOptions>();
   command->add_option("DIR", options->directory, "Checkpoint directory to publish")->required();
   command->add_option("--bucket", options->bucket, "Bucket size (default: 64MiB)");
@@ -365,36 +366,36 @@ void add_plan(CLI::App& app, Context& context) {
   CLI::Option* coordinator =
       command
           ->add_option("--coordinator", options->coordinator,
-                       "Control address of the coordinator, or of one sidecar, that is asked")
+                       "Control address of the coordinator or the sidecar to query")
           ->capture_default_str()
           ->check(check_address);
   // Each of these options describes a fleet instead of querying the running one.
   const std::vector<CLI::Option*> described = {
       command
           ->add_option("--against", options->against,
-                       "Ask no fleet: compare with the checkpoint that the engines hold")
+                       "Query no fleet: compare with the checkpoint that the engines have loaded")
           ->type_name("DIR"),
       command
           ->add_option("--devices", options->devices,
-                       "Ask no fleet: separate devices or GPUs of a sidecar (default: 0, unified "
-                       "devices)")
+                       "Query no fleet: number of separate devices or GPUs of a sidecar (default: "
+                       "0, unified devices)")
           ->check(CLI::Range(std::uint64_t{0}, limits::kDeviceCount)),
       command
           ->add_option("--device-kind", options->device_kind,
-                       "Ask no fleet: what the devices are (default: separate)")
+                       "Query no fleet: kind of the devices (default: separate)")
           ->check(CLI::IsMember({"separate", "cuda"})),
       command->add_option("--gpu-memory", options->gpu_memory,
-                          "Ask no fleet: free memory of each GPU, such as 80GiB"),
+                          "Query no fleet: free memory of each GPU, such as 80GiB"),
       command->add_option("--buffer", options->buffer,
-                          "Ask no fleet: buffer of a device (default: auto, as "
+                          "Query no fleet: size of a device's buffer (default: auto, as "
                           "devices.buffer_bytes of a sidecar)"),
       command
           ->add_option("--engines", options->engines,
-                       "Ask no fleet: engines with private copies (default: 1)")
+                       "Query no fleet: number of engines with private copies (default: 1)")
           ->check(CLI::Range(std::uint64_t{0}, limits::kReplicaCount)),
       command
           ->add_option("--versions-held", options->versions_held,
-                       "Ask no fleet: versions held (default: 2)")
+                       "Query no fleet: number of versions that the sidecar keeps (default: 2)")
           ->check(CLI::Range(config::kVersionsHeldMin, config::kVersionsHeldMax))};
   for (CLI::Option* option : described) option->excludes(coordinator);
   command->callback([&context, options, described] {

@@ -43,14 +43,15 @@ struct RemoteOptions : AskOptions {
 std::string check_seconds(const std::string& text) {
   double seconds = 0;
   if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMaxS) return {};
-  return fmt::format("expected seconds above 0, {} at most, found '{}'", kTimeoutMaxS, text);
+  return fmt::format("expected a number of seconds above 0 and at most {}, found '{}'",
+                     kTimeoutMaxS, text);
 }
 
 void add_trace_option(CLI::App& command, RemoteOptions& options) {
   command
       .add_option("--trace", options.trace,
-                  "Write what the fleet did meanwhile, both sides on one clock, as a Chrome trace "
-                  "(ui.perfetto.dev)")
+                  "Write a Chrome trace of the fleet during this command, both sides on one clock "
+                  "(open it at ui.perfetto.dev)")
       ->type_name("FILE");
 }
 
@@ -76,11 +77,11 @@ Outcome outcome_of(const control::VerifyReply& reply) {
 // the error.
 Error may_resume(const Error& error, bool asked) {
   if (!asked || error.code() != ErrorCode::kDeadline) return error;
-  return Error(
-      error.code(),
-      error.message() +
-          " (--timeout); the coordinator was asked and may still do it: see `wsync status`",
-      error.where());
+  return Error(error.code(),
+               error.message() +
+                   " (--timeout); the coordinator received the request and may still execute it: "
+                   "see `wsync status`",
+               error.where());
 }
 
 // Writes the trace of the fleet to a file. The command itself has already completed, so a failure
@@ -117,7 +118,7 @@ Outcome traced_outcome(const Reply& reply, const CommandTrace& trace,
 
 Result<std::string> write_once(const CommandTrace& trace,
                                const std::optional<control::TraceAnswer>& answer) {
-  if (!answer) return fail(ErrorCode::kInternal, "the fleet gave none");
+  if (!answer) return fail(ErrorCode::kInternal, "the fleet sent no trace");
   return trace.write(*answer);
 }
 
@@ -174,19 +175,21 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
 
 Outcome outcome_of(const control::CancelReply& reply) {
   const std::string name = reply.version.none() ? "the update" : reply.version.to_string();
-  return {.result = {{"ok", reply.ok},
-                     {"reason", reply.reason},
-                     {"version", reply.version.to_string()},
-                     {"phase", control::phase_name(reply.phase)}},
-          .text = reply.ok
-                      ? fmt::format("{} was cancelled while {}; every engine keeps the version "
-                                    "it serves\n",
-                                    name,
-                                    reply.phase == control::ProgressPhase::kSnapshot
-                                        ? "its snapshot was taken or waited"
-                                        : phase_text(reply.phase))
-                      : reply.reason + "\n",
-          .exit_code = reply.ok ? kExitOk : kExitFailed};
+  return {
+      .result = {{"ok", reply.ok},
+                 {"reason", reply.reason},
+                 {"version", reply.version.to_string()},
+                 {"phase", control::phase_name(reply.phase)}},
+      .text =
+          reply.ok
+              ? fmt::format(
+                    "{} was cancelled while {}; every engine keeps the version that it serves\n",
+                    name,
+                    reply.phase == control::ProgressPhase::kSnapshot
+                        ? "its snapshot was taken or was in the queue"
+                        : phase_text(reply.phase))
+              : reply.reason + "\n",
+      .exit_code = reply.ok ? kExitOk : kExitFailed};
 }
 
 Result<Outcome> cancel(const RemoteOptions& options) {
@@ -248,15 +251,17 @@ void add_push(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 900,
       {.name = "push",
-       .description = "Bring a checkpoint directory to every engine, verified and at once",
+       .description = "Publish a checkpoint directory to every engine, with every byte verified",
        .examples = {"wsync push /models/qwen3-moe", "wsync push /models/step_200 --step 200 --json",
                     "wsync push DIR --coordinator ipc:///run/wsync/control",
                     "wsync push DIR --trace update.json"}});
   command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
-  command->add_option("--step", options->step, "Step to name the version by (default: the next)")
+  command
+      ->add_option("--step", options->step, "Step number of the version (default: the next number)")
       ->check(CLI::Range(std::uint64_t{1}, limits::kStepMax));
-  command->add_flag("!--no-one-shot", options->one_shot,
-                    "Fail when no coordinator answers, instead of being one for this push");
+  command->add_flag(
+      "!--no-one-shot", options->one_shot,
+      "Fail if no coordinator answers, instead of acting as the coordinator for this push");
   add_trace_option(*command, *options);
   command->callback([&context, options] {
     options->json = context.options.json;
@@ -269,11 +274,12 @@ void add_rollback(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 300,
       {.name = "rollback",
-       .description = "Put every engine back to an earlier version and withdraw the newer one",
+       .description = "Return every engine to an earlier version and withdraw the newer one",
        .examples = {"wsync rollback", "wsync rollback --to 3.41"}});
-  command->add_option("--to", options->to, "Version to go back to (default: the previous one)");
-  command->add_flag("!--no-one-shot", options->one_shot,
-                    "Fail when no coordinator answers, instead of being one for this rollback");
+  command->add_option("--to", options->to, "Version to return to (default: the previous one)");
+  command->add_flag(
+      "!--no-one-shot", options->one_shot,
+      "Fail if no coordinator answers, instead of acting as the coordinator for this rollback");
   add_trace_option(*command, *options);
   command->callback(
       [&context, options] { context.run("rollback", [&] { return roll_back(*options); }); });
@@ -284,10 +290,10 @@ void add_cancel(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 10,
       {.name = "cancel",
-       .description = "Stop the update that runs, while its switch has not been decided",
+       .description = "Cancel the current update, if its switch has not been decided",
        .examples = {"wsync cancel", "wsync cancel --version 3.42 --json"}});
   command->add_option("--version", options->version,
-                      "Only the update to this version (default: the one that runs)");
+                      "Cancel only an update to this version (default: the current update)");
   command->callback(
       [&context, options] { context.run("cancel", [&] { return cancel(*options); }); });
 }
@@ -297,7 +303,7 @@ void add_verify(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 130,
       {.name = "verify",
-       .description = "Read back what every engine holds and compare it, tensor by tensor",
+       .description = "Read back the weights of every engine and compare them, tensor by tensor",
        .examples = {"wsync verify", "wsync verify --json"}});
   add_trace_option(*command, *options);
   command->callback(

@@ -36,9 +36,9 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   log_info("engines attach at {}; coordinator {}", agent->engine_socket(), config.coordinator);
   (*loop)->run();
   if (agent->leave())
-    log_info("stopping; no engine is attached, so the coordinator need not wait for this sidecar");
+    log_info("stopping; no engine is attached, so this sidecar signs off from the coordinator");
   else
-    log_info("stopping; engines go on serving");
+    log_info("stopping; engines continue to serve");
   return Outcome{.result = {{"stopped", true}}};
 }
 
@@ -49,16 +49,18 @@ void add_sidecar(CLI::App& app, Context& context) {
   CLI::App* command =
       add_command(app, context,
                   {.name = "sidecar",
-                   .description = "Hold versions for the engines of this host and switch them",
+                   .description = "Run the inference-side agent of a host: receives versions and "
+                                  "switches the engines to them",
                    .examples = {"wsync sidecar -c sidecar.yaml",
                                 "wsync sidecar --set name=host0 --set devices.kind=separate --set "
                                 "devices.count=4"}});
   command->add_option("-c,--config", options->file, "YAML file (deploy/config/sidecar.yaml)");
-  command->add_option("--set", options->set, "key=value, over the file (repeatable)");
+  command->add_option("--set", options->set,
+                      "Set a key as key=value; overrides the file (repeatable)");
   command
       ->add_option("--trace", options->trace,
-                   "As trace_file: write the latest switches as a Chrome trace at the end, and a "
-                   "picture beside it")
+                   "Set trace_file: at the end, write a Chrome trace of the latest switches, and a "
+                   "picture of the last one beside it")
       ->type_name("FILE.json");
   command->callback([&context, options] {
     context.run("sidecar", [&] { return run_sidecar(context, *options); });

@@ -34,7 +34,7 @@ std::string block_text(const FleetView& view) {
   std::string text = fmt::format("{}  {}\n", clock_text(), view.address);
   if (!view.trouble.empty())
     text += fmt::format("NO ANSWER: {}{}\n", view.trouble,
-                        view.status ? "; it is asked again until it answers" : "");
+                        view.status ? "; the status is requested again until a reply arrives" : "");
   else if (view.status)
     text += to_text(*view.status);
   return text;
@@ -84,8 +84,7 @@ Result<Outcome> watch_status(const StatusOptions& options, std::chrono::millisec
 Result<Outcome> status(const StatusOptions& options) {
   const auto interval = WSYNC_TRY(parse_watch_interval(options.interval));
   if (options.watch) return watch_status(options, interval);
-  if (options.interval_given)
-    return fail(ErrorCode::kInvalidInput, "--interval: only with --watch");
+  if (options.interval_given) return fail(ErrorCode::kInvalidInput, "--interval needs --watch");
   const auto reply = WSYNC_TRY(ask<control::StatusReply>(options, control::Status{}));
   return Outcome{.result = to_json(reply), .text = to_text(reply)};
 }
@@ -97,11 +96,11 @@ void add_status(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 5,
       {.name = "status",
-       .description = "Which version runs where, how far an update is, and what "
-                      "could be rolled back",
+       .description = "Show the version of each replica, the progress of an update, and the "
+                      "version that a rollback would serve",
        .examples = {"wsync status", "wsync status --json", "wsync status --watch --interval 500ms",
                     "wsync status --coordinator ipc:///run/wsync/host0.control"}});
-  command->add_flag("--watch", options->watch, "Look again and again, until Ctrl-C");
+  command->add_flag("--watch", options->watch, "Print the status repeatedly until Ctrl-C");
   add_watch_interval(*command, options->interval);
   command->callback([&context, options, command] {
     options->json = context.options.json;

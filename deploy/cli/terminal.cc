@@ -202,7 +202,7 @@ struct Terminal::State {
     write_end.reset(pipe[1]);
     int none = -1;
     if (!g_resize_fd.compare_exchange_strong(none, pipe[1]))
-      return fail(ErrorCode::kBusy, "this process draws on a terminal already");
+      return fail(ErrorCode::kBusy, "this process already draws on a terminal");
     taken = true;
     struct sigaction action{};
     action.sa_handler = on_window_change;
@@ -223,7 +223,7 @@ struct Terminal::State {
 Result<std::unique_ptr<Terminal>> Terminal::open(Loop& loop, int in_fd, int out_fd,
                                                  Callbacks callbacks) {
   if (!is_terminal(in_fd, out_fd))
-    return fail(ErrorCode::kIo, "standard input and output are no terminal");
+    return fail(ErrorCode::kIo, "standard input and output must be a terminal");
   auto state = std::make_unique<State>();
   state->in_fd = in_fd;
   state->out_fd = out_fd;

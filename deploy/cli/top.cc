@@ -119,12 +119,13 @@ void add_top(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 5,
       {.name = "top",
-       .description = "Watch the fleet: every replica, the update that runs, what went wrong",
+       .description = "Watch the fleet: every replica, the current update, and recent problems",
        .examples = {"wsync top", "wsync top --interval 200ms",
                     "wsync top --once --coordinator ipc:///run/wsync/control"}});
   add_watch_interval(*command, options->interval);
-  command->add_flag("--once", options->once,
-                    "Print one frame without colours and end, as where there is no terminal");
+  command->add_flag(
+      "--once", options->once,
+      "Print one frame without colours and exit; this is also done without a terminal");
   command->callback([&context, options] {
     options->json = context.options.json;
     context.run("top", [&] { return top(*options); });

@@ -61,13 +61,13 @@ Result<Outcome> get(const GetOptions& options) {
 }
 
 void add_get(CLI::App& parent, Context& context) {
-  CLI::App* command = add_command(
-      parent, context,
-      {.name = "get",
-       .description = "Write what a running fleet has traced of its last update, both sides on one "
-                      "clock, as a Chrome trace (open it at ui.perfetto.dev)",
-       .examples = {"wsync trace get --output update.json",
-                    "wsync trace get --output all.json --updates 0 --json"}});
+  CLI::App* command =
+      add_command(parent, context,
+                  {.name = "get",
+                   .description = "Write a Chrome trace of a running fleet's last update, both "
+                                  "sides on one clock (open it at ui.perfetto.dev)",
+                   .examples = {"wsync trace get --output update.json",
+                                "wsync trace get --output all.json --updates 0 --json"}});
   auto options = std::make_shared<GetOptions>();
   options->address = default_address();
   command->add_option("-o,--output", options->output, "File to write")
@@ -75,7 +75,7 @@ void add_get(CLI::App& parent, Context& context) {
       ->required();
   command
       ->add_option("--updates", options->updates,
-                   "How many of the last updates; 0: all that are kept (default: 1)")
+                   "Number of latest updates; 0: all that the fleet has kept (default: 1)")
       ->check(CLI::Range(0U, kUpdatesMax));
   command
       ->add_option("--coordinator", options->address,

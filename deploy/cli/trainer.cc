@@ -48,9 +48,40 @@ std::vector<std::string> settings_of(const Context& context, const TrainerOption
   return set;
 }
 
+ErrorCode trainer_error_code(wsync_code code) {
+  switch (code) {
+    case WSYNC_INVALID_INPUT:
+      return ErrorCode::kInvalidInput;
+    case WSYNC_NOT_FOUND:
+      return ErrorCode::kNotFound;
+    case WSYNC_REFUSED:
+      return ErrorCode::kRefused;
+    case WSYNC_BUSY:
+      return ErrorCode::kBusy;
+    case WSYNC_DEADLINE:
+      return ErrorCode::kDeadline;
+    case WSYNC_PEER_LOST:
+      return ErrorCode::kPeerLost;
+    case WSYNC_FENCED:
+      return ErrorCode::kFenced;
+    case WSYNC_DIGEST_MISMATCH:
+      return ErrorCode::kDigestMismatch;
+    case WSYNC_RESOURCE_EXHAUSTED:
+      return ErrorCode::kResourceExhausted;
+    case WSYNC_CANCELLED:
+      return ErrorCode::kCancelled;
+    case WSYNC_IO:
+      return ErrorCode::kIo;
+    case WSYNC_OK:
+    case WSYNC_INTERNAL:
+      return ErrorCode::kInternal;
+  }
+  return ErrorCode::kInternal;
+}
+
 Result<> result_of(wsync_code code) {
   if (code == WSYNC_OK) return {};
-  return fail(static_cast<ErrorCode>(static_cast<int>(code) - 1), wsync_trainer_error());
+  return fail(trainer_error_code(code), wsync_trainer_error());
 }
 
 void log_result(const wsync_publish_status& status) {
@@ -219,11 +250,12 @@ class Publisher {
 class UnexpectedArguments : public CLI::ParseError {
  public:
   explicit UnexpectedArguments(const std::vector<std::string>& words)
-      : ParseError("ExtrasError",
-                   fmt::format("{} was not expected (options of a training run are those of "
-                               "`wsync train`)",
-                               fmt::join(words, " ")),
-                   CLI::ExitCodes::ExtrasError) {}
+      : ParseError(
+            "ExtrasError",
+            fmt::format(
+                "unexpected arguments: {} (options of a training run belong to `wsync train`)",
+                fmt::join(words, " ")),
+            CLI::ExitCodes::ExtrasError) {}
 };
 
 config::Sources sources_of(const TrainerOptions& options) {
@@ -259,7 +291,8 @@ Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
     }));
     if (config.checkpoint.empty())
       log_info(
-          "nothing to publish yet: give --checkpoint DIRECTORY, or a train.yaml (-c) to train");
+          "nothing to publish yet: waiting for `wsync push` (--checkpoint DIRECTORY publishes at "
+          "start; -c train.yaml trains)");
     (*loop)->run();
   }
   if (failure) return fail(*failure);
@@ -274,21 +307,23 @@ void add_trainer(CLI::App& app, Context& context) {
       app, context,
       {.name = "trainer",
        .description =
-           "Publish a checkpoint directory and the step_N beside it; or train, with a train.yaml",
+           "Publish a checkpoint directory and each step_N beside it; or train, with a train.yaml",
        .examples = {"wsync trainer --checkpoint /models/run7/step_100",
                     "wsync trainer -c trainer.yaml --set commit=quorum:3",
                     "wsync trainer -c train.yaml (as `wsync train -c train.yaml`)"}});
   command->add_option("-c,--config", options->file,
                       "YAML file (deploy/config/trainer.yaml or train.yaml)");
-  command->add_option("--set", options->set, "key=value, over the file (repeatable)");
-  command->add_option("--checkpoint", options->checkpoint,
-                      "Directory to publish first; train: whose model to begin with");
+  command->add_option("--set", options->set,
+                      "Set a key as key=value; overrides the file (repeatable)");
+  command->add_option(
+      "--checkpoint", options->checkpoint,
+      "Checkpoint directory to publish at start; with a train.yaml: the model to begin with");
   command->add_flag("--take-over", options->take_over,
-                    "Claim the fleet, and the address, of another coordinator");
+                    "Take over the fleet and the address of another coordinator");
   command
       ->add_option("--trace", options->trace,
-                   "As trace_file: write the latest snapshots and rounds, or steps, as a Chrome "
-                   "trace at the end")
+                   "Set trace_file: at the end, write a Chrome trace of the latest snapshots and "
+                   "rounds, or steps")
       ->type_name("FILE.json");
   command->allow_extras();  // training options, parsed by `wsync train`
   command->callback([&context, command, options] {

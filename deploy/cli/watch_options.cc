@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kIntervalMax{3'600'000};
 }  // namespace
 
 void add_watch_interval(CLI::App& command, std::string& interval) {
-  command.add_option("--interval", interval, "Time between two looks: 100ms to 1h")
+  command.add_option("--interval", interval, "Time between two requests, 100ms to 1h")
       ->type_name("TIME")
       ->capture_default_str();
 }

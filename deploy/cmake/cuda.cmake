@@ -2,8 +2,8 @@
 # off without it; OFF. Sets WSYNC_WITH_CUDA and, with it, what find_cuda.cmake does and WSYNC_CUDA_GENCODE. Nothing of it is
 # linked: the library asks for libcuda and libnccl when it is used.
 # Kept from the environment of the first configuration: a build that configures itself anew finds the same.
-set(CUDA_HOME "$ENV{CUDA_HOME}" CACHE PATH "Folder of the CUDA toolkit (holds bin/nvcc and include/cuda.h)")
-set(NCCL_HOME "$ENV{NCCL_HOME}" CACHE PATH "Folder of NCCL (holds include/nccl.h)")
+set(CUDA_HOME "$ENV{CUDA_HOME}" CACHE PATH "Folder of the CUDA toolkit (contains bin/nvcc and include/cuda.h)")
+set(NCCL_HOME "$ENV{NCCL_HOME}" CACHE PATH "Folder of NCCL (contains include/nccl.h)")
 mark_as_advanced(CUDA_HOME NCCL_HOME)
 
 # What keeps the backend from being built, in words; empty: nothing.
@@ -22,7 +22,7 @@ macro(wsync_cuda_obstacle)
     endif()
     if(NOT obstacle STREQUAL "" AND NOT "${passed}" STREQUAL "")
       list(JOIN passed "; " passed)
-      string(APPEND obstacle "; passed over: ${passed}")
+      string(APPEND obstacle "; not used: ${passed}")
     endif()
   endif()
 endmacro()
@@ -66,7 +66,7 @@ if(WSYNC_WITH_CUDA)
   message(STATUS "  nccl.h ${WSYNC_NCCL_VERSION}: ${WSYNC_NCCL_INCLUDE} (${nccl_found})")
   message(STATUS "  kernels: ${kernels}")
   foreach(passed IN LISTS WSYNC_CUDA_PASSED WSYNC_NCCL_PASSED)
-    message(STATUS "  passed over: ${passed}")
+    message(STATUS "  not used: ${passed}")
   endforeach()
 endif()
 

@@ -31,10 +31,10 @@ std::optional<std::string> difference_of(const control::VerifyReply& reply, cons
     if (!rank.failure.empty())
       return fmt::format("replica {}: not verified: {}", rank.replica, rank.failure);
     if (!version.none() && rank.version != version)
-      return fmt::format("replica {}: holds {}, expected {}", rank.replica,
+      return fmt::format("replica {}: serves {}, expected {}", rank.replica,
                          rank.version.to_string(), version.to_string());
     if (!rank.mismatches.empty())
-      return fmt::format("replica {}: {} tensors differ, the first is {}", rank.replica,
+      return fmt::format("replica {}: {} tensors differ; the first one is {}", rank.replica,
                          rank.mismatches.size(), rank.mismatches.front().tensor);
   }
   return std::nullopt;
@@ -116,7 +116,7 @@ Result<> Fleet::start(const OnLine& on_line) {
   if (options_.trainer)
     trainer_ = WSYNC_TRY(children_.start(
         command(options_.prefix + "trainer", with_settings("trainer", *options_.trainer))));
-  return until_status("every engine", [this](const control::StatusReply& status) {
+  return until_status("all engines attached", [this](const control::StatusReply& status) {
     std::size_t attached = 0;
     for (const control::SidecarReport& sidecar : status.sidecars)
       for (const control::ReplicaReport& replica : sidecar.replicas)
@@ -198,7 +198,7 @@ Result<> Fleet::until_status(const std::string& what,
     WSYNC_TRY(children_.pass_time(kStatusInterval));
   }
   return fail(ErrorCode::kDeadline,
-              fmt::format("{} did not come within {} s", what, kReadyDeadline.count() / 1000));
+              fmt::format("{}: not reached within {} s", what, kReadyDeadline.count() / 1000));
 }
 
 Result<> Fleet::until_ready(const Version& version, const std::string& except) {
@@ -243,7 +243,7 @@ Result<std::vector<std::string>> Fleet::addresses() {
       continue;
     }
     if (now() > end)
-      return fail(ErrorCode::kDeadline, fmt::format("{} does not listen after {} ms", engine.name(),
+      return fail(ErrorCode::kDeadline, fmt::format("{} did not listen within {} ms", engine.name(),
                                                     kStartDeadline.count()));
     WSYNC_TRY(children_.pass_time(kStatusInterval));
   }
@@ -276,8 +276,7 @@ Result<EngineResult> Fleet::result_of(std::size_t index) const {
   const auto result =
       result_in(last_line_of(children_.output_path(engines_[index]->name())), "engine");
   if (!result)
-    return fail(ErrorCode::kInternal,
-                fmt::format("engine {} ended without saying what it served", replica));
+    return fail(ErrorCode::kInternal, fmt::format("engine {} ended without a result", replica));
   EngineResult read{.replica = replica,
                     .steps = result->value("steps", std::uint64_t{0}),
                     .torn = result->value("torn", std::uint64_t{0}),

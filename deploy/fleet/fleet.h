@@ -103,7 +103,7 @@ class Fleet {
     friend class Fleet;
     struct State {
       bool done = false;
-      Result<control::Decoded> decoded = fail(ErrorCode::kInternal, "not answered yet");
+      Result<control::Decoded> decoded = fail(ErrorCode::kInternal, "no reply has arrived yet");
     };
     Fleet& fleet_;
     std::shared_ptr<State> state_ = std::make_shared<State>();
@@ -115,7 +115,7 @@ class Fleet {
     WSYNC_TRY(wait_for(question));
     if (auto* reply = std::get_if<Reply>(&question.state_->decoded->message))
       return std::move(*reply);
-    return fail(ErrorCode::kInternal, "the coordinator gave another answer than asked for");
+    return fail(ErrorCode::kInternal, "the coordinator sent a reply of another type");
   }
 
   // Returns when every engine except `except` is ready and serves `version`.

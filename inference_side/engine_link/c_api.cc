@@ -31,14 +31,41 @@ Result<> outcome(int code, std::string_view callback) {
                      fmt::format("the engine's {} callback failed with {}", callback, code));
 }
 
+wsync_pause_mode c_pause_mode(wsync::PauseMode mode) {
+  switch (mode) {
+    case wsync::PauseMode::kAbort:
+      return WSYNC_PAUSE_ABORT;
+    case wsync::PauseMode::kWait:
+      return WSYNC_PAUSE_WAIT;
+    case wsync::PauseMode::kKeep:
+      return WSYNC_PAUSE_KEEP;
+  }
+  return WSYNC_PAUSE_ABORT;
+}
+
+wsync_state c_rank_state(wsync::control::RankState state) {
+  switch (state) {
+    case wsync::control::RankState::kLoading:
+      return WSYNC_STATE_LOADING;
+    case wsync::control::RankState::kServing:
+      return WSYNC_STATE_SERVING;
+    case wsync::control::RankState::kPaused:
+      return WSYNC_STATE_PAUSED;
+    case wsync::control::RankState::kLoaded:
+      return WSYNC_STATE_LOADED;
+    case wsync::control::RankState::kTainted:
+      return WSYNC_STATE_TAINTED;
+  }
+  return WSYNC_STATE_TAINTED;
+}
+
 class CallbackEngine final : public wsync::engine::Engine {
  public:
   CallbackEngine(const wsync_engine_callbacks& callbacks, void* user)
       : callbacks_(callbacks), user_(user) {}
 
   Result<> pause(wsync::PauseMode mode, std::uint32_t deadline_ms) override {
-    return outcome(callbacks_.pause(user_, static_cast<wsync_pause_mode>(mode), deadline_ms),
-                   "pause");
+    return outcome(callbacks_.pause(user_, c_pause_mode(mode), deadline_ms), "pause");
   }
   Result<> load_begin(const wsync::Version& version) override {
     if (callbacks_.load_begin == nullptr) return {};
@@ -123,6 +150,20 @@ int number_of(const Enum& value) {
   return number;
 }
 
+// Returns std::nullopt for a number that is not a wsync_take.
+std::optional<wsync::control::TakeMode> take_mode_of(int number) {
+  switch (number) {
+    case WSYNC_TAKE_PIECES:
+      return wsync::control::TakeMode::kPieces;
+    case WSYNC_TAKE_WHOLE:
+      return wsync::control::TakeMode::kWhole;
+    case WSYNC_TAKE_ADOPT:
+      return wsync::control::TakeMode::kAdopt;
+    default:
+      return std::nullopt;
+  }
+}
+
 // Returns nullptr for weights in host memory.
 Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu,
                                                          std::uint32_t index) {
@@ -185,8 +226,11 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
   wsync::close_descriptors_in_children();
   if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
       options->callbacks.pause == nullptr || options->callbacks.commit == nullptr ||
-      options->callbacks.resume == nullptr ||
-      (options->take != WSYNC_TAKE_PIECES && options->callbacks.load_layer == nullptr))
+      options->callbacks.resume == nullptr)
+    return nullptr;
+  const auto take = take_mode_of(number_of(options->take));
+  if (!take ||
+      (*take != wsync::control::TakeMode::kPieces && options->callbacks.load_layer == nullptr))
     return nullptr;
   try {
     auto engine = std::make_unique<wsync_engine>(
@@ -201,7 +245,7 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
                                      .world_size = options->world_size,
                                      .leader = options->leader != 0,
                                      .device = options->device,
-                                     .take = static_cast<wsync::control::TakeMode>(options->take),
+                                     .take = *take,
                                      .serving = options->serving != 0,
                                      .tensors = {}},
                      .gpu = nullptr,
@@ -270,7 +314,7 @@ wsync_engine_state wsync_engine_status(const wsync_engine* engine) {
   if (!is_attached(engine)) return {};
   const auto status = engine->link->status();
   return {.attached = status.attached ? 1 : 0,
-          .state = static_cast<wsync_state>(status.state),
+          .state = c_rank_state(status.state),
           .active = c_version(status.active),
           .refusals = status.refusals};
 }

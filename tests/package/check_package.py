@@ -63,7 +63,7 @@ class Package(unittest.TestCase):
         os.remove(script)
         done = subprocess.run(command, text=True, capture_output=True)
         self.assertEqual(done.returncode, 2, done.stdout)
-        self.assertIn(f"{script} is not there", done.stderr)
+        self.assertIn(f"{script} does not exist", done.stderr)
 
     def test_the_shared_libraries_show_their_c_symbols_alone(self):
         for side in ("engine", "trainer"):

@@ -124,10 +124,10 @@ class BenchPeers(unittest.TestCase):
                                      "redis,raw-tmpfs,safetensors-tmpfs,gloo-buckets,zeromq", exit_code=1)
         failed = {peer["peer"]: peer["failed"] or peer["skipped"] for peer in result["peers"]}
         self.assertEqual(failed["raw-tmpfs"], "")
-        self.assertIn("has bytes with the digest 00000000000000000000000000000000, expected ", failed["safetensors-tmpfs"])
+        self.assertIn("the received bytes have the digest 00000000000000000000000000000000, expected ", failed["safetensors-tmpfs"])
         self.assertIn("no such transport", failed["gloo-buckets"])
-        self.assertIn("a process said 'frame 1 of 2', expected a JSON object", failed["zeromq"])
-        self.assertRegex(failed["redis"], "out of memory|no redis-server in PATH")
+        self.assertIn("a process sent 'frame 1 of 2', expected a JSON object", failed["zeromq"])
+        self.assertRegex(failed["redis"], "out of memory|redis-server is not in PATH")
         self.assertEqual([case["name"] for case in suite["cases"]],
                          ["floor", "verified copies, wsync", "verified copies, raw-tmpfs", "staged, wsync", "paused, wsync"])
         self.assertIn(f"zeromq failed in {failed['zeromq']}", suite["notes"])
@@ -140,8 +140,8 @@ class BenchPeers(unittest.TestCase):
         result, _ = self.measure("--engines", "1", "--rounds", "1", "--peers", "raw-tmpfs,safetensors-disk", "--tmpfs", "/proc",
                                  "--directory", self.tmpfs)
         tmpfs, disk = result["peers"]
-        self.assertEqual(tmpfs["skipped"], "/proc is no folder in memory: --tmpfs")
-        self.assertRegex(disk["skipped"], "lies in memory and on no disk: --directory")
+        self.assertEqual(tmpfs["skipped"], "/proc is not on a file system in memory; choose another directory with --tmpfs")
+        self.assertRegex(disk["skipped"], "is in memory and not on a disk; choose another directory with --directory")
 
     def test_an_interrupt_leaves_nothing_behind(self):
         # The benchmark, the sidecar and two engines; or the benchmark, a trainer and two engines
@@ -149,7 +149,7 @@ class BenchPeers(unittest.TestCase):
         self.assertEqual(os.listdir(self.tmpfs), [])
 
     def test_bad_arguments(self):
-        for bad, code, expected in ((["--peers", "raw-tmpfs,carrier-pigeon"], 2, "'carrier-pigeon' is no peer, expected some of: raw-tmpfs"),
+        for bad, code, expected in ((["--peers", "raw-tmpfs,carrier-pigeon"], 2, "'carrier-pigeon' is not a peer, expected names from: raw-tmpfs"),
                                     (["--size", "4TiB"], 1, "of memory are available"), (["--size", "much"], 2, "--size"),
                                     (["--engines", "0"], 2, "--engines"), (["--rounds", "0"], 2, "--rounds"),
                                     (["--model", "Nobody-1B"], 2, "Nobody-1B"), (["--tmpfs", "/nowhere"], 2, "--tmpfs")):

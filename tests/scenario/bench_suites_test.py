@@ -183,7 +183,7 @@ class Suites(unittest.TestCase):
             case["value"]["samples"] = [20.0]
         done = self.compare(once)
         self.assertEqual(done.returncode, 2, done.stdout)
-        self.assertIn("no case has enough rounds to tell anything", done.stderr)
+        self.assertIn("no case has enough rounds for the test", done.stderr)
         self.assertRegex(done.stdout, r"sync: paused .* too few")
 
     def test_bad_result_files(self):
@@ -195,10 +195,10 @@ class Suites(unittest.TestCase):
             case["unit"] = "s"
         def nothing_in_common(_, case):
             case["name"] = "load"
-        for change, sentence in ((version, f"{self.b}: schema_version: expected 1, found 7; a newer wsync wrote it"),
+        for change, sentence in ((version, f"{self.b}: schema_version: expected 1, found 7; a newer wsync wrote the file"),
                                  (schema, f"{self.b}: schema: expected 'wsync-bench', found 'other'"),
                                  (unit, "sync: paused: in A ms and less is better, in B s"),
-                                 (nothing_in_common, "no case is in both files")):
+                                 (nothing_in_common, "the files have no common case")):
             done = self.compare(change)
             self.assertEqual(done.returncode, 2, done.stdout)
             self.assertIn(sentence, done.stderr)
@@ -306,10 +306,10 @@ class Suites(unittest.TestCase):
         output = os.path.join(self.directory, "report.html")
         old = os.path.join(self.directory, "old.json")
         for content, sentence in (({"command": "bench sync", "ok": True, "result": {}},
-                                   f"{old}: schema: expected 'wsync-bench', found nothing: it is not what --output writes"),
+                                   f"{old}: schema: expected 'wsync-bench', found nothing; the file was not written by --output"),
                                   ({"schema": "wsync-bench", "schema_version": 0},
-                                   f"{old}: schema_version: expected 1, found 0; an older wsync wrote it"),
-                                  ({"schema": "wsync-bench", "schema_version": 2}, "a newer wsync wrote it")):
+                                   f"{old}: schema_version: expected 1, found 0; an older wsync wrote the file"),
+                                  ({"schema": "wsync-bench", "schema_version": 2}, "a newer wsync wrote the file")):
             self.write(old, content)
             done = bench("report", self.a, old, "--output", output)
             self.assertEqual(done.returncode, 2, done.stdout)
@@ -332,14 +332,14 @@ class Suites(unittest.TestCase):
         for words, sentence in ((["bsaeline"], "no command 'bsaeline' under bench; did you mean baseline?"),
                                 (["baseline", "snyc"], "snyc; did you mean sync?"),
                                 (["baseline", "--quik"], "did you mean --quick?"),
-                                (["list", "baseline"], "`wsync bench list` stands alone in its line"),
+                                (["list", "baseline"], "`wsync bench list` cannot be combined with other suites on one command line"),
                                 (["baseline", "--size", "1KiB"], "--size is 1024 bytes, expected 1MiB to 64GiB"),
                                 (["baseline", "--size", "much"], "--size"),
                                 (["baseline", "--repeats", "0"], "--repeats"),
                                 (["control", "--messages", "0"], "--messages is 0, expected 1 to 1000000"),
-                                (["control", "--replicas", "2000"], "--replicas has 2000, expected 1 to 1024"),
-                                (["transport", "--size", "1MiB", "--bucket", "2MiB"], "--bucket has 2097152 bytes"),
-                                (["transport", "--connections", "0"], "--connections has 0, expected 1 to 64"),
+                                (["control", "--replicas", "2000"], "--replicas contains 2000, expected numbers from 1 to 1024"),
+                                (["transport", "--size", "1MiB", "--bucket", "2MiB"], "--bucket contains 2097152 bytes"),
+                                (["transport", "--connections", "0"], "--connections contains 0, expected numbers from 1 to 64"),
                                 (["codecs", "--size", "1KiB"], "--size is 1024 bytes, expected 1MiB to 64GiB"),
                                 (["codecs", "--model", "Qwen3"], "Qwen3"),
                                 (["compare", self.a], "B is required")):

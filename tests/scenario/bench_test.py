@@ -111,8 +111,8 @@ class BenchSync(unittest.TestCase):
             done = subprocess.run([WSYNC, "bench", *command, "--checkpoint", given, "--directory", self.directory],
                                   text=True, capture_output=True, timeout=DEADLINE_S)
             self.assertNotEqual(done.returncode, 0)
-            self.assertIn("12 copies of 1.00 TiB, 12.0 TiB in all" if command[0] == "sync" else "9 copies of 1.00 TiB, 9.00 TiB in all", done.stderr)
-            self.assertRegex(done.stderr, r": choose [0-9]+MiB at most")
+            self.assertIn("12 copies of 1.00 TiB, 12.0 TiB in total" if command[0] == "sync" else "9 copies of 1.00 TiB, 9.00 TiB in total", done.stderr)
+            self.assertRegex(done.stderr, r"; choose at most [0-9]+MiB")
         self.assertEqual(os.listdir(self.directory), ["huge"])
 
     def test_separate_devices_by_the_size_of_their_buffers(self):
@@ -205,7 +205,7 @@ class BenchScale(unittest.TestCase):
             for row in result["published"]:
                 self.assertAlmostEqual(row["error"], row["checkpoint_engine"]["seconds"] / row["published_s"] - 1)
             self.assertEqual([[p["gpus"] for p in curve["points"]] for curve in result["curves"]], [[16], [8, 16]])
-            self.assertEqual(result["notes"], ["Kimi-K2 on 8 GPUs is left out: 16 hold one together"])
+            self.assertEqual(result["notes"], ["Kimi-K2 on 8 GPUs is left out: 8 is not a multiple of 16, the number of GPUs for one copy of the model"])
             self.assertTrue(xml.etree.ElementTree.parse(picture).getroot().tag.endswith("svg"))
             text = subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S).stdout
             self.assertIn("One constant is fitted, on\nDeepSeek-V3.1 x 16 GPUs", text)
@@ -217,7 +217,7 @@ class BenchScale(unittest.TestCase):
         self.assertEqual((curve["model"], [point["gpus"] for point in curve["points"]]), ("Kimi-K2", [16, 256, 2048]))
         done = subprocess.run([WSYNC, "bench", "scale", "--repeats", "5"], text=True, capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("its simulation says the same each time; leave --repeats out", done.stderr)
+        self.assertIn("is a simulation and gives the same result each time; remove --repeats", done.stderr)
 
     def test_bad_arguments(self):
         for bad in (["--model", "Kimi-K3"], ["--model", "Kimi-K2", "--gpus", "8"], ["--gpus", "0"], ["--gpus", "100001"], ["--host", "h100"],

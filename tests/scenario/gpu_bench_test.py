@@ -169,7 +169,7 @@ class BenchGpu(unittest.TestCase):
             done = self.run_bench("--output", self.output, WSYNC_EMULATED_CUDA_MODE=mode)
             self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
             self.assertIn(sentence, done.stderr.partition("wsync bench gpu needs a GPU: ")[2])
-            self.assertIn("nothing was measured", done.stderr)
+            self.assertIn("no case was measured", done.stderr)
             self.assertFalse(os.path.exists(self.output))
             self.check_left()
         done = subprocess.run(self.arguments("--json"), text=True, capture_output=True, timeout=DEADLINE_S,
@@ -239,7 +239,7 @@ class GpuScript(unittest.TestCase):
 
     def test_bad_arguments(self):
         for bad, sentence in ((["--what"], "unknown argument '--what'"), (["--build"], "--build needs a value"),
-                              (["--prefix", "/nowhere"], "/nowhere is no folder")):
+                              (["--prefix", "/nowhere"], "/nowhere is not a directory")):
             done = self.run_script(*bad)
             self.assertEqual(done.returncode, 2, bad)
             self.assertIn(sentence, done.stderr)
@@ -254,7 +254,7 @@ class GpuScript(unittest.TestCase):
             folder = os.path.join(directory, "build")
             done = self.run_script("--build", folder)
             self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
-            self.assertIn("there is no NVIDIA driver", done.stderr)
+            self.assertIn("the NVIDIA driver is not installed", done.stderr)
             self.assertIn("libcuda.so.1", done.stderr)
             self.assertFalse(os.path.exists(folder))
 

@@ -81,7 +81,7 @@ class Programs(unittest.TestCase):
         # Without one its options are nobody's, and the sentence says whose they are.
         refused = run(WSYNC, "trainer", "--sequential")
         self.assertEqual((refused.returncode, refused.stdout), (2, ""))
-        self.assertIn("--sequential was not expected (options of a training run are those of `wsync train`)", refused.stderr)
+        self.assertIn("unexpected arguments: --sequential (options of a training run belong to `wsync train`)", refused.stderr)
         missing = run(self.alone, "trainer", "--set", "steps=3", path=self.elsewhere)
         self.assertEqual(missing.returncode, 2)
         self.assertIn("the program wsync-train is not installed", missing.stderr)

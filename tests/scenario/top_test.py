@@ -136,7 +136,7 @@ class Top(unittest.TestCase):
     def test_a_coordinator_that_comes_and_goes_and_an_interrupt(self):
         fleet = self.fleet
         screen = self.screen()
-        screen.until_frame(lambda f: any("NO ANSWER: nobody answers" in line for line in f), "nobody")
+        screen.until_frame(lambda f: any("NO ANSWER: no process answers" in line for line in f), "nobody")
         trainer = fleet.start("trainer")
         screen.until_frame(lambda f: any("no sidecar has connected" in line for line in f), "a coordinator")
         fleet.stop(trainer)

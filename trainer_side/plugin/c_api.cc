@@ -4,6 +4,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,14 +26,71 @@ using wsync::TimePoint;
 using wsync::control::PublishState;
 using wsync::publish::RankTensor;
 
-constexpr int kCodes = WSYNC_INTERNAL;
-static_assert(static_cast<int>(ErrorCode::kInternal) + 1 == kCodes &&
-              static_cast<int>(ErrorCode::kFenced) + 1 == WSYNC_FENCED);
-static_assert(static_cast<int>(PublishState::kFailed) == WSYNC_PUBLISH_FAILED);
-
 thread_local std::string last_error;
 
-wsync_code code_of(ErrorCode code) { return static_cast<wsync_code>(static_cast<int>(code) + 1); }
+wsync_code code_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidInput:
+      return WSYNC_INVALID_INPUT;
+    case ErrorCode::kNotFound:
+      return WSYNC_NOT_FOUND;
+    case ErrorCode::kRefused:
+      return WSYNC_REFUSED;
+    case ErrorCode::kBusy:
+      return WSYNC_BUSY;
+    case ErrorCode::kDeadline:
+      return WSYNC_DEADLINE;
+    case ErrorCode::kPeerLost:
+      return WSYNC_PEER_LOST;
+    case ErrorCode::kFenced:
+      return WSYNC_FENCED;
+    case ErrorCode::kDigestMismatch:
+      return WSYNC_DIGEST_MISMATCH;
+    case ErrorCode::kResourceExhausted:
+      return WSYNC_RESOURCE_EXHAUSTED;
+    case ErrorCode::kCancelled:
+      return WSYNC_CANCELLED;
+    case ErrorCode::kIo:
+      return WSYNC_IO;
+    case ErrorCode::kInternal:
+      return WSYNC_INTERNAL;
+  }
+  return WSYNC_INTERNAL;
+}
+
+wsync_publish_state c_publish_state(PublishState state) {
+  switch (state) {
+    case PublishState::kPending:
+      return WSYNC_PUBLISH_PENDING;
+    case PublishState::kSnapshotted:
+      return WSYNC_PUBLISH_SNAPSHOTTED;
+    case PublishState::kStaged:
+      return WSYNC_PUBLISH_STAGED;
+    case PublishState::kCommitted:
+      return WSYNC_PUBLISH_COMMITTED;
+    case PublishState::kSuperseded:
+      return WSYNC_PUBLISH_SUPERSEDED;
+    case PublishState::kFailed:
+      return WSYNC_PUBLISH_FAILED;
+  }
+  return WSYNC_PUBLISH_FAILED;
+}
+
+// Returns std::nullopt for a state that a caller cannot wait for.
+std::optional<PublishState> awaited_state(wsync_publish_state state) {
+  switch (state) {
+    case WSYNC_PUBLISH_PENDING:
+      return PublishState::kPending;
+    case WSYNC_PUBLISH_SNAPSHOTTED:
+      return PublishState::kSnapshotted;
+    case WSYNC_PUBLISH_STAGED:
+      return PublishState::kStaged;
+    case WSYNC_PUBLISH_COMMITTED:
+      return PublishState::kCommitted;
+    default:
+      return std::nullopt;
+  }
+}
 
 // Runs `body`, a function that returns a Result<>. Catches all exceptions, because the caller may
 // be C.
@@ -106,7 +164,7 @@ Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
 void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
   const auto& status = view.status;
   out = {};
-  out.state = static_cast<wsync_publish_state>(status.state);
+  out.state = c_publish_state(status.state);
   if (status.state == PublishState::kFailed)
     out.code = code_of(static_cast<ErrorCode>(status.code));
   out.step = status.version.none() ? status.step : status.version.step;
@@ -251,14 +309,15 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                               wsync_publish_status* status) {
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
-    if (state < WSYNC_PUBLISH_PENDING || state > WSYNC_PUBLISH_COMMITTED)
+    const auto awaited = awaited_state(state);
+    if (!awaited)
       return wsync::fail(
           ErrorCode::kInvalidInput,
           fmt::format("{} is not a state that can be waited for", static_cast<int>(state)));
     const auto time = WSYNC_TRY(time_of(timeout_ms));
     std::optional<TimePoint> deadline;
     if (time) deadline = wsync::now() + *time;
-    const auto waited = trainer->trainer->wait(publish, static_cast<PublishState>(state), deadline);
+    const auto waited = trainer->trainer->wait(publish, *awaited, deadline);
     const auto view = WSYNC_TRY(waited ? waited : trainer->trainer->look(publish));
     if (status != nullptr) fill(*status, view);
     if (!waited) return wsync::fail(waited.error());

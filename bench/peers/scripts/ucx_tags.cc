@@ -79,7 +79,7 @@ Job read_job() {
       if (key == "model") job.models.push_back(value);
     }
   }
-  if (job.engines < 1 || job.socket.empty() || job.pieces.empty()) refuse("job.txt is not whole");
+  if (job.engines < 1 || job.socket.empty() || job.pieces.empty()) refuse("job.txt is incomplete");
   return job;
 }
 
@@ -94,7 +94,8 @@ char* make_memory(std::size_t size) {
 
 void load(char* memory, std::size_t size, const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file.read(memory, static_cast<std::streamsize>(size))) refuse(path + " is too short");
+  if (!file.read(memory, static_cast<std::streamsize>(size)))
+    refuse(path + " is shorter than the model");
 }
 
 // Computes XXH3-128 of pieces in the given order, in a thread that runs in parallel to the caller.
@@ -172,7 +173,7 @@ class Driver {
     for (char c = 0; c != '\n'; line += c)
       if (::read(fd_, &c, 1) != 1) ::_exit(0);
     const std::size_t at = line.find(':');
-    if (at == std::string::npos) refuse("no go: " + line);
+    if (at == std::string::npos) refuse("expected a start command, received: " + line);
     return static_cast<std::size_t>(std::atoi(line.c_str() + at + 1));
   }
 

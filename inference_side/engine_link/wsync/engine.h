@@ -126,8 +126,8 @@ typedef struct {
   uint64_t refusals; /* frames and commands that were refused */
 } wsync_engine_state;
 
-/* Copies the options. Returns NULL if there is no memory, or if a path, a name or a required
- * callback is missing. */
+/* Copies the options. Returns NULL if there is no memory, if a path, a name or a required callback
+ * is missing, or if `take` is not a wsync_take. */
 WSYNC_API wsync_engine* wsync_engine_create(const wsync_engine_options* options);
 /* Call before wsync_engine_attach. Copies everything except the destination's bytes. */
 WSYNC_API int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor);

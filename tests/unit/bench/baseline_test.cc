@@ -153,9 +153,10 @@ TEST(BaselineBench, CachesAreNotTakenForMemory) {
   EXPECT_EQ(quick_baseline_bytes(0), 32 * kMiB);
   EXPECT_EQ(quick_baseline_bytes(32 * kMiB), 64 * kMiB);
   EXPECT_EQ(quick_baseline_bytes(480 * kMiB), 512 * kMiB);
-  EXPECT_THAT(cache_note(480 * kMiB, 480 * kMiB), HasSubstr("these are measured, not memory"));
+  EXPECT_THAT(cache_note(480 * kMiB, 480 * kMiB),
+              HasSubstr("the figures are those of the caches, not of memory"));
   EXPECT_EQ(cache_note(480 * kMiB + 1, 480 * kMiB), "");
-  EXPECT_THAT(cache_note(kMiB, 0), HasSubstr("not known"));
+  EXPECT_THAT(cache_note(kMiB, 0), HasSubstr("unknown"));
 }
 
 TEST(BaselineBench, EveryRowMovesItsBytes) {

@@ -146,11 +146,12 @@ TEST_F(PartsTest, ControlRefusesBadNumbers) {
   };
   EXPECT_EQ(refused({.directory = {}, .messages = 0}), "--messages is 0, expected 1 to 1000000");
   EXPECT_EQ(refused({.directory = {}, .replicas = {}}),
-            "--replicas names no number, expected one at least");
-  EXPECT_EQ(refused({.directory = {}, .replicas = {1, 0}}), "--replicas has 0, expected 1 to 1024");
+            "--replicas is empty; expected at least one number");
+  EXPECT_EQ(refused({.directory = {}, .replicas = {1, 0}}),
+            "--replicas contains 0, expected numbers from 1 to 1024");
   EXPECT_EQ(refused({.directory = {}, .replicas = {1025}}),
-            "--replicas has 1025, expected 1 to 1024");
-  EXPECT_EQ(refused({.directory = {}, .replicas = {3, 3}}), "--replicas has 3 more than once");
+            "--replicas contains 1025, expected numbers from 1 to 1024");
+  EXPECT_EQ(refused({.directory = {}, .replicas = {3, 3}}), "--replicas contains 3 more than once");
 }
 
 TEST_F(PartsTest, EveryLinkPassesMoreMessagesThanItsQueueHolds) {
@@ -253,16 +254,17 @@ TEST_F(PartsTest, TransportRefusesBadNumbers) {
   EXPECT_THAT(refused({.directory = {}, .bucket_bytes = {}}),
               HasSubstr("--bucket names no number"));
   EXPECT_THAT(refused({.directory = {}, .bucket_bytes = {kMiB, kMiB}}),
-              HasSubstr("--bucket has 1048576 more than once"));
+              HasSubstr("--bucket contains 1048576 more than once"));
   EXPECT_THAT(refused({.directory = {}, .bucket_bytes = {4096}}), HasSubstr("expected 64KiB"));
   EXPECT_THAT(refused({.directory = {}, .bytes = kMiB, .bucket_bytes = {2 * kMiB}}),
-              HasSubstr("--size (1048576 bytes) at most"));
+              HasSubstr("at most --size (1048576 bytes)"));
   EXPECT_THAT(refused({.directory = {}, .bytes = kTransportBytesMax, .bucket_bytes = {1 << 16}}),
-              HasSubstr("ask for larger ones"));
-  EXPECT_THAT(refused({.directory = {}, .connections = {}}),
-              HasSubstr("--connections names no number"));
-  EXPECT_THAT(refused({.directory = {}, .connections = {0}}), HasSubstr("expected 1 to 64"));
-  EXPECT_THAT(refused({.directory = {}, .connections = {65}}), HasSubstr("expected 1 to 64"));
+              HasSubstr("choose larger buckets"));
+  EXPECT_THAT(refused({.directory = {}, .connections = {}}), HasSubstr("--connections is empty"));
+  EXPECT_THAT(refused({.directory = {}, .connections = {0}}),
+              HasSubstr("expected numbers from 1 to 64"));
+  EXPECT_THAT(refused({.directory = {}, .connections = {65}}),
+              HasSubstr("expected numbers from 1 to 64"));
 }
 
 TEST_F(PartsTest, TransfersBringNewBytesEachTime) {

@@ -78,7 +78,7 @@ TEST(MemberLine, GarbageIsRefusedWithWhatWasExpected) {
       {R"({"event": "done", "rank": 1, "digest": 5})", "the \"digest\""},
       {done_line("00112233"), "32 hexadecimal digits"},
       {done_line("zz112233445566778899aabbccddeeff"), "32 hexadecimal digits"},
-      {std::string(kMemberLineBytesMax + 1, ' '), "bytes at most"},
+      {std::string(kMemberLineBytesMax + 1, ' '), "at most"},
   };
   for (const auto& [line, expected] : bad) {
     const auto read = parse_member_line(line, 3);
@@ -104,7 +104,8 @@ TEST(PeerList, ArePickedByNameInTheListsOrder) {
   const std::vector<std::string> unknown{"nfs"};
   const auto none = pick_peers(unknown);
   ASSERT_FALSE(none);
-  EXPECT_THAT(none.error().message(), AllOf(HasSubstr("'nfs' is no peer"), HasSubstr("openmpi")));
+  EXPECT_THAT(none.error().message(),
+              AllOf(HasSubstr("'nfs' is not a peer"), HasSubstr("openmpi")));
 }
 
 TEST(PeerList, EveryScriptIsInTheProgram) {

@@ -125,9 +125,9 @@ TEST(BenchResult, AnotherSchemaOrVersionIsRefusedBySentence) {
   file.erase("schema");
   EXPECT_EQ(
       refusal(file),
-      "schema: expected 'wsync-bench', found nothing: it is not what --output writes (a suite's "
-      "own --json and results of older releases are of other forms); measure again with "
-      "--output");
+      "schema: expected 'wsync-bench', found nothing; the file was not written by --output (the "
+      "--json output of a suite and results of older releases have other formats); measure again "
+      "with --output");
 }
 
 TEST(BenchResult, BadFieldsAreRefusedByTheirPlace) {
@@ -145,22 +145,26 @@ TEST(BenchResult, BadFieldsAreRefusedByTheirPlace) {
   EXPECT_EQ(with("/suites/0/cases/0/value/samples/1", Json()),
             "suites[0].cases[0].value.samples[1]: expected a number, found null");
   EXPECT_EQ(with("/suites/0/cases/0/bytes", -1),
-            "suites[0].cases[0].bytes: expected a whole number that is not below 0, found -1");
+            "suites[0].cases[0].bytes: expected an integer of at least 0, found -1");
   EXPECT_EQ(with("/suites/0/cases/0/target/of", "mode"),
             "suites[0].cases[0].target.of: expected ratio, median or most, found 'mode'");
-  EXPECT_EQ(with("/suites/0/cases/0/name", "a\x1b[2Jb"),
-            "suites[0].cases[0].name: expected a text of one line, found control characters");
+  EXPECT_EQ(
+      with("/suites/0/cases/0/name", "a\x1b[2Jb"),
+      "suites[0].cases[0].name: expected a printable text of one line, found control characters");
   EXPECT_EQ(with("/suites/0/notes/0", "a\nb"),
             "suites[0].notes[0]: expected a line of at most 4096 bytes, found string");
   EXPECT_EQ(with("/suites/0/cases/1", good["suites"][0]["cases"][0]),
-            "suites[0].cases[1]: expected each case once, found 'paused, 1 engine' again");
-  EXPECT_EQ(with("/suites/1", good["suites"][0]),
-            "suites[1]: expected each suite once with the same parameters, found 'sync' again");
+            "suites[0].cases[1]: expected a case name that occurs only once, found a second "
+            "'paused, 1 engine'");
+  EXPECT_EQ(
+      with("/suites/1", good["suites"][0]),
+      "suites[1]: expected each suite only once with the same parameters, found a second 'sync'");
   EXPECT_EQ(with("/suites", 1), "suites: expected a list, found 1");
   EXPECT_EQ(with("/machine", "fast"), "machine: expected an object, found string");
   Json file = good;
   file["suites"][0]["cases"][0].erase("baseline");
-  EXPECT_EQ(refusal(file), "suites[0].cases[0].ratio: expected a baseline beside it, found none");
+  EXPECT_EQ(refusal(file),
+            "suites[0].cases[0].ratio: expected a baseline in the same case, found none");
 }
 
 TEST(BenchResult, LimitsAreKept) {
@@ -176,9 +180,10 @@ TEST(BenchResult, LimitsAreKept) {
     EXPECT_FALSE(parsed);
     return parsed ? std::string() : parsed.error().message();
   };
-  EXPECT_EQ(text_refusal(std::string(100'000, '[')), "it is nested deeper than 32 levels");
+  EXPECT_EQ(text_refusal(std::string(100'000, '[')), "the JSON is nested deeper than 32 levels");
   EXPECT_THAT(text_refusal(""), HasSubstr("found nothing"));
-  EXPECT_THAT(text_refusal("{\"schema\": \"wsync-bench\""), HasSubstr("found no JSON"));
+  EXPECT_THAT(text_refusal("{\"schema\": \"wsync-bench\""),
+              HasSubstr("found text that is not JSON"));
   EXPECT_THAT(text_refusal("[1]"), HasSubstr("found array"));
   EXPECT_THAT(text_refusal("{\"a\": 1e999}"), HasSubstr("found"));
   // Brackets inside of texts are no depth.

@@ -267,12 +267,14 @@ TEST(CheckpointEngine, WhatCannotBeIsRefused) {
   const ModelBytes few{.tensors = {1024, 1024, 1024}};
   const auto ranks = simulate_checkpoint_engine(few, small_cluster(4), {.bucket_bytes = 1024});
   ASSERT_FALSE(ranks.has_value());
-  EXPECT_EQ(ranks.error().message(), "3 tensors for 4 ranks: expected one for each at least");
+  EXPECT_EQ(ranks.error().message(),
+            "3 tensors for 4 ranks: expected at least one tensor for each rank");
   const ModelBytes big{.tensors = {1, 2, 3, 4096}};
   const auto buffer = simulate_checkpoint_engine(big, small_cluster(4), {.bucket_bytes = 4095});
   ASSERT_FALSE(buffer.has_value());
-  EXPECT_EQ(buffer.error().message(),
-            "buffers of 4095 bytes and a tensor of 4096: expected a whole one to fit");
+  EXPECT_EQ(
+      buffer.error().message(),
+      "buffers of 4095 bytes: the largest tensor has 4096 bytes and must fit into one buffer");
 }
 
 // ---- floors ----
@@ -332,8 +334,10 @@ TEST(ScaleBench, AllModelsOnAllClusters) {
   ASSERT_TRUE(made.has_value()) << made.error().message();
   ASSERT_EQ(made->curves.size(), 5U);
   EXPECT_EQ(made->notes,
-            (std::vector<std::string>{"DeepSeek-V3.1 on 8 GPUs is left out: 16 hold one together",
-                                      "Kimi-K2 on 8 GPUs is left out: 16 hold one together"}));
+            (std::vector<std::string>{"DeepSeek-V3.1 on 8 GPUs is left out: 8 is not a multiple of "
+                                      "16, the number of GPUs for one copy of the model",
+                                      "Kimi-K2 on 8 GPUs is left out: 8 is not a multiple of 16, "
+                                      "the number of GPUs for one copy of the model"}));
   for (const ScaleCurve& curve : made->curves) {
     EXPECT_EQ(curve.points.back().gpus, 10'000U);
     for (const ScalePoint& p : curve.points) {

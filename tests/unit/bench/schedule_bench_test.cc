@@ -292,7 +292,7 @@ TEST(Processes, OneThatDiesIsNamed) {
   });
   ASSERT_FALSE(done.has_value());
   EXPECT_EQ(done.error().code(), ErrorCode::kPeerLost);
-  EXPECT_EQ(done.error().message(), "rank 1 was ended by signal 9");
+  EXPECT_EQ(done.error().message(), "rank 1 was killed by signal 9");
 }
 
 TEST(Processes, ASignalEndsThemAll) {

@@ -108,8 +108,9 @@ TEST(OverheadBench, TellsPairsAndTheTarget) {
   EXPECT_FALSE(json.at("overheads")[1].contains("verdict"));
   EXPECT_EQ(json.at("rounds").size(), 30U);
   EXPECT_NE(to_text(result).find("at most 1 %: met"), std::string::npos);
-  EXPECT_EQ(to_text(result).find("rounds: for a figure that counts"), std::string::npos);
-  EXPECT_NE(to_text(overhead_of(29, 0.5)).find("29 rounds: for a figure that counts, 30 at least"),
+  EXPECT_EQ(to_text(result).find("are too few for a reliable figure"), std::string::npos);
+  EXPECT_NE(to_text(overhead_of(29, 0.5))
+                .find("29 rounds are too few for a reliable figure; run at least 30"),
             std::string::npos);
   const SuiteResult suite = to_suite(result);
   ASSERT_EQ(suite.cases.size(), 4U);

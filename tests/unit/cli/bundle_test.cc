@@ -45,8 +45,8 @@ TEST(ShownConfig, KnownKeysAreShownAndSecretsAreNot) {
   ASSERT_TRUE(shown.has_value()) << shown.error().message();
   EXPECT_EQ(shown->text,
             "run_dir: /run/w\n"
-            "api_token: (withheld)  # no key of wsync\n"
-            "control.curve.secret_key: (withheld)  # no key of wsync\n"
+            "api_token: (withheld)  # not a key of wsync\n"
+            "control.curve.secret_key: (withheld)  # not a key of wsync\n"
             "rollout.engines: http://(withheld)@h:80/v1?(withheld), http://plain:80\n");
   EXPECT_EQ(shown->values.at("run_dir"), "/run/w");
 }
@@ -64,7 +64,7 @@ TEST(ShownConfig, VariablesAsKeys) {
   EXPECT_EQ(shown_environment({{"WSYNC_RUN_DIR", "/run/w"},
                                {"WSYNC_PASSWORD", "hunter2"},
                                {"WSYNC_ROLLOUT_ENGINES", "http://u:hunter2@h"}}),
-            "WSYNC_PASSWORD=(withheld)  # no key of wsync\n"
+            "WSYNC_PASSWORD=(withheld)  # not a key of wsync\n"
             "WSYNC_ROLLOUT_ENGINES=http://(withheld)@h\n"
             "WSYNC_RUN_DIR=/run/w\n");
 }
@@ -96,12 +96,12 @@ TEST(BundleFiles, OnlyTheEndOfALongLogAndNoLongTrace) {
   EXPECT_EQ(files.files().back().at("bytes"), 4);
   EXPECT_EQ(files.files().back().at("bytes_left_out_before"), 6);
   ASSERT_TRUE(files.add_file("trace/1", path, 9, BundleFiles::TooLong::kLeaveOut).has_value());
-  EXPECT_EQ(files.missing().back().at("why"), "it has 10 bytes, and 9 at most are taken");
+  EXPECT_EQ(files.missing().back().at("why"), "the file has 10 bytes; a bundle accepts at most 9");
   ASSERT_TRUE(files.add_file("trace/1", path, 10, BundleFiles::TooLong::kLeaveOut).has_value());
   EXPECT_EQ(files.files().size(), 2U);
   // A directory, and nothing at all: on the list, and no failure.
   ASSERT_TRUE(files.add_file("d", directory.path(), 9, BundleFiles::TooLong::kEndOnly).has_value());
-  EXPECT_EQ(files.missing().back().at("why"), "it is no regular file");
+  EXPECT_EQ(files.missing().back().at("why"), "not a regular file");
   ASSERT_TRUE(files.add_file("n", path + "x", 9, BundleFiles::TooLong::kEndOnly).has_value());
   EXPECT_EQ(files.missing().back().at("what"), path + "x");
   ASSERT_TRUE(files.add_listing("l.txt", path + "x").has_value());
@@ -123,7 +123,7 @@ TEST(ArchiveFile, AnUnfinishedOneGoesAndAFormOrAFileThatIsThereIsRefused) {
   struct stat status{};
   ASSERT_EQ(::stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 07777U, 0600U);
-  EXPECT_THAT(ArchiveFile::create(path).error().message(), HasSubstr("is there already"));
+  EXPECT_THAT(ArchiveFile::create(path).error().message(), HasSubstr("already exists"));
   EXPECT_EQ(ArchiveFile::create(directory.path() + "/a.zip").error().code(),
             ErrorCode::kInvalidInput);
   EXPECT_EQ(ArchiveFile::create(directory.path() + "/no/a.tgz").error().code(),
