@@ -187,7 +187,7 @@ Result<std::unique_ptr<MemfdTransfers>> MemfdTransfers::create(Ground& bench, Tr
   std::unique_ptr<MemfdTransfers> made(new MemfdTransfers(bench, loop));
   made->source_ = WSYNC_TRY(transport::memfd::MemfdSource::listen({.path = path}, loop.post()));
   made->sink_ = WSYNC_TRY(transport::memfd::MemfdSink::create(loop.post()));
-  WSYNC_TRY(made->sink_->connect(path));
+  WSYNC_TRY(made->sink_->watch(path));
   return made;
 }
 
