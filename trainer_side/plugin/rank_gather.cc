@@ -116,7 +116,7 @@ Result<RankTensor> from_message(const control::EngineTensor& message) {
 
 bool is_lost(const control::PublishStatus& status) noexcept {
   return status.state == control::PublishState::kFailed && status.version.none() &&
-         status.code == static_cast<std::uint8_t>(ErrorCode::kPeerLost);
+         status.code == ErrorCode::kPeerLost;
 }
 
 // ---- reports of the ranks ----
