@@ -210,6 +210,19 @@ TEST(Codec, BytesOfErrorCodesAreFixed) {
   EXPECT_EQ(status.substr(status.size() - 14), "05020000006e6f");
 }
 
+TEST(Codec, BytesOfTheDescriptionOfATensorAreFixed) {
+  const RankShards shards{.tensors = {{.name = "w",
+                                       .dtype = DType::kU64,
+                                       .shape = {2},
+                                       .ranges = {{.dim = 0, .begin = 1, .length = 1}}}}};
+  EXPECT_EQ(payload(shards),
+            "01000000"
+            "0100000077"
+            "15"
+            "010000000200000000000000"
+            "010000000000000001000000000000000100000000000000");
+}
+
 TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
   EXPECT_EQ(payload(Cancel{.version = {.epoch = 1, .step = 2}}), "010000000200000000000000");
   EXPECT_EQ(payload(CancelReply{.ok = true,
@@ -370,6 +383,12 @@ TEST(Codec, BadEnumsAndFlagsAreRefused) {
   Bytes error = encode({}, ErrorReply{}).value();
   error[kEnvelopeBytes] = std::byte{200};
   EXPECT_THAT(decode(error).error().message(), HasSubstr("Error: code: value 200 is unknown"));
+  const RankShards shards{.tensors = {{.name = "w", .dtype = kLastDType}}};
+  Bytes described = encode({}, shards).value();
+  EXPECT_TRUE(decode(described).has_value());
+  described[kEnvelopeBytes + 9] = std::byte{kDTypeCount};
+  EXPECT_THAT(decode(described).error().message(),
+              HasSubstr("RankShards: dtype: value 22 is unknown"));
 }
 
 TEST(Codec, HeaderLimitsAreChecked) {
@@ -395,6 +414,7 @@ TEST(Codec, TheSenderIsToldWhatIsOverItsLimit) {
               HasSubstr("Push: directory: 5000 bytes, at most 4096"));
   EXPECT_FALSE(encode({}, Pause{.mode = PauseMode{9}}).has_value());
   EXPECT_FALSE(encode({}, ErrorReply{.code = ErrorCode{99}}).has_value());
+  EXPECT_FALSE(encode({}, RankShards{.tensors = {{.name = "w", .dtype = DType{200}}}}).has_value());
 }
 
 TEST(Codec, LongSentencesAreShortenedAtACharacter) {
