@@ -223,6 +223,20 @@ TEST(Codec, BytesOfTheDescriptionOfATensorAreFixed) {
             "010000000000000001000000000000000100000000000000");
 }
 
+TEST(Codec, BytesOfAMeasuredClockAreFixed) {
+  const TraceAnswer answer{
+      .processes = {
+          {.answered_ns = 1, .clock = ClockKind::kUnknown, .offset_ns = 2, .uncertainty_ns = 3}}};
+  const std::string hex = payload(answer);
+  EXPECT_EQ(hex.substr(hex.size() - 2 * (8 + 1 + 8 + 8 + 8 + 4)),
+            "0100000000000000"
+            "02"
+            "0200000000000000"
+            "0300000000000000"
+            "0000000000000000"
+            "00000000");
+}
+
 TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
   EXPECT_EQ(payload(Cancel{.version = {.epoch = 1, .step = 2}}), "010000000200000000000000");
   EXPECT_EQ(payload(CancelReply{.ok = true,
