@@ -60,10 +60,8 @@ Result<Manifest> manifest_of(const std::string& directory) {
 std::vector<control::Problem> compare(const Manifest& offered, const Manifest& engine) {
   std::vector<control::EngineTensor> tensors;
   for (const TensorInfo& tensor : engine.tensors())
-    tensors.push_back({.name = tensor.name,
-                       .dtype = static_cast<std::uint8_t>(tensor.dtype),
-                       .shape = tensor.shape,
-                       .ranges = {}});
+    tensors.push_back(
+        {.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .ranges = {}});
   std::vector<control::Problem> problems = reload::check_layout(offered, tensors);
   const std::span<const control::EngineTensor> rank(tensors);
   for (control::Problem& problem : reload::check_replica_coverage(offered, {&rank, 1})) {

@@ -121,7 +121,7 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
     return refuse("its shape or ranges are NULL");
   wsync::engine::RankTensor out;
   out.description.name = name;
-  out.description.dtype = static_cast<std::uint8_t>(*dtype);
+  out.description.dtype = *dtype;
   out.description.shape.assign(tensor.shape, tensor.shape + tensor.shape_count);
   for (std::size_t i = 0; i < tensor.range_count; ++i)
     out.description.ranges.push_back({.dim = tensor.ranges[i].dim,

@@ -232,9 +232,8 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
           status_.last_error = a.why;
         }
         log_warning("{} rank {}: refused: {}", description_.replica, description_.rank, a.why);
-        connection_->send(
-            machine_.answer_to(a.request),
-            control::ErrorReply{.code = static_cast<std::uint8_t>(a.code), .message = a.why});
+        connection_->send(machine_.answer_to(a.request),
+                          control::ErrorReply{.code = a.code, .message = a.why});
       },
       [&](const NoteError& a) { note_error(a.sentence); },
       [&](const AcceptWelcome& a) { accept_welcome(a, fds); },

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "inference_side/reload/shard.h"
-#include "shared/base/format.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
 
@@ -15,11 +14,8 @@ namespace {
 // of the tensor is needed.
 Result<Digest> digest_of_whole(const HeldWeights& weights, std::uint32_t tensor) {
   const control::EngineTensor& description = weights.description->tensors[tensor].description;
-  if (description.dtype > static_cast<std::uint8_t>(kLastDType))
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("tensor {} has an unknown dtype", description.name));
-  const auto shard = WSYNC_TRY(reload::Shard::make(
-      dtype_bits(static_cast<DType>(description.dtype)), description.shape, description.ranges));
+  const auto shard = WSYNC_TRY(
+      reload::Shard::make(dtype_bits(description.dtype), description.shape, description.ranges));
   std::vector<std::byte> leaf(limits::kLeafBytes);
   std::vector<Digest> leaves;
   for (std::uint64_t at = 0; at < shard.bytes(); at += leaf.size()) {
@@ -62,8 +58,7 @@ Result<bool> ReadBack::read_some(const HeldWeights& weights) {
       WSYNC_TRY(digests_from(weights, static_cast<std::uint32_t>(reply_.tensors.size())));
   for (const Digest& digest : digests) {
     const control::EngineTensor& tensor = tensors[reply_.tensors.size()].description;
-    const auto shard = reload::Shard::make(dtype_bits(static_cast<DType>(tensor.dtype)),
-                                           tensor.shape, tensor.ranges);
+    const auto shard = reload::Shard::make(dtype_bits(tensor.dtype), tensor.shape, tensor.ranges);
     reply_.tensors.push_back(
         {.name = tensor.name, .digest = digest, .bytes = shard ? shard->bytes() : 0});
   }

@@ -71,8 +71,7 @@ std::uint64_t mix_in(std::uint64_t value, std::span<const std::byte> sample) {
 }
 
 Result<reload::Shard> shard_of(const control::EngineTensor& tensor) {
-  return reload::Shard::make(dtype_bits(static_cast<DType>(tensor.dtype)), tensor.shape,
-                             tensor.ranges);
+  return reload::Shard::make(dtype_bits(tensor.dtype), tensor.shape, tensor.ranges);
 }
 
 }  // namespace
@@ -83,7 +82,7 @@ std::vector<control::EngineTensor> rank_tensors(const Manifest& manifest, std::u
   tensors.reserve(manifest.size());
   for (const TensorInfo& info : manifest.tensors())
     tensors.push_back({.name = info.name,
-                       .dtype = static_cast<std::uint8_t>(info.dtype),
+                       .dtype = info.dtype,
                        .shape = info.shape,
                        .ranges = ranges_of(info, rank, world_size)});
   return tensors;

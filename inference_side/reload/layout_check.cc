@@ -109,7 +109,7 @@ Box whole_box(const TensorInfo& tensor) {
 }
 
 bool fits(const TensorInfo& info, const EngineTensor& tensor) {
-  return tensor.dtype == static_cast<std::uint8_t>(info.dtype) && tensor.shape == info.shape &&
+  return tensor.dtype == info.dtype && tensor.shape == info.shape &&
          Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges).has_value();
 }
 
@@ -169,14 +169,11 @@ std::vector<Problem> check_layout(const Manifest& manifest, std::span<const Engi
       continue;
     }
     const TensorInfo& info = manifest.tensor(*index);
-    if (tensor.dtype != static_cast<std::uint8_t>(info.dtype)) {
-      const std::string wanted = tensor.dtype <= static_cast<std::uint8_t>(kLastDType)
-                                     ? std::string(dtype_name(static_cast<DType>(tensor.dtype)))
-                                     : fmt::format("unknown dtype {}", tensor.dtype);
+    if (tensor.dtype != info.dtype) {
       problems.add({.kind = ProblemKind::kDtype,
                     .tensor = tensor.name,
                     .detail = fmt::format("the engine expects {}, but the checkpoint has {}",
-                                          wanted, dtype_name(info.dtype))});
+                                          dtype_name(tensor.dtype), dtype_name(info.dtype))});
     } else if (tensor.shape != info.shape) {
       problems.add(
           {.kind = ProblemKind::kShape,

@@ -74,8 +74,7 @@ Result<LoadPlan> LoadPlan::make(const Manifest& manifest, const BucketPlan& plan
     if (!index) return refuse("the checkpoint does not have it");
     const TensorInfo& info = manifest.tensor(*index);
     if (taker[*index] != UINT32_MAX) return refuse("the engine lists it twice");
-    if (tensor.dtype != static_cast<std::uint8_t>(info.dtype))
-      return refuse("its dtype differs from the checkpoint's");
+    if (tensor.dtype != info.dtype) return refuse("its dtype differs from the checkpoint's");
     if (tensor.shape != info.shape) return refuse("its shape differs from the checkpoint's");
     auto shard = Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges);
     if (!shard) return refuse(shard.error().message());

@@ -40,7 +40,7 @@ Digest tensors_key(std::span<const control::EngineTensor> tensors) {
   for (const control::EngineTensor& tensor : tensors) {
     digester.update(static_cast<std::uint64_t>(tensor.name.size()));
     digester.update(std::string_view(tensor.name));
-    digester.update(std::uint64_t{tensor.dtype});
+    digester.update(std::uint64_t{static_cast<std::uint8_t>(tensor.dtype)});
     digester.update(static_cast<std::uint64_t>(tensor.shape.size()));
     for (const std::uint64_t extent : tensor.shape) digester.update(extent);
     digester.update(static_cast<std::uint64_t>(tensor.ranges.size()));

@@ -349,7 +349,7 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
     reply(std::move(status));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {
     reply(control::ErrorReply{
-        .code = static_cast<std::uint8_t>(ErrorCode::kRefused),
+        .code = ErrorCode::kRefused,
         .message = fmt::format(
             "a sidecar answers only status, verify, plan and trace; send {} to the coordinator",
             control::message_name(control::type_of(message)))});

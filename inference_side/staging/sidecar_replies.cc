@@ -8,7 +8,7 @@ namespace wsync::staging {
 namespace {
 
 control::ErrorReply error_reply(ErrorCode code, std::string message) {
-  return {.code = static_cast<std::uint8_t>(code), .message = std::move(message)};
+  return {.code = code, .message = std::move(message)};
 }
 
 }  // namespace

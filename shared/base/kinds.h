@@ -33,4 +33,11 @@ struct CommitPolicy {
   friend bool operator==(const CommitPolicy&, const CommitPolicy&) = default;
 };
 
+// What the known offset of another process's clock from ours rests on.
+enum class ClockKind : std::uint8_t {
+  kSame,      // same clock: nothing was corrected
+  kMeasured,  // measured by an exchange
+  kUnknown,   // no valid exchange: nothing was corrected
+};
+
 }  // namespace wsync

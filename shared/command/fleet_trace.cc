@@ -27,7 +27,7 @@ trace::ClockReading clock_of(const control::TraceProcess& process) {
   if (process.offset_ns > static_cast<std::int64_t>(kMax) ||
       process.offset_ns < -static_cast<std::int64_t>(kMax))
     return {};
-  return {.kind = static_cast<trace::ClockKind>(process.clock),
+  return {.kind = process.clock,
           .offset = std::chrono::nanoseconds(process.offset_ns),
           .uncertainty =
               std::chrono::nanoseconds(std::min<std::uint64_t>(process.uncertainty_ns, kMax))};
@@ -53,7 +53,7 @@ trace::Trace trace_of(const control::TraceAnswer& answer) {
     // Without a plausible clock exchange, times are not shifted.
     const trace::ClockReading clock = clock_of(process);
     const auto offset =
-        clock.kind == trace::ClockKind::kMeasured ? clock.offset : std::chrono::nanoseconds(0);
+        clock.kind == ClockKind::kMeasured ? clock.offset : std::chrono::nanoseconds(0);
     std::vector<trace::Span> spans;
     if (!process.spans.empty()) {
       auto decoded = trace::decode_spans(process.spans);

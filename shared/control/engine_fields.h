@@ -21,7 +21,7 @@ template <class V, class M>
   requires Is<M, EngineTensor>
 void fields(V& v, M& m) {
   v.label("name", m.name, limits::kTensorNameBytes);
-  v.number("dtype", m.dtype);
+  v.choice("dtype", m.dtype, kLastDType);
   v.list("shape", m.shape, limits::kTensorRank);
   v.list("ranges", m.ranges, limits::kRangesPerTensor);
 }

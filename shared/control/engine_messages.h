@@ -10,6 +10,7 @@
 #include "shared/base/digest.h"
 #include "shared/base/kinds.h"
 #include "shared/control/envelope.h"
+#include "shared/weights/dtype.h"
 
 namespace wsync::control {
 
@@ -22,8 +23,8 @@ struct DimRange {
   friend bool operator==(const DimRange&, const DimRange&) = default;
 };
 struct EngineTensor {
-  std::string name;                  // as in the checkpoint
-  std::uint8_t dtype = 0;            // a weights DType
+  std::string name;  // as in the checkpoint
+  DType dtype = DType::kBool;
   std::vector<std::uint64_t> shape;  // of the full tensor, not of this rank's part
   std::vector<DimRange> ranges;
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shared/base/digest.h"
+#include "shared/base/error.h"
 #include "shared/control/engine_messages.h"
 #include "shared/control/envelope.h"
 
@@ -52,10 +53,10 @@ struct PublishStatus {
   std::uint64_t bytes = 0;        // of the whole model
   std::uint64_t snapshot_ns = 0;  // on rank 0, including the gather
   std::uint64_t staged_ns = 0;
-  std::uint64_t paused_ns = 0;  // longest pause of any replica
-  std::uint32_t replicas = 0;   // committed replicas
-  std::uint8_t code = 0;        // ErrorCode; only if failed
-  std::string reason;           // only if failed or superseded
+  std::uint64_t paused_ns = 0;                // longest pause of any replica
+  std::uint32_t replicas = 0;                 // committed replicas
+  ErrorCode code = ErrorCode::kInvalidInput;  // only if failed
+  std::string reason;                         // only if failed or superseded
 };
 
 }  // namespace wsync::control

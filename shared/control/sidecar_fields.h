@@ -141,7 +141,7 @@ void fields(V& v, M& m) {
 template <class V, class M>
   requires Is<M, ErrorReply>
 void fields(V& v, M& m) {
-  v.bounded("code", m.code, static_cast<std::uint8_t>(ErrorCode::kInternal));
+  v.choice("code", m.code, ErrorCode::kInternal);
   v.sentence("message", m.message);
 }
 

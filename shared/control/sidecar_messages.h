@@ -9,6 +9,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/digest.h"
+#include "shared/base/error.h"
 #include "shared/base/kinds.h"
 #include "shared/control/envelope.h"
 
@@ -151,7 +152,7 @@ struct Leave {
 };
 struct ErrorReply {
   static constexpr MessageType kType = MessageType::kError;
-  std::uint8_t code = 0;  // ErrorCode
+  ErrorCode code = ErrorCode::kInvalidInput;
   std::string message;
 };
 

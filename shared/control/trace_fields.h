@@ -26,7 +26,7 @@ void fields(V& v, M& m) {
   v.number("asked_ns", m.asked_ns);
   v.number("received_ns", m.received_ns);
   v.number("answered_ns", m.answered_ns);
-  v.bounded("clock", m.clock, 2);
+  v.choice("clock", m.clock, ClockKind::kUnknown);
   v.number("offset_ns", m.offset_ns);
   v.number("uncertainty_ns", m.uncertainty_ns);
   v.number("dropped", m.dropped);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "shared/base/bytes.h"
+#include "shared/base/kinds.h"
 #include "shared/control/envelope.h"
 
 namespace wsync::control {
@@ -23,12 +24,12 @@ struct TraceProcess {
   std::string host;  // host name, for people
   std::uint32_t pid = 0;
   std::string boot_id;
-  std::string failure;           // not empty: it could not be asked, and the rest is void
-  std::int64_t asked_ns = 0;     // echoed from the question
-  std::int64_t received_ns = 0;  // its own clock when the question arrived
-  std::int64_t answered_ns = 0;  // its own clock when the answer was sent
-  std::uint8_t clock = 0;        // trace ClockKind; from here on as determined by the coordinator
-  std::int64_t offset_ns = 0;    // its clock minus the coordinator's
+  std::string failure;                 // not empty: it could not be asked, and the rest is void
+  std::int64_t asked_ns = 0;           // echoed from the question
+  std::int64_t received_ns = 0;        // its own clock when the question arrived
+  std::int64_t answered_ns = 0;        // its own clock when the answer was sent
+  ClockKind clock = ClockKind::kSame;  // from here on as determined by the coordinator
+  std::int64_t offset_ns = 0;          // its clock minus the coordinator's
   std::uint64_t uncertainty_ns = 0;
   std::uint64_t dropped = 0;  // recorded spans that are not included
   Bytes spans;                // from trace::encode_spans(), on its own clock

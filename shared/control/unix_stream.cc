@@ -68,8 +68,7 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
   void refuse(const Error& error) {
     if (error.code() != ErrorCode::kRefused) return end(error);
     const Envelope echo = reader.refused().value_or(Envelope{});
-    const ErrorReply reply{.code = static_cast<std::uint8_t>(error.code()),
-                           .message = error.message()};
+    const ErrorReply reply{.code = error.code(), .message = error.message()};
     if (!writer.push(echo, reply)) return end(error);
     start_finish(error, kRefusalDeadline);
   }

@@ -68,8 +68,7 @@ struct World {
       ::fcntl(ipc.at(i).get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
     }
     for (const auto& info : manifest.tensors())
-      tensors.push_back(
-          {.name = info.name, .dtype = static_cast<std::uint8_t>(info.dtype), .shape = info.shape});
+      tensors.push_back({.name = info.name, .dtype = info.dtype, .shape = info.shape});
     tensors[1].ranges = {{.dim = 1, .begin = 0, .length = 16}};
     ByteWriter layout;
     manifest.encode(layout);

@@ -35,7 +35,7 @@ void say(const char* event, const Error* error, Json more = Json::object()) {
 void say_view(const char* event, const wsync::Result<wsync::plugin::PublishView>& view) {
   if (!view) return say(event, &view.error());
   const auto& status = view->status;
-  const Error failed(static_cast<wsync::ErrorCode>(status.code), status.reason);
+  const Error failed(status.code, status.reason);
   say(event, status.state == PublishState::kFailed ? &failed : nullptr,
       {{"state", static_cast<int>(status.state)},
        {"version", status.version.to_string()},

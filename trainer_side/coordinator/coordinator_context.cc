@@ -17,10 +17,10 @@ void CoordinatorContext::send(const Member& member, control::Message message, st
 void CoordinatorContext::send_refusal(const std::string& peer, std::string reason) {
   control::Envelope envelope;
   envelope.fence = fence;
-  emit(SendTo{.peer = peer,
-              .envelope = std::move(envelope),
-              .message = control::ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kRefused),
-                                             .message = std::move(reason)}});
+  emit(SendTo{
+      .peer = peer,
+      .envelope = std::move(envelope),
+      .message = control::ErrorReply{.code = ErrorCode::kRefused, .message = std::move(reason)}});
 }
 
 }  // namespace wsync::coordinator

@@ -165,8 +165,7 @@ void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
   const auto& status = view.status;
   out = {};
   out.state = c_publish_state(status.state);
-  if (status.state == PublishState::kFailed)
-    out.code = code_of(static_cast<ErrorCode>(status.code));
+  if (status.state == PublishState::kFailed) out.code = code_of(status.code);
   out.step = status.version.none() ? status.step : status.version.step;
   out.version = {.epoch = status.version.epoch, .step = status.version.step};
   out.content_digest[0] = status.content_digest.low;
@@ -184,8 +183,7 @@ void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
 
 // Returns the result of a wait that has ended with this status.
 Result<> judge(const wsync::control::PublishStatus& status) {
-  if (status.state == PublishState::kFailed)
-    return wsync::fail(static_cast<ErrorCode>(status.code), status.reason);
+  if (status.state == PublishState::kFailed) return wsync::fail(status.code, status.reason);
   if (status.state == PublishState::kSuperseded)
     return wsync::fail(ErrorCode::kCancelled, status.reason);
   return {};

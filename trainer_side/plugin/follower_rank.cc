@@ -203,7 +203,7 @@ void FollowerRank::handle_snapshot(std::uint64_t id, Taken taken) {
   } else {
     pending.report.failure = taken.error().message();
     pending.status.state = PublishState::kFailed;
-    pending.status.code = static_cast<std::uint8_t>(taken.error().code());
+    pending.status.code = taken.error().code();
     pending.status.reason = taken.error().message();
   }
   // Rank 0 waits this long for the report. A failure is reported too, so that rank 0 does not wait
@@ -272,7 +272,7 @@ void FollowerRank::handle_frame(const control::Frame& frame) {
   if (const auto* status = std::get_if<control::PublishStatus>(&frame.message))
     handle_status(*status);
   else if (const auto* error = std::get_if<control::ErrorReply>(&frame.message))
-    refusal_.emplace(static_cast<ErrorCode>(error->code), error->message);
+    refusal_.emplace(error->code, error->message);
   else
     log_warning("rank {}: the message {} of rank 0 was dropped", settings_.rank,
                 control::message_name(control::type_of(frame.message)));
@@ -388,7 +388,7 @@ void FollowerRank::apply_status(PendingList::iterator pending,
     return;
   }
   if (status.state == PublishState::kFailed && status.version.none())
-    return fail_or_try_again(pending, static_cast<ErrorCode>(status.code), status.reason);
+    return fail_or_try_again(pending, status.code, status.reason);
   pending->is_heard = true;
   pending->snapshot.reset();
   const std::uint64_t own_copy_ns = pending->status.snapshot_ns;
@@ -410,7 +410,7 @@ void FollowerRank::fail_order(const PublishOrder& order, ErrorCode code, const s
                               control::PublishStatus status) {
   status.step = order.step;
   status.state = PublishState::kFailed;
-  status.code = static_cast<std::uint8_t>(code);
+  status.code = code;
   status.reason = reason;
   board_.update(order.id, status);
 }

@@ -47,7 +47,7 @@ void PublishBoard::fail_all(const Error& why) {
   for (auto& [id, view] : publishes_) {
     if (is_final(view.status.state)) continue;
     view.status.state = PublishState::kFailed;
-    view.status.code = static_cast<std::uint8_t>(why.code());
+    view.status.code = why.code();
     view.status.reason = why.message();
     ended_.push_back(id);
   }

@@ -87,9 +87,8 @@ Result<TensorInfo> shard_info(const RankTensor& tensor) {
 }
 
 control::EngineTensor to_message(const RankTensor& tensor) {
-  control::EngineTensor message{.name = tensor.info.name,
-                                .dtype = static_cast<std::uint8_t>(tensor.info.dtype),
-                                .shape = tensor.info.shape};
+  control::EngineTensor message{
+      .name = tensor.info.name, .dtype = tensor.info.dtype, .shape = tensor.info.shape};
   if (tensor.range)
     message.ranges.push_back(
         {.dim = tensor.range->dim, .begin = tensor.range->begin, .length = tensor.range->length});
@@ -97,15 +96,10 @@ control::EngineTensor to_message(const RankTensor& tensor) {
 }
 
 Result<RankTensor> from_message(const control::EngineTensor& message) {
-  if (message.dtype > static_cast<std::uint8_t>(kLastDType))
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("tensor {}: dtype {} is unknown", message.name, message.dtype));
   if (message.ranges.size() > 1)
     return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {} ranges, at most 1 is allowed",
                                                       message.name, message.ranges.size()));
-  RankTensor tensor{.info = {.name = message.name,
-                             .dtype = static_cast<DType>(message.dtype),
-                             .shape = message.shape}};
+  RankTensor tensor{.info = {.name = message.name, .dtype = message.dtype, .shape = message.shape}};
   if (!message.ranges.empty())
     tensor.range = publish::ShardRange{.dim = message.ranges[0].dim,
                                        .begin = message.ranges[0].begin,
@@ -116,7 +110,7 @@ Result<RankTensor> from_message(const control::EngineTensor& message) {
 
 bool is_lost(const control::PublishStatus& status) noexcept {
   return status.state == control::PublishState::kFailed && status.version.none() &&
-         status.code == static_cast<std::uint8_t>(ErrorCode::kPeerLost);
+         status.code == ErrorCode::kPeerLost;
 }
 
 // ---- reports of the ranks ----

@@ -101,7 +101,7 @@ Result<> RankHub::handle(std::uint64_t id, Peer& peer, control::Frame& frame) {
   // Only this step is refused; the rank may continue with the next one.
   return peer.stream->send({}, control::PublishStatus{.step = snapshotted->step,
                                                       .state = control::PublishState::kFailed,
-                                                      .code = static_cast<std::uint8_t>(code),
+                                                      .code = code,
                                                       .reason = reported.error().message()});
 }
 
@@ -112,9 +112,8 @@ void RankHub::refuse(std::uint64_t id, const Error& error) {
   Peer& peer = found->second;
   peer.hello.reset();
   if (peer.process) gather_.leave(*std::exchange(peer.process, std::nullopt));
-  if (const auto sent =
-          peer.stream->send({}, control::ErrorReply{.code = static_cast<std::uint8_t>(error.code()),
-                                                    .message = error.message()});
+  if (const auto sent = peer.stream->send(
+          {}, control::ErrorReply{.code = error.code(), .message = error.message()});
       !sent)
     log_debug("rank link: {}", sent.error().message());
   peer.stream->finish(kRefusalDeadline);

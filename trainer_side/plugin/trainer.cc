@@ -106,7 +106,7 @@ Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t 
   if (posted) return id;
   board_.update(*id, {.step = step,
                       .state = control::PublishState::kFailed,
-                      .code = static_cast<std::uint8_t>(posted.error().code()),
+                      .code = posted.error().code(),
                       .reason = posted.error().message()});
   return fail(posted.error());
 }

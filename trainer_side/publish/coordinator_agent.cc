@@ -77,7 +77,7 @@ bool predecessor_is_gone(const coordinator::Roster& roster, const control::Hello
 }
 
 control::ErrorReply error_reply(const Error& error) {
-  return {.code = static_cast<std::uint8_t>(error.code()), .message = error.message()};
+  return {.code = error.code(), .message = error.message()};
 }
 
 }  // namespace

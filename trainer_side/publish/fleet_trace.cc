@@ -9,13 +9,13 @@ namespace wsync::publish {
 namespace {
 
 trace::ClockReading reading_of(const control::TraceProcess& process) {
-  return {.kind = static_cast<trace::ClockKind>(process.clock),
+  return {.kind = process.clock,
           .offset = std::chrono::nanoseconds(process.offset_ns),
           .uncertainty = std::chrono::nanoseconds(process.uncertainty_ns)};
 }
 
 void put(control::TraceProcess& process, const trace::ClockReading& reading) {
-  process.clock = static_cast<std::uint8_t>(reading.kind);
+  process.clock = reading.kind;
   process.offset_ns = reading.offset.count();
   process.uncertainty_ns = static_cast<std::uint64_t>(reading.uncertainty.count());
 }
@@ -41,7 +41,7 @@ control::TraceAnswer gathered_trace(control::TraceProcess own,
                                     std::vector<FleetAnswer> answers,
                                     const std::string& own_boot_id) {
   control::TraceAnswer gathered;
-  own.clock = static_cast<std::uint8_t>(trace::ClockKind::kSame);
+  own.clock = ClockKind::kSame;
   gathered.processes.push_back(std::move(own));
   for (FleetAnswer& answer : answers) {
     const control::TraceProcess* found = process_in(answer);

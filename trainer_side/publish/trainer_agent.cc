@@ -108,8 +108,7 @@ void TrainerAgent::handle_push(const std::string& peer, std::uint64_t request,
     if (result.error)
       coordinator_->reply(
           peer, request,
-          control::ErrorReply{.code = static_cast<std::uint8_t>(result.error->code()),
-                              .message = result.error->message()});
+          control::ErrorReply{.code = result.error->code(), .message = result.error->message()});
     else
       coordinator_->reply(peer, request, std::move(result.reply));
   };

@@ -67,7 +67,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
     if (const auto* progress = std::get_if<Progress>(&body)) {
       if (on_progress) on_progress(*progress);
     } else if (const auto* error = std::get_if<ErrorReply>(&body)) {
-      end(fail(static_cast<ErrorCode>(error->code), error->message));
+      end(fail(error->code, error->message));
     } else if (!std::holds_alternative<Heartbeat>(body)) {
       end(Decoded{.envelope = std::move(reply), .message = std::move(body)});
     }

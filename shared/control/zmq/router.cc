@@ -88,9 +88,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   void answer(const std::string& peer, Envelope echo, const Error& error) {
     echo.fence = {};
     // Best effort: the error cannot be reported to a peer whose queue is full.
-    std::ignore = send(
-        peer, echo,
-        ErrorReply{.code = static_cast<std::uint8_t>(error.code()), .message = error.message()});
+    std::ignore = send(peer, echo, ErrorReply{.code = error.code(), .message = error.message()});
   }
 
   Result<> send(const std::string& peer, const Envelope& envelope, const Message& message) {

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <optional>
 #include <string_view>
 
 #include "shared/base/clock.h"
+#include "shared/base/kinds.h"
 
 namespace wsync::trace {
 
@@ -18,12 +18,6 @@ struct ClockExchange {
   TimePoint heard{};     // our clock: response received
 };
 
-enum class ClockKind : std::uint8_t {
-  kSame,      // same clock: nothing was corrected
-  kMeasured,  // measured by an exchange
-  kUnknown,   // no valid exchange: nothing was corrected
-};
-inline constexpr ClockKind kLastClockKind = ClockKind::kUnknown;
 [[nodiscard]] std::string_view clock_kind_name(ClockKind kind) noexcept;
 
 struct ClockReading {

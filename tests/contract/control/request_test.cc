@@ -134,8 +134,7 @@ TEST_F(Request, AnErrorReplyBecomesAnError) {
   serve([](RouterPort& router, const std::string& peer, const Envelope& envelope, const Message&) {
     EXPECT_TRUE(router
                     .send(peer, envelope,
-                          ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kBusy),
-                                     .message = "a publish is under way"})
+                          ErrorReply{.code = ErrorCode::kBusy, .message = "a publish is under way"})
                     .has_value());
   });
   const auto reply = request(options(), {.request = 12}, Status{});

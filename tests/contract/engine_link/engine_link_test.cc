@@ -537,7 +537,7 @@ TEST(EngineLink, OldFencesOtherRanksAndStrangeMessagesAreRefused) {
   rank.peer.envelope.rank = 0;
   rank.peer.envelope.fence.epoch = 2;
   const auto fenced = rank.peer.ask<control::ErrorReply>(control::Pause{});
-  EXPECT_EQ(fenced.code, static_cast<std::uint8_t>(ErrorCode::kFenced));
+  EXPECT_EQ(fenced.code, ErrorCode::kFenced);
   EXPECT_TRUE(rank.engine.calls.empty());
 }
 

@@ -87,8 +87,7 @@ class FakeEngine : public Engine {
     for (std::size_t i = 0; i < model.manifest.size(); ++i) {
       const TensorInfo& info = model.manifest.tensor(i);
       RankTensor tensor;
-      tensor.description = {
-          .name = info.name, .dtype = static_cast<std::uint8_t>(info.dtype), .shape = info.shape};
+      tensor.description = {.name = info.name, .dtype = info.dtype, .shape = info.shape};
       const auto dim =
           info.name.find("q_proj") != std::string::npos      ? std::optional<std::uint32_t>(0)
           : info.name.find("down_proj") != std::string::npos ? std::optional<std::uint32_t>(1)

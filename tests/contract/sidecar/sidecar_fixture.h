@@ -107,8 +107,7 @@ struct Model {
     std::vector<control::EngineTensor> out;
     for (std::size_t i = 0; i < manifest->size(); ++i) {
       const TensorInfo& info = manifest->tensor(i);
-      out.push_back(
-          {.name = info.name, .dtype = static_cast<std::uint8_t>(info.dtype), .shape = info.shape});
+      out.push_back({.name = info.name, .dtype = info.dtype, .shape = info.shape});
     }
     return out;
   }

@@ -192,17 +192,52 @@ TEST(Codec, BytesOfARanksReportAreFixed) {
   for (const std::byte b : std::span(hello).subspan(kEnvelopeBytes))
     hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex, "01000000020000000300000004000000");
-  EXPECT_FALSE(encode({}, PublishStatus{.code = 99}).has_value());
+  EXPECT_FALSE(encode({}, PublishStatus{.code = ErrorCode{99}}).has_value());
+}
+
+std::string payload(const Message& message) {
+  const Bytes bytes = encode({}, message).value();
+  std::string hex;
+  for (const std::byte b : std::span(bytes).subspan(kEnvelopeBytes))
+    hex += fmt::format("{:02x}", static_cast<unsigned>(b));
+  return hex;
+}
+
+TEST(Codec, BytesOfErrorCodesAreFixed) {
+  EXPECT_EQ(payload(ErrorReply{}), "0000000000");
+  EXPECT_EQ(payload(ErrorReply{.code = ErrorCode::kInternal, .message = "no"}), "0b020000006e6f");
+  const std::string status = payload(PublishStatus{.code = ErrorCode::kPeerLost, .reason = "no"});
+  EXPECT_EQ(status.substr(status.size() - 14), "05020000006e6f");
+}
+
+TEST(Codec, BytesOfTheDescriptionOfATensorAreFixed) {
+  const RankShards shards{.tensors = {{.name = "w",
+                                       .dtype = DType::kU64,
+                                       .shape = {2},
+                                       .ranges = {{.dim = 0, .begin = 1, .length = 1}}}}};
+  EXPECT_EQ(payload(shards),
+            "01000000"
+            "0100000077"
+            "15"
+            "010000000200000000000000"
+            "010000000000000001000000000000000100000000000000");
+}
+
+TEST(Codec, BytesOfAMeasuredClockAreFixed) {
+  const TraceAnswer answer{
+      .processes = {
+          {.answered_ns = 1, .clock = ClockKind::kUnknown, .offset_ns = 2, .uncertainty_ns = 3}}};
+  const std::string hex = payload(answer);
+  EXPECT_EQ(hex.substr(hex.size() - 2 * (8 + 1 + 8 + 8 + 8 + 4)),
+            "0100000000000000"
+            "02"
+            "0200000000000000"
+            "0300000000000000"
+            "0000000000000000"
+            "00000000");
 }
 
 TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
-  const auto payload = [](const Message& message) {
-    const Bytes bytes = encode({}, message).value();
-    std::string hex;
-    for (const std::byte b : std::span(bytes).subspan(kEnvelopeBytes))
-      hex += fmt::format("{:02x}", static_cast<unsigned>(b));
-    return hex;
-  };
   EXPECT_EQ(payload(Cancel{.version = {.epoch = 1, .step = 2}}), "010000000200000000000000");
   EXPECT_EQ(payload(CancelReply{.ok = true,
                                 .reason = "x",
@@ -361,7 +396,13 @@ TEST(Codec, BadEnumsAndFlagsAreRefused) {
   EXPECT_THAT(decode(push).error().message(), HasSubstr("PushReply: ok: a flag must be 0 or 1"));
   Bytes error = encode({}, ErrorReply{}).value();
   error[kEnvelopeBytes] = std::byte{200};
-  EXPECT_THAT(decode(error).error().message(), HasSubstr("Error: code: 200, at most"));
+  EXPECT_THAT(decode(error).error().message(), HasSubstr("Error: code: value 200 is unknown"));
+  const RankShards shards{.tensors = {{.name = "w", .dtype = kLastDType}}};
+  Bytes described = encode({}, shards).value();
+  EXPECT_TRUE(decode(described).has_value());
+  described[kEnvelopeBytes + 9] = std::byte{kDTypeCount};
+  EXPECT_THAT(decode(described).error().message(),
+              HasSubstr("RankShards: dtype: value 22 is unknown"));
 }
 
 TEST(Codec, HeaderLimitsAreChecked) {
@@ -386,7 +427,8 @@ TEST(Codec, TheSenderIsToldWhatIsOverItsLimit) {
   EXPECT_THAT(encode({}, Push{.directory = std::string(5000, '/')}).error().message(),
               HasSubstr("Push: directory: 5000 bytes, at most 4096"));
   EXPECT_FALSE(encode({}, Pause{.mode = PauseMode{9}}).has_value());
-  EXPECT_FALSE(encode({}, ErrorReply{.code = 99}).has_value());
+  EXPECT_FALSE(encode({}, ErrorReply{.code = ErrorCode{99}}).has_value());
+  EXPECT_FALSE(encode({}, RankShards{.tensors = {{.name = "w", .dtype = DType{200}}}}).has_value());
 }
 
 TEST(Codec, LongSentencesAreShortenedAtACharacter) {

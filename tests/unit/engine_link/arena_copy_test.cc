@@ -26,8 +26,7 @@ class ArenaCopyTest : public testing::Test {
     const auto buckets = BucketPlan::create(manifest, 2 * limits::kMiB).value();
     std::vector<control::EngineTensor> tensors;
     for (const TensorInfo& info : manifest.tensors())
-      tensors.push_back(
-          {.name = info.name, .dtype = static_cast<std::uint8_t>(info.dtype), .shape = info.shape});
+      tensors.push_back({.name = info.name, .dtype = info.dtype, .shape = info.shape});
     tensors[2].ranges = {{.dim = 1, .begin = 500, .length = 1200}};
     plan_ = reload::LoadPlan::make(manifest, buckets, tensors).value();
     arena_.resize(plan_.arena_bytes());

@@ -32,8 +32,7 @@ class DeviceWeightsTest : public testing::Test {
     const auto buckets = BucketPlan::create(manifest, 2 * limits::kMiB).value();
     std::vector<control::EngineTensor> tensors;
     for (const TensorInfo& info : manifest.tensors())
-      tensors.push_back(
-          {.name = info.name, .dtype = static_cast<std::uint8_t>(info.dtype), .shape = info.shape});
+      tensors.push_back({.name = info.name, .dtype = info.dtype, .shape = info.shape});
     for (auto& tensor : tensors) {
       if (tensor.name == "layers.0.w") tensor.ranges = {{.dim = 1, .begin = 504, .length = 1200}};
       if (tensor.name == "layers.1.odd") tensor.ranges = {{.dim = 1, .begin = 3, .length = 77}};

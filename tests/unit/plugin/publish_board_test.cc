@@ -30,8 +30,9 @@ TEST(PublishBoard, AWaitEndsWithTheStateOrWithThePublish) {
   PublishBoard board;
   const std::uint64_t id = board.open(0).value();
   EXPECT_EQ(board.wait(id, PublishState::kSnapshotted, now()).error().code(), ErrorCode::kDeadline);
-  std::jthread other(
-      [&] { board.update(id, {.state = PublishState::kFailed, .code = 3, .reason = "no"}); });
+  std::jthread other([&] {
+    board.update(id, {.state = PublishState::kFailed, .code = ErrorCode::kBusy, .reason = "no"});
+  });
   const auto view =
       board.wait(id, PublishState::kCommitted, now() + std::chrono::seconds(20)).value();
   EXPECT_EQ(view.status.state, PublishState::kFailed);

@@ -145,16 +145,13 @@ class RankLink : public testing::Test {
     std::string why = collect(hub, step);
     notify(hub, {.step = step,
                  .state = PublishState::kFailed,
-                 .code = static_cast<std::uint8_t>(ErrorCode::kPeerLost),
+                 .code = ErrorCode::kPeerLost,
                  .reason = why});
     hub.gather.expect(step);
     return why;
   }
   static control::PublishStatus committed(std::uint64_t step) {
     return {.step = step, .state = PublishState::kCommitted, .version = {.epoch = 1, .step = step}};
-  }
-  static ErrorCode code(const control::PublishStatus& status) {
-    return static_cast<ErrorCode>(status.code);
   }
 
   config::TrainerConfig config_;
@@ -177,9 +174,9 @@ TEST_F(RankLink, AProcessThatWasReplacedIsToldAndStops) {
   EXPECT_THAT(
       why.message(),
       HasSubstr("(incarnation 1) is that rank now, and messages of incarnation 0 are refused"));
-  EXPECT_EQ(code(old.wait(first, PublishState::kFailed)), ErrorCode::kFenced);
+  EXPECT_EQ(old.wait(first, PublishState::kFailed).code, ErrorCode::kFenced);
   const auto refused = old.wait(publish(old, 2), PublishState::kFailed);
-  EXPECT_EQ(code(refused), ErrorCode::kFenced);
+  EXPECT_EQ(refused.code, ErrorCode::kFenced);
   EXPECT_EQ(refused.reason, why.message());
   const std::uint64_t second = publish(next, 2);
   EXPECT_EQ(collect(hub, 2), "gathered");
@@ -196,7 +193,7 @@ TEST_F(RankLink, AStepThatWasLostIsPublishedOnceMoreByAll) {
   const std::uint64_t before = publish(stays, 4);
   EXPECT_EQ(stays.wait(before, PublishState::kSnapshotted).state, PublishState::kSnapshotted);
   EXPECT_THAT(lose(hub, 4), HasSubstr("rank 1 is not connected"));
-  EXPECT_EQ(code(stays.wait(before, PublishState::kFailed)), ErrorCode::kPeerLost);
+  EXPECT_EQ(stays.wait(before, PublishState::kFailed).code, ErrorCode::kPeerLost);
   Follower& next = follow(1, 3, 1);
   const std::uint64_t comes = publish(next, 4);
   const std::uint64_t again = publish(stays, 4, Weights::kSame);
@@ -213,14 +210,13 @@ TEST_F(RankLink, OtherBytesUnderAStepThatWasLostAreRefusedWithBothDigests) {
   until_connected(hub, 1);
   const std::uint64_t id = publish(stays, 6);
   EXPECT_EQ(stays.wait(id, PublishState::kSnapshotted).state, PublishState::kSnapshotted);
-  notify(hub, {.step = 6,
-               .state = PublishState::kFailed,
-               .code = static_cast<std::uint8_t>(ErrorCode::kPeerLost),
-               .reason = "lost"});
+  notify(
+      hub,
+      {.step = 6, .state = PublishState::kFailed, .code = ErrorCode::kPeerLost, .reason = "lost"});
   EXPECT_EQ(stays.wait(id, PublishState::kFailed).reason, "lost");
   stays.values.value = std::byte{2};
   const auto other = stays.wait(publish(stays, 6), PublishState::kFailed);
-  EXPECT_EQ(code(other), ErrorCode::kRefused);
+  EXPECT_EQ(other.code, ErrorCode::kRefused);
   EXPECT_THAT(other.reason, HasSubstr("rank 1: two contents of step 6: process"));
   EXPECT_EQ(collect(hub, 6), other.reason);
 }
@@ -253,11 +249,8 @@ TEST_F(RankLink, APublishThatFollowsOneThatFailsTakesItsPlace) {
       EXPECT_EQ(collect(hub, step), "gathered");
       hub.gather.expect(step);
     }
-    notify(hub, {.step = step,
-                 .state = PublishState::kFailed,
-                 .code = static_cast<std::uint8_t>(with),
-                 .reason = "failed"});
-    EXPECT_EQ(code(stays.wait(first, PublishState::kFailed)), with);
+    notify(hub, {.step = step, .state = PublishState::kFailed, .code = with, .reason = "failed"});
+    EXPECT_EQ(stays.wait(first, PublishState::kFailed).code, with);
     EXPECT_EQ(stays.wait(second, PublishState::kSnapshotted).state, PublishState::kSnapshotted);
     EXPECT_EQ(collect(hub, step), "gathered");
     notify(hub, committed(step));
@@ -282,7 +275,7 @@ TEST_F(RankLink, ALeadThatStandsStillIsLeftForTheOneThatTookItsPlace) {
   });
   Hub& next = listen(2, Claim::kTakeOver);
   const auto lost = stays.wait(sent, PublishState::kFailed);
-  EXPECT_EQ(code(lost), ErrorCode::kPeerLost);
+  EXPECT_EQ(lost.code, ErrorCode::kPeerLost);
   EXPECT_THAT(lost.reason, HasSubstr("another process is rank 0 now: it has taken over"));
   const std::uint64_t again = publish(stays, 2);
   EXPECT_EQ(collect(next, 2), "gathered");

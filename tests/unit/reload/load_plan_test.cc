@@ -25,7 +25,7 @@ TensorInfo info(std::string name, std::vector<std::uint64_t> shape, DType dtype 
 
 EngineTensor wanted(const TensorInfo& tensor, std::vector<DimRange> ranges = {}) {
   return {.name = tensor.name,
-          .dtype = static_cast<std::uint8_t>(tensor.dtype),
+          .dtype = tensor.dtype,
           .shape = tensor.shape,
           .ranges = std::move(ranges)};
 }
@@ -255,7 +255,7 @@ TEST(LayoutCheck, NamesEachProblemAndTheNearestName) {
   auto misspelt = wanted(q);
   misspelt.name = "model.layers.0.self_attn.q_prj.weight";
   auto other_dtype = wanted(k);
-  other_dtype.dtype = static_cast<std::uint8_t>(DType::kF32);
+  other_dtype.dtype = DType::kF32;
   auto other_shape = wanted(v);
   other_shape.shape = {4, 8};
   const auto bad_range = wanted(norm, {{.dim = 0, .begin = 4, .length = 8}});

@@ -25,7 +25,7 @@ std::vector<control::EngineTensor> tensors(const Manifest& manifest) {
   std::vector<control::EngineTensor> out;
   for (std::size_t i = 0; i < manifest.size(); ++i)
     out.push_back({.name = manifest.tensor(i).name,
-                   .dtype = static_cast<std::uint8_t>(manifest.tensor(i).dtype),
+                   .dtype = manifest.tensor(i).dtype,
                    .shape = manifest.tensor(i).shape});
   return out;
 }

@@ -203,7 +203,7 @@ TEST_F(SidecarTest, ALowerFenceChangesNothingAndIsTold) {
     ASSERT_EQ(last.size(), 1U);
     const auto* error = replied<control::ErrorReply>();
     ASSERT_NE(error, nullptr);
-    EXPECT_EQ(error->code, static_cast<std::uint8_t>(ErrorCode::kFenced));
+    EXPECT_EQ(error->code, ErrorCode::kFenced);
     EXPECT_EQ(std::get<Reply>(last[0]).envelope.fence, kNow);
   }
 }
