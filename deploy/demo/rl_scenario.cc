@@ -120,9 +120,7 @@ Result<std::string> RlScenario::report() {
   return "\n" + training_text(training_) +
          fmt::format(
              "staleness:  {} allowed\n"
-             "drift:      {:.1e} at most between an engine's log-probability of a token and that "
-             "of "
-             "the newest weights\n"
+             "drift:      {:.1e} at most between log-probabilities of engines and newest weights\n"
              "sync:       {:.2f}% of the time of all steps (snapshots that training waited for, "
              "engines paused)\n",
              options_.sync ? counted(options_.max_staleness, "step") : "any number of steps",

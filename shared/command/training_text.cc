@@ -105,8 +105,6 @@ std::string training_text(const json& result) {
   if (const json& losses = result.at("losses"); !losses.empty())
     text += fmt::format("losses of ranks: {}, recoveries: {}\n", losses.size(),
                         result.at("recoveries").size());
-  if (const json& saved = result.at("saved"); !saved.empty())
-    text += fmt::format("saved {}\n", saved.back().at("directory").get<std::string>());
   return text;
 }
 

@@ -1,5 +1,5 @@
-// The text of a training run: what `wsync train` prints, and `wsync demo` of the run that it has
-// started.
+// The steps of a training run as text: `wsync train` prints it, and `wsync demo` for the run that
+// it has started.
 #pragma once
 
 #include <cstddef>

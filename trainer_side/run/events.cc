@@ -201,6 +201,8 @@ Outcome TrainReport::outcome() const {
                     {"recoveries", recoveries_},
                     {"device_activations_most", device_activations_max()}};
   outcome.text = training_text(outcome.result);
+  if (!saved_.empty())
+    outcome.text += fmt::format("saved {}\n", saved_.back().at("directory").get<std::string>());
   if (stopped_) {
     outcome.exit_code = kExitInterrupted;
     outcome.complaint =
