@@ -12,7 +12,7 @@ void add_demo(CLI::App& app, Context& context) {
       add_command(app, context,
                   {.name = "demo",
                    .description = "Run a whole fleet on this machine (not part of this build)",
-                   .examples = {}});
+                   .examples = {"wsync demo"}});
   command->allow_extras();  // the options of the command itself
   command->callback([&context] {
     context.run("demo", []() -> Result<Outcome> {
