@@ -9,6 +9,7 @@
 #include "shared/config/sidecar_config.h"
 #include "shared/config/train_config.h"
 #include "shared/config/trainer_config.h"
+#include "shared/config/units.h"
 
 namespace wsync::config {
 
