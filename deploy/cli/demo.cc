@@ -1,6 +1,4 @@
 // `wsync demo`: runs a whole fleet on this machine for about a minute.
-#include "deploy/demo/demo.h"
-
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
@@ -9,6 +7,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/demo/scenario.h"
 #include "shared/base/format.h"
 #include "shared/base/units.h"
 #include "shared/command/fleet_trace.h"
@@ -202,9 +201,10 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
                                 }};
   if (command.keep)
     context.say("--keep: checkpoints and logs stay in {} and {}", folders.base(), folders.work());
-  auto outcome = command.reinforce ? run_rl_demo(context)
-                 : command.train   ? run_train_demo(context)
-                                   : run_demo_scenario(context);
+  const auto scenario = command.reinforce ? make_rl_scenario(context)
+                        : command.train   ? make_train_scenario(context)
+                                          : make_demo_scenario(context);
+  auto outcome = scenario->run();
   if (!outcome || command.trace.empty()) return outcome;
   std::error_code error;
   fs::copy_file(outcome->result.at("trace").get<std::string>(), command.trace,

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "deploy/demo/demo.h"
+#include "shared/base/format.h"
 #include "shared/observe/trace/text_file.h"
 
 namespace wsync::cli {
@@ -22,13 +22,11 @@ constexpr std::size_t kStepsPictured = 2;
 constexpr unsigned kPictureWidth = 1440;
 constexpr unsigned kRowHeight = 16;
 
-std::vector<Span> steps_of(const ProcessTrace& rank) {
-  std::vector<Span> steps;
-  std::copy_if(rank.spans.begin(), rank.spans.end(), std::back_inserter(steps),
-               [](const Span& span) { return span.lane == "steps"; });
-  std::sort(steps.begin(), steps.end(),
-            [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  return steps;
+std::vector<Span> spans_of(const ProcessTrace& process, std::string_view lane) {
+  std::vector<Span> spans;
+  std::ranges::copy_if(process.spans, std::back_inserter(spans),
+                       [&](const Span& span) { return span.lane == lane; });
+  return spans;
 }
 
 // Returns the text after the last space: "1.40" of "staging of 1.40".
@@ -40,20 +38,18 @@ std::string milliseconds_text(const Span& span) {
 
 // Rows for the whole run: the steps with their updates, and the snapshots of their weights.
 TimelineGroup run_group(const ProcessTrace& rank, const ProcessTrace* coordinator) {
-  TimelineGroup group{.title = "training", .lanes = {"steps"}, .spans = steps_of(rank)};
+  TimelineGroup group{.title = "training", .lanes = {"steps"}, .spans = spans_of(rank, "steps")};
   for (Span& step : group.spans) step.label = step.name;
-  for (Span span : rank.spans)
-    if (span.lane == "update") {
-      span.lane = "steps";
-      group.spans.push_back(std::move(span));
-    }
+  for (Span& update : spans_of(rank, "update")) {
+    update.lane = "steps";
+    group.spans.push_back(std::move(update));
+  }
   if (coordinator == nullptr) return group;
   group.lanes.emplace_back("snapshot");
-  for (Span span : coordinator->spans)
-    if (span.lane == "snapshot") {
-      span.label = last_word(span.name);
-      group.spans.push_back(std::move(span));
-    }
+  for (Span& snapshot : spans_of(*coordinator, "snapshot")) {
+    snapshot.label = last_word(snapshot.name);
+    group.spans.push_back(std::move(snapshot));
+  }
   return group;
 }
 
@@ -81,16 +77,15 @@ TimelineGroup sidecar_group(const ProcessTrace& sidecar) {
 }
 
 const ProcessTrace* named(const std::vector<ProcessTrace>& processes, std::string_view beginning) {
-  const auto found = std::find_if(processes.begin(), processes.end(), [&](const ProcessTrace& p) {
-    return p.name.starts_with(beginning);
-  });
+  const auto found = std::ranges::find_if(
+      processes, [&](const ProcessTrace& process) { return process.name.starts_with(beginning); });
   return found == processes.end() ? nullptr : &*found;
 }
 
 }  // namespace
 
 Result<trace::TimeRange> pictured_steps(const ProcessTrace& rank) {
-  const std::vector<Span> steps = steps_of(rank);
+  const std::vector<Span> steps = spans_of(rank, "steps");
   if (steps.size() <= kStepsPictured)
     return fail(ErrorCode::kNotFound,
                 fmt::format("the trace of {} shows {}, a picture needs {}", rank.name,
@@ -114,29 +109,22 @@ std::vector<TimelineGroup> training_groups(const std::vector<ProcessTrace>& proc
 }
 
 Result<> write_training_picture(const std::string& path, const std::vector<ProcessTrace>& processes,
-                                const TrainingPicture& picture) {
+                                PictureText text) {
   const ProcessTrace* rank = named(processes, kRankProcess);
   if (rank == nullptr)
     return fail(ErrorCode::kNotFound, "no trainer rank is in the trace for the picture");
   const auto range = WSYNC_TRY(pictured_steps(*rank));
   std::vector<TimePoint> marks;
-  for (const Span& step : steps_of(*rank)) marks.push_back(step.begin);
+  for (const Span& step : spans_of(*rank, "steps")) marks.push_back(step.begin);
   return trace::write_text_file(
       path,
-      trace::grouped_timeline_svg(
-          training_groups(processes),
-          {.title = fmt::format("Two training steps as measured: {} of weights to {} after "
-                                "each, while the next one is computed",
-                                human_bytes(picture.bytes), counted(picture.engines, "engine")),
-           .subtitle = fmt::format(
-               "overlapped interleaved schedule, pp 2, vpp 2, dp 2, ep 2; loss {:.2f} to "
-               "{:.2f} in the run; all processes share {}",
-               picture.loss_before, picture.loss_after, machine_text()),
-           .lanes = {},
-           .width_px = kPictureWidth,
-           .row_px = kRowHeight,
-           .range = range,
-           .marks = std::move(marks)}));
+      trace::grouped_timeline_svg(training_groups(processes), {.title = std::move(text.title),
+                                                               .subtitle = std::move(text.subtitle),
+                                                               .lanes = {},
+                                                               .width_px = kPictureWidth,
+                                                               .row_px = kRowHeight,
+                                                               .range = range,
+                                                               .marks = std::move(marks)}));
 }
 
 }  // namespace wsync::cli

@@ -2,7 +2,6 @@
 // training steps, on one time axis.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -11,13 +10,6 @@
 #include "shared/observe/trace/timeline.h"
 
 namespace wsync::cli {
-
-struct TrainingPicture {
-  double loss_before = 0;
-  double loss_after = 0;
-  std::uint64_t bytes = 0;  // bytes of one version
-  std::uint32_t engines = 1;
-};
 
 // Returns the time range of the two steps before the last one. While such a step is computed, the
 // weights of the step before it are transferred. kNotFound if the trace of this rank has fewer than
@@ -30,10 +22,14 @@ struct TrainingPicture {
 [[nodiscard]] std::vector<trace::TimelineGroup> training_groups(
     const std::vector<trace::ProcessTrace>& processes);
 
-// Draws the spans of these processes. Errors: kNotFound if there is no trainer rank or it has too
-// few steps; those of writing a file.
+struct PictureText {
+  std::string title;
+  std::string subtitle;
+};
+// Draws the spans of these processes, which are sorted by begin. Errors: kNotFound if there is no
+// trainer rank or it has too few steps; those of writing a file.
 [[nodiscard]] Result<> write_training_picture(const std::string& path,
                                               const std::vector<trace::ProcessTrace>& processes,
-                                              const TrainingPicture& picture);
+                                              PictureText text);
 
 }  // namespace wsync::cli

@@ -1,10 +1,8 @@
 #include "deploy/demo/training_scenario.h"
 
-#include <map>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
-
-#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {
@@ -17,51 +15,21 @@ constexpr milliseconds kExportDeadline{60'000};
 // Time for one step, its publish and saving its state.
 constexpr milliseconds kTrainerWaitLimit{20'000};
 
-void read_step(const json& step, TrainedStep& read) {
-  read.step = step.at("step");
-  read.loss = step.at("loss");
-  read.seconds = step.at("seconds");
-  read.snapshot_seconds = step.at("snapshot_wait_seconds");
-}
-
-void read_publish(const json& publish, TrainedStep& read) {
-  read.state = publish.at("state");
-  read.version = publish.at("version");
-  read.content_digest = publish.at("content_digest");
-  read.staged_seconds = publish.at("staged_seconds");
-  read.paused_seconds = publish.at("paused_seconds");
-}
-
-void read_rollouts(const json& rollouts, TrainedStep& read) {
-  read.on_answers = true;
-  read.reward = rollouts.at("reward");
-  read.staleness = rollouts.at("staleness_most");
-  read.mismatch = rollouts.at("mismatch_most");
-  read.compared = rollouts.at("mismatch_tokens") != 0;
-  read.drift = rollouts.at("drift_most");
-  read.answers_seconds = rollouts.at("waited_seconds");
-}
-
 }  // namespace
 
-Result<std::vector<TrainedStep>> trained_steps(const json& result) {
-  try {
-    std::map<std::uint64_t, TrainedStep> steps;
-    for (const json& step : result.at("steps"))
-      read_step(step, steps[step.at("step").get<std::uint64_t>()]);
-    const auto read = [&](const json& list, void (*member)(const json&, TrainedStep&)) {
-      for (const json& one : list)
-        if (const auto step = steps.find(one.at("step").get<std::uint64_t>()); step != steps.end())
-          member(one, step->second);
-    };
-    read(result.at("publishes"), read_publish);
-    read(result.value("rollouts", json::array()), read_rollouts);
-    std::vector<TrainedStep> list;
-    for (auto& [number, step] : steps) list.push_back(std::move(step));
-    return list;
-  } catch (const json::exception& error) {
-    return fail(ErrorCode::kInternal, fmt::format("the result of `wsync train`: {}", error.what()));
-  }
+StepValues step_values(const json& result, const char* list, const char* field,
+                       std::uint64_t first_step) {
+  StepValues values;
+  for (const json& entry : result.at(list))
+    if (entry.at("step") >= first_step && entry.value("state", "committed") == "committed")
+      values.emplace_back(entry.at("step"), entry.at(field));
+  return values;
+}
+
+double sum_of(const StepValues& values) {
+  double sum = 0;
+  for (const auto& [step, value] : values) sum += value;
+  return sum;
 }
 
 TrainingScenario::~TrainingScenario() {
@@ -70,21 +38,18 @@ TrainingScenario::~TrainingScenario() {
   if (trainer_->running()) context_.children.stop(*trainer_, kTrainerWaitLimit);
 }
 
-Result<Outcome> TrainingScenario::run() {
-  WSYNC_TRY(start_fleet());
+Result<> TrainingScenario::play() {
+  WSYNC_TRY(start_engines());
   WSYNC_TRY(start_trainer());
   WSYNC_TRY(watch());
   training_ = WSYNC_TRY(fleet::result_in(last_line_, "train"));
-  steps_ = WSYNC_TRY(trained_steps(training_));
-  WSYNC_TRY(check_steps());
-  engines_ = WSYNC_TRY(fleet_->stop());
-  return report();
+  return check_result();
 }
 
 std::vector<std::string> TrainingScenario::train_command(std::vector<std::string> settings,
                                                          std::vector<std::string> options) const {
   std::vector<std::string> arguments{"train", "--json"};
-  for (auto list : {model_settings(), std::move(settings)})
+  for (auto list : {kind_.settings, std::move(settings)})
     for (std::string& setting : list) {
       arguments.emplace_back("--set");
       arguments.push_back(std::move(setting));
@@ -93,18 +58,16 @@ std::vector<std::string> TrainingScenario::train_command(std::vector<std::string
   return arguments;
 }
 
-Result<> TrainingScenario::start_fleet() {
+Result<> TrainingScenario::start_engines() {
   const std::string model = options_.work_dir + "/model";
   WSYNC_TRY(context_.children.run(
       {.name = "export", .arguments = train_command({}, {"--export", model})}, kExportDeadline));
   std::vector<std::string> holds{"--checkpoint", model};
-  if (engines_generate()) holds = {"--model", model, "--port", "0"};
-  fleet_ = std::make_unique<fleet::Fleet>(context_.children,
-                                          demo_fleet(options_, {.model = std::move(holds)}));
-  WSYNC_TRY(fleet_->start());
+  if (kind_.engines_generate) holds = {"--model", model, "--port", "0"};
+  WSYNC_TRY(start_fleet(fleet_options({.model = std::move(holds)})));
   context_.say("running: a sidecar and {}, which {}", counted(options_.engines, "engine"),
-               engines_generate() ? "answer over HTTP once they have weights"
-                                  : "wait for their first weights");
+               kind_.engines_generate ? "answer over HTTP once they have weights"
+                                      : "wait for their first weights");
   return {};
 }
 
@@ -125,28 +88,36 @@ Result<> TrainingScenario::start_trainer() {
 void TrainingScenario::handle_line(const std::string& line) {
   last_line_ = line;
   const json event = json::parse(line, nullptr, false);
-  if (event.is_object()) handle_event(event.value("event", ""), event);
+  if (event.is_object() && handle_event(event.value("event", ""), event))
+    is_verification_due_ = true;
 }
 
 Result<> TrainingScenario::watch() {
   while (trainer_->running()) {
     WSYNC_TRY(context_.children.until("the end of the training", kTrainingDeadline, [&] {
-      return !trainer_->running() || is_verification_due();
+      return !trainer_->running() || is_verification_due_;
     }));
-    if (trainer_->running()) WSYNC_TRY(verify_meanwhile());
+    if (!trainer_->running()) break;
+    is_verification_due_ = false;
+    WSYNC_TRY(verify_meanwhile());
   }
   if (trainer_->succeeded()) return {};
   return fail(context_.children.failure_of(*trainer_));
 }
 
-Result<std::uint64_t> TrainingScenario::verify_all(const std::string& version,
-                                                   const std::string& what) {
-  const auto expected = WSYNC_TRY(Version::parse(version));
-  const auto ranks = fleet_->verify(expected, options_.engines);
-  if (!ranks) return fail(ranks.error().with_context("verify of " + what));
-  context_.say("verified: every engine holds {}, every tensor equal ({} read back)", version,
-               human_bytes(bytes_of(*ranks)));
-  return bytes_of(*ranks);
+Result<> TrainingScenario::verify_all(const Version& version) {
+  const Verified verified = WSYNC_TRY(verify(version, options_.engines));
+  verified_bytes_ += verified.bytes;
+  for (const std::string& held : verified.versions)
+    if (std::ranges::find(verified_, held) == verified_.end()) verified_.push_back(held);
+  return {};
+}
+
+Result<> TrainingScenario::verify_last() {
+  const json& publishes = training_.at("publishes");
+  if (publishes.empty()) return fail(ErrorCode::kInternal, "no weights were published");
+  const auto version = WSYNC_TRY(Version::parse(publishes.back().at("version").get<std::string>()));
+  return verify_all(version);
 }
 
 }  // namespace wsync::cli

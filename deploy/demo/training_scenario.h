@@ -3,95 +3,72 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "deploy/demo/demo.h"
-#include "shared/base/clock.h"
+#include "deploy/demo/scenario.h"
 
 namespace wsync::cli {
 
-// A training step and how its weights were published to the engines.
-struct TrainedStep {
-  std::uint64_t step = 0;
-  double loss = 0;
-  double seconds = 0;           // duration of the training step
-  double snapshot_seconds = 0;  // waited for the previous step's snapshot
-  std::string state;            // state of its publish, e.g. "committed"; empty: not published
-  std::string version;
-  std::string content_digest;
-  double staged_seconds = 0;
-  double paused_seconds = 0;  // longest pause of an engine
+// Values of single steps, as points of a curve.
+using StepValues = std::vector<std::pair<double, double>>;
+// Returns a field of a list ("steps", "publishes" or "rollouts") in the `result` of `wsync train
+// --json`, from `first_step` on. Publishes that no engine served are left out. A missing field
+// throws nlohmann::json::exception.
+[[nodiscard]] StepValues step_values(const nlohmann::json& result, const char* list,
+                                     const char* field, std::uint64_t first_step = 1);
+[[nodiscard]] double sum_of(const StepValues& values);
 
-  // Only for a step that trained on generated answers:
-  bool on_answers = false;
-  double reward = 0;            // mean over its answers
-  std::uint64_t staleness = 0;  // of its oldest answers, in steps
-  // Largest mismatch of all tokens whose version the trainer still has.
-  double mismatch = 0;
-  bool compared = false;  // there was such a token
-  double drift = 0;
-  double answers_seconds = 0;  // waited for answers
+// What is trained, and what the engines do with it.
+struct TrainingKind {
+  // Settings of model and training. The initial weights also depend on them.
+  std::vector<std::string> settings;
+  bool engines_generate = false;
 };
-// Reads the steps from the `result` of `wsync train --json`. kInternal if it does not match its
-// schema.
-[[nodiscard]] Result<std::vector<TrainedStep>> trained_steps(const nlohmann::json& result);
 
-// Thread: that of the context's children.
-class TrainingScenario {
+class TrainingScenario : public Scenario {
  public:
-  explicit TrainingScenario(const DemoContext& context)
-      : context_(context), options_(context.options) {}
+  TrainingScenario(const DemoContext& context, TrainingKind kind)
+      : Scenario(context), kind_(std::move(kind)) {}
   // Ends the trainer before the fleet, because the trainer is the fleet's coordinator.
-  virtual ~TrainingScenario();
-  TrainingScenario(const TrainingScenario&) = delete;
-  TrainingScenario& operator=(const TrainingScenario&) = delete;
-
-  [[nodiscard]] Result<Outcome> run();
+  ~TrainingScenario() override;
 
  protected:
-  // Settings of model and training. The initial weights also depend on them.
-  [[nodiscard]] virtual std::vector<std::string> model_settings() const = 0;
   // Other settings, without directories: what is published, and where answers come from.
   [[nodiscard]] virtual Result<std::vector<std::string>> run_settings() = 0;
-  [[nodiscard]] virtual bool engines_generate() const = 0;
-  virtual void handle_event(const std::string& kind, const nlohmann::json& event) = 0;
-  // Returns true if verify_meanwhile() is due. Called while the trainer runs.
-  [[nodiscard]] virtual bool is_verification_due() const { return false; }
+  // Handles an event of the trainer. Returns true if verify_meanwhile() is due.
+  [[nodiscard]] virtual bool handle_event(const std::string& kind, const nlohmann::json& event) = 0;
   [[nodiscard]] virtual Result<> verify_meanwhile() { return {}; }
-  // Checks the steps. Called after the trainer has ended, while the engines still serve.
-  [[nodiscard]] virtual Result<> check_steps() = 0;
-  // Builds the report. Called after the fleet has ended.
-  [[nodiscard]] virtual Result<Outcome> report() = 0;
+  // Checks the result. Called after the trainer has ended, while the engines still serve.
+  [[nodiscard]] virtual Result<> check_result() = 0;
 
-  // Returns the arguments of `wsync train` with the model's settings, these settings and these
+  // Returns the arguments of `wsync train` with the kind's settings, these settings and these
   // options.
   [[nodiscard]] std::vector<std::string> train_command(std::vector<std::string> settings,
                                                        std::vector<std::string> options) const;
-  // Verifies that every engine holds `version` and that every tensor is equal. Returns the number
-  // of bytes that were read back. `what` names the version in an error.
-  [[nodiscard]] Result<std::uint64_t> verify_all(const std::string& version,
-                                                 const std::string& what);
-  [[nodiscard]] double elapsed_s() const { return seconds(now() - begin_); }
+  // Verifies every engine, which holds `version` (any version if it is none), and adds up what was
+  // read back.
+  [[nodiscard]] Result<> verify_all(const Version& version);
+  // Checks that every engine holds the last version.
+  [[nodiscard]] Result<> verify_last();
 
-  const DemoContext& context_;
-  const DemoOptions& options_;
-  std::unique_ptr<fleet::Fleet> fleet_;
-  nlohmann::json training_;         // output of `wsync train --json`
-  std::vector<TrainedStep> steps_;  // steps of training_
-  std::vector<fleet::EngineResult> engines_;
+  nlohmann::json training_;            // result of `wsync train --json`, once it has ended
+  std::vector<std::string> verified_;  // versions that were read back from engines
+  std::uint64_t verified_bytes_ = 0;   // in all verifications
 
  private:
-  [[nodiscard]] Result<> start_fleet();
+  [[nodiscard]] Result<> play() override;
+  [[nodiscard]] Result<> start_engines();
   [[nodiscard]] Result<> start_trainer();
   [[nodiscard]] Result<> watch();
   void handle_line(const std::string& line);
 
-  const TimePoint begin_ = now();
+  const TrainingKind kind_;
   Child* trainer_ = nullptr;
   std::string last_line_;
+  bool is_verification_due_ = false;
 };
 
 }  // namespace wsync::cli

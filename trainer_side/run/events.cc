@@ -7,14 +7,12 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/command/outcome.h"
+#include "shared/command/training_text.h"
 
 namespace wsync::cli {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::size_t kTableRows = 12;
-constexpr std::size_t kRewardSteps = 10;  // steps in a mean reward
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -128,53 +126,6 @@ void TrainReport::take_publish(const json& event) {
                 event.at("reason").get<std::string>());
 }
 
-std::string TrainReport::table() const {
-  std::string text =
-      fmt::format("{:>8}  {:>8}  {:>8}  {:>9}  {:>9}", "step", "loss", "norm", "rate", "seconds");
-  if (!rollouts_.empty())
-    text += fmt::format("  {:>6}  {:>4}  {:>8}  {:>8}", "reward", "old", "mismatch", "drift");
-  if (!publishes_.empty())
-    text += fmt::format("  {:>9}  {:>9}  {:>9}", "version", "staged s", "paused ms");
-  text += '\n';
-  const std::size_t rows = std::min(steps_.size(), kTableRows);
-  for (std::size_t row = 0; row < rows; ++row) {
-    const std::size_t i = rows == 1 ? 0 : row * (steps_.size() - 1) / (rows - 1);
-    const json& step = steps_[i];
-    text += fmt::format("{:>8}  {:>8.4f}  {:>8.3f}  {:>9.2e}  {:>9.3f}",
-                        step.at("step").get<std::uint64_t>(), step.at("loss").get<double>(),
-                        step.at("gradient_norm").get<double>(),
-                        step.at("learning_rate").get<double>(), step.at("seconds").get<double>());
-    text += rollouts_columns(step.at("step"));
-    for (const json& publish : publishes_)
-      if (publish.at("step") == step.at("step")) {
-        if (is_committed(publish))
-          text +=
-              fmt::format("  {:>9}  {:>9.3f}  {:>9.2f}", publish.at("version").get<std::string>(),
-                          publish.at("staged_seconds").get<double>(),
-                          1e3 * publish.at("paused_seconds").get<double>());
-        else
-          text += fmt::format("  {:>9}", publish.at("state").get<std::string>());
-      }
-    text += '\n';
-  }
-  return text;
-}
-
-std::string TrainReport::rollouts_columns(const json& step) const {
-  if (rollouts_.empty()) return {};
-  for (const json& rollouts : rollouts_) {
-    if (rollouts.at("step") != step) continue;
-    const bool compared = rollouts.at("mismatch_tokens") != 0;
-    return fmt::format(
-        "  {:>6.3f}  {:>4}  {:>8}  {:>8.1e}", rollouts.at("reward").get<double>(),
-        rollouts.at("staleness_most").get<std::uint64_t>(),
-        compared ? fmt::format("{:.1e}", rollouts.at("mismatch_most").get<double>()) : "-",
-        rollouts.at("drift_most").get<double>());
-  }
-  // Empty, because right answers were given.
-  return fmt::format("{:>{}}", "", 2 + 6 + 2 + 4 + 2 + 8 + 2 + 8);
-}
-
 json TrainReport::generating() const {
   if (rollouts_.empty()) return nullptr;
   const auto max = [&](const char* member) {
@@ -230,44 +181,6 @@ json TrainReport::device_activations_max() const {
   return end_.is_null() ? json() : end_.value("device_activations_most", json());
 }
 
-// Returns the sentences below the table.
-std::string TrainReport::sentences() const {
-  std::string text;
-  if (!rollouts_.empty()) {
-    const json sum = generating();
-    text += fmt::format(
-        "mean reward {:.3f} to {:.3f} (of the first and the last {} of {} steps with answers); "
-        "weights at most {:.0f} steps old; engines and trainer differ by {:.1e} at most\n",
-        sum.at("reward_first").get<double>(), sum.at("reward_last").get<double>(),
-        std::min(rollouts_.size(), kRewardSteps), rollouts_.size(),
-        sum.at("staleness_most").get<double>(), sum.at("mismatch_most").get<double>());
-  }
-  if (!publishes_.empty()) {
-    const json sum = publishing();
-    text += fmt::format(
-        "{} of {} published steps were served ({} each): staged in {:.3f} s (median), paused "
-        "{:.1f} ms at most; training waited {:.1f} ms a step for snapshots (median)\n",
-        sum.at("committed").get<std::size_t>(), publishes_.size(),
-        sum.at("bytes_of_version").is_null()
-            ? "0 B"
-            : human_bytes(sum.at("bytes_of_version").get<std::uint64_t>()),
-        sum.at("staged_seconds_median").get<double>(),
-        1e3 * sum.at("paused_seconds_most").get<double>(),
-        1e3 * sum.at("snapshot_wait_seconds_median").get<double>());
-    if (!sum.at("step_ratio").is_null())
-      text += fmt::format(
-          "a step during a publish took {:.3f} s, another one {:.3f} s (medians): {:.3f} times\n",
-          sum.at("step_seconds_beside_publish").get<double>(),
-          sum.at("step_seconds_alone").get<double>(), sum.at("step_ratio").get<double>());
-  }
-  if (!losses_.empty())
-    text +=
-        fmt::format("losses of ranks: {}, recoveries: {}\n", losses_.size(), recoveries_.size());
-  if (!saved_.empty())
-    text += fmt::format("saved {}\n", saved_.back().at("directory").get<std::string>());
-  return text;
-}
-
 Outcome TrainReport::outcome() const {
   Outcome outcome;
   const double seconds = end_.is_null() ? 0 : wsync::seconds(ended_ - began_);
@@ -287,17 +200,9 @@ Outcome TrainReport::outcome() const {
                     {"losses", losses_},
                     {"recoveries", recoveries_},
                     {"device_activations_most", device_activations_max()}};
-  if (steps_.empty()) {
-    outcome.text = "stopped before a step was over";
-  } else {
-    outcome.text = table();
-    outcome.text +=
-        fmt::format("{} {} steps in {:.1f} s: loss {:.4f} to {:.4f}, {:.0f} tokens a second\n",
-                    stopped_ ? "stopped after" : "took", steps_.size(), seconds,
-                    steps_.front().at("loss").get<double>(), steps_.back().at("loss").get<double>(),
-                    seconds > 0 ? tokens / seconds : 0);
-  }
-  outcome.text += sentences();
+  outcome.text = training_text(outcome.result);
+  if (!saved_.empty())
+    outcome.text += fmt::format("saved {}\n", saved_.back().at("directory").get<std::string>());
   if (stopped_) {
     outcome.exit_code = kExitInterrupted;
     outcome.complaint =

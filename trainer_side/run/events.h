@@ -31,10 +31,7 @@ class TrainReport {
   void take_rollouts(const nlohmann::json& event);
   void take_publish(const nlohmann::json& event);
   void take_recovered(const nlohmann::json& event);
-  [[nodiscard]] std::string table() const;
-  [[nodiscard]] std::string sentences() const;
   [[nodiscard]] nlohmann::json device_activations_max() const;
-  [[nodiscard]] std::string rollouts_columns(const nlohmann::json& step) const;
   [[nodiscard]] nlohmann::json publishing() const;
   [[nodiscard]] nlohmann::json generating() const;
 

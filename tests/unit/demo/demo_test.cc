@@ -1,15 +1,11 @@
 // Parts of `wsync demo` that need no fleet; tests/scenario/demo_test.py runs the whole.
-#include "deploy/demo/demo.h"
-
-#include <filesystem>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "deploy/cli/commands.h"
 #include "deploy/demo/copy_floor.h"
-#include "deploy/demo/train_report.h"
 #include "deploy/demo/training_picture.h"
-#include "shared/observe/trace/text_file.h"
+#include "deploy/demo/training_scenario.h"
 #include "shared/observe/trace/timeline.h"
 #include "tests/support/run_command.h"
 
@@ -19,66 +15,17 @@ namespace {
 using test::run_command;
 using test::TemporaryDirectory;
 
-const std::atomic<bool> kGoOn = false;
-
-TEST(CopyFloor, IsTheMedianOfAllRounds) {
+TEST(CopyFloor, MeasuresAsOftenAsAskedAndStopsWhenTold) {
   CopyFloor floor;
-  EXPECT_EQ(floor.bytes_per_s(), 0);
-  using std::chrono::seconds;
-  floor.add({.bytes = 100, .copiers = 2, .rounds = {seconds(1), seconds(4), seconds(2)}});
-  EXPECT_DOUBLE_EQ(floor.bytes_per_s(), 100);
-  floor.add({.bytes = 100, .copiers = 2, .rounds = {seconds(1)}});
-  EXPECT_DOUBLE_EQ(floor.bytes_per_s(), 150);
-  EXPECT_DOUBLE_EQ(floor.slowest(), 50);
-  EXPECT_DOUBLE_EQ(floor.fastest(), 200);
-}
-
-TEST(CopyFloor, CopiesAsOftenAsAskedAndStopsWhenTold) {
-  const auto measured = measure_copy_floor(1ULL << 20U, 3, 2, kGoOn);
-  ASSERT_TRUE(measured) << measured.error().message();
-  EXPECT_EQ(measured->rounds.size(), 2U);
-  EXPECT_EQ(measured->copiers, 3U);
-  EXPECT_EQ(measured->bytes, 1ULL << 20U);
-  const std::atomic<bool> cancelled = true;
-  EXPECT_EQ(measure_copy_floor(1ULL << 20U, 2, 2, cancelled).error().code(), ErrorCode::kCancelled);
-}
-
-TEST(DemoTrace, ReadsBackWhatASidecarHasWritten) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.path() + "/t.json";
-  const trace::Span broadcast{.name = "broadcast of bucket 1",
-                              .lane = "IPC 1",
-                              .category = trace::Category::kBroadcast,
-                              .begin = TimePoint{5'000'001},
-                              .end = TimePoint{7'000'003},
-                              .label = "3",
-                              .args = {{.name = "source", .value = std::int64_t{3}}}};
-  const trace::Span pause{.name = "paused for 1.2",
-                          .lane = "replica r0",
-                          .category = trace::Category::kPause,
-                          .begin = TimePoint{4'000'000},
-                          .end = TimePoint{8'000'000},
-                          .label = {},
-                          .args = {}};
-  ASSERT_TRUE(trace::write_chrome_trace(
-      path, {{.name = "sidecar s", .pid = 7, .spans = {pause, broadcast}}}));
-  const auto processes = read_traces(directory.path(), {"t"});
-  ASSERT_TRUE(processes) << processes.error().message();
-  ASSERT_EQ(processes->size(), 1U);
-  const trace::ProcessTrace* read = &processes->front();
-  EXPECT_EQ(read->name, "sidecar s");
-  EXPECT_EQ(read->pid, 7U);
-  ASSERT_EQ(read->spans.size(), 2U);
-  EXPECT_EQ(read->spans[0].category, trace::Category::kPause);
-  EXPECT_EQ(read->spans[0].end, pause.end);
-  EXPECT_EQ(read->spans[1].name, broadcast.name);
-  EXPECT_EQ(read->spans[1].lane, broadcast.lane);
-  EXPECT_EQ(read->spans[1].begin, broadcast.begin);
-  EXPECT_EQ(read->spans[1].end, broadcast.end);
-  EXPECT_EQ(read->spans[1].label, "3");
-  EXPECT_FALSE(read_traces(directory.path(), {"t", "none"}));
-  ASSERT_TRUE(trace::write_text_file(path, "{}"));
-  EXPECT_FALSE(read_traces(directory.path(), {"t"}));
+  EXPECT_EQ(floor.bytes_per_s().median, 0);
+  for (int measurement = 0; measurement < 2; ++measurement) {
+    const auto measured = floor.measure(1ULL << 20U, 3, 2, false);
+    ASSERT_TRUE(measured) << measured.error().message();
+  }
+  EXPECT_EQ(floor.bytes_per_s().count, 4U);
+  EXPECT_GT(floor.bytes_per_s().min, 0);
+  EXPECT_EQ(floor.copied_bytes(), 1ULL << 20U);
+  EXPECT_EQ(floor.measure(1ULL << 20U, 2, 2, true).error().code(), ErrorCode::kCancelled);
 }
 
 trace::Span span(std::string name, std::string lane, trace::Category category, std::int64_t begin,
@@ -118,30 +65,6 @@ trace::ProcessTrace sidecar_trace() {
                      5'400'000)}};
 }
 
-TEST(DemoTrace, ReadsEveryProcessOfAFileWithItsOwnLanes) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.path() + "/t.json";
-  ASSERT_TRUE(trace::write_chrome_trace(path, {rank_trace(0, 2), sidecar_trace()}));
-  const auto read = read_traces(directory.path(), {"t"});
-  ASSERT_TRUE(read) << read.error().message();
-  ASSERT_EQ(read->size(), 2U);
-  EXPECT_EQ((*read)[0].name, "trainer rank 0");
-  ASSERT_EQ((*read)[0].spans.size(), 6U);
-  // By their begin, the longer one first.
-  EXPECT_EQ((*read)[0].spans[0].lane, "steps");
-  EXPECT_EQ((*read)[0].spans[0].category, trace::Category::kStep);
-  EXPECT_EQ((*read)[0].spans[1].lane, "computation");
-  EXPECT_EQ((*read)[0].spans[1].category, trace::Category::kForward);
-  EXPECT_EQ((*read)[1].pid, 99U);
-  EXPECT_EQ((*read)[1].spans[0].lane, "staging");
-  ASSERT_TRUE(trace::write_text_file(
-      path, R"({"traceEvents":[{"ph":"X","name":"a","cat":"h2d","pid":1,"tid":7,"ts":1,"dur":1,)"
-            R"("args":{}}]})"));
-  const auto unnamed = read_traces(directory.path(), {"t"});
-  ASSERT_TRUE(unnamed) << unnamed.error().message();
-  EXPECT_EQ((*unnamed)[0].spans[0].lane, "thread 7");
-}
-
 TEST(TrainingPicture, ShowsTheTwoStepsBeforeTheLast) {
   const auto range = pictured_steps(rank_trace(0, 8));
   ASSERT_TRUE(range) << range.error().message();
@@ -179,59 +102,19 @@ TEST(TrainingPicture, HasAGroupForTheRunEachRankAndTheSidecar) {
       ErrorCode::kNotFound);
 }
 
-nlohmann::json trained(std::uint64_t steps) {
-  nlohmann::json result = {{"steps", nlohmann::json::array()},
-                           {"publishes", nlohmann::json::array()}};
-  for (std::uint64_t step = 1; step <= steps; ++step) {
-    result["steps"].push_back({{"step", step},
-                               {"loss", 5.0 / static_cast<double>(step)},
-                               {"seconds", 0.1},
-                               {"snapshot_wait_seconds", 0.001}});
-    result["publishes"].push_back({{"step", step},
-                                   {"state", step == 3 ? "superseded" : "committed"},
-                                   {"version", "1." + std::to_string(step)},
-                                   {"content_digest", "d" + std::to_string(step)},
-                                   {"staged_seconds", 0.001 * static_cast<double>(step)},
-                                   {"paused_seconds", step == 2 ? 0.5 : 0.002}});
-  }
-  return result;
-}
-
-TEST(TrainDemo, PutsStepsAndTheirPublishesTogether) {
-  auto result = trained(5);
-  result["publishes"].erase(4);
-  const auto steps = trained_steps(result);
-  ASSERT_TRUE(steps) << steps.error().message();
-  TrainReport report;
-  report.steps = *steps;
-  ASSERT_EQ(report.steps.size(), 5U);
-  EXPECT_EQ(report.steps[1].version, "1.2");
-  EXPECT_EQ(report.steps[1].content_digest, "d2");
-  EXPECT_EQ(report.steps[4].state, "") << "it was never published";
-  EXPECT_EQ(report.committed(), 3U);
-  EXPECT_DOUBLE_EQ(report.paused_seconds_max(), 0.5);
-  EXPECT_DOUBLE_EQ(report.waited_share(), 0.01);
-  result["steps"][0].erase("loss");
-  EXPECT_EQ(trained_steps(result).error().code(), ErrorCode::kInternal);
-  EXPECT_EQ(trained_steps({{"steps", 1}}).error().code(), ErrorCode::kInternal);
-}
-
-TEST(TrainDemo, TheTableHasTwelveRowsFromTheFirstStepToTheLast) {
-  TrainReport report;
-  report.steps = *trained_steps(trained(100));
-  report.engines = {{.replica = "a", .steps = 70, .torn = 0, .steps_by_version = {}},
-                    {.replica = "b", .steps = 30, .torn = 1, .steps_by_version = {}}};
-  const std::string text = train_text(report);
-  std::size_t rows = 0;
-  for (std::size_t at = 0; (at = text.find("\n ", at)) != std::string::npos; ++at) ++rows;
-  EXPECT_EQ(rows, 13U) << "with the head: " << text;
-  EXPECT_NE(text.find("1.1 "), std::string::npos);
-  EXPECT_NE(text.find("1.100 "), std::string::npos);
-  EXPECT_NE(text.find("torn steps: 1 of 100"), std::string::npos) << text;
-  EXPECT_NE(train_text({}).find("torn steps: 0 of 0"), std::string::npos) << "no step at all";
-  const auto object = train_json(report);
-  EXPECT_EQ(object.at("last").at("version"), "1.100");
-  EXPECT_EQ(object.at("torn"), 1);
+TEST(StepValues, AreOfWhatEnginesServedFromTheFirstStepOn) {
+  const nlohmann::json result = {
+      {"publishes",
+       {{{"step", 1}, {"state", "committed"}, {"paused_seconds", 0.5}},
+        {{"step", 2}, {"state", "superseded"}, {"paused_seconds", 0.0}},
+        {{"step", 3}, {"state", "committed"}, {"paused_seconds", 0.25}}}},
+      {"rollouts", nlohmann::json::array()}};
+  EXPECT_EQ(step_values(result, "publishes", "paused_seconds"), (StepValues{{1, 0.5}, {3, 0.25}}));
+  EXPECT_EQ(step_values(result, "publishes", "paused_seconds", 2), (StepValues{{3, 0.25}}));
+  EXPECT_DOUBLE_EQ(sum_of(step_values(result, "publishes", "paused_seconds")), 0.75);
+  EXPECT_EQ(sum_of(step_values(result, "rollouts", "reward")), 0);
+  EXPECT_THROW((void)step_values(result, "publishes", "reward"), nlohmann::json::exception);
+  EXPECT_THROW((void)step_values(result, "steps", "loss"), nlohmann::json::exception);
 }
 
 TEST(Demo, BadArgumentsChangeNothing) {

@@ -156,6 +156,13 @@ TEST(ChromeTraceReader, ProcessesOfOnePidStayApart) {
   EXPECT_EQ((*read)[2].pid, 8U);
 }
 
+TEST(ChromeTraceReader, AThreadWithoutANameIsALaneOfItsNumber) {
+  const auto read = parse_chrome_trace(
+      with_event(R"({"ph":"X","name":"a","cat":"h2d","pid":1,"tid":7,"ts":1,"dur":1,"args":{}})"));
+  ASSERT_TRUE(read) << read.error().message();
+  EXPECT_EQ((*read)[0].spans[0].lane, "thread 7");
+}
+
 TEST(ChromeTraceReader, RefusesWhatIsNoTraceAndSaysWhere) {
   EXPECT_THAT(why_of(""), HasSubstr("not a Chrome trace: "));
   EXPECT_THAT(why_of("{}"), HasSubstr("no list \"traceEvents\""));
