@@ -191,7 +191,7 @@ TEST(EngineCApi, ASecondStartIsRefusedAndTheFirstOneServesOn) {
   peer.welcome_unified();
   wsync_engine_stop(recorder.engine);
   EXPECT_NE(wsync_engine_start(recorder.engine), 0);
-  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("stopped already"));
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("has already been stopped"));
   wsync_engine_destroy(recorder.engine);
 }
 

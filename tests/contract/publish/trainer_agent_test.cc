@@ -217,7 +217,7 @@ TEST_F(Agent, ASidecarThatLeavesIsNotWaitedForByWhoAskedIt) {
   ASSERT_NE(planned, nullptr);
   ASSERT_EQ(planned->sidecars.size(), 1U);
   EXPECT_EQ(planned->sidecars[0].name, "s0");
-  EXPECT_EQ(planned->sidecars[0].failure, "was lost: it left");
+  EXPECT_EQ(planned->sidecars[0].failure, "was lost: the sidecar left the fleet");
 }
 
 TEST_F(Agent, AJobThatWaitsForItsSnapshotIsCancelled) {

@@ -252,7 +252,7 @@ TEST_F(PartsTest, TransportRefusesBadNumbers) {
   EXPECT_THAT(refused({.directory = {}, .bytes = kMiB - 1}), HasSubstr("--size is 1048575 bytes"));
   EXPECT_THAT(refused({.directory = {}, .bytes = kTransportBytesMax + 1}), HasSubstr("--size"));
   EXPECT_THAT(refused({.directory = {}, .bucket_bytes = {}}),
-              HasSubstr("--bucket names no number"));
+              HasSubstr("--bucket is empty; expected at least one number"));
   EXPECT_THAT(refused({.directory = {}, .bucket_bytes = {kMiB, kMiB}}),
               HasSubstr("--bucket contains 1048576 more than once"));
   EXPECT_THAT(refused({.directory = {}, .bucket_bytes = {4096}}), HasSubstr("expected 64KiB"));
