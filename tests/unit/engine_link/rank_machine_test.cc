@@ -201,7 +201,8 @@ TEST(RankMachine, ALossKeepsTheStateAndEndsWhatTheSidecarHadInProgress) {
     if (state == RankState::kServing) rank.send(control::Pause{});
     rank.forget();
     rank.lose("it ended");
-    EXPECT_THAT(rank.texts(), ElementsAre("note: the connection to the sidecar is lost (it ended)"));
+    EXPECT_THAT(rank.texts(),
+                ElementsAre("note: the connection to the sidecar is lost (it ended)"));
     EXPECT_EQ(rank.machine.state(), state) << "nothing resumes by itself";
     EXPECT_FALSE(rank.machine.welcomed());
     EXPECT_FALSE(rank.machine.loading());

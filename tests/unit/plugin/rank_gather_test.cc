@@ -146,7 +146,8 @@ TEST(RankGather, ARankThatGoesAwayEndsTheWait) {
   }
   const auto lost = collected.get();
   EXPECT_EQ(lost.error().code(), ErrorCode::kPeerLost);
-  EXPECT_THAT(refusal(lost), HasSubstr("rank 1 (process 1001) disconnected before it had snapshotted"));
+  EXPECT_THAT(refusal(lost),
+              HasSubstr("rank 1 (process 1001) disconnected before it had snapshotted"));
 }
 
 TEST(RankGather, AReportStaysGoodWhenItsRankGoesAndWhenAnotherProcessComes) {
