@@ -167,7 +167,7 @@ class Strangers(Case):
             dealer.send(wire.message(wire.STATUS))
             dealer.until(wire.STATUS_REPLY)
             fence = dealer.fence
-            hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + wire.text(b"")
+            hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + struct.pack("<I", 0)  # without transports
             hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0)
             dealer.send(wire.message(wire.HELLO, hello, fence=fence))
             self.assertIn(b"'liar' cannot join: it reports decision 99", dealer.until(wire.ERROR))
@@ -521,7 +521,7 @@ class Rivals(Case):
                 own = fake.port.fence[3:]  # the fleet's id
                 record = content(fleet.environment["WSYNC_STATE_DIR"], "default", "s0.record")
                 back = struct.pack("<QBIQIIQBIIQQQQQQQQ", 99, 1, 1, 1, 1, 1, 2, 0, 1000, 1000, *[0] * 8)  # to 1.1; 1.2 is withdrawn
-                for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<II", 0, 0)),
+                for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<I", 0)),
                                       (wire.ANNOUNCE, struct.pack("<IQQQIQQQQ", 1, 3, 0, 0, 0, 0, 0, 2**20, 2**20))):
                     fake.send(wire.message(kind, payload, fence=(0, 2**64 - 1, 2**64 - 1, *own)))
                     said = fake.until(wire.ERROR)
