@@ -34,9 +34,10 @@ Result<> VersionReceiver::open() {
   store.name = "wsync-" + config.name;
   store.memory_bytes = config.host_memory;
   store_ = std::make_unique<staging::Store>(store, post);
-  auto transports = WSYNC_TRY(transport::make_transports(
-      config.transport, post,
-      {.run_dir = config.run_dir, .name = config.name, .data_address = config.data_address}));
+  auto transports = WSYNC_TRY(transport::make_transports(config.transport, post,
+                                                         {.run_dir = config.run_dir,
+                                                          .name = "sidecar-" + config.name,
+                                                          .data_address = config.data_address}));
   for (auto& transport : transports) {
     Link link;
     link.sink = WSYNC_TRY(transport->make_sink({.on_source_lost = [this](const Error& why) {

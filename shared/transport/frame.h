@@ -1,4 +1,4 @@
-// The frames of the TCP data transport. Every frame has a header of kFrameBytes. Its type decides
+// The frames that the data transports share. Every frame has a header of kFrameBytes. Its type decides
 // what follows:
 //
 //   get       sink -> source   nothing. "Send this bucket of this version."

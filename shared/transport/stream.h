@@ -59,7 +59,8 @@ struct Offer {
   std::vector<BucketWindow> buckets;
   std::span<const std::byte> data;
   bool complete = true;  // false: bucket_ready() reports the buckets one by one
-  // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent.
+  // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent,
+  // on any thread; withdraw() releases it at once if nothing is being sent.
   std::shared_ptr<const void> hold;
   // Returns a new read-only descriptor of the arena. Only kinds that map the source use it.
   std::function<Result<UniqueFd>()> share;
@@ -125,7 +126,8 @@ class BucketSink {
  public:
   virtual ~BucketSink() = default;
   // Begins a transfer. An error means that nothing has begun and no callback will run. One transfer
-  // at a time: kBusy if another is active.
+  // at a time: kBusy if another is active. kInvalidInput for a request that cannot be; kPeerLost if
+  // no process serves the address (a kind may also report this by on_failure).
   [[nodiscard]] virtual Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) = 0;
   // Ends the transfer without a callback. After it returns, nothing writes to FetchRequest::into.
   virtual void cancel() = 0;
@@ -135,7 +137,7 @@ class BucketSink {
   // address.
   [[nodiscard]] virtual Result<> watch(const std::string& /*source*/) { return {}; }
   // Ends that connection and an active transfer, without a callback.
-  virtual void unwatch() {}
+  virtual void unwatch() { cancel(); }
 };
 
 }  // namespace wsync::transport

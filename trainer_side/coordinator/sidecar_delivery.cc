@@ -20,7 +20,10 @@ Result<StagedAnswer> handle_staging_failure(CoordinatorContext& context, Member&
                                             const control::Staged& staged,
                                             const PublishRequested* snapshot) {
   const std::string& kind = member.delivery.transport();
-  if (has_alternative(context.options, member, kind)) {
+  // The loss of another sidecar in the chain is not a failure of the kind.
+  const bool lost_relay =
+      staged.source_lost && !member.delivery.reads_from(context.options.transports);
+  if (!lost_relay && has_alternative(context.options, member, kind)) {
     member.failed_transports[kind] = staged.failure;
     if (staged.source_lost) return StagedAnswer::kStageAgain;
     if (snapshot == nullptr) return fail(ErrorCode::kIo, "staging failed: " + staged.failure);

@@ -1,21 +1,32 @@
-// The relay chain: source -> first sidecar -> second sidecar, over TCP on loopback.
+// What every kind that copies can do beside the suite of all kinds: relay chains (source -> first
+// sidecar -> second sidecar), and buckets that arrive one by one.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <utility>
 
 #include "shared/base/units.h"
-#include "shared/transport/tcp/tcp_sink.h"
-#include "shared/transport/tcp/tcp_source.h"
+#include "shared/transport/make_transport.h"
 #include "tests/contract/transport/stream_fixture.h"
+#include "tests/support/private_directory.h"
 
 namespace wsync::transport {
 namespace {
 
-// One process's data side: its bulk thread, what it serves and what it receives.
+constexpr std::chrono::milliseconds kOfferWait{5'000};
+
+std::vector<TransportTraits> copying_kinds() {
+  std::vector<TransportTraits> kinds;
+  for (const TransportTraits& traits : transport_kinds())
+    if (!traits.maps_source) kinds.push_back(traits);
+  return kinds;
+}
+
+// One process's data side: what it serves and what it receives.
 struct Host {
-  Host(OwnerLoop& loop, std::uint64_t bytes)
-      : thread(std::move(*tcp::UvThread::start())),
-        source(std::move(*tcp::TcpSource::listen(*thread))),
-        receiver(std::make_unique<tcp::TcpSink>(*thread, loop.post()), bytes) {}
+  Host(std::unique_ptr<Transport> made, std::uint64_t bytes)
+      : transport(std::move(made)),
+        source(transport->listen().value()),
+        receiver(transport->make_sink({}).value(), bytes) {}
 
   // Begins to receive, and serves each bucket as soon as it is there.
   void join_chain(const TestVersion& version, const std::string& predecessor) {
@@ -31,18 +42,33 @@ struct Host {
     EXPECT_TRUE(begun.has_value()) << begun.error().message();
   }
 
-  std::unique_ptr<tcp::UvThread> thread;
-  std::unique_ptr<tcp::TcpSource> source;
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<BucketSource> source;
   Receiver receiver;
 };
 
-TEST(Relay, TwoSidecarsCostTheTrainerOneModel) {
+class Relay : public ::testing::TestWithParam<TransportTraits> {
+ protected:
+  [[nodiscard]] std::unique_ptr<Transport> make(std::chrono::milliseconds offer_wait = kOfferWait) {
+    return make_transport(GetParam().kind, loop.post(),
+                          {.run_dir = directory_.path().string(),
+                           .name = "host" + std::to_string(++made_),
+                           .offer_wait = offer_wait})
+        .value();
+  }
   OwnerLoop loop;
+
+ private:
+  PrivateDirectory directory_{"wsync_relay"};
+  int made_ = 0;
+};
+
+TEST_P(Relay, TwoSidecarsCostTheTrainerOneModel) {
   const TestVersion version(1, 24 * limits::kMiB + 300);
   const std::uint64_t bytes = version.data().size();
-  Host trainer(loop, 0);
-  Host first(loop, bytes);
-  Host second(loop, bytes);
+  Host trainer(make(), 0);
+  Host first(make(), bytes);
+  Host second(make(), bytes);
   trainer.source->offer(version.offer());
   first.join_chain(version, trainer.source->address());
   second.join_chain(version, first.source->address());
@@ -55,12 +81,11 @@ TEST(Relay, TwoSidecarsCostTheTrainerOneModel) {
   EXPECT_LE(sent, bytes + bytes / 100);
 }
 
-TEST(Relay, SecondSidecarGetsBucketsBeforeTheFirstHasAll) {
-  OwnerLoop loop;
+TEST_P(Relay, SecondSidecarGetsBucketsBeforeTheFirstHasAll) {
   const TestVersion version(1);
-  Host trainer(loop, 0);
-  Host first(loop, version.data().size());
-  Host second(loop, version.data().size());
+  Host trainer(make(), 0);
+  Host first(make(), version.data().size());
+  Host second(make(), version.data().size());
   Offer half = version.offer();
   half.complete = false;
   trainer.source->offer(std::move(half));
@@ -73,15 +98,12 @@ TEST(Relay, SecondSidecarGetsBucketsBeforeTheFirstHasAll) {
 }
 
 // Making memory for a large version takes longer than a source waits for an offer.
-TEST(Relay, WhoAsksBeforeTheFirstSidecarHasMemoryWaitsForIt) {
-  OwnerLoop loop;
+TEST_P(Relay, WhoAsksBeforeTheFirstSidecarHasMemoryWaitsForIt) {
   const TestVersion version(1);
   const TestVersion unknown(2);
-  Host first(loop, 0);
-  first.source = std::move(
-      *tcp::TcpSource::listen(*first.thread, {.offer_wait = std::chrono::milliseconds(1)}));
-  Host second(loop, version.data().size());
-  Host third(loop, unknown.data().size());
+  Host first(make(std::chrono::milliseconds(1)), 0);
+  Host second(make(), version.data().size());
+  Host third(make(), unknown.data().size());
   Offer offer = version.offer();
   offer.complete = false;
   const std::span<const std::byte> data = std::exchange(offer.data, {});
@@ -103,14 +125,13 @@ TEST(Relay, WhoAsksBeforeTheFirstSidecarHasMemoryWaitsForIt) {
   EXPECT_TRUE(second.receiver.holds(version)) << second.receiver.failure_text();
 }
 
-TEST(Relay, SecondSidecarIsAttachedAgainAtItsFirstMissingBucket) {
-  OwnerLoop loop;
+TEST_P(Relay, SecondSidecarIsAttachedAgainAtItsFirstMissingBucket) {
   const TestVersion version(1, 16 * limits::kMiB);
   const std::uint64_t bytes = version.data().size();
   constexpr std::uint64_t kBefore = 6;  // buckets that travel before the first sidecar dies
-  Host trainer(loop, 0);
-  auto first = std::make_unique<Host>(loop, bytes);
-  Host second(loop, bytes);
+  Host trainer(make(), 0);
+  auto first = std::make_unique<Host>(make(), bytes);
+  Host second(make(), bytes);
   Offer half = version.offer();
   half.complete = false;
   trainer.source->offer(std::move(half));
@@ -142,6 +163,67 @@ TEST(Relay, SecondSidecarIsAttachedAgainAtItsFirstMissingBucket) {
   EXPECT_GE(sent, missing);
   EXPECT_LE(sent, missing + bytes / 100);
 }
+
+TEST_P(Relay, ABucketWithAnotherDigestIsRefused) {
+  const TestVersion version(1);
+  Host trainer(make(), 0);
+  Host first(make(), version.data().size());
+  Offer half = version.offer();
+  half.complete = false;
+  trainer.source->offer(std::move(half));
+  trainer.source->bucket_ready(version.key().version, 0, digest_of(version.bucket(1)));
+  ASSERT_TRUE(first.receiver.receive(first.receiver.wanted(version, trainer.source->address()))
+                  .has_value());
+  ASSERT_TRUE(loop.run_until([&] { return first.receiver.is_over(); }));
+  ASSERT_TRUE(first.receiver.failure.has_value());
+  EXPECT_EQ(first.receiver.failure->error.code(), ErrorCode::kDigestMismatch);
+  EXPECT_TRUE(first.receiver.buckets.empty());
+}
+
+TEST_P(Relay, AVersionThatIsWithdrawnMeanwhileGivesItsReasonAndItsMemory) {
+  const TestVersion version(1);
+  Host trainer(make(), 0);
+  Host first(make(), version.data().size());
+  Offer half = version.offer();
+  half.complete = false;
+  trainer.source->offer(std::move(half));
+  trainer.source->bucket_ready(version.key().version, 0, digest_of(version.bucket(0)));
+  ASSERT_TRUE(first.receiver.receive(first.receiver.wanted(version, trainer.source->address()))
+                  .has_value());
+  ASSERT_TRUE(loop.run_until([&] { return !first.receiver.buckets.empty(); }));
+  trainer.source->withdraw(version.key().version, "superseded by another");
+  (void)trainer.source->counters();  // has passed the same queue
+  EXPECT_TRUE(version.arena().try_write_lease({}).has_value());
+  ASSERT_TRUE(loop.run_until([&] { return first.receiver.is_over(); }));
+  ASSERT_TRUE(first.receiver.failure.has_value());
+  EXPECT_EQ(first.receiver.failure->error.code(), ErrorCode::kCancelled);
+  EXPECT_THAT(first.receiver.failure_text(), ::testing::HasSubstr("superseded by another"));
+  EXPECT_EQ(first.receiver.failure->first_missing, 1U);
+}
+
+TEST_P(Relay, UnwatchEndsATransferAndNothingIsWrittenAfterwards) {
+  const TestVersion version(1, 64 * limits::kMiB);
+  Host trainer(make(), 0);
+  Host first(make(), version.data().size());
+  trainer.source->offer(version.offer());
+  const auto ask = [&] {
+    return first.receiver.receive(first.receiver.wanted(version, trainer.source->address()));
+  };
+  ASSERT_TRUE(ask().has_value());
+  ASSERT_TRUE(loop.run_until([&] { return !first.receiver.buckets.empty(); }));
+  first.receiver.sink->unwatch();
+  EXPECT_EQ(first.receiver.memory.use_count(), 1) << "the transfer has released the memory";
+  const std::size_t reported = first.receiver.buckets.size();
+  loop.run_posted();
+  EXPECT_EQ(first.receiver.buckets.size(), reported);
+  EXPECT_FALSE(first.receiver.is_over()) << first.receiver.failure_text();
+  ASSERT_TRUE(ask().has_value());
+  ASSERT_TRUE(loop.run_until([&] { return first.receiver.is_over(); }));
+  EXPECT_TRUE(first.receiver.holds(version));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Relay, ::testing::ValuesIn(copying_kinds()),
+                         [](const auto& traits) { return std::string(traits.param.kind); });
 
 }  // namespace
 }  // namespace wsync::transport
