@@ -1,6 +1,7 @@
 #include "trainer_side/schedule/action.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "shared/base/format.h"
@@ -8,6 +9,9 @@
 
 namespace wsync::schedule {
 namespace {
+
+constexpr std::array kComputations{Computation::kForward, Computation::kBackward,
+                                   Computation::kInputGradient, Computation::kWeightGradient};
 
 // Parses the action list of one rank from left to right.
 class ActionReader {
@@ -51,12 +55,11 @@ class ActionReader {
     Cell cell;
     if (!read_number(cell.stage)) return wrong("expected the number of a stage");
     skip_spaces();
-    constexpr std::string_view kLetters = "FBIW";
-    const std::size_t letter =
-        at_ < line_.size() ? kLetters.find(line_[at_]) : std::string_view::npos;
-    if (letter == std::string_view::npos) return wrong("expected F, B, I or W");
+    const char letter = at_ < line_.size() ? line_[at_] : '\0';
+    const auto found = std::ranges::find(kComputations, letter, computation_letter);
+    if (found == kComputations.end()) return wrong("expected F, B, I or W");
     ++at_;
-    cell.computation = static_cast<Computation>(letter);
+    cell.computation = *found;
     if (!read_number(cell.microbatch)) return wrong("expected the number of a micro-batch");
     if (cell.stage >= limits::kPipelineStageCount || cell.microbatch >= limits::kMicrobatchCount)
       return wrong(fmt::format("{} is over the limit of {} stages or {} micro-batches",

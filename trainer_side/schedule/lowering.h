@@ -34,7 +34,8 @@
 namespace wsync::schedule {
 
 enum class Lane : std::uint8_t { kComputation, kCommunication, kCopy };
-inline constexpr std::size_t kLaneCount = 3;
+inline constexpr std::array kLanes{Lane::kComputation, Lane::kCommunication, Lane::kCopy};
+inline constexpr std::size_t kLaneCount = kLanes.size();
 [[nodiscard]] std::string_view lane_name(Lane lane) noexcept;
 
 enum class OperationKind : std::uint8_t {

@@ -290,7 +290,7 @@ class Picture {
     double x = left_;
     for (std::size_t lane = 0; lane < kLaneCount && !panels_.empty(); ++lane)
       put(R"(<text x="{:.0f}" y="{:.1f}" font-size="12" text-anchor="end">{}</text>)", left_ - 10,
-          lane_y(lane) + kLaneRow / 2, lane_name(static_cast<Lane>(lane)));
+          lane_y(lane) + kLaneRow / 2, lane_name(kLanes[lane]));
     for (const Panel& panel : panels_) {
       const double scale = room / total;
       draw_panel(panel, x, scale);
@@ -379,7 +379,7 @@ std::vector<std::vector<trace::Span>> schedule_spans(const TimedProgram& timed, 
         const OperationStyle style = style_of(operation.kind);
         spans.push_back({.name = fmt::format("{} {}", operation_name(operation.kind),
                                              to_string(operation.cell)),
-                         .lane = std::string(lane_name(static_cast<Lane>(lane))),
+                         .lane = std::string(lane_name(kLanes[lane])),
                          .category = style.category,
                          .begin = at(time.begin),
                          .end = at(time.end),

@@ -8,9 +8,9 @@ namespace wsync::metrics {
 
 std::map<ErrorCode, Counter> failure_counters(Registry& registry) {
   std::map<ErrorCode, Counter> counters;
-  for (auto code = ErrorCode::kInvalidInput; code <= ErrorCode::kInternal;
-       code = static_cast<ErrorCode>(static_cast<int>(code) + 1))
-    counters.emplace(code, registry.counter(kFailures, {std::string(error_code_name(code))}));
+  for (std::uint8_t i = 0; i <= static_cast<std::uint8_t>(ErrorCode::kInternal); ++i)
+    counters.emplace(ErrorCode{i},
+                     registry.counter(kFailures, {std::string(error_code_name(ErrorCode{i}))}));
   return counters;
 }
 

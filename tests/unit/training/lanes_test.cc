@@ -39,7 +39,7 @@ RankProgram random_program(std::mt19937_64& random, std::uint32_t operations) {
     std::vector<std::uint32_t> after;
     for (std::uint64_t others = i == 0 ? 0 : random() % 4; others > 0; --others)
       after.push_back(static_cast<std::uint32_t>(random() % i));
-    add(program, static_cast<Lane>(random() % schedule::kLaneCount), std::move(after));
+    add(program, schedule::kLanes[random() % schedule::kLaneCount], std::move(after));
   }
   return program;
 }
