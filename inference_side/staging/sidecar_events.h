@@ -104,7 +104,7 @@ struct Persist {
   std::uint64_t token = 0;
   SidecarRecord record;
 };
-// The coordinator's sockets are known. A hand-over of arenas on the same host may be tried.
+// The transports by which the trainer serves versions are known.
 struct Welcomed {
   control::Welcome welcome;
 };

@@ -77,10 +77,14 @@ void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
 }
 
 void bind_transport(Binder& binder, std::string& transport, std::string& data_address) {
-  text_or_auto(binder, "transport", transport);
-  if (!transport.empty() && transport::find_transport_kind(transport) == nullptr)
-    binder.refuse("transport", fmt::format("expected one of {}, {}, found '{}'", kAutoText,
-                                           transport::transport_kind_names(), transport));
+  if (const std::optional<Entry> entry = binder.take("transport"); entry) {
+    const bool is_auto = entry->value == kAutoText;
+    transport = is_auto ? std::string() : entry->value;
+    // An empty value is refused: it may come from a variable that a script has not set.
+    if (!is_auto && transport::find_transport_kind(entry->value) == nullptr)
+      binder.refuse(*entry, fmt::format("expected one of {}, {}, found '{}'", kAutoText,
+                                        transport::transport_kind_names(), entry->value));
+  }
   bind_address(binder, "data_address", data_address, check_data_address);
 }
 

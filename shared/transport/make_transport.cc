@@ -6,6 +6,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/log.h"
 #include "shared/transport/memfd/memfd_transport.h"
 #include "shared/transport/tcp/tcp_transport.h"
 
@@ -68,7 +69,18 @@ Result<std::vector<std::unique_ptr<Transport>>> make_transports(std::string_view
     made.push_back(WSYNC_TRY(make_transport(kind, post, options)));
     return made;
   }
-  for (const Factory& factory : kFactories) made.push_back(WSYNC_TRY(factory.make(post, options)));
+  std::string missing;
+  for (const Factory& factory : kFactories) {
+    auto one = factory.make(post, options);
+    if (one) {
+      made.push_back(std::move(*one));
+      continue;
+    }
+    missing = one.error().message();
+    log_warning("the transport {} is not available here: {}", factory.traits.kind, missing);
+  }
+  if (made.empty())
+    return fail(ErrorCode::kNotFound, "no transport is available here; the last one: " + missing);
   return made;
 }
 

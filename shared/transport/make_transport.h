@@ -15,8 +15,9 @@ namespace wsync::transport {
 // `post`: runs callbacks on the owner's loop thread.
 [[nodiscard]] Result<std::unique_ptr<Transport>> make_transport(std::string_view kind, Post post,
                                                                 const TransportOptions& options);
-// The transports that a configuration permits, in order of preference. `kind`: the only kind;
-// empty: every kind. Errors as make_transport().
+// The transports that a configuration permits, in order of preference. `kind`: the only kind, with
+// the errors of make_transport(). Empty: every kind that starts on this machine; the others are
+// logged. kNotFound if none starts.
 [[nodiscard]] Result<std::vector<std::unique_ptr<Transport>>> make_transports(
     std::string_view kind, const Post& post, const TransportOptions& options);
 // The names of all kinds, separated by commas, for sentences.

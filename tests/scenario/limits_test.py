@@ -468,6 +468,21 @@ class Rivals(Case):
             self.assertEqual(fleet.stop(process)[0], 0)
         return fleet.sidecar("s0", "--set", f"coordinator={address}")
 
+    def test_a_take_over_that_fails_leaves_the_coordinator_its_addresses(self):
+        """An address that cannot be taken over is bound before any other is claimed."""
+        with Fleet(WSYNC) as fleet, socket.create_server(("127.0.0.1", 0)) as held:
+            one = tensors.make(fleet.path("one"), 1)
+            _, engines = fleet.sidecar("s0")
+            engine = fleet.engine(engines, "a", one)
+            trainer = fleet.start("trainer")
+            self.verified(fleet, self.push(fleet, one))
+            second = fleet.start("trainer", "--take-over", "--set", f"data_address=tcp://127.0.0.1:{held.getsockname()[1]}")
+            self.assertEqual(second.wait(timeout=DEADLINE_S), 1)
+            self.assertIn("data_address", fleet.said(second))
+            self.verified(fleet, self.push(fleet, one))
+            self.stopped_whole(fleet, engine)
+            self.assertEqual(fleet.stop(trainer)[0], 0)
+
     def test_an_old_fence_changes_nothing(self):
         with Fleet(WSYNC) as fleet:
             one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)

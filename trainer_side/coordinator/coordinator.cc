@@ -347,8 +347,16 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.boot_id = hello.boot_id;
   member.pid_namespace = hello.pid_namespace;
   member.transports = hello.transports;
+  // An address of ours in its list would make its loss look like ours (RoundScheduler::bridge).
+  for (control::TransportAddress& each : member.transports)
+    if (const auto* own = control::find_transport(context_.options.transports, each.kind);
+        own != nullptr && own->address == each.address)
+      each.address.clear();
   const auto chosen = choose_transport(context_.options, member);
   member.report.transport = chosen ? chosen->kind : std::string();
+  if (!chosen && is_new_process)
+    context_.emit(
+        Incident{.text = fmt::format("sidecar '{}': {}", member.name, chosen.error().message())});
   member.layout = hello.layout;
   member.fleet = event.envelope.fence.fleet;
   member.decision = hello.decision;

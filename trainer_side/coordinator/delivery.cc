@@ -112,6 +112,7 @@ control::Announce Delivery::announce(const PublishRequested& publish, bool with_
   round_ = round;
   source_ = {};
   attempts_ = 0;
+  loss_.clear();
   deadline_ = deadline;
   failure_.clear();
   return {.version = publish.version,
@@ -137,7 +138,8 @@ Result<control::Stage> Delivery::stage(const control::TransportAddress& source,
   // Limit the attempts, so that a chain whose links fail again and again ends.
   if (++attempts_ > kStageAttempts)
     return wsync::fail(ErrorCode::kPeerLost,
-                       fmt::format("its source was lost {} times", kStageAttempts));
+                       fmt::format("its source was lost {} times, the last time because: {}",
+                                   kStageAttempts, loss_.empty() ? "it did not say why" : loss_));
   move(DeliveryState::kStaging);
   deadline_ = deadline;
   return control::Stage{.version = version_, .transport = source_.kind, .source = source_.address};

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shared/base/clock.h"
@@ -62,6 +63,8 @@ class Delivery {
   // was lost too often.
   [[nodiscard]] Result<control::Stage> stage(const control::TransportAddress& source,
                                              TimePoint deadline);
+  // The sidecar has lost its source. The reason is named if stage() fails afterwards.
+  void lose_source(std::string why) { loss_ = std::move(why); }
   void complete();
   void fail(std::string why, TimePoint retry);
   // Drops the delivery.
@@ -79,6 +82,7 @@ class Delivery {
   control::TransportAddress source_;  // named in the last Stage
   std::uint32_t attempts_ = 0;        // Stages sent; a repeated Announce counts as one
   TimePoint deadline_{};
+  std::string loss_;  // why the last source was lost
   std::string failure_;
 };
 

@@ -34,7 +34,8 @@ struct Member {
   Digest target_content;       // of its stored target
   bool told_conflict = false;  // operators know that it holds other content
   Delivery delivery;
-  // Kinds of transport that have failed for this process, and why. They are not tried again.
+  // Kinds of transport that have failed for this process, and why. They are tried again
+  // only if no other is left.
   std::map<std::string, std::string> failed_transports;
   std::uint64_t decided = 0;               // number of the decision that it has stored
   std::uint64_t asked = 0;                 // number of the decision last sent

@@ -16,25 +16,34 @@ void send_announce(CoordinatorContext& context, Member& member, const PublishReq
   member.layout = publish.layout_digest;
 }
 
+// The kinds of transport that failed before the present one, for the end of a sentence.
+std::string earlier_failures(const Member& member) {
+  std::string text;
+  for (const auto& [kind, why] : member.failed_transports)
+    text += fmt::format(" (earlier, by {}: {})", kind, why);
+  return text;
+}
+
 Result<StagedAnswer> handle_staging_failure(CoordinatorContext& context, Member& member,
                                             const control::Staged& staged,
                                             const PublishRequested* snapshot) {
-  const std::string& kind = member.delivery.transport();
-  // The loss of another sidecar in the chain is not a failure of the kind.
-  const bool lost_relay =
-      staged.source_lost && !member.delivery.reads_from(context.options.transports);
-  if (!lost_relay && has_alternative(context.options, member, kind)) {
+  if (staged.source_lost) member.delivery.lose_source(staged.failure);
+  const std::string kind = member.delivery.transport();
+  // What goes wrong at another sidecar of the chain is not a failure of the kind.
+  const bool from_trainer = member.delivery.reads_from(context.options.transports);
+  const bool may_repeat = staged.source_lost || snapshot != nullptr;
+  if (from_trainer && may_repeat && has_alternative(context.options, member, kind)) {
     member.failed_transports[kind] = staged.failure;
+    if (const auto next = choose_transport(context.options, member); next)
+      context.emit(
+          Incident{.text = fmt::format("sidecar '{}' now receives by {}, because {} failed: {}",
+                                       member.name, next->kind, kind, staged.failure)});
     if (staged.source_lost) return StagedAnswer::kStageAgain;
-    if (snapshot == nullptr) return fail(ErrorCode::kIo, "staging failed: " + staged.failure);
     announce(context, member, *snapshot);  // the sidecar has dropped the version
     return StagedAnswer::kAnnounced;
   }
   if (staged.source_lost) return StagedAnswer::kStageAgain;
-  std::string before;
-  for (const auto& [failed, why] : member.failed_transports)
-    before += fmt::format(" (earlier, by {}: {})", failed, why);
-  return fail(ErrorCode::kIo, "staging failed: " + staged.failure + before);
+  return fail(ErrorCode::kIo, "staging failed: " + staged.failure + earlier_failures(member));
 }
 
 }  // namespace
@@ -49,9 +58,10 @@ void announce(CoordinatorContext& context, Member& member, const PublishRequeste
 Result<> stage(CoordinatorContext& context, Member& member,
                const control::TransportAddress& source) {
   member.report.transport = source.kind;
-  const control::Stage message =
-      WSYNC_TRY(member.delivery.stage(source, context.now + context.options.stage));
-  context.send(member, message, member.delivery.round());
+  const auto message = member.delivery.stage(source, context.now + context.options.stage);
+  if (!message)
+    return fail(message.error().code(), message.error().message() + earlier_failures(member));
+  context.send(member, *message, member.delivery.round());
   return {};
 }
 

@@ -30,6 +30,16 @@ std::string kinds_of(const std::vector<control::TransportAddress>& transports) {
   return kinds.empty() ? "none" : kinds;
 }
 
+std::string why_none(const CoordinatorOptions& options, const Member& member) {
+  std::string text = fmt::format(
+      "no transport reaches it. This trainer serves by: {}. The sidecar fetches by: {}.",
+      kinds_of(options.transports), kinds_of(member.transports));
+  for (const control::TransportAddress& served : options.transports)
+    if (control::find_transport(member.transports, served.kind) != nullptr)
+      text += fmt::format(" {} does not reach another host.", served.kind);
+  return text + " Check the key `transport` of both configurations";
+}
+
 }  // namespace
 
 bool is_same_host(const std::string& boot_id, const std::string& other) {
@@ -39,14 +49,7 @@ bool is_same_host(const std::string& boot_id, const std::string& other) {
 Result<control::TransportAddress> choose_transport(const CoordinatorOptions& options,
                                                    const Member& member) {
   const auto candidates = usable(options, member);
-  if (candidates.empty())
-    return fail(
-        ErrorCode::kNotFound,
-        fmt::format(
-            "no transport reaches it: this trainer serves by {}, the sidecar fetches by "
-            "{}{}; check the key `transport` of both configurations",
-            kinds_of(options.transports), kinds_of(member.transports),
-            is_same_host(member.boot_id, options.boot_id) ? "" : " and is on another host"));
+  if (candidates.empty()) return fail(ErrorCode::kNotFound, why_none(options, member));
   for (const control::TransportAddress* candidate : candidates)
     if (!member.failed_transports.contains(candidate->kind)) return *candidate;
   return *candidates.front();

@@ -21,8 +21,14 @@ Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,
         loop.post(std::move(task), made);
       },
       options));
-  for (auto& transport : transports)
-    publisher->servers_.push_back({.transport = std::move(transport), .source = nullptr});
+  for (auto& transport : transports) {
+    Server server{.transport = std::move(transport), .source = nullptr};
+    // An address that cannot be taken over is bound here, before a coordinator that takes over
+    // claims any other: a failure must leave the running coordinator its addresses.
+    if (server.transport->traits().reach == transport::Reach::kNetwork)
+      server.source = WSYNC_TRY(server.transport->listen());
+    publisher->servers_.push_back(std::move(server));
+  }
   return publisher;
 }
 
@@ -38,7 +44,8 @@ Publisher::~Publisher() {
 }
 
 Result<> Publisher::listen() {
-  for (Server& server : servers_) server.source = WSYNC_TRY(server.transport->listen());
+  for (Server& server : servers_)
+    if (!server.source) server.source = WSYNC_TRY(server.transport->listen());
   return {};
 }
 

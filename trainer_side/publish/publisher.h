@@ -46,7 +46,8 @@ class Publisher {
   using OnTaken = std::function<void(Result<std::shared_ptr<const Snapshot>> snapshot,
                                      std::chrono::nanoseconds took)>;
 
-  // Errors as make_transports().
+  // Binds the addresses that other hosts can reach. Errors as make_transports() and
+  // Transport::listen().
   [[nodiscard]] static Result<std::unique_ptr<Publisher>> create(
       Loop& loop, const config::TrainerConfig& config);
   Publisher(const Publisher&) = delete;
@@ -54,8 +55,8 @@ class Publisher {
   // Waits for the current snapshot; its on_taken is not called.
   ~Publisher();
 
-  // Binds the address of each transport. Call it once, before offer(). Errors as
-  // Transport::listen().
+  // Binds the addresses within this host, which may be taken over from another process. Call it
+  // once, before offer(), transports() and copied_bytes(). Errors as Transport::listen().
   [[nodiscard]] Result<> listen();
   // The addresses that listen() has bound, the preferred kind first.
   [[nodiscard]] std::vector<control::TransportAddress> transports() const;

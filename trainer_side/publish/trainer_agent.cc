@@ -29,8 +29,8 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
       make_private_directory((std::filesystem::path(config.state_dir) / config.fleet).string()));
   auto agent = std::unique_ptr<TrainerAgent>(new TrainerAgent(loop, config));
   agent->publisher_ = WSYNC_TRY(Publisher::create(loop, config));
-  // Bind the control address before the transports and the lock, so that the error of a second
-  // coordinator is about the control address.
+  // Bind the control address before the sockets of this host and the lock, so that the error of a
+  // second coordinator is about the control address.
   agent->coordinator_ = WSYNC_TRY(
       CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
   WSYNC_TRY(agent->publisher_->listen());

@@ -97,7 +97,6 @@ class TrainerAgent {
   [[nodiscard]] const std::optional<std::string>& complaint() const noexcept {
     return coordinator_->complaint();
   }
-  // Bytes that the TCP source has sent; 0 without one.
 
  private:
   // The data that the agent keeps for a publish while the queue knows it.

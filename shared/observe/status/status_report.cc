@@ -78,6 +78,7 @@ std::string sidecar_text(const control::SidecarReport& s) {
   std::string text =
       fmt::format("sidecar {} (pid {} on {}): {}; staged {}", s.name, s.pid, s.host,
                   s.connected ? "connected" : "NOT CONNECTED", version_list_text(s.staged));
+  if (s.connected && s.transport.empty()) text += "; NO TRANSPORT in common with the trainer";
   if (s.staged_bytes > 0)
     text += fmt::format("; {} of the next version", trace::format_bytes(s.staged_bytes));
   text += "\n";

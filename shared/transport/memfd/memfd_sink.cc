@@ -93,6 +93,8 @@ class MemfdSink::Link {
   // Under mutex_:
   std::string path_;
   Socket socket_;
+  // Of this connection; its value belongs to the owner's thread. false: the owner has ended it.
+  std::shared_ptr<bool> watched_ = std::make_shared<bool>(false);
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<Result<ArenaView>>> released_;  // arenas of cancelled transfers
   // Last, so that the thread ends before the members that it uses.
@@ -106,6 +108,8 @@ Result<> MemfdSink::Link::connect(const std::string& path) {
   if (const auto peer = same_user(socket.get()); !peer)
     return fail(peer.error().with_context(path));
   path_ = path;
+  *watched_ = false;
+  watched_ = std::make_shared<bool>(true);
   socket_ = std::make_shared<const UniqueFd>(std::move(socket));
   wake();
   return {};
@@ -114,6 +118,7 @@ Result<> MemfdSink::Link::connect(const std::string& path) {
 void MemfdSink::Link::disconnect() {
   cancel();
   const std::lock_guard lock(mutex_);
+  *watched_ = false;
   socket_.reset();
   wake();
 }
@@ -243,9 +248,11 @@ void MemfdSink::Link::release(std::shared_ptr<Result<ArenaView>> view) {
 
 void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
   std::optional<Pending> pending;
+  std::shared_ptr<bool> watched;
   {
     const std::lock_guard lock(mutex_);
     if (socket_ != socket) return;  // replaced or closed by the owner
+    watched = watched_;
     socket_.reset();
     pending = std::exchange(pending_, std::nullopt);
   }
@@ -254,8 +261,9 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
     log_warning("{}; the connection is closed", error.message());
     return;
   }
-  post_([alive = alive_, on_lost = options_.on_lost, error] {
-    if (*alive) on_lost(error);
+  // The owner may end the connection before this runs.
+  post_([alive = alive_, watched, on_lost = options_.on_lost, error] {
+    if (*alive && *watched) on_lost(error);
   });
 }
 

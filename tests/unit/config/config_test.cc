@@ -184,6 +184,12 @@ TEST(Config, TooFewArenasForSidecarsOfThisHostAreRefused) {
       "t.yaml:1: arenas: expected 3 or more, found 2: sidecars of this host map the target and the "
       "version before it while the next version is written (fewer arenas need transport: tcp)");
   EXPECT_EQ(why("arenas: 2\ntransport: tcp\n"), "taken");
+  EXPECT_EQ(why("transport: auto\n"), "taken");
+  for (const char* wrong : {"''", "ucx", "memfd,tcp"})
+    EXPECT_NE(
+        why("transport: " + std::string(wrong) + "\n").find("expected one of auto, memfd, tcp"),
+        std::string::npos)
+        << wrong;
   EXPECT_EQ(why("arenas: 3\n"), "taken");
 }
 

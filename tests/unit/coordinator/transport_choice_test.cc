@@ -63,11 +63,11 @@ TEST_F(TransportChoice, TheSidecarMustFetchByTheKind) {
   member_.transports = {{"tcp", ""}};
   EXPECT_EQ(chosen(), "tcp");
   options_.transports = {kServedMemfd};
-  EXPECT_THAT(chosen(), AllOf(HasSubstr("serves by memfd"), HasSubstr("fetches by tcp;"),
+  EXPECT_THAT(chosen(), AllOf(HasSubstr("serves by: memfd."), HasSubstr("fetches by: tcp."),
                               HasSubstr("`transport`")));
   member_.boot_id = "other";
   member_.transports.clear();
-  EXPECT_THAT(chosen(), HasSubstr("fetches by none and is on another host"));
+  EXPECT_THAT(chosen(), HasSubstr("fetches by: none."));
 }
 
 TEST_F(TransportChoice, AKindThatThisBuildLacksIsPassedOver) {

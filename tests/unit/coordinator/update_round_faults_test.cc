@@ -158,6 +158,55 @@ TEST(Coordinator, ARestartedSidecarCatchesUp) {
   EXPECT_EQ(fleet.last<control::Decide>("a2")->second.number, 1U);
 }
 
+TEST(Coordinator, ALostSourceIsNamedWhenTheSidecarHasLostItTooOften) {
+  Fleet fleet({.transports = {{"memfd", "/run/host.sock"}}, .one_transport = true});
+  fleet.join("a");
+  fleet.publish();
+  fleet.accept("a");
+  for (int i = 0; i < 8; ++i) {
+    const auto stage = fleet.last<control::Stage>("a");
+    fleet.from("a",
+               control::Staged{.version = stage->second.version,
+                               .failure = "connect to /run/host.sock: no such file",
+                               .source_lost = true},
+               stage->first.round);
+  }
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("lost 8 times"), std::string::npos);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("no such file"), std::string::npos)
+      << fleet.rounds[0].reply.reason;
+}
+
+TEST(Coordinator, ASidecarWithoutACommonTransportIsAnIncidentWhenItComes) {
+  Fleet fleet;
+  control::Hello hello = Fleet::hello("a");
+  hello.transports = {{"ucx", ""}};
+  fleet.join("a", hello);
+  ASSERT_EQ(fleet.incidents.size(), 1U) << "once for each process";
+  EXPECT_NE(fleet.incidents[0].find("sidecar 'a': no transport reaches it"), std::string::npos);
+  EXPECT_EQ(fleet.coordinator.status().sidecars.at(0).transport, "");
+  fleet.publish();
+  fleet.accept("a");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("fetches by: ucx."), std::string::npos);
+}
+
+TEST(Coordinator, AnAddressOfTheTrainerInASidecarsListIsDropped) {
+  Fleet fleet({.min_sidecars = 2, .commit = {.rule = CommitRule::kEach}});
+  control::Hello liar = Fleet::hello("l");
+  liar.transports = {{"memfd", "/run/host.sock"}, {"tcp", ""}};
+  fleet.from_fence("a", kNoFence, Fleet::hello("a"));
+  fleet.from_fence("l", kNoFence, liar);
+  fleet.from("a", Fleet::hello("a"));
+  fleet.from("l", liar);
+  fleet.publish();
+  fleet.accept("a");
+  fleet.accept("l");
+  ASSERT_EQ(fleet.count<control::Stage>("a"), 1U);
+  fleet.step(PeerLost{.peer = "l", .reason = "killed"});
+  EXPECT_EQ(fleet.count<control::Stage>("a"), 1U) << "its source is not the lost sidecar";
+}
+
 TEST(Coordinator, AHelloThatCannotBeTrueIsRefused) {
   Fleet fleet;
   fleet.join("a");
