@@ -93,13 +93,18 @@ elseif(NOT WSYNC_SANITIZER STREQUAL "")
   message(FATAL_ERROR "WSYNC_SANITIZER is '${WSYNC_SANITIZER}'; expected empty, address or thread")
 endif()
 
-# wsync_component(<name> SOURCES <file>... HEADERS <file>... [LINK <target>...] [PRIVATE_LINK <target>...] [HOT] [FUZZED])
+# wsync_component(<name> SOURCES <file>... [BESIDE_SERVICE <file>...] HEADERS <file>... [LINK <target>...]
+#   [PRIVATE_LINK <target>...] [HOT] [FUZZED])
 # A static library wsync_<name> with alias wsync::<name>. Headers are included from the root of the tree. HOT: tests spend
 # their time in its loops; the address and thread sanitizers' builds optimize these alone. FUZZED: a fuzzer is led by what it
-# covers of this code.
+# covers of this code. BESIDE_SERVICE: sources that `wsync` and the C libraries do not use; a build of the service alone leaves
+# them out.
 function(wsync_component name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOT;FUZZED" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOT;FUZZED" "" "SOURCES;BESIDE_SERVICE;HEADERS;LINK;PRIVATE_LINK")
   add_library(wsync_${name} STATIC ${arg_SOURCES})
+  if(WSYNC_BUILD_TRAIN OR WSYNC_BUILD_ENGINE OR WSYNC_BUILD_TESTS)
+    target_sources(wsync_${name} PRIVATE ${arg_BESIDE_SERVICE})
+  endif()
   add_library(wsync::${name} ALIAS wsync_${name})
   target_sources(wsync_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   set_target_properties(wsync_${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)

@@ -1,3 +1,5 @@
+#include <nlohmann/json.hpp>
+
 #include "trainer_side/run/progress.h"
 #include "trainer_side/run/rank_run.h"
 #include "trainer_side/training/reference_trainer.h"
@@ -23,7 +25,7 @@ Result<> run_sequential(const config::TrainConfig& config, const TrainEvents& on
       replicas.push_back(micro_batches(config, *begin.text, step, replica));
     const auto done = WSYNC_TRY(trainer.run_step(step, replicas));
     begin.facts.step = step;
-    json event = step_event(step, done, since(from));
+    nlohmann::json event = step_event(step, done, since(from));
     event["snapshot_wait_seconds"] = 0;
     on_event(event);
     stopped = asked_to_stop() && step < config.steps;
