@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "shared/base/check.h"
@@ -328,18 +329,19 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
 control::TransportAddress UpdateRound::chain_source(const CoordinatorContext& context,
                                                     const Member& member,
                                                     control::TransportAddress served) const {
-  control::TransportAddress source = std::move(served);
-  const transport::TransportTraits* kind = transport::find_transport_kind(source.kind);
-  const bool within_host = kind != nullptr && kind->reach == transport::Reach::kHost;
-  for (const std::string& name : members_) {
-    if (name == member.name) break;
-    const Member& before = member_of(context, name);
-    if (!before.joined || !before.delivery.relays()) continue;
-    if (within_host && !is_same_host(before.boot_id, member.boot_id)) continue;
-    const auto* relay = control::find_transport(before.transports, source.kind);
-    if (relay != nullptr && !relay->address.empty()) source = *relay;
+  const transport::TransportTraits* kind = transport::find_transport_kind(served.kind);
+  if (kind == nullptr || kind->maps_source) return served;
+  // From the member backwards: in a chain the nearest one before it is the answer almost always.
+  auto before = std::make_reverse_iterator(std::ranges::find(members_, member.name));
+  for (; before != members_.rend(); ++before) {
+    const Member& candidate = member_of(context, *before);
+    if (!candidate.joined || !candidate.delivery.relays()) continue;
+    if (kind->reach == transport::Reach::kHost && !is_same_host(candidate.boot_id, member.boot_id))
+      continue;
+    const auto* relay = control::find_transport(candidate.transports, served.kind);
+    if (relay != nullptr && !relay->address.empty()) return *relay;
   }
-  return source;
+  return served;
 }
 
 MovedBytes UpdateRound::moved(const CoordinatorContext& context) const {
