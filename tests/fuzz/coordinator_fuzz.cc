@@ -82,6 +82,8 @@ class CoordinatorRun {
 
   void step(decltype(coordinator::CoordinatorEvent::what) what) {
     auto commands = machine_.step({.now = clock_.now(), .what = std::move(what)});
+    const Result<> holds = machine_.invariants();
+    WSYNC_CHECK(holds.has_value(), holds.error().message());
     for (coordinator::CoordinatorCommand& command : commands)
       std::visit(Overloaded{
                      [&](coordinator::SendTo& one) {

@@ -108,7 +108,7 @@ void Coordinator::apply(const CoordinatorEvent& event) {
   std::visit([this](const auto& what) { handle(what); }, event.what);
   context_.roster.forget(
       [this](const Member& member) { return member.has_left && !rounds_.is_in_round(member); });
-  const Result<> holds = invariants();
+  const Result<> holds = own_invariants();
   WSYNC_CHECK(holds.has_value(), holds.error().message());
 }
 
@@ -500,10 +500,17 @@ control::StatusReply Coordinator::status() const {
 }
 
 Result<> Coordinator::invariants() const {
+  WSYNC_TRY(own_invariants());
+  for (const auto& [name, member] : context_.roster.members())
+    WSYNC_TRY(RoundScheduler::member_invariants(log_, member));
+  return {};
+}
+
+Result<> Coordinator::own_invariants() const {
   const auto broken = [](std::string rule) { return fail(ErrorCode::kInternal, std::move(rule)); };
   WSYNC_TRY(claim_.invariants());
   WSYNC_TRY(log_.invariants());
-  WSYNC_TRY(rounds_.invariants(context_, log_));
+  WSYNC_TRY(rounds_.invariants(log_));
   if (context_.fence != record().fence) return broken("messages are sent under another fence");
   if (rounds_.round() != nullptr && !claim_.is_claimed())
     return broken("a round runs under a fence that is not claimed");

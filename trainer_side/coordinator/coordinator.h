@@ -85,13 +85,15 @@ class Coordinator {
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
   // Number of messages that were late, of another round, or of a lower fence.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return context_.dropped; }
-  // Returns kInternal with the first broken rule.
+  // Returns kInternal with the first broken rule, of this machine or of a member. step() checks
+  // only the rules whose cost does not grow with the number of sidecars.
   [[nodiscard]] Result<> invariants() const;
 
  private:
   // ---- events ----
   [[nodiscard]] bool must_wait(const CoordinatorEvent& event) const;
   void apply(const CoordinatorEvent& event);
+  [[nodiscard]] Result<> own_invariants() const;
   void refuse_stopped(const CoordinatorEvent& event);
   void handle(const PeerMessage& event);
   void handle(const PeerLost& event);

@@ -464,19 +464,20 @@ std::optional<TimePoint> RoundScheduler::next_wake(const CoordinatorContext& con
   return wake;
 }
 
-Result<> RoundScheduler::invariants(const CoordinatorContext& context,
-                                    const DecisionLog& log) const {
-  const auto broken = [](std::string rule) { return fail(ErrorCode::kInternal, std::move(rule)); };
+Result<> RoundScheduler::invariants(const DecisionLog& log) const {
   if (round_) WSYNC_TRY(round_->invariants());
-  const bool is_deciding = round_ && round_->state() == RoundState::kDeciding;
-  if (is_deciding && log.state() != DecisionLogState::kStoringDecision)
-    return broken("a round is being decided and nothing is being stored");
-  for (const auto& [name, member] : context.roster.members()) {
-    WSYNC_TRY(member.delivery.invariants());
-    if (member.decided > log.record().number && member.joined)
-      return broken(fmt::format("sidecar '{}' acknowledged decision {} of {}", name, member.decided,
-                                log.record().number));
-  }
+  if (round_ && round_->state() == RoundState::kDeciding &&
+      log.state() != DecisionLogState::kStoringDecision)
+    return fail(ErrorCode::kInternal, "a round is being decided and nothing is being stored");
+  return {};
+}
+
+Result<> RoundScheduler::member_invariants(const DecisionLog& log, const Member& member) {
+  WSYNC_TRY(member.delivery.invariants());
+  if (member.decided > log.record().number && member.joined)
+    return fail(ErrorCode::kInternal,
+                fmt::format("sidecar '{}' acknowledged decision {} of {}", member.name,
+                            member.decided, log.record().number));
   return {};
 }
 

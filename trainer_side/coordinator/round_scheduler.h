@@ -90,9 +90,10 @@ class RoundScheduler {
   [[nodiscard]] std::optional<TimePoint> waiting_deadline() const;
   [[nodiscard]] std::optional<TimePoint> next_wake(const CoordinatorContext& context,
                                                    const DecisionLog& log) const;
-  // Returns kInternal with the first broken rule.
-  [[nodiscard]] Result<> invariants(const CoordinatorContext& context,
-                                    const DecisionLog& log) const;
+  // Both return kInternal with the first broken rule. The first one costs the same for any number
+  // of sidecars.
+  [[nodiscard]] Result<> invariants(const DecisionLog& log) const;
+  [[nodiscard]] static Result<> member_invariants(const DecisionLog& log, const Member& member);
 
  private:
   void start(CoordinatorContext& context, const PublishRequested& publish);

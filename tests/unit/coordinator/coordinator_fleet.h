@@ -39,7 +39,10 @@ class Fleet {
 
   void step(decltype(CoordinatorEvent::what) what) {
     std::vector<Store> stores;
-    for (auto& command : coordinator.step({.now = now, .what = std::move(what)})) {
+    auto commands = coordinator.step({.now = now, .what = std::move(what)});
+    const Result<> holds = coordinator.invariants();
+    EXPECT_TRUE(holds.has_value()) << holds.error().message();
+    for (auto& command : commands) {
       if (auto* sent = std::get_if<SendTo>(&command))
         sends.push_back(std::move(*sent));
       else if (auto* done = std::get_if<RoundDone>(&command))
