@@ -32,12 +32,13 @@ std::string kinds_of(const std::vector<control::TransportAddress>& transports) {
 
 std::string why_none(const CoordinatorOptions& options, const Member& member) {
   std::string text = fmt::format(
-      "no transport reaches it. This trainer serves by: {}. The sidecar fetches by: {}.",
+      "the trainer and the sidecar have no transport in common: the trainer serves {}, the sidecar "
+      "accepts {}",
       kinds_of(options.transports), kinds_of(member.transports));
   for (const control::TransportAddress& served : options.transports)
     if (control::find_transport(member.transports, served.kind) != nullptr)
-      text += fmt::format(" {} does not reach another host.", served.kind);
-  return text + " Check the key `transport` of both configurations";
+      text += fmt::format("; {} does not reach another host", served.kind);
+  return text + "; set `transport: auto` in both configurations";
 }
 
 }  // namespace

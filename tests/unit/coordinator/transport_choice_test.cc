@@ -63,11 +63,11 @@ TEST_F(TransportChoice, TheSidecarMustFetchByTheKind) {
   member_.transports = {{"tcp", ""}};
   EXPECT_EQ(chosen(), "tcp");
   options_.transports = {kServedMemfd};
-  EXPECT_THAT(chosen(), AllOf(HasSubstr("serves by: memfd."), HasSubstr("fetches by: tcp."),
-                              HasSubstr("`transport`")));
+  EXPECT_THAT(chosen(), AllOf(HasSubstr("serves memfd,"), HasSubstr("accepts tcp;"),
+                              HasSubstr("`transport: auto`")));
   member_.boot_id = "other";
   member_.transports.clear();
-  EXPECT_THAT(chosen(), HasSubstr("fetches by: none."));
+  EXPECT_THAT(chosen(), HasSubstr("accepts none;"));
 }
 
 TEST_F(TransportChoice, AKindThatThisBuildLacksIsPassedOver) {

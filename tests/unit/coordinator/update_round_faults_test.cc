@@ -183,12 +183,13 @@ TEST(Coordinator, ASidecarWithoutACommonTransportIsAnIncidentWhenItComes) {
   hello.transports = {{"ucx", ""}};
   fleet.join("a", hello);
   ASSERT_EQ(fleet.incidents.size(), 1U) << "once for each process";
-  EXPECT_NE(fleet.incidents[0].find("sidecar 'a': no transport reaches it"), std::string::npos);
+  EXPECT_NE(fleet.incidents[0].find("sidecar 'a': the trainer and the sidecar have no transport"),
+            std::string::npos);
   EXPECT_EQ(fleet.coordinator.status().sidecars.at(0).transport, "");
   fleet.publish();
   fleet.accept("a");
   ASSERT_EQ(fleet.rounds.size(), 1U);
-  EXPECT_NE(fleet.rounds[0].reply.reason.find("fetches by: ucx."), std::string::npos);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("accepts ucx;"), std::string::npos);
 }
 
 TEST(Coordinator, AnAddressOfTheTrainerInASidecarsListIsDropped) {
