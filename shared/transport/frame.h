@@ -1,5 +1,5 @@
-// The frames that the data transports share. Every frame has a header of kFrameBytes. Its type decides
-// what follows:
+// The frames that the data transports share. Every frame has a header of kFrameBytes. Its type
+// decides what follows:
 //
 //   get       sink -> source   nothing. "Send this bucket of this version."
 //   bucket    source -> sink   `bytes` of payload, then the payload's XXH3-128 digest (16 bytes)
