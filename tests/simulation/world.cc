@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "tests/simulation/world_facts.h"
 
 namespace wsync::simulation {
 

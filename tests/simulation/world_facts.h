@@ -1,0 +1,45 @@
+// What a PublishQueue of the simulation asks of its coordinator.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "tests/simulation/world.h"
+
+namespace wsync::simulation {
+
+class World::Facts final : public publish::CoordinatorFacts {
+ public:
+  Facts(World& world, std::size_t c) : world_(world), c_(c) {}
+  [[nodiscard]] std::optional<Error> why_stopped() const override {
+    const auto& stopped = machine().stopped();
+    if (!stopped) return std::nullopt;
+    return Error(stopped->code, "this coordinator has stopped: " + stopped->reason);
+  }
+  [[nodiscard]] std::optional<std::string> why_not_ready() const override {
+    if (machine().phase() >= coordinator::CoordinatorPhase::kReady) return std::nullopt;
+    return std::string("no sidecar has joined");
+  }
+  // Coordinators that share no record can both claim one epoch. Their digests then distinguish the
+  // bytes, which other tests cover. Here one name stands for one content.
+  [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {
+    const std::size_t store = world_.coordinators_[c_].store;
+    Result<Version> version = machine().next_version(step);
+    while (version && world_.named_by_.emplace(*version, store).first->second != store)
+      version = machine().next_version(version->step + 1);
+    return version;
+  }
+  [[nodiscard]] bool has_update(const Version& version) const override {
+    return machine().has_update(version);
+  }
+
+ private:
+  [[nodiscard]] const coordinator::Coordinator& machine() const {
+    return *world_.coordinators_[c_].machine;
+  }
+  World& world_;
+  std::size_t c_;
+};
+
+}  // namespace wsync::simulation
