@@ -164,16 +164,23 @@ TEST_P(Relay, SecondSidecarIsAttachedAgainAtItsFirstMissingBucket) {
   EXPECT_LE(sent, missing + bytes / 100);
 }
 
+// The source has one bucket of the version, with this digest, and the sink begins to fetch all.
+void fetch_first_bucket(Host& trainer, Host& first, const TestVersion& version,
+                        const Digest& digest) {
+  Offer half = version.offer();
+  half.complete = false;
+  trainer.source->offer(std::move(half));
+  trainer.source->bucket_ready(version.key().version, 0, digest);
+  const auto begun =
+      first.receiver.receive(first.receiver.wanted(version, trainer.source->address()));
+  ASSERT_TRUE(begun.has_value()) << begun.error().message();
+}
+
 TEST_P(Relay, ABucketWithAnotherDigestIsRefused) {
   const TestVersion version(1);
   Host trainer(make(), 0);
   Host first(make(), version.data().size());
-  Offer half = version.offer();
-  half.complete = false;
-  trainer.source->offer(std::move(half));
-  trainer.source->bucket_ready(version.key().version, 0, digest_of(version.bucket(1)));
-  ASSERT_TRUE(first.receiver.receive(first.receiver.wanted(version, trainer.source->address()))
-                  .has_value());
+  fetch_first_bucket(trainer, first, version, digest_of(version.bucket(1)));
   ASSERT_TRUE(loop.run_until([&] { return first.receiver.is_over(); }));
   ASSERT_TRUE(first.receiver.failure.has_value());
   EXPECT_EQ(first.receiver.failure->error.code(), ErrorCode::kDigestMismatch);
@@ -184,12 +191,7 @@ TEST_P(Relay, AVersionThatIsWithdrawnMeanwhileGivesItsReasonAndItsMemory) {
   const TestVersion version(1);
   Host trainer(make(), 0);
   Host first(make(), version.data().size());
-  Offer half = version.offer();
-  half.complete = false;
-  trainer.source->offer(std::move(half));
-  trainer.source->bucket_ready(version.key().version, 0, digest_of(version.bucket(0)));
-  ASSERT_TRUE(first.receiver.receive(first.receiver.wanted(version, trainer.source->address()))
-                  .has_value());
+  fetch_first_bucket(trainer, first, version, digest_of(version.bucket(0)));
   ASSERT_TRUE(loop.run_until([&] { return !first.receiver.buckets.empty(); }));
   trainer.source->withdraw(version.key().version, "superseded by another");
   (void)trainer.source->counters();  // has passed the same queue
