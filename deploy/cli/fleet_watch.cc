@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/control/zmq/listening.h"
 #include "shared/control/zmq/ports.h"
 
 namespace wsync::cli {
@@ -18,8 +19,9 @@ FleetWatch::FleetWatch(Loop& loop, const std::string& address, OnChange on_chang
       on_change_(std::move(on_change)),
       again_(loop, [this] { ask(); }),
       nobody_(loop, [this] {
-        trouble(fmt::format("no process answers at {}: no coordinator is running there",
-                            view_.address));
+        const std::string why =
+            control::why_nobody_listens(view_.address).value_or("it accepts no connection");
+        trouble(fmt::format("no process answers at {}: {}", view_.address, why));
       }) {}
 
 Result<std::unique_ptr<FleetWatch>> FleetWatch::create(Loop& loop, const std::string& address,
@@ -43,7 +45,8 @@ Result<std::unique_ptr<FleetWatch>> FleetWatch::create(Loop& loop, const std::st
   watch->port_ = WSYNC_TRY(control::connect_zmq(
       loop, {.address = address, .name = "watch", .times = {}}, std::move(callbacks)));
   watch->again_.start_repeating(interval);
-  watch->nobody_.start(kFirstAnswer);
+  watch->nobody_.start(control::why_nobody_listens(address) ? std::chrono::seconds(0)
+                                                            : kFirstAnswer);
   return watch;
 }
 

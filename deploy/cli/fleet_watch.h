@@ -33,8 +33,8 @@ class FleetWatch {
   // Called when the view changes: a reply has arrived, or an expected one is missing.
   using OnChange = std::function<void(const FleetView& view)>;
   // Sends a request when connected and then every `interval`. `on_change` is called for each reply.
-  // It is called once when the peer is lost, or when nothing has replied within the first second.
-  // Errors of connect_zmq().
+  // It is called once when the peer is lost, when nobody listens at the address, or when nothing
+  // has replied within the first second. Errors of connect_zmq().
   [[nodiscard]] static Result<std::unique_ptr<FleetWatch>> create(
       Loop& loop, const std::string& address, std::chrono::milliseconds interval,
       OnChange on_change);

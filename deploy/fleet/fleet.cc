@@ -170,7 +170,8 @@ Fleet::Question::~Question() {
 std::unique_ptr<Fleet::Question> Fleet::begin(control::Message message) {
   auto question = std::make_unique<Question>(*this);
   question->thread_ = std::jthread([this, state = question->state_, message = std::move(message)] {
-    Result<control::Decoded> decoded = control::request({.address = address()}, {}, message);
+    Result<control::Decoded> decoded =
+        control::request({.address = address(), .peer_is_starting = true}, {}, message);
     children_.loop().post([this, state, decoded = std::move(decoded)]() mutable {
       state->decoded = std::move(decoded);
       state->done = true;

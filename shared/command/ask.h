@@ -2,6 +2,7 @@
 // commands.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 
@@ -14,7 +15,7 @@ namespace wsync::cli {
 
 struct AskOptions {
   std::string address;
-  double timeout_s = 0;  // seconds to wait for the reply
+  double timeout_s = 0;  // seconds to wait for the connection, and then for the reply
 };
 
 // Adds a command with --coordinator and --timeout, whose values are written to `options`. `options`
@@ -32,6 +33,7 @@ Result<Reply> ask(const AskOptions& options, const control::Message& message,
   control::RequestOptions request{.address = options.address, .stop_on_signal = true};
   if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
+  request.connect_deadline = std::min(request.connect_deadline, request.deadline);
   auto decoded = WSYNC_TRY(control::request(request, {}, message, on_progress));
   if (auto* reply = std::get_if<Reply>(&decoded.message)) return std::move(*reply);
   return fail(ErrorCode::kInternal,

@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,12 @@ def processes_of(directory):
         except OSError:
             pass  # it has ended meanwhile
     return found
+
+
+def listens(path):
+    """Whether a process listens on the Unix socket at the path."""
+    with socket.socket(socket.AF_UNIX) as attempt:
+        return attempt.connect_ex(path) == 0
 
 
 def interrupt_leaves_nothing(case, command, directory, processes, deadline_s):
@@ -133,7 +140,17 @@ class Fleet:
                                        stdout=subprocess.PIPE, stderr=log)
         process.log_path = log.name
         self.processes.append(process)
+        if arguments[0] == "trainer" and "-c" not in arguments:
+            self.until_listening(process, arguments)
         return process
+
+    def until_listening(self, trainer, arguments):
+        """A command finds out at once that no coordinator listens, so a trainer must listen before the next command. One that
+        ends instead, because it refuses to start, is left to its test."""
+        settings = dict(s.split("=", 1) for s in arguments if "=" in s and not s.startswith("-"))
+        where = settings.get("listen", f"ipc://{settings.get('run_dir', self.run_dir)}/control")
+        if where.startswith("ipc://"):
+            self.until(lambda: trainer.poll() is not None or listens(where.removeprefix("ipc://")), f"the trainer at {where}")
 
     def checkpoint(self, name, seed, *more):
         path = self.path(name)

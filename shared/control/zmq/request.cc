@@ -6,12 +6,24 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/control/zmq/listening.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
 
 namespace wsync::control {
+namespace {
+
+Error nobody_at(const std::string& address, const std::string& why) {
+  return Error(ErrorCode::kPeerLost,
+               fmt::format("no process answers at {}: {}; start `wsync trainer`, or give the "
+                           "address of one that runs; a sidecar answers status, verify and plan "
+                           "at ipc://<run_dir>/<name>.control",
+                           address, why));
+}
+
+}  // namespace
 
 Result<Decoded> request(const RequestOptions& options, Envelope envelope, const Message& message,
                         std::function<void(const Progress&)> on_progress) {
@@ -26,11 +38,9 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   };
   Timer deadline(*loop, [&] {
     if (!sent)
-      return end(
-          fail(ErrorCode::kPeerLost,
-               fmt::format("no process answers at {}: no coordinator is running there; a sidecar "
-                           "answers status, verify and plan at ipc://<run_dir>/<name>.control",
-                           options.address)));
+      return end(fail(
+          nobody_at(options.address, fmt::format("nothing has accepted the connection within {} ms",
+                                                 options.connect_deadline.count()))));
     end(fail(ErrorCode::kDeadline,
              fmt::format("{}: no reply from {} within {} ms", message_name(type_of(message)),
                          options.address, options.deadline.count())));
@@ -75,6 +85,9 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   port = WSYNC_TRY(
       connect_zmq(*loop, {.address = options.address, .name = options.name, .times = options.times},
                   std::move(callbacks)));
+  if (!options.peer_is_starting)
+    if (const auto why = why_nobody_listens(options.address))
+      return fail(nobody_at(options.address, *why));
   deadline.start(options.connect_deadline);
   loop->run();
   return std::move(*outcome);

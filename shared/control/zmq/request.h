@@ -16,7 +16,11 @@ namespace wsync::control {
 struct RequestOptions {
   std::string address;
   std::string name = "command";
+  // For the connection, if a process listens at the address.
   std::chrono::milliseconds connect_deadline{limits::kHelloDeadlineMs};
+  // The caller has just started the process at the address: an address at which nobody listens yet
+  // is tried again until connect_deadline, instead of being an error at once.
+  bool peer_is_starting = false;
   std::chrono::milliseconds deadline{limits::kPublishDeadlineMs};  // for the reply
   PortTimes times;
   // SIGINT and SIGTERM end the wait with kCancelled. No other Signals object may exist meanwhile.
@@ -29,10 +33,10 @@ struct RequestOptions {
 // it is 0). Progress messages of the request go to `on_progress` (may be empty). Heartbeats and all
 // other messages are ignored.
 //
-// Errors: kPeerLost: nobody answers at the address, or the connection was lost; kDeadline: no reply
-// in time, or the peer is silent; an ErrorReply becomes an Error with its code and sentence; those
-// of connect_zmq().
-// Thread: any; blocks the caller. The loop is private.
+// Errors: kPeerLost: nobody listens at the address (known at once), nobody answers there, or the
+// connection was lost; kDeadline: no reply in time, or the peer is silent; an ErrorReply becomes an
+// Error with its code and sentence; those of connect_zmq(). Thread: any; blocks the caller. The
+// loop is private.
 [[nodiscard]] Result<Decoded> request(const RequestOptions& options, Envelope envelope,
                                       const Message& message,
                                       std::function<void(const Progress&)> on_progress = {});

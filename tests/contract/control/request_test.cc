@@ -14,6 +14,7 @@
 
 #include "shared/base/unique_fd.h"
 #include "shared/control/zmq/address.h"
+#include "shared/control/zmq/listening.h"
 #include "shared/control/zmq/ports.h"
 
 namespace wsync::control {
@@ -99,6 +100,15 @@ class Request : public testing::Test {
     }
     server_.join();
   }
+  // A socket at the path of address_ that nobody listens on.
+  UniqueFd bound_socket() const {
+    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    (directory_ + "/control.sock").copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return socket;
+  }
   RequestOptions options() const { return {.address = address_, .times = kRequestTimes}; }
 
   std::string directory_;
@@ -143,12 +153,64 @@ TEST_F(Request, AnErrorReplyBecomesAnError) {
   EXPECT_EQ(reply.error().message(), "a publish is under way");
 }
 
-TEST_F(Request, NobodyThere) {
+// With a wait of an hour these tests would not end.
+TEST_F(Request, AnAddressWithoutASocketIsKnownAtOnce) {
   auto nobody = options();
-  nobody.connect_deadline = milliseconds(50);
+  nobody.connect_deadline = std::chrono::hours(1);
   const auto reply = request(nobody, {}, Status{});
   EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
   EXPECT_THAT(reply.error().message(), HasSubstr("no process answers at ipc://"));
+  EXPECT_THAT(reply.error().message(),
+              HasSubstr("its socket does not exist; start `wsync trainer`"));
+}
+
+TEST_F(Request, ASocketLeftByAKilledProcessIsKnownAtOnce) {
+  const UniqueFd stale = bound_socket();
+  auto nobody = options();
+  nobody.connect_deadline = std::chrono::hours(1);
+  const auto reply = request(nobody, {}, Status{});
+  EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(reply.error().message(), HasSubstr("left over from a process that has ended"));
+}
+
+TEST_F(Request, APortWithoutAListenerIsKnownAtOnce) {
+  for (const char* host : {"tcp://127.0.0.1", "tcp://[::1]"}) {
+    std::string address;
+    {
+      auto loop = Loop::create().value();
+      const auto listener = listen_zmq(*loop, {.address = std::string(host) + ":0"}, {});
+      if (!listener) continue;  // this host has no IPv6 loopback
+      address = (*listener)->address();
+      EXPECT_FALSE(why_nobody_listens(address).has_value());
+    }
+    const auto reply =
+        request({.address = address, .connect_deadline = std::chrono::hours(1)}, {}, Status{});
+    EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
+    EXPECT_THAT(reply.error().message(), HasSubstr("no process listens on its port"));
+  }
+}
+
+TEST_F(Request, AListenerThatAcceptsNothingIsGivenUpAtTheDeadline) {
+  const UniqueFd silent = bound_socket();
+  ASSERT_EQ(::listen(silent.get(), 8), 0);
+  auto impatient = options();
+  impatient.connect_deadline = milliseconds(50);
+  const auto reply = request(impatient, {}, Status{});
+  EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(reply.error().message(),
+              HasSubstr("nothing has accepted the connection within 50 ms"));
+}
+
+TEST_F(Request, APeerThatIsStartingIsWaitedFor) {
+  auto patient = options();
+  patient.peer_is_starting = true;
+  patient.connect_deadline = std::chrono::hours(1);
+  std::promise<bool> answered;
+  std::jthread asks([&] { answered.set_value(request(patient, {}, Status{}).has_value()); });
+  serve([](RouterPort& router, const std::string& peer, const Envelope& envelope, const Message&) {
+    EXPECT_TRUE(router.send(peer, envelope, StatusReply{.role = "coordinator"}).has_value());
+  });
+  EXPECT_TRUE(answered.get_future().get());
 }
 
 TEST_F(Request, NoReplyInTime) {
@@ -179,15 +241,10 @@ TEST_F(Request, AddressesBeyondThisHostAreRefusedBeforeAnythingIsSent) {
 }
 
 TEST_F(Request, ASocketLeftByAKilledCoordinatorIsReplaced) {
-  const std::string path = directory_ + "/control.sock";
   {
-    const UniqueFd stale(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof address.sun_path - 1);
-    ASSERT_EQ(::bind(stale.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const UniqueFd stale = bound_socket();
   }
-  ASSERT_TRUE(std::filesystem::exists(path));
+  ASSERT_TRUE(std::filesystem::exists(directory_ + "/control.sock"));
   serve([](RouterPort& router, const std::string& peer, const Envelope& envelope, const Message&) {
     EXPECT_TRUE(router.send(peer, envelope, StatusReply{.role = "coordinator"}).has_value());
   });
