@@ -7,6 +7,7 @@
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/liveness.h"
+#include "shared/base/log.h"
 #include "shared/config/sources.h"
 #include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
@@ -17,9 +18,11 @@
 namespace wsync::cli {
 namespace {
 
-// A sidecar that looks for a coordinator finds a new one within its reconnection pause, which is at
-// most kReconnectMaxMs.
-const std::chrono::milliseconds kSidecarWait{3 * limits::kReconnectMaxMs};
+// A sidecar that runs finds a new coordinator within its reconnection pause, to which the port adds
+// a random part of the shortest one.
+const std::chrono::milliseconds kFindsUs{limits::kReconnectMaxMs + limits::kReconnectMinMs};
+// How long the command waits for a first sidecar, which may have been started beside it.
+constexpr std::chrono::milliseconds kSidecarWait{2'000};
 
 Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
   auto config = config::parse_trainer(
@@ -29,8 +32,8 @@ Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
   config->deadlines.publish =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   config->watch = false;
-  // Limits how long this command waits for a sidecar that is down.
-  config->deadlines.gather = kSidecarWait / 3;
+  // Limits how long this command waits for a sidecar of the record that is down.
+  config->deadlines.gather = kSidecarWait / 2;
   // The default state directory describes the fleet at the default address. Another address
   // therefore gets its own fleet name.
   if (config->fleet == config::TrainerConfig{}.fleet &&
@@ -82,13 +85,16 @@ Result<T> run_once(
   });
   publish::TrainerAgentCallbacks callbacks;
   callbacks.on_stopped = stop_with;
-  // The first sidecar completed the claim. The other sidecars need up to one reconnection pause to
-  // find this coordinator, so the operation begins after that pause.
+  // The first sidecar completed the claim. The operation begins once every other sidecar that runs
+  // has had the time to find this coordinator as well.
+  TimePoint found_by_all{};
   Timer settled(*loop, [&] { begin(*loop, *agent, done); });
   callbacks.on_ready = [&](const Version&) {
     no_sidecar.stop();
-    settled.start(std::chrono::milliseconds(limits::kReconnectMaxMs));
+    settled.start_at(found_by_all);
   };
+  log_info("no coordinator runs at {}, so this command is the coordinator until it has ended",
+           options.address);
   auto created = publish::TrainerAgent::create(*loop, config, std::move(callbacks));
   if (!created && created.error().code() == ErrorCode::kBusy)
     return fail(created.error().with_context(
@@ -97,6 +103,7 @@ Result<T> run_once(
                     options.address)));
   if (!created) return fail(created.error());
   agent = std::move(*created);
+  found_by_all = now() + kFindsUs;
   no_sidecar.start(kSidecarWait);
   deadline.start(std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(options.timeout_s)));

@@ -30,7 +30,7 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
     out_.emplace_back(round_.start());
   while (std::exchange(notify_replicas_, false)) notify_staged();
   // Send the heartbeat before a report that ends a round, because the next round may begin at once.
-  if (std::exchange(released_, false) && welcomed()) out_.emplace_back(BeatNow{});
+  if (std::exchange(beat_due_, false) && welcomed()) out_.emplace_back(BeatNow{});
   if (auto report = replicas_.take_report())
     reply(report->round, report->request, std::move(report->switched));
   // A Hello removes this sidecar from its round, so it waits until the round has its outcomes.
@@ -324,7 +324,7 @@ bool Sidecar::make_room() {
 
 void Sidecar::release(const Version& version) {
   if (!held_.remove(version)) return;
-  released_ = true;
+  beat_due_ = true;
   notify_staged();  // first, so that no switch begins to read a copy that is about to be released
   out_.emplace_back(ReleaseVersion{version});
 }
@@ -415,6 +415,9 @@ void Sidecar::apply_decision(const control::Envelope& envelope, const control::D
 // ---- replicas ----
 
 void Sidecar::handle(const ReplicaEvent& event) {
+  // The coordinator counts replicas when it decides, so it is told at once.
+  beat_due_ |= std::holds_alternative<reload::RankAttached>(event.what) ||
+               std::holds_alternative<reload::RankDetached>(event.what);
   auto commands = replicas_.handle(event, record(), held_.versions(), now_);
   if (commands)
     forward(std::move(*commands));

@@ -117,7 +117,7 @@ class Sidecar {
   ReceiveRound round_;
   ReplicaSet replicas_;
   Digest layout_;                 // the last one accepted
-  bool released_ = false;         // since the last BeatNow
+  bool beat_due_ = false;         // the next heartbeat cannot wait
   bool notify_replicas_ = false;  // the held versions have changed
   std::uint64_t dropped_ = 0;
   TimePoint now_{};

@@ -127,8 +127,8 @@ struct CancelStaging {
 struct ReleaseVersion {
   Version version;
 };
-// A version was released. Send heartbeat() now, so that the coordinator does not choose a copy that
-// no longer exists.
+// A version was released, or a rank has attached or detached. Send heartbeat() now, so that the
+// coordinator neither chooses a copy that no longer exists nor waits for an engine that is here.
 struct BeatNow {};
 // A replica could not load this version: compute the content digest of the copy again.
 struct CheckCopy {

@@ -13,7 +13,7 @@ constexpr std::int64_t kHeartbeatDeadlineMs = 2'000;
 constexpr std::int64_t kHelloDeadlineMs = 5'000;
 constexpr std::int64_t kHelloRetryMs = 500;
 constexpr std::int64_t kReconnectMinMs = 50;
-constexpr std::int64_t kReconnectMaxMs = 2'000;
+constexpr std::int64_t kReconnectMaxMs = 250;
 constexpr std::int64_t kRankReconnectMaxMs = 500;
 
 // ---- switch_deadlines.h ----

@@ -11,6 +11,9 @@ extern const std::int64_t kHeartbeatDeadlineMs;
 extern const std::int64_t kHelloDeadlineMs;
 extern const std::int64_t kHelloRetryMs;  // of a sidecar that has no Welcome yet
 extern const std::int64_t kReconnectMinMs;
+// The longest pause between two attempts to connect. Both sides are on one host, so an attempt
+// without a listener costs microseconds, and every process that waits for another one that has just
+// started waits as long as this pause.
 extern const std::int64_t kReconnectMaxMs;
 extern const std::int64_t kRankReconnectMaxMs;  // of a trainer rank that reconnects to rank 0
 

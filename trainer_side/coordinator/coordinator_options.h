@@ -43,8 +43,8 @@ struct CoordinatorOptions {
   std::chrono::milliseconds announce{limits::kAnnounceDeadlineMs};
   std::chrono::milliseconds stage{limits::kStageDeadlineMs};
   // If all members have staged but too few complete replicas are attached: how long it waits for
-  // heartbeats that report more of them.
-  std::chrono::milliseconds attach{limits::kHeartbeatDeadlineMs};
+  // engines that are connecting to a sidecar again. A sidecar reports each engine at once.
+  std::chrono::milliseconds attach{2 * limits::kReconnectMaxMs};
   std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
   std::chrono::milliseconds load{limits::kLoadDeadlineMs};
   std::chrono::milliseconds whole_switch{limits::kSwitchDeadlineMs};

@@ -31,7 +31,6 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
   options.pause_mode = config.pause_mode;
   options.boot_id = boot_id();
   options.gather_recorded = config.deadlines.gather;
-  options.attach = config.heartbeat.deadline;
   options.announce = config.deadlines.announce;
   options.stage = config.deadlines.stage;
   options.pause = config.deadlines.pause;

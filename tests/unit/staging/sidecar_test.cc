@@ -541,6 +541,20 @@ TEST_F(SidecarTest, WhatIsLetGoIsToldAtOnce) {
   EXPECT_EQ(command<BeatNow>(), nullptr) << "once";
 }
 
+// The coordinator counts replicas when it decides, and must not wait for the next heartbeat.
+TEST_F(SidecarTest, AnEngineThatComesOrGoesIsToldAtOnce) {
+  engine({});
+  EXPECT_EQ(command<BeatNow>(), nullptr) << "nobody has welcomed this sidecar";
+  welcome(kNow);
+  step(ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}});
+  EXPECT_NE(command<BeatNow>(), nullptr);
+  step(reload::Tick{});
+  EXPECT_EQ(command<BeatNow>(), nullptr) << "once";
+  engine({});
+  EXPECT_NE(command<BeatNow>(), nullptr);
+  EXPECT_EQ(sidecar.heartbeat(now).replicas.size(), 1U);
+}
+
 TEST_F(SidecarTest, NothingIsReleasedThatASwitchMayGoBackTo) {
   serve(kV1);
   stage(2, kV2);
