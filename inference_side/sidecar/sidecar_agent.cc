@@ -145,11 +145,14 @@ Result<> SidecarAgent::connect() {
   };
   callbacks.on_connected = [this] {
     log_info("connected to the coordinator at {}", config_.coordinator);
+    coordinator_left_ = false;
     step(staging::LinkUp{});
   };
   callbacks.on_lost = [this](const Error& why) {
-    log_warning("coordinator lost: {}; the engines continue to serve", why.message());
-    metrics_.failed(why.code());
+    if (!coordinator_left_) {
+      log_warning("coordinator lost: {}; the engines continue to serve", why.message());
+      metrics_.failed(why.code());
+    }
     step(staging::CoordinatorLost{});
   };
   callbacks.on_bad_message = [](const Error& error) {
@@ -328,6 +331,10 @@ void SidecarAgent::handle(control::Envelope envelope, control::Message message) 
   if (answer(message, reply)) return;
   if (const auto* error = std::get_if<control::ErrorReply>(&message))
     log_warning("the coordinator reports: {}", error->message);
+  if (std::holds_alternative<control::Leave>(message) && envelope.fence == sidecar_->fence()) {
+    log_info("the coordinator has ended; the engines continue to serve");
+    coordinator_left_ = true;
+  }
   step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});
 }
 

@@ -98,6 +98,7 @@ class SidecarAgent {
   std::unique_ptr<control::RouterPort> router_;  // for commands
   Timer timer_;
   std::uint64_t heartbeats_ = 0;
+  bool coordinator_left_ = false;  // in order; set until the next one connects
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none
 };

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import unittest
 
-from fleet import Fleet
+from fleet import DEADLINE_S, Fleet
 
 WSYNC = sys.argv.pop()
 SEPARATE = ["--set", "devices.kind=separate", "--set", "devices.count=2"]
@@ -145,12 +145,19 @@ class Update(unittest.TestCase):
     def test_a_push_without_a_coordinator_is_its_own(self):
         with Fleet(WSYNC) as fleet:
             one = fleet.checkpoint("one", 1)
-            _, engines = fleet.sidecar("s0")
+            sidecar, engines = fleet.sidecar("s0")
             fleet.engine(engines, "a", one)
-            code, answer = fleet.ask("push", one)
-            self.assertEqual(code, 0, answer)
+            pushed = subprocess.run([WSYNC, "push", one, "--json", "--coordinator", fleet.address], env=fleet.environment,
+                                    text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(pushed.returncode, 0, pushed.stdout)
+            self.assertIn("this command is the coordinator until it has ended", pushed.stderr)
             code, answer = fleet.ask("verify", address=f"ipc://{fleet.run_dir}/s0.control")
             self.assertEqual(code, 0, answer)
+            fleet.stop(sidecar)
+            with open(sidecar.log_path, encoding="utf-8") as log:
+                said = pushed.stderr + log.read()
+            self.assertNotIn("warning", said, "the end of the temporary coordinator is in order")
+            self.assertIn("the coordinator has ended", said)
 
     def test_garbage_on_the_engine_socket_changes_nothing(self):
         with Fleet(WSYNC) as fleet:

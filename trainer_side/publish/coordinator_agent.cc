@@ -211,10 +211,20 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
 
 CoordinatorAgent::~CoordinatorAgent() {
   pages_.reset();
+  sign_off();
   // The store worker still posts the end of a running write; that task must not use this object.
   *alive_ = false;
   store_worker_->stop();
   recorder_.write_trace();
+}
+
+// Tells the sidecars that this end is in order, so that they report no failure.
+void CoordinatorAgent::sign_off() {
+  if (!router_ || coordinator_.stopped()) return;
+  control::Envelope envelope;
+  envelope.fence = coordinator_.fence();
+  for (const auto& [name, member] : coordinator_.roster().members())
+    if (member.joined) std::ignore = router_->send(member.peer, envelope, control::Leave{});
 }
 
 // ---- the coordinator ----

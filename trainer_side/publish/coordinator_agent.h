@@ -118,6 +118,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
                    CoordinatorAgentCallbacks callbacks, coordinator::CoordinatorOptions options,
                    std::unique_ptr<coordinator::DecisionStore> store);
   [[nodiscard]] Result<> listen();
+  void sign_off();
   void step(decltype(coordinator::CoordinatorEvent::what) what);
   void execute(coordinator::CoordinatorCommand command);
   void store(const coordinator::Store& command);

@@ -19,8 +19,6 @@
 namespace wsync::control {
 namespace {
 
-constexpr std::chrono::milliseconds kLastMessage{100};
-
 // Shared with running callbacks, so that a callback may destroy the port.
 struct DealerState : std::enable_shared_from_this<DealerState> {
   DealerState(Loop& l, DealerOptions o, DealerCallbacks c)

@@ -147,6 +147,8 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     closed = true;
     beat.stop();
     watcher.reset();
+    // The last message may be a Leave, so the socket lingers to send it.
+    if (socket) socket->wait_at_close(kLastMessage);
     socket.reset();
     path.reset();
   }

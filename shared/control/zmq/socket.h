@@ -21,6 +21,8 @@ namespace wsync::control {
 
 // Messages that a port receives per loop iteration, so that other work of the loop is not delayed.
 inline constexpr int kMessagesPerTurn = 128;
+// How long a port that closes waits until its last message has left this process.
+inline constexpr std::chrono::milliseconds kLastMessage{100};
 
 // If the time between two ticks of a port exceeds this value, its process was suspended or its loop
 // was blocked.
