@@ -227,18 +227,31 @@ run_ctest() {
   return "$code"
 }
 
-# Tests that ctest skipped whole, and GoogleTest cases inside a test, each with its reason.
+# Tests that ctest skipped whole, and GoogleTest cases inside a test: one line for each reason, with the number of its tests and
+# the first names.
 print_skipped() {
   local folder=$1 log=$2 found
   found=$(
-    sed -nE 's/^[[:space:]]+[0-9]+ - (.*) \((Skipped|Disabled|Not Run)\).*$/\1: \2/p' "$log"
-    awk '
-      /^skip: / { print substr($0, 7); next }
-      /^\[ RUN      \]/ { reason = ""; taking = 0; next }
-      /: Skipped$/ { taking = 1; next }
-      /^\[  SKIPPED \] .*\([0-9]+ ms\)$/ { sub(/^\[  SKIPPED \] /, ""); sub(/ \([0-9]+ ms\)$/, ""); print $0 ": " reason; taking = 0; next }
-      taking { reason = reason (reason == "" || $0 == "" ? "" : " ") $0 }
-    ' "$folder/Testing/Temporary/LastTest.log"
+    {
+      sed -nE 's/^[[:space:]]+[0-9]+ - (.*) \((Skipped|Disabled|Not Run)\).*$/\1\t\2/p' "$log"
+      awk '
+        /^skip: / { print "\t" substr($0, 7); next }
+        /^\[ RUN      \]/ { reason = ""; taking = 0; next }
+        /: Skipped$/ { taking = 1; next }
+        /^\[  SKIPPED \] .*\([0-9]+ ms\)$/ { sub(/^\[  SKIPPED \] /, ""); sub(/ \([0-9]+ ms\)$/, ""); print $0 "\t" reason; taking = 0; next }
+        taking { reason = reason (reason == "" || $0 == "" ? "" : " ") $0 }
+      ' "$folder/Testing/Temporary/LastTest.log"
+    } | awk -F '\t' '
+      !($2 in count) { order[++reasons] = $2 }
+      ++count[$2] <= 3 { names[$2] = names[$2] (count[$2] == 1 || $1 == "" ? "" : ", ") $1 }
+      END {
+        for (i = 1; i <= reasons; ++i) {
+          reason = order[i]
+          more = count[reason] > 3 ? sprintf(" and %d more", count[reason] - 3) : ""
+          printf "%d: %s%s\n", count[reason], reason, names[reason] == "" ? "" : " (" names[reason] more ")"
+        }
+      }
+    '
   )
   if [ -n "$found" ]; then printf '  %s\n' "${found//$'\n'/$'\n'  }"; else echo "  none"; fi
 }
