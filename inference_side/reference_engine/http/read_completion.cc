@@ -210,8 +210,8 @@ Result<std::vector<std::vector<Token>>> read_stops(const BodyReader& body, bool 
   if (!value->is_string() && !value->is_array()) return wrong_field("stop", *value, kExpected);
   if (!byte_tokens)
     return refused(
-        "stop: it is text, which this engine can convert only if the model's tokens are bytes; "
-        "leave it out");
+        "stop: this engine can convert text to tokens only if the model's tokens are bytes, and "
+        "those of this model are not; leave it out");
   std::vector<std::vector<Token>> stops;
   const json texts = value->is_array() ? *value : json::array({*value});
   if (texts.size() > generation::kMaxStops)

@@ -118,7 +118,8 @@ TEST(ReadCompletion, AModelWithATokenizerTakesTokensOnly) {
                         "tokens are bytes; expected a list of tokens"));
   const auto stop = read_completion(R"({"prompt": [1], "stop": "a"})", model_info(), false);
   ASSERT_FALSE(stop);
-  EXPECT_THAT(stop.error().message(), HasSubstr("stop: it is text"));
+  EXPECT_THAT(stop.error().message(),
+              HasSubstr("stop: this engine can convert text to tokens only if"));
 }
 
 TEST(ReadCompletion, AnotherModelIsNotFound) {
