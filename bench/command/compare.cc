@@ -50,7 +50,12 @@ struct CompareArguments {
 
 Result<Outcome> bench_compare(const CompareArguments& arguments) {
   for (const std::string& path : {arguments.a, arguments.b})
-    (void)WSYNC_TRY(bench::read_result(path));
+    if (const auto read = bench::read_result(path); !read) {
+      // Here a file of an older form is as invalid as any other one.
+      const Error& why = read.error();
+      return fail(why.code() == ErrorCode::kRefused ? ErrorCode::kInvalidInput : why.code(),
+                  why.message());
+    }
   const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
   auto printed = WSYNC_TRY(run_plot_program(
       {"compare", "--factor", fmt::format("{}", arguments.factor), "--", arguments.a, arguments.b},

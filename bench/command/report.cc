@@ -50,19 +50,35 @@ Result<> check_files(const ReportArguments& arguments) {
   return {};
 }
 
-// Reads every file, so that an invalid file is refused here with the place of the error.
-Result<std::size_t> count_cases(const std::vector<std::string>& paths) {
+// The files that a page can show, and those that it cannot.
+struct ReadFiles {
+  std::vector<std::string> paths;
   std::size_t cases = 0;
+  std::vector<std::string> skipped;  // why each file of an older form is left out
+};
+
+// Reads every file, so that an invalid file is refused here with the place of the error. A file of
+// an older form is left out: a folder of results has files of several releases.
+Result<ReadFiles> read_files(const std::vector<std::string>& paths) {
+  ReadFiles files;
   for (const std::string& path : paths) {
-    const auto file = WSYNC_TRY(bench::read_result(path));
-    for (const bench::SuiteResult& suite : file.suites) cases += suite.cases.size();
+    const auto file = bench::read_result(path);
+    if (!file && file.error().code() == ErrorCode::kRefused) {
+      files.skipped.push_back(file.error().message());
+      continue;
+    }
+    if (!file) return fail(file.error());
+    files.paths.push_back(path);
+    for (const bench::SuiteResult& suite : file->suites) files.cases += suite.cases.size();
   }
-  if (cases == 0)
+  if (files.paths.empty())
+    return fail(ErrorCode::kInvalidInput, fmt::format("{}", fmt::join(files.skipped, "; ")));
+  if (files.cases == 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: the file contains no measured case; measure with `wsync bench "
                             "SUITE --output FILE`",
-                            fmt::join(paths, ", ")));
-  return cases;
+                            fmt::join(files.paths, ", ")));
+  return files;
 }
 
 // Returns the question of each suite for the page.
@@ -90,12 +106,13 @@ Result<> write_plots(const std::string& made, const std::string& directory, Outc
   return {};
 }
 
-Outcome outcome_of(const ReportArguments& arguments, std::size_t cases, std::size_t bytes,
+Outcome outcome_of(const ReportArguments& arguments, const ReadFiles& files, std::size_t bytes,
                    nlohmann::json made) {
-  const std::size_t results = arguments.results.size();
+  const std::size_t results = files.paths.size();
   Outcome outcome;
-  outcome.text = fmt::format("{}: {} of {}, {}\n", arguments.output, counted(cases, "case"),
+  outcome.text = fmt::format("{}: {} of {}, {}\n", arguments.output, counted(files.cases, "case"),
                              counted(results, "result file"), trace::format_bytes(bytes));
+  for (const std::string& why : files.skipped) outcome.text += fmt::format("  skipped: {}\n", why);
   for (const nlohmann::json& plot : made["plots"])
     outcome.text += fmt::format("  {}\n", plot["title"].get<std::string>());
   for (const nlohmann::json& plot : made["left_out"])
@@ -104,38 +121,39 @@ Outcome outcome_of(const ReportArguments& arguments, std::size_t cases, std::siz
   outcome.result = {{"file", arguments.output},
                     {"bytes", bytes},
                     {"results", results},
-                    {"cases", cases},
+                    {"cases", files.cases},
+                    {"skipped", files.skipped},
                     {"plots", std::move(made["plots"])},
                     {"left_out", std::move(made["left_out"])}};
   return outcome;
 }
 
 // Checks everything that can be refused before anything is drawn.
-Result<std::size_t> check_report(const ReportArguments& arguments) {
+Result<ReadFiles> check_report(const ReportArguments& arguments) {
   WSYNC_TRY(check_files(arguments));
-  const auto cases = WSYNC_TRY(count_cases(arguments.results));
+  auto files = WSYNC_TRY(read_files(arguments.results));
   if (auto checked = trace::check_text_file(arguments.output); !checked)
     return fail(checked.error().with_context("--output"));
-  if (arguments.plots.empty()) return cases;
+  if (arguments.plots.empty()) return files;
   std::error_code error;
   std::filesystem::create_directories(arguments.plots, error);
   if (error)
     return fail_errno(fmt::format("--plots: cannot create {}", arguments.plots), error.value());
-  return cases;
+  return files;
 }
 
 Result<Outcome> bench_report(const ReportArguments& arguments) {
-  const auto cases = WSYNC_TRY(check_report(arguments));
+  const auto files = WSYNC_TRY(check_report(arguments));
   const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
   const auto folder = WSYNC_TRY(bench::TemporaryDirectory::create(""));
   std::vector<std::string> words{"report", "--into", folder.path(), "--suites", questions()};
   if (!arguments.plots.empty()) words.emplace_back("--plots");
   words.emplace_back("--");
-  words.insert(words.end(), arguments.results.begin(), arguments.results.end());
+  words.insert(words.end(), files.paths.begin(), files.paths.end());
   auto made = WSYNC_TRY(run_plot_program(words, interrupt));
   const auto bytes = copy_made_file(folder.path() + "/page.html", arguments.output);
   if (!bytes) return fail(bytes.error().with_context("--output"));
-  Outcome outcome = outcome_of(arguments, cases, *bytes, std::move(made));
+  Outcome outcome = outcome_of(arguments, files, *bytes, std::move(made));
   if (!arguments.plots.empty()) WSYNC_TRY(write_plots(folder.path(), arguments.plots, outcome));
   return outcome;
 }

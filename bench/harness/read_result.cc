@@ -210,9 +210,11 @@ Result<SuiteResult> read_suite(const Place& place) {
 
 Result<> check_schema(const Place& root) {
   if (!root.has("schema"))
-    return bad("schema", fmt::format("'{}'", kResultSchema),
-               "nothing; the file was not written by --output (the --json output of a suite and "
-               "results of older releases have other formats); measure again with --output");
+    return fail(ErrorCode::kRefused,
+                fmt::format("schema: expected '{}', found nothing; the file was not written by "
+                            "--output (the --json output of a suite and results of older releases "
+                            "have other formats); measure again with --output",
+                            kResultSchema));
   const auto schema = WSYNC_TRY(root.text("schema"));
   if (schema != kResultSchema)
     return bad("schema", fmt::format("'{}'", kResultSchema), "'" + schema + "'");
@@ -220,7 +222,7 @@ Result<> check_schema(const Place& root) {
   const auto number = version.value().get<std::uint64_t>();
   if (number != kResultSchemaVersion)
     return fail(
-        ErrorCode::kInvalidInput,
+        number < kResultSchemaVersion ? ErrorCode::kRefused : ErrorCode::kInvalidInput,
         fmt::format("schema_version: expected {}, found {}; {}", kResultSchemaVersion, number,
                     number > kResultSchemaVersion
                         ? "a newer wsync wrote the file; read it with that release"

@@ -22,8 +22,9 @@ inline constexpr std::size_t kResultNotesMax = 1024;
 
 // kInvalidInput, naming the place ("suites[0].cases[3].value: ..."), what was expected and what was
 // found, in these cases: no JSON, another schema or schema version, a field that is missing or has
-// another type, a number that is not finite, a duplicate case, or a value above a limit. Unknown
-// fields are ignored, and `details` are not kept.
+// another type, a number that is not finite, a duplicate case, or a value above a limit. kRefused
+// for JSON of another form: without a schema, or of an older schema version. Unknown fields are
+// ignored, and `details` are not kept.
 [[nodiscard]] Result<ResultFile> parse_result(std::string_view text);
 // Reads a file in the same way. Errors name the file. Also kNotFound and kIo.
 [[nodiscard]] Result<ResultFile> read_result(const std::string& path);

@@ -308,12 +308,20 @@ class Suites(unittest.TestCase):
         for content, sentence in (({"command": "bench sync", "ok": True, "result": {}},
                                    f"{old}: schema: expected 'wsync-bench', found nothing; the file was not written by --output"),
                                   ({"schema": "wsync-bench", "schema_version": 0},
-                                   f"{old}: schema_version: expected 1, found 0; an older wsync wrote the file"),
-                                  ({"schema": "wsync-bench", "schema_version": 2}, "a newer wsync wrote the file")):
+                                   f"{old}: schema_version: expected 1, found 0; an older wsync wrote the file")):
             self.write(old, content)
-            done = bench("report", self.a, old, "--output", output)
+            done = bench("report", old, "--output", output)  # nothing else to show
             self.assertEqual(done.returncode, 2, done.stdout)
             self.assertIn(sentence, done.stderr)
+            done = bench("report", self.a, old, "--output", output)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("of 1 result file,", done.stdout)
+            self.assertIn(f"  skipped: {sentence}", done.stdout)
+            os.unlink(output)
+        self.write(old, {"schema": "wsync-bench", "schema_version": 2})
+        done = bench("report", self.a, old, "--output", output)
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertIn("a newer wsync wrote the file", done.stderr)
         for words, sentence in (([], "RESULT is required"), ([self.a], "--output is required"),
                                 ([self.directory + "/gone", "--output", output], "/gone"),
                                 ([self.a, "--output", "/nonexistent/report.html"], "--output: cannot write to /nonexistent/"),

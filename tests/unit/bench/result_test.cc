@@ -45,11 +45,11 @@ ResultFile one_file() {
   return file;
 }
 
-std::string refusal(const Json& file) {
+std::string refusal(const Json& file, ErrorCode code = ErrorCode::kInvalidInput) {
   const auto parsed = parse_result(file.dump());
   EXPECT_FALSE(parsed);
   if (parsed) return "it was taken";
-  EXPECT_EQ(parsed.error().code(), ErrorCode::kInvalidInput);
+  EXPECT_EQ(parsed.error().code(), code);
   return parsed.error().message();
 }
 
@@ -121,10 +121,10 @@ TEST(BenchResult, AnotherSchemaOrVersionIsRefusedBySentence) {
   EXPECT_THAT(refusal(file),
               AllOf(HasSubstr("schema_version: expected 1, found 2"), HasSubstr("a newer wsync")));
   file["schema_version"] = 0;
-  EXPECT_THAT(refusal(file), HasSubstr("an older wsync"));
+  EXPECT_THAT(refusal(file, ErrorCode::kRefused), HasSubstr("an older wsync"));
   file.erase("schema");
   EXPECT_EQ(
-      refusal(file),
+      refusal(file, ErrorCode::kRefused),
       "schema: expected 'wsync-bench', found nothing; the file was not written by --output (the "
       "--json output of a suite and results of older releases have other formats); measure again "
       "with --output");
