@@ -146,6 +146,33 @@ ScreenLine clipped(const ScreenLine& line, std::size_t cells) {
   return result;
 }
 
+std::vector<ScreenLine> wrapped(const ScreenLine& line, std::size_t cells) {
+  constexpr std::string_view kIndent = "  ";
+  std::vector<ScreenLine> lines(1);
+  std::size_t taken = 0;
+  bool begun = false;  // the line has a word
+  for (const ScreenSpan& span : line) {
+    const std::string text = printable(span.text);
+    for (std::size_t at = 0; at < text.size();) {
+      // A word with the spaces before it.
+      const std::size_t word = std::min(text.find_first_not_of(' ', at), text.size());
+      const std::size_t end = std::min(text.find(' ', word), text.size());
+      std::string piece = text.substr(at, end - at);
+      if (begun && taken + text_width(piece) > cells) {
+        lines.push_back({{.text = std::string(kIndent), .style = Style::kPlain}});
+        taken = kIndent.size();
+        piece = text.substr(word, end - word);
+      }
+      taken += text_width(piece);
+      begun = true;
+      lines.back().push_back({.text = std::move(piece), .style = span.style});
+      at = end;
+    }
+  }
+  for (ScreenLine& each : lines) each = clipped(each, cells);
+  return lines;
+}
+
 std::string plain_text(const ScreenLine& line) {
   std::string text;
   for (const ScreenSpan& span : line) text += span.text;

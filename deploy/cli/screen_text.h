@@ -34,6 +34,9 @@ using ScreenLine = std::vector<ScreenSpan>;
 [[nodiscard]] std::size_t line_width(const ScreenLine& line);
 // Cuts a line to this many cells.
 [[nodiscard]] ScreenLine clipped(const ScreenLine& line, std::size_t cells);
+// Breaks a line at spaces into lines of at most this many cells. The lines after the first are
+// indented by two cells. A word that is wider than a line is cut.
+[[nodiscard]] std::vector<ScreenLine> wrapped(const ScreenLine& line, std::size_t cells);
 // Returns the text without styles.
 [[nodiscard]] std::string plain_text(const ScreenLine& line);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
@@ -19,6 +20,7 @@ using control::StatusReply;
 constexpr std::size_t kTableRowsMin = 3;
 constexpr std::size_t kProblemsMax = 4;
 constexpr std::size_t kNoteCellsMin = 12;
+constexpr std::size_t kSentenceLines = 5;  // below a table that needs the whole screen
 constexpr unsigned kBarMax = 30;
 
 enum class Column : std::uint8_t {
@@ -150,12 +152,15 @@ ScreenLine counts_line(const StatusReply& status) {
 
 std::vector<ScreenLine> heading_of(const FleetView& view, std::size_t columns, TimePoint at) {
   std::vector<ScreenLine> lines;
+  const auto add_wrapped = [&](const ScreenLine& line) {
+    for (ScreenLine& part : wrapped(line, columns)) lines.push_back(std::move(part));
+  };
   lines.push_back({{.text = "wsync top", .style = Style::kBold}, {.text = "  " + view.address}});
   if (!view.trouble.empty()) {
     const auto silent =
         static_cast<std::uint64_t>(std::max<std::int64_t>(0, (at - view.answered).count()));
     const std::string since = view.status ? " for " + age_text(silent) : "";
-    lines.push_back(
+    add_wrapped(
         {{.text = fmt::format("NO ANSWER{}: {}", since, view.trouble), .style = Style::kBad}});
   }
   if (!view.status) {
@@ -163,17 +168,17 @@ std::vector<ScreenLine> heading_of(const FleetView& view, std::size_t columns, T
     return lines;
   }
   const StatusReply& status = *view.status;
-  lines.push_back({{.text = fmt::format(
-                        "{} {}  target {}  rollback target {}", status.role, activity_text(status),
-                        version_text(status.target),
-                        status.can_roll_back ? version_text(status.rollback_target) : "none")}});
-  lines.push_back(counts_line(status));
+  add_wrapped({{.text = fmt::format(
+                    "{} {}  target {}  rollback target {}", status.role, activity_text(status),
+                    version_text(status.target),
+                    status.can_roll_back ? version_text(status.rollback_target) : "none")}});
+  add_wrapped(counts_line(status));
   if (!status.running.version.none()) {
     lines.push_back(running_line(status.running, columns));
     if (status.running.phase == control::ProgressPhase::kStage)
       lines.push_back(staged_line(status));
   } else if (std::string last = to_text(status.last); !last.empty()) {
-    lines.push_back({{.text = last, .style = status.last.ok ? Style::kPlain : Style::kWarning}});
+    add_wrapped({{.text = last, .style = status.last.ok ? Style::kPlain : Style::kWarning}});
   }
   return lines;
 }
@@ -215,15 +220,38 @@ std::string row_text(const Layout& layout, const Cells& cells) {
   return text;
 }
 
-std::vector<ScreenLine> problems_of(const StatusReply& status) {
+// Sentences below the table: notes of replicas for which their column is too narrow, then the
+// newest problems. A sentence is shown whole or not at all; `height` is how many lines there are.
+std::vector<ScreenLine> sentences_of(const StatusReply& status, const std::vector<TableRow>& rows,
+                                     std::size_t columns, std::size_t height) {
   std::vector<ScreenLine> lines;
-  for (const control::Incident& incident : status.incidents) {
-    if (lines.size() == kProblemsMax) break;
-    lines.push_back({{.text = age_text(incident.ago_ns) + " ago  ", .style = Style::kDim},
-                     {.text = incident.text}});
+  const auto add = [&](const std::string& heading, const ScreenLine& sentence, bool& begun) {
+    const std::vector<ScreenLine> parts = wrapped(sentence, columns);
+    if (lines.size() + parts.size() + (begun ? 0 : 1) > height) return false;
+    if (!std::exchange(begun, true)) lines.push_back({{.text = heading, .style = Style::kBold}});
+    lines.insert(lines.end(), parts.begin(), parts.end());
+    return true;
+  };
+  const std::size_t note = layout_of(rows, columns).cells[static_cast<std::size_t>(Column::kNote)];
+  bool notes = false;
+  for (const TableRow& row : rows) {
+    const std::string& text = row.cells[static_cast<std::size_t>(Column::kNote)];
+    if (text_width(printable(text)) <= note) continue;
+    const std::string& replica = row.cells[static_cast<std::size_t>(Column::kReplica)];
+    const std::string& name =
+        replica == "-" ? row.cells[static_cast<std::size_t>(Column::kSidecar)] : replica;
+    if (!add("NOTES", {{.text = name + ": ", .style = Style::kDim}, {.text = text}}, notes)) break;
   }
-  if (!lines.empty())
-    lines.insert(lines.begin(), {{.text = "RECENT PROBLEMS", .style = Style::kBold}});
+  bool problems = false;
+  std::size_t shown = 0;
+  for (const control::Incident& incident : status.incidents) {
+    if (shown++ == kProblemsMax) break;
+    if (!add("RECENT PROBLEMS",
+             {{.text = age_text(incident.ago_ns) + " ago  ", .style = Style::kDim},
+              {.text = incident.text}},
+             problems))
+      break;
+  }
   return lines;
 }
 
@@ -245,7 +273,6 @@ TopFrame top_frame(const FleetView& view, ScreenSize size, std::size_t scroll, T
   std::vector<ScreenLine> problems;
   if (view.status) {
     rows = table_of(*view.status);
-    problems = problems_of(*view.status);
   }
   frame.rows = rows.size();
   // Distributes the height: first to the table with its headings and three rows, then to the
@@ -254,8 +281,14 @@ TopFrame top_frame(const FleetView& view, ScreenSize size, std::size_t scroll, T
   const std::size_t min = std::min(rows.size(), kTableRowsMin) + (rows.empty() ? 0 : 1);
   heading.resize(std::min(heading.size(), height > min ? height - min : 0));
   std::size_t left = height - std::min(height, heading.size());
+  if (view.status && left > min + 1) {
+    // What the whole table leaves, and a few lines of a table that scrolls.
+    const std::size_t table = std::min(rows.size() + 1, left - 1);
+    const std::size_t height_max =
+        std::max(left - 1 - table, std::min(left - min - 1, kSentenceLines));
+    problems = sentences_of(*view.status, rows, size.columns, height_max);
+  }
   const bool blank = left > rows.size() + problems.size() + 3;
-  if (left < min + problems.size() + 1) problems.clear();
   if (!problems.empty()) left -= problems.size() + (blank ? 2 : 1);
   frame.rows_shown = std::min(rows.size(), left > 1 ? left - 1 : 0);
   frame.first_row = std::min(scroll, rows.size() - frame.rows_shown);

@@ -18,9 +18,10 @@ struct TopFrame {
 };
 
 // Layout from the top: activity of the coordinator, the current or last update, counts, a table
-// with a row for each replica (and for each sidecar without replicas), problems, keys. If space is
-// short, problems are left out first, then the least important columns of the table, then lines of
-// the heading. The table keeps three rows on screens with at least six.
+// with a row for each replica (and for each sidecar without replicas), notes that their column
+// cuts, problems, keys. Long sentences take several lines. If space is short, problems are left out
+// first, then the least important columns of the table, then lines of the heading. The table keeps
+// three rows on screens with at least six.
 //
 // `scroll`: first table row to show. `at`: current time, for ages. `keys`: show the key help in the
 // last line.

@@ -6,6 +6,7 @@
 
 #include "deploy/cli/report.h"
 #include "deploy/cli/terminal.h"
+#include "shared/base/format.h"
 
 namespace wsync::cli {
 namespace {
@@ -89,10 +90,11 @@ TEST(TopFrame, AFleetThatRestsIn80x24) {
   EXPECT_EQ(lines[2],
             "replicas ready 1/2  sidecars up 1/1  3 updates served, 1 failed, 2 cancelled");
   EXPECT_THAT(lines[3], HasSubstr("last update 2.9: served 3.0 s ago, longest pause 55.0 ms"));
-  EXPECT_EQ(lines[4], "");
-  EXPECT_EQ(lines[5], "REPLICA     SIDECAR  VERSION  STATE    READY  PAUSED LAST  BEHIND   NOTE");
-  EXPECT_THAT(lines[6], AllOf(HasSubstr("replica-00"), HasSubstr("serving"), HasSubstr("12.0 ms")));
-  EXPECT_THAT(lines[7], AllOf(HasSubstr("behind"), HasSubstr("NO"), HasSubstr("3 steps")));
+  EXPECT_EQ(lines[4], "  staged in 400.0 ms, snapshot 100.0 ms, 1.00 GiB");
+  EXPECT_EQ(lines[5], "");
+  EXPECT_EQ(lines[6], "REPLICA     SIDECAR  VERSION  STATE    READY  PAUSED LAST  BEHIND   NOTE");
+  EXPECT_THAT(lines[7], AllOf(HasSubstr("replica-00"), HasSubstr("serving"), HasSubstr("12.0 ms")));
+  EXPECT_THAT(lines[8], AllOf(HasSubstr("behind"), HasSubstr("NO"), HasSubstr("3 steps")));
   EXPECT_THAT(joined(frame),
               HasSubstr("RECENT PROBLEMS\n61 s ago  sidecar host1 lost: it hung up"));
   EXPECT_EQ(lines.back(), "q quit");
@@ -197,12 +199,52 @@ TEST(TopFrame, WideNamesKeepTheColumnsInPlace) {
   view.status->sidecars[0].replicas[0].replica = "複製品";
   view.status->sidecars[0].replicas[1].replica = "bad\x1b[2Jname\xff";
   const std::vector<std::string> lines = texts(top_frame(view, {80, 24}, 0, kNow, false));
-  const std::string& wide = lines[6];
-  EXPECT_THAT(lines[7], HasSubstr("bad?[2Jname?"));
+  const std::string& wide = lines[7];
+  EXPECT_THAT(lines[8], HasSubstr("bad?[2Jname?"));
   const auto cells_before = [](const std::string& line, const std::string& word) {
     return text_width(line.substr(0, line.find(word)));
   };
-  EXPECT_EQ(cells_before(wide, "serving"), cells_before(lines[7], "serving"));
+  EXPECT_EQ(cells_before(wide, "serving"), cells_before(lines[8], "serving"));
+}
+
+TEST(TopFrame, LongSentencesTakeSeveralLines) {
+  FleetView view = fleet_of(2);
+  const std::string why =
+      "the replica did not pause within 10000 ms, and is asked again until it does, which can take "
+      "as long as its longest request";
+  view.status->sidecars.front().replicas.front().ready = false;
+  view.status->sidecars.front().replicas.front().reason = why;
+  view.status->incidents = {{.ago_ns = 1, .text = "2.10 is partial: " + why}};
+  view.trouble = "no process answers: " + why;
+  for (const unsigned columns : {40U, 80U, 120U}) {
+    const TopFrame frame =
+        top_frame(view, {.columns = columns, .rows = 60}, 0, view.answered, true);
+    expect_fits(frame, {.columns = columns, .rows = 60});
+    std::string text;
+    for (const std::string& line : texts(frame))
+      text += line.substr(std::min(line.find_first_not_of(' '), line.size())) + " ";
+    EXPECT_THAT(text, testing::HasSubstr("no process answers: " + why)) << columns;
+    EXPECT_THAT(text, testing::HasSubstr("2.10 is partial: " + why)) << columns;
+    EXPECT_THAT(text, testing::HasSubstr("NOTES replica-00: " + why)) << columns;
+  }
+  // A sentence that does not fit is left out, not cut.
+  const TopFrame low = top_frame(view, {.columns = 40, .rows = 10}, 0, view.answered, true);
+  expect_fits(low, {.columns = 40, .rows = 10});
+  EXPECT_THAT(joined(low), testing::Not(testing::HasSubstr("2.10 is partial")));
+}
+
+TEST(ScreenText, LinesBreakAtSpaces) {
+  const auto plain = [](const std::vector<ScreenLine>& lines) {
+    std::vector<std::string> texts;
+    for (const ScreenLine& line : lines) texts.push_back(plain_text(line));
+    return texts;
+  };
+  const ScreenLine line = {{.text = "one ", .style = Style::kBold}, {.text = "two  three four"}};
+  EXPECT_EQ(plain(wrapped(line, 80)), std::vector<std::string>{"one two  three four"});
+  EXPECT_EQ(plain(wrapped(line, 9)), (std::vector<std::string>{"one two", "  three", "  four"}));
+  EXPECT_EQ(plain(wrapped({{.text = "averylongword a"}}, 6)),
+            (std::vector<std::string>{"avery~", "  a"}));
+  EXPECT_EQ(plain(wrapped({}, 6)), std::vector<std::string>{""});
 }
 
 TEST(ScreenText, WidthsAndCuts) {
