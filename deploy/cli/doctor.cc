@@ -28,6 +28,7 @@ struct HostConfig {
   std::string http_address;
   std::uint64_t host_memory = 0;
   CudaWanted cuda;
+  std::string trace_file;  // empty: none
 };
 
 Result<HostConfig> read_config(const DoctorOptions& options) {
@@ -35,7 +36,7 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   if (options.role == "trainer") {
     const auto c = WSYNC_TRY(config::load_trainer(sources));
-    return HostConfig{c.run_dir, c.state_dir, "", c.http_address, 0, {}};
+    return HostConfig{c.run_dir, c.state_dir, "", c.http_address, 0, {}, c.trace_file};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,
@@ -46,7 +47,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                     {.wanted = c.devices.kind == DeviceKind::kCuda,
                      .gpus = c.devices.gpus,
                      .named = c.devices.gpus_named,
-                     .collective = c.devices.collective}};
+                     .collective = c.devices.collective},
+                    c.trace_file};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {
@@ -59,7 +61,9 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_descriptors(),
                                check_run_dir(wanted.run_dir),
                                check_state_dir(wanted.state_dir)};
-  checks.push_back(check_pages(wanted.http_address, kReachDeadline));
+  checks.push_back(check_pages(
+      wanted.http_address, options.role == "trainer" ? "coordinator" : "sidecar", kReachDeadline));
+  if (!wanted.trace_file.empty()) checks.push_back(check_trace_setting(wanted.trace_file));
   for (Check& check : check_cuda(wanted.cuda)) checks.push_back(std::move(check));
   if (!wanted.coordinator.empty())
     checks.push_back(check_coordinator(wanted.coordinator, kReachDeadline));

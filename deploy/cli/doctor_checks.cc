@@ -16,6 +16,7 @@
 #include "shared/base/memory_limit.h"
 #include "shared/base/unique_fd.h"
 #include "shared/command/context.h"
+#include "shared/observe/trace/text_file.h"
 
 namespace wsync::cli {
 namespace {
@@ -213,5 +214,13 @@ Check check_descriptors() {
 Check check_run_dir(const std::string& path) { return check_directory("run_dir", path, true); }
 
 Check check_state_dir(const std::string& path) { return check_directory("state_dir", path, false); }
+
+Check check_trace_setting(const std::string& path) {
+  const std::string file = path + ".json";
+  if (const auto checked = trace::check_text_file(file); !checked)
+    return {"trace_file", CheckStatus::kWarn, checked.error().message(),
+            "create the directory, or set trace_file to another one"};
+  return {"trace_file", CheckStatus::kOk, file + " can be written", ""};
+}
 
 }  // namespace wsync::cli

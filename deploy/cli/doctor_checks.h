@@ -42,9 +42,15 @@ struct Check {
 [[nodiscard]] Check check_coordinator(const std::string& address,
                                       std::chrono::milliseconds deadline);
 // Checks whether http.address is free, and otherwise which process uses it: wsync, or a program
-// with which it cannot be shared. An empty address means that no pages are configured. The
-// connection and the response may each take up to `deadline`.
-[[nodiscard]] Check check_pages(const std::string& address, std::chrono::milliseconds deadline);
+// with which it cannot be shared. A wsync process of another role than `own_role` is a warning. An
+// empty address means that no pages are configured. The connection and the response may each take
+// up to `deadline`.
+[[nodiscard]] Check check_pages(const std::string& address, const std::string& own_role,
+                                std::chrono::milliseconds deadline);
+
+// Checks whether a trace can be written to `<path>.json`. A missing directory loses the trace at
+// the end of the process, and nothing else.
+[[nodiscard]] Check check_trace_setting(const std::string& path);
 
 // GPU requirements of a configuration.
 struct CudaWanted {

@@ -113,7 +113,8 @@ Check check_coordinator(const std::string& address, std::chrono::milliseconds de
           "connection"};
 }
 
-Check check_pages(const std::string& address, std::chrono::milliseconds deadline) {
+Check check_pages(const std::string& address, const std::string& own_role,
+                  std::chrono::milliseconds deadline) {
   constexpr const char* kName = "http";
   if (address.empty())
     return {kName, CheckStatus::kOk, "http.address is none: this process serves no pages", ""};
@@ -127,13 +128,19 @@ Check check_pages(const std::string& address, std::chrono::milliseconds deadline
     return {kName, CheckStatus::kWarn, fmt::format("{}: {}", address, std::strerror(error)),
             "set http.address to an address that this user can listen on, or to none"};
   const std::string answer = metrics_answer(fd, deadline);
-  if (const std::string role = build_label(answer, "role"); !role.empty())
+  if (const std::string role = build_label(answer, "role"); !role.empty()) {
+    // One of the own role may be the process of this configuration.
+    const bool free = role == own_role;
     return {
         kName,
-        CheckStatus::kOk,
+        free ? CheckStatus::kOk : CheckStatus::kWarn,
         fmt::format("a wsync {} ({}) answers at {}", role, build_label(answer, "version"), address),
-        "",
+        free ? ""
+             : fmt::format("a {} cannot serve its pages there: set http.address to another address "
+                           "or to none",
+                           own_role),
         {{"role", role}, {"version", build_label(answer, "version")}}};
+  }
   return {kName, CheckStatus::kFail,
           fmt::format("{} is in use, and {}", address,
                       answer.empty() ? fmt::format("the process that listens there did not answer "

@@ -56,6 +56,22 @@ std::string unknown_command(const CLI::App& place, const std::vector<std::string
   return found == arguments.end() ? std::string() : *found;
 }
 
+// Returns which other commands have this option, or an empty string. A misspelt word is no option
+// of any command.
+std::string whose_option(const CLI::App& app, const std::string& option) {
+  std::string owners;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    const std::vector<std::string> names = names_of(*command, true);
+    if (std::find(names.begin(), names.end(), option) != names.end())
+      owners += (owners.empty() ? "" : ", ") + command->get_name();
+  }
+  if (owners.empty()) return {};
+  const std::string_view instead =
+      option == "--set" ? "; this command reads configuration keys from the environment: WSYNC_KEY"
+                        : "";
+  return fmt::format("; {} is an option of {}{}", option, owners, instead);
+}
+
 // Returns "; did you mean --set?" for the first argument that is not a known name, or an empty
 // string.
 std::string suggestion(const CLI::App& app, const std::vector<std::string>& arguments) {
@@ -68,6 +84,8 @@ std::string suggestion(const CLI::App& app, const std::vector<std::string>& argu
     const std::string word = argument.substr(0, argument.find('='));
     if (!option && word == place->get_name()) continue;
     if (std::find(names.begin(), names.end(), word) != names.end()) continue;
+    if (const std::string other = option ? whose_option(app, word) : ""; !other.empty())
+      return other;
     const std::string nearest = config::nearest_name(word, names);
     if (!nearest.empty()) return fmt::format("; did you mean {}?", nearest);
   }

@@ -56,6 +56,12 @@ TEST(Cli, BadArgumentsAreBadInputWithTheNearestName) {
   EXPECT_EQ(run.exit_code, kExitBadInput);
   EXPECT_NE(run.err.find("did you mean --role?"), std::string::npos) << run.err;
   EXPECT_EQ(run_command(service_program(), {}).exit_code, kExitBadInput);
+  run = run_command(service_program(), {"push", "/models", "--set", "arenas=2"});
+  EXPECT_EQ(run.exit_code, kExitBadInput);
+  EXPECT_NE(run.err.find("--set is an option of trainer, sidecar, doctor; this command reads "
+                         "configuration keys from the environment: WSYNC_KEY"),
+            std::string::npos)
+      << run.err;
   run = run_command(service_program(), {"doctor", "--json", "--what"});
   EXPECT_EQ(run.exit_code, kExitBadInput);
   const auto object = nlohmann::json::parse(run.out);
@@ -119,14 +125,16 @@ TEST(Doctor, ReachesACoordinatorOrSaysWhyNot) {
   EXPECT_EQ(check_coordinator("ipc://" + path, deadline).status, CheckStatus::kOk);
   EXPECT_EQ(check_coordinator("tcp://127.0.0.1:1", deadline).status, CheckStatus::kWarn);
   // A stranger at the address of the pages, who takes connections and says nothing.
-  const Check taken = check_pages("ipc://" + path, std::chrono::milliseconds(20));
+  const Check taken = check_pages("ipc://" + path, "sidecar", std::chrono::milliseconds(20));
   EXPECT_EQ(taken.status, CheckStatus::kFail);
   EXPECT_NE(taken.found.find("did not answer a request for /metrics within 20 ms"),
             std::string::npos);
-  EXPECT_EQ(check_pages("ipc://" + path + "2", deadline).found, "ipc://" + path + "2 is free");
-  EXPECT_EQ(check_pages("tcp://127.0.0.1:1", deadline).found, "tcp://127.0.0.1:1 is free");
+  EXPECT_EQ(check_pages("ipc://" + path + "2", "sidecar", deadline).found,
+            "ipc://" + path + "2 is free");
+  EXPECT_EQ(check_pages("tcp://127.0.0.1:1", "sidecar", deadline).found,
+            "tcp://127.0.0.1:1 is free");
   for (const char* none : {"", "tcp://127.0.0.1:0"})
-    EXPECT_EQ(check_pages(none, deadline).status, CheckStatus::kOk) << none;
+    EXPECT_EQ(check_pages(none, "sidecar", deadline).status, CheckStatus::kOk) << none;
 }
 
 TEST(Doctor, MemoryThatIsNotThereIsAFailure) {
