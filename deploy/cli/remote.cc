@@ -17,6 +17,7 @@
 #include "shared/config/directories.h"
 #include "shared/config/limits.h"
 #include "shared/config/sources.h"
+#include "shared/config/units.h"
 #include "shared/control/progress_phase.h"
 #include "shared/observe/trace/progress.h"
 
@@ -39,12 +40,20 @@ struct RemoteOptions : AskOptions {
   std::string trace;  // empty: none
 };
 
-// Validator for CLI11: returns the error text, or an empty string if the value is valid.
-std::string check_seconds(const std::string& text) {
+// Transformation for CLI11: replaces "500ms" by "0.5". Returns the error text, or an empty string.
+std::string to_seconds(std::string& text) {
   double seconds = 0;
-  if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMaxS) return {};
-  return fmt::format("expected a number of seconds above 0 and at most {}, found '{}'",
-                     kTimeoutMaxS, text);
+  if (const auto duration = config::parse_duration(text); duration)
+    seconds = static_cast<double>(duration->count()) / 1000;
+  else if (!CLI::detail::lexical_cast(text, seconds))
+    seconds = 0;
+  if (!(seconds > 0 && seconds <= kTimeoutMaxS))
+    return fmt::format(
+        "expected a time above 0 and at most 24h, such as 500ms, 10s or 15m (a number alone is in "
+        "seconds), found '{}'",
+        text);
+  text = fmt::format("{}", seconds);
+  return {};
 }
 
 void add_trace_option(CLI::App& command, RemoteOptions& options) {
@@ -220,10 +229,16 @@ CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& option
                    "Control address of the coordinator, or of one sidecar")
       ->capture_default_str()
       ->check(check_address);
-  command->add_option("--timeout", options.timeout_s, "Seconds to wait for the reply")
-      ->capture_default_str()
-      ->check(check_seconds);
+  add_timeout(*command, options.timeout_s);
   return command;
+}
+
+void add_timeout(CLI::App& command, double& seconds) {
+  command.add_option("--timeout", seconds, "Time to wait for the connection and for the reply")
+      ->type_name("TIME")
+      ->default_str(config::format_duration(
+          std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000))))
+      ->transform(CLI::Validator(to_seconds, ""));
 }
 
 std::string default_address() {

@@ -82,9 +82,7 @@ void add_get(CLI::App& parent, Context& context) {
                    "Control address of the coordinator, or of one sidecar")
       ->capture_default_str()
       ->check(check_address);
-  command->add_option("--timeout", options->timeout_s, "Seconds to wait for the reply")
-      ->capture_default_str()
-      ->check(CLI::Range(0.001, 3600.0));
+  add_timeout(*command, options->timeout_s);
   command->callback(
       [&context, options] { context.run("trace get", [&] { return get(*options); }); });
 }

@@ -25,6 +25,8 @@ using engine::reference::EngineEvent;
 using engine::reference::ReferenceEngine;
 using engine::reference::ReferenceEngineOptions;
 
+constexpr std::chrono::hours kTimeMax{1};  // of an option
+
 struct EngineOptions {
   ReferenceEngineOptions engine;
   std::string weights;  // empty: load without a sidecar; no loading with one
@@ -213,10 +215,31 @@ void add_generation(CLI::App& command, EngineOptions& options) {
       ->group(group);
 }
 
+// Adds an option that takes a time such as 500ms.
+CLI::Option* add_time(CLI::App& command, const std::string& name, const std::string& description,
+                      std::function<void(std::chrono::milliseconds)> set) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [set = std::move(set)](const std::string& text) { set(*config::parse_duration(text)); },
+          description)
+      ->type_name("TIME")
+      ->check([](const std::string& text) {
+        const auto time = config::parse_duration(text);
+        if (!time) return time.error().message();
+        return *time <= kTimeMax ? std::string()
+                                 : fmt::format("expected at most 1h, found '{}'", text);
+      });
+}
+
 void add_output(CLI::App& command, EngineOptions& options) {
-  command.add_option("--stats-ms", options.stats_ms,
-                     "Milliseconds between two prints of statistics; 0: print them only at the end "
-                     "(default: 1000)");
+  add_time(command, "--stats",
+           "Time between two prints of statistics; 0: print them only at the end (default: 1s)",
+           [&options](std::chrono::milliseconds time) {
+             options.stats_ms = static_cast<std::uint32_t>(time.count());
+           });
+  // The older form of the same option.
+  command.add_option("--stats-ms", options.stats_ms)->group("");
   command
       .add_option("--trace", options.trace,
                   "Write pauses, loads and buckets as a Chrome trace (ui.perfetto.dev) at the end")
@@ -286,11 +309,14 @@ void add_engine(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"none", "load"}));
   command->add_flag("--adopt", options->adopt, "Map versions and use them in place");
   command->add_flag("--whole", options->whole, "Load whole tensors, one layer at a time");
-  command
-      ->add_option(
-          "--step-interval-us", options->step_interval_us,
-          "With --checkpoint: minimum number of microseconds between two steps (default: 2000)")
+  add_time(*command, "--step-interval",
+           "With --checkpoint: minimum time between two steps (default: 2ms)",
+           [options](std::chrono::milliseconds time) {
+             options->step_interval_us = static_cast<std::uint32_t>(time.count()) * 1'000U;
+           })
       ->excludes(model);
+  // The older form of the same option, which also takes less than a millisecond.
+  command->add_option("--step-interval-us", options->step_interval_us)->excludes(model)->group("");
   add_output(*command, *options);
   add_generation(*command, *options);
   command->callback([&context, options] {
