@@ -127,7 +127,7 @@ Result<control::PushReply> push_once(
                                                           std::optional<control::PushReply>& done) {
     publish::PublishJob job;
     job.open = [directory] { return publish::open_checkpoint_source(directory); };
-    job.step = step;
+    job.step = step != 0 ? step : agent.named_step(directory);
     job.on_progress = [&](const publish::PublishProgress& progress) {
       on_progress({.phase = progress.phase,
                    .done_bytes = progress.done_bytes,

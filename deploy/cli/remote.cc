@@ -272,7 +272,10 @@ void add_push(CLI::App& app, Context& context) {
                     "wsync push DIR --trace update.json"}});
   command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
   command
-      ->add_option("--step", options->step, "Step number of the version (default: the next number)")
+      ->add_option(
+          "--step", options->step,
+          "Step number of the version (default: N of a directory step_N if it is free, otherwise "
+          "the next number)")
       ->check(CLI::Range(std::uint64_t{1}, limits::kStepMax));
   command->add_flag(
       "!--no-one-shot", options->one_shot,

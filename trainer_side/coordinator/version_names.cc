@@ -7,6 +7,13 @@
 
 namespace wsync::coordinator {
 
+std::string used_step_text(std::uint64_t step, const Version& last) {
+  return fmt::format(
+      "step {} was used or passed under epoch {} (last: {}); a version never names two different "
+      "byte strings: publish a step above {}, or let wsync choose the next free one",
+      step, last.epoch, last.step, last.step);
+}
+
 void VersionNames::note_seen(const Version& version) noexcept {
   seen_step_ = std::max(seen_step_, version.step);
 }
@@ -26,9 +33,7 @@ Result<Version> VersionNames::next(std::uint32_t epoch, std::uint64_t step) cons
   // A step below one of another epoch may be used, because the epoch makes the name different.
   if (step <= used_step_)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "
-                            "names two different byte strings",
-                            step, epoch, used_step_));
+                used_step_text(step, {.epoch = epoch, .step = used_step_}));
   return Version{epoch, step};
 }
 

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "shared/base/error.h"
 #include "shared/control/messages.h"
 
 namespace wsync::coordinator {
+
+// Why a step is not free: `last` is the highest one that was used.
+[[nodiscard]] std::string used_step_text(std::uint64_t step, const Version& last);
 
 class VersionNames {
  public:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "trainer_side/coordinator/version_names.h"
 
 namespace wsync::publish {
 namespace {
@@ -196,6 +197,8 @@ Result<bool> PublishQueue::advance_one(Jobs::iterator job, TimePoint now, Comman
   if (!version) return refuse(version.error());
   WSYNC_TRY(move(job, JobState::kSnapshotting));
   job->second.version = *version;
+  named_ = std::max(named_, *version);
+  if (job->second.step == 0) taken_ = *version;
   out.emplace_back(
       BeginSnapshot{.request = job->first, .version = *version, .deadline = job->second.deadline});
   return true;
@@ -204,14 +207,16 @@ Result<bool> PublishQueue::advance_one(Jobs::iterator job, TimePoint now, Comman
 // While the coordinator stores a decision, it queues a new publish and does not count its step as
 // used yet. The next snapshot must not get the same name, because the sources would then serve the
 // bytes of one version as the other.
+//
+// A number that this queue has chosen is not chosen again, even if its snapshot has failed, because
+// logs and statuses have named it. A caller that names a step may name it again after a failed
+// snapshot: the ranks of a trainer publish a step again when one of them was lost.
 Result<Version> PublishQueue::name_version(std::uint64_t step) const {
   const auto version = WSYNC_TRY(facts_.next_version(step));
-  if (version.epoch != requested_.epoch || version.step > requested_.step) return version;
-  if (step == 0) return facts_.next_version(requested_.step + 1);
-  return fail(ErrorCode::kInvalidInput,
-              fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "
-                          "names two different byte strings",
-                          step, version.epoch, requested_.step));
+  const Version& last = step == 0 ? named_ : taken_;
+  if (version.epoch != last.epoch || version.step > last.step) return version;
+  if (step == 0) return facts_.next_version(last.step + 1);
+  return fail(ErrorCode::kInvalidInput, coordinator::used_step_text(step, last));
 }
 
 Result<PublishQueue::Commands> PublishQueue::give_up(std::uint64_t step, bool weights_read) {
@@ -277,7 +282,7 @@ Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t reques
     return out;
   }
   WSYNC_TRY(move(job, JobState::kWaiting));
-  requested_ = job->second.version;
+  taken_ = job->second.version;
   out.emplace_back(RequestRound{.request = request, .deadline = job->second.deadline});
   return out;
 }

@@ -171,8 +171,10 @@ class PublishQueue {
 
   const CoordinatorFacts& facts_;
   const std::chrono::milliseconds deadline_;
-  Jobs jobs_;          // by request; all that have not ended
-  Version requested_;  // the newest version that was given to the coordinator
+  Jobs jobs_;  // by request; all that have not ended
+  // The newest version that was given to the coordinator, or that this queue has numbered itself.
+  Version taken_;
+  Version named_;  // the newest version whose snapshot has begun, whatever became of it
 };
 
 }  // namespace wsync::publish

@@ -9,6 +9,7 @@
 #include "shared/base/unix_socket.h"
 #include "shared/config/trainer_config.h"
 #include "trainer_side/publish/checkpoint_source.h"
+#include "trainer_side/publish/directory_watch.h"
 
 namespace wsync::publish {
 namespace {
@@ -97,7 +98,7 @@ void TrainerAgent::handle_push(const std::string& peer, std::uint64_t request,
                                const control::Push& push) {
   PublishJob job;
   job.open = [directory = push.directory] { return open_checkpoint_source(directory); };
-  job.step = push.step;
+  job.step = push.step != 0 ? push.step : named_step(push.directory);
   job.on_progress = [this, peer, request](const PublishProgress& progress) {
     coordinator_->reply(peer, request,
                         control::Progress{.phase = progress.phase,
@@ -113,6 +114,16 @@ void TrainerAgent::handle_push(const std::string& peer, std::uint64_t request,
       coordinator_->reply(peer, request, std::move(result.reply));
   };
   publish(std::move(job));
+}
+
+std::uint64_t TrainerAgent::named_step(const std::string& directory) const {
+  const auto step = step_of(directory);
+  if (!step) return 0;
+  const auto version = coordinator_->next_version(*step);
+  if (version || version.error().code() == ErrorCode::kBusy) return *step;
+  log_info("{}: its version gets the next free step, because {}", directory,
+           version.error().message());
+  return 0;
 }
 
 void TrainerAgent::give_up(std::uint64_t step) {

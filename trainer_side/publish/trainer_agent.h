@@ -74,6 +74,9 @@ class TrainerAgent {
   // the other. on_done is called within deadlines.publish of this call, unless a read of the source
   // takes longer. A switch that has been decided by then continues.
   void publish(PublishJob job);
+  // N of a directory named step_N, for a publish without a step of its own; 0, the next free step,
+  // if the name has none or that step is not free. The log says why.
+  [[nodiscard]] std::uint64_t named_step(const std::string& directory) const;
   // Ends the job of this step if none of its bytes has been read yet. Its error says what it was
   // waiting for. If its source is being opened, it ends after that. All other jobs continue.
   void give_up(std::uint64_t step);

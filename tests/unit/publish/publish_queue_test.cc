@@ -185,6 +185,26 @@ TEST_F(PublishQueueTest, AStepThatWasUsedFails) {
   EXPECT_EQ(all<BeginSnapshot>()[0].version, (Version{1, 9}));
 }
 
+TEST_F(PublishQueueTest, ANumberThatTheQueueHasChosenIsNotChosenAgain) {
+  add(1);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 1}));
+  snapshot_ended(1, Error(ErrorCode::kInvalidInput, "no such tensor"));
+  add(2);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 2})) << "1.1 stands in the log";
+  snapshot_ended(2, Error(ErrorCode::kInvalidInput, "no such tensor"));
+  add(3, 2);
+  EXPECT_THAT(last_end().reply.reason,
+              HasSubstr("publish a step above 2, or let wsync choose the next free one"));
+  // A caller may repeat a step of its own, as the ranks of a trainer do when one of them was lost.
+  add(4, 5);
+  snapshot_ended(4, Error(ErrorCode::kPeerLost, "rank 1 is lost"));
+  add(5, 5);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 5}));
+  snapshot_ended(5, Error(ErrorCode::kPeerLost, "rank 1 is lost"));
+  add(6);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 6}));
+}
+
 // A coordinator that stores a decision keeps the publish for later and counts its step as free.
 TEST_F(PublishQueueTest, AVersionThatTheCoordinatorHasIsNotNamedAgain) {
   bring_to(JobState::kWaiting);
@@ -265,14 +285,14 @@ TEST_F(PublishQueueTest, ACompleteSnapshotIsGivenToTheCoordinator) {
   EXPECT_EQ(all<RequestRound>()[0].deadline, kStart + kPublishDeadline);
 }
 
-TEST_F(PublishQueueTest, AFailedSnapshotFreesItsName) {
-  add(1);
+TEST_F(PublishQueueTest, AFailedSnapshotFreesTheStepThatWasAskedFor) {
+  add(1, 4);
   snapshot_ended(1, Error(ErrorCode::kIo, "the source cannot be read"));
   EXPECT_EQ(last_end().end, JobState::kFailed);
   EXPECT_EQ(last_end().reply.reason, "the source cannot be read");
   EXPECT_TRUE(last_end().reply.version.none());
-  add(2);
-  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 1}));
+  add(2, 4);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 4}));
 }
 
 // ---- cancelled ----
@@ -300,9 +320,10 @@ TEST_F(PublishQueueTest, ASnapshotIsCancelledWhateverItsEnd) {
   for (const bool fails : {false, true}) {
     const std::uint64_t request = fails ? 2 : 1;
     add(request);
-    const auto reply = cancel(fails ? Version{1, 1} : Version{});
+    const Version version{1, request};  // a number is given once
+    const auto reply = cancel(fails ? version : Version{});
     ASSERT_TRUE(reply && reply->ok);
-    EXPECT_EQ(reply->version, (Version{1, 1}));
+    EXPECT_EQ(reply->version, version);
     EXPECT_EQ(all<StopSnapshot>().back().request, request);
     EXPECT_EQ(queue_->state(request), JobState::kStopping);
     EXPECT_TRUE(cancel()->ok) << "asked again";
@@ -311,7 +332,8 @@ TEST_F(PublishQueueTest, ASnapshotIsCancelledWhateverItsEnd) {
     else
       snapshot_ended(request);
     EXPECT_EQ(last_end().end, JobState::kCancelled);
-    EXPECT_EQ(last_end().reply.reason, "1.1 was cancelled on request while its snapshot was taken");
+    EXPECT_EQ(last_end().reply.reason,
+              version.to_string() + " was cancelled on request while its snapshot was taken");
     EXPECT_TRUE(all<RequestRound>().empty());
   }
 }
