@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -117,7 +118,7 @@ Result<> make_private_directory(const std::string& path) {
   return {};
 }
 
-Result<LockFile> LockFile::acquire(const std::string& path) {
+Result<LockFile> LockFile::acquire(const std::string& path, const std::string& what) {
   for (;;) {
     UniqueFd fd = UniqueFd::made_by(
         [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); });
@@ -126,7 +127,7 @@ Result<LockFile> LockFile::acquire(const std::string& path) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) return fail_errno(fmt::format("lock {}", path), errno);
       return fail(ErrorCode::kBusy, fmt::format("{} is held by {}: stop it, or use another path",
-                                                path, holder_of(fd.get())));
+                                                what.empty() ? path : what, holder_of(fd.get())));
     }
     // The last holder may have removed the file between our open() and our flock().
     if (!still_names(path, fd.get())) continue;
@@ -167,9 +168,9 @@ LockFile::~LockFile() {
 Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
   WSYNC_TRY(check_socket_path(path));
   WSYNC_TRY(make_private_directory(parent_of(path)));
-  auto lock =
-      how == Claim::kTakeOver ? LockFile::seize(path + ".lock") : LockFile::acquire(path + ".lock");
-  if (!lock) return fail(lock.error().with_context(fmt::format("socket {}", path)));
+  auto lock = how == Claim::kTakeOver ? LockFile::seize(path + ".lock")
+                                      : LockFile::acquire(path + ".lock", path);
+  if (!lock) return fail(lock.error());
   struct stat status{};
   if (::lstat(path.c_str(), &status) == 0) {
     if (!S_ISSOCK(status.st_mode))
@@ -186,6 +187,17 @@ Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
 
 SocketPath::~SocketPath() {
   if (lock_.held() && !lock_.taken_by()) ::unlink(path_.c_str());
+}
+
+bool is_claimed(const std::string& path) {
+  const UniqueFd lock(::open((path + ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!lock.valid()) return false;
+  std::array<char, 24> text{};
+  const ssize_t n = ::pread(lock.get(), text.data(), text.size() - 1, 0);
+  pid_t pid = 0;
+  if (n <= 0 || std::from_chars(text.data(), text.data() + n, pid).ec != std::errc() || pid <= 0)
+    return false;
+  return ::kill(pid, 0) == 0 || errno == EPERM;
 }
 
 Result<PeerCredentials> peer_credentials(int socket) {

@@ -36,8 +36,10 @@ inline constexpr std::size_t kSocketPathBytes = 107;
 // The file is removed with the lock; a file that a killed process left is reused.
 class LockFile {
  public:
-  // kBusy while another holder lives; the sentence names its process id. Never waits.
-  [[nodiscard]] static Result<LockFile> acquire(const std::string& path);
+  // kBusy while another holder lives; the sentence names its process id, and `what` the lock
+  // protects (empty: the file itself). Never waits.
+  [[nodiscard]] static Result<LockFile> acquire(const std::string& path,
+                                                const std::string& what = {});
   // The same, but takes the lock over from a live holder: a new file of ours replaces its file. The
   // old holder can detect this with taken_by().
   [[nodiscard]] static Result<LockFile> seize(const std::string& path);
@@ -84,6 +86,9 @@ class SocketPath {
   LockFile lock_;
   std::string path_;
 };
+
+// Whether a live process of this host holds the path, as SocketPath has it. It may not listen yet.
+[[nodiscard]] bool is_claimed(const std::string& path);
 
 // The process at the other end, as the kernel reports it (SO_PEERCRED).
 struct PeerCredentials {

@@ -219,8 +219,10 @@ class KillFleet(Fleet):
         return process
 
     def trainer(self, *settings, label="trainer"):
-        return self.start("trainer", "--json", "--set", "heartbeat.interval=100ms",
-                          "--set", f"heartbeat.deadline={short(800)}", *settings, label=label)
+        settings = ["--json", "--set", "heartbeat.interval=100ms", "--set", f"heartbeat.deadline={short(800)}", *settings]
+        process = self.start("trainer", *settings, label=label)
+        self.until_listening(process.popen, settings)
+        return process
 
     def sidecar(self, name, *settings):
         process = self.start("sidecar", "--json", "--set", f"name={name}",

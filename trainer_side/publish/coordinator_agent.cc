@@ -158,7 +158,7 @@ Result<> CoordinatorAgent::listen() {
                                                .silence_deadline = config_.heartbeat.deadline},
                                      .take_over = config_.take_over},
                                     std::move(callbacks));
-  if (!router) return fail(router.error().with_context("coordinator address " + config_.listen));
+  if (!router) return fail(router.error().with_context("the coordinator's address"));
   router_ = std::move(*router);
   return {};
 }

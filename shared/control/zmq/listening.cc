@@ -20,7 +20,7 @@ constexpr int kRefusalMs = 100;
 
 std::optional<std::string> why_not_at(const std::string& path) {
   const auto socket = connect_unix(path, TimePoint{});
-  if (socket) return std::nullopt;
+  if (socket || is_claimed(path)) return std::nullopt;
   if (socket.error().code() == ErrorCode::kNotFound) return "its socket does not exist";
   if (socket.error().code() == ErrorCode::kPeerLost)
     return "its socket is left over from a process that has ended";

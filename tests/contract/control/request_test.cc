@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "shared/base/unique_fd.h"
+#include "shared/base/unix_socket.h"
 #include "shared/control/zmq/address.h"
 #include "shared/control/zmq/listening.h"
 #include "shared/control/zmq/ports.h"
@@ -171,6 +172,12 @@ TEST_F(Request, ASocketLeftByAKilledProcessIsKnownAtOnce) {
   const auto reply = request(nobody, {}, Status{});
   EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
   EXPECT_THAT(reply.error().message(), HasSubstr("left over from a process that has ended"));
+}
+
+TEST_F(Request, AProcessThatIsAboutToListenIsWaitedFor) {
+  const auto claimed = SocketPath::claim(directory_ + "/control.sock");
+  ASSERT_TRUE(claimed.has_value()) << claimed.error().message();
+  EXPECT_FALSE(why_nobody_listens(address_).has_value());
 }
 
 TEST_F(Request, APortWithoutAListenerIsKnownAtOnce) {
