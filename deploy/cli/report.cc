@@ -74,16 +74,10 @@ std::string problems_text(const std::vector<control::Problem>& problems) {
   return text;
 }
 
-// Returns true if at least one replica serves the version although the push failed.
-bool reached_somebody(const control::PushReply& reply) {
-  return std::any_of(reply.outcomes.begin(), reply.outcomes.end(),
-                     [&](const control::ReplicaOutcome& outcome) {
-                       return !reply.version.none() && outcome.version == reply.version;
-                     });
-}
-
 json to_json(const control::PushReply& reply) {
+  const std::string_view code = reply.ok ? "" : error_code_name(control::failure_code(reply));
   return {{"ok", reply.ok},
+          {"code", code},
           {"reason", reply.reason},
           {"version", reply.version.to_string()},
           {"content_digest", reply.content_digest.to_string()},
@@ -104,8 +98,11 @@ std::string to_text(const control::PushReply& reply) {
                        trace::format_duration(std::chrono::nanoseconds(reply.staged_ns)),
                        reply.content_digest.to_string());
   else
-    text = fmt::format("{} was not published{}: {}\n", version_text(reply.version),
-                       reached_somebody(reply) ? " everywhere" : "", reply.reason);
+    text = fmt::format("{} {}: {}\n", version_text(reply.version),
+                       control::failure_code(reply) == ErrorCode::kPartial
+                           ? "was decided, but not every replica serves it"
+                           : "was not published",
+                       reply.reason);
   return text + problems_text(reply.problems) + outcomes_text(reply.outcomes);
 }
 
@@ -175,7 +172,9 @@ std::string to_text(const control::VerifyReply& reply) {
     if (rank.mismatches.size() > kMismatchesShown)
       text += fmt::format("  and {} more\n", rank.mismatches.size() - kMismatchesShown);
   }
-  return text.empty() ? "no engine is attached: nothing was verified\n" : text;
+  return text.empty()
+             ? "no engine is attached: nothing was verified; `wsync status` shows the sidecars\n"
+             : text;
 }
 
 }  // namespace wsync::cli

@@ -72,6 +72,8 @@ ErrorCode trainer_error_code(wsync_code code) {
       return ErrorCode::kCancelled;
     case WSYNC_IO:
       return ErrorCode::kIo;
+    case WSYNC_PARTIAL:
+      return ErrorCode::kPartial;
     case WSYNC_OK:
     case WSYNC_INTERNAL:
       return ErrorCode::kInternal;

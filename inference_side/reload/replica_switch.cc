@@ -247,7 +247,8 @@ void ReplicaSwitch::phase_deadline() {
       retried_ = true;
       retry_at_ = now_ + options_.retry;
       last_failure_ =
-          fmt::format("the replica did not pause within {} ms", as_ms(target_.pause_deadline));
+          fmt::format("the replica did not pause within {} ms, and is asked again until it does",
+                      as_ms(target_.pause_deadline));
       // No byte has changed, so the replica resumes with its version, unless that version must not
       // run again.
       if (const auto version = ranks_.uniform(); version && !candidates_.withdrawn(*version)) {

@@ -31,6 +31,8 @@ std::string_view error_code_name(ErrorCode code) noexcept {
       return "io";
     case ErrorCode::kInternal:
       return "internal";
+    case ErrorCode::kPartial:
+      return "partial";
   }
   return "unknown";
 }

@@ -25,7 +25,10 @@ enum class ErrorCode : std::uint8_t {
   kCancelled,          // stopped on request
   kIo,                 // a system call failed
   kInternal,           // a bug in wsync
+  kPartial,            // decided, but not every replica serves it: it continues
 };
+// The numbers are part of messages, so a new code goes to the end.
+inline constexpr ErrorCode kLastErrorCode = ErrorCode::kPartial;
 
 // Returns the stable lower-case name, as printed in JSON ("invalid_input").
 [[nodiscard]] std::string_view error_code_name(ErrorCode code) noexcept;

@@ -74,6 +74,7 @@ ExitCode exit_code_of(ErrorCode code) noexcept {
     case ErrorCode::kResourceExhausted:
     case ErrorCode::kIo:
     case ErrorCode::kInternal:
+    case ErrorCode::kPartial:
       return kExitFailed;
   }
   return kExitFailed;

@@ -7,6 +7,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/digest.h"
+#include "shared/base/error.h"
 #include "shared/control/envelope.h"
 #include "shared/control/sidecar_messages.h"
 
@@ -33,10 +34,15 @@ struct PushReply {
   std::uint64_t bytes = 0;
   std::uint64_t snapshot_ns = 0;
   std::uint64_t staged_ns = 0;
-  std::uint64_t switch_ns = 0;
+  std::uint64_t switch_ns = 0;  // since the decision; 0 = the version was not decided
   std::vector<Problem> problems;
   std::vector<ReplicaOutcome> outcomes;
 };
+// Why a publish with `ok` false is one: kPartial if its version was decided, so that replicas may
+// serve it and the others go on trying; otherwise kRefused, and no replica has changed.
+[[nodiscard]] constexpr ErrorCode failure_code(const PushReply& reply) noexcept {
+  return reply.switch_ns != 0 ? ErrorCode::kPartial : ErrorCode::kRefused;
+}
 struct Rollback {
   static constexpr MessageType kType = MessageType::kRollback;
   Version to;  // 0.0 = the previous version
@@ -145,10 +151,14 @@ struct UpdateOutcome {
   std::uint64_t bytes = 0;
   std::uint64_t snapshot_ns = 0;
   std::uint64_t staged_ns = 0;
-  std::uint64_t switch_ns = 0;
+  std::uint64_t switch_ns = 0;  // since the decision; 0 = it was not decided
   std::uint64_t paused_ns = 0;  // longest pause of any replica
   std::uint64_t ended_ago_ns = 0;
 };
+// Whether it was decided and did not reach every replica in time.
+[[nodiscard]] constexpr bool is_partial(const UpdateOutcome& last) noexcept {
+  return !last.ok && last.switch_ns != 0;
+}
 // Counters of this coordinator process. Superseded updates are not counted.
 struct UpdateCounters {
   std::uint64_t committed = 0;

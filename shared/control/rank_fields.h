@@ -44,7 +44,7 @@ void fields(V& v, M& m) {
   v.number("staged_ns", m.staged_ns);
   v.number("paused_ns", m.paused_ns);
   v.bounded("replicas", m.replicas, limits::kReplicaCount);
-  v.choice("code", m.code, ErrorCode::kInternal);
+  v.choice("code", m.code, kLastErrorCode);
   v.sentence("reason", m.reason);
 }
 

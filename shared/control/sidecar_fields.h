@@ -141,7 +141,7 @@ void fields(V& v, M& m) {
 template <class V, class M>
   requires Is<M, ErrorReply>
 void fields(V& v, M& m) {
-  v.choice("code", m.code, ErrorCode::kInternal);
+  v.choice("code", m.code, kLastErrorCode);
   v.sentence("message", m.message);
 }
 

@@ -65,7 +65,7 @@ Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
   frame.key.version.epoch = reader.get<std::uint32_t>("version epoch");
   const auto code = reader.get<std::uint32_t>("error code");
   const bool is_failure = frame.type == FrameType::kFailure;
-  if (code > (is_failure ? static_cast<std::uint32_t>(ErrorCode::kInternal) : 0U))
+  if (code > (is_failure ? static_cast<std::uint32_t>(kLastErrorCode) : 0U))
     reader.violate("error code", fmt::format("value {} is unknown", code));
   if (is_failure && reader.ok()) frame.code = static_cast<ErrorCode>(code);
   frame.key.version.step = reader.get<std::uint64_t>("version step");

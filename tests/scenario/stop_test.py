@@ -23,6 +23,11 @@ class Stopped(KillCase):
             self.assertEqual((outcomes["b"]["outcome"], outcomes["b"]["version"]), ("behind", first))
             self.assertIn(f"did not pause within {short(500).removesuffix('ms')} ms", outcomes["b"]["reason"])
             second = outcomes["a"]["version"]
+            self.assertEqual(answer["result"]["code"], "partial", "a serves it")
+            self.assertIn(f"{second} stays the target, and the sidecars go on trying", answer["result"]["reason"])
+            _, status = fleet.ask("status")
+            last = status["result"]["last_update"]
+            self.assertEqual((last["ok"], last["partial"], last["version"]), (False, True, second), last)
             self.serves(a, second)
             b.thaw()
             fleet.until_ready(second, "a", "b")

@@ -16,7 +16,7 @@ WSYNC = sys.argv.pop()
 
 DEADLINE_MS = 60_000
 SNAPSHOTTED, COMMITTED, FAILED = 1, 3, 5
-REFUSED, DEADLINE, PEER_LOST, FENCED = 3, 5, 6, 7
+REFUSED, DEADLINE, PEER_LOST, FENCED, PARTIAL = 3, 5, 6, 7, 13
 TENSOR = "model.layers.0.mlp.experts.0.gate_proj.weight"  # one that trainer_rank cuts
 
 
@@ -76,7 +76,7 @@ class TrainerFleet(Fleet):
     def with_engine(self):
         self.one = self.checkpoint("one", 1)
         _, engines = self.sidecar("s0")
-        self.engine(engines, "a", self.one)
+        self.a = self.engine(engines, "a", self.one)
         return self
 
 
@@ -137,6 +137,22 @@ class Ranks(unittest.TestCase):
             self.assertEqual(ranks[0].event("rolled_back")["code"], 0)
             ranks[1].tell("roll_back")
             self.assertIn("only rank 0 can", ranks[1].event("rolled_back")["error"])
+            self.assertEqual([rank.end() for rank in ranks], [0, 0])
+
+    def test_a_decided_version_that_an_engine_does_not_serve_in_time_is_partial(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            ranks = [Rank(fleet, r, 2, fleet.one, f"deadlines.pause={short(500)}") for r in (0, 1)]
+            self.both(fleet, 1, *ranks)
+            fleet.halt(fleet.a.pid)
+            for rank in ranks:
+                rank.publish(2)
+            for rank in ranks:
+                self.assertEqual(rank.published()["code"], 0)
+                end = rank.wait()
+                self.assertEqual((end["code"], end["state"]), (PARTIAL, FAILED), end)
+                self.assertIn("1.2 stays the target, and the sidecars go on trying: `wsync status`", end["error"])
+            os.kill(fleet.a.pid, signal.SIGCONT)
+            fleet.until_ready("1.2", "a")
             self.assertEqual([rank.end() for rank in ranks], [0, 0])
 
     def test_shards_that_make_no_model_are_refused_with_rank_and_tensor(self):

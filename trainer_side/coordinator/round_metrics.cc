@@ -86,7 +86,7 @@ void RoundMetrics::ended(const RoundDone& done, TimePoint at) {
   else if (done.reply.ok)
     committed_.add();
   else
-    failed(done.cancelled ? ErrorCode::kCancelled : ErrorCode::kRefused);
+    failed(done.cancelled ? ErrorCode::kCancelled : control::failure_code(done.reply));
 }
 
 void RoundMetrics::failed(ErrorCode code) {

@@ -327,7 +327,7 @@ void RoundScheduler::abort(CoordinatorContext& context, DecisionLog& log, const 
     std::erase(member.report.staged, round.version());
     member.delivery.forget();
   }
-  context.emit(round.abort(why, cancelled));
+  context.emit(round.abort(context.now, why, cancelled));
   conclude(context, log);
 }
 

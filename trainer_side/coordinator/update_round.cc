@@ -254,9 +254,18 @@ Result<> UpdateRound::check_cancel(const Version* waiting) const {
               : ""));
 }
 
-RoundDone UpdateRound::abort(const std::string& why, bool cancelled) {
-  move(RoundState::kFinished);
+// The reply to a publish whose version has been decided.
+control::PushReply UpdateRound::decided_reply(TimePoint now) const {
   control::PushReply reply = reply_of(publish_);
+  reply.staged_ns = nanoseconds(decided_ - started_);
+  reply.switch_ns = std::max<std::uint64_t>(1, nanoseconds(now - decided_));
+  return reply;
+}
+
+RoundDone UpdateRound::abort(TimePoint now, const std::string& why, bool cancelled) {
+  control::PushReply reply =
+      state_ == RoundState::kSwitching ? decided_reply(now) : reply_of(publish_);
+  move(RoundState::kFinished);
   reply.reason = why;
   reply.problems = problems_;
   return {.request = publish_.request, .cancelled = cancelled, .reply = std::move(reply)};
@@ -264,9 +273,7 @@ RoundDone UpdateRound::abort(const std::string& why, bool cancelled) {
 
 RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::uint64_t number) {
   move(RoundState::kFinished);
-  control::PushReply reply = reply_of(publish_);
-  reply.staged_ns = nanoseconds(decided_ - started_);
-  reply.switch_ns = nanoseconds(context.now - decided_);
+  control::PushReply reply = decided_reply(context.now);
   std::size_t committed = 0;
   for (const std::string& name : members_) {
     const Member& member = member_of(context, name);
@@ -285,6 +292,12 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
   }
   if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
   reply.ok = reply.reason.empty();
+  // The decision stays in force after this answer.
+  if (!reply.ok)
+    reply.reason += fmt::format(
+        "; {} stays the target, and the sidecars go on trying: `wsync status` shows when every "
+        "replica serves it, `wsync rollback` takes it back",
+        publish_.version.to_string());
   return {.request = publish_.request, .reply = std::move(reply)};
 }
 

@@ -81,8 +81,8 @@ class UpdateRound {
   // Returns kRefused, with the reason, if it is too late to cancel the round. `waiting`: the
   // version that waits for the end of this round, null for none.
   [[nodiscard]] Result<> check_cancel(const Version* waiting) const;
-  // Ends the round before its decision.
-  [[nodiscard]] RoundDone abort(const std::string& why, bool cancelled);
+  // Ends the round before its decision, or a decided one because the coordinator has stopped.
+  [[nodiscard]] RoundDone abort(TimePoint now, const std::string& why, bool cancelled);
   // Ends the round after its decision. One function is for a publish, the other for a rollback.
   [[nodiscard]] RoundDone finish_publish(const CoordinatorContext& context, std::uint64_t number);
   [[nodiscard]] RollbackDone finish_rollback(const CoordinatorContext& context,
@@ -107,6 +107,7 @@ class UpdateRound {
   [[nodiscard]] TimePoint in_time(const CoordinatorContext& context,
                                   std::chrono::milliseconds phase) const;
   [[nodiscard]] std::uint32_t staged_replicas(const CoordinatorContext& context) const;
+  [[nodiscard]] control::PushReply decided_reply(TimePoint now) const;
   [[nodiscard]] bool enough_staged(const CoordinatorContext& context) const;
 
   RoundState state_;

@@ -54,6 +54,8 @@ wsync_code code_of(ErrorCode code) {
       return WSYNC_IO;
     case ErrorCode::kInternal:
       return WSYNC_INTERNAL;
+    case ErrorCode::kPartial:
+      return WSYNC_PARTIAL;
   }
   return WSYNC_INTERNAL;
 }
@@ -334,7 +336,8 @@ wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to, int
       *result = {.from = {.epoch = reply.from.epoch, .step = reply.from.step},
                  .to = {.epoch = reply.to.epoch, .step = reply.to.step},
                  .partial = reply.partial ? 1 : 0};
-    if (!reply.ok) return wsync::fail(ErrorCode::kRefused, reply.reason);
+    if (!reply.ok)
+      return wsync::fail(reply.partial ? ErrorCode::kPartial : ErrorCode::kRefused, reply.reason);
     return {};
   });
 }

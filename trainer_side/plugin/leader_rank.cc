@@ -98,7 +98,7 @@ class LeaderRank final : public RankRole {
     status.staged_ns = reply.staged_ns;
     status.reason = reply.ok ? std::string() : reply.reason;
     if (status.state == PublishState::kFailed)
-      status.code = result.error ? result.error->code() : ErrorCode::kRefused;
+      status.code = result.error ? result.error->code() : control::failure_code(reply);
     for (const control::ReplicaOutcome& outcome : reply.outcomes) {
       if (outcome.outcome == control::SwitchOutcome::kCommitted) ++status.replicas;
       status.paused_ns = std::max(status.paused_ns, outcome.paused_ns);

@@ -233,6 +233,8 @@ void TrainerAgent::apply(EndPublish command) {
     const std::string version = command.reply.version.to_string();
     if (command.end == JobState::kServed)
       log_info("{} is served", version);
+    else if (control::failure_code(command.reply) == ErrorCode::kPartial)
+      log_warning("{} is not served by every replica: {}", version, command.reply.reason);
     else
       log_warning("the publish of {} failed: {}", version, command.reply.reason);
   } else {

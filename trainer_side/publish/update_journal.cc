@@ -67,10 +67,12 @@ void UpdateJournal::finish(control::UpdateOutcome outcome, UpdateEnd end, TimePo
     ++counters_.cancelled;
   } else {
     ++counters_.failed;
-    incident(outcome.version.none()
-                 ? fmt::format("an update failed: {}", outcome.reason)
-                 : fmt::format("{} failed: {}", outcome.version.to_string(), outcome.reason),
-             at);
+    incident(
+        outcome.version.none()
+            ? fmt::format("an update failed: {}", outcome.reason)
+            : fmt::format("{} {}: {}", outcome.version.to_string(),
+                          end == UpdateEnd::kPartial ? "is partial" : "failed", outcome.reason),
+        at);
   }
   last_ = std::move(outcome);
   last_ended_ = at;
@@ -104,7 +106,10 @@ void UpdateJournal::rollback_ended(std::uint64_t request, const control::Rollbac
           .reason = reply.reason,
           .switch_ns = journal_ns(entry.mapped().began, at),
           .paused_ns = worst_pause(reply.outcomes)},
-         reply.ok ? UpdateEnd::kCommitted : UpdateEnd::kFailed, at);
+         reply.ok        ? UpdateEnd::kCommitted
+         : reply.partial ? UpdateEnd::kPartial
+                         : UpdateEnd::kFailed,
+         at);
 }
 
 void UpdateJournal::incident(std::string text, TimePoint at) {

@@ -20,7 +20,8 @@
 
 namespace wsync::publish {
 
-enum class UpdateEnd : std::uint8_t { kCommitted, kFailed, kCancelled, kSuperseded };
+// kPartial: decided, but not every replica serves it.
+enum class UpdateEnd : std::uint8_t { kCommitted, kFailed, kPartial, kCancelled, kSuperseded };
 
 // Bytes moved in the current phase; total 0 = unknown.
 struct PhaseBytes {

@@ -15,6 +15,8 @@ std::string_view end_name(UpdateEnd end) {
       return "served";
     case UpdateEnd::kFailed:
       return "failed";
+    case UpdateEnd::kPartial:
+      return "partial";
     case UpdateEnd::kCancelled:
       return "cancelled";
     case UpdateEnd::kSuperseded:
@@ -64,7 +66,10 @@ void UpdateRecorder::end(std::uint64_t request, UpdateEnd end, const control::Pu
 
 void UpdateRecorder::round_ended(const coordinator::RoundDone& done, TimePoint at) {
   trace_.ended(done.request, at);
-  UpdateEnd how = done.reply.ok ? UpdateEnd::kCommitted : UpdateEnd::kFailed;
+  UpdateEnd how = UpdateEnd::kCommitted;
+  if (!done.reply.ok)
+    how = control::failure_code(done.reply) == ErrorCode::kPartial ? UpdateEnd::kPartial
+                                                                   : UpdateEnd::kFailed;
   if (done.superseded) how = UpdateEnd::kSuperseded;
   if (done.cancelled) how = UpdateEnd::kCancelled;
   end(done.request, how, done.reply, at);

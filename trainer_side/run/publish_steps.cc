@@ -208,8 +208,10 @@ Result<> StepPublisher::wait_served(std::chrono::milliseconds wait_limit) {
     if (!view) return fail(view.error());
     notify(front, *view);
     if (running_.empty() && view->status.state != PublishState::kCommitted)
-      return fail(ErrorCode::kRefused, fmt::format("the weights of step {} are not served: {}",
-                                                   front.step, view->status.reason));
+      return fail(
+          view->status.code == ErrorCode::kPartial ? ErrorCode::kPartial : ErrorCode::kRefused,
+          fmt::format("the weights of step {} are not served by every engine: {}", front.step,
+                      view->status.reason));
   }
   return {};
 }

@@ -54,8 +54,8 @@ class StepPublisher {
   // Reports the publishes that have ended.
   void notify_ended();
   // Rank 0: waits until the newest publish has ended, or the run is asked to end. The other ranks
-  // do not wait. Returns kRefused with the reason if engines do not serve it, kDeadline, or the
-  // error that broke the ranks' group.
+  // do not wait. Returns kRefused or kPartial with the reason if no or not every engine serves it,
+  // kDeadline, or the error that broke the ranks' group.
   [[nodiscard]] Result<> wait_served(std::chrono::milliseconds wait_limit);
   // Epoch of the newest committed version that was reported; 0 if there is none.
   [[nodiscard]] std::uint32_t epoch() const noexcept { return epoch_; }

@@ -51,6 +51,7 @@ void reply_error(Exchange& exchange, const Error& error) {
     case ErrorCode::kDigestMismatch:
     case ErrorCode::kIo:
     case ErrorCode::kInternal:
+    case ErrorCode::kPartial:
       break;
   }
   reply_error(exchange, status, error.message(), error_code_name(error.code()));

@@ -65,6 +65,7 @@ json last_json(const control::UpdateOutcome& last) {
   return {{"version", last.version.to_string()},
           {"ok", last.ok},
           {"cancelled", last.cancelled},
+          {"partial", is_partial(last)},
           {"reason", last.reason},
           {"bytes", last.bytes},
           {"snapshot_ns", last.snapshot_ns},
@@ -212,8 +213,10 @@ std::string to_text(const control::UpdateOutcome& last) {
   const std::string name = last.version.none() ? "" : " " + last.version.to_string();
   if (!last.ok)
     return fmt::format("last update{}: {} {} ago: {}", name,
-                       last.cancelled ? "cancelled" : "failed", age_text(last.ended_ago_ns),
-                       last.reason);
+                       last.cancelled     ? "cancelled"
+                       : is_partial(last) ? "partial"
+                                          : "failed",
+                       age_text(last.ended_ago_ns), last.reason);
   std::string text = fmt::format("last update{}: served {} ago, longest pause {}, switched in {}",
                                  name, age_text(last.ended_ago_ns), time_text(last.paused_ns),
                                  time_text(last.switch_ns));

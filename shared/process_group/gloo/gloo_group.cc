@@ -319,8 +319,7 @@ void GlooGroup::watch(std::uint32_t peer) {
     if (!other.farewell_buffer->waitRecv(nullptr, kForEver)) return;  // the group is ending
     const Farewell& farewell = other.farewell;
     const std::size_t bytes = std::min<std::size_t>(farewell.bytes, farewell.text.size());
-    break_with(
-        {std::min(farewell.code, ErrorCode::kInternal), std::string(farewell.text.data(), bytes)});
+    break_with({std::min(farewell.code, kLastErrorCode), std::string(farewell.text.data(), bytes)});
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
     other.lost = error.what();

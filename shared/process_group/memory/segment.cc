@@ -161,7 +161,7 @@ Result<> Segment::health() const {
   if (first == 0) return {};
   const auto& slot = at<ReasonSlot>(layout_.reason_slot(std::min(first - 1, launcher())));
   return fail(
-      std::min(slot.code, ErrorCode::kInternal),
+      std::min(slot.code, kLastErrorCode),
       std::string(slot.message.data(), std::min<std::size_t>(slot.bytes, slot.message.size())));
 }
 

@@ -80,7 +80,25 @@ TEST_F(RoundTest, APublishGoesThroughItsStates) {
   const RoundDone done = round.finish_publish(context_, 1);
   EXPECT_EQ(round.state(), RoundState::kFinished);
   EXPECT_EQ(done.request, 4U);
-  EXPECT_EQ(done.reply.reason, "sidecar 'b': it refused the decision: its disc is full");
+  EXPECT_EQ(done.reply.reason,
+            "sidecar 'b': it refused the decision: its disc is full; 1.2 stays the target, and the "
+            "sidecars go on trying: `wsync status` shows when every replica serves it, `wsync "
+            "rollback` takes it back");
+  EXPECT_EQ(control::failure_code(done.reply), ErrorCode::kPartial);
+}
+
+TEST_F(RoundTest, OnlyADecidedVersionIsPartial) {
+  UpdateRound before = begin();
+  stage_all(before);
+  EXPECT_EQ(control::failure_code(before.abort(context_.now, "it is full", false).reply),
+            ErrorCode::kRefused);
+  UpdateRound after = begin();
+  stage_all(after);
+  after.begin_deciding();
+  after.begin_switching(context_);
+  // The coordinator stops in the nanosecond of its decision.
+  EXPECT_EQ(control::failure_code(after.abort(context_.now, "another is newer", false).reply),
+            ErrorCode::kPartial);
 }
 
 TEST_F(RoundTest, EachDeadlineIsThatOfItsStateAndNeverAfterThatOfThePublish) {
@@ -144,7 +162,7 @@ TEST_F(RoundTest, WithoutMembersItEnds) {
   round.leave(context_.roster.add("a"));
   round.leave(context_.roster.add("b"));
   EXPECT_EQ(round.advance(context_, 0), RoundStep::kAbort);
-  const RoundDone done = round.abort("every sidecar of the round was lost", false);
+  const RoundDone done = round.abort(context_.now, "every sidecar of the round was lost", false);
   EXPECT_FALSE(done.reply.ok);
   EXPECT_EQ(round.state(), RoundState::kFinished);
 }

@@ -46,8 +46,9 @@ TEST(UpdateRecorder, EachEndHasItsName) {
     coordinator::RoundDone done;
     std::string_view result;
   };
-  for (const Case& ended : {Case{{.cancelled = true}, "cancelled"},
-                            Case{{.superseded = true}, "superseded"}, Case{{}, "failed"}}) {
+  for (const Case& ended :
+       {Case{{.cancelled = true}, "cancelled"}, Case{{.superseded = true}, "superseded"},
+        Case{{}, "failed"}, Case{{.reply = {.switch_ns = 1}}, "partial"}}) {
     UpdateRecorder recorder("", 0);
     coordinator::RoundDone done = ended.done;
     done.request = recorder.next_request();
@@ -60,7 +61,9 @@ TEST(UpdateRecorder, EachEndHasItsName) {
     EXPECT_EQ(rounds[0]->reason, "why");
     const control::StatusReply reply = status_of(recorder);
     EXPECT_EQ(reply.updates.cancelled, ended.done.cancelled ? 1U : 0U);
-    EXPECT_EQ(reply.incidents.size(), ended.result == "failed" ? 1U : 0U);
+    const bool is_incident = ended.result == "failed" || ended.result == "partial";
+    EXPECT_EQ(reply.incidents.size(), is_incident ? 1U : 0U);
+    EXPECT_EQ(is_partial(reply.last), ended.result == "partial");
   }
 }
 

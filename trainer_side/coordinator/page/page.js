@@ -65,7 +65,7 @@
   };
   const lastText = (last) => {
     const name = "last update" + (none(last.version) ? "" : " " + last.version);
-    if (!last.ok) return `${name}: ${last.cancelled ? "cancelled" : "failed"} ${age(last.ended_ago_ns)} ago: ${last.reason}`;
+    if (!last.ok) return `${name}: ${last.cancelled ? "cancelled" : last.partial ? "partial" : "failed"} ${age(last.ended_ago_ns)} ago: ${last.reason}`;
     const text = `${name}: served ${age(last.ended_ago_ns)} ago, longest pause ${duration(last.paused_ns)}, switched in ${duration(last.switch_ns)}`;
     return last.bytes === 0 ? text
       : text + `, staged in ${duration(last.staged_ns)}, snapshot ${duration(last.snapshot_ns)}, ${bytes(last.bytes)}`;

@@ -40,7 +40,7 @@ struct RoundRecord {
   bool rollback = false;
   TimePoint began{};
   TimePoint ended{};  // if running: time of the call of rounds()
-  // "served", "failed", "partial" (rollback), "cancelled", "superseded"; empty: it runs.
+  // "served", "failed", "partial", "cancelled", "superseded"; empty: it runs.
   std::string_view result;
   std::string reason;              // why it was not served
   std::vector<RoundStage> phases;  // of the coordinator

@@ -58,7 +58,8 @@ typedef enum {
   WSYNC_RESOURCE_EXHAUSTED = 9,
   WSYNC_CANCELLED = 10,
   WSYNC_IO = 11,
-  WSYNC_INTERNAL = 12
+  WSYNC_INTERNAL = 12,
+  WSYNC_PARTIAL = 13 /* decided, but not every replica serves it; the switch continues */
 } wsync_code;
 
 typedef struct {
@@ -149,15 +150,17 @@ WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish pu
  * limit, but the publish itself ends within `deadlines.publish`; less than -1:
  * WSYNC_INVALID_INPUT. Returns WSYNC_OK if it is SNAPSHOTTED, STAGED or COMMITTED as requested;
  * WSYNC_CANCELLED if it was superseded; the code of the failure if it failed (WSYNC_CANCELLED: by
- * `wsync cancel`); WSYNC_DEADLINE if the time is over. `status` (may be NULL) is set in each of
- * these cases. */
+ * `wsync cancel`; WSYNC_REFUSED: every engine keeps its version; WSYNC_PARTIAL: decided, so some
+ * replicas serve it, and the others go on trying); WSYNC_DEADLINE if the time is over. `status`
+ * (may be NULL) is set in each of these cases. */
 WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_state state, int timeout_ms,
                                         wsync_publish_status* status);
 /* Rank 0: returns the fleet to version `to` (0.0: the previous one) and withdraws newer versions.
  * Waits timeout_ms, but no longer than a switch may take (`deadlines`: pause, load and commit, plus
  * 10 s); -1: waits that long. WSYNC_DEADLINE: not done in time; the rollback continues.
- * WSYNC_REFUSED, with the reason: not possible, or only partial. `result` may be NULL. */
+ * WSYNC_REFUSED, with the reason: not possible, and nothing changed. WSYNC_PARTIAL, with those that
+ * have not switched back yet. `result` may be NULL. */
 WSYNC_API wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to,
                                              int timeout_ms, wsync_rollback* result);
 /* Returns why this trainer can no longer publish: WSYNC_FENCED if a newer trainer controls the

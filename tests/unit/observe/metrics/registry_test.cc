@@ -138,7 +138,7 @@ TEST(Registry, APageHasABoundHoweverManySeriesThereAre) {
 TEST(Registry, EveryCodeOfAnErrorHasItsCounterFromTheStart) {
   Registry registry;
   auto failures = failure_counters(registry);
-  EXPECT_EQ(failures.size(), 12U);
+  EXPECT_EQ(failures.size(), 13U);
   failures.at(ErrorCode::kDigestMismatch).add();
   const std::string text = registry.text({});
   EXPECT_THAT(text, AllOf(HasSubstr("wsync_failures_total{reason=\"digest_mismatch\"} 1\n"),
