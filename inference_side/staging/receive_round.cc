@@ -76,6 +76,27 @@ bool ReceiveRound::is(std::uint64_t round, const Version& version) const {
   return state_ != ReceiveState::kIdle && round_ == round && announce_.version == version;
 }
 
+std::string ReceiveRound::activity() const {
+  const std::string version = announce_.version.to_string();
+  switch (state_) {
+    case ReceiveState::kIdle:
+      return {};
+    case ReceiveState::kChecking:
+      return "checking the layout of " + version;
+    case ReceiveState::kAccepted:
+      return version + " is accepted and waits for its source";
+    case ReceiveState::kWaiting:
+      return version + " waits for room among the held versions";
+    case ReceiveState::kStaging:
+      return "staging " + version;
+    case ReceiveState::kStalled:
+      return version + " has lost its source and waits for another one";
+    case ReceiveState::kStaged:
+      return version + " is staged and waits for its decision";
+  }
+  return {};
+}
+
 bool ReceiveRound::stages(std::uint64_t attempt) const {
   return state_ == ReceiveState::kStaging && attempt_ == attempt;
 }

@@ -40,6 +40,8 @@ class ReceiveRound {
   // Whether staging has begun, so that some bytes may have arrived.
   [[nodiscard]] bool begun() const noexcept { return begun_; }
   [[nodiscard]] bool is(std::uint64_t round, const Version& version) const;
+  // What happens to the version, in a few words for people; empty in kIdle.
+  [[nodiscard]] std::string activity() const;
   // Whether the result of this attempt is expected.
   [[nodiscard]] bool stages(std::uint64_t attempt) const;
 

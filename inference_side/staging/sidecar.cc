@@ -472,9 +472,10 @@ control::StatusReply Sidecar::status(TimePoint now) const {
     reply.can_roll_back = true;
     reply.rollback_target = *older;
   }
-  reply.activity = replicas_.activity().value_or("idle");
-  if (round_.state() == ReceiveState::kStaging)
-    reply.activity = fmt::format("staging {}", round_.version().to_string());
+  const std::string receiving = round_.activity();
+  reply.activity = receiving.empty() || round_.state() == ReceiveState::kStaged
+                       ? replicas_.activity().value_or(receiving.empty() ? "idle" : receiving)
+                       : receiving;
   control::SidecarReport self{.name = options_.name,
                               .host = options_.host,
                               .pid = options_.pid,

@@ -409,6 +409,12 @@ control::StatusReply CoordinatorAgent::status() const {
   else if (coordinator_.has_update({}))
     moved = moved_bytes();
   recorder_.report(moved, now(), reply);
+  // The coordinator itself has nothing to do while a snapshot is taken.
+  if (const control::UpdateProgress& running = reply.running;
+      coordinator_.phase() == coordinator::CoordinatorPhase::kReady && !running.version.none())
+    reply.activity = running.phase == control::ProgressPhase::kSnapshot
+                         ? "taking the snapshot of " + running.version.to_string()
+                         : "beginning the round of " + running.version.to_string();
   return reply;
 }
 

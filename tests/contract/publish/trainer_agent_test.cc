@@ -277,6 +277,8 @@ TEST_F(Agent, AnUpdateIsCancelledWhileItsSnapshotIsTaken) {
   const control::StatusReply status = agent_->status();
   EXPECT_EQ(status.running.phase, control::ProgressPhase::kSnapshot);
   EXPECT_GE(status.running.total_bytes, 2 * limits::kLeafBytes);
+  EXPECT_EQ(status.activity, "taking the snapshot of " + status.running.version.to_string())
+      << "it is not idle";
   const control::CancelReply reply = agent_->cancel(status.running.version);
   EXPECT_TRUE(reply.ok) << reply.reason;
   EXPECT_EQ(reply.version, status.running.version);

@@ -23,9 +23,11 @@ control::Stage from(const char* source) { return {.version = kV1, .source = sour
 TEST(ReceiveRound, GoesFromItsOfferToAHeldCopy) {
   ReceiveRound round;
   EXPECT_TRUE(round.version().none());
+  EXPECT_EQ(round.activity(), "") << "nothing is received";
   ASSERT_TRUE(round.raise_round(4));
   round.open(round_of(4), offer(), false);
   EXPECT_EQ(round.state(), ReceiveState::kChecking);
+  EXPECT_EQ(round.activity(), "checking the layout of " + kV1.to_string());
   EXPECT_TRUE(round.is(4, kV1));
   EXPECT_FALSE(round.is(3, kV1));
   round.accept();
@@ -36,8 +38,10 @@ TEST(ReceiveRound, GoesFromItsOfferToAHeldCopy) {
   EXPECT_FALSE(start.resume);
   EXPECT_EQ(start.stage.source, "a");
   EXPECT_TRUE(round.stages(start.attempt));
+  EXPECT_EQ(round.activity(), "staging " + kV1.to_string());
   round.complete();
   EXPECT_EQ(round.state(), ReceiveState::kStaged);
+  EXPECT_EQ(round.activity(), kV1.to_string() + " is staged and waits for its decision");
   EXPECT_FALSE(round.stages(start.attempt));
   EXPECT_FALSE(round.assign(12, from("b"))) << "its bytes are here";
   round.close();
