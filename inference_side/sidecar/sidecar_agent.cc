@@ -14,6 +14,7 @@
 #include "shared/base/units.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/control/zmq/ports.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::agent {
 namespace {
@@ -242,6 +243,12 @@ void SidecarAgent::execute(const staging::Persist& command) {
                         const std::string failure = *written ? "" : written->error().message();
                         if (!*written) log_error("the record could not be written: {}", failure);
                         step(staging::Persisted{.token = token, .failure = failure});
+  // A repeated report has no time.
+  if (const auto* staged = std::get_if<control::Staged>(&command.message);
+      staged != nullptr && staged->failure.empty() && staged->staging_ns != 0)
+    log_info("{} is staged: {} in {}, every byte verified", staged->version.to_string(),
+             trace::format_bytes(staged->bytes),
+             trace::format_duration(std::chrono::nanoseconds(staged->staging_ns)));
                       });
   if (submitted) return;
   loop_.post([this, alive = alive_, token, why = submitted.error().message()] {
@@ -326,6 +333,8 @@ void SidecarAgent::handle(control::Envelope envelope, control::Message message) 
     control::Envelope back;
     back.fence = sidecar_->fence();
     back.request = request;
+        if (const std::string line = switch_log_.sent(command.replica, what, now()); !line.empty())
+          log_info("{}", line);
     execute(staging::Reply{.envelope = std::move(back), .message = std::move(what)});
   };
   if (answer(message, reply)) return;

@@ -15,6 +15,7 @@
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/offered_layouts.h"
 #include "inference_side/sidecar/sidecar_metrics.h"
+#include "inference_side/sidecar/switch_log.h"
 #include "inference_side/sidecar/switch_trace.h"
 #include "inference_side/sidecar/version_receiver.h"
 #include "inference_side/staging/sidecar.h"
@@ -84,6 +85,7 @@ class SidecarAgent {
   const staging::SidecarRecord record_;  // as it was when this process started
   trace::Recorder trace_;
   SwitchTrace switch_trace_;
+  SwitchLog switch_log_;
   SidecarMetrics metrics_;
   std::optional<staging::Sidecar> sidecar_;  // created when its data address is known
   std::optional<LockFile> state_lock_;

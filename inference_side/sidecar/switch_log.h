@@ -1,0 +1,41 @@
+// SwitchLog: the lines of a sidecar's log about the versions that its replicas load and commit, one
+// line for each.
+//
+// Thread: confined to one thread. Pure: no I/O, and the time is an argument of each call.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "inference_side/reload/switch_events.h"
+#include "shared/base/clock.h"
+
+namespace wsync::agent {
+
+class SwitchLog {
+ public:
+  // Each is called for a command that was sent to `replica`, and returns the line about it; empty
+  // if it reports nothing new.
+  [[nodiscard]] std::string sent(const std::string& replica, const reload::BeginLoad& command,
+                                 TimePoint at);
+  // The first commit of a load: every rank has loaded its version.
+  [[nodiscard]] std::string sent(const std::string& replica, const reload::SendCommit& command,
+                                 TimePoint at);
+  // The resume after the commits: every rank has committed the version.
+  [[nodiscard]] std::string sent(const std::string& replica, const reload::SendResume& command,
+                                 TimePoint at);
+  template <class Other>
+  [[nodiscard]] std::string sent(const std::string& /*replica*/, const Other& /*command*/,
+                                 TimePoint /*at*/) {
+    return {};
+  }
+
+ private:
+  struct Load {
+    TimePoint begin{};
+    Version committing;  // none: not every rank has loaded it yet
+  };
+  std::map<std::string, Load> loads_;  // by replica, until its resume
+};
+
+}  // namespace wsync::agent
