@@ -157,6 +157,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
 
 void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
   log_warning("engine refused: {}", refusal.reason);
+  if (options_.on_refused) options_.on_refused(rank.replica, rank.rank, refusal.reason);
   rank.send(0, control::Refuse{.reason = std::move(refusal.reason),
                                .problems = std::move(refusal.problems)});
   if (rank.stream) rank.stream->finish(kFinishDeadline);

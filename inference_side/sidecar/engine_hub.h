@@ -47,6 +47,9 @@ struct EngineHubOptions {
   Stages stages = Stages::kAuto;
   std::uint64_t generation = 0;      // of this sidecar process
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
+  // An engine was refused, with this sentence. May be empty.
+  std::function<void(const std::string& replica, std::uint32_t rank, const std::string& why)>
+      on_refused = {};
 };
 
 // This class has more than 25 methods: it forwards every command of the agent to the class that

@@ -33,6 +33,22 @@ Result<staging::SidecarRecord> read_record(const std::filesystem::path& path) {
   return record;
 }
 
+std::string kinds_of(const std::vector<control::TransportAddress>& transports) {
+  std::string kinds;
+  for (const control::TransportAddress& each : transports)
+    kinds += (kinds.empty() ? "" : ", ") + each.kind;
+  return kinds.empty() ? "none" : kinds;
+}
+
+// Why no version can come from a trainer that serves by `served`.
+std::string no_transport_text(const std::vector<control::TransportAddress>& served,
+                              const std::vector<control::TransportAddress>& accepted) {
+  return fmt::format(
+      "this sidecar and its trainer have no transport in common: the trainer serves {}, the "
+      "sidecar accepts {}; set `transport: auto` in both configurations",
+      kinds_of(served), kinds_of(accepted));
+}
+
 std::uint64_t random_generation() {
   std::random_device random;
   return (static_cast<std::uint64_t>(random()) << 32U) | random();
@@ -111,7 +127,12 @@ Result<> SidecarAgent::open() {
        .devices = config_.devices,
        .stages = config_.stages,
        .generation = random_generation(),
-       .trace = trace_.wanted() ? &trace_ : nullptr},
+       .trace = trace_.wanted() ? &trace_ : nullptr,
+       .on_refused =
+           [this](const std::string& replica, std::uint32_t rank, const std::string& why) {
+             refused_engines_.refused(replica, rank, why, now());
+             if (sidecar_->welcomed()) execute(staging::BeatNow{});
+           }},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
         handle_rank(replica, world_size, std::move(event));
       });
@@ -181,7 +202,11 @@ Result<> SidecarAgent::open_pages() {
              hub_->devices() == nullptr ? reload::DeviceCopies{} : hub_->devices()->copies()},
         now());
   };
-  facts.readiness = [this] { return sidecar_readiness(replica_facts(*sidecar_, metrics_, now())); };
+  facts.readiness = [this] {
+    metrics::Readiness ready = sidecar_readiness(replica_facts(*sidecar_, metrics_, now()));
+    if (!ready.ready && !no_transport_.empty()) ready.reason += "; " + no_transport_;
+    return ready;
+  };
   pages_ = WSYNC_TRY(
       metrics::StatusPages::create(loop_, {.address = config_.http_address, .role = "sidecar"},
                                    metrics_.registry(), std::move(facts)));
@@ -192,6 +217,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   control::Envelope envelope;
   envelope.fence = sidecar_->fence();
   control::Heartbeat heartbeat = sidecar_->heartbeat(now());
+  refused_engines_.add_to(heartbeat.replicas, now());
   heartbeat.sequence = ++heartbeats_;
   heartbeat.staged_bytes = receiver_->staged_bytes();
   return {std::move(envelope), std::move(heartbeat)};
@@ -217,6 +243,12 @@ void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
 void SidecarAgent::execute(const staging::Reply& command) {
   if (const auto* switched = std::get_if<control::Switched>(&command.message))
     metrics_.reported(command.envelope.fence, *switched);
+  // A repeated report has no time.
+  if (const auto* staged = std::get_if<control::Staged>(&command.message);
+      staged != nullptr && staged->failure.empty() && staged->staging_ns != 0)
+    log_info("{} is staged: {} in {}, every byte verified", staged->version.to_string(),
+             trace::format_bytes(staged->bytes),
+             trace::format_duration(std::chrono::nanoseconds(staged->staging_ns)));
   if (!dealer_) return;
   if (const auto sent = dealer_->send(command.envelope, command.message); !sent)
     log_debug("a reply to the coordinator was not sent: {}", sent.error().message());
@@ -243,12 +275,6 @@ void SidecarAgent::execute(const staging::Persist& command) {
                         const std::string failure = *written ? "" : written->error().message();
                         if (!*written) log_error("the record could not be written: {}", failure);
                         step(staging::Persisted{.token = token, .failure = failure});
-  // A repeated report has no time.
-  if (const auto* staged = std::get_if<control::Staged>(&command.message);
-      staged != nullptr && staged->failure.empty() && staged->staging_ns != 0)
-    log_info("{} is staged: {} in {}, every byte verified", staged->version.to_string(),
-             trace::format_bytes(staged->bytes),
-             trace::format_duration(std::chrono::nanoseconds(staged->staging_ns)));
                       });
   if (submitted) return;
   loop_.post([this, alive = alive_, token, why = submitted.error().message()] {
@@ -257,6 +283,12 @@ void SidecarAgent::execute(const staging::Persist& command) {
 }
 
 void SidecarAgent::execute(const staging::Welcomed& command) {
+  const std::vector<control::TransportAddress>& served = command.welcome.transports;
+  const auto common = std::ranges::find_if(served, [this](const control::TransportAddress& each) {
+    return control::find_transport(options_.transports, each.kind) != nullptr;
+  });
+  transport_ = common == served.end() ? "" : common->kind;
+  no_transport_ = transport_.empty() ? no_transport_text(served, options_.transports) : "";
   receiver_->watch(command.welcome.transports);
 }
 
@@ -279,6 +311,8 @@ void SidecarAgent::execute(const staging::CheckCopy& command) { receiver_->check
 void SidecarAgent::handle_rank(const std::string& replica, std::uint32_t world_size,
                                RankEvent event) {
   if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
+  if (const auto* attached = std::get_if<reload::RankAttached>(&event))
+    refused_engines_.attached(replica, attached->rank);
   const auto* loaded = std::get_if<reload::RankLoaded>(&event);
   if (loaded != nullptr && loaded->failure.empty()) metrics_.loaded(loaded->bytes);
   // On separate devices the pipeline traces each bucket itself.
@@ -299,6 +333,8 @@ void SidecarAgent::execute(const staging::ForReplica& command) {
       [&](const auto& what) {
         using What = std::remove_cvref_t<decltype(what)>;
         switch_trace_.sent(command.replica, what, now());
+        if (const std::string line = switch_log_.sent(command.replica, what, now()); !line.empty())
+          log_info("{}", line);
         metrics_.sent(command.replica, what, now());
         if constexpr (!std::is_same_v<What, reload::Done> &&
                       !std::is_same_v<What, reload::CopySuspect>)
@@ -318,10 +354,16 @@ bool SidecarAgent::answer(const control::Message& question, const Reply& reply) 
     hub_->verify(kVerifyDeadline,
                  [this, reply, begin = now()](std::vector<control::VerifyRank> ranks) {
                    switch_trace_.verified(begin, now());
+                   if (ranks.empty()) ranks = refused_engines_.unverified(now());
+                   for (control::VerifyRank& rank : ranks)
+                     if (!rank.failure.empty() && !no_transport_.empty())
+                       rank.failure += "; " + no_transport_;
                    reply(control::VerifyReply{.ranks = std::move(ranks)});
                  });
   } else if (const auto* plan = std::get_if<control::Plan>(&question)) {
-    reply(control::PlanReply{.sidecars = {answer_plan(*plan, *hub_, receiver_->store(), config_)}});
+    control::SidecarPlan answer = answer_plan(*plan, *hub_, receiver_->store(), config_);
+    if (!no_transport_.empty()) answer.problems.push_back({.detail = no_transport_});
+    reply(control::PlanReply{.sidecars = {std::move(answer)}});
   } else {
     return false;
   }
@@ -333,8 +375,6 @@ void SidecarAgent::handle(control::Envelope envelope, control::Message message) 
     control::Envelope back;
     back.fence = sidecar_->fence();
     back.request = request;
-        if (const std::string line = switch_log_.sent(command.replica, what, now()); !line.empty())
-          log_info("{}", line);
     execute(staging::Reply{.envelope = std::move(back), .message = std::move(what)});
   };
   if (answer(message, reply)) return;
@@ -361,6 +401,8 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
   if (std::holds_alternative<control::Status>(message)) {
     control::StatusReply status = sidecar_->status(now());
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
+    status.sidecars.front().transport = transport_;
+    refused_engines_.add_to(status.sidecars.front().replicas, now());
     if (receiver_->store().makes_memory()) status.activity += ": its memory is being prepared";
     reply(std::move(status));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {

@@ -14,6 +14,7 @@
 
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/offered_layouts.h"
+#include "inference_side/sidecar/refused_engines.h"
 #include "inference_side/sidecar/sidecar_metrics.h"
 #include "inference_side/sidecar/switch_log.h"
 #include "inference_side/sidecar/switch_trace.h"
@@ -86,6 +87,7 @@ class SidecarAgent {
   trace::Recorder trace_;
   SwitchTrace switch_trace_;
   SwitchLog switch_log_;
+  RefusedEngines refused_engines_;
   SidecarMetrics metrics_;
   std::optional<staging::Sidecar> sidecar_;  // created when its data address is known
   std::optional<LockFile> state_lock_;
@@ -101,6 +103,10 @@ class SidecarAgent {
   Timer timer_;
   std::uint64_t heartbeats_ = 0;
   bool coordinator_left_ = false;  // in order; set until the next one connects
+  // Why no version can come from this trainer; empty: a transport is in common, or none has
+  // welcomed this sidecar.
+  std::string no_transport_;
+  std::string transport_;  // by which versions come from this trainer; empty: none is known
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none
 };

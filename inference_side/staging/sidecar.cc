@@ -454,6 +454,10 @@ std::vector<control::ReplicaReport> Sidecar::reports(TimePoint now) const {
 
 control::ReplicaReport Sidecar::report(const reload::ReplicaSwitch& replica, TimePoint now) const {
   control::ReplicaReport report = replica.report(now);
+  if (!report.ready && report.state == control::ReplicaState::kLoading && report.version.none() &&
+      record().target.none())
+    report.reason =
+        "it has attached, and no version has been decided since: publish one, or publish again";
   if (!report.ready) return report;
   if (auto reason = record_.unready_reason(report.version)) {
     report.ready = false;

@@ -120,6 +120,22 @@ class Metrics(unittest.TestCase):
             self.is_unready(coordinator, "requests may be routed to 0 of 1 replicas, expected at least 1 (min_replicas)")
             self.assertEqual(samples(get(sidecar, "/metrics")[1])['wsync_replica_state{replica="a",state="absent"}'], 1)
 
+    def test_without_a_common_transport_every_answer_says_so(self):
+        with LoggedFleet(WSYNC) as fleet:
+            one, why = fleet.checkpoint("one", 1), "no transport in common"
+            _, sidecar = fleet.with_pages("s0", "sidecar", "--set", "name=s0", "--set", "transport=tcp")
+            fleet.engine(os.path.join(fleet.run_dir, "s0.engines"), "a", one)
+            _, coordinator = fleet.with_pages("trainer", "trainer", "--set", "transport=memfd")
+            for where in (sidecar, coordinator):
+                fleet.until(lambda at=where: why in get(at, "/readyz")[1], f"the cause at {where}")
+                self.assertEqual(get(where, "/readyz")[0], 503)
+            code, answer = fleet.ask("plan", one)
+            self.assertEqual(code, 1, answer)
+            self.assertIn(why, answer["result"]["sidecars"][0]["problems"][0]["detail"])
+            code, answer = fleet.ask("verify")
+            self.assertEqual(code, 1, answer)
+            self.assertIn(why, answer["result"]["ranks"][0]["failure"])
+
     @needs_prometheus
     def test_prometheus_scrapes_the_fleet_and_evaluates_the_rules(self):
         with LoggedFleet(WSYNC) as fleet:

@@ -37,7 +37,7 @@ class Update(unittest.TestCase):
             self.verified(fleet, second, 2)
 
             code, answer = fleet.ask("push", bad)
-            self.assertEqual(code, 1)
+            self.assertEqual((code, answer["result"]["code"]), (1, "refused"))
             self.assertIn("model.layers.0.self_attn.q_proj.weight", answer["result"]["reason"])
             self.verified(fleet, second, 2)
 
@@ -158,6 +158,49 @@ class Update(unittest.TestCase):
                 said = pushed.stderr + log.read()
             self.assertNotIn("warning", said, "the end of the temporary coordinator is in order")
             self.assertIn("the coordinator has ended", said)
+            for line in (" is staged: ", "replica a has loaded ", "replica a has committed "):
+                self.assertEqual(said.count(line), 1, said)
+
+    def test_each_cause_of_a_missing_replica_has_its_sentence(self):
+        with Fleet(WSYNC) as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            bad = fleet.checkpoint("bad", 3, "--wrong-shape", "model.layers.0.self_attn.q_proj.weight")
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            code, answer = fleet.ask("push", one)
+            self.assertEqual((code, answer["result"]["code"]), (1, "refused"), answer)
+            self.assertIn("no engine has attached to sidecar 's0' yet", answer["result"]["reason"])
+            a = fleet.engine(engines, "a", one)
+            fleet.until(lambda: "a" in fleet.replicas(), "the engine that came too late")
+            self.assertIn("no version has been decided since: publish one", fleet.replicas()["a"]["reason"])
+            self.push(fleet, one)
+            a.kill()
+            a.wait()
+            fleet.start("engine", "--json", "--sidecar", engines, "--replica", "bad", "--checkpoint", bad)
+            fleet.engine(engines, "tp", one, "--rank", "0", "--world-size", "2")
+            fleet.until(lambda: {"bad", "tp"} <= set(fleet.replicas()), "what the sidecar reports of them")
+            code, answer = fleet.ask("push", two)
+            self.assertEqual((code, answer["result"]["code"]), (1, "refused"), answer)
+            for cause in ("replica 'a' has 0 of 1 ranks (rank 0 is not attached)", "replica 'bad' has 0 of 1 ranks (rank 0 was refused: ",
+                          "q_proj.weight", "replica 'tp' has 1 of 2 ranks (rank 1 is not attached)"):
+                self.assertIn(cause, answer["result"]["reason"])
+
+    def test_a_directory_named_after_a_step_keeps_its_number(self):
+        with Fleet(WSYNC) as fleet:
+            seven, nine = fleet.checkpoint("step_7", 1), fleet.checkpoint("step_9", 2)
+            _, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", seven)
+            self.assertEqual(self.push(fleet, nine).split(".")[1], "9", "without a coordinator")
+            trainer = fleet.start("trainer")
+            self.assertEqual(self.push(fleet, seven).split(".")[1], "7", "of another epoch than 9")
+            self.assertEqual(self.push(fleet, nine).split(".")[1], "9")
+            # It is not free any more: the next free number, and the log says why.
+            self.assertEqual(self.push(fleet, seven).split(".")[1], "10")
+            with open(trainer.log_path, encoding="utf-8") as log:
+                self.assertIn("its version gets the next free step, because step 7 was used or passed", log.read())
+            code, answer = fleet.ask("push", seven, "--step", "7")
+            self.assertEqual((code, answer["error"]["code"]), (2, "invalid_input"), answer)
+            self.assertIn("publish a step above 10, or let wsync choose the next free one", answer["error"]["message"])
 
     def test_garbage_on_the_engine_socket_changes_nothing(self):
         with Fleet(WSYNC) as fleet:

@@ -470,6 +470,10 @@ Coordinator::Moved Coordinator::moved_bytes() const {
   return rounds_.round() == nullptr ? Moved{} : rounds_.round()->moved(context_);
 }
 
+std::string Coordinator::transport_problems() const {
+  return coordinator::transport_problems(context_.options, context_.roster);
+}
+
 bool Coordinator::has_update(const Version& version) const noexcept {
   return rounds_.has_update(version) || find_publish(queue_, version) != queue_.end();
 }

@@ -56,6 +56,8 @@ class Coordinator {
   using Moved = MovedBytes;
 
   explicit Coordinator(CoordinatorOptions options);
+  // See coordinator::transport_problems().
+  [[nodiscard]] std::string transport_problems() const;
   // Sets CoordinatorOptions::transports, for callers that bind them later. Call it before step().
   void serve_by(std::vector<control::TransportAddress> transports) {
     context_.options.transports = std::move(transports);

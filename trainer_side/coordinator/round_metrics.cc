@@ -136,16 +136,18 @@ metrics::Readiness fleet_readiness(const Coordinator& coordinator, std::uint32_t
     return {.ready = false,
             .reason = fmt::format("the coordinator is {}: {} sidecars have joined it",
                                   phase_name(phase), coordinator.roster().joined_count())};
+  const std::string unreached = coordinator.transport_problems();
+  const std::string also = unreached.empty() ? "" : "; " + unreached;
   if (coordinator.target().none())
-    return {.ready = false, .reason = "no version has been decided on yet"};
+    return {.ready = false, .reason = "no version has been decided on yet" + also};
   const FleetCount count = count_replicas(coordinator);
   const std::uint32_t serving =
       count.ready + (phase == CoordinatorPhase::kSwitching ? count.halted : 0);
   if (serving >= min_replicas) return {.ready = true, .reason = {}};
   return {.ready = false,
           .reason = fmt::format(
-              "requests may be routed to {} of {} replicas, expected at least {} (min_replicas)",
-              serving, count.known, min_replicas)};
+              "requests may be routed to {} of {} replicas, expected at least {} (min_replicas){}",
+              serving, count.known, min_replicas, also)};
 }
 
 }  // namespace wsync::coordinator

@@ -56,6 +56,15 @@ Result<control::TransportAddress> choose_transport(const CoordinatorOptions& opt
   return *candidates.front();
 }
 
+std::string transport_problems(const CoordinatorOptions& options, const Roster& roster) {
+  std::string problems;
+  for (const auto& [name, member] : roster.members())
+    if (const auto chosen = choose_transport(options, member); member.joined && !chosen)
+      problems += fmt::format("{}sidecar '{}': {}", problems.empty() ? "" : "; ", name,
+                              chosen.error().message());
+  return problems;
+}
+
 bool has_alternative(const CoordinatorOptions& options, const Member& member,
                      const std::string& kind) {
   for (const control::TransportAddress* candidate : usable(options, member))

@@ -20,6 +20,9 @@ namespace wsync::coordinator {
 // Whether another kind may be tried if this one fails.
 [[nodiscard]] bool has_alternative(const CoordinatorOptions& options, const Member& member,
                                    const std::string& kind);
+// Names each joined sidecar that no kind reaches, with the reason; empty if there is none.
+[[nodiscard]] std::string transport_problems(const CoordinatorOptions& options,
+                                             const Roster& roster);
 // Whether both run on one host. Hosts without a known boot id are different hosts.
 [[nodiscard]] bool is_same_host(const std::string& boot_id, const std::string& other);
 

@@ -216,15 +216,39 @@ std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& conte
                        activity(), version);
   if (!lacks_replicas_) return std::nullopt;
   const std::uint32_t staged = staged_replicas(context);
+  const std::string missing = missing_replicas(context);
   if (staged == 0)
-    return fmt::format(
-        "no engine is attached to a sidecar that has staged {}: attach one, and publish again",
-        version);
+    return fmt::format("{} is staged, and no replica can load it: {}; publish again when one can",
+                       version, missing);
   const std::uint32_t needed = needed_replicas(context.options);
   return fmt::format(
-      "{} whole replicas have staged {}; the round needs {}: attach more ranks, or lower {}",
+      "{} whole replicas have staged {}; the round needs {}: attach more ranks, or lower {}{}",
       staged, version, needed,
-      needed > context.options.min_replicas ? "the quorum of `commit`" : "`min_replicas`");
+      needed > context.options.min_replicas ? "the quorum of `commit`" : "`min_replicas`",
+      missing.empty() ? "" : " (" + missing + ")");
+}
+
+// Each cause for which replicas of the members are missing, in a sentence of its own.
+std::string UpdateRound::missing_replicas(const CoordinatorContext& context) const {
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> causes;
+  for (const std::string& name : members_) {
+    const Member& member = member_of(context, name);
+    if (member.report.replicas.empty())
+      causes.push_back(fmt::format(
+          "no engine has attached to sidecar '{}' yet (an engine attaches when its memory is "
+          "allocated)",
+          name));
+    for (const control::ReplicaReport& replica : member.report.replicas)
+      if (replica.ranks_attached != replica.world_size)
+        causes.push_back(fmt::format("replica '{}' has {} of {} ranks ({})", replica.replica,
+                                     replica.ranks_attached, replica.world_size, replica.reason));
+  }
+  const std::size_t more = causes.size() - std::min(causes.size(), kNamed);
+  causes.resize(causes.size() - more);
+  std::string text = fmt::format("{}", fmt::join(causes, "; "));
+  if (more > 0) text += fmt::format("; and {} more", more);
+  return text;
 }
 
 bool UpdateRound::is_late(const Member& member) const {

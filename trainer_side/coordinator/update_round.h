@@ -108,6 +108,7 @@ class UpdateRound {
                                   std::chrono::milliseconds phase) const;
   [[nodiscard]] std::uint32_t staged_replicas(const CoordinatorContext& context) const;
   [[nodiscard]] control::PushReply decided_reply(TimePoint now) const;
+  [[nodiscard]] std::string missing_replicas(const CoordinatorContext& context) const;
   [[nodiscard]] bool enough_staged(const CoordinatorContext& context) const;
 
   RoundState state_;

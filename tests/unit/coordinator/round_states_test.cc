@@ -146,6 +146,29 @@ TEST_F(RoundTest, ReplicasThatLackAreWaitedForOnce) {
   EXPECT_EQ(round.advance(context_, 0), RoundStep::kDecide);
 }
 
+// Nobody can act on "no engine is attached" if it stands for several causes.
+TEST_F(RoundTest, EachCauseOfAMissingReplicaHasItsSentence) {
+  context_.roster.add("a").report.replicas.clear();
+  context_.roster.add("b").report.replicas = {
+      {.replica = "tp", .world_size = 2, .ranks_attached = 1, .reason = "rank 1 is not attached"},
+      {.replica = "bad", .reason = "rank 0 was refused: lm_head: expected BF16, found F32"}};
+  UpdateRound round = begin();
+  stage_all(round);
+  of("a").complete();
+  of("b").complete();
+  ASSERT_EQ(round.advance(context_, 0), RoundStep::kWait);
+  const std::string causes =
+      "no engine has attached to sidecar 'a' yet (an engine attaches when its memory is "
+      "allocated); replica 'tp' has 1 of 2 ranks (rank 1 is not attached); replica 'bad' has 0 of "
+      "1 ranks (rank 0 was refused: lm_head: expected BF16, found F32)";
+  EXPECT_EQ(round.why_over(context_).value_or(""), "1.2 is staged, and no replica can load it: " +
+                                                       causes + "; publish again when one can");
+  context_.options.min_replicas = 2;
+  context_.roster.add("b").report.replicas.push_back(
+      {.replica = "whole", .world_size = 1, .ranks_attached = 1});
+  EXPECT_THAT(round.why_over(context_).value_or(""), HasSubstr("`min_replicas` (" + causes + ")"));
+}
+
 TEST_F(RoundTest, AQuorumAndEachNeedNotWaitForAll) {
   for (const CommitRule rule : {CommitRule::kAll, CommitRule::kQuorum, CommitRule::kEach}) {
     context_.options.commit = {.rule = rule, .quorum = 1};

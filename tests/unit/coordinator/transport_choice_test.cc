@@ -70,6 +70,22 @@ TEST_F(TransportChoice, TheSidecarMustFetchByTheKind) {
   EXPECT_THAT(chosen(), HasSubstr("accepts none;"));
 }
 
+TEST_F(TransportChoice, EachSidecarThatNothingReachesIsNamed) {
+  Roster roster;
+  for (const char* name : {"a", "b", "gone"}) {
+    Member& member = roster.add(name);
+    member.joined = std::string_view(name) != "gone";
+    member.transports = {{std::string_view(name) == "a" ? "tcp" : "ucx", ""}};
+  }
+  options_.transports = {kServedTcp};
+  EXPECT_THAT(
+      transport_problems(options_, roster),
+      AllOf(testing::StartsWith("sidecar 'b': the trainer and the sidecar have no transport"),
+            HasSubstr("accepts ucx;"), testing::Not(HasSubstr("'gone'"))));
+  (void)roster.add("b").transports.emplace_back(control::TransportAddress{"tcp", ""});
+  EXPECT_EQ(transport_problems(options_, roster), "");
+}
+
 TEST_F(TransportChoice, AKindThatThisBuildLacksIsPassedOver) {
   options_.transports = {{"unknown", "coop"}, kServedTcp};
   member_.transports = {{"unknown", ""}, {"tcp", ""}};

@@ -555,6 +555,17 @@ TEST_F(SidecarTest, AnEngineThatComesOrGoesIsToldAtOnce) {
   EXPECT_EQ(sidecar.heartbeat(now).replicas.size(), 1U);
 }
 
+TEST_F(SidecarTest, AnEngineThatCameTooLateForAPublishIsToldSo) {
+  welcome(kNow);
+  stage(1, kV1);
+  message(kNow, 1, control::Abort{.version = kV1});  // nobody could load it
+  engine({});
+  const control::ReplicaReport late = sidecar.heartbeat(now).replicas.at(0);
+  EXPECT_FALSE(late.ready);
+  EXPECT_NE(late.reason.find("no version has been decided since: publish one"), std::string::npos)
+      << late.reason;
+}
+
 TEST_F(SidecarTest, NothingIsReleasedThatASwitchMayGoBackTo) {
   serve(kV1);
   stage(2, kV2);
