@@ -192,6 +192,8 @@ class Publisher {
  private:
   struct Running {
     wsync_publish id = 0;
+    std::string path;
+    std::uint64_t step = 0;
     std::unique_ptr<OpenDirectory> directory;  // null after the snapshot
   };
 
@@ -212,7 +214,9 @@ class Publisher {
                                  Result<CheckpointDirectory> opened) {
     if (!opened) return fail(std::move(opened).error());
     log_info("publishing {}", path);
-    Running running{.directory = std::make_unique<OpenDirectory>(std::move(*opened))};
+    Running running{.path = path,
+                    .step = step,
+                    .directory = std::make_unique<OpenDirectory>(std::move(*opened))};
     WSYNC_TRY(running.directory->describe(trainer_.get()));
     WSYNC_TRY(result_of(wsync_trainer_publish_async(trainer_.get(), step, &running.id)));
     running_.push_back(std::move(running));
@@ -224,7 +228,10 @@ class Publisher {
       poll_.stop();
       return on_stopped_(good.error());
     }
-    std::erase_if(running_, [this](Running& running) {
+    // The newest directory is published again if its snapshot found no free arena: no newer one may
+    // ever come.
+    std::optional<Running> again;
+    std::erase_if(running_, [this, &again](Running& running) {
       wsync_publish_status status;
       if (wsync_trainer_poll(trainer_.get(), running.id, &status) != WSYNC_OK) return true;
       // Unmapping can take long, so the worker destroys the directory.
@@ -233,8 +240,12 @@ class Publisher {
       line_.update("publishing", status.done_bytes, status.total_bytes, now());
       if (status.state < WSYNC_PUBLISH_COMMITTED) return false;
       log_result(status);
+      if (status.state == WSYNC_PUBLISH_FAILED && status.code == WSYNC_BUSY &&
+          &running == &running_.back())
+        again = std::move(running);
       return true;
     });
+    if (again && running_.empty()) publish_found(again->path, again->step);
   }
 
   Loop& loop_;

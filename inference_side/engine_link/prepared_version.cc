@@ -59,6 +59,12 @@ Result<MappedVersion> MappedVersion::open(int fd, const ArenaExpectation& expect
   return mapped;
 }
 
+Result<> MappedVersion::acquire() { return view_ ? view_->renew() : Result<>{}; }
+
+void MappedVersion::release() noexcept {
+  if (view_ && !planted("engine_keeps_leases")) view_->suspend();
+}
+
 std::span<const std::byte> MappedVersion::data() const noexcept {
   if (view_) return view_->data();
   return std::span<const std::byte>(without_lease_.bytes()).subspan(kArenaHeaderBytes);
@@ -130,6 +136,7 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
                   fmt::format("the mapped arena does not contain version {}: checksums differ",
                               message.version.to_string()));
   }
+  if (prepared->arena) prepared->arena->release();
   return prepared;
 }
 

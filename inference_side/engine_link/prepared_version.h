@@ -1,5 +1,5 @@
 // PreparedVersion: what a rank has of a version before it is loaded: the layout, the load plan, the
-// expected checksum of each copy group and, on unified devices, the mapped arena with its lease.
+// expected checksum of each copy group and, on unified devices, the mapped arena.
 // Preparer creates it from a Prepare message.
 //
 // Thread: confined to the thread that serves the link.
@@ -30,14 +30,21 @@ struct EngineLayout {
       const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description);
 };
 
-// The arena of a version, mapped read-only into this process.
+// The arena of a version, mapped read-only into this process. The lease is held only while the
+// bytes are read (acquire() to release()). A rank that hangs at any other time therefore occupies
+// no arena.
 class MappedVersion {
  public:
-  // Takes the lease, verifies the header, maps the arena and populates its pages. `fd` is borrowed.
-  // Returns kRefused if the arena has fewer than `data_bytes`; otherwise errors as
-  // ArenaView::open().
+  // Verifies the header, maps the arena and populates its pages. Holds the lease when it returns.
+  // `fd` is borrowed. Returns kRefused if the arena has fewer than `data_bytes`; otherwise errors
+  // as ArenaView::open().
   [[nodiscard]] static Result<MappedVersion> open(int fd, const ArenaExpectation& expected,
                                                   std::uint64_t data_bytes);
+  // Takes the lease again. Returns kRefused if the arena has been reused for another version, which
+  // the sidecar prevents while the version may be loaded.
+  [[nodiscard]] Result<> acquire();
+  void release() noexcept;
+  // Must be read only with the lease.
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
 
  private:
@@ -50,7 +57,7 @@ struct PreparedVersion {
   Version version;
   std::shared_ptr<const EngineLayout> layout;
   std::vector<std::uint64_t> checksums;  // of each copy group
-  std::optional<MappedVersion> arena;    // unified devices
+  std::optional<MappedVersion> arena;    // unified devices; without its lease
 };
 
 // Handles Prepare messages. It keeps the last layout, which later messages refer to by its digest.

@@ -258,6 +258,11 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
 }
 
 RankActions RankMachine::handle_command(const control::Envelope& envelope,
+                                        const control::Ping& /*message*/) {
+  return only(SendReply{.request = envelope, .message = control::Pong{}});
+}
+
+RankActions RankMachine::handle_command(const control::Envelope& envelope,
                                         const control::ReadDigests& /*message*/) const {
   return only(ReadTensors{.request = envelope, .version = active_});
 }

@@ -160,8 +160,8 @@ using RankAction =
                  NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine, ReadTensors>;
 using RankActions = std::vector<RankAction>;
 
-// This class has more than 25 methods: each of the twelve messages of a sidecar has an overload of
-// handle_command().
+// This class has more than 25 methods: each of the thirteen messages of a sidecar has an overload
+// of handle_command().
 class RankMachine {
  public:
   explicit RankMachine(RankIdentity identity);
@@ -254,6 +254,8 @@ class RankMachine {
                                            const control::Resume& message) const;
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
                                            const control::ReadDigests& message) const;
+  [[nodiscard]] static RankActions handle_command(const control::Envelope& envelope,
+                                                  const control::Ping& message);
   [[nodiscard]] Result<> begin_load(const control::Envelope& request, const control::Load& load);
 
   RankIdentity identity_;

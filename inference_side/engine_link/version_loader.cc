@@ -36,8 +36,11 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   WSYNC_CHECK(found != prepared_.end(),
               fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
   session_.reset();  // it borrows from loading_
+  drop_loading();
   loading_ = found->second;
   session_ = std::make_unique<LoadSession>(description_, *loading_, engine_, deadline);
+  if (loading_->arena)
+    if (auto leased = loading_->arena->acquire(); !leased) return end_load(std::move(leased));
   if (auto begun = engine_.load_begin(version); !begun) return end_load(std::move(begun));
   if (loading_->arena) {
     ThreadPool* const helpers =
@@ -76,6 +79,8 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
                             .result = std::move(result)};
   copied_bytes_ += session_->copied_bytes();
   session_.reset();
+  // Only an adopting engine still reads the arena after its load, until and after the commit.
+  if (!outcome.result || description_.take != TakeMode::kAdopt) drop_loading();
   // Unmap before the answer is sent, because the sidecar frees the buffers of a load when it has
   // every answer.
   buffers_.end_load();
@@ -86,8 +91,17 @@ void VersionLoader::activate() {
   // An adopting engine reads the mapped arena until another version is committed. The lease must
   // outlive Release and the sidecar; otherwise a trainer could overwrite the weights that the
   // engine serves.
-  if (description_.take == TakeMode::kAdopt && !planted("adopted_lease_let_go"))
-    adopted_ = loading_;
+  if (description_.take == TakeMode::kAdopt && loading_ != adopted_ &&
+      !planted("adopted_lease_let_go")) {
+    // The engine has answered the commit, so it no longer reads the previous version.
+    const auto previous = std::exchange(adopted_, loading_);
+    if (previous && previous->arena) previous->arena->release();
+  }
+  drop_loading();
+}
+
+void VersionLoader::drop_loading() {
+  if (loading_ && loading_ != adopted_ && loading_->arena) loading_->arena->release();
   loading_.reset();
 }
 
@@ -96,7 +110,7 @@ void VersionLoader::release(bool keep_loaded) {
   prepared_.clear();
   session_.reset();
   // An adopting engine already has pointers to the loaded version, and may still receive a commit.
-  if (!keep_loaded || description_.take != TakeMode::kAdopt) loading_.reset();
+  if (!keep_loaded || description_.take != TakeMode::kAdopt) drop_loading();
   buffers_.release();
 }
 

@@ -73,17 +73,21 @@ class VersionLoader {
         preparer_(description),
         buffers_(weights_.get(), description.device) {}
   [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
+  // Gives the lease of the loaded version back, unless the engine serves from it.
+  void drop_loading();
 
   const EngineDescription& description_;
   Engine& engine_;
   const std::unique_ptr<DeviceWeights> weights_;  // null: in host memory
   Preparer preparer_;
   IpcBuffers buffers_;
-  std::map<Version, std::shared_ptr<const PreparedVersion>> prepared_;
-  std::shared_ptr<const PreparedVersion> loading_;  // of session_, or of the load that has ended
-  std::shared_ptr<const PreparedVersion> adopted_;  // TakeMode::kAdopt: what the engine serves from
-  std::unique_ptr<LoadSession> session_;            // the load in progress
-  std::unique_ptr<ThreadPool> copiers_;             // kept for the next load
+  std::map<Version, std::shared_ptr<PreparedVersion>> prepared_;
+  // Of session_, or of the load that has ended. Its arena's lease is held.
+  std::shared_ptr<PreparedVersion> loading_;
+  // TakeMode::kAdopt: what the engine serves from. Its arena's lease is held.
+  std::shared_ptr<PreparedVersion> adopted_;
+  std::unique_ptr<LoadSession> session_;  // the load in progress
+  std::unique_ptr<ThreadPool> copiers_;   // kept for the next load
   std::uint64_t copied_bytes_ = 0;
 };
 

@@ -110,6 +110,13 @@ void RankTable::attach(const RankAttached& hello) {
 void RankTable::detach(std::uint32_t rank) {
   move(ranks_[rank], RankMemory::kAbsent);
   ranks_[rank] = Rank{};
+  silent_.erase(rank);
+}
+
+std::optional<std::string> RankTable::silent() const {
+  if (silent_.empty()) return std::nullopt;
+  const auto& [rank, why] = *silent_.begin();
+  return fmt::format("rank {} {}", rank, why);
 }
 
 void RankTable::assume_serving() {
@@ -152,6 +159,9 @@ void RankTable::commit(std::uint32_t rank, const Version& version) {
 }
 
 Result<> RankTable::invariants() const {
+  for (const auto& [rank, why] : silent_)
+    if (!is_attached(rank))
+      return fail(ErrorCode::kInternal, "a rank that is not attached is silent");
   for (const Rank& rank : ranks_) {
     if (rank.serving && rank.memory == RankMemory::kAbsent)
       return fail(ErrorCode::kInternal, "a rank that is not attached serves");

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "inference_side/reload/switch_events.h"
@@ -53,6 +55,11 @@ class RankTable {
   // Whether the bytes of some rank may belong to two versions.
   [[nodiscard]] bool any_written() const;
 
+  // Why a rank does not answer; std::nullopt if every attached rank does.
+  [[nodiscard]] std::optional<std::string> silent() const;
+  void set_silent(std::uint32_t rank, std::string why) { silent_[rank] = std::move(why); }
+  void set_heard(std::uint32_t rank) { silent_.erase(rank); }
+
   // Adds a rank with the state that its hello reports.
   void attach(const RankAttached& hello);
   void detach(std::uint32_t rank);
@@ -76,8 +83,8 @@ class RankTable {
   // The rank has committed: it holds `version` completely.
   void commit(std::uint32_t rank, const Version& version);
 
-  // Returns kInternal with the first broken rule: only an attached rank serves, and only a kWhole
-  // rank has a version.
+  // Returns kInternal with the first broken rule: only an attached rank serves or is silent, and
+  // only a kWhole rank has a version.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -92,7 +99,8 @@ class RankTable {
   static void move(Rank& rank, RankMemory to);
 
   std::vector<Rank> ranks_;
-  std::vector<Rank> before_load_;  // ranks_ when the last load began
+  std::map<std::uint32_t, std::string> silent_;  // attached ranks that do not answer, and why
+  std::vector<Rank> before_load_;                // ranks_ when the last load began
 };
 
 }  // namespace wsync::reload

@@ -175,6 +175,22 @@ void ReplicaSwitch::handle(const RankResumed& event) {
     settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind, last_failure_);
 }
 
+// Loads and commits have deadlines of their own, and a rank may be too busy with them to answer.
+// While a rank is lost, its return is awaited in any case.
+void ReplicaSwitch::handle(const RankSilent& event) {
+  if (!ranks_.is_attached(event.rank)) {
+    ++dropped_;
+    return;
+  }
+  ranks_.set_silent(event.rank, event.why);
+  if (phase_ == SwitchPhase::kPausing || phase_ == SwitchPhase::kResuming) phase_deadline();
+}
+
+void ReplicaSwitch::handle(const RankHeard& event) {
+  ranks_.set_heard(event.rank);
+  if (phase_ == SwitchPhase::kIdle) retry_at_.reset();
+}
+
 void ReplicaSwitch::handle(const TargetSet& event) {
   const bool stale = event.decision <= target_.decision && !target_.target.none();
   if (stale || std::ranges::find(event.withdrawn, event.target) != event.withdrawn.end()) {
@@ -246,9 +262,9 @@ void ReplicaSwitch::phase_deadline() {
     case SwitchPhase::kPausing:
       retried_ = true;
       retry_at_ = now_ + options_.retry;
-      last_failure_ =
+      last_failure_ = ranks_.silent().value_or(
           fmt::format("the replica did not pause within {} ms, and is asked again until it does",
-                      as_ms(target_.pause_deadline));
+                      as_ms(target_.pause_deadline)));
       // No byte has changed, so the replica resumes with its version, unless that version must not
       // run again.
       if (const auto version = ranks_.uniform(); version && !candidates_.withdrawn(*version)) {
@@ -277,7 +293,8 @@ void ReplicaSwitch::phase_deadline() {
       return;
     case SwitchPhase::kResuming:
       give_up(SwitchOutcome::kFailed,
-              fmt::format("the leader did not resume within {} ms", as_ms(options_.commit)));
+              ranks_.silent().value_or(
+                  fmt::format("the leader did not resume within {} ms", as_ms(options_.commit))));
       return;
   }
 }
@@ -315,7 +332,11 @@ void ReplicaSwitch::advance() {
 }
 
 void ReplicaSwitch::advance_idle() {
-  const bool waiting = retry_at_ && now_ < *retry_at_;
+  // A silent rank would miss every deadline. Nothing is begun that waits for it, and an outcome
+  // that is owed does not wait either.
+  const std::optional<std::string> silent = ranks_.silent();
+  if (silent && needs_load()) last_failure_ = *silent;
+  const bool waiting = silent || (retry_at_ && now_ < *retry_at_);
   if (ranks_.complete() && !waiting) {
     if (candidates_.loadable(target_.target) && needs_load()) {
       begin_pause();
@@ -333,7 +354,7 @@ void ReplicaSwitch::advance_idle() {
     settle(SwitchOutcome::kFailed, ranks_.missing());
   } else if (!needs_load() && serving()) {
     settle(SwitchOutcome::kCommitted, "");
-  } else if (!waiting) {
+  } else if (silent || !waiting) {
     const std::string why =
         last_failure_.empty()
             ? fmt::format("version {} is not staged on this sidecar", target_.target.to_string())
@@ -512,6 +533,10 @@ control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
                      .last_failure = last_failure_};
   if (!ranks_.complete()) facts.missing = ranks_.missing();
   report_state(facts, out);
+  if (const auto silent = ranks_.silent(); silent && ranks_.complete()) {
+    out.ready = false;
+    out.reason = *silent;
+  }
   return out;
 }
 

@@ -17,9 +17,9 @@
 // loses its group pauses and reports this with request 0. LOAD is accepted only while not serving,
 // COMMIT only when loaded. A rank never resumes by itself.
 //
-// This class has more than 25 methods and some 450 lines, because each of the eleven events has an
-// overload, and each step of a switch has its own method. Dividing it would spread the transitions
-// over several classes that share one phase.
+// This class has more than 25 methods and some 450 lines, because each of the thirteen events has
+// an overload, and each step of a switch has its own method. Dividing it would spread the
+// transitions over several classes that share one phase.
 //
 // Thread: confined to one thread. No I/O. Nothing here blocks or throws.
 #pragma once
@@ -81,6 +81,8 @@ class ReplicaSwitch {
   void handle(const LoadNotBegun& event);
   void handle(const RankCommitted& event);
   void handle(const RankResumed& event);
+  void handle(const RankSilent& event);
+  void handle(const RankHeard& event);
   void handle(const TargetSet& event);
   void handle(const WithdrawnSet& event);
   void handle(const StagedSet& event);

@@ -67,6 +67,16 @@ struct RankResumed {
   std::uint32_t rank = 0;
   std::uint64_t request = 0;
 };
+// The rank no longer polls its link: its process is suspended, or hangs. It stays attached, because
+// it may continue.
+struct RankSilent {
+  std::uint32_t rank = 0;
+  std::string why;
+};
+// A rank that was silent has sent a message.
+struct RankHeard {
+  std::uint32_t rank = 0;
+};
 // A decision that was stored. A newer decision replaces an older one in every phase. The outcome is
 // due when the deadlines of pause, load and commit have passed, one after the other.
 struct TargetSet {
@@ -92,7 +102,7 @@ struct Tick {};
 struct SwitchEvent {
   TimePoint now{};
   std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
-               RankResumed, TargetSet, WithdrawnSet, StagedSet, Tick>
+               RankResumed, RankSilent, RankHeard, TargetSet, WithdrawnSet, StagedSet, Tick>
       what;
 };
 

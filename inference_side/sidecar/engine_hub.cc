@@ -8,6 +8,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
 #include "shared/base/log.h"
+#include "shared/config/units.h"
 
 namespace wsync::agent {
 namespace {
@@ -40,7 +41,8 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
       on_rank_(std::move(on_rank)),
       readback_worker_(loop,
                        WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount}),
-      readback_(loop, readback_worker_, options_.devices.kind == DeviceKind::kCuda) {}
+      readback_(loop, readback_worker_, options_.devices.kind == DeviceKind::kCuda),
+      liveness_timer_(loop, [this] { check_liveness(); }) {}
 
 EngineHub::~EngineHub() {
   *alive_ = false;
@@ -77,9 +79,10 @@ Result<> EngineHub::open() {
                                          RankEvent event) { notify(replica, std::move(event)); }});
   auto listener = control::UnixListener::create(
       loop_, options_.socket,
-      [this](UniqueFd socket, PeerCredentials) { accept(std::move(socket)); });
+      [this](UniqueFd socket, PeerCredentials peer) { accept(std::move(socket), peer.pid); });
   if (!listener) return fail(listener.error().with_context("engine socket"));
   listener_ = std::move(*listener);
+  liveness_timer_.start_repeating(EngineLiveness::interval(options_.engine_deadline));
   return {};
 }
 
@@ -106,8 +109,9 @@ Result<> EngineHub::open_devices() {
 
 // ---- connections ----
 
-void EngineHub::accept(UniqueFd socket) {
+void EngineHub::accept(UniqueFd socket, pid_t pid) {
   auto rank = std::make_shared<EngineRank>();
+  rank->pid = pid;
   rank->id = reload::EngineId{next_engine_++};
   rank->fence = &fence_;
   if (devices_ && devices_->on_gpus())
@@ -129,6 +133,16 @@ void EngineHub::accept(UniqueFd socket) {
     return;
   }
   rank->stream = std::move(*stream);
+  // The socket alone does not show the end of the process: a child of it may still have the socket.
+  auto process = ProcessWatch::create(loop_, pid, [this, weak] {
+    if (const auto self = weak.lock())
+      disconnect(self,
+                 Error(ErrorCode::kPeerLost, fmt::format("its process {} has ended", self->pid)));
+  });
+  if (process)
+    rank->process = std::move(*process);
+  else if (process.error().code() == ErrorCode::kPeerLost)
+    return;  // the socket closes with `rank`
   rank->hello_deadline = std::make_unique<Timer>(loop_, [this, weak] {
     if (const auto self = weak.lock())
       refuse(*self, {.reason = fmt::format("no EngineHello within {} ms", limits::kHelloDeadlineMs),
@@ -141,6 +155,8 @@ void EngineHub::accept(UniqueFd socket) {
 void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error& error) {
   if (std::erase(ranks_, rank) == 0) return;
   rank->stream.reset();
+  rank->process.reset();
+  liveness_.detach(rank->id);
   if (devices_) {
     devices_->engine_lost(rank->id, Error(ErrorCode::kPeerLost, "its connection is closed"));
     devices_->disconnected(*rank);
@@ -163,7 +179,44 @@ void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
   if (rank.stream) rank.stream->finish(kFinishDeadline);
 }
 
+void EngineHub::drop_dead(const std::string& replica, std::uint32_t rank) {
+  const auto old = find(replica, rank);
+  if (!old) return;
+  if (old->process && old->process->has_ended())
+    disconnect(old, Error(ErrorCode::kPeerLost, fmt::format("its process {} has ended", old->pid)));
+  else if (!old->process && liveness_.is_silent(old->id))
+    disconnect(old, Error(ErrorCode::kPeerLost,
+                          "it did not answer, and another process has taken its place"));
+}
+
+void EngineHub::check_liveness() {
+  const auto due = liveness_.tick([this](reload::EngineId id) {
+    const auto rank = find(id);
+    return rank && loads_->is_loading(rank->replica);
+  });
+  for (const reload::EngineId id : due.ping)
+    if (const auto rank = find(id)) rank->send(0, control::Ping{});
+  for (const reload::EngineId id : due.silent) {
+    const auto rank = find(id);
+    if (!rank) continue;
+    const std::string why = fmt::format(
+        "has not polled its link for {} (engine_deadline): {} is suspended, or hangs in a step",
+        config::format_duration(options_.engine_deadline),
+        rank->pid == 0 ? "its process" : fmt::format("process {}", rank->pid));
+    log_warning("engine {} rank {} {}", rank->replica, rank->rank, why);
+    rank->silent = true;
+    preparation_->silenced(rank);
+    notify(rank->replica, reload::RankSilent{.rank = rank->rank, .why = why});
+  }
+}
+
 void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame frame) {
+  if (liveness_.heard(rank->id)) {
+    log_info("engine {} rank {} answers again", rank->replica, rank->rank);
+    rank->silent = false;
+    preparation_->attached(rank);
+    notify(rank->replica, reload::RankHeard{.rank = rank->rank});
+  }
   if (auto* hello = std::get_if<control::EngineHello>(&frame.message))
     return handle_hello(rank, frame.envelope, std::move(*hello));
   if (!rank->attached)
@@ -172,6 +225,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
   const std::uint64_t request = frame.envelope.request;
   std::visit(
       Overloaded{
+          [&](const control::Pong&) {},
           [&](const control::Prepared& prepared) { preparation_->handle(rank, prepared); },
           [&](const control::Paused&) {
             notify(rank->replica, reload::RankPaused{.rank = rank->rank, .request = request});
@@ -212,6 +266,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   // Set the name before a refusal too: an engine accepts only messages that name its replica.
   rank->replica = envelope.replica;
   rank->rank = envelope.rank;
+  drop_dead(rank->replica, rank->rank);
   if (auto refusal = registry_->refusal_of(envelope, hello, fence_, preparation_->newest_layout()))
     return refuse(*rank, std::move(*refusal));
   control::EngineWelcome welcome{.generation = options_.generation};
@@ -228,6 +283,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   }
   rank->attached = true;
   rank->hello_deadline.reset();
+  liveness_.attach(rank->id);
   rank->tensors =
       std::make_shared<const std::vector<control::EngineTensor>>(std::move(hello.tensors));
   rank->tensors_key = tensors_key(*rank->tensors);

@@ -14,6 +14,7 @@
 // the hub.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,6 +25,7 @@
 #include "inference_side/reload/pipeline_runner.h"
 #include "inference_side/reload/replica_switch.h"
 #include "inference_side/sidecar/engine_devices.h"
+#include "inference_side/sidecar/engine_liveness.h"
 #include "inference_side/sidecar/engine_rank.h"
 #include "inference_side/sidecar/engine_registry.h"
 #include "inference_side/sidecar/load_driver.h"
@@ -31,9 +33,11 @@
 #include "inference_side/sidecar/version_preparation.h"
 #include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
+#include "shared/base/liveness.h"
 #include "shared/config/devices_config.h"
 #include "shared/control/unix_stream.h"
 #include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
 #include "shared/observe/trace/recorder.h"
 
@@ -45,7 +49,9 @@ struct EngineHubOptions {
   std::string socket;  // path of the Unix socket for engines
   config::DevicesConfig devices;
   Stages stages = Stages::kAuto;
-  std::uint64_t generation = 0;      // of this sidecar process
+  std::uint64_t generation = 0;  // of this sidecar process
+  // An engine that does not poll its link for longer is silent.
+  std::chrono::milliseconds engine_deadline{limits::kEngineDeadlineMs};
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
   // An engine was refused, with this sentence. May be empty.
   std::function<void(const std::string& replica, std::uint32_t rank, const std::string& why)>
@@ -99,7 +105,11 @@ class EngineHub {
   EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank);
   [[nodiscard]] Result<> open();
   [[nodiscard]] Result<> open_devices();
-  void accept(UniqueFd socket);
+  void accept(UniqueFd socket, pid_t pid);
+  // Closes the connections of a rank whose process has ended or, if that cannot be known, is
+  // silent, because another process takes its place.
+  void drop_dead(const std::string& replica, std::uint32_t rank);
+  void check_liveness();
   void disconnect(const std::shared_ptr<EngineRank>& rank, const Error& error);
   void handle(const std::shared_ptr<EngineRank>& rank, control::Frame frame);
   void handle_hello(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
@@ -119,6 +129,7 @@ class EngineHub {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   Ranks ranks_;  // every open connection, including those without a hello yet
   std::uint32_t next_engine_ = 1;
+  EngineLiveness liveness_;
   std::unique_ptr<EngineDevices> devices_;  // null: unified
   std::unique_ptr<EngineRegistry> registry_;
   std::unique_ptr<VersionPreparation> preparation_;
@@ -126,6 +137,7 @@ class EngineHub {
   std::unique_ptr<control::UnixListener> listener_;
   Worker readback_worker_;  // separate, so that plans of a new version do not wait for it
   Readback readback_;
+  Timer liveness_timer_;
 };
 
 }  // namespace wsync::agent

@@ -13,6 +13,7 @@
 #include "inference_side/reload/weight_pipeline.h"
 #include "shared/base/error.h"
 #include "shared/control/unix_stream.h"
+#include "shared/loop/process_watch.h"
 #include "shared/loop/timer.h"
 
 namespace wsync::agent {
@@ -22,7 +23,11 @@ struct EngineRank {
   const control::Fence* fence = nullptr;  // the hub's, in every envelope
   std::unique_ptr<control::UnixStream> stream;
   std::unique_ptr<Timer> hello_deadline;  // until the rank is attached
+  // The process that has connected; 0 if it is in another PID namespace.
+  pid_t pid = 0;
+  std::unique_ptr<ProcessWatch> process;  // null if it cannot be watched
   bool attached = false;
+  bool silent = false;  // it does not poll its link (EngineLiveness)
   std::string replica;
   std::uint32_t rank = 0;
   // GPUs: a duplicate of the socket's descriptor. It shows when the engine's process has closed its

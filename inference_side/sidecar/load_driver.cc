@@ -49,6 +49,11 @@ void LoadDriver::expect_more(bool expected) {
   start_run();
 }
 
+bool LoadDriver::is_loading(const std::string& replica) const {
+  const auto state = queue_.state(replica);
+  return state == LoadState::kQueued || state == LoadState::kRunning || state == LoadState::kSent;
+}
+
 void LoadDriver::engine_lost(const std::string& replica, reload::EngineId engine) {
   queue_.engine_lost(replica, engine);
 }

@@ -54,6 +54,9 @@ class LoadDriver {
   // The preparation has removed the version.
   void release(const Version& version);
 
+  // Whether the engines of this replica execute a Load. They may not poll their links meanwhile.
+  [[nodiscard]] bool is_loading(const std::string& replica) const;
+
   // ---- from the preparation and the devices ----
 
   // Call when a condition for the load of this replica, or of every replica, may have changed.

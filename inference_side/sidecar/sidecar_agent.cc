@@ -127,6 +127,7 @@ Result<> SidecarAgent::open() {
        .devices = config_.devices,
        .stages = config_.stages,
        .generation = random_generation(),
+       .engine_deadline = config_.engine_deadline,
        .trace = trace_.wanted() ? &trace_ : nullptr,
        .on_refused =
            [this](const std::string& replica, std::uint32_t rank, const std::string& why) {

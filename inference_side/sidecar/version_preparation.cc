@@ -1,6 +1,7 @@
 #include "inference_side/sidecar/version_preparation.h"
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -51,14 +52,16 @@ void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& 
   const Version name = version->version();
   versions_[name] = version;
   Waiting waiting;
-  waiting.ranks = ranks;
+  std::ranges::copy_if(ranks, std::back_inserter(waiting.ranks),
+                       [](const auto& rank) { return !rank->silent; });
   waiting.devices_ready = device_staging_ == nullptr;
   waiting.on_ready = std::move(on_ready);
   waiting.deadline = std::make_unique<Timer>(loop_, [this, name] { pass_over_silent(name); });
   waiting.deadline->start(kPrepareDeadline);
   waiting_[name] = std::move(waiting);
   if (device_staging_) device_staging_->add(version, [this, name] { devices_staged(name); });
-  for (const auto& rank : ranks) request_plan(rank, version);
+  const Ranks asked = waiting_.at(name).ranks;
+  for (const auto& rank : asked) request_plan(rank, version);
   answered(nullptr, &name);
 }
 
@@ -73,7 +76,8 @@ bool VersionPreparation::remove(const Version& version, const Ranks& ranks) {
 }
 
 void VersionPreparation::attached(const std::shared_ptr<EngineRank>& rank) {
-  for (const auto& [name, version] : versions_) request_plan(rank, version);
+  for (const auto& [name, version] : versions_)
+    if (!rank->prepared.contains(name)) request_plan(rank, version);
 }
 
 void VersionPreparation::renew(const std::shared_ptr<EngineRank>& rank, const Version& version) {
@@ -91,7 +95,7 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
       worker_, version, bucket_bytes, rank->tensors, rank->tensors_key,
       [this, alive = alive_, rank, version](Result<std::shared_ptr<const PreparedLoad>> load) {
         const Version name = version->version();
-        if (!*alive || !rank->attached || !versions_.contains(name)) return;
+        if (!*alive || !rank->attached || rank->silent || !versions_.contains(name)) return;
         const Result<> sent =
             load ? send_prepare(*rank, *version, **load) : Result<>(fail(load.error()));
         rank->prepared[name] = sent;

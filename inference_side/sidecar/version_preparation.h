@@ -50,8 +50,12 @@ class VersionPreparation {
   // Sends Release to each of `ranks` that was sent Prepare for the version. Returns false if the
   // version is not here.
   bool remove(const Version& version, const Ranks& ranks);
-  // A rank has attached. Prepares it for every version that is here.
+  // A rank has attached, or is no longer silent. Prepares it for every version that is here and for
+  // which it has not been prepared.
   void attached(const std::shared_ptr<EngineRank>& rank);
+  // A rank has become silent. Its answer is no longer awaited, and it is sent no Prepare: its queue
+  // would grow without limit.
+  void silenced(const std::shared_ptr<EngineRank>& rank) { answered(rank, nullptr); }
   // A rank is gone. Its answer is no longer awaited.
   void detached(const std::shared_ptr<EngineRank>& rank) { answered(rank, nullptr); }
   void handle(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);

@@ -10,6 +10,7 @@ namespace wsync::limits {
 
 constexpr std::int64_t kHeartbeatIntervalMs = 200;
 constexpr std::int64_t kHeartbeatDeadlineMs = 2'000;
+constexpr std::int64_t kEngineDeadlineMs = 10'000;
 constexpr std::int64_t kHelloDeadlineMs = 5'000;
 constexpr std::int64_t kHelloRetryMs = 500;
 constexpr std::int64_t kReconnectMinMs = 50;
@@ -34,6 +35,7 @@ constexpr std::int64_t kGroupJoinDeadlineMs = 30'000;
 constexpr std::int64_t kAnnounceDeadlineMs = 10'000;
 constexpr std::int64_t kStageDeadlineMs = 600'000;
 constexpr std::int64_t kPublishDeadlineMs = 900'000;
+constexpr std::int64_t kSnapshotDeadlineMs = 2'000;
 constexpr std::int64_t kGatherDeadlineMs = 60'000;
 constexpr std::int64_t kReportMarginMs = 5'000;
 

@@ -8,6 +8,7 @@ namespace wsync::limits {
 
 extern const std::int64_t kHeartbeatIntervalMs;
 extern const std::int64_t kHeartbeatDeadlineMs;
+extern const std::int64_t kEngineDeadlineMs;  // for an engine that polls its link
 extern const std::int64_t kHelloDeadlineMs;
 extern const std::int64_t kHelloRetryMs;  // of a sidecar that has no Welcome yet
 extern const std::int64_t kReconnectMinMs;

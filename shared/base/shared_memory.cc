@@ -6,6 +6,7 @@
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
+#include <fstream>
 #include <memory>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -76,12 +77,25 @@ Result<UniqueFd> reopen_read_only(int fd) {
   return reopened;
 }
 
-Result<ReadLease> reopen_with_read_lock(int fd) {
-  auto reopened = WSYNC_TRY(reopen_read_only(fd));
-  if (set_lock(reopened.get(), F_RDLCK)) return ReadLease(std::move(reopened));
+Result<> take_read_lock(int fd) {
+  if (set_lock(fd, F_RDLCK)) return {};
   if (errno == EAGAIN || errno == EACCES)
     return fail(ErrorCode::kBusy, "the arena is being written; its writer holds the lease");
   return fail_errno("read lock of an arena", errno);
+}
+
+Result<ReadLease> reopen_with_read_lock(int fd) {
+  auto reopened = WSYNC_TRY(reopen_read_only(fd));
+  WSYNC_TRY(take_read_lock(reopened.get()));
+  return ReadLease(std::move(reopened));
+}
+
+// Whether this descriptor of a process holds a lock of its file.
+bool holds_lock(const std::string& process, std::string_view fd) {
+  std::ifstream info(fmt::format("/proc/{}/fdinfo/{}", process, fd));
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("lock:")) return true;
+  return false;
 }
 
 // Populates the slices first, first + step, ... of a region; returns 0 or an errno.
@@ -186,11 +200,16 @@ Result<> MappedRegion::populate(bool writable, unsigned threads,
 
 void ReadLease::end() noexcept {
   // Closing alone would leave the lock to a forked child, which shares the open file description.
-  // For the same reason the child must not unlock.
-  if (fd_.valid() && home_.is_here() && !planted("lease_left_to_close"))
-    (void)set_lock(fd_.get(), F_UNLCK);
+  if (!planted("lease_left_to_close")) pause();
   fd_.reset();
 }
+
+void ReadLease::pause() noexcept {
+  // A forked child must not unlock, because it would unlock for its parent.
+  if (fd_.valid() && home_.is_here()) (void)set_lock(fd_.get(), F_UNLCK);
+}
+
+Result<> ReadLease::retake() { return take_read_lock(fd_.get()); }
 
 std::span<std::byte> WriteLease::data() const noexcept {
   return file_.subspan(kArenaHeaderBytes, read_header(file_).data_bytes);
@@ -304,7 +323,8 @@ std::vector<int> SharedArena::holders() const {
     while (const dirent* file = list ? ::readdir(list.get()) : nullptr) {
       struct stat other{};
       if (::stat(fmt::format("{}/{}", fds, file->d_name).c_str(), &other) == 0 &&
-          other.st_ino == self.st_ino && other.st_dev == self.st_dev) {
+          other.st_ino == self.st_ino && other.st_dev == self.st_dev &&
+          holds_lock(entry->d_name, file->d_name)) {
         found.push_back(pid);
         break;
       }
@@ -345,7 +365,29 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
   WSYNC_TRY(compare(header.identity, header.data_bytes, expected));
   WSYNC_TRY(region.populate(false, threads));
   if (planted("lease_let_go")) (void)set_lock(own.fd(), F_UNLCK);
-  return ArenaView(std::move(own), std::move(region), header.data_bytes);
+  return ArenaView(std::move(own), std::move(region), header.identity, header.data_bytes);
+}
+
+void ArenaView::suspend() noexcept {
+  if (suspended_) return;
+  lease_.pause();
+  suspended_ = true;
+}
+
+Result<> ArenaView::renew() {
+  if (!suspended_) return {};
+  WSYNC_TRY(lease_.retake());
+  const Header header = read_header(region_.bytes());
+  if (header.state != ArenaState::kComplete || header.identity != identity_) {
+    lease_.pause();
+    return fail(ErrorCode::kRefused,
+                fmt::format("the arena no longer contains version {}.{}: its writer has reused it "
+                            "for version {}.{}",
+                            identity_.version_epoch, identity_.version_step,
+                            header.identity.version_epoch, header.identity.version_step));
+  }
+  suspended_ = false;
+  return {};
 }
 
 std::span<const std::byte> ArenaView::data() const noexcept {

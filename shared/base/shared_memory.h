@@ -99,6 +99,10 @@ class ReadLease {
   }
   ~ReadLease() { end(); }
   void end() noexcept;
+  // Releases the lock and keeps the descriptor, or takes the lock again. retake() returns kBusy
+  // while the arena is being written.
+  void pause() noexcept;
+  [[nodiscard]] Result<> retake();
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:
@@ -162,8 +166,8 @@ class SharedArena {
   [[nodiscard]] Result<ReadLease> try_read_lease() const;
   // Returns a new read-only descriptor without any lock, for another process.
   [[nodiscard]] Result<UniqueFd> share() const;
-  // Returns the ids of other processes of this user that have the arena open, for error sentences.
-  // Slow: reads /proc.
+  // Returns the ids of other processes of this user that hold a lease, for error sentences. Slow:
+  // reads /proc.
   [[nodiscard]] std::vector<int> holders() const;
 
  private:
@@ -184,7 +188,9 @@ struct ArenaExpectation {
   std::optional<std::uint64_t> data_bytes;
 };
 
-// A reader's side of an arena. It holds its own read-only descriptor, a read lock and a mapping.
+// A reader's side of an arena. It holds its own read-only descriptor, a read lock and a mapping. A
+// reader that needs the bytes only at times gives the lock up in between and keeps the mapping, so
+// that a reader that hangs does not occupy the arena.
 class ArenaView {
  public:
   // Opens the arena of `fd`, which is borrowed. kBusy while it is being written; kRefused if it is
@@ -197,15 +203,27 @@ class ArenaView {
   [[nodiscard]] ArenaIdentity identity() const noexcept;
   // Returns a new read-only descriptor without any lock, for another process.
   [[nodiscard]] Result<UniqueFd> share() const;
+  // Releases the lease and keeps the mapping. The data must not be read until renew() has
+  // succeeded. Does nothing without a lease.
+  void suspend() noexcept;
+  // Takes the lease again. kBusy while the arena is being written; kRefused if its content is no
+  // longer the one that was opened. Does nothing with a lease.
+  [[nodiscard]] Result<> renew();
   // Releases the lease at once and returns the mapping, which must not be read any more. Unmapping
   // takes milliseconds per GiB, so a loop thread gives the mapping to another thread.
   [[nodiscard]] MappedRegion end() &&;
 
  private:
-  ArenaView(ReadLease lease, MappedRegion region, std::uint64_t data_bytes) noexcept
-      : region_(std::move(region)), lease_(std::move(lease)), data_bytes_(data_bytes) {}
+  ArenaView(ReadLease lease, MappedRegion region, const ArenaIdentity& identity,
+            std::uint64_t data_bytes) noexcept
+      : region_(std::move(region)),
+        lease_(std::move(lease)),
+        identity_(identity),
+        data_bytes_(data_bytes) {}
   MappedRegion region_;  // destroyed last, as in SharedArena
   ReadLease lease_;
+  ArenaIdentity identity_;  // at open()
+  bool suspended_ = false;
   std::uint64_t data_bytes_ = 0;
 };
 

@@ -112,6 +112,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
   bind_transport(binder, c.transport, c.data_address);
   bind_heartbeat(binder, c.heartbeat);
+  binder.duration("engine_deadline", c.engine_deadline, kDeadline);
   binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);
   binder.duration("deadlines.load", c.deadlines.load, kDeadline);
   binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);

@@ -10,6 +10,7 @@
 
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
+#include "shared/base/liveness.h"
 #include "shared/base/switch_deadlines.h"
 #include "shared/config/defaults.h"
 #include "shared/config/devices_config.h"
@@ -41,6 +42,8 @@ struct SidecarConfig {
   std::string transport;  // the only permitted kind (shared/transport); empty: every kind
   std::string data_address = "tcp://127.0.0.1:0";
   HeartbeatConfig heartbeat;
+  // An engine that does not poll its link for longer is not ready.
+  Milliseconds engine_deadline{limits::kEngineDeadlineMs};
   SwitchDeadlines deadlines;
   PauseMode fallback_pause_mode = PauseMode::kAbort;
   Milliseconds max_staleness{300'000};  // 0 = a replica that is behind stays ready

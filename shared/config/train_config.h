@@ -116,8 +116,9 @@ struct RanksConfig {
 struct PublishConfig {
   std::uint32_t every = 1;  // steps
   // Its checkpoint, watch and trace_file have no keys here and are disabled. The run's trace_file
-  // also covers the publishing rounds, and the run's log settings apply.
-  TrainerConfig trainer = {.watch = false};
+  // also covers the publishing rounds, and the run's log settings apply. It waits longer for
+  // memory, because the last step must not remain unpublished.
+  TrainerConfig trainer = {.watch = false, .deadlines = {.snapshot = Milliseconds(10'000)}};
   friend bool operator==(const PublishConfig&, const PublishConfig&) = default;
 };
 

@@ -79,6 +79,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadlines.gather", c.deadlines.gather, kDeadline);
+  binder.duration("deadlines.snapshot", c.deadlines.snapshot, kDeadline);
   binder.duration("deadlines.announce", c.deadlines.announce, kDeadline);
   binder.duration("deadlines.stage", c.deadlines.stage, kDeadline);
   binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);

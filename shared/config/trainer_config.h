@@ -24,6 +24,9 @@ struct RoundDeadlines {
   // By this deadline every rank of the trainer has its snapshot. At startup, it also bounds the
   // wait for the sidecars named in the record.
   Milliseconds gather{limits::kGatherDeadlineMs};
+  // For an arena that nobody reads. Applies to publishes of a trainer that waits for the copy; a
+  // `wsync push` waits until its deadline.
+  Milliseconds snapshot{limits::kSnapshotDeadlineMs};
   Milliseconds announce{limits::kAnnounceDeadlineMs};
   Milliseconds stage{limits::kStageDeadlineMs};
   Milliseconds pause{limits::kPauseDeadlineMs};

@@ -167,4 +167,12 @@ void fields(V& v, M& m) {
   v.sentence("failure", m.failure);
 }
 
+template <class V, class M>
+  requires Is<M, Ping>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, Pong>
+void fields(V&, M&) {}
+
 }  // namespace wsync::control

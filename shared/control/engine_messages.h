@@ -156,4 +156,12 @@ struct Digests {
   std::string failure;
 };
 
+// Asks whether the engine still polls its link. The sidecar sends at most one at a time.
+struct Ping {
+  static constexpr MessageType kType = MessageType::kPing;
+};
+struct Pong {
+  static constexpr MessageType kType = MessageType::kPong;
+};
+
 }  // namespace wsync::control

@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 4;
+inline constexpr std::uint16_t kProtocolVersion = 5;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -86,8 +86,10 @@ enum class MessageType : std::uint16_t {
   kCancelReply,
   kTraceQuestion,
   kTraceAnswer,
+  kPing,
+  kPong,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kTraceAnswer;
+inline constexpr MessageType kLastMessageType = MessageType::kPong;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

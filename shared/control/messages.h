@@ -9,9 +9,9 @@
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, VerifyReply,
 //    PlanReply, TraceAnswer, StatusReply, Error
 //  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketAck, Loaded, Committed, Resumed,
-//    Digests, Error
+//    Digests, Pong, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
-//    Commit, Resume, ReadDigests, Abort
+//    Commit, Resume, ReadDigests, Abort, Ping
 //  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor)
 //  * rank 0 of a trainer to its other ranks: PublishStatus, Error
 //
@@ -37,6 +37,6 @@ using Message =
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
-                 CancelReply, TraceQuestion, TraceAnswer>;
+                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong>;
 
 }  // namespace wsync::control

@@ -3,18 +3,16 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import unittest
 
-from fleet import Fleet
+from plugin_fleet import COMMITTED, DEADLINE_MS, PluginFleet
 
 FORKING_ENGINE = sys.argv.pop()
 TRAINER_RANK = sys.argv.pop()
 WSYNC = sys.argv.pop()
 
-DEADLINE_MS = 60_000
-INVALID_INPUT, COMMITTED = 1, 3
+INVALID_INPUT = 1
 WAYS = "", "again", "run", "spawn"
 
 
@@ -29,43 +27,26 @@ def by_tcp():
     return [f"{key}=tcp://127.0.0.1:{free_port()}" for key in ("listen", "data_address", "http.address")]
 
 
-class ForkFleet(Fleet):
+class ForkFleet(PluginFleet):
     def __init__(self, wsync):
-        super().__init__(wsync)
+        super().__init__(wsync, TRAINER_RANK)
         self.children = []
 
     def __exit__(self, *rest):
         for child in self.children:
             os.kill(child, signal.SIGKILL)
-        for process in self.processes:
-            if process.stdin and not process.stdin.closed:
-                process.stdin.close()
         super().__exit__(*rest)
-
-    def program(self, ready, *command):
-        process = subprocess.Popen(command, env=self.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.processes.append(process)
-        self.event(process, ready)
-        return process
 
     def sidecar_of(self, settings):
         """Of a trainer with these settings; its socket for engines."""
         more = ["--set", f"coordinator={settings[0].partition('=')[2]}", "--set", "transport=tcp"] if settings else []
         return self.sidecar("s0", *more)[1]
 
-    def trainer(self, checkpoint, *settings):
-        return self.program("started", TRAINER_RANK, "0", "1", checkpoint, "log.level=warning", "deadlines.publish=30s",
-                            *settings)
-
     def forking_engine(self, engines, replica, checkpoint, take="pieces"):
         return self.program("attached", FORKING_ENGINE, engines, replica, checkpoint, take)
 
     def ranks_of(self, replica):
         return self.replicas().get(replica, {}).get("ranks_attached")
-
-    def tell(self, process, *words):
-        process.stdin.write(" ".join(str(word) for word in words) + "\n")
-        process.stdin.flush()
 
     def fork(self, process, how=""):
         """A child that stays; its process."""
@@ -78,15 +59,6 @@ class ForkFleet(Fleet):
         for child in self.children:
             os.kill(child, signal.SIGKILL)
         self.children.clear()
-
-    def publish(self, trainer, step):
-        """What came of it, once it is served or has failed."""
-        self.tell(trainer, "publish", step)
-        published = self.event(trainer, "published")
-        if published["code"] != 0:
-            return published
-        self.tell(trainer, "wait", COMMITTED, DEADLINE_MS)
-        return self.event(trainer, "waited")
 
 
 class Forks(unittest.TestCase):

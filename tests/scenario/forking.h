@@ -1,11 +1,13 @@
 // Children that a program of a scenario makes, and what they say on its standard output.
 #pragma once
 
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <spawn.h>
 #include <string>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,6 +36,15 @@ inline void make_idle_child(const std::string& how) {
     for (;;) ::pause();
   }
   if (how == "again") ::waitpid(pid, nullptr, 0);
+}
+
+// A child of which no library is told, because no fork handler runs: it has every descriptor of its
+// parent, and does nothing until it is killed.
+inline void make_unnoticed_child() {
+  const long pid = ::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr);
+  if (pid < 0) std::abort();
+  while (pid == 0) ::pause();
+  say({{"event", "forked"}, {"pid", pid}});
 }
 
 // The child does `work` and ends as a program does: exit handlers and static destructors run.

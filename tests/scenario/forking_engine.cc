@@ -1,9 +1,9 @@
 // An engine over the C API that forks when it is told to on standard input.
 //
 // Usage: forking_engine SOCKET REPLICA CHECKPOINT pieces|adopt
-// Commands: fork [again | run | spawn]: a child that stays; fork_and_call: one that calls every
-// function; fork_engine REPLICA: one that is an engine itself, says when it is attached, and stays;
-// status; quit.
+// Commands: fork [again | run | spawn]: a child that stays; fork_unnoticed: one that keeps the
+// descriptors; fork_and_call: one that calls every function; fork_engine REPLICA: one that is an
+// engine itself, says when it is attached, and stays; status; quit.
 #include <cstring>
 #include <deque>
 #include <sstream>
@@ -100,6 +100,8 @@ int main(int argc, char** argv) {
     words >> command >> argument;
     if (command == "fork") {
       wsync::make_idle_child(argument);
+    } else if (command == "fork_unnoticed") {
+      wsync::make_unnoticed_child();
     } else if (command == "fork_and_call") {
       wsync::in_child([&] { call_all(server.link); });
     } else if (command == "fork_engine") {

@@ -69,6 +69,7 @@ class World {
     publish::BeginSnapshot what;
     bool stopped = false;
     bool weights_read = false;
+    bool awaits_memory = false;
   };
   struct CoordinatorProcess {
     std::unique_ptr<coordinator::Coordinator> machine;  // null: down
@@ -143,6 +144,7 @@ class World {
   // client and faults
   void client();
   void inject();
+  void silence(std::size_t s, const std::string& replica, std::uint32_t rank);
   void inject_stranger(std::size_t s, std::size_t c);
   void heal();
   // checks

@@ -84,7 +84,22 @@ void World::inject() {
       return;
     default:
       group.stall(schedule_.micros(50'000, 900'000));
+      if (schedule_.chance(0.5)) silence(s, group.name(), rank);
   }
+}
+
+// The sidecar finds that the rank does not poll its link, rightly or not, and hears from it later.
+void World::silence(std::size_t s, const std::string& replica, std::uint32_t rank) {
+  const auto tell = [this, s, replica](staging::RankEvent what) {
+    if (sidecars_[s].machine)
+      sidecar_step(
+          s, {.now = schedule_.now(),
+              .what = staging::ReplicaEvent{
+                  .replica = replica, .world_size = options_.ranks, .what = std::move(what)}});
+  };
+  tell(reload::RankSilent{.rank = rank, .why = "does not poll its link"});
+  schedule_.after(schedule_.micros(1'000, 2'000'000),
+                  [tell, rank] { tell(reload::RankHeard{.rank = rank}); });
 }
 
 // A sidecar and a coordinator of another fleet connect to the wrong address. Their epoch is far

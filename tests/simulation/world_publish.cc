@@ -65,6 +65,10 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
     request_round(c, *round);
   } else if (const auto* end = std::get_if<publish::EndPublish>(&command)) {
     end_publish(c, *end);
+  } else if (const auto* replaced = std::get_if<publish::ReplaceWaiting>(&command)) {
+    coordinator_step(c, {.now = schedule_.now(),
+                         .what = coordinator::WaitingReplaced{.version = replaced->version,
+                                                              .by = replaced->by}});
   }
 }
 
@@ -95,6 +99,8 @@ void World::take_snapshot(std::size_t c) {
   } else if (schedule_.now() >= run.what.deadline) {
     end_snapshot(c, Error(ErrorCode::kBusy, "all arenas are still being read"));
   } else {
+    if (!std::exchange(run.awaits_memory, true))
+      execute(c, process.queue->memory_awaited(run.what.request));
     later(kArenaRetry, [this, c] { take_snapshot(c); });
   }
 }

@@ -216,6 +216,8 @@ void Coordinator::handle(const CancelRequested& event) {
   context_.emit(CancelDone{.request = event.request, .reply = std::move(reply)});
 }
 
+void Coordinator::handle(const WaitingReplaced& event) { rounds_.replace_waiting(context_, event); }
+
 void Coordinator::handle(const Replaced& event) {
   stop(Error(ErrorCode::kFenced,
              fmt::format("this coordinator was replaced: {} has taken over its control address",

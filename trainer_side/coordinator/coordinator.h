@@ -102,6 +102,7 @@ class Coordinator {
   void handle(const PublishRequested& event);
   void handle(const RollbackRequested& event);
   void handle(const CancelRequested& event);
+  void handle(const WaitingReplaced& event);
   void handle(const Replaced& event);
   void handle(const CoordinatorTick& event);
   void handle(const Stored& event);

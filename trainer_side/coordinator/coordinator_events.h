@@ -49,6 +49,11 @@ struct CancelRequested {
   std::uint64_t request = 0;
   Version version;  // 0.0 = the running update
 };
+// Ends a publish that waits for its round, because the snapshot of a newer one needs its memory.
+struct WaitingReplaced {
+  Version version;
+  Version by;
+};
 // Another process has taken over the control address, so new sidecars connect to that process.
 struct Replaced {
   std::string by;
@@ -66,7 +71,7 @@ struct Stored {
 struct CoordinatorEvent {
   TimePoint now{};
   std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, CancelRequested,
-               Replaced, CoordinatorTick, Stored>
+               WaitingReplaced, Replaced, CoordinatorTick, Stored>
       what;
 };
 

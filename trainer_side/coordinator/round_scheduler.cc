@@ -59,10 +59,15 @@ void refuse_rollback(CoordinatorContext& context, const CoordinatorRecord& recor
 
 void RoundScheduler::publish(CoordinatorContext& context, const PublishRequested& event) {
   if (!round_) return start(context, event);
-  if (waiting_)
-    refuse_publish(context, *waiting_, fmt::format("superseded by {}", event.version.to_string()),
-                   PublishRefusal::kSuperseded);
+  if (waiting_) replace_waiting(context, {.version = waiting_->version, .by = event.version});
   waiting_ = event;
+}
+
+void RoundScheduler::replace_waiting(CoordinatorContext& context, const WaitingReplaced& event) {
+  if (!waiting_ || waiting_->version != event.version) return;
+  refuse_publish(context, *std::exchange(waiting_, std::nullopt),
+                 fmt::format("superseded by {}", event.by.to_string()),
+                 PublishRefusal::kSuperseded);
 }
 
 void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& publish) {
@@ -374,6 +379,9 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
                                                record.target));
   else if (round_)
     round_->begin_switching(context);
+  // The version before the previous one can no longer be a target, so the next snapshot may have
+  // its memory while this round switches.
+  drop_unneeded(context, log);
   for (auto& [name, member] : context.roster.members()) {
     begin_decision(context, record, member);
     if (!member.joined) continue;

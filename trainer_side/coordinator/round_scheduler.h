@@ -42,6 +42,8 @@ class RoundScheduler {
   // A snapshot under a version that may be used. Its round begins, or waits for the end of the
   // current round.
   void publish(CoordinatorContext& context, const PublishRequested& event);
+  // Does nothing unless that version is waiting.
+  void replace_waiting(CoordinatorContext& context, const WaitingReplaced& event);
   void roll_back(CoordinatorContext& context, DecisionLog& log, const RollbackRequested& event);
   // May also be called while a decision is being stored.
   [[nodiscard]] control::CancelReply cancel(CoordinatorContext& context, DecisionLog& log,

@@ -41,6 +41,7 @@ class LeaderRank final : public RankRole {
     gather_.expect(order.step);
     publish::PublishJob job;
     job.step = order.step;
+    job.arena_wait = config_.deadlines.snapshot;
     job.open = [this, order, deadline = now() + config_.deadlines.publish] {
       return open_weights(order, deadline);
     };

@@ -43,8 +43,13 @@ void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
     log_warning("rank link: process {}: {}", peer.pid, stream.error().message());
     return;
   }
+  auto watch = ProcessWatch::create(loop_, peer.pid, [this, id, pid = peer.pid] {
+    drop(id, Error(ErrorCode::kPeerLost, fmt::format("its process {} has ended", pid)));
+  });
+  if (!watch && watch.error().code() == ErrorCode::kPeerLost) return;
   Peer& added = peers_[id];
   added.stream = std::move(*stream);
+  if (watch) added.watch = std::move(*watch);
   added.hello = std::make_unique<Timer>(loop_, [this, id] {
     refuse(id, Error(ErrorCode::kDeadline, "the rank did not send RankHello before the deadline"));
   });

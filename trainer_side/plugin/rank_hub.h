@@ -12,6 +12,7 @@
 
 #include "shared/control/unix_stream.h"
 #include "shared/loop/loop.h"
+#include "shared/loop/process_watch.h"
 #include "shared/loop/timer.h"
 #include "trainer_side/plugin/rank_gather.h"
 
@@ -29,6 +30,8 @@ class RankHub {
  private:
   struct Peer {
     std::unique_ptr<control::UnixStream> stream;
+    // Null if the process cannot be watched. Its end is noticed even if a child has the socket.
+    std::unique_ptr<ProcessWatch> watch;
     std::optional<RankProcess> process;  // set after its hello message
     std::unique_ptr<Timer> hello;        // deadline of the hello message
   };

@@ -80,6 +80,10 @@ class CoordinatorAgent final : public CoordinatorFacts {
 
   // Begins the round of a snapshot, or queues it behind the running round.
   void request_round(coordinator::PublishRequested publish) { step(std::move(publish)); }
+  // Ends the publish of `version` as superseded if it still waits for its round.
+  void replace_waiting(const Version& version, const Version& by) {
+    step(coordinator::WaitingReplaced{.version = version, .by = by});
+  }
   // See TrainerAgent::roll_back().
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
   // Cancels the update of this version (0.0: the running update) if it has not been decided.

@@ -13,7 +13,7 @@ namespace {
 // A publish that waits longer than this is reported. Starting a fleet takes less.
 constexpr std::chrono::seconds kReportWaitAfter{5};
 
-constexpr std::array<Transition<JobState>, 24> kTransitions = {{
+constexpr std::array<Transition<JobState>, 25> kTransitions = {{
     {JobState::kQueued, "its turn has come and the coordinator is ready", JobState::kSnapshotting,
      "name the version, begin the snapshot"},
     {JobState::kQueued,
@@ -50,6 +50,8 @@ constexpr std::array<Transition<JobState>, 24> kTransitions = {{
      "report it once, after 5 s"},
     {JobState::kSnapshotting, "abandoned before a weight was read", JobState::kSnapshotting,
      "stop the snapshot"},
+    {JobState::kSnapshotting, "its snapshot waits for memory", JobState::kSnapshotting,
+     "replace the publish that waits for its round"},
     {JobState::kStopping, "cancelled on request again", JobState::kStopping, "answer as before"},
 }};
 
@@ -263,6 +265,17 @@ Result<PublishQueue::Cancelled> PublishQueue::cancel(const Version& version) {
 }
 
 // ---- after the snapshot has begun ----
+
+Result<PublishQueue::Commands> PublishQueue::memory_awaited(std::uint64_t request) {
+  const auto job = WSYNC_TRY(find(request));
+  Commands out;
+  if (job->second.state != JobState::kSnapshotting) return out;
+  for (const auto& [older, waiting] : jobs_)
+    if (older < request && waiting.state == JobState::kWaiting)
+      out.emplace_back(
+          ReplaceWaiting{.request = older, .version = waiting.version, .by = job->second.version});
+  return out;
+}
 
 Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t request,
                                                             const std::optional<Error>& failure) {

@@ -93,12 +93,19 @@ struct EndPublish {
   control::PushReply reply;
   bool had_round = false;  // the coordinator has reported this end
 };
+// The coordinator must end this publish as superseded, because a newer one needs its memory. It is
+// still waiting for its round.
+struct ReplaceWaiting {
+  std::uint64_t request = 0;
+  Version version;  // of that publish
+  Version by;
+};
 // Notify the operators that a publish waits, with the reason.
 struct ReportWait {
   std::string text;
 };
 using QueueCommand =
-    std::variant<BeginSnapshot, StopSnapshot, RequestRound, EndPublish, ReportWait>;
+    std::variant<BeginSnapshot, StopSnapshot, RequestRound, EndPublish, ReplaceWaiting, ReportWait>;
 
 // How the coordinator has ended a round, or has refused to begin it.
 struct RoundEnd {
@@ -130,6 +137,10 @@ class PublishQueue {
     Commands commands;
   };
   [[nodiscard]] Result<Cancelled> cancel(const Version& version);
+  // The snapshot of this publish waits for memory. An older publish that waits for its round is
+  // replaced now, because it would be replaced in any case when this snapshot is complete. Does
+  // nothing if there is none.
+  [[nodiscard]] Result<Commands> memory_awaited(std::uint64_t request);
   // The snapshot of BeginSnapshot is complete or has failed.
   [[nodiscard]] Result<Commands> snapshot_ended(std::uint64_t request,
                                                 const std::optional<Error>& failure);

@@ -33,8 +33,10 @@ Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,
 }
 
 Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
-    : config_(config),
-      snapshotter_(std::make_shared<Snapshotter>(SnapshotterOptions{.arenas = config.arenas})),
+    : loop_(loop),
+      config_(config),
+      snapshotter_(std::make_shared<Snapshotter>(
+          SnapshotterOptions{.arenas = config.arenas, .additional_arenas = true})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})) {}
 
 Publisher::~Publisher() {
@@ -65,6 +67,14 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
   request.bucket_bytes = config_.bucket_bytes;
   request.deadline = order.deadline;
   request.copy_deadline = order.deadline;
+  request.arena_wait = order.arena_wait;
+  // The worker's thread may not touch this object. The loop outlives the worker.
+  if (order.on_wait)
+    request.on_wait = [loop = &loop_, alive = alive_, on_wait = std::move(order.on_wait)] {
+      loop->post([alive, on_wait] {
+        if (*alive) on_wait();
+      });
+    };
   request.stop = std::move(order.stop);
   request.done_bytes = &order.progress->done;
   request.total_bytes = &order.progress->total;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ struct SnapshotOrder {
   control::Fence fence;
   Version version;
   TimePoint deadline{};  // of the wait for an arena, and of the copy
+  // The longest wait for an arena; std::nullopt: until the deadline.
+  std::optional<std::chrono::milliseconds> arena_wait;
+  // Called on the loop if the snapshot must wait for an arena.
+  std::function<void()> on_wait;
   std::stop_token stop;
   std::shared_ptr<SnapshotProgress> progress;
 };
@@ -83,6 +88,7 @@ class Publisher {
   };
   Publisher(Loop& loop, const config::TrainerConfig& config);
 
+  Loop& loop_;
   const config::TrainerConfig config_;
   std::shared_ptr<Snapshotter> snapshotter_;  // shared with the worker's task
   // The sources are declared before the worker. A snapshot that ends during destruction is not

@@ -19,6 +19,9 @@ namespace {
 
 constexpr std::chrono::seconds kLogWaitAfter{2};     // for an arena
 constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not notify of a free lock
+// A reader that works gives back an arena that nobody needs any more in this time. Creating another
+// one at once would only cost memory.
+constexpr std::chrono::milliseconds kReleaseTime{500};
 
 Version version_of(const ArenaIdentity& identity) {
   return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
@@ -154,8 +157,8 @@ Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_byt
                               std::uint32_t count) {
   const auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
   while (arenas_.size() < std::min(count, options_.arenas)) {
-    auto arena = WSYNC_TRY(make_arena(plan.arena_bytes()));
-    arenas_.push_back(std::move(arena));
+    auto memory = WSYNC_TRY(make_arena(plan.arena_bytes()));
+    arenas_.push_back({.memory = std::move(memory), .snapshot = {}});
     count_bytes();
   }
   return {};
@@ -193,8 +196,11 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
   // The write lease has ended, and only this thread takes write leases. So nobody can write the
   // arena before the snapshot has its read lease.
   auto lease = WSYNC_TRY(writable->arena->try_read_lease());
-  return std::make_shared<const Snapshot>(writable->arena, std::move(lease), manifest, plan_,
-                                          std::move(*digests), times, copier.bucket_times());
+  auto snapshot =
+      std::make_shared<const Snapshot>(writable->arena, std::move(lease), manifest, plan_,
+                                       std::move(*digests), times, copier.bucket_times());
+  std::ranges::find(arenas_, writable->arena, &Arena::memory)->snapshot = snapshot;
+  return snapshot;
 }
 
 Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_bytes,
@@ -202,23 +208,34 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
                                                           const SnapshotRequest& request,
                                                           Snapshot::Times& times) {
   const TimePoint begun = now();
+  Wait wait{.begun = begun, .deadline = request.deadline, .may_grow = begun, .full = {}};
+  if (request.arena_wait) wait.deadline = std::min(wait.deadline, begun + *request.arena_wait);
+  const std::chrono::nanoseconds time = wait.deadline - begun;
+  wait.may_grow = options_.additional_arenas && time.count() > 0
+                      ? begun + std::min<std::chrono::nanoseconds>(kReleaseTime, time / 2)
+                      : TimePoint{std::numeric_limits<std::int64_t>::max()};
+  bool is_first = true;
   bool is_logged = false;
   std::mutex mutex;
   std::condition_variable_any stopped;
   for (;;) {
-    auto writable = try_arena(arena_bytes, identity, times);
+    auto writable = try_arena(arena_bytes, identity, wait, times);
     if (writable || writable.error().code() != ErrorCode::kBusy) {
       times.wait = now() - begun - times.setup;
       return writable;
     }
+    if (std::exchange(is_first, false) && request.on_wait) request.on_wait();
     if (!is_logged && now() - begun > kLogWaitAfter) {
       is_logged = true;
       log_warning("version {} waits for a free arena: all {} are being read: {}",
                   request.version.to_string(), arenas_.size(), who_reads());
     }
-    if (now() >= request.deadline)
-      return fail(ErrorCode::kBusy, fmt::format("all {} arenas are still being read: {}",
-                                                arenas_.size(), who_reads()));
+    if (now() >= wait.deadline)
+      return fail(
+          ErrorCode::kBusy,
+          fmt::format(
+              "all {} arenas are still being read: {}{}", arenas_.size(), who_reads(),
+              wait.full ? "; an additional one cannot be created: " + wait.full->message() : ""));
     std::unique_lock lock(mutex);
     stopped.wait_for(lock, request.stop, kLeaseRetry, [] { return false; });
     if (request.stop.stop_requested())
@@ -226,31 +243,62 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
   }
 }
 
-// Returns an arena of the right size without readers; otherwise a new one if the maximum is not
-// reached; otherwise kBusy. Taking the write lease is the only valid test, because an arena that
-// seemed free may get a reader a moment later.
+// Returns an arena of the right size without readers; otherwise a new one if one may be created;
+// otherwise kBusy. Taking the write lease is the only valid test, because an arena that seemed free
+// may get a reader a moment later.
 Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
-                                                     const ArenaIdentity& identity,
+                                                     const ArenaIdentity& identity, Wait& wait,
                                                      Snapshot::Times& times) {
   // Arenas of an earlier layout are freed as soon as they have no readers.
-  std::erase_if(arenas_, [&](const auto& arena) {
-    return arena->data_bytes() != arena_bytes && arena->try_write_lease({}).has_value();
+  std::erase_if(arenas_, [&](const Arena& arena) {
+    return arena.memory->data_bytes() != arena_bytes &&
+           arena.memory->try_write_lease({}).has_value();
   });
   count_bytes();
-  for (const auto& arena : arenas_) {
-    if (arena->data_bytes() != arena_bytes) continue;
-    auto lease = arena->try_write_lease(identity);
-    if (lease) return Writable{.arena = arena, .lease = std::move(*lease)};
+  for (const Arena& arena : arenas_) {
+    if (arena.memory->data_bytes() != arena_bytes) continue;
+    auto lease = arena.memory->try_write_lease(identity);
+    if (lease) {
+      Writable writable{.arena = arena.memory, .lease = std::move(*lease)};
+      drop_additional(writable.arena.get());
+      return writable;
+    }
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
   }
-  if (arenas_.size() >= options_.arenas) return fail(ErrorCode::kBusy, "no arena is free");
+  if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
   const TimePoint begun = now();
-  auto made = WSYNC_TRY(make_arena(arena_bytes));
+  auto made = make_arena(arena_bytes);
+  if (!made && arenas_.size() >= options_.arenas) {
+    wait.full = made.error();  // wait for a reader instead
+    return fail(ErrorCode::kBusy, "no arena is free");
+  }
+  auto memory = WSYNC_TRY(std::move(made));
   times.setup += now() - begun;
-  arenas_.push_back(made);
+  if (arenas_.size() >= options_.arenas)
+    log_warning("an additional arena was created, because others are still being read: {}",
+                who_reads());
+  arenas_.push_back({.memory = memory, .snapshot = {}});
   count_bytes();
-  auto lease = WSYNC_TRY(made->try_write_lease(identity));
-  return Writable{.arena = std::move(made), .lease = std::move(lease)};
+  auto lease = WSYNC_TRY(memory->try_write_lease(identity));
+  return Writable{.arena = std::move(memory), .lease = std::move(lease)};
+}
+
+bool Snapshotter::may_create(const Wait& wait) const {
+  if (arenas_.size() < options_.arenas) return true;
+  if (wait.full || now() < wait.may_grow) return false;
+  const auto needed_here =
+      std::ranges::count_if(arenas_, [](const Arena& arena) { return !arena.snapshot.expired(); });
+  return static_cast<std::size_t>(needed_here) < options_.arenas;
+}
+
+// Frees the arenas above the maximum that have no reader any more.
+void Snapshotter::drop_additional(const SharedArena* except) {
+  for (auto arena = arenas_.begin(); arena != arenas_.end() && arenas_.size() > options_.arenas;) {
+    const bool is_free =
+        arena->memory.get() != except && arena->memory->try_write_lease({}).has_value();
+    arena = is_free ? arenas_.erase(arena) : std::next(arena);
+  }
+  count_bytes();
 }
 
 Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(std::uint64_t arena_bytes) {
@@ -263,16 +311,16 @@ Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(std::uint64_t arena
 
 void Snapshotter::count_bytes() {
   std::uint64_t bytes = 0;
-  for (const auto& arena : arenas_) bytes += arena->data_bytes();
+  for (const Arena& arena : arenas_) bytes += arena.memory->data_bytes();
   arena_bytes_ = bytes;
 }
 
 std::string Snapshotter::who_reads() const {
   std::string sentence;
-  for (const auto& arena : arenas_) {
-    const std::vector<int> others = arena->holders();
+  for (const Arena& arena : arenas_) {
+    const std::vector<int> others = arena.memory->holders();
     sentence += fmt::format("{}version {} by {}", sentence.empty() ? "" : ", ",
-                            version_of(arena->identity()).to_string(),
+                            version_of(arena.memory->identity()).to_string(),
                             others.empty() ? fmt::format("this process ({})", ::getpid())
                                            : fmt::format("process {}", fmt::join(others, ", ")));
   }

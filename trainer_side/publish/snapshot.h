@@ -5,11 +5,16 @@
 // read locks on the arena, and the write lock is granted only if there is none. The kernel also
 // releases the locks of a killed process, so freeing an arena depends on no message that could be
 // lost.
+//
+// A reader that hangs keeps its lock. Its arena then no longer counts towards the maximum, and
+// another one is created for it, so that a hung process costs memory but stops nobody. When it has
+// released the arena, the additional one is freed.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -76,7 +81,10 @@ class Snapshot {
 
 struct SnapshotterOptions {
   std::string name = "wsync-snapshot";  // of the arenas, as shown in /proc
-  std::uint32_t arenas = 3;             // at most
+  std::uint32_t arenas = 3;  // at most
+  // Arenas that only other processes read, although this process needs their version no longer, do
+  // not count: another one is created for each.
+  bool additional_arenas = false;
   unsigned threads = 2;
   bool huge_pages = false;
 };
@@ -86,7 +94,11 @@ struct SnapshotRequest {
   std::array<std::uint64_t, 2> fence_run_id{};
   Version version;
   std::uint64_t bucket_bytes = config::kBucketBytesDefault;
-  TimePoint deadline{};                               // for a free arena
+  TimePoint deadline{};  // for a free arena
+  // The longest wait for a free arena, if it ends before the deadline.
+  std::optional<std::chrono::nanoseconds> arena_wait = std::nullopt;
+  // Called once, on the thread of take(), if no arena is free at once.
+  std::function<void()> on_wait = nullptr;
   std::optional<TimePoint> copy_deadline;             // for the copy; none = no limit
   std::stop_token stop;                               // ends it with kCancelled
   std::atomic<std::uint64_t>* done_bytes = nullptr;   // counts while copying; may be null
@@ -105,7 +117,8 @@ class Snapshotter {
                                  std::uint32_t count);
 
   // Copies every tensor of the source into an arena and digests it at the same time. When it
-  // returns, the weights may change. Errors: kBusy at the deadline, with the readers of each arena;
+  // returns, the weights may change. Errors: kBusy if no arena is free in time, with the readers of
+  // each arena;
   // kResourceExhausted if there is no memory for an arena; kDeadline if the copy is not complete at
   // its deadline, returned after the current read of the source; kCancelled if it was stopped;
   // otherwise the error of the source.
@@ -116,16 +129,30 @@ class Snapshotter {
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_.load(); }
 
  private:
+  struct Arena {
+    std::shared_ptr<SharedArena> memory;
+    std::weak_ptr<const Snapshot>
+        snapshot;  // the last one in it; expired: not needed here any more
+  };
   struct Writable {
     std::shared_ptr<SharedArena> arena;
     WriteLease lease;
+  };
+  // The wait for an arena.
+  struct Wait {
+    TimePoint begun{};
+    TimePoint deadline{};
+    TimePoint may_grow{};       // from then on, arenas that only others read do not count
+    std::optional<Error> full;  // why an additional arena could not be created
   };
   [[nodiscard]] Result<Writable> wait_for_arena(std::uint64_t arena_bytes,
                                                 const ArenaIdentity& identity,
                                                 const SnapshotRequest& request,
                                                 Snapshot::Times& times);
   [[nodiscard]] Result<Writable> try_arena(std::uint64_t arena_bytes, const ArenaIdentity& identity,
-                                           Snapshot::Times& times);
+                                           Wait& wait, Snapshot::Times& times);
+  [[nodiscard]] bool may_create(const Wait& wait) const;
+  void drop_additional(const SharedArena* except);
   [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(std::uint64_t arena_bytes);
   [[nodiscard]] std::string who_reads() const;
   void count_bytes();
@@ -133,7 +160,7 @@ class Snapshotter {
   const SnapshotterOptions options_;
   std::shared_ptr<const BucketPlan> plan_;  // of the last layout
   Digest plan_layout_;
-  std::vector<std::shared_ptr<SharedArena>> arenas_;
+  std::vector<Arena> arenas_;
   std::atomic<std::uint64_t> arena_bytes_{0};
 };
 

@@ -173,17 +173,19 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
   const std::uint64_t request = command.request;
   Job& job = jobs_.at(request);
   coordinator_->recorder().snapshot_began(request, command.version, now());
-  const auto submitted =
-      publisher_->snapshot({.open = job.job.open,
-                            .fence = coordinator_->fence(),
-                            .version = command.version,
-                            .deadline = command.deadline,
-                            .stop = job.stop.get_token(),
-                            .progress = job.snapshot},
-                           [this, request](Result<std::shared_ptr<const Snapshot>> snapshot,
-                                           std::chrono::nanoseconds took) {
-                             end_snapshot(request, std::move(snapshot), took);
-                           });
+  const auto submitted = publisher_->snapshot(
+      {.open = job.job.open,
+       .fence = coordinator_->fence(),
+       .version = command.version,
+       .deadline = command.deadline,
+       .arena_wait = job.job.arena_wait,
+       .on_wait = [this, request] { execute(queue_->memory_awaited(request)); },
+       .stop = job.stop.get_token(),
+       .progress = job.snapshot},
+      [this, request](Result<std::shared_ptr<const Snapshot>> snapshot,
+                      std::chrono::nanoseconds took) {
+        end_snapshot(request, std::move(snapshot), took);
+      });
   if (!submitted) execute(queue_->snapshot_ended(request, submitted.error()));
 }
 
@@ -245,6 +247,10 @@ void TrainerAgent::apply(EndPublish command) {
   job.mapped().job.on_done({.superseded = command.end == JobState::kSuperseded,
                             .reply = std::move(command.reply),
                             .error = std::move(command.error)});
+}
+
+void TrainerAgent::apply(const ReplaceWaiting& command) {
+  coordinator_->replace_waiting(command.version, command.by);
 }
 
 void TrainerAgent::apply(const ReportWait& command) {

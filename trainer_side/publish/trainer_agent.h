@@ -41,6 +41,8 @@ struct PublishProgress {
 struct PublishJob {
   std::function<Result<std::unique_ptr<WeightSource>>()> open;
   std::uint64_t step = 0;  // 0 = the next free one
+  // The longest wait for an arena for the snapshot; std::nullopt: until deadlines.publish.
+  std::optional<std::chrono::milliseconds> arena_wait = std::nullopt;
   std::function<void(const PublishProgress&)>
       on_progress;  // about ten times a second; may be empty
   // The snapshot has been taken, so the caller may overwrite its weights. May be empty.
@@ -121,6 +123,7 @@ class TrainerAgent {
   void apply(const StopSnapshot& command);
   void apply(const RequestRound& command);
   void apply(EndPublish command);
+  void apply(const ReplaceWaiting& command);
   void apply(const ReportWait& command);
   void end_snapshot(std::uint64_t request, Result<std::shared_ptr<const Snapshot>> snapshot,
                     std::chrono::nanoseconds took);

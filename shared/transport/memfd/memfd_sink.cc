@@ -11,6 +11,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/process_fd.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/memfd/packet.h"
 
@@ -74,7 +75,13 @@ class MemfdSink::Link {
   void cancel();
 
  private:
-  using Socket = std::shared_ptr<const UniqueFd>;  // shared with the thread while it polls
+  struct Connection {
+    UniqueFd socket;
+    // The trainer's process; invalid if it cannot be watched. Its end is noticed even if a child
+    // has the trainer's end of the connection.
+    UniqueFd process;
+  };
+  using Socket = std::shared_ptr<const Connection>;  // shared with the thread while it polls
 
   void run(const std::stop_token& stop);
   void read(const Socket& socket);
@@ -105,12 +112,16 @@ Result<> MemfdSink::Link::connect(const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (socket_ && path_ == path) return {};
   auto socket = WSYNC_TRY(connect_to(path));
-  if (const auto peer = same_user(socket.get()); !peer)
-    return fail(peer.error().with_context(path));
+  const auto peer = same_user(socket.get());
+  if (!peer) return fail(peer.error().with_context(path));
+  auto process = open_process(peer->pid);
+  if (!process && process.error().code() == ErrorCode::kPeerLost)
+    return fail(process.error().with_context(path));
   path_ = path;
   *watched_ = false;
   watched_ = std::make_shared<bool>(true);
-  socket_ = std::make_shared<const UniqueFd>(std::move(socket));
+  socket_ = std::make_shared<const Connection>(Connection{
+      .socket = std::move(socket), .process = process ? std::move(*process) : UniqueFd()});
   wake();
   return {};
 }
@@ -132,7 +143,7 @@ Result<> MemfdSink::Link::receive(FetchRequest wanted, SinkCallbacks callbacks) 
   const std::lock_guard lock(mutex_);
   // Set before the request is sent, because the answer may arrive at once.
   pending_ = Pending{.wanted = std::move(wanted), .session = session_, .heard_at = now()};
-  if (auto sent = socket_ ? send_packet(socket_->get(), request, {}, -1)
+  if (auto sent = socket_ ? send_packet(socket_->socket.get(), request, {}, -1)
                           : fail(ErrorCode::kPeerLost, "the host link has just ended");
       !sent) {
     pending_.reset();
@@ -162,9 +173,10 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
       release.swap(released_);
     }
     release.clear();
-    std::array<pollfd, 2> waiting{
+    std::array<pollfd, 3> waiting{
         pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-        pollfd{.fd = socket ? socket->get() : -1, .events = POLLIN, .revents = 0}};
+        pollfd{.fd = socket ? socket->socket.get() : -1, .events = POLLIN, .revents = 0},
+        pollfd{.fd = socket ? socket->process.get() : -1, .events = POLLIN, .revents = 0}};
     const int timeout = is_waiting ? static_cast<int>(limits::kStreamWaitingMs) : -1;
     if (::poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
       log_error("host link: poll failed, errno {}", errno);
@@ -175,6 +187,9 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
       (void)eventfd_read(wake_.get(), &value);
     }
     if (socket && waiting[1].revents != 0) read(socket);
+    // After everything that it has sent.
+    if (socket && waiting[2].revents != 0)
+      lose(socket, Error(ErrorCode::kPeerLost, "the trainer's process has ended"));
     std::unique_lock lock(mutex_);
     if (pending_ && now() - pending_->heard_at > pending_->wanted.stall_deadline) {
       Pending late = std::move(*pending_);
@@ -189,7 +204,7 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
 
 void MemfdSink::Link::read(const Socket& socket) {
   for (;;) {
-    auto packet = receive_packet(socket->get());
+    auto packet = receive_packet(socket->socket.get());
     if (!packet) return lose(socket, packet.error());
     if (!*packet) return;
     take(std::move(**packet));

@@ -20,6 +20,7 @@ namespace {
 using control::RankState;
 using control::TakeMode;
 using testing::AllOf;
+using testing::Each;
 using testing::HasSubstr;
 
 constexpr Version kFirst{.epoch = 1, .step = 1};
@@ -222,19 +223,38 @@ TEST(EngineLink, HalfShardsOfTwoRanks) {
   }
 }
 
-TEST(EngineLink, TheLeaseIsHeldUntilRelease) {
+TEST(EngineLink, TheLeaseIsHeldDuringALoadOnly) {
   const Model model = Model::make();
-  Rank rank(model, TakeMode::kPieces);
+  Rank rank(model, TakeMode::kWhole);
   rank.attach_unified();
   SharedArena arena = model.arena(kFirst);
+  const auto is_read = [&] {
+    const auto writing = arena.try_write_lease(arena.identity());
+    return !writing && writing.error().code() == ErrorCode::kBusy;
+  };
+  std::vector<bool> during_load;
+  rank.engine.on_layer = [&] { during_load.push_back(is_read()); };
   rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
-  const auto writing = arena.try_write_lease({});
-  ASSERT_FALSE(writing) << "an engine reads this arena without a lease";
-  EXPECT_EQ(writing.error().code(), ErrorCode::kBusy);
-  rank.switch_to(kFirst);
-  rank.peer.send(control::Release{.version = kFirst});
-  rank.peer.ask<control::Digests>(control::ReadDigests{});  // answered after the release
-  EXPECT_TRUE(arena.try_write_lease({}));
+  const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
+  EXPECT_EQ(loaded.failure, "");
+  EXPECT_FALSE(during_load.empty());
+  EXPECT_THAT(during_load, Each(true)) << "an engine reads this arena without a lease";
+  EXPECT_FALSE(is_read()) << "an engine that hangs now would keep the arena";
+}
+
+TEST(EngineLink, AnArenaThatWasReusedAfterThePreparationIsNotLoaded) {
+  const Model model = Model::make();
+  for (const TakeMode take : {TakeMode::kPieces, TakeMode::kAdopt}) {
+    Rank rank(model, take);
+    rank.attach_unified();
+    SharedArena arena = model.arena(kFirst);
+    rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+    model.fill(arena, kSecond);
+    const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
+    EXPECT_THAT(loaded.failure,
+                HasSubstr("the arena no longer contains version 1.1: its writer has "
+                          "reused it for version 1.2"));
+  }
 }
 
 TEST(EngineLink, AnAdoptedVersionStaysLeasedAfterReleaseAndLoss) {

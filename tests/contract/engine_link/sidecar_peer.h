@@ -122,6 +122,7 @@ class FakeEngine : public Engine {
         memory[tensor.tensor].assign(tensor.bytes.begin(), tensor.bytes.end());
       if (description.take == control::TakeMode::kAdopt) adopted[tensor.tensor] = tensor.bytes;
     }
+    if (on_layer) on_layer();
     return fail_layer == layer ? Result<>(fail(ErrorCode::kIo, "no room for this layer"))
                                : Result<>{};
   }
@@ -158,6 +159,7 @@ class FakeEngine : public Engine {
   std::function<Result<>()> on_resume;
   std::function<void(std::uint32_t tensor)> on_read;  // a part of it has been read
   std::function<void()> after_copy;                   // of each bucket; in the link's thread
+  std::function<void()> on_layer;                     // a layer is passed to the engine
   std::uint32_t fail_layer = UINT32_MAX;
 };
 

@@ -402,5 +402,66 @@ TEST(SharedArena, OneThatIsStoppedWhileItIsMadeLeavesNothing) {
   EXPECT_EQ(open_files(), before);
 }
 
+TEST(SharedArena, ASuspendedViewKeepsItsMappingAndNotItsLease) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  const UniqueFd shared = std::move(*arena.share());
+  auto view = ArenaView::open(shared.get());
+  ASSERT_TRUE(view.has_value());
+  const auto* at = view->data().data();
+  EXPECT_FALSE(arena.try_write_lease(identity_of(1)).has_value());
+  view->suspend();
+  view->suspend();
+  {
+    const auto writing = arena.try_write_lease(identity_of(1));
+    ASSERT_TRUE(writing.has_value()) << "a suspended view holds a lease";
+    EXPECT_EQ(view->renew().error().code(), ErrorCode::kBusy);
+  }
+  write_version(arena, 1);
+  ASSERT_TRUE(view->renew().has_value()) << "the same content was written again";
+  EXPECT_EQ(view->data().data(), at);
+  EXPECT_FALSE(arena.try_write_lease(identity_of(2)).has_value());
+  ASSERT_TRUE(view->renew().has_value()) << "it has the lease already";
+  view->suspend();
+  write_version(arena, 2);
+  const auto renewed = view->renew();
+  ASSERT_FALSE(renewed.has_value());
+  EXPECT_EQ(renewed.error().code(), ErrorCode::kRefused);
+  EXPECT_EQ(renewed.error().message(),
+            "the arena no longer contains version 3.1: its writer has reused it for version 3.2");
+  EXPECT_TRUE(arena.try_write_lease(identity_of(3)).has_value()) << "a refused view holds a lease";
+}
+
+TEST(SharedArena, HoldersAreThoseWithALease) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  const UniqueFd shared = std::move(*arena.share());
+  int ready[2];
+  int end[2];
+  ASSERT_EQ(::pipe(ready) | ::pipe(end), 0);
+  const auto reader = [&](bool keeps_lease) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      auto view = ArenaView::open(shared.get());
+      if (view && !keeps_lease) view->suspend();
+      char byte = view ? 1 : 0;
+      (void)!::write(ready[1], &byte, 1);
+      (void)!::read(end[0], &byte, 1);
+      ::_exit(0);
+    }
+    char byte = 0;
+    EXPECT_EQ(::read(ready[0], &byte, 1), 1);
+    EXPECT_EQ(byte, 1);
+    return pid;
+  };
+  const pid_t first = reader(true);
+  const pid_t second = reader(false);
+  EXPECT_THAT(arena.holders(), testing::ElementsAre(first)) << "not " << second;
+  ::write(end[1], "12", 2);
+  for (const pid_t pid : {first, second}) ::waitpid(pid, nullptr, 0);
+  EXPECT_THAT(arena.holders(), testing::IsEmpty());
+  for (const int fd : {ready[0], ready[1], end[0], end[1]}) ::close(fd);
+}
+
 }  // namespace
 }  // namespace wsync

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
 
@@ -260,6 +261,26 @@ TEST(Coordinator, ANewerPublishReplacesTheWaitingOne) {
   fleet.staged("a");
   fleet.switched("a");
   EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kAnnouncing) << "the waiting one begins";
+}
+
+TEST(Coordinator, TheWaitingPublishIsReplacedBeforeTheNewerOneIsComplete) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish(1);
+  fleet.publish(2);
+  fleet.step(WaitingReplaced{.version = {.epoch = 1, .step = 9}, .by = {.epoch = 1, .step = 10}});
+  EXPECT_TRUE(fleet.rounds.empty()) << "that version does not wait";
+  fleet.step(WaitingReplaced{.version = {.epoch = 1, .step = 1}, .by = {.epoch = 1, .step = 3}});
+  EXPECT_TRUE(fleet.rounds.empty()) << "a round that runs goes on";
+  fleet.step(WaitingReplaced{.version = {.epoch = 1, .step = 2}, .by = {.epoch = 1, .step = 3}});
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_EQ(fleet.rounds[0].request, 2U);
+  EXPECT_TRUE(fleet.rounds[0].superseded);
+  EXPECT_EQ(fleet.rounds[0].reply.reason, "superseded by 1.3");
+  fleet.accept("a");
+  fleet.staged("a");
+  fleet.switched("a");
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kReady) << "none waits";
 }
 
 TEST(Coordinator, RollbackWithdrawsTheNewerVersionAndNeedsEverybody) {

@@ -193,6 +193,19 @@ TEST(RankMachine, AResumeOvertakesAPauseAndAnswersItFirstWhenItHasEnded) {
 
 // ---- loss ----
 
+TEST(RankMachine, APingIsAnsweredInEveryState) {
+  for (const RankState state : {RankState::kLoading, RankState::kTainted, RankState::kLoaded,
+                                RankState::kPaused, RankState::kServing}) {
+    Rank rank(Rank::copying());
+    rank.bring(state);
+    rank.forget();
+    const std::uint64_t request = rank.envelope.request + 1;
+    rank.send(control::Ping{});
+    EXPECT_THAT(rank.texts(), ElementsAre(fmt::format("Pong #{}", request)));
+    EXPECT_EQ(rank.machine.state(), state);
+  }
+}
+
 TEST(RankMachine, ALossKeepsTheStateAndEndsWhatTheSidecarHadInProgress) {
   for (const RankState state : {RankState::kLoading, RankState::kTainted, RankState::kLoaded,
                                 RankState::kPaused, RankState::kServing}) {

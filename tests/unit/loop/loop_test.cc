@@ -19,6 +19,7 @@
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/loop/fd_watcher.h"
+#include "shared/loop/process_watch.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
@@ -407,6 +408,35 @@ TEST(LoopLag, WaitingForAProcessorIsTheMachinesLoadAndNotTold) {
   EXPECT_GT(took, kSlowCallback * 2) << "the processor was not busy";
   EXPECT_LT(loop->lag().longest, took / 2);
   EXPECT_GE(loop->lag().longest, kSlowCallback / 2);
+}
+
+TEST(ProcessWatch, TellsTheEndOfAProcessOnce) {
+  auto loop = make_loop();
+  int start[2];
+  ASSERT_EQ(::pipe(start), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char byte = 0;
+    (void)!::read(start[0], &byte, 1);
+    ::_exit(0);
+  }
+  int ends = 0;
+  std::unique_ptr<ProcessWatch> watch;
+  auto made = ProcessWatch::create(*loop, child, [&] {
+    ++ends;
+    watch.reset();  // allowed inside of the callback
+    loop->post([&] { loop->stop(); });
+  });
+  ASSERT_TRUE(made.has_value()) << made.error().message();
+  watch = std::move(*made);
+  EXPECT_FALSE(watch->has_ended());
+  ASSERT_EQ(::write(start[1], "1", 1), 1);
+  loop->run();
+  EXPECT_EQ(ends, 1);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(ProcessWatch::create(*loop, child, [] {}).error().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(ProcessWatch::create(*loop, 0, [] {}).error().code(), ErrorCode::kNotFound);
+  for (const int fd : start) ::close(fd);
 }
 
 }  // namespace

@@ -394,6 +394,25 @@ TEST_F(PublishQueueTest, ANewerPublishTakesThePlaceOfOneThatWaits) {
   EXPECT_EQ(queue_->state(3), JobState::kWaiting);
 }
 
+TEST_F(PublishQueueTest, ASnapshotThatWaitsForMemoryReplacesThePublishThatWaitsForItsRound) {
+  bring_to(JobState::kAnnouncing);
+  add(2);
+  execute(queue_->memory_awaited(2));
+  EXPECT_TRUE(all<ReplaceWaiting>().empty()) << "a round that runs is not replaced";
+  snapshot_ended(2);
+  add(3);
+  execute(queue_->memory_awaited(3));
+  const auto replaced = all<ReplaceWaiting>();
+  ASSERT_EQ(replaced.size(), 1U);
+  EXPECT_EQ(replaced[0].request, 2U);
+  EXPECT_EQ(replaced[0].version, (Version{1, 2}));
+  EXPECT_EQ(replaced[0].by, (Version{1, 3}));
+  round_ended(2, {.superseded = true, .reply = {.reason = "superseded by 1.3"}});
+  EXPECT_EQ(last_end().end, JobState::kSuperseded);
+  execute(queue_->memory_awaited(3));
+  EXPECT_EQ(all<ReplaceWaiting>().size(), 1U) << "there is none any more";
+}
+
 TEST_F(PublishQueueTest, ARoundFailsInEachOfItsStates) {
   for (const JobState state :
        {JobState::kWaiting, JobState::kAnnouncing, JobState::kStaging, JobState::kSwitching}) {

@@ -179,6 +179,54 @@ TEST(Snapshot, StopsOnRequest) {
   EXPECT_EQ(take(snapshotter, Model(1), wanted).error().code(), ErrorCode::kCancelled);
 }
 
+// A reader that keeps its lease, as a process that hangs does.
+Result<ArenaView> hold(const Snapshot& snapshot) {
+  const auto fd = snapshot.share();
+  return fd ? ArenaView::open(fd->get()) : fail(fd.error());
+}
+
+TEST(Snapshot, AnArenaThatOnlyAnotherProcessReadsDoesNotCount) {
+  Snapshotter snapshotter({.arenas = 2, .additional_arenas = true});
+  auto first = take(snapshotter, Model(1), request(1));
+  auto second = take(snapshotter, Model(2), request(2));
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  auto hung = hold(**first);
+  ASSERT_TRUE(hung.has_value());
+  first->reset();
+  bool waited = false;
+  SnapshotRequest wanted = request(3);
+  wanted.deadline = now() + std::chrono::seconds(60);
+  wanted.on_wait = [&] { waited = true; };
+  auto third = take(snapshotter, Model(3), wanted);
+  ASSERT_TRUE(third.has_value()) << third.error().message();
+  EXPECT_TRUE(waited);
+  const std::uint64_t one = (*third)->plan()->arena_bytes();
+  EXPECT_EQ(snapshotter.arena_bytes(), 3 * one) << "one more, for the process that hangs";
+  EXPECT_EQ(hung->identity().version_step, 1U);
+
+  // The maximum counts what this process needs.
+  const auto refused = take(snapshotter, Model(4), request(4));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kBusy);
+
+  // The reader continues. The arena that was created for it is given back.
+  hung = fail(ErrorCode::kCancelled, "unmapped");
+  second->reset();
+  const auto fourth = take(snapshotter, Model(4), request(4));
+  ASSERT_TRUE(fourth.has_value()) << fourth.error().message();
+  EXPECT_EQ(snapshotter.arena_bytes(), 2 * one);
+}
+
+TEST(Snapshot, TheWaitForAnArenaHasItsOwnLimit) {
+  Snapshotter snapshotter({.arenas = 1});
+  auto first = take(snapshotter, Model(1), request(1));
+  ASSERT_TRUE(first.has_value());
+  SnapshotRequest wanted = request(2);
+  wanted.deadline = now() + std::chrono::hours(1);
+  wanted.arena_wait = std::chrono::milliseconds(1);
+  EXPECT_EQ(take(snapshotter, Model(2), wanted).error().code(), ErrorCode::kBusy);
+}
+
 TEST(MemorySource, SpanOfAnotherSizeThanTheShapeIsRefused) {
   const std::vector<std::byte> bytes(10);
   const auto source =

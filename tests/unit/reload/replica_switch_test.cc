@@ -559,5 +559,79 @@ TEST_F(Switch, EveryEventInEveryPhase) {
   }
 }
 
+TEST_F(Switch, ADecisionDoesNotWaitForASilentRank) {
+  serve_v1();
+  step(RankSilent{.rank = 1, .why = "does not poll"});
+  EXPECT_FALSE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).reason, "rank 1 does not poll");
+  decide(kV2);
+  EXPECT_EQ(count<SendPause>(), 0U) << "the pause would miss its deadline";
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(done[0].version, kV1);
+  EXPECT_EQ(done[0].reason, "rank 1 does not poll");
+  tick_after(seconds(100));
+  EXPECT_TRUE(last.empty());
+  EXPECT_FALSE(machine.report(now).ready);
+
+  // It continues, and gets what was decided meanwhile.
+  step(RankHeard{.rank = 1});
+  ASSERT_EQ(count<SendPause>(), 1U);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).version, kV2);
+}
+
+TEST_F(Switch, ARankThatBecomesSilentEndsThePauseAndTheResume) {
+  serve_v1();
+  decide(kV2);
+  ASSERT_EQ(count<SendPause>(), 1U);
+  step(RankSilent{.rank = 0, .why = "does not poll"});
+  ASSERT_EQ(done.size(), 1U) << "the deadline of the pause was awaited";
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(done[0].reason, "rank 0 does not poll");
+  step(RankHeard{.rank = 0});
+  tick_after(seconds(11));  // the answer to the RESUME that followed the PAUSE does not come
+  tick_after(seconds(2));
+  ASSERT_EQ(count<SendPause>(), 1U);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  ASSERT_EQ(machine.phase(), SwitchPhase::kResuming);
+  decide(kV2);
+  step(RankSilent{.rank = 0, .why = "does not poll"});
+  ASSERT_EQ(done.size(), 2U);
+  EXPECT_EQ(done[1].outcome, SwitchOutcome::kFailed);
+  EXPECT_EQ(done[1].version, kV2);
+}
+
+TEST_F(Switch, ARankThatIsBusyWithALoadIsNotInterrupted) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  ASSERT_EQ(machine.phase(), SwitchPhase::kLoading);
+  step(RankSilent{.rank = 0, .why = "does not poll"});
+  EXPECT_EQ(cancelled, 0U);
+  step(RankHeard{.rank = 0});
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+}
+
+TEST_F(Switch, ASilentRankThatIsLostIsNoLongerSilent) {
+  serve_v1();
+  step(RankSilent{.rank = 1, .why = "does not poll"});
+  step(RankDetached{.rank = 1});
+  step(RankSilent{.rank = 1, .why = "does not poll"});  // it was under way
+  attach(1, RankState::kServing, kV1);
+  tick_after(seconds(2));
+  if (count<SendResume>() == 1U) resumed();
+  EXPECT_TRUE(machine.report(now).ready) << machine.report(now).reason;
+}
+
 }  // namespace
 }  // namespace wsync::reload
