@@ -29,6 +29,7 @@ enum class RankMemory : std::uint8_t {
 // The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable rank_transitions();
 
+// This class has more than 25 methods: most of them are questions of one line about the ranks.
 class RankTable {
  public:
   explicit RankTable(std::uint32_t world_size) : ranks_(world_size) {}

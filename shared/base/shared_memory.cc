@@ -301,6 +301,16 @@ Result<WriteLease> SharedArena::try_write_lease(const ArenaIdentity& identity) {
   return WriteLease(fd_.get(), region_.bytes());
 }
 
+void SharedArena::rename(const ArenaIdentity& identity) {
+  Header header = read_header(region_.bytes());
+  WSYNC_CHECK(header.state == ArenaState::kComplete, "only a complete version is renamed");
+  header.identity.fence_epoch = identity.fence_epoch;
+  header.identity.fence_run_id = identity.fence_run_id;
+  header.identity.version_epoch = identity.version_epoch;
+  header.identity.version_step = identity.version_step;
+  write_header(region_.bytes(), header);
+}
+
 Result<ReadLease> SharedArena::try_read_lease() const { return reopen_with_read_lock(fd_.get()); }
 
 Result<UniqueFd> SharedArena::share() const { return reopen_read_only(fd_.get()); }

@@ -161,6 +161,10 @@ class SharedArena {
   // Takes the write lock and marks the arena as being written with this identity (its content
   // digest is set by complete()). kBusy while any reader, in any process, holds a lease.
   [[nodiscard]] Result<WriteLease> try_write_lease(const ArenaIdentity& identity);
+  // Gives a complete content another name, for a writer that learns it late. Only the fence and the
+  // version of `identity` are taken. Call it while this process holds a ReadLease and before
+  // share(): no other process can then see the change.
+  void rename(const ArenaIdentity& identity);
   // Takes a read lease, which prevents writing while this process reads. kBusy while the arena is
   // being written.
   [[nodiscard]] Result<ReadLease> try_read_lease() const;

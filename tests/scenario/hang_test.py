@@ -6,13 +6,14 @@ import threading
 import unittest
 
 from fleet import short
-from plugin_fleet import PluginFleet
+from plugin_fleet import COMMITTED, DEADLINE_MS, PluginFleet
 
 FORKING_ENGINE = sys.argv.pop()
 TRAINER_RANK = sys.argv.pop()
 WSYNC = sys.argv.pop()
 
-BUSY = 4
+BUSY, DEADLINE = 4, 5
+SNAPSHOTTED = 1
 STEPS = 50
 VERSIONS_HELD = 2  # the default
 
@@ -52,7 +53,7 @@ class Hangs(unittest.TestCase):
             self.assertEqual((published["code"], published["error"]), (0, ""), step)
             def served():
                 found = fleet.replicas()
-                return all(found[r]["version"] == f"1.{step}" and found[r]["state"] == "serving" for r in healthy)
+                return all(r in found and (found[r]["version"], found[r]["state"]) == (f"1.{step}", "serving") for r in healthy)
             fleet.until(served, f"step {step} on {healthy}")
             most = max(most, len(arenas_of(trainer)))
         return most
@@ -133,6 +134,33 @@ class Hangs(unittest.TestCase):
             os.kill(sidecar.pid, signal.SIGCONT)
             fleet.until_ready("1.4", "a")
             self.published(fleet, trainer, range(7, 10), ["a"])
+
+    def test_the_trainer_comes_first(self):
+        for settings in [], ["transport=tcp"]:
+            with self.subTest(settings), HangFleet() as fleet:
+                model = fleet.checkpoint("one", 1)
+                trainer = fleet.trainer(model, *settings)
+                for step in range(1, 6):
+                    fleet.tell(trainer, "publish", step)
+                    published = fleet.event(trainer, "published")
+                    self.assertEqual((published["code"], published["error"]), (0, ""))
+                fleet.tell(trainer, "wait", COMMITTED, 0)
+                waited = fleet.event(trainer, "waited")
+                self.assertEqual((waited["code"], waited["state"], waited["version"]), (DEADLINE, SNAPSHOTTED, "0.0"))
+                self.assertRegex(waited["error"], rf": 0 of at least 1 sidecars have joined {fleet.address}$")
+                # A sidecar alone does not serve.
+                _, engines = fleet.sidecar("s0", *[word for s in settings for word in ("--set", s)])
+                def waits_for_engines():
+                    fleet.tell(trainer, "wait", COMMITTED, 0)
+                    return "0 of at least 1 replicas have all of their ranks attached" in fleet.event(trainer, "waited")["error"]
+                fleet.until(waits_for_engines, "what the publish waits for now")
+                fleet.engine(engines, "a", model)
+                fleet.until_ready("1.5", "a")
+                fleet.tell(trainer, "wait", COMMITTED, DEADLINE_MS)
+                waited = fleet.event(trainer, "waited")
+                self.assertEqual((waited["code"], waited["state"], waited["version"]), (0, COMMITTED, "1.5"))
+                self.verified(fleet, "1.5")
+                self.assertLessEqual(len(arenas_of(trainer)), 2)
 
 
 class DeadEngines(unittest.TestCase):

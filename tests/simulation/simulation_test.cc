@@ -70,6 +70,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     total.rounds_failed += run.rounds_failed;
     total.rollbacks_ok += run.rollbacks_ok;
     total.superseded += run.superseded;
+    total.held += run.held;
     total.cancelled += run.cancelled;
     total.steps += run.steps;
     total.dropped += run.dropped;
@@ -109,6 +110,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.rounds_failed, 0U);
     EXPECT_GT(total.rollbacks_ok, 0U);
     EXPECT_GT(total.superseded, 0U);
+    EXPECT_GT(total.held, 0U);
     EXPECT_GT(total.cancelled, 0U);
     EXPECT_GT(total.steps, 0U);
   }

@@ -115,6 +115,8 @@ void World::start_coordinator(std::size_t c) {
   if (process.machine) return;
   ++process.life;
   process.snapshots.clear();
+  process.held.clear();
+  process.kept.clear();
   process.store_free_at = {};
   // A trainer sometimes starts on another host, where its own record is old or missing. This is
   // safe as soon as the sidecars know to which fleet they belong.

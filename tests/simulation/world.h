@@ -42,6 +42,7 @@ struct WorldStatistics {
   std::uint64_t rounds_failed = 0;
   std::uint64_t rollbacks_ok = 0;
   std::uint64_t superseded = 0;  // superseded publishes
+  std::uint64_t held = 0;        // snapshots that were kept until a round could begin
   std::uint64_t cancelled = 0;   // cancelled publishes
   // the decision was already made, or no update was running
   std::uint64_t cancels_refused = 0;
@@ -85,7 +86,9 @@ class World {
     std::size_t store = 0;  // index of the store that holds its record
     // when the last write ends; writes run one after the other
     TimePoint store_free_at{};
-    std::map<Version, Digest> snapshots;           // offered snapshots; each occupies an arena
+    std::map<Version, Digest> snapshots;  // offered snapshots; each occupies an arena
+    std::set<std::uint64_t> kept;         // publishes without a deadline while they are held
+    std::set<std::uint64_t> held;         // requests whose snapshots are kept; likewise
     std::map<std::uint64_t, TimePoint> publishes;  // publishes without an answer yet
     std::map<std::uint64_t, TimePoint> rollbacks;
   };
@@ -173,7 +176,6 @@ class World {
   // New decisions that go back to an older version. Every other decision goes forward or repeats an
   // earlier one.
   std::set<control::Decision> rollbacks_decided_;
-  Version given_;  // version of the newest finished snapshot
   std::uint64_t published_ = 0;
   std::uint64_t requests_ = 0;
   std::uint64_t last_ok_ = 0;  // newest successful publish

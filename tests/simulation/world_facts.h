@@ -21,6 +21,11 @@ class World::Facts final : public publish::CoordinatorFacts {
     if (machine().phase() >= coordinator::CoordinatorPhase::kReady) return std::nullopt;
     return std::string("no sidecar has joined");
   }
+  [[nodiscard]] std::optional<std::string> why_too_few_engines() const override {
+    for (const auto& [name, member] : machine().roster().members())
+      if (member.joined && coordinator::whole_replicas(member) > 0) return std::nullopt;
+    return std::string("no engine is attached");
+  }
   // Coordinators that share no record can both claim one epoch. Their digests then distinguish the
   // bytes, which other tests cover. Here one name stands for one content.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {

@@ -61,6 +61,9 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
       process.snapshot->stopped = true;
     else
       violate("a snapshot is stopped that is not taken");
+  } else if (const auto* hold = std::get_if<publish::HoldSnapshot>(&command)) {
+    process.held.insert(hold->request);
+    ++statistics_.held;
   } else if (const auto* round = std::get_if<publish::RequestRound>(&command)) {
     request_round(c, *round);
   } else if (const auto* end = std::get_if<publish::EndPublish>(&command)) {
@@ -84,7 +87,7 @@ void World::take_snapshot(std::size_t c) {
   };
   if (run.stopped) {
     end_snapshot(c, Error(ErrorCode::kCancelled, "stopped while waiting for a free arena"));
-  } else if (process.snapshots.size() < process.arenas) {
+  } else if (process.snapshots.size() + process.held.size() < process.arenas) {
     run.weights_read = true;
     later(schedule_.micros(100, 40'000), [this, c] {
       const SnapshotRun& copied = *coordinators_[c].snapshot;
@@ -108,35 +111,35 @@ void World::take_snapshot(std::size_t c) {
 void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
   CoordinatorProcess& process = coordinators_[c];
   const std::uint64_t request = process.snapshot->what.request;
-  const Version version = process.snapshot->what.version;
   process.snapshot.reset();
   auto commands = process.queue->snapshot_ended(request, failure);
-  // A version comes into existence when the coordinator receives it.
   const bool is_given =
       commands && std::ranges::any_of(*commands, [](const publish::QueueCommand& command) {
-        return std::holds_alternative<publish::RequestRound>(command);
+        return std::holds_alternative<publish::RequestRound>(command) ||
+               std::holds_alternative<publish::HoldSnapshot>(command);
       });
-  if (is_given) {
-    if (failure) violate("a version is made of a snapshot that has failed");
-    const Digest content{.low = ++published_, .high = 77};
-    if (!contents_.emplace(version, content).second)
-      return violate(fmt::format("version {} is given to two byte strings", version.to_string()));
-    process.snapshots[version] = content;
-  }
+  if (is_given && failure) violate("a version is made of a snapshot that has failed");
   const std::uint64_t life = process.life;
-  given_ = version;
   execute(c, commands);
   if (process.machine && process.life == life) execute(c, process.queue->advance(schedule_.now()));
 }
 
+// A version comes into existence when the coordinator receives it.
 void World::request_round(std::size_t c, const publish::RequestRound& command) {
-  if (coordinators_[c].stopping.contains(command.request))
+  CoordinatorProcess& process = coordinators_[c];
+  if (process.stopping.contains(command.request))
     violate("a publish goes on that was cancelled during its snapshot");
+  process.held.erase(command.request);
+  const Digest content{.low = ++published_, .high = 77};
+  if (!contents_.emplace(command.version, content).second)
+    return violate(
+        fmt::format("version {} is given to two byte strings", command.version.to_string()));
+  process.snapshots[command.version] = content;
   coordinator_step(c, {.now = schedule_.now(),
                        .what = coordinator::PublishRequested{.request = command.request,
-                                                             .version = given_,
+                                                             .version = command.version,
                                                              .layout_digest = {.low = 5},
-                                                             .content_digest = contents_.at(given_),
+                                                             .content_digest = content,
                                                              .bucket_bytes = 1,
                                                              .arena_bytes = 1,
                                                              .deadline = command.deadline}});
@@ -144,9 +147,11 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
 
 void World::end_publish(std::size_t c, const publish::EndPublish& end) {
   CoordinatorProcess& process = coordinators_[c];
+  process.held.erase(end.request);
   const auto asked = process.publishes.extract(end.request);
   if (asked.empty()) return violate("a publish ended twice");
-  if (schedule_.now() > asked.mapped() + process.publish_deadline + kLateness)
+  if (process.kept.erase(end.request) == 0 &&
+      schedule_.now() > asked.mapped() + process.publish_deadline + kLateness)
     violate(fmt::format("publish {} was {} after its deadline", end.request,
                         publish::job_state_name(end.end)));
   const bool was_cancelled = process.stopping.erase(end.request) > 0;
@@ -168,7 +173,9 @@ bool World::publish(std::size_t c) {
   if (!process.machine) return false;
   const std::uint64_t request = ++requests_;
   process.publishes[request] = schedule_.now();
-  if (const auto added = process.queue->publish(request, 0, schedule_.now()); !added)
+  const bool is_kept = schedule_.chance(0.3);
+  if (is_kept) process.kept.insert(request);
+  if (const auto added = process.queue->publish(request, 0, schedule_.now(), is_kept); !added)
     violate(added.error().message());
   execute(c, process.queue->advance(schedule_.now()));
   return true;

@@ -19,7 +19,10 @@ using control::PublishState;
 class LeaderRank final : public RankRole {
  public:
   LeaderRank(const RankSettings& settings, PublishBoard& board)
-      : config_(settings.config), board_(board), gather_(settings.world_size) {}
+      : config_(settings.config),
+        keeps_snapshots_(settings.keeps_snapshots),
+        board_(board),
+        gather_(settings.world_size) {}
   ~LeaderRank() override {
     // Must come first: the agent waits for the running snapshot, which may wait for reports.
     gather_.cancel();
@@ -42,6 +45,7 @@ class LeaderRank final : public RankRole {
     publish::PublishJob job;
     job.step = order.step;
     job.arena_wait = config_.deadlines.snapshot;
+    job.is_kept = keeps_snapshots_;
     job.open = [this, order, deadline = now() + config_.deadlines.publish] {
       return open_weights(order, deadline);
     };
@@ -51,9 +55,11 @@ class LeaderRank final : public RankRole {
       board_.progress(id, progress.phase, progress.done_bytes, progress.total_bytes);
     };
     job.on_snapshotted = [this, id = order.id, status](const Version& version,
-                                                       std::chrono::nanoseconds time) {
+                                                       std::chrono::nanoseconds time,
+                                                       const std::string& waits_for) {
       status->state = PublishState::kSnapshotted;
       status->version = version;
+      status->reason = waits_for;
       status->snapshot_ns = static_cast<std::uint64_t>(time.count());
       notify(id, *status);
     };
@@ -117,6 +123,7 @@ class LeaderRank final : public RankRole {
   }
 
   const config::TrainerConfig config_;
+  const bool keeps_snapshots_;
   PublishBoard& board_;
   RankGather gather_;
   std::unique_ptr<RankHub> hub_;

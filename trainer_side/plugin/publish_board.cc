@@ -89,8 +89,10 @@ Result<PublishView> PublishBoard::wait(std::uint64_t id, PublishState state,
     }
     if (now() >= *deadline)
       return fail(ErrorCode::kDeadline,
-                  fmt::format("publish {} of step {} did not reach that state before the deadline",
-                              id, view->status.step));
+                  fmt::format("publish {} of step {} did not reach that state before the "
+                              "deadline{}{}",
+                              id, view->status.step, view->status.reason.empty() ? "" : ": ",
+                              view->status.reason));
     changed_.wait_for(lock, *deadline - now());
   }
 }

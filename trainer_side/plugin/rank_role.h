@@ -27,6 +27,7 @@ struct RankSettings {
   config::TrainerConfig config;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
+  bool keeps_snapshots = true;    // as in TrainerOptions
   std::uint32_t incarnation = 0;  // number of times the process of this rank was replaced
   // Called if this rank can no longer publish: a newer coordinator controls the fleet (kFenced),
   // another process is now this rank (kFenced), or the epoch could not be stored. Called on the

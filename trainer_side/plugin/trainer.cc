@@ -64,6 +64,7 @@ void Trainer::run() {
   RankSettings settings{.config = options_.config,
                         .rank = options_.rank,
                         .world_size = options_.world_size,
+                        .keeps_snapshots = options_.keeps_snapshots,
                         .incarnation = options_.incarnation,
                         .on_stopped = [this](const Error& reason) {
                           const std::lock_guard lock(mutex_);
@@ -127,6 +128,13 @@ Result<> Trainer::expect(std::uint64_t step) {
 Result<> Trainer::no_more(std::uint64_t step) {
   // Posted, so that it comes after the publish of that step, which is posted too.
   return post([step](RankRole& role) { role.no_more(step); });
+}
+
+Result<PublishView> Trainer::wait(std::uint64_t publish, control::PublishState state,
+                                  std::optional<TimePoint> deadline) const {
+  const auto longest =
+      options_.config.deadlines.publish + std::chrono::milliseconds(limits::kReportMarginMs);
+  return board_.wait(publish, state, deadline.value_or(now() + longest));
 }
 
 Result<control::RollbackReply> Trainer::roll_back(const Version& to,

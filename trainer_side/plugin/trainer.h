@@ -26,6 +26,9 @@ struct TrainerOptions {
   // number; the other one may hang instead of having ended. Ignored on rank 0: see `take_over` of
   // its config.
   std::uint32_t incarnation = 0;
+  // Rank 0: while too few sidecars or engines are there, the newest snapshot is kept without a
+  // limit. Otherwise its publish fails at deadlines.publish.
+  bool keeps_snapshots = true;
 };
 
 class Trainer {
@@ -55,7 +58,7 @@ class Trainer {
     return board_.look(publish);
   }
   // Rank 0: the publish of this step fails if none of its weights has been read yet, because it
-  // waits for sidecars or for a free arena. Otherwise it continues. The board shows the result.
+  // waits for a free arena. Otherwise it continues. The board shows the result.
   [[nodiscard]] Result<> give_up(std::uint64_t step);
   // Rank 0: all ranks will publish this step again. From now on its reports are accepted, even if
   // the step was over.
@@ -63,11 +66,10 @@ class Trainer {
   // Rank 0: a rank was lost. A publish of this step with missing reports fails (kPeerLost) instead
   // of waiting for them, now or when it becomes the current one. Applies until expect().
   [[nodiscard]] Result<> no_more(std::uint64_t step);
-  // As PublishBoard::wait().
+  // As PublishBoard::wait(). Without a deadline it waits a little longer than deadlines.publish,
+  // because a snapshot that is kept may wait for sidecars for ever.
   [[nodiscard]] Result<PublishView> wait(std::uint64_t publish, control::PublishState state,
-                                         std::optional<TimePoint> deadline) const {
-    return board_.wait(publish, state, deadline);
-  }
+                                         std::optional<TimePoint> deadline) const;
   // Rank 0: returns the fleet to version `to` (0.0: the previous version). Waits `time`, but no
   // longer than a switch may take. kDeadline: not done in time; the rollback continues.
   [[nodiscard]] Result<control::RollbackReply> roll_back(

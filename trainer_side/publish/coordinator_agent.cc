@@ -444,6 +444,18 @@ std::optional<std::string> CoordinatorAgent::why_not_ready() const {
   return why;
 }
 
+std::optional<std::string> CoordinatorAgent::why_too_few_engines() const {
+  std::uint32_t whole = 0;
+  for (const auto& [name, member] : coordinator_.roster().members())
+    if (member.joined) whole += coordinator::whole_replicas(member);
+  const bool quorum = config_.commit.rule == CommitRule::kQuorum;
+  const std::uint32_t needed = std::max(config_.min_replicas, quorum ? config_.commit.quorum : 0);
+  if (whole >= needed) return std::nullopt;
+  return fmt::format(
+      "{} of at least {} replicas have all of their ranks attached to a sidecar ({})", whole,
+      needed, quorum ? "the quorum of `commit`" : "min_replicas");
+}
+
 PhaseBytes CoordinatorAgent::moved_bytes() const {
   const coordinator::MovedBytes moved = coordinator_.moved_bytes();
   return {.done = moved.done, .total = moved.total};

@@ -101,6 +101,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   // CoordinatorFacts:
   [[nodiscard]] std::optional<Error> why_stopped() const override;
   [[nodiscard]] std::optional<std::string> why_not_ready() const override;
+  [[nodiscard]] std::optional<std::string> why_too_few_engines() const override;
   [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {
     return coordinator_.next_version(step);
   }

@@ -13,20 +13,30 @@ namespace {
 // A publish that waits longer than this is reported. Starting a fleet takes less.
 constexpr std::chrono::seconds kReportWaitAfter{5};
 
-constexpr std::array<Transition<JobState>, 25> kTransitions = {{
-    {JobState::kQueued, "its turn has come and the coordinator is ready", JobState::kSnapshotting,
-     "name the version, begin the snapshot"},
+constexpr std::array<Transition<JobState>, 30> kTransitions = {{
+    {JobState::kQueued, "its turn has come", JobState::kSnapshotting, "begin the snapshot"},
     {JobState::kQueued,
      "its deadline has passed, its step was used, it is abandoned, or the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
     {JobState::kQueued, "cancelled on request", JobState::kCancelled, "answer"},
-    {JobState::kSnapshotting, "the snapshot is complete", JobState::kWaiting,
-     "give it to the coordinator"},
+    {JobState::kSnapshotting, "the snapshot is complete, and the coordinator is ready",
+     JobState::kWaiting, "name the version, give it to the coordinator"},
+    {JobState::kSnapshotting, "the snapshot is complete, and the coordinator is not ready",
+     JobState::kHeld, "keep the snapshot"},
     {JobState::kSnapshotting, "cancelled on request", JobState::kStopping, "stop the snapshot"},
     {JobState::kSnapshotting, "the snapshot has failed, or the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
     {JobState::kSnapshotting, "abandoned before a weight was read, and it has stopped",
      JobState::kCancelled, "answer"},
+    {JobState::kHeld, "the coordinator is ready", JobState::kWaiting,
+     "name the version, give it to the coordinator"},
+    {JobState::kHeld, "a newer snapshot is complete, or needs its memory", JobState::kSuperseded,
+     "answer"},
+    {JobState::kHeld,
+     "its step was used, its deadline has passed and it is not kept, or the coordinator has "
+     "stopped",
+     JobState::kFailed, "answer with the reason"},
+    {JobState::kHeld, "cancelled on request", JobState::kCancelled, "answer"},
     {JobState::kStopping, "the snapshot has returned, complete or not", JobState::kCancelled,
      "answer"},
     {JobState::kStopping, "the snapshot has returned after the coordinator has stopped",
@@ -46,8 +56,7 @@ constexpr std::array<Transition<JobState>, 25> kTransitions = {{
     {JobState::kSwitching, "a replica does not serve it, or the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
     // Events that change no state.
-    {JobState::kQueued, "the coordinator is not ready", JobState::kQueued,
-     "report it once, after 5 s"},
+    {JobState::kHeld, "the coordinator is not ready", JobState::kHeld, "report it once, after 5 s"},
     {JobState::kSnapshotting, "abandoned before a weight was read", JobState::kSnapshotting,
      "stop the snapshot"},
     {JobState::kSnapshotting, "its snapshot waits for memory", JobState::kSnapshotting,
@@ -88,6 +97,8 @@ std::string_view job_state_name(JobState state) noexcept {
       return "snapshotting";
     case JobState::kStopping:
       return "stopping";
+    case JobState::kHeld:
+      return "held";
     case JobState::kWaiting:
       return "waiting";
     case JobState::kAnnouncing:
@@ -154,56 +165,125 @@ Result<> PublishQueue::fail_job(Jobs::iterator job, const Error& why, Commands& 
 
 // ---- before the snapshot begins ----
 
-Result<> PublishQueue::publish(std::uint64_t request, std::uint64_t step, TimePoint now) {
+Result<> PublishQueue::publish(std::uint64_t request, std::uint64_t step, TimePoint now,
+                               bool is_kept) {
   if (!jobs_.empty() && request <= jobs_.rbegin()->first)
     return fail(ErrorCode::kInternal,
                 fmt::format("publish {} comes after publish {}", request, jobs_.rbegin()->first));
-  jobs_[request] = {.step = step, .begun = now, .deadline = now + deadline_};
+  jobs_[request] = {.step = step, .begun = now, .deadline = now + deadline_, .is_kept = is_kept};
   return {};
 }
 
 Result<PublishQueue::Commands> PublishQueue::advance(TimePoint now) {
   Commands out;
+  WSYNC_TRY(release_held(now, out));
   while (!snapshotting()) {
     const auto job = first_queued();
-    if (job == jobs_.end() || !WSYNC_TRY(advance_one(job, now, out))) break;
+    if (job == jobs_.end()) break;
+    WSYNC_TRY(begin_snapshot(job, now, out));
   }
   return out;
 }
 
-// Returns whether the publish has left the queue.
-Result<bool> PublishQueue::advance_one(Jobs::iterator job, TimePoint now, Commands& out) {
-  const auto refuse = [&](const Error& why) -> Result<bool> {
-    WSYNC_TRY(fail_job(job, why, out));
-    return true;
-  };
-  if (const auto stopped = facts_.why_stopped()) return refuse(*stopped);
-  const bool is_late = now >= job->second.deadline;
-  const std::int64_t seconds = deadline_.count() / 1000;
-  if (const auto reason = facts_.why_not_ready()) {
-    if (is_late)
-      return refuse(
-          Error(ErrorCode::kDeadline,
-                fmt::format("the publish waited {} s (deadlines.publish): {}", seconds, *reason)));
-    if (now >= job->second.begun + kReportWaitAfter &&
-        !std::exchange(job->second.wait_reported, true))
-      out.emplace_back(ReportWait{fmt::format(
-          "a publish is waiting, at most {} s (deadlines.publish): {}", seconds, *reason)});
-    return false;
-  }
-  if (is_late)
-    return refuse(
+Result<> PublishQueue::begin_snapshot(Jobs::iterator job, TimePoint now, Commands& out) {
+  if (const auto stopped = facts_.why_stopped()) return fail_job(job, *stopped, out);
+  if (now >= job->second.deadline)
+    return fail_job(
+        job,
         Error(ErrorCode::kDeadline,
-              "its deadline (deadlines.publish) passed while the previous snapshot was taken"));
-  const Result<Version> version = name_version(job->second.step);
-  if (!version) return refuse(version.error());
+              "its deadline (deadlines.publish) passed while the previous snapshot was taken"),
+        out);
+  // Without a fence the version is named later. With one, a step that cannot be used is refused
+  // before anything is copied.
+  Version version{.epoch = 0, .step = job->second.step};
+  if (!facts_.why_not_ready()) {
+    const Result<Version> named = name_version(job->second.step);
+    if (!named) return fail_job(job, named.error(), out);
+    version = *named;
+  }
   WSYNC_TRY(move(job, JobState::kSnapshotting));
-  job->second.version = *version;
-  named_ = std::max(named_, *version);
-  if (job->second.step == 0) taken_ = *version;
+  job->second.version = version;
+  named_ = std::max(named_, version);
+  if (job->second.step == 0 && version.epoch != 0) taken_ = version;
   out.emplace_back(
-      BeginSnapshot{.request = job->first, .version = *version, .deadline = job->second.deadline});
-  return true;
+      BeginSnapshot{.request = job->first, .version = version, .deadline = job->second.deadline});
+  return {};
+}
+
+PublishQueue::Jobs::iterator PublishQueue::held() {
+  return std::ranges::find(jobs_, JobState::kHeld,
+                           [](const auto& entry) { return entry.second.state; });
+}
+
+std::optional<std::string> PublishQueue::why_held(const Job& job) const {
+  auto reason = facts_.why_not_ready();
+  if (!reason && job.is_kept) reason = facts_.why_too_few_engines();
+  return reason;
+}
+
+void PublishQueue::hold(Jobs::iterator job, std::string why, Commands& out) {
+  if (job->second.why == why) return;
+  job->second.why = why;
+  out.emplace_back(HoldSnapshot{.request = job->first, .why = std::move(why)});
+}
+
+Result<> PublishQueue::release_held(TimePoint now, Commands& out) {
+  const auto job = held();
+  if (job == jobs_.end()) return {};
+  if (const auto stopped = facts_.why_stopped()) return fail_job(job, *stopped, out);
+  const auto reason = why_held(job->second);
+  if (!reason) {
+    // Its round has all of its time from now on.
+    if (job->second.is_kept) job->second.deadline = now + deadline_;
+    return request_round(job, out);
+  }
+  hold(job, *reason, out);
+  const std::int64_t seconds = deadline_.count() / 1000;
+  if (!job->second.is_kept && now >= job->second.deadline)
+    return fail_job(
+        job,
+        Error(ErrorCode::kDeadline,
+              fmt::format("the publish waited {} s (deadlines.publish): {}", seconds, *reason)),
+        out);
+  if (now >= job->second.begun + kReportWaitAfter &&
+      !std::exchange(job->second.wait_reported, true))
+    out.emplace_back(ReportWait{
+        job->second.is_kept
+            ? fmt::format("the newest version is kept until it can be published: {}", *reason)
+            : fmt::format("a publish is waiting, at most {} s (deadlines.publish): {}", seconds,
+                          *reason)});
+  return {};
+}
+
+Result<> PublishQueue::request_round(Jobs::iterator job, Commands& out) {
+  // It keeps the name that it got when its snapshot began, unless another epoch has been claimed.
+  const Result<Version> next = facts_.next_version(0);
+  const bool is_current = next && next->epoch == job->second.version.epoch;
+  const Result<Version> version =
+      is_current ? Result<Version>(job->second.version) : name_version(job->second.step);
+  if (!version) return fail_job(job, version.error(), out);
+  WSYNC_TRY(move(job, JobState::kWaiting));
+  job->second.version = taken_ = *version;
+  named_ = std::max(named_, *version);
+  // A snapshot that began while this one was held was to get the same name.
+  for (auto& [request, other] : jobs_)
+    if (is_snapshotting(other.state) && other.version <= *version)
+      other.version = {.epoch = 0, .step = other.step};
+  out.emplace_back(
+      RequestRound{.request = job->first, .version = *version, .deadline = job->second.deadline});
+  return {};
+}
+
+Result<> PublishQueue::replace_held(std::uint64_t request, Commands& out) {
+  const auto job = held();
+  if (job == jobs_.end() || job->first >= request) return {};
+  WSYNC_TRY(move(job, JobState::kSuperseded));
+  EndPublish ended{
+      .request = job->first, .end = JobState::kSuperseded, .error = std::nullopt, .reply = {}};
+  ended.reply.reason = "superseded by a newer publish before its round began";
+  out.emplace_back(std::move(ended));
+  jobs_.erase(job);
+  return {};
 }
 
 // While the coordinator stores a decision, it queues a new publish and does not count its step as
@@ -225,11 +305,8 @@ Result<PublishQueue::Commands> PublishQueue::give_up(std::uint64_t step, bool we
   Commands out;
   for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
     if (job->second.state != JobState::kQueued || job->second.step != step) continue;
-    const auto reason = facts_.why_not_ready();
     WSYNC_TRY(fail_job(
-        job,
-        Error(ErrorCode::kDeadline, reason.value_or("the previous snapshot is still being taken")),
-        out));
+        job, Error(ErrorCode::kDeadline, "the previous snapshot is still being taken"), out));
     return out;
   }
   // It ends with its snapshot, which may already be complete.
@@ -254,6 +331,14 @@ Result<PublishQueue::Cancelled> PublishQueue::cancel(const Version& version) {
     cancelled.reply = control::CancelReply{.ok = true, .version = job->second.version};
     return cancelled;
   }
+  if (const auto job = held(); version.none() && job != jobs_.end()) {
+    WSYNC_TRY(fail_job(
+        job,
+        Error(ErrorCode::kCancelled, "the publish was cancelled on request before its round began"),
+        cancelled.commands));
+    cancelled.reply = control::CancelReply{.ok = true};
+    return cancelled;
+  }
   const auto next = first_queued();
   if (!version.none() || next == jobs_.end()) return cancelled;
   WSYNC_TRY(fail_job(next,
@@ -270,6 +355,7 @@ Result<PublishQueue::Commands> PublishQueue::memory_awaited(std::uint64_t reques
   const auto job = WSYNC_TRY(find(request));
   Commands out;
   if (job->second.state != JobState::kSnapshotting) return out;
+  WSYNC_TRY(replace_held(request, out));
   for (const auto& [older, waiting] : jobs_)
     if (older < request && waiting.state == JobState::kWaiting)
       out.emplace_back(
@@ -294,9 +380,15 @@ Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t reques
     WSYNC_TRY(fail_job(job, *why, out));
     return out;
   }
-  WSYNC_TRY(move(job, JobState::kWaiting));
-  taken_ = job->second.version;
-  out.emplace_back(RequestRound{.request = request, .deadline = job->second.deadline});
+  WSYNC_TRY(replace_held(request, out));
+  if (auto reason = why_held(job->second)) {
+    WSYNC_TRY(move(job, JobState::kHeld));
+    // A step that a caller has named may be given to a publish after it.
+    if (job->second.step != 0) job->second.version = {.epoch = 0, .step = job->second.step};
+    hold(job, std::move(*reason), out);
+    return out;
+  }
+  WSYNC_TRY(request_round(job, out));
   return out;
 }
 
@@ -353,17 +445,20 @@ Result<> PublishQueue::invariants() const {
   };
   std::optional<std::uint64_t> snapshot;
   std::optional<std::uint64_t> round;
+  std::optional<std::uint64_t> held;
   bool is_any_waiting = false;
   Version newest;
   for (const auto& [request, job] : jobs_) {
     if (has_ended(job.state)) return broken(request, "has ended and is kept");
-    if (job.version.none() != (job.state == JobState::kQueued))
-      return broken(request, fmt::format("is {} and its version is {}", job_state_name(job.state),
-                                         job.version.to_string()));
-    if (!job.version.none() && job.version <= newest)
+    const bool is_named = job.version.epoch != 0;
+    if (!is_named && job.state >= JobState::kWaiting)
+      return broken(request, fmt::format("is {} without a version", job_state_name(job.state)));
+    if (is_named && job.version <= newest)
       return broken(request, fmt::format("is {}, an older one is {}", job.version.to_string(),
                                          newest.to_string()));
-    newest = std::max(newest, job.version);
+    if (is_named) newest = job.version;
+    if (job.state == JobState::kHeld && std::exchange(held, request))
+      return broken(request, "holds a snapshot while another one does");
     if (is_snapshotting(job.state) && std::exchange(snapshot, request))
       return broken(request, "takes a snapshot while another one does");
     if (is_in_round(job.state)) {

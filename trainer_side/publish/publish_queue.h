@@ -29,11 +29,12 @@
 namespace wsync::publish {
 
 enum class JobState : std::uint8_t {
-  kQueued,        // waits for earlier snapshots, for sidecars and for the claim of the fence
+  kQueued,        // waits for earlier snapshots
   kSnapshotting,  // its source is being opened and copied
   kStopping,      // cancelled during its snapshot; the copy has not returned yet
-  kWaiting,       // the coordinator has its snapshot but has not begun its round
-  kAnnouncing,    // in its round
+  kHeld,        // its snapshot is complete; waits for the claim of the fence, sidecars and engines
+  kWaiting,     // the coordinator has its snapshot but has not begun its round
+  kAnnouncing,  // in its round
   kStaging,
   kSwitching,  // decided
   // Final states; an ended publish is removed.
@@ -57,8 +58,12 @@ class CoordinatorFacts {
   virtual ~CoordinatorFacts() = default;
   // Why the coordinator has stopped; std::nullopt while it is active.
   [[nodiscard]] virtual std::optional<Error> why_stopped() const = 0;
-  // What every publish must wait for before its snapshot; std::nullopt if a snapshot may begin.
+  // What every publish must wait for before its round; std::nullopt if a round may begin. It does
+  // not wait with its snapshot, because training waits for that.
   [[nodiscard]] virtual std::optional<std::string> why_not_ready() const = 0;
+  // Why a round would find too few engines; std::nullopt if there are enough. A publish that is
+  // kept waits for them; another one fails, and the requester decides.
+  [[nodiscard]] virtual std::optional<std::string> why_too_few_engines() const = 0;
   // The name of the next version. `step` 0: the next free step. Errors as
   // Coordinator::next_version().
   [[nodiscard]] virtual Result<Version> next_version(std::uint64_t step) const = 0;
@@ -72,16 +77,24 @@ class CoordinatorFacts {
 // Open and copy the source of this publish, then report snapshot_ended().
 struct BeginSnapshot {
   std::uint64_t request = 0;
-  Version version;
+  Version version;       // epoch 0: RequestRound gives its name, and `step` is the requested one
   TimePoint deadline{};  // of the wait for an arena, and of the copy
 };
 // Stop the snapshot. It must still report snapshot_ended().
 struct StopSnapshot {
   std::uint64_t request = 0;
 };
-// Pass the snapshot to the coordinator, which reports phase_entered() and round_ended().
+// Keep the snapshot until RequestRound, and notify the requester that it has been taken. `why`:
+// what its round waits for. Sent again when that changes.
+struct HoldSnapshot {
+  std::uint64_t request = 0;
+  std::string why;
+};
+// Give the snapshot this version if it has another one, and pass it to the coordinator, which
+// reports phase_entered() and round_ended().
 struct RequestRound {
   std::uint64_t request = 0;
+  Version version;
   TimePoint deadline{};  // of the whole publish
 };
 // Answer the requester of this publish. The queue has removed it.
@@ -104,8 +117,8 @@ struct ReplaceWaiting {
 struct ReportWait {
   std::string text;
 };
-using QueueCommand =
-    std::variant<BeginSnapshot, StopSnapshot, RequestRound, EndPublish, ReplaceWaiting, ReportWait>;
+using QueueCommand = std::variant<BeginSnapshot, StopSnapshot, HoldSnapshot, RequestRound,
+                                  EndPublish, ReplaceWaiting, ReportWait>;
 
 // How the coordinator has ended a round, or has refused to begin it.
 struct RoundEnd {
@@ -122,10 +135,12 @@ class PublishQueue {
       : facts_(facts), deadline_(deadline) {}
 
   // Adds a publish. Request numbers must increase; otherwise returns kInternal. `step` 0: the next
-  // free step. Call advance() next.
-  [[nodiscard]] Result<> publish(std::uint64_t request, std::uint64_t step, TimePoint now);
-  // Begins the next snapshot if none is being taken and the coordinator is ready. Ends publishes
-  // that can no longer begin.
+  // free step. `is_kept`: while the coordinator is not ready, its snapshot is kept without a limit,
+  // until a newer one replaces it. Call advance() next.
+  [[nodiscard]] Result<> publish(std::uint64_t request, std::uint64_t step, TimePoint now,
+                                 bool is_kept = false);
+  // Begins the next snapshot if none is being taken, and the round of a held snapshot if the
+  // coordinator is ready. Ends publishes that can no longer begin.
   [[nodiscard]] Result<Commands> advance(TimePoint now);
   // Ends the publish of this step if none of its weights has been read. `weights_read`: whether the
   // current snapshot has read any. All other publishes continue.
@@ -138,8 +153,8 @@ class PublishQueue {
   };
   [[nodiscard]] Result<Cancelled> cancel(const Version& version);
   // The snapshot of this publish waits for memory. An older publish that waits for its round is
-  // replaced now, because it would be replaced in any case when this snapshot is complete. Does
-  // nothing if there is none.
+  // replaced now, because it would be replaced in any case when this snapshot is complete. So is
+  // one that is held. Does nothing if there is none.
   [[nodiscard]] Result<Commands> memory_awaited(std::uint64_t request);
   // The snapshot of BeginSnapshot is complete or has failed.
   [[nodiscard]] Result<Commands> snapshot_ended(std::uint64_t request,
@@ -156,9 +171,9 @@ class PublishQueue {
   [[nodiscard]] std::size_t queued() const noexcept;
 
   // Returns kInternal with the first broken invariant. At most one snapshot is being taken. At most
-  // one publish is in a round, and then no older one waits. A publish has a version exactly when
-  // its snapshot has begun. Versions increase with requests, so that no version names two different
-  // contents.
+  // one publish is in a round, and then no older one waits. At most one snapshot is held. A publish
+  // that the coordinator has received has a version. Versions increase with requests, so that no
+  // version names two different contents.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -168,6 +183,8 @@ class PublishQueue {
     Version version;  // set when its snapshot has begun
     TimePoint begun{};
     TimePoint deadline{};
+    bool is_kept = false;
+    std::string why;  // what its round waits for
     bool wait_reported = false;
   };
   using Jobs = std::map<std::uint64_t, Job>;
@@ -177,7 +194,15 @@ class PublishQueue {
   // The only place that changes a state.
   [[nodiscard]] static Result<> move(Jobs::iterator job, JobState to);
   [[nodiscard]] Result<> fail_job(Jobs::iterator job, const Error& why, Commands& out);
-  [[nodiscard]] Result<bool> advance_one(Jobs::iterator job, TimePoint now, Commands& out);
+  [[nodiscard]] Result<> begin_snapshot(Jobs::iterator job, TimePoint now, Commands& out);
+  void hold(Jobs::iterator job, std::string why, Commands& out);
+  [[nodiscard]] Result<> release_held(TimePoint now, Commands& out);
+  // What the round of this publish must wait for.
+  [[nodiscard]] std::optional<std::string> why_held(const Job& job) const;
+  [[nodiscard]] Result<> request_round(Jobs::iterator job, Commands& out);
+  // Ends an older publish that is held, because this one replaces it.
+  [[nodiscard]] Result<> replace_held(std::uint64_t request, Commands& out);
+  [[nodiscard]] Jobs::iterator held();
   [[nodiscard]] Result<Version> name_version(std::uint64_t step) const;
 
   const CoordinatorFacts& facts_;

@@ -79,7 +79,7 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
   request.done_bytes = &order.progress->done;
   request.total_bytes = &order.progress->total;
   struct Taken {
-    Result<std::shared_ptr<const Snapshot>> snapshot;
+    Result<std::shared_ptr<Snapshot>> snapshot;
     std::chrono::nanoseconds took{};
   };
   auto taken = std::make_shared<Taken>();
@@ -100,6 +100,10 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
       [alive = alive_, taken, on_taken = std::move(on_taken)] {
         if (*alive) on_taken(std::move(taken->snapshot), taken->took);
       });
+}
+
+void Publisher::rename(Snapshot& snapshot, const control::Fence& fence, const Version& version) {
+  snapshotter_->rename(snapshot, fence.epoch, fence.run_id, version);
 }
 
 void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {

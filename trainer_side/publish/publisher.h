@@ -48,7 +48,7 @@ struct SnapshotOrder {
 class Publisher {
  public:
   // `took`: from the opening of the source to the last byte; 0 after a failure.
-  using OnTaken = std::function<void(Result<std::shared_ptr<const Snapshot>> snapshot,
+  using OnTaken = std::function<void(Result<std::shared_ptr<Snapshot>> snapshot,
                                      std::chrono::nanoseconds took)>;
 
   // Binds the addresses that other hosts can reach. Errors as make_transports() and
@@ -70,6 +70,8 @@ class Publisher {
   // the snapshot are those of Snapshotter::take() and of the source. Returns kBusy if too many are
   // requested.
   [[nodiscard]] Result<> snapshot(SnapshotOrder order, OnTaken on_taken);
+  // Gives the snapshot its fence and version, before offer().
+  void rename(Snapshot& snapshot, const control::Fence& fence, const Version& version);
   // Serves this version until it is withdrawn. Even after that, its arena is not written again
   // before the last reader has released it.
   void offer(const std::shared_ptr<const Snapshot>& snapshot);

@@ -30,6 +30,12 @@ Version version_of(const ArenaIdentity& identity) {
 
 // Copies pieces, leaf by leaf. Each leaf is digested right after its copy, while it is in the
 // cache. Several threads run it; no two threads process the same leaf.
+std::string snapshot_name(const Version& version) {
+  if (version.epoch != 0) return "snapshot of version " + version.to_string();
+  return version.none() ? std::string("snapshot")
+                        : fmt::format("snapshot of step {}", version.step);
+}
+
 class Copier {
  public:
   Copier(WeightSource& source, const BucketPlan& plan, std::span<std::byte> data,
@@ -137,7 +143,7 @@ class Copier {
 
 }  // namespace
 
-Snapshot::Snapshot(std::shared_ptr<const SharedArena> arena, ReadLease lease,
+Snapshot::Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
                    std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
                    ContentDigests digests, Times times, std::vector<BucketTime> bucket_times)
     : arena_(std::move(arena)),
@@ -164,8 +170,19 @@ Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_byt
   return {};
 }
 
-Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
-                                                          const SnapshotRequest& request) {
+void Snapshotter::rename(Snapshot& snapshot, std::uint64_t fence_epoch,
+                         const std::array<std::uint64_t, 2>& fence_run_id, const Version& version) {
+  const std::lock_guard lock(names_mutex_);
+  ArenaIdentity& identity = snapshot.identity_;
+  identity.fence_epoch = fence_epoch;
+  identity.fence_run_id = fence_run_id;
+  identity.version_epoch = version.epoch;
+  identity.version_step = version.step;
+  snapshot.arena_->rename(identity);
+}
+
+Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
+                                                    const SnapshotRequest& request) {
   const auto& manifest = source.manifest();
   if (!plan_ || plan_layout_ != manifest->layout_digest() ||
       plan_->bucket_bytes() != request.bucket_bytes) {
@@ -182,23 +199,22 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
   Snapshot::Times times;
   if (request.total_bytes != nullptr) *request.total_bytes = plan_->arena_bytes();
   auto writable = wait_for_arena(plan_->arena_bytes(), identity, request, times);
-  if (!writable)
-    return fail(
-        writable.error().with_context("snapshot of version " + request.version.to_string()));
+  if (!writable) return fail(writable.error().with_context(snapshot_name(request.version)));
 
   const TimePoint begun = now();
   Copier copier(source, *plan_, writable->lease.data(), request);
   auto digests = copier.run(std::max(1U, options_.threads));
-  if (!digests)
-    return fail(digests.error().with_context("snapshot of version " + request.version.to_string()));
+  if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   times.copy = now() - begun;
-  std::move(writable->lease).complete(digests->root);
+  {
+    const std::lock_guard lock(names_mutex_);
+    std::move(writable->lease).complete(digests->root);
+  }
   // The write lease has ended, and only this thread takes write leases. So nobody can write the
   // arena before the snapshot has its read lease.
   auto lease = WSYNC_TRY(writable->arena->try_read_lease());
-  auto snapshot =
-      std::make_shared<const Snapshot>(writable->arena, std::move(lease), manifest, plan_,
-                                       std::move(*digests), times, copier.bucket_times());
+  auto snapshot = std::make_shared<Snapshot>(writable->arena, std::move(lease), manifest, plan_,
+                                             std::move(*digests), times, copier.bucket_times());
   std::ranges::find(arenas_, writable->arena, &Arena::memory)->snapshot = snapshot;
   return snapshot;
 }
@@ -227,8 +243,8 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
     if (std::exchange(is_first, false) && request.on_wait) request.on_wait();
     if (!is_logged && now() - begun > kLogWaitAfter) {
       is_logged = true;
-      log_warning("version {} waits for a free arena: all {} are being read: {}",
-                  request.version.to_string(), arenas_.size(), who_reads());
+      log_warning("the {} waits for a free arena: all {} are being read: {}",
+                  snapshot_name(request.version), arenas_.size(), who_reads());
     }
     if (now() >= wait.deadline)
       return fail(
@@ -249,6 +265,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
 Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
                                                      const ArenaIdentity& identity, Wait& wait,
                                                      Snapshot::Times& times) {
+  std::unique_lock names(names_mutex_);
   // Arenas of an earlier layout are freed as soon as they have no readers.
   std::erase_if(arenas_, [&](const Arena& arena) {
     return arena.memory->data_bytes() != arena_bytes &&
@@ -266,6 +283,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
   }
   if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
+  names.unlock();
   const TimePoint begun = now();
   auto made = make_arena(arena_bytes);
   if (!made && arenas_.size() >= options_.arenas) {
@@ -319,8 +337,12 @@ std::string Snapshotter::who_reads() const {
   std::string sentence;
   for (const Arena& arena : arenas_) {
     const std::vector<int> others = arena.memory->holders();
-    sentence += fmt::format("{}version {} by {}", sentence.empty() ? "" : ", ",
-                            version_of(arena.memory->identity()).to_string(),
+    std::unique_lock names(names_mutex_);
+    const Version version = version_of(arena.memory->identity());
+    names.unlock();
+    sentence += fmt::format("{}{} by {}", sentence.empty() ? "" : ", ",
+                            version.epoch == 0 ? fmt::format("step {}", version.step)
+                                               : "version " + version.to_string(),
                             others.empty() ? fmt::format("this process ({})", ::getpid())
                                            : fmt::format("process {}", fmt::join(others, ", ")));
   }

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -34,8 +35,8 @@
 
 namespace wsync::publish {
 
-// A complete version in an arena. Immutable: the arena is not written while a pointer to this
-// object, or a read lease in another process, exists. Thread: any.
+// A complete version in an arena. Its bytes do not change: the arena is not written while a pointer
+// to this object, or a read lease in another process, exists. Thread: any.
 class Snapshot {
  public:
   struct Times {
@@ -48,7 +49,7 @@ class Snapshot {
     TimePoint begin{};
     TimePoint end{};
   };
-  Snapshot(std::shared_ptr<const SharedArena> arena, ReadLease lease,
+  Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
            std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
            ContentDigests digests, Times times, std::vector<BucketTime> bucket_times);
 
@@ -69,7 +70,8 @@ class Snapshot {
   [[nodiscard]] Result<UniqueFd> share() const { return arena_->share(); }
 
  private:
-  std::shared_ptr<const SharedArena> arena_;
+  friend class Snapshotter;
+  std::shared_ptr<SharedArena> arena_;
   ReadLease lease_;
   ArenaIdentity identity_;
   std::shared_ptr<const Manifest> manifest_;
@@ -81,7 +83,7 @@ class Snapshot {
 
 struct SnapshotterOptions {
   std::string name = "wsync-snapshot";  // of the arenas, as shown in /proc
-  std::uint32_t arenas = 3;  // at most
+  std::uint32_t arenas = 3;             // at most
   // Arenas that only other processes read, although this process needs their version no longer, do
   // not count: another one is created for each.
   bool additional_arenas = false;
@@ -92,7 +94,7 @@ struct SnapshotterOptions {
 struct SnapshotRequest {
   std::uint64_t fence_epoch = 0;
   std::array<std::uint64_t, 2> fence_run_id{};
-  Version version;
+  Version version;  // epoch 0: not named yet, see rename()
   std::uint64_t bucket_bytes = config::kBucketBytesDefault;
   TimePoint deadline{};  // for a free arena
   // The longest wait for a free arena, if it ends before the deadline.
@@ -122,9 +124,13 @@ class Snapshotter {
   // kResourceExhausted if there is no memory for an arena; kDeadline if the copy is not complete at
   // its deadline, returned after the current read of the source; kCancelled if it was stopped;
   // otherwise the error of the source.
-  [[nodiscard]] Result<std::shared_ptr<const Snapshot>> take(WeightSource& source,
-                                                             const SnapshotRequest& request);
+  [[nodiscard]] Result<std::shared_ptr<Snapshot>> take(WeightSource& source,
+                                                       const SnapshotRequest& request);
 
+  // Gives the snapshot the name under which it is published. It must not have been shared yet.
+  // Thread: any, also during take().
+  void rename(Snapshot& snapshot, std::uint64_t fence_epoch,
+              const std::array<std::uint64_t, 2>& fence_run_id, const Version& version);
   // Total size of all arenas. Thread: any.
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_.load(); }
 
@@ -161,6 +167,8 @@ class Snapshotter {
   std::shared_ptr<const BucketPlan> plan_;  // of the last layout
   Digest plan_layout_;
   std::vector<Arena> arenas_;
+  mutable std::mutex
+      names_mutex_;  // guards the headers of the arenas: rename() is called beside take()
   std::atomic<std::uint64_t> arena_bytes_{0};
 };
 

@@ -90,7 +90,9 @@ void TrainerAgent::publish(PublishJob job) {
   const std::uint64_t request = coordinator_->recorder().next_request();
   const std::uint64_t step = job.step;
   jobs_[request].job = std::move(job);
-  if (const auto added = queue_->publish(request, step, now()); !added) log_refused(added.error());
+  const bool is_kept = jobs_[request].job.is_kept;
+  if (const auto added = queue_->publish(request, step, now(), is_kept); !added)
+    log_refused(added.error());
   advance();
 }
 
@@ -182,8 +184,7 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
        .on_wait = [this, request] { execute(queue_->memory_awaited(request)); },
        .stop = job.stop.get_token(),
        .progress = job.snapshot},
-      [this, request](Result<std::shared_ptr<const Snapshot>> snapshot,
-                      std::chrono::nanoseconds took) {
+      [this, request](Result<std::shared_ptr<Snapshot>> snapshot, std::chrono::nanoseconds took) {
         end_snapshot(request, std::move(snapshot), took);
       });
   if (!submitted) execute(queue_->snapshot_ended(request, submitted.error()));
@@ -193,8 +194,7 @@ void TrainerAgent::apply(const StopSnapshot& command) {
   jobs_.at(command.request).stop.request_stop();
 }
 
-void TrainerAgent::end_snapshot(std::uint64_t request,
-                                Result<std::shared_ptr<const Snapshot>> snapshot,
+void TrainerAgent::end_snapshot(std::uint64_t request, Result<std::shared_ptr<Snapshot>> snapshot,
                                 std::chrono::nanoseconds took) {
   std::optional<Error> failure;
   if (snapshot) {
@@ -207,12 +207,22 @@ void TrainerAgent::end_snapshot(std::uint64_t request,
   advance();
 }
 
+void TrainerAgent::apply(const HoldSnapshot& command) {
+  const Job& job = jobs_.at(command.request);
+  if (job.job.on_snapshotted) job.job.on_snapshotted({}, job.snapshot_time, command.why);
+}
+
 void TrainerAgent::apply(const RequestRound& command) {
   Job& job = jobs_.at(command.request);
   const auto snapshot = std::exchange(job.taken, nullptr);
   const std::chrono::nanoseconds time = job.snapshot_time;
+  const control::Fence& fence = coordinator_->fence();
+  const ArenaIdentity& identity = snapshot->identity();
+  if (snapshot->version() != command.version || identity.fence_epoch != fence.epoch ||
+      identity.fence_run_id != fence.run_id)
+    publisher_->rename(*snapshot, fence, command.version);
   coordinator_->recorder().snapshot_taken(command.request, *snapshot, time, now());
-  if (job.job.on_snapshotted) job.job.on_snapshotted(snapshot->version(), time);
+  if (job.job.on_snapshotted) job.job.on_snapshotted(snapshot->version(), time, {});
   // Offer the snapshot first, because a sidecar may request its bytes as soon as the version is
   // announced.
   publisher_->offer(snapshot);
@@ -239,9 +249,11 @@ void TrainerAgent::apply(EndPublish command) {
       log_warning("{} is not served by every replica: {}", version, command.reply.reason);
     else
       log_warning("the publish of {} failed: {}", version, command.reply.reason);
-  } else {
+  } else if (command.error) {
     log_warning("publish failed: {}", command.error->message());
     coordinator_->recorder().failed(command.request, *command.error, now());
+  } else {
+    coordinator_->recorder().superseded(command.request, command.reply, now());
   }
   if (job.empty() || !job.mapped().job.on_done) return;
   job.mapped().job.on_done({.superseded = command.end == JobState::kSuperseded,

@@ -41,12 +41,19 @@ struct PublishProgress {
 struct PublishJob {
   std::function<Result<std::unique_ptr<WeightSource>>()> open;
   std::uint64_t step = 0;  // 0 = the next free one
+  // While too few sidecars or engines are there, its snapshot is kept without a limit, until a
+  // newer publish replaces it. Otherwise it fails at deadlines.publish.
+  bool is_kept = false;
   // The longest wait for an arena for the snapshot; std::nullopt: until deadlines.publish.
   std::optional<std::chrono::milliseconds> arena_wait = std::nullopt;
   std::function<void(const PublishProgress&)>
       on_progress;  // about ten times a second; may be empty
-  // The snapshot has been taken, so the caller may overwrite its weights. May be empty.
-  std::function<void(const Version&, std::chrono::nanoseconds)> on_snapshotted;
+  // The snapshot has been taken, so the caller may overwrite its weights. Called again when its
+  // round is requested, if that must wait: `version` is none until then, and `waits_for` says for
+  // what. May be empty.
+  std::function<void(const Version& version, std::chrono::nanoseconds took,
+                     const std::string& waits_for)>
+      on_snapshotted;
   // The round enters a phase. kSwitch: every byte is staged and verified. May be empty.
   std::function<void(control::ProgressPhase)> on_phase;
   std::function<void(PublishResult)> on_done;
@@ -72,15 +79,16 @@ class TrainerAgent {
   // Publishes in flight get no on_done.
   ~TrainerAgent();
 
-  // Waits for the claim and for min_sidecars, then executes the job. Snapshots are taken one after
-  // the other. on_done is called within deadlines.publish of this call, unless a read of the source
-  // takes longer. A switch that has been decided by then continues.
+  // Takes the snapshot, waits for the claim and for min_sidecars, then runs the round. Snapshots
+  // are taken one after the other. on_done is called within deadlines.publish of this call, unless
+  // a read of the source takes longer or the job is kept. A switch that has been decided by then
+  // continues.
   void publish(PublishJob job);
   // N of a directory named step_N, for a publish without a step of its own; 0, the next free step,
   // if the name has none or that step is not free. The log says why.
   [[nodiscard]] std::uint64_t named_step(const std::string& directory) const;
-  // Ends the job of this step if none of its bytes has been read yet. Its error says what it was
-  // waiting for. If its source is being opened, it ends after that. All other jobs continue.
+  // Ends the job of this step if none of its bytes has been read yet. If its source is being
+  // opened, it ends after that. All other jobs continue.
   void give_up(std::uint64_t step);
   // Rolls the fleet back to `to` (0.0: the previous version). on_done is called once, on the loop,
   // at the latest when the deadlines of the switch have passed. If this coordinator has stopped, it
@@ -111,7 +119,7 @@ class TrainerAgent {
     std::shared_ptr<SnapshotProgress> snapshot = std::make_shared<SnapshotProgress>();
     std::stop_source stop;
     // Set from the end of the snapshot until the round has been requested.
-    std::shared_ptr<const Snapshot> taken;
+    std::shared_ptr<Snapshot> taken;
     std::chrono::nanoseconds snapshot_time{};
   };
   TrainerAgent(Loop& loop, const config::TrainerConfig& config);
@@ -121,11 +129,12 @@ class TrainerAgent {
   void execute(Result<PublishQueue::Commands> commands);
   void apply(const BeginSnapshot& command);
   void apply(const StopSnapshot& command);
+  void apply(const HoldSnapshot& command);
   void apply(const RequestRound& command);
   void apply(EndPublish command);
   void apply(const ReplaceWaiting& command);
   void apply(const ReportWait& command);
-  void end_snapshot(std::uint64_t request, Result<std::shared_ptr<const Snapshot>> snapshot,
+  void end_snapshot(std::uint64_t request, Result<std::shared_ptr<Snapshot>> snapshot,
                     std::chrono::nanoseconds took);
   void enter_phase(const coordinator::PhaseEntered& phase);
   void report_progress();

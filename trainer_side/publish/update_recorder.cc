@@ -41,6 +41,7 @@ void UpdateRecorder::snapshot_began(std::uint64_t request, const Version& versio
 void UpdateRecorder::snapshot_taken(std::uint64_t request, const Snapshot& snapshot,
                                     std::chrono::nanoseconds took, TimePoint at) {
   const std::uint64_t bytes = snapshot.plan()->arena_bytes();
+  publishes_[request] = snapshot.version();
   metrics_.snapshot_taken(bytes, took);
   trace_.snapshot_taken(snapshot, at + -took, at);
   journal_.snapshot_taken(request, snapshot.version(), bytes);
@@ -74,6 +75,12 @@ void UpdateRecorder::round_ended(const coordinator::RoundDone& done, TimePoint a
   if (done.cancelled) how = UpdateEnd::kCancelled;
   end(done.request, how, done.reply, at);
   metrics_.ended(done, at);
+}
+
+void UpdateRecorder::superseded(std::uint64_t request, const control::PushReply& reply,
+                                TimePoint at) {
+  end(request, UpdateEnd::kSuperseded, reply, at);
+  metrics_.ended({.request = request, .superseded = true, .reply = reply}, at);
 }
 
 void UpdateRecorder::failed(std::uint64_t request, const Error& why, TimePoint at) {

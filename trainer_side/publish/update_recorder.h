@@ -39,6 +39,7 @@ class UpdateRecorder {
   void phase_entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
   void round_ended(const coordinator::RoundDone& done, TimePoint at);
   // It has ended before the coordinator received it.
+  void superseded(std::uint64_t request, const control::PushReply& reply, TimePoint at);
   void failed(std::uint64_t request, const Error& why, TimePoint at);
 
   // ---- a rollback ----

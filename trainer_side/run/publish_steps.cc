@@ -31,9 +31,8 @@ std::string_view state_name(PublishState state) {
   return "?";
 }
 
-// Wait limit for an expected fleet: programs that start at the same time as this run have joined by
-// then. The other ranks wait for rank 0 at the end of the step, so it is at most half of their
-// deadline.
+// Wait limit for memory for a snapshot. The other ranks wait for rank 0 at the end of the step, so
+// it is at most half of their deadline.
 constexpr std::chrono::milliseconds kWaitLimit{10'000};
 // Wait limit after a publish was abandoned: every step tries again, and loses no more than this.
 constexpr std::chrono::milliseconds kWaitLimitOnceLost{50};
@@ -72,7 +71,8 @@ Result<std::unique_ptr<StepPublisher>> StepPublisher::create(const config::Publi
   plugin::TrainerOptions options{.config = config.trainer,
                                  .rank = rank.place().pipeline * sizes.ep + rank.place().replica,
                                  .world_size = sizes.pp * sizes.ep,
-                                 .incarnation = incarnation};
+                                 .incarnation = incarnation,
+                                 .keeps_snapshots = false};  // the run ends some time
   options.config.take_over = options.config.take_over || incarnation > 0;
   publisher->options_ = std::move(options);
   WSYNC_TRY(publisher->start());
@@ -161,7 +161,8 @@ void StepPublisher::wait_snapshotted() {
     if (given_up) continue;
     if (!told && now() - begun > kTellWait) {
       told = true;
-      log_warning("training waits for the fleet to begin with step {}", newest.step);
+      log_warning("training waits for memory to publish step {}: all arenas are still being read",
+                  newest.step);
     }
     const auto wait_limit = is_stopping_() ? std::min(wait_limit_, kWaitLimitAtEnd) : wait_limit_;
     if (now() - begun < wait_limit) continue;

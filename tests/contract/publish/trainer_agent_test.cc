@@ -143,28 +143,75 @@ TEST_F(Agent, MoreWithdrawnVersionsThanAMessageHoldsAreBounded) {
       << "the newest stay";
 }
 
-TEST_F(Agent, AJobThatWaitsForSidecarsIsGivenUpWithWhatItWaitsFor) {
+// A small model that is read at once.
+Result<std::unique_ptr<WeightSource>> small_model() {
+  static const std::vector<std::byte> bytes(1000, std::byte{7});
+  auto source = MemorySource::create({{.info = {.name = "w", .dtype = DType::kU8, .shape = {1000}},
+                                       .bytes = std::span<const std::byte>(bytes)}});
+  if (!source) return fail(source.error());
+  return std::make_unique<MemorySource>(std::move(*source));
+}
+
+TEST_F(Agent, AJobThatWaitsForTheSnapshotBeforeItIsGivenUp) {
   ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
   std::map<std::uint64_t, std::string> ended;
+  std::promise<void> resume;
+  const std::shared_future<void> resumed = resume.get_future().share();
   for (const std::uint64_t step : {1U, 2U})
-    agent_->publish(
-        {.open = []() -> Result<std::unique_ptr<WeightSource>> {
-           return fail(ErrorCode::kInternal, "nobody reads a job that waits");
-         },
-         .step = step,
-         .on_progress = {},
-         .on_snapshotted = {},
-         .on_phase = {},
-         .on_done = [&ended, step](
-                        const PublishResult& result) { ended[step] = result.error->message(); }});
+    agent_->publish({.open = [waits = resumed]() -> Result<std::unique_ptr<WeightSource>> {
+                       waits.wait();
+                       return fail(ErrorCode::kIo, "the weights are gone");
+                     },
+                     .step = step,
+                     .on_progress = {},
+                     .on_snapshotted = {},
+                     .on_phase = {},
+                     .on_done =
+                         [&ended, step, this](const PublishResult& result) {
+                           ended[step] = result.error->message();
+                           if (step == 1) loop_->stop();
+                         }});
   agent_->give_up(3);
   EXPECT_TRUE(ended.empty()) << "no job has this step";
   agent_->give_up(2);
   ASSERT_EQ(ended.size(), 1U);
-  EXPECT_EQ(ended[2], "0 of at least 2 sidecars have joined " + agent_->address());
+  EXPECT_EQ(ended[2], "the previous snapshot is still being taken");
   agent_->give_up(2);
-  agent_->give_up(1);
-  EXPECT_EQ(ended.size(), 2U);
+  EXPECT_EQ(ended.size(), 1U);
+  resume.set_value();
+  loop_->run();
+  EXPECT_EQ(ended[1], "the weights are gone");
+}
+
+TEST_F(Agent, ASnapshotWithoutSidecarsIsTakenAtOnceAndKept) {
+  ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
+  std::map<std::uint64_t, PublishResult> ended;
+  std::string waits_for;
+  for (const std::uint64_t step : {1U, 2U}) {
+    agent_->publish(
+        {.open = small_model,
+         .step = step,
+         .is_kept = true,
+         .on_progress = {},
+         .on_snapshotted =
+             [&](const Version& version, std::chrono::nanoseconds took, const std::string& why) {
+               EXPECT_TRUE(version.none()) << "there is no fence";
+               EXPECT_GT(took.count(), 0);
+               waits_for = why;
+               loop_->stop();
+             },
+         .on_phase = {},
+         .on_done =
+             [&ended, step, this](PublishResult result) {
+               ended[step] = std::move(result);
+               if (step == 2) loop_->stop();  // it must not end
+             }});
+    loop_->run();
+    EXPECT_EQ(waits_for, "0 of at least 2 sidecars have joined " + agent_->address());
+  }
+  ASSERT_TRUE(ended.contains(1));
+  EXPECT_TRUE(ended[1].superseded) << "the newer one is kept";
+  EXPECT_FALSE(ended.contains(2));
 }
 
 TEST_F(Agent, ACoordinatorWhoseEpochCannotBeStoredAnswersAtOnce) {
@@ -220,17 +267,17 @@ TEST_F(Agent, ASidecarThatLeavesIsNotWaitedForByWhoAskedIt) {
   EXPECT_EQ(planned->sidecars[0].failure, "was lost: the sidecar left the fleet");
 }
 
-TEST_F(Agent, AJobThatWaitsForItsSnapshotIsCancelled) {
+TEST_F(Agent, AJobThatWaitsForSidecarsIsCancelled) {
   ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
   EXPECT_FALSE(agent_->cancel({}).ok) << "nothing runs";
   std::optional<PublishResult> ended;
-  agent_->publish({.open = []() -> Result<std::unique_ptr<WeightSource>> {
-                     return fail(ErrorCode::kInternal, "nobody reads a job that waits");
-                   },
+  agent_->publish({.open = small_model,
                    .on_progress = {},
-                   .on_snapshotted = {},
+                   .on_snapshotted = [this](const Version&, std::chrono::nanoseconds,
+                                            const std::string&) { loop_->stop(); },
                    .on_phase = {},
                    .on_done = [&ended](PublishResult result) { ended = std::move(result); }});
+  loop_->run();
   EXPECT_FALSE(agent_->cancel({.epoch = 1, .step = 1}).ok) << "it has no name yet";
   ASSERT_FALSE(ended.has_value());
   EXPECT_TRUE(agent_->cancel({}).ok);
@@ -266,7 +313,8 @@ TEST_F(Agent, AnUpdateIsCancelledWhileItsSnapshotIsTaken) {
          return std::make_unique<MemorySource>(std::move(*source));
        },
        .on_progress = {},
-       .on_snapshotted = [&](const Version&, std::chrono::nanoseconds) { snapshotted = true; },
+       .on_snapshotted = [&](const Version&, std::chrono::nanoseconds,
+                             const std::string&) { snapshotted = true; },
        .on_phase = {},
        .on_done =
            [&](PublishResult result) {

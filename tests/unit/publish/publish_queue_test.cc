@@ -32,12 +32,16 @@ class FakeCoordinator final : public CoordinatorFacts {
     if (step != 0 && step <= used) return fail(ErrorCode::kInvalidInput, "that step was used");
     return Version{.epoch = epoch, .step = step == 0 ? used + 1 : step};
   }
+  [[nodiscard]] std::optional<std::string> why_too_few_engines() const override {
+    return too_few_engines;
+  }
   [[nodiscard]] bool has_update(const Version& version) const override {
     return update && (version.none() || version == *update);
   }
 
   std::optional<Error> stopped;
   std::optional<std::string> not_ready;
+  std::optional<std::string> too_few_engines;
   std::optional<Version> update;
   std::uint32_t epoch = 1;
   std::uint64_t used = 0;
@@ -46,8 +50,8 @@ class FakeCoordinator final : public CoordinatorFacts {
 // A queue whose commands are kept. Each function fails the test when the queue breaks an invariant.
 class PublishQueueTest : public testing::Test {
  protected:
-  void add(std::uint64_t request, std::uint64_t step = 0) {
-    ASSERT_TRUE(queue_->publish(request, step, at_).has_value());
+  void add(std::uint64_t request, std::uint64_t step = 0, bool is_kept = false) {
+    ASSERT_TRUE(queue_->publish(request, step, at_, is_kept).has_value());
     advance();
   }
   void advance() { execute(queue_->advance(at_)); }
@@ -97,7 +101,9 @@ class PublishQueueTest : public testing::Test {
       cancel();
       return;
     }
+    if (state == JobState::kHeld) coordinator_.not_ready = "nobody has joined";
     snapshot_ended(1);
+    coordinator_.not_ready.reset();
     for (const auto& [phase, reached] : {std::pair(ProgressPhase::kAnnounce, JobState::kAnnouncing),
                                          std::pair(ProgressPhase::kStage, JobState::kStaging),
                                          std::pair(ProgressPhase::kSwitch, JobState::kSwitching)})
@@ -130,9 +136,16 @@ TEST_F(PublishQueueTest, TheNextSnapshotBeginsAtOnceAndOneAtATime) {
   EXPECT_EQ(queue_->snapshotting(), 2U);
 }
 
-TEST_F(PublishQueueTest, ItWaitsForTheCoordinatorAndReportsItOnce) {
+TEST_F(PublishQueueTest, ItsSnapshotDoesNotWaitForTheCoordinatorAndItsRoundDoes) {
   coordinator_.not_ready = "0 of at least 2 sidecars have joined";
-  add(1);
+  add(1, 7);
+  ASSERT_EQ(all<BeginSnapshot>().size(), 1U) << "training waits for the snapshot";
+  EXPECT_EQ(all<BeginSnapshot>()[0].version, (Version{0, 7})) << "there is no fence yet";
+  snapshot_ended(1);
+  ASSERT_EQ(all<HoldSnapshot>().size(), 1U);
+  EXPECT_EQ(all<HoldSnapshot>()[0].why, "0 of at least 2 sidecars have joined");
+  EXPECT_EQ(queue_->state(1), JobState::kHeld);
+  commands_.clear();
   at_ = kStart + seconds(4);
   advance();
   EXPECT_TRUE(commands_.empty());
@@ -145,12 +158,125 @@ TEST_F(PublishQueueTest, ItWaitsForTheCoordinatorAndReportsItOnce) {
             "joined");
   coordinator_.not_ready.reset();
   advance();
-  EXPECT_EQ(queue_->state(1), JobState::kSnapshotting);
+  EXPECT_EQ(queue_->state(1), JobState::kWaiting);
+  ASSERT_EQ(all<RequestRound>().size(), 1U);
+  EXPECT_EQ(all<RequestRound>()[0].version, (Version{1, 7}));
+  EXPECT_EQ(all<RequestRound>()[0].deadline, kStart + kPublishDeadline);
+}
+
+TEST_F(PublishQueueTest, AHeldPublishKeepsItsNumberUnlessAnotherEpochIsClaimed) {
+  for (const bool claims : {false, true}) {
+    start_anew();
+    commands_.clear();
+    coordinator_ = {};
+    add(1, 0, true);
+    EXPECT_EQ(all<BeginSnapshot>()[0].version, (Version{1, 1}));
+    coordinator_.too_few_engines = "the last engine has gone";
+    snapshot_ended(1);
+    EXPECT_EQ(queue_->state(1), JobState::kHeld);
+    add(2, 0, true);
+    EXPECT_EQ(all<BeginSnapshot>()[1].version, (Version{1, 2}));
+    coordinator_.too_few_engines.reset();
+    if (claims) coordinator_.epoch = 2;
+    advance();
+    EXPECT_EQ(all<RequestRound>()[0].request, 1U);
+    EXPECT_EQ(all<RequestRound>()[0].version, (claims ? Version{2, 1} : Version{1, 1}));
+    snapshot_ended(2);
+    EXPECT_EQ(all<RequestRound>()[1].request, 2U);
+    EXPECT_EQ(all<RequestRound>()[1].version, (claims ? Version{2, 2} : Version{1, 2}));
+  }
+}
+
+TEST_F(PublishQueueTest, AStepThatAHeldPublishGetsIsUsedForTheOneAfterIt) {
+  coordinator_.too_few_engines = "no engine is attached";
+  add(1, 5, true);
+  snapshot_ended(1);
+  add(2, 5, true);
+  EXPECT_EQ(all<BeginSnapshot>()[1].version, (Version{1, 5})) << "nobody has that name yet";
+  coordinator_.too_few_engines.reset();
+  advance();
+  EXPECT_EQ(all<RequestRound>()[0].version, (Version{1, 5}));
+  snapshot_ended(2);
+  EXPECT_EQ(last_end().request, 2U);
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kInvalidInput);
+}
+
+TEST_F(PublishQueueTest, ASnapshotThatIsKeptHasNoDeadlineUntilItsRoundMayBegin) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 0, true);
+  snapshot_ended(1);
+  at_ = kStart + 10 * kPublishDeadline;
+  advance();
+  EXPECT_EQ(queue_->state(1), JobState::kHeld);
+  EXPECT_EQ(all<ReportWait>()[0].text,
+            "the newest version is kept until it can be published: nobody has joined");
+  coordinator_.not_ready.reset();
+  coordinator_.too_few_engines = "no engine is attached";
+  advance();
+  EXPECT_EQ(all<HoldSnapshot>().back().why, "no engine is attached");
+  EXPECT_EQ(queue_->state(1), JobState::kHeld) << "a round would fail";
+  coordinator_.too_few_engines.reset();
+  advance();
+  ASSERT_EQ(all<RequestRound>().size(), 1U);
+  EXPECT_EQ(all<RequestRound>()[0].deadline, at_ + kPublishDeadline);
+}
+
+TEST_F(PublishQueueTest, APublishThatIsNotKeptDoesNotWaitForEngines) {
+  coordinator_.too_few_engines = "no engine is attached";
+  add(1);
+  snapshot_ended(1);
+  EXPECT_EQ(queue_->state(1), JobState::kWaiting) << "its round says what is missing";
+}
+
+TEST_F(PublishQueueTest, ANewerSnapshotReplacesTheOneThatIsHeld) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 0, true);
+  snapshot_ended(1);
+  add(2, 0, true);
+  EXPECT_EQ(queue_->state(1), JobState::kHeld) << "the newer one may still fail";
+  snapshot_ended(2);
+  EXPECT_EQ(last_end().request, 1U);
+  EXPECT_EQ(last_end().end, JobState::kSuperseded);
+  EXPECT_FALSE(last_end().had_round);
+  EXPECT_EQ(last_end().error, std::nullopt);
+  add(3, 0, true);
+  execute(queue_->memory_awaited(3));
+  EXPECT_EQ(last_end().request, 2U) << "its memory is needed";
+  snapshot_ended(3);
+  coordinator_.not_ready.reset();
+  advance();
+  EXPECT_EQ(all<RequestRound>().back().version, (Version{1, 1}));
+  EXPECT_EQ(queue_->state(3), JobState::kWaiting);
+}
+
+TEST_F(PublishQueueTest, AHeldSnapshotIsCancelledAndItsUsedStepIsRefused) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1);
+  snapshot_ended(1);
+  EXPECT_TRUE(cancel()->ok);
+  EXPECT_EQ(last_end().end, JobState::kCancelled);
+  EXPECT_EQ(last_end().error->message(),
+            "the publish was cancelled on request before its round began");
+  add(2, 7);
+  snapshot_ended(2);
+  coordinator_.used = 7;  // the claim has shown it
+  coordinator_.not_ready.reset();
+  advance();
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kInvalidInput);
+  coordinator_.not_ready = "nobody has joined";
+  add(3);
+  snapshot_ended(3);
+  coordinator_.stopped = Error(ErrorCode::kFenced, "another is newer");
+  advance();
+  EXPECT_EQ(last_end().request, 3U);
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kFenced);
 }
 
 TEST_F(PublishQueueTest, ItsDeadlineEndsTheWaitForTheCoordinator) {
   coordinator_.not_ready = "nobody has joined";
   add(1);
+  snapshot_ended(1);
   at_ = kStart + seconds(1);
   add(2);
   at_ = kStart + kPublishDeadline;
@@ -240,21 +366,23 @@ TEST_F(PublishQueueTest, WhatIsQueuedFailsWhenTheCoordinatorStops) {
 
 // ---- given up ----
 
-TEST_F(PublishQueueTest, AQueuedPublishIsGivenUpWithWhatItWaitsFor) {
-  coordinator_.not_ready = "nobody has joined";
+TEST_F(PublishQueueTest, AQueuedPublishIsGivenUp) {
   add(1, 5);
   add(2, 6);
   execute(queue_->give_up(6, false));
   EXPECT_EQ(last_end().request, 2U);
   EXPECT_EQ(last_end().error->code(), ErrorCode::kDeadline);
-  EXPECT_EQ(last_end().reply.reason, "nobody has joined");
+  EXPECT_EQ(last_end().reply.reason, "the previous snapshot is still being taken");
   execute(queue_->give_up(6, false));
   EXPECT_EQ(all<EndPublish>().size(), 1U) << "it has ended";
-  coordinator_.not_ready.reset();
-  advance();
-  add(3, 7);
-  execute(queue_->give_up(7, false));
-  EXPECT_EQ(last_end().reply.reason, "the previous snapshot is still being taken");
+}
+
+TEST_F(PublishQueueTest, AHeldPublishIsNotGivenUp) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 5);
+  snapshot_ended(1);
+  execute(queue_->give_up(5, true));
+  EXPECT_EQ(queue_->state(1), JobState::kHeld) << "it has read its weights";
 }
 
 TEST_F(PublishQueueTest, ASnapshotIsGivenUpUnlessAWeightWasRead) {
@@ -304,9 +432,8 @@ TEST_F(PublishQueueTest, NothingIsCancelledWhereNothingRuns) {
 }
 
 TEST_F(PublishQueueTest, AQueuedPublishIsCancelledWithoutAName) {
-  coordinator_.not_ready = "nobody has joined";
-  add(1);
-  add(2);
+  ASSERT_TRUE(queue_->publish(1, 0, at_).has_value());
+  ASSERT_TRUE(queue_->publish(2, 0, at_).has_value());
   const auto reply = cancel();
   ASSERT_TRUE(reply && reply->ok);
   EXPECT_TRUE(reply->version.none());
@@ -470,7 +597,7 @@ TEST_F(PublishQueueTest, EventsWithoutARowAreRefusedAndChangeNothing) {
       {"cancelled", end({.cancelled = true}), {kWaiting, kAnnouncing, kStaging}},
   };
   for (const JobState state :
-       {kQueued, kSnapshotting, kStopping, kWaiting, kAnnouncing, kStaging, kSwitching})
+       {kQueued, kSnapshotting, kStopping, kHeld, kWaiting, kAnnouncing, kStaging, kSwitching})
     for (const Event& event : events) {
       SCOPED_TRACE(fmt::format("{} while it is {}", event.name, job_state_name(state)));
       start_anew();
@@ -490,9 +617,9 @@ TEST_F(PublishQueueTest, EventsWithoutARowAreRefusedAndChangeNothing) {
 
 TEST(PublishTable, HasNoWayBackAndNoEndThatGoesOn) {
   using enum JobState;
-  constexpr std::array kAll = {kQueued,     kSnapshotting, kStopping,  kWaiting,
-                               kAnnouncing, kStaging,      kSwitching, kServed,
-                               kFailed,     kCancelled,    kSuperseded};
+  constexpr std::array kAll = {kQueued,  kSnapshotting, kStopping,  kHeld,
+                               kWaiting, kAnnouncing,   kStaging,   kSwitching,
+                               kServed,  kFailed,       kCancelled, kSuperseded};
   for (const JobState from : kAll)
     for (const JobState to : kAll) {
       SCOPED_TRACE(fmt::format("{} -> {}", job_state_name(from), job_state_name(to)));

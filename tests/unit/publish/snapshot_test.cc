@@ -50,8 +50,8 @@ SnapshotRequest request(std::uint64_t step) {
           .bucket_bytes = limits::kBucketBytesMin};
 }
 
-Result<std::shared_ptr<const Snapshot>> take(Snapshotter& snapshotter, const Model& model,
-                                             const SnapshotRequest& wanted) {
+Result<std::shared_ptr<Snapshot>> take(Snapshotter& snapshotter, const Model& model,
+                                       const SnapshotRequest& wanted) {
   MemorySource source = model.source();
   return snapshotter.take(source, wanted);
 }
@@ -225,6 +225,23 @@ TEST(Snapshot, TheWaitForAnArenaHasItsOwnLimit) {
   wanted.deadline = now() + std::chrono::hours(1);
   wanted.arena_wait = std::chrono::milliseconds(1);
   EXPECT_EQ(take(snapshotter, Model(2), wanted).error().code(), ErrorCode::kBusy);
+}
+
+TEST(Snapshot, ItsNameMayBeGivenLater) {
+  Snapshotter snapshotter({.arenas = 2});
+  SnapshotRequest unnamed = request(7);
+  unnamed.fence_epoch = 0;
+  unnamed.fence_run_id = {};
+  unnamed.version = {.epoch = 0, .step = 7};
+  const auto taken = take(snapshotter, Model(1), unnamed);
+  ASSERT_TRUE(taken.has_value());
+  const Digest content = (*taken)->identity().content;
+  snapshotter.rename(**taken, 4, {1, 2}, {.epoch = 2, .step = 9});
+  EXPECT_EQ((*taken)->version(), (Version{.epoch = 2, .step = 9}));
+  const auto fd = (*taken)->share();
+  const auto view =
+      ArenaView::open(fd->get(), {.fence = {{4, {1, 2}}}, .version = {{2, 9}}, .content = content});
+  EXPECT_TRUE(view.has_value()) << view.error().message();
 }
 
 TEST(MemorySource, SpanOfAnotherSizeThanTheShapeIsRefused) {

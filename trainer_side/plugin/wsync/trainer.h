@@ -102,7 +102,7 @@ typedef struct {
   wsync_publish_state state;
   wsync_code code; /* if failed: the kind of failure */
   uint64_t step;
-  wsync_version version;      /* 0.0 until the version exists */
+  wsync_version version;      /* 0.0 until the version exists: it waits for sidecars */
   uint64_t content_digest[2]; /* low, high; set when it has ended */
   uint64_t bytes;             /* of the whole model; set when it has ended */
   uint64_t snapshot_ns; /* this rank's copy; rank 0: until the shards of all ranks are copied */
@@ -111,7 +111,7 @@ typedef struct {
   uint32_t replicas;    /* number that have committed */
   uint64_t done_bytes;  /* of the current phase, on rank 0 */
   uint64_t total_bytes; /* 0: not known yet */
-  char reason[1024];    /* if failed or superseded: one sentence; otherwise "" */
+  char reason[1024];    /* if failed or superseded, or if it waits: one sentence; otherwise "" */
 } wsync_publish_status;
 
 typedef struct {
@@ -136,8 +136,11 @@ WSYNC_API void wsync_trainer_clear_tensors(wsync_trainer* trainer);
 WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
 
 /* Publishes the current weights. Returns when they may be overwritten (state SNAPSHOTTED or later),
- * or with the code of the failure, within `deadlines.publish`. `step` 0 selects the next free step;
- * it is allowed with one rank only. `*publish` (may be NULL) is set to the publish. */
+ * or with the code of the failure. It waits for no sidecar and no engine: until enough of them are
+ * there, the newest snapshot is kept, and `reason` of its status says what it waits for. It waits
+ * for memory at most `deadlines.snapshot` (WSYNC_BUSY, with the processes that still read; the next
+ * publish may succeed), and for the copy until `deadlines.publish`. `step` 0 selects the next free
+ * step; it is allowed with one rank only. `*publish` (may be NULL) is set to the publish. */
 WSYNC_API wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step,
                                            wsync_publish* publish);
 /* Returns at once. The weights must not change until the publish is SNAPSHOTTED or has ended. */
@@ -146,13 +149,13 @@ WSYNC_API wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_
 /* Returns the status. The last 1024 publishes that have ended are kept. */
 WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_status* status);
-/* Waits up to timeout_ms until the publish is in `state` or a later one, or has ended. -1: no
- * limit, but the publish itself ends within `deadlines.publish`; less than -1:
- * WSYNC_INVALID_INPUT. Returns WSYNC_OK if it is SNAPSHOTTED, STAGED or COMMITTED as requested;
- * WSYNC_CANCELLED if it was superseded; the code of the failure if it failed (WSYNC_CANCELLED: by
- * `wsync cancel`; WSYNC_REFUSED: every engine keeps its version; WSYNC_PARTIAL: decided, so some
- * replicas serve it, and the others go on trying); WSYNC_DEADLINE if the time is over. `status`
- * (may be NULL) is set in each of these cases. */
+/* Waits up to timeout_ms until the publish is in `state` or a later one, or has ended. -1: at most
+ * `deadlines.publish` and 5 s, in which the publish itself ends if enough sidecars and engines are
+ * there; less than -1: WSYNC_INVALID_INPUT. Returns WSYNC_OK if it is SNAPSHOTTED, STAGED or
+ * COMMITTED as requested; WSYNC_CANCELLED if it was superseded; the code of the failure if it
+ * failed (WSYNC_CANCELLED: by `wsync cancel`; WSYNC_REFUSED: every engine keeps its version;
+ * WSYNC_PARTIAL: decided, so some replicas serve it, and the others go on trying); WSYNC_DEADLINE
+ * if the time is over. `status` (may be NULL) is set in each of these cases. */
 WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_state state, int timeout_ms,
                                         wsync_publish_status* status);
