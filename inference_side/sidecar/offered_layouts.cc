@@ -62,6 +62,7 @@ staging::LayoutChecked OfferedLayouts::check(const staging::CheckLayout& command
   }
   if (const auto fits = store.check_budget(command.announce.arena_bytes, versions_held); !fits)
     verdict.reason = fits.error().message();
+  verdict.fits_beside = store.fits_beside(command.announce.arena_bytes);
   return verdict;
 }
 

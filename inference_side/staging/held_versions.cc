@@ -130,9 +130,9 @@ void HeldVersions::confirm(const Version& version) {
 }
 
 Result<> HeldVersions::invariants() const {
-  if (entries_.size() > limit_)
+  if (entries_.size() > limit_ + 1)
     return fail(ErrorCode::kInternal,
-                fmt::format("{} versions held, at most {} allowed", entries_.size(), limit_));
+                fmt::format("{} versions held, at most {} allowed", entries_.size(), limit_ + 1));
   for (const Entry& entry : entries_) {
     const auto same = [&](const Entry& other) { return other.copy.version == entry.copy.version; };
     if (std::ranges::count_if(entries_, same) != 1)

@@ -39,15 +39,14 @@ enum class CopyState : std::uint8_t {
 
 class HeldVersions {
  public:
-  // At most `limit` versions are held. `copies`: copies that survived a restart.
+  // At most `limit` versions are held, and one more while it is not decided. `copies`: copies that
+  // survived a restart.
   HeldVersions(std::uint64_t limit, std::vector<HeldCopy> copies);
 
   // The copy, or nullptr. Valid until the next change.
   [[nodiscard]] const HeldCopy* find(const Version& version) const;
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
-  // Whether a version must be released before another can be added.
-  [[nodiscard]] bool full() const noexcept { return entries_.size() >= limit_; }
   // Ascending.
   [[nodiscard]] std::vector<Version> versions() const;
   // In the order in which they were staged.
@@ -73,7 +72,8 @@ class HeldVersions {
   // The check has ended: the copy is intact.
   void confirm(const Version& version);
 
-  // Returns kInternal with the first broken rule: at most `limit` versions are held, each once.
+  // Returns kInternal with the first broken rule: at most `limit` versions and one
+  // more are held, each once.
   [[nodiscard]] Result<> invariants() const;
 
  private:

@@ -28,6 +28,7 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
   // or a decision.
   if (round_.state() == ReceiveState::kWaiting && (round_.begun() || make_room()))
     out_.emplace_back(round_.start());
+  release_surplus();
   while (std::exchange(notify_replicas_, false)) notify_staged();
   // Send the heartbeat before a report that ends a round, because the next round may begin at once.
   if (std::exchange(beat_due_, false) && welcomed()) out_.emplace_back(BeatNow{});
@@ -215,6 +216,7 @@ void Sidecar::handle(const LayoutChecked& event) {
     return;
   }
   layout_ = round_.announce().layout_digest;
+  fits_beside_ = event.fits_beside;
   round_.accept();
   reply(round_.round(), round_.request(), control::Accept{.version = version});
 }
@@ -310,16 +312,34 @@ bool Sidecar::needed(const Version& version) const {
   return record_.targets(version) || replicas_.needs(version);
 }
 
-// Releases old copies until another one fits. Returns false if all of them are needed.
+// A copy that need not be kept: one that was never decided, otherwise the one that was staged
+// first.
+std::optional<Version> Sidecar::oldest_unneeded() const {
+  for (const std::vector<Version>& held : {held_.never_decided(), held_.oldest_first()})
+    for (const Version& version : held)
+      if (!needed(version)) return version;
+  return std::nullopt;
+}
+
+// Releases old copies until another one fits. Returns false if all of them are needed. If the
+// memory allows it, no version that could be rolled back to is released for one that may never be
+// decided.
 bool Sidecar::make_room() {
-  while (held_.full()) {
-    const std::vector<Version> held = held_.oldest_first();
-    const auto old =
-        std::ranges::find_if(held, [this](const Version& version) { return !needed(version); });
-    if (old == held.end()) return false;
+  const std::size_t beside = options_.versions_held - (fits_beside_ ? 0 : 1);
+  while (held_.size() > beside) {
+    const std::optional<Version> old = oldest_unneeded();
+    if (!old) return false;
     release(*old);
   }
   return true;
+}
+
+// The version that was held in addition has been decided, so the oldest one is let go. It is not
+// replaced by a newer one as long as a switch needs it.
+void Sidecar::release_surplus() {
+  if (held_.size() <= options_.versions_held || !held_.never_decided().empty()) return;
+  const Version oldest = held_.oldest_first().front();
+  if (!needed(oldest)) release(oldest);
 }
 
 void Sidecar::release(const Version& version) {

@@ -101,6 +101,8 @@ class Sidecar {
   [[nodiscard]] std::optional<std::string> offer_refusal(const control::Announce& announce) const;
   [[nodiscard]] bool needed(const Version& version) const;
   [[nodiscard]] bool make_room();
+  [[nodiscard]] std::optional<Version> oldest_unneeded() const;
+  void release_surplus();
   void reply_staged(const std::string& failure, bool source_lost);
   void drop_incoming();
   void release(const Version& version);
@@ -117,6 +119,7 @@ class Sidecar {
   ReceiveRound round_;
   ReplicaSet replicas_;
   Digest layout_;                 // the last one accepted
+  bool fits_beside_ = false;      // of the offered version, as in LayoutChecked
   bool beat_due_ = false;         // the next heartbeat cannot wait
   bool notify_replicas_ = false;  // the held versions have changed
   std::uint64_t dropped_ = 0;

@@ -54,6 +54,9 @@ struct Persisted {
 struct LayoutChecked {
   std::uint64_t round = 0;
   bool layout_unknown = false;
+  // It fits in memory beside all held versions, so none of them must be released before it is
+  // decided.
+  bool fits_beside = false;
   std::string reason;
   std::vector<control::Problem> problems;
 };

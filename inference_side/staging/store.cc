@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/memory_limit.h"
 #include "shared/base/planted.h"
 
 namespace wsync::staging {
@@ -86,6 +87,19 @@ Result<> Store::check_budget(std::uint64_t arena_bytes, std::uint64_t versions) 
                             "raise host_memory or keep fewer versions",
                             versions, arena_bytes, needed, options_.memory_bytes));
   return {};
+}
+
+bool Store::fits_beside(std::uint64_t arena_bytes) const {
+  std::uint64_t held = 0;
+  for (const auto& [version, copy] : held_) held += copy->data().size();
+  if (options_.memory_bytes != 0 && held + arena_bytes > options_.memory_bytes) return false;
+  const bool has_free_arena = std::ranges::any_of(own_, [&](const auto& own) {
+    return own.use_count() == 1 && own->arena.data_bytes() == arena_bytes;
+  });
+  if (has_free_arena || own_.empty()) return true;
+  const auto available = available_memory();
+  // A machine without room for two more would be full with one.
+  return available && available->bytes >= 2 * arena_bytes;
 }
 
 Result<> Store::may_begin(const StagingJob& job) const {

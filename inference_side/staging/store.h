@@ -109,6 +109,10 @@ class Store {
   // mapped arenas need none.
   [[nodiscard]] Result<> check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const;
 
+  // Whether a version of that size fits into memory_bytes and into the machine's memory beside all
+  // held versions. An arena of the trainer needs no memory here, but is counted as if it did.
+  [[nodiscard]] bool fits_beside(std::uint64_t arena_bytes) const;
+
   // Begins to stage a version that arrives as a mapped arena. Returns kBusy while another version
   // is being staged; kRefused if the version is already held; kResourceExhausted if it does not fit
   // beside the held versions, one of which must then be released first.

@@ -268,7 +268,8 @@ class SidecarRun {
       case 1:
         if (!layouts_.empty())
           step(staging::LayoutChecked{.round = in_.recent(layouts_).round,
-                                      .layout_unknown = in_.one_in(8)});
+                                      .layout_unknown = in_.one_in(8),
+                                      .fits_beside = in_.one_in(2)});
         return;
       case 2: {
         if (stagings_.empty()) return;

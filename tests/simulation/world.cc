@@ -395,7 +395,7 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
   } else if (const auto* write = std::get_if<staging::Persist>(&command)) {
     persist(s, *write);
   } else if (const auto* check = std::get_if<staging::CheckLayout>(&command)) {
-    staging::LayoutChecked checked{.round = check->round};
+    staging::LayoutChecked checked{.round = check->round, .fits_beside = schedule_.chance(0.5)};
     if (faults_on_ && schedule_.chance(0.01)) checked.problems.push_back({.tensor = "w"});
     later(schedule_.micros(50, 3'000), checked);
   } else if (const auto* start = std::get_if<staging::StartStaging>(&command)) {

@@ -69,9 +69,10 @@ class SidecarTest : public testing::Test {
                               .layout_digest = {.low = 1},
                               .content_digest = content_of(version)});
   }
-  void stage(std::uint64_t round, const Version& version) {
+  // `fits_beside`: the memory allows one copy more than versions_held.
+  void stage(std::uint64_t round, const Version& version, bool fits_beside = false) {
     announce(round, version);
-    step(LayoutChecked{.round = round});
+    step(LayoutChecked{.round = round, .fits_beside = fits_beside});
     message(kNow, round, control::Stage{.version = version, .source = "a"});
     if (const auto* start = command<StartStaging>())
       step(StagingDone{.attempt = start->attempt, .content_digest = content_of(version)});
@@ -265,6 +266,29 @@ TEST_F(SidecarTest, ALostSourceIsGoneOnFromAndWrongBytesAreRefused) {
   EXPECT_FALSE(replied<control::Staged>()->failure.empty());
   EXPECT_NE(command<ReleaseVersion>(), nullptr);
   EXPECT_TRUE(sidecar.held().empty());
+}
+
+TEST_F(SidecarTest, AVersionThatIsNotDecidedDoesNotCostTheOneToRollBackTo) {
+  serve(kV1);
+  stage(2, kV2, true);
+  decide(2, kV2);
+  persisted();
+  run_switch();
+  EXPECT_EQ(sidecar.held().versions(), (std::vector{kV1, kV2}));
+  stage(3, kV3, true);
+  EXPECT_EQ(sidecar.held().versions(), (std::vector{kV1, kV2, kV3}));
+  EXPECT_EQ(sidecar.status(now).rollback_target, kV1);
+  message(kNow, 3, control::Abort{.version = kV3, .reason = "it was cancelled"});
+  EXPECT_EQ(sidecar.held().versions(), (std::vector{kV1, kV2}));
+  EXPECT_TRUE(sidecar.status(now).can_roll_back);
+
+  stage(4, kV3, true);
+  decide(3, kV3);
+  EXPECT_EQ(sidecar.held().size(), 3U) << "the decision is not stored yet";
+  persisted();
+  run_switch();
+  EXPECT_EQ(sidecar.held().versions(), (std::vector{kV2, kV3})) << "the oldest one is let go";
+  EXPECT_EQ(sidecar.status(now).rollback_target, kV2);
 }
 
 TEST_F(SidecarTest, ADecisionIsStoredBeforeItIsActedOn) {
