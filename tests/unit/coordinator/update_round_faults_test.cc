@@ -409,7 +409,9 @@ TEST(Coordinator, NoEpochIsClaimedAboveTheLastOne) {
 
 TEST(Coordinator, TheRosterHasALimitAndForgetsWhoLeaves) {
   Fleet fleet;
+  fleet.check_all = false;  // would take a minute
   for (std::uint64_t i = 0; i < limits::kSidecarCount; ++i) fleet.join("s" + std::to_string(i));
+  fleet.check_all = true;
   fleet.from("one-more", Fleet::hello("one-more"));
   EXPECT_EQ(fleet.coordinator.roster().members().size(), limits::kSidecarCount);
   const auto error = fleet.last<control::ErrorReply>("one-more");
