@@ -337,7 +337,7 @@ class Suites(unittest.TestCase):
                                 (["baseline", "--size", "much"], "--size"),
                                 (["baseline", "--repeats", "0"], "--repeats"),
                                 (["control", "--messages", "0"], "--messages is 0, expected 1 to 1000000"),
-                                (["control", "--replicas", "2000"], "--replicas contains 2000, expected numbers from 1 to 1024"),
+                                (["control", "--replicas", "3000"], "--replicas contains 3000, expected numbers from 1 to 2048"),
                                 (["transport", "--size", "1MiB", "--bucket", "2MiB"], "--bucket contains 2097152 bytes"),
                                 (["transport", "--connections", "0"], "--connections contains 0, expected numbers from 1 to 64"),
                                 (["codecs", "--size", "1KiB"], "--size is 1024 bytes, expected 1MiB to 64GiB"),

@@ -8,8 +8,10 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "shared/base/round_deadlines.h"
+#include "shared/base/weight_limits.h"
 #include "shared/transport/traits.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
@@ -64,6 +66,26 @@ control::PushReply reply_of(const PublishRequested& publish) {
   reply.bytes = publish.arena_bytes;
   reply.snapshot_ns = publish.snapshot_ns;
   return reply;
+}
+
+// A reply names at most limits::kReplicaCount replicas. Those that have not switched come first
+// then. Appends to `reason` how many are left out.
+void bound_outcomes(std::vector<control::ReplicaOutcome>& all, std::string& reason) {
+  if (all.size() <= limits::kReplicaCount) return;
+  std::vector<control::ReplicaOutcome> kept;
+  std::size_t switched_left_out = 0;
+  for (const bool committed : {false, true})
+    for (const control::ReplicaOutcome& outcome : all) {
+      if ((outcome.outcome == control::SwitchOutcome::kCommitted) != committed) continue;
+      if (kept.size() < limits::kReplicaCount)
+        kept.push_back(outcome);
+      else if (committed)
+        ++switched_left_out;
+    }
+  reason += fmt::format("{}the list of replicas leaves out {} of {}, of which {} have switched",
+                        reason.empty() ? "" : "; ", all.size() - kept.size(), all.size(),
+                        switched_left_out);
+  all = std::move(kept);
 }
 
 }  // namespace
@@ -151,7 +173,12 @@ void UpdateRound::leave(const Member& member) {
 }
 
 void UpdateRound::add_problems(const std::vector<control::Problem>& problems) {
-  problems_.insert(problems_.end(), problems.begin(), problems.end());
+  // Every sidecar may have the same ones, and a reply has a limited number.
+  const std::size_t room = limits::kProblemCount - problems_.size();
+  const std::size_t taken = std::min(room, problems.size());
+  problems_.insert(problems_.end(), problems.begin(),
+                   problems.begin() + static_cast<std::ptrdiff_t>(taken));
+  problems_left_out_ += problems.size() - taken;
 }
 
 UpdateRound::Standing UpdateRound::standing_of(const Member& member) const {
@@ -284,6 +311,8 @@ RoundDone UpdateRound::abort(const std::string& why, bool cancelled) {
   move(RoundState::kFinished);
   control::PushReply reply = reply_of(publish_);
   reply.reason = why;
+  if (problems_left_out_ > 0)
+    reply.reason += fmt::format("; the list of problems leaves out {}", problems_left_out_);
   reply.problems = problems_;
   return {.request = publish_.request, .cancelled = cancelled, .reply = std::move(reply)};
 }
@@ -311,6 +340,7 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
   }
   if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
   reply.ok = reply.reason.empty();
+  bound_outcomes(reply.outcomes, reply.reason);
   return {.request = publish_.request, .reply = std::move(reply)};
 }
 
@@ -347,6 +377,7 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
                                      reply.to.to_string(), missing)
                        : fmt::format("{} is withdrawn, but these have not switched back yet: {}",
                                      from_.to_string(), missing);
+  bound_outcomes(reply.outcomes, reply.reason);
   return {.request = publish_.request, .reply = std::move(reply)};
 }
 

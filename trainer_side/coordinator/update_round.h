@@ -137,6 +137,7 @@ class UpdateRound {
   TimePoint decided_{};
   Version from_;  // of a rollback
   std::vector<control::Problem> problems_;
+  std::uint64_t problems_left_out_ = 0;
   bool lacks_replicas_ = false;  // all have staged; the deadline is that of `attach`
 };
 

@@ -148,9 +148,9 @@ TEST_F(PartsTest, ControlRefusesBadNumbers) {
   EXPECT_EQ(refused({.directory = {}, .replicas = {}}),
             "--replicas is empty; expected at least one number");
   EXPECT_EQ(refused({.directory = {}, .replicas = {1, 0}}),
-            "--replicas contains 0, expected numbers from 1 to 1024");
-  EXPECT_EQ(refused({.directory = {}, .replicas = {1025}}),
-            "--replicas contains 1025, expected numbers from 1 to 1024");
+            "--replicas contains 0, expected numbers from 1 to 2048");
+  EXPECT_EQ(refused({.directory = {}, .replicas = {2049}}),
+            "--replicas contains 2049, expected numbers from 1 to 2048");
   EXPECT_EQ(refused({.directory = {}, .replicas = {3, 3}}), "--replicas contains 3 more than once");
 }
 

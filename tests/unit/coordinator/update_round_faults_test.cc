@@ -416,7 +416,7 @@ TEST(Coordinator, TheRosterHasALimitAndForgetsWhoLeaves) {
   EXPECT_EQ(fleet.coordinator.roster().members().size(), limits::kSidecarCount);
   const auto error = fleet.last<control::ErrorReply>("one-more");
   ASSERT_TRUE(error.has_value());
-  EXPECT_NE(error->second.message.find("already knows 1024 sidecars"), std::string::npos);
+  EXPECT_NE(error->second.message.find("already knows 2048 sidecars"), std::string::npos);
   fleet.step(PeerLost{.peer = "s7"});  // it may come back: its place is kept
   fleet.from("one-more", Fleet::hello("one-more"));
   EXPECT_FALSE(fleet.coordinator.roster().members().contains("one-more"));
