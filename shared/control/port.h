@@ -33,6 +33,7 @@ struct PortCounters {
   std::uint64_t sent = 0;      // includes heartbeats, like `received`
   std::uint64_t received = 0;  // well-formed messages
   std::uint64_t bad = 0;       // messages that were refused
+  std::uint64_t shared = 0;    // of `sent`: with the bytes of an earlier message, which was equal
 };
 
 // Returns the heartbeat to send now. An empty function sends a Heartbeat{} with a zero fence.

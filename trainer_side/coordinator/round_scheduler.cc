@@ -74,8 +74,7 @@ void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& 
                           "its deadline (deadlines.publish) passed before its round began");
   round_.emplace(UpdateRound::begin_publish(context, publish));
   held_.add(publish);
-  for (auto& [name, member] : context.roster.change_all())
-    if (member.joined) announce(context, member, publish);
+  announce_to_all(context, publish);
 }
 
 void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
@@ -340,11 +339,11 @@ void RoundScheduler::finish(CoordinatorContext& context, DecisionLog& log) {
     context.emit(round.finish_publish(context, log.record().number));
   conclude(context, log);
 }
+
 UpdateRound RoundScheduler::take_round(CoordinatorContext& context) {
   (void)context.roster.change_all();
   return *std::exchange(round_, std::nullopt);
 }
-
 
 void RoundScheduler::conclude(CoordinatorContext& context, DecisionLog& log) {
   if (!follow_newest(context, log)) settle(context, log);  // otherwise when that is stored
@@ -433,6 +432,7 @@ void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) 
     }
   }
 }
+
 void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog& log) {
   if (round_) round_->count(context, log.record().number);
   if (context.roster.all_changed())
@@ -457,7 +457,6 @@ std::optional<TimePoint> RoundScheduler::wake_of(const DecisionLog& log,
   const std::optional<TimePoint> deadline = member.delivery.deadline();
   return wake && deadline ? std::min(*wake, *deadline) : wake ? wake : deadline;
 }
-
 
 void RoundScheduler::handle_deadline(CoordinatorContext& context, DecisionLog& log) {
   const RoundState state = round_->state();
