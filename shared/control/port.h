@@ -4,8 +4,9 @@
 // Messages may be lost when a connection breaks; they are never cut, changed or delivered twice on
 // one connection. The protocol above answers losses with deadlines and idempotent commands.
 //
-// Liveness: each side sends a Heartbeat every interval. Anything that arrives shows that the peer
-// lives; silence beyond the deadline is a loss.
+// Liveness: each side sends a Heartbeat every interval, with many peers less often
+// (heartbeat_pace.h). Anything that arrives shows that the peer lives; silence beyond the deadline
+// is a loss.
 //
 // Thread: the loop's. Callbacks run on the loop, never inside a call to the port; the port may be
 //   destroyed inside any of them.

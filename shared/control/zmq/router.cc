@@ -11,6 +11,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/codec.h"
+#include "shared/control/heartbeat_pace.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/control/zmq/socket.h"
 #include "shared/loop/fd_watcher.h"
@@ -21,6 +22,7 @@ namespace {
 
 struct Peer {
   TimePoint heard{};
+  TimePoint told{};  // when the last message was sent to it
 };
 
 // An Announce that was encoded, for peers that get an equal one.
@@ -43,7 +45,11 @@ struct EncodedLayout {
 // Shared with running callbacks, so that a callback may destroy the port.
 struct RouterState : std::enable_shared_from_this<RouterState> {
   RouterState(Loop& l, RouterOptions o, RouterCallbacks c)
-      : loop(l), options(std::move(o)), callbacks(std::move(c)), beat(l, [this] { tick(); }) {}
+      : loop(l),
+        options(std::move(o)),
+        callbacks(std::move(c)),
+        beat(l, [this] { tick(); }),
+        pace(options.times) {}
 
   void drain() {
     const auto self = shared_from_this();
@@ -120,6 +126,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
       return fail(
           sent.error().with_context(fmt::format("{} to {}", message_name(type_of(message)), peer)));
     ++counters.sent;
+    if (const auto known = peers.find(peer); known != peers.end()) known->second.told = now();
     return {};
   }
 
@@ -162,12 +169,15 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     if (std::ranges::any_of(peers, silent)) drain_all();
     if (closed) return;
     std::vector<std::pair<std::string, Error>> lost;
+    pace.set_peers(peers.size());
     for (const auto& entry : peers) {
       const std::string& name = entry.first;
       if (silent(entry)) {
         lost.emplace_back(
             name, Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", name,
                                                           options.times.silence_deadline.count())));
+      } else if (!pace.is_due(entry.second.told, now())) {
+        continue;
       } else if (auto sent = send(name, envelope, heartbeat);
                  !sent && sent.error().code() == ErrorCode::kPeerLost) {
         lost.emplace_back(
@@ -193,6 +203,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   RouterOptions options;
   RouterCallbacks callbacks;
   Timer beat;
+  HeartbeatPace pace;
   PortCounters counters;
   std::string address;
   std::map<std::string, Peer> peers;
