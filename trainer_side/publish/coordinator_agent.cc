@@ -9,6 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/log.h"
+#include "shared/base/open_files.h"
 #include "shared/config/trainer_config.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
@@ -122,6 +123,9 @@ CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& conf
           }) {}
 
 Result<> CoordinatorAgent::listen() {
+  // Each sidecar is a connection, and the usual soft limit is 1,024 files. If the hard limit is low
+  // too, `wsync doctor` says so.
+  raise_open_files();
   control::RouterCallbacks callbacks;
   callbacks.on_message = [this](const std::string& peer, control::Envelope envelope,
                                 control::Message message) {

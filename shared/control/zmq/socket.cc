@@ -88,7 +88,9 @@ Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& iden
   if (type == ZMQ_ROUTER) {
     // If a peer reconnects before this side notices the loss, the new connection replaces the old
     // one.
-    ok = ok && set(raw, ZMQ_ROUTER_MANDATORY, 1) && set(raw, ZMQ_ROUTER_HANDOVER, 1);
+    // All sidecars of a fleet connect at once when a coordinator starts.
+    ok = ok && set(raw, ZMQ_ROUTER_MANDATORY, 1) && set(raw, ZMQ_ROUTER_HANDOVER, 1) &&
+         set(raw, ZMQ_BACKLOG, static_cast<int>(limits::kPortPeerCount));
   } else {
     // Queue messages only for established connections, so that no stale message reaches a later
     // coordinator.
