@@ -6,11 +6,13 @@
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
 #include "bench/control/control_bench.h"
+#include "bench/control/fleet_bench.h"
 #include "bench/harness/directory.h"
 #include "bench/harness/report.h"
 #include "bench/transport/transport_bench.h"
 #include "shared/base/format.h"
 #include "shared/command/outcome.h"
+#include "shared/command/programs.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"
 
@@ -41,6 +43,7 @@ void add_directory_option(CLI::App& command, std::string& directory) {
 
 struct ControlArguments {
   bench::ControlBenchOptions options;
+  std::vector<unsigned> sidecars;  // empty: no fleet is measured, only its parts
   std::string directory;
 };
 
@@ -54,6 +57,25 @@ Result<SuiteOutcome> bench_control(ControlArguments arguments, const bench::Inte
       fmt::format("{} round trips in each measurement, {} messages one way",
                   arguments.options.messages, bench::kOneWayTimes * arguments.options.messages),
       arguments.options.rounds);
+}
+
+constexpr std::chrono::milliseconds kFleetIdle{5'000};
+constexpr std::chrono::milliseconds kFleetIdleQuick{1'000};
+constexpr unsigned kFleetRounds = 5;
+
+Result<SuiteOutcome> bench_fleet(const std::vector<unsigned>& sidecars, const std::string& parent,
+                                 const BenchOptions& options, const bench::Interrupt& interrupt) {
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(parent));
+  const unsigned rounds = options.repeats.value_or(options.quick ? 1 : kFleetRounds);
+  trace::ProgressLine line;
+  auto suite =
+      WSYNC_TRY(bench::run_fleet_bench({.executable = WSYNC_TRY(find_wsync_program("wsync")),
+                                        .directory = directory.path(),
+                                        .sidecars = sidecars,
+                                        .rounds = rounds,
+                                        .idle = options.quick ? kFleetIdleQuick : kFleetIdle},
+                                       interrupt, show_turns(line)));
+  return part_outcome(std::move(suite), "pushes of 2 MiB, 8 replicas of each sidecar", rounds);
 }
 
 // ---- transport ----
@@ -121,7 +143,8 @@ void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
        .description = "Measure messages over wsync's links and over bare sockets, message "
                       "encoding, and a coordinator's decisions",
        .examples = {"wsync bench control", "wsync bench control --replicas 1,32,1024 --json",
-                    "wsync bench control --messages 10000 --output control.json"}});
+                    "wsync bench control --messages 10000 --output control.json",
+                    "wsync bench control --sidecars 10,100,1000"}});
   auto arguments = std::make_shared<ControlArguments>();
   command->add_option("--messages", arguments->options.messages,
                       "Round trips in one measurement; measurements in one direction send ten "
@@ -131,10 +154,17 @@ void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
           "--replicas", arguments->options.replicas,
           "Numbers of replicas in update rounds, one case for each (default: 1,10,100,1000)")
       ->delimiter(',');
+  command
+      ->add_option("--sidecars", arguments->sidecars,
+                   "Measure a coordinator process with these numbers of sidecars over real "
+                   "connections, one fleet after the other, and nothing else")
+      ->delimiter(',');
   add_directory_option(*command, arguments->directory);
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {
     run.add_suite("control", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      if (!arguments->sidecars.empty())
+        return bench_fleet(arguments->sidecars, arguments->directory, run.options, interrupt);
       arguments->options.rounds = part_rounds(run);
       if (run.options.quick && command->count("--messages") == 0) arguments->options.messages = 200;
       if (run.options.quick && command->count("--replicas") == 0)

@@ -144,6 +144,7 @@ constexpr std::string_view kBareZmq = "bare ZeroMQ, DEALER and ROUTER";
 constexpr std::string_view kSameMemcpy = "memcpy of the same bytes";
 constexpr std::string_view kStreaming = "streaming copy, 1 thread";
 constexpr std::string_view kBareTcp = "loopback TCP, one bare connection";
+constexpr std::string_view kFewestSidecars = "the fewest sidecars of the run, each";
 constexpr std::string_view kTextRate = "MiB/s";
 
 constexpr std::array kControlCases{
@@ -185,6 +186,25 @@ constexpr std::array kControlCases{
              "Time of a coordinator's decisions during a whole update, divided by the number of "
              "replicas",
              "us", false, "the fewest replicas of the run, each"},
+    CaseText{
+        "fleet, announce to decide",
+        "Time from the first Announce to the last Decide at sidecars that answer at once, over "
+        "real connections (--sidecars)",
+        "s", false, ""},
+    CaseText{
+        "fleet, announce to switched",
+        "Time from the first Announce to the reply of the push, when every replica has switched",
+        "s", false, ""},
+    CaseText{"fleet, processor time", "Processor time of the coordinator's process during a push",
+             "s", false, ""},
+    CaseText{"fleet, processor time of each message",
+             "The same, divided by the messages of the round in both directions", "us", false,
+             kFewestSidecars},
+    CaseText{"fleet, idle",
+             "Share of one core that the coordinator's process uses while nothing is published",
+             "%", false, ""},
+    CaseText{"fleet, memory", "Maximum resident memory of the coordinator's process", "MiB", false,
+             ""},
 };
 
 constexpr std::array kTransportCases{

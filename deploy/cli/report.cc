@@ -15,6 +15,7 @@ using nlohmann::json;
 
 constexpr std::size_t kMismatchesShown = 10;
 constexpr std::size_t kProblemsShown = 10;
+constexpr std::size_t kOutcomesShown = 64;
 
 std::string_view problem_name(control::ProblemKind kind) {
   switch (kind) {
@@ -36,8 +37,22 @@ std::string_view problem_name(control::ProblemKind kind) {
   return "other";
 }
 
-std::string outcomes_text(const std::vector<control::ReplicaOutcome>& outcomes) {
+// At most kOutcomesShown of them, those that have not switched first.
+std::vector<control::ReplicaOutcome> outcomes_shown(
+    const std::vector<control::ReplicaOutcome>& all) {
+  if (all.size() <= kOutcomesShown) return all;
+  std::vector<control::ReplicaOutcome> shown;
+  for (const bool committed : {false, true})
+    for (const control::ReplicaOutcome& outcome : all)
+      if ((outcome.outcome == control::SwitchOutcome::kCommitted) == committed &&
+          shown.size() < kOutcomesShown)
+        shown.push_back(outcome);
+  return shown;
+}
+
+std::string outcomes_text(const std::vector<control::ReplicaOutcome>& all) {
   std::string text;
+  const std::vector<control::ReplicaOutcome> outcomes = outcomes_shown(all);
   for (const control::ReplicaOutcome& o : outcomes) {
     text += fmt::format(
         "  replica {:<16} {:<11} {:<8} paused {:>10}  waited {:>10}  {}\n", o.replica,
@@ -47,6 +62,9 @@ std::string outcomes_text(const std::vector<control::ReplicaOutcome>& outcomes) 
         o.load_ns == 0 ? "" : trace::format_rate(o.bytes, std::chrono::nanoseconds(o.load_ns)));
     if (!o.reason.empty()) text += fmt::format("    {}\n", o.reason);
   }
+  if (all.size() > outcomes.size())
+    text +=
+        fmt::format("  and {} more replicas (--json has them all)\n", all.size() - outcomes.size());
   return text;
 }
 
@@ -96,7 +114,8 @@ std::string to_text(const control::PushReply& reply) {
                        reply.version.to_string(), human_bytes(reply.bytes),
                        trace::format_duration(std::chrono::nanoseconds(reply.snapshot_ns)),
                        trace::format_duration(std::chrono::nanoseconds(reply.staged_ns)),
-                       reply.content_digest.to_string());
+                       reply.content_digest.to_string()) +
+           (reply.reason.empty() ? "" : fmt::format("  {}\n", reply.reason));
   else
     text = fmt::format("{} {}: {}\n", version_text(reply.version),
                        control::failure_code(reply) == ErrorCode::kPartial

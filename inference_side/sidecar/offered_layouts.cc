@@ -6,7 +6,7 @@
 
 namespace wsync::agent {
 
-Result<Manifest> read_layout(const Bytes& layout) {
+Result<Manifest> read_layout(std::span<const std::byte> layout) {
   ByteReader reader(layout);
   auto manifest = Manifest::decode(reader);
   if (manifest && !reader.finish("layout"))

@@ -20,7 +20,7 @@
 namespace wsync::agent {
 
 // Decodes a layout from a message. Returns kInvalidInput, with the reason, if it is invalid.
-[[nodiscard]] Result<Manifest> read_layout(const Bytes& layout);
+[[nodiscard]] Result<Manifest> read_layout(std::span<const std::byte> layout);
 
 struct OfferedLayout {
   std::shared_ptr<const Manifest> manifest;

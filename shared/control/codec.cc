@@ -39,6 +39,7 @@ class MinimumBytes {
   void label(std::string_view, std::string&, std::uint64_t) { total_ += 4; }
   void sentence(std::string_view, std::string&) { total_ += 4; }
   void blob(std::string_view, Bytes&) { total_ += 4; }
+  void blob(std::string_view, SharedBytes&) { total_ += 4; }
   void digest(std::string_view, Digest&) { total_ += 16; }
   void version(std::string_view, Version&) { total_ += 12; }
   template <class T>
@@ -108,7 +109,7 @@ class Encoder {
   void sentence(std::string_view, const std::string& value) {
     writer_.put_string(shorten(value, limits::kSentenceBytes));
   }
-  void blob(std::string_view name, const Bytes& value) {
+  void blob(std::string_view name, std::span<const std::byte> value) {
     if (value.size() > limits::kMessageBytes) {
       violate(name,
               fmt::format("{} bytes, at most {} allowed", value.size(), limits::kMessageBytes));
@@ -182,6 +183,11 @@ class Decoder {
   }
   void blob(std::string_view name, Bytes& value) {
     value = reader_.get_raw(reader_.get_count(limits::kMessageBytes, 1, name), name);
+  }
+  void blob(std::string_view name, SharedBytes& value) {
+    Bytes bytes;
+    blob(name, bytes);
+    value = std::move(bytes);
   }
   void digest(std::string_view name, Digest& value) {
     value.low = reader_.get<std::uint64_t>(name);

@@ -4,8 +4,9 @@
 // Messages may be lost when a connection breaks; they are never cut, changed or delivered twice on
 // one connection. The protocol above answers losses with deadlines and idempotent commands.
 //
-// Liveness: each side sends a Heartbeat every interval. Anything that arrives shows that the peer
-// lives; silence beyond the deadline is a loss.
+// Liveness: each side sends a Heartbeat every interval, with many peers less often
+// (heartbeat_pace.h). Anything that arrives shows that the peer lives; silence beyond the deadline
+// is a loss.
 //
 // Thread: the loop's. Callbacks run on the loop, never inside a call to the port; the port may be
 //   destroyed inside any of them.
@@ -33,6 +34,7 @@ struct PortCounters {
   std::uint64_t sent = 0;      // includes heartbeats, like `received`
   std::uint64_t received = 0;  // well-formed messages
   std::uint64_t bad = 0;       // messages that were refused
+  std::uint64_t shared = 0;    // of `sent`: with the bytes of an earlier message, which was equal
 };
 
 // Returns the heartbeat to send now. An empty function sends a Heartbeat{} with a zero fence.

@@ -11,6 +11,7 @@
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
+#include "shared/base/shared_bytes.h"
 #include "shared/control/envelope.h"
 
 namespace wsync::control {
@@ -66,7 +67,8 @@ struct Announce {
   static constexpr MessageType kType = MessageType::kAnnounce;
   Version version;
   Digest layout_digest;
-  Bytes layout;  // encoded Manifest, or empty
+  // Encoded Manifest, or empty. Shared by the messages to all sidecars.
+  SharedBytes layout;
   Digest content_digest;
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;

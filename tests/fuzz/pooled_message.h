@@ -84,6 +84,11 @@ class Pooled {
   void sentence(std::string_view, std::string& value) {
     if (!keeps()) value = in_.one_in(2) ? "why" : "";
   }
+  void blob(std::string_view name, SharedBytes& value) {
+    Bytes bytes(value.span().begin(), value.span().end());
+    blob(name, bytes);
+    value = std::move(bytes);
+  }
   void blob(std::string_view, Bytes& value) {
     if (!keeps()) value.assign(in_.below(3), std::byte{1});
   }

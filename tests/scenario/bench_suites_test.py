@@ -138,6 +138,34 @@ class Suites(unittest.TestCase):
             self.assertTrue(any("ratio" in case for case in suite["cases"]), suite["suite"])
         self.assertEqual(suites[1]["parameters"]["bytes"], 32 << 20)
 
+    def check_fleet(self, *counts):
+        """Rounds over real connections, in which every sidecar and each of its 8 replicas must have switched."""
+        done = bench("control", "--sidecars", ",".join(str(count) for count in counts), "--quick", "--json", "--directory",
+                     self.directory)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(os.listdir(self.directory), [], "something is left behind")
+        suite, = validate(done.args, done.stdout)["result"]["suites"]
+        self.check_cases(suite, 1)
+        names = {case["name"] for case in suite["cases"]}
+        for count in counts:
+            for name in ("announce to decide", "announce to switched", "processor time", "processor time of each message",
+                         "idle", "memory"):
+                self.assertIn(f"fleet, {name}, {count} sidecar{'s' if count > 1 else ''}", names)
+        return {case["name"]: case for case in suite["cases"]}
+
+    def test_a_fleet_over_real_connections(self):
+        cases = self.check_fleet(1, 3)
+        self.assertIn("baseline", cases["fleet, processor time of each message, 3 sidecars"])
+        for words, sentence in (("0", "--sidecars contains 0, expected numbers from 1 to 2048"),
+                                ("2049", "--sidecars contains 2049, expected numbers from 1 to 2048"),
+                                ("3,3", "--sidecars contains 3 more than once")):
+            done = bench("control", "--sidecars", words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
+            self.assertIn(sentence, done.stderr)
+
+    def test_the_largest_fleet_that_is_promised(self):
+        self.check_fleet(1250)
+
     def test_list_has_every_case_of_a_result(self):
         done = bench("list", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -345,7 +373,7 @@ class Suites(unittest.TestCase):
                                 (["baseline", "--size", "much"], "--size"),
                                 (["baseline", "--repeats", "0"], "--repeats"),
                                 (["control", "--messages", "0"], "--messages is 0, expected 1 to 1000000"),
-                                (["control", "--replicas", "2000"], "--replicas contains 2000, expected numbers from 1 to 1024"),
+                                (["control", "--replicas", "3000"], "--replicas contains 3000, expected numbers from 1 to 2048"),
                                 (["transport", "--size", "1MiB", "--bucket", "2MiB"], "--bucket contains 2097152 bytes"),
                                 (["transport", "--connections", "0"], "--connections contains 0, expected numbers from 1 to 64"),
                                 (["codecs", "--size", "1KiB"], "--size is 1024 bytes, expected 1MiB to 64GiB"),

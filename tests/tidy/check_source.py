@@ -70,7 +70,7 @@ LIBRARIES = (
     Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),
     Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/observe/trace", "shared/observe/status", "shared/moe", "shared/command", "inference_side/reference_engine", "trainer_side/coordinator/page", "trainer_side/rollout", "trainer_side/run", "deploy/cli", "deploy/demo", "deploy/fleet", "bench", "tests")),
     Library("libuv", re.compile(r"uv\.h|uv/"), ("shared/loop", "shared/transport/tcp"), 'include "shared/loop/..."'),
-    Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq", "bench/baseline")),
+    Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq", "bench/baseline", "bench/control")),
     Library("yaml-cpp", re.compile(r"yaml-cpp/"), ("shared/config",), 'include "shared/config/..."'),
     Library("CLI11", re.compile(r"CLI/"), ("shared/command", "inference_side/reference_engine", "trainer_side/run", "deploy/cli", "bench", "tests")),
     Library("zstd", re.compile(r"zstd\.h"), ("shared/weights",)),

@@ -106,8 +106,9 @@ bool Coordinator::must_wait(const CoordinatorEvent& event) const {
 void Coordinator::apply(const CoordinatorEvent& event) {
   if (claim_.stopped()) return refuse_stopped(event);
   std::visit([this](const auto& what) { handle(what); }, event.what);
-  context_.roster.forget(
-      [this](const Member& member) { return member.has_left && !rounds_.is_in_round(member); });
+  rounds_.note_changes(context_, log_);
+  context_.roster.forget_left([this](const Member& member) { return rounds_.is_in_round(member); });
+  context_.roster.clear_changes();
   const Result<> holds = own_invariants();
   WSYNC_CHECK(holds.has_value(), holds.error().message());
 }
@@ -173,13 +174,12 @@ void Coordinator::handle(const PeerLost& event) {
   member->peer.clear();
   rounds_.handle_lost(context_, log_, *member);
   member->report.connected = false;
+  if (claim_.state() != FenceClaimState::kWelcoming) return;
   // The claim may have waited for this sidecar only.
   const bool all_here = std::ranges::all_of(context_.roster.members(), [](const auto& entry) {
     return entry.second.joined || entry.second.peer.empty();
   });
-  if (claim_.state() == FenceClaimState::kWelcoming && context_.roster.joined_count() > 0 &&
-      all_here)
-    finish_claim();
+  if (context_.roster.joined_count() > 0 && all_here) finish_claim();
 }
 
 void Coordinator::handle(const PublishRequested& event) {
@@ -305,11 +305,11 @@ void Coordinator::handle_hello(const PeerMessage& event, const control::Hello& h
     if (claim_.stopped()) return;
   }
   const UpdateRound* round = rounds_.round();
-  const auto known = context_.roster.members().find(hello.name);
+  const Member* known = context_.roster.find(hello.name);
   // A member of a switching round stays in it: it has returned, and the decision is sent to it
   // again.
   const bool in_switch = round != nullptr && round->state() == RoundState::kSwitching &&
-                         known != context_.roster.members().end() && round->has(known->second);
+                         known != nullptr && round->has(*known);
   Member& member = register_sidecar(event, hello, in_switch);
   if (claim_.state() == FenceClaimState::kGathering) {
     claim_.note_hello(context_.now, fence, hello);
@@ -375,11 +375,14 @@ void Coordinator::join(Member& member, const control::Hello& hello, bool in_swit
   member.decided = hello.decision.fence == record().fence ? hello.decision.number : 0;
   member.asked = member.decided;
   if (!in_switch) member.switched = 0;
+  const std::size_t withdrawn = record().withdrawn.size();
   log_.learn_withdrawn(context_.roster, hello.withdrawn);
+  if (record().withdrawn.size() != withdrawn)
+    (void)context_.roster.change_all();  // it changes what the other sidecars are owed
   log_.add_member(context_.roster, hello.name);
   judge(context_, record(), member);
   if (!claim_.is_claimed()) {
-    if (context_.roster.joined_count() == context_.roster.members().size()) finish_claim();
+    if (context_.roster.joined_count() == context_.roster.size()) finish_claim();
   } else if (in_switch) {
     rounds_.resume_switch(context_, log_, member);
     // Otherwise all are notified when that is stored.
@@ -423,7 +426,8 @@ void Coordinator::finish_claim() {
     return;
   }
   context_.emit(Ready{.fence = record().fence, .target = record().target});
-  for (auto& [name, member] : context_.roster.members()) rounds_.catch_up(context_, log_, member);
+  for (auto& [name, member] : context_.roster.change_all())
+    rounds_.catch_up(context_, log_, member);
 }
 
 void Coordinator::stop(const Error& why) {
@@ -457,7 +461,7 @@ std::optional<TimePoint> Coordinator::next_wake() const {
   };
   if (!log_.is_storing()) by(claim_.deadline());
   if (log_.is_storing() || claim_.is_claimed()) by(log_.next_wake());
-  if (!log_.is_storing() && claim_.is_claimed()) by(rounds_.next_wake(context_, log_));
+  if (!log_.is_storing() && claim_.is_claimed()) by(rounds_.next_wake());
   return wake;
 }
 
@@ -507,9 +511,8 @@ control::StatusReply Coordinator::status() const {
 
 Result<> Coordinator::invariants() const {
   WSYNC_TRY(own_invariants());
-  for (const auto& [name, member] : context_.roster.members())
-    WSYNC_TRY(RoundScheduler::member_invariants(log_, member));
-  return {};
+  WSYNC_TRY(context_.roster.invariants());
+  return rounds_.member_invariants(context_, log_);
 }
 
 Result<> Coordinator::own_invariants() const {

@@ -20,8 +20,9 @@ struct CoordinatorContext {
   control::Fence fence;                      // stored claim; in the envelope of every sent message
   TimePoint now{};                           // arrival time of the current event
   std::vector<CoordinatorCommand> commands;  // of this step, in order
-  std::uint64_t last_round = 0;  // of the newest Announce; each Announce has its own round
-  std::uint64_t dropped = 0;     // messages that were late, of another round, or of a lower fence
+  // Of the newest Announce. No sidecar gets two Announces of one round number.
+  std::uint64_t last_round = 0;
+  std::uint64_t dropped = 0;  // messages that were late, of another round, or of a lower fence
 
   void emit(CoordinatorCommand command) { commands.push_back(std::move(command)); }
   // Does nothing if the sidecar is not connected. `request`: the message that this answers; 0 if it

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "shared/base/clock.h"
+#include "shared/base/shared_bytes.h"
 #include "shared/control/messages.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 
@@ -32,7 +33,7 @@ struct PublishRequested {
   Version version;
   Digest layout_digest;
   Digest content_digest;
-  Bytes layout;  // encoded Manifest
+  SharedBytes layout;  // encoded Manifest
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t snapshot_ns = 0;

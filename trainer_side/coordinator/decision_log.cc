@@ -285,7 +285,7 @@ void DecisionLog::add_member(const Roster& roster, const std::string& name) {
   // If the list is full, remove names whose sidecars have not connected to this process.
   if (record_.members.size() >= limits::kSidecarCount)
     std::erase_if(record_.members,
-                  [&](const std::string& old) { return !roster.members().contains(old); });
+                  [&](const std::string& old) { return roster.find(old) == nullptr; });
   record_.members.push_back(name);
   members_changed_ = true;
 }

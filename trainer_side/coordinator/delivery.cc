@@ -117,7 +117,7 @@ control::Announce Delivery::announce(const PublishRequested& publish, bool with_
   failure_.clear();
   return {.version = publish.version,
           .layout_digest = publish.layout_digest,
-          .layout = with_layout ? publish.layout : Bytes{},
+          .layout = with_layout ? publish.layout : SharedBytes{},
           .content_digest = publish.content_digest,
           .bucket_bytes = publish.bucket_bytes,
           .arena_bytes = publish.arena_bytes};

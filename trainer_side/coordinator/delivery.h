@@ -32,7 +32,7 @@ class Delivery {
  public:
   [[nodiscard]] DeliveryState state() const noexcept { return state_; }
   [[nodiscard]] const Version& version() const noexcept { return version_; }
-  // Round number in the envelopes of its messages. Each Announce has its own round.
+  // Round number in the envelopes of its messages. Each Announce to a sidecar has a new one.
   [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
   // Kind of transport named in the last Stage; empty before the first one.
   [[nodiscard]] const std::string& transport() const noexcept { return source_.kind; }

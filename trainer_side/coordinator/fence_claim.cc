@@ -76,25 +76,24 @@ Result<> check_record(const CoordinatorContext& context, const CoordinatorRecord
   if (hello.target.step > limits::kStepMax)
     return refuse(fmt::format("it reports target {}, whose step is above the limit",
                               hello.target.to_string()));
-  const auto& members = context.roster.members();
-  if (!members.contains(hello.name) && members.size() >= limits::kSidecarCount)
+  if (context.roster.find(hello.name) == nullptr && context.roster.size() >= limits::kSidecarCount)
     return refuse(fmt::format(
         "this coordinator already knows {} sidecars, the maximum; give the new one the name of one "
         "that it replaces, or restart this trainer to forget those that no longer exist",
-        members.size()));
+        context.roster.size()));
   return {};
 }
 
 // A name stands for one process. If messages of two processes with one name alternated, data stored
 // by one of them would be attributed to the other.
 Result<> check_name(const Roster& roster, const PeerMessage& event, const control::Hello& hello) {
-  for (const auto& [name, other] : roster.members())
-    if (other.peer == event.peer && name != hello.name)
-      return fail(ErrorCode::kRefused,
-                  fmt::format("it is already connected as sidecar '{}'", name));
-  const auto known = roster.members().find(hello.name);
-  if (known == roster.members().end()) return {};
-  const Member& member = known->second;
+  if (const Member* other = roster.find_peer(event.peer);
+      other != nullptr && other->name != hello.name)
+    return fail(ErrorCode::kRefused,
+                fmt::format("it is already connected as sidecar '{}'", other->name));
+  const Member* known = roster.find(hello.name);
+  if (known == nullptr) return {};
+  const Member& member = *known;
   if (member.peer.empty() || member.peer == event.peer || event.predecessor_gone ||
       planted("names_taken_in_turns"))
     return {};
@@ -185,7 +184,7 @@ std::vector<std::string> FenceClaim::awaited(const CoordinatorContext& context) 
   std::vector<std::string> names;
   if (state_ != FenceClaimState::kGathering || !context.options.record) return names;
   for (const std::string& name : context.options.record->members)
-    if (!context.roster.members().contains(name)) names.push_back(name);
+    if (context.roster.find(name) == nullptr) names.push_back(name);
   return names;
 }
 
@@ -205,7 +204,7 @@ void FenceClaim::note_epoch(std::uint64_t epoch) {
 
 bool FenceClaim::gather(const CoordinatorContext& context) {
   deadline_.reset();
-  const std::size_t known = context.roster.members().size();
+  const std::size_t known = context.roster.size();
   if (known == 0 || !first_hello_) return false;
   const TimePoint window = *first_hello_ + context.options.gather;
   if (context.now < window && (fleet_.none() || known < context.options.min_sidecars))
@@ -262,7 +261,7 @@ void FenceClaim::handle_stored(CoordinatorContext& context, const CoordinatorRec
   for (const auto& [name, member] : context.roster.members())
     fleet_binds_ |= member.fleet == fleet_ && !member.decision.none();
   deadline_ = context.now + context.options.hello;
-  for (auto& [name, member] : context.roster.members()) {
+  for (auto& [name, member] : context.roster.change_all()) {
     member.joined = false;
     member.delivery.forget();  // belongs to the previous fence
     welcome(context, member, 0);

@@ -1,12 +1,20 @@
 // Roster: what the coordinator knows about each sidecar. Pure data; no I/O. Thread: confined to one
 // thread.
+//
+// A message concerns one sidecar, and handling it must cost the same for any number of sidecars. So
+// the roster has indexes in place of searches, and notes which members may have changed: each
+// function that returns a member to be changed notes it, and clear_changes() ends the event. Until
+// then the caller may change the member, and the indexes follow. UpdateRound and RoundScheduler
+// count the changed members again, and no others.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/base/clock.h"
@@ -51,6 +59,15 @@ struct Member {
   std::vector<std::string> ready_at_decision;
   std::uint64_t staged_bytes = 0;  // progress of its delivery, from its heartbeats
   control::SidecarReport report;
+  // When RoundScheduler next has something to do for this sidecar. Changed by RoundScheduler only.
+  std::optional<TimePoint> wake;
+  // What the indexes of the roster contain of this member. Changed by Roster only.
+  struct Indexed {
+    std::string peer;
+    std::string last_peer;
+    bool joined = false;
+    bool has_left = false;
+  } indexed;
 
   [[nodiscard]] bool holds(const Version& version) const;
   // Its connection or process is gone, so its delivery is dropped.
@@ -59,24 +76,72 @@ struct Member {
 
 class Roster {
  public:
+  using Members = std::map<std::string, Member>;
+
+  // ---- changes: each function notes the members that it returns ----
+
   // Returns the member of that name; creates it if it is new.
   Member& add(const std::string& name);
-  template <class Predicate>
-  void forget(Predicate predicate) {
-    std::erase_if(members_, [&](const auto& entry) { return predicate(entry.second); });
-  }
   [[nodiscard]] Member* by_peer(const std::string& peer);
   // Also finds a lost member, by its last address.
   [[nodiscard]] Member* by_last_peer(const std::string& peer);
-  [[nodiscard]] std::map<std::string, Member>& members() noexcept { return members_; }
-  [[nodiscard]] const std::map<std::string, Member>& members() const noexcept { return members_; }
-  [[nodiscard]] std::size_t joined_count() const noexcept;
+  // All members, each of which may be changed.
+  [[nodiscard]] Members& change_all() noexcept;
+  // Removes the members that have left, except those for which `is_needed` is true.
+  template <class Predicate>
+  void forget_left(Predicate is_needed) {
+    update();
+    for (auto name = left_.begin(); name != left_.end();) {
+      const auto member = members_.find(*name++);
+      if (!is_needed(member->second)) remove(member);
+    }
+  }
+
+  // ---- what has changed since the last clear_changes() ----
+
+  // If all members may have changed, changed() is void.
+  [[nodiscard]] bool all_changed() const noexcept { return all_changed_; }
+  [[nodiscard]] const std::vector<Member*>& changed() const noexcept { return changed_; }
+  void clear_changes();
+
+  // ---- views ----
+
+  [[nodiscard]] const Members& members() const noexcept {
+    visits_ += members_.size();
+    return members_;
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return members_.size(); }
+  // Return null if there is no such member.
+  [[nodiscard]] const Member* find(const std::string& name) const;
+  [[nodiscard]] const Member* find_peer(const std::string& peer) const;
+  [[nodiscard]] std::size_t joined_count() const;
   // The newest version older than `target`, not in `withdrawn`, that every joined sidecar holds.
   [[nodiscard]] std::optional<Version> rollback_target(const Version& target,
                                                        const std::vector<Version>& withdrawn) const;
+  // How many members were looked at so far; a look at all of them counts as many.
+  [[nodiscard]] std::uint64_t visits() const noexcept { return visits_; }
+  // Builds the indexes again and compares. Returns kInternal with the first difference.
+  [[nodiscard]] Result<> invariants() const;
 
  private:
-  std::map<std::string, Member> members_;
+  using Address = std::pair<std::string, std::string>;  // of a peer, and the name of its member
+
+  Member& note(Member& member);
+  void remove(Members::iterator member);
+  // Brings the indexes up to date with the changed members.
+  void update() const;
+  void index(Member& member) const;
+  [[nodiscard]] Member* found(const std::set<Address>& peers, const std::string& peer) const;
+
+  // Mutable, because what a view needs of the indexes is brought up to date on demand.
+  mutable Members members_;
+  mutable std::set<Address> peers_;
+  mutable std::set<Address> last_peers_;
+  mutable std::set<std::string> left_;
+  mutable std::size_t joined_ = 0;
+  mutable std::uint64_t visits_ = 0;
+  std::vector<Member*> changed_;
+  bool all_changed_ = false;
 };
 
 [[nodiscard]] bool contains(const std::vector<Version>& versions, const Version& version) noexcept;

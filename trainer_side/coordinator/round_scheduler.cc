@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
@@ -78,8 +79,7 @@ void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& 
                           "its deadline (deadlines.publish) passed before its round began");
   round_.emplace(UpdateRound::begin_publish(context, publish));
   held_.add(publish);
-  for (auto& [name, member] : context.roster.members())
-    if (member.joined) announce(context, member, publish);
+  announce_to_all(context, publish);
 }
 
 void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
@@ -273,8 +273,8 @@ void RoundScheduler::bridge(CoordinatorContext& context, DecisionLog& log, const
   // A copy, because a failure changes the list.
   const std::vector<std::string> names = round_->members();
   for (const std::string& name : names)
-    if (Member& member = context.roster.add(name); member.delivery.reads_from(lost.transports))
-      stage(context, log, member);
+    if (context.roster.find(name)->delivery.reads_from(lost.transports))
+      stage(context, log, context.roster.add(name));
 }
 
 // ---- the round ----
@@ -322,8 +322,8 @@ bool RoundScheduler::follow_newest(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::abort(CoordinatorContext& context, DecisionLog& log, const std::string& why,
                            bool cancelled) {
-  UpdateRound round = *std::exchange(round_, std::nullopt);
-  for (auto& [name, member] : context.roster.members()) {
+  UpdateRound round = take_round(context);
+  for (auto& [name, member] : context.roster.change_all()) {
     // The record being stored may take effect, so its copies must be kept.
     if (log.is_storing() || !member.joined || member.delivery.version() != round.version())
       continue;
@@ -337,12 +337,17 @@ void RoundScheduler::abort(CoordinatorContext& context, DecisionLog& log, const 
 }
 
 void RoundScheduler::finish(CoordinatorContext& context, DecisionLog& log) {
-  UpdateRound round = *std::exchange(round_, std::nullopt);
+  UpdateRound round = take_round(context);
   if (round.is_rollback())
     context.emit(round.finish_rollback(context, log.record()));
   else
     context.emit(round.finish_publish(context, log.record().number));
   conclude(context, log);
+}
+
+UpdateRound RoundScheduler::take_round(CoordinatorContext& context) {
+  (void)context.roster.change_all();
+  return *std::exchange(round_, std::nullopt);
 }
 
 void RoundScheduler::conclude(CoordinatorContext& context, DecisionLog& log) {
@@ -353,7 +358,7 @@ void RoundScheduler::conclude(CoordinatorContext& context, DecisionLog& log) {
 // round. It must catch up before the next round begins.
 void RoundScheduler::settle(CoordinatorContext& context, const DecisionLog& log) {
   drop_unneeded(context, log);
-  for (auto& [name, member] : context.roster.members()) catch_up(context, log, member);
+  for (auto& [name, member] : context.roster.change_all()) catch_up(context, log, member);
   start_waiting(context, log);
 }
 
@@ -382,7 +387,7 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
   // The version before the previous one can no longer be a target, so the next snapshot may have
   // its memory while this round switches.
   drop_unneeded(context, log);
-  for (auto& [name, member] : context.roster.members()) {
+  for (auto& [name, member] : context.roster.change_all()) {
     begin_decision(context, record, member);
     if (!member.joined) continue;
     const bool has_staged =
@@ -417,7 +422,12 @@ void RoundScheduler::expire_waiting(CoordinatorContext& context) {
 void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) {
   if (round_ && context.now >= round_->deadline()) handle_deadline(context, log);
   if (log.take_follow_due(context.now) && follow_newest(context, log)) return;
-  for (auto& [name, member] : context.roster.members()) {
+  std::vector<std::string> due;
+  for (auto wake = wakes_.begin(); wake != wakes_.end() && wake->first <= context.now; ++wake)
+    due.push_back(wake->second);
+  std::ranges::sort(due);
+  for (const std::string& name : due) {
+    Member& member = context.roster.add(name);
     if (!log.is_storing() && is_owed(log.record(), member) && context.now >= member.ask_again)
       send_decide(context, log.record(), member);
     const std::optional<TimePoint> deadline = member.delivery.deadline();
@@ -429,6 +439,31 @@ void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) 
       fail_delivery(context, log, member, "no answer before the deadline");
     }
   }
+}
+
+void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog& log) {
+  if (round_) round_->count(context, log.record().number);
+  if (context.roster.all_changed())
+    for (auto& [name, member] : context.roster.change_all()) note_wake(log, member);
+  else
+    for (Member* member : context.roster.changed()) note_wake(log, *member);
+}
+
+void RoundScheduler::note_wake(const DecisionLog& log, Member& member) {
+  const std::optional<TimePoint> wake = wake_of(log, member);
+  if (wake == member.wake) return;
+  if (member.wake) wakes_.erase({*member.wake, member.name});
+  if (wake) wakes_.insert({*wake, member.name});
+  member.wake = wake;
+}
+
+std::optional<TimePoint> RoundScheduler::wake_of(const DecisionLog& log,
+                                                 const Member& member) const {
+  std::optional<TimePoint> wake;
+  if (is_owed(log.record(), member)) wake = member.ask_again;
+  if (!member.joined || is_in_round(member)) return wake;
+  const std::optional<TimePoint> deadline = member.delivery.deadline();
+  return wake && deadline ? std::min(*wake, *deadline) : wake ? wake : deadline;
 }
 
 void RoundScheduler::handle_deadline(CoordinatorContext& context, DecisionLog& log) {
@@ -458,17 +493,10 @@ std::optional<TimePoint> RoundScheduler::waiting_deadline() const {
   return waiting_ ? waiting_->deadline : std::nullopt;
 }
 
-std::optional<TimePoint> RoundScheduler::next_wake(const CoordinatorContext& context,
-                                                   const DecisionLog& log) const {
+std::optional<TimePoint> RoundScheduler::next_wake() const {
   std::optional<TimePoint> wake;
-  const auto by = [&wake](const std::optional<TimePoint>& at) {
-    if (at && (!wake || *at < *wake)) wake = at;
-  };
-  if (round_) by(round_->deadline());
-  for (const auto& [name, member] : context.roster.members()) {
-    if (is_owed(log.record(), member)) by(member.ask_again);
-    if (member.joined && !is_in_round(member)) by(member.delivery.deadline());
-  }
+  if (round_) wake = round_->deadline();
+  if (!wakes_.empty() && (!wake || wakes_.begin()->first < *wake)) wake = wakes_.begin()->first;
   return wake;
 }
 
@@ -480,13 +508,26 @@ Result<> RoundScheduler::invariants(const DecisionLog& log) const {
   return {};
 }
 
-Result<> RoundScheduler::member_invariants(const DecisionLog& log, const Member& member) {
-  WSYNC_TRY(member.delivery.invariants());
-  if (member.decided > log.record().number && member.joined)
-    return fail(ErrorCode::kInternal,
-                fmt::format("sidecar '{}' acknowledged decision {} of {}", member.name,
-                            member.decided, log.record().number));
-  return {};
+Result<> RoundScheduler::member_invariants(const CoordinatorContext& context,
+                                           const DecisionLog& log) const {
+  std::size_t wakes = 0;
+  for (const auto& [name, member] : context.roster.members()) {
+    WSYNC_TRY(member.delivery.invariants());
+    if (member.decided > log.record().number && member.joined)
+      return fail(ErrorCode::kInternal, fmt::format("sidecar '{}' acknowledged decision {} of {}",
+                                                    name, member.decided, log.record().number));
+    if (member.wake != wake_of(log, member) ||
+        (member.wake && !wakes_.contains({*member.wake, name})))
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format("the time at which sidecar '{}' needs something is out of date", name));
+    if (member.wake) ++wakes;
+  }
+  if (wakes != wakes_.size())
+    return fail(ErrorCode::kInternal, fmt::format("{} sidecars need something later, but {} times "
+                                                  "are noted",
+                                                  wakes, wakes_.size()));
+  return round_ ? round_->count_invariants(context) : Result<>{};
 }
 
 }  // namespace wsync::coordinator

@@ -15,7 +15,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "trainer_side/coordinator/coordinator_context.h"
 #include "trainer_side/coordinator/decision_log.h"
@@ -79,6 +81,9 @@ class RoundScheduler {
   // stored.
   void expire_waiting(CoordinatorContext& context);
   void handle_tick(CoordinatorContext& context, DecisionLog& log);
+  // Call it at the end of each event: counts the members that have changed (Roster::changed()), and
+  // notes when each of them needs something. May be called at any time.
+  void note_changes(CoordinatorContext& context, const DecisionLog& log);
 
   // ---- views ----
 
@@ -90,12 +95,12 @@ class RoundScheduler {
   // Whether a round of this version is running or waiting; with 0.0, whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
   [[nodiscard]] std::optional<TimePoint> waiting_deadline() const;
-  [[nodiscard]] std::optional<TimePoint> next_wake(const CoordinatorContext& context,
-                                                   const DecisionLog& log) const;
+  [[nodiscard]] std::optional<TimePoint> next_wake() const;
   // Both return kInternal with the first broken rule. The first one costs the same for any number
-  // of sidecars.
+  // of sidecars; the second one checks each of them, after note_changes().
   [[nodiscard]] Result<> invariants(const DecisionLog& log) const;
-  [[nodiscard]] static Result<> member_invariants(const DecisionLog& log, const Member& member);
+  [[nodiscard]] Result<> member_invariants(const CoordinatorContext& context,
+                                           const DecisionLog& log) const;
 
  private:
   void start(CoordinatorContext& context, const PublishRequested& publish);
@@ -132,8 +137,16 @@ class RoundScheduler {
   [[nodiscard]] Result<control::TransportAddress> source_of(const CoordinatorContext& context,
                                                             const Member& member) const;
 
+  // When the sidecar next needs something, unless the round does it; std::nullopt: never.
+  [[nodiscard]] std::optional<TimePoint> wake_of(const DecisionLog& log,
+                                                 const Member& member) const;
+  void note_wake(const DecisionLog& log, Member& member);
+  // Ends the running round and returns it. Every member of it needs something of its own again.
+  [[nodiscard]] UpdateRound take_round(CoordinatorContext& context);
+
   std::optional<UpdateRound> round_;
   std::optional<PublishRequested> waiting_;
+  std::set<std::pair<TimePoint, std::string>> wakes_;  // Member::wake of all members, with names
   HeldVersions held_;
   bool ending_ = false;  // inside end_all(): nothing new may begin
 };

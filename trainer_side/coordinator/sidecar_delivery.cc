@@ -16,6 +16,15 @@ void send_announce(CoordinatorContext& context, Member& member, const PublishReq
   member.layout = publish.layout_digest;
 }
 
+// The round is the newest one.
+void announce_in_round(CoordinatorContext& context, Member& member,
+                       const PublishRequested& publish) {
+  const bool with_layout = member.layout != publish.layout_digest;
+  send_announce(context, member, publish,
+                member.delivery.announce(publish, with_layout, context.last_round,
+                                         context.now + context.options.announce));
+}
+
 // The kinds of transport that failed before the present one, for the end of a sentence.
 std::string earlier_failures(const Member& member) {
   std::string text;
@@ -49,10 +58,14 @@ Result<StagedAnswer> handle_staging_failure(CoordinatorContext& context, Member&
 }  // namespace
 
 void announce(CoordinatorContext& context, Member& member, const PublishRequested& publish) {
-  const bool with_layout = member.layout != publish.layout_digest;
-  send_announce(context, member, publish,
-                member.delivery.announce(publish, with_layout, ++context.last_round,
-                                         context.now + context.options.announce));
+  ++context.last_round;
+  announce_in_round(context, member, publish);
+}
+
+void announce_to_all(CoordinatorContext& context, const PublishRequested& publish) {
+  ++context.last_round;
+  for (auto& [name, member] : context.roster.change_all())
+    if (member.joined) announce_in_round(context, member, publish);
 }
 
 Result<> stage(CoordinatorContext& context, Member& member,

@@ -13,6 +13,9 @@ namespace wsync::coordinator {
 
 // Offers the version. The layout is included unless the sidecar knows it.
 void announce(CoordinatorContext& context, Member& member, const PublishRequested& publish);
+// Offers it to every sidecar that has joined. Their messages are equal, so that the port encodes
+// them once, except that the layout is not sent to those that know it.
+void announce_to_all(CoordinatorContext& context, const PublishRequested& publish);
 // Sends the source to read from.
 [[nodiscard]] Result<> stage(CoordinatorContext& context, Member& member,
                              const control::TransportAddress& source);

@@ -8,8 +8,10 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "shared/base/round_deadlines.h"
+#include "shared/base/weight_limits.h"
 #include "shared/transport/traits.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
@@ -39,7 +41,9 @@ std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
 }
 
 const Member& member_of(const CoordinatorContext& context, const std::string& name) {
-  return context.roster.members().at(name);
+  const Member* member = context.roster.find(name);
+  WSYNC_CHECK(member != nullptr, "the members of a round stay in the roster");
+  return *member;
 }
 
 std::uint32_t needed_replicas(const CoordinatorOptions& options) {
@@ -62,6 +66,26 @@ control::PushReply reply_of(const PublishRequested& publish) {
   reply.bytes = publish.arena_bytes;
   reply.snapshot_ns = publish.snapshot_ns;
   return reply;
+}
+
+// A reply names at most limits::kReplicaCount replicas. Those that have not switched come first
+// then. Appends to `reason` how many are left out.
+void bound_outcomes(std::vector<control::ReplicaOutcome>& all, std::string& reason) {
+  if (all.size() <= limits::kReplicaCount) return;
+  std::vector<control::ReplicaOutcome> kept;
+  std::size_t switched_left_out = 0;
+  for (const bool committed : {false, true})
+    for (const control::ReplicaOutcome& outcome : all) {
+      if ((outcome.outcome == control::SwitchOutcome::kCommitted) != committed) continue;
+      if (kept.size() < limits::kReplicaCount)
+        kept.push_back(outcome);
+      else if (committed)
+        ++switched_left_out;
+    }
+  reason += fmt::format("{}the list of replicas leaves out {} of {}, of which {} have switched",
+                        reason.empty() ? "" : "; ", all.size() - kept.size(), all.size(),
+                        switched_left_out);
+  all = std::move(kept);
 }
 
 }  // namespace
@@ -92,7 +116,10 @@ TransitionTable round_transitions() {
 UpdateRound::UpdateRound(const CoordinatorContext& context, RoundState state, bool is_rollback)
     : state_(state), is_rollback_(is_rollback), started_(context.now), decided_(context.now) {
   for (const auto& [name, member] : context.roster.members())
-    if (member.joined) members_.push_back(name);
+    if (member.joined) {
+      members_.push_back(name);
+      standings_.emplace(name, Standing{});
+    }
 }
 
 UpdateRound UpdateRound::begin_publish(CoordinatorContext& context,
@@ -122,9 +149,7 @@ void UpdateRound::move(RoundState to) {
   state_ = to;
 }
 
-bool UpdateRound::has(const Member& member) const {
-  return std::ranges::find(members_, member.name) != members_.end();
-}
+bool UpdateRound::has(const Member& member) const { return standings_.contains(member.name); }
 
 std::string_view UpdateRound::activity() const noexcept {
   return round_state_name(state_ == RoundState::kDeciding ? RoundState::kStaging : state_);
@@ -139,54 +164,81 @@ TimePoint UpdateRound::in_time(const CoordinatorContext& context,
 
 // ---- progress ----
 
-void UpdateRound::leave(const Member& member) { std::erase(members_, member.name); }
-
-void UpdateRound::add_problems(const std::vector<control::Problem>& problems) {
-  problems_.insert(problems_.end(), problems.begin(), problems.end());
+void UpdateRound::leave(const Member& member) {
+  const auto standing = standings_.find(member.name);
+  if (standing == standings_.end()) return;
+  add(standing->second, false);
+  standings_.erase(standing);
+  std::erase(members_, member.name);
 }
 
-std::uint32_t UpdateRound::staged_replicas(const CoordinatorContext& context) const {
-  std::uint32_t replicas = 0;
-  for (const std::string& name : members_)
-    if (const Member& member = member_of(context, name);
-        member.delivery.state() == DeliveryState::kStaged)
-      replicas += whole_replicas(member);
-  return replicas;
+void UpdateRound::add_problems(const std::vector<control::Problem>& problems) {
+  // Every sidecar may have the same ones, and a reply has a limited number.
+  const std::size_t room = limits::kProblemCount - problems_.size();
+  const std::size_t taken = std::min(room, problems.size());
+  problems_.insert(problems_.end(), problems.begin(),
+                   problems.begin() + static_cast<std::ptrdiff_t>(taken));
+  problems_left_out_ += problems.size() - taken;
+}
+
+UpdateRound::Standing UpdateRound::standing_of(const Member& member) const {
+  const DeliveryState state = member.delivery.state();
+  const bool staged = state == DeliveryState::kStaged;
+  const bool over = member.peer.empty() || member.switched == counted_for_ ||
+                    !member.refused.empty() || state == DeliveryState::kFailed;
+  return {.accepted = state == DeliveryState::kAccepted ? 1U : 0U,
+          .staged = staged ? 1U : 0U,
+          .replicas = staged ? whole_replicas(member) : 0U,
+          .over = over ? 1U : 0U};
+}
+
+void UpdateRound::add(const Standing& standing, bool once_more) {
+  const auto change = [once_more](std::uint32_t& sum, std::uint32_t part) {
+    sum = once_more ? sum + part : sum - part;
+  };
+  change(total_.accepted, standing.accepted);
+  change(total_.staged, standing.staged);
+  change(total_.replicas, standing.replicas);
+  change(total_.over, standing.over);
+}
+
+void UpdateRound::count_one(const Member& member) {
+  const auto standing = standings_.find(member.name);
+  if (standing == standings_.end()) return;
+  add(standing->second, false);
+  standing->second = standing_of(member);
+  add(standing->second, true);
+}
+
+void UpdateRound::count(const CoordinatorContext& context, std::uint64_t number) {
+  const bool all = context.roster.all_changed() || counted_for_ != number;
+  counted_for_ = number;
+  if (!all) {
+    for (const Member* member : context.roster.changed()) count_one(*member);
+    return;
+  }
+  for (const std::string& name : members_) count_one(member_of(context, name));
 }
 
 bool UpdateRound::enough_staged(const CoordinatorContext& context) const {
   if (planted("decide_before_all_staged") && !members_.empty()) return true;
-  const auto has_staged = [&](const std::string& name) {
-    return member_of(context, name).delivery.state() == DeliveryState::kStaged;
-  };
   const bool enough = context.options.commit.rule == CommitRule::kAll
-                          ? std::ranges::all_of(members_, has_staged)
-                          : std::ranges::any_of(members_, has_staged);
-  return enough && staged_replicas(context) >= needed_replicas(context.options);
+                          ? total_.staged == members_.size()
+                          : total_.staged > 0;
+  return enough && total_.replicas >= needed_replicas(context.options);
 }
 
 RoundStep UpdateRound::advance(const CoordinatorContext& context, std::uint64_t number) {
-  const auto all = [&](auto predicate) {
-    return std::ranges::all_of(
-        members_, [&](const std::string& name) { return predicate(member_of(context, name)); });
-  };
-  const auto all_are = [&](DeliveryState state) {
-    return all([state](const Member& member) { return member.delivery.state() == state; });
-  };
+  count(context, number);
   if (state_ == RoundState::kDeciding || state_ == RoundState::kFinished) return RoundStep::kWait;
-  if (state_ == RoundState::kSwitching) {
-    const bool over = all([number](const Member& member) {
-      return member.peer.empty() || member.switched == number || !member.refused.empty() ||
-             member.delivery.state() == DeliveryState::kFailed;
-    });
-    return over ? RoundStep::kFinish : RoundStep::kWait;
-  }
+  if (state_ == RoundState::kSwitching)
+    return total_.over == members_.size() ? RoundStep::kFinish : RoundStep::kWait;
   if (members_.empty()) return RoundStep::kAbort;
   if (state_ == RoundState::kAnnouncing)
-    return all_are(DeliveryState::kAccepted) ? RoundStep::kStage : RoundStep::kWait;
+    return total_.accepted == members_.size() ? RoundStep::kStage : RoundStep::kWait;
   if (enough_staged(context)) return RoundStep::kDecide;
   // Wait for the next heartbeats, because they report engines that have just attached.
-  if (all_are(DeliveryState::kStaged) && !std::exchange(lacks_replicas_, true))
+  if (total_.staged == members_.size() && !std::exchange(lacks_replicas_, true))
     deadline_ = in_time(context, context.options.attach);
   return RoundStep::kWait;
 }
@@ -215,7 +267,8 @@ std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& conte
     return fmt::format("the deadline of the whole publish (deadlines.publish) passed while {} {}",
                        activity(), version);
   if (!lacks_replicas_) return std::nullopt;
-  const std::uint32_t staged = staged_replicas(context);
+  std::uint32_t staged = 0;
+  for (const std::string& name : members_) staged += standing_of(member_of(context, name)).replicas;
   const std::string missing = missing_replicas(context);
   if (staged == 0)
     return fmt::format("{} is staged, and no replica can load it: {}; publish again when one can",
@@ -291,6 +344,8 @@ RoundDone UpdateRound::abort(TimePoint now, const std::string& why, bool cancell
       state_ == RoundState::kSwitching ? decided_reply(now) : reply_of(publish_);
   move(RoundState::kFinished);
   reply.reason = why;
+  if (problems_left_out_ > 0)
+    reply.reason += fmt::format("; the list of problems leaves out {}", problems_left_out_);
   reply.problems = problems_;
   return {.request = publish_.request, .cancelled = cancelled, .reply = std::move(reply)};
 }
@@ -322,6 +377,7 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
         "; {} stays the target, and the sidecars go on trying: `wsync status` shows when every "
         "replica serves it, `wsync rollback` takes it back",
         publish_.version.to_string());
+  bound_outcomes(reply.outcomes, reply.reason);
   return {.request = publish_.request, .reply = std::move(reply)};
 }
 
@@ -348,7 +404,7 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
     }
   }
   for (const std::string& name : record.members)
-    if (!context.roster.members().contains(name))
+    if (context.roster.find(name) == nullptr)
       lacks(fmt::format("sidecar '{}' (it has not connected to this coordinator)", name));
   reply.partial = !missing.empty();
   reply.ok = missing.empty();
@@ -358,6 +414,7 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
                                      reply.to.to_string(), missing)
                        : fmt::format("{} is withdrawn, but these have not switched back yet: {}",
                                      from_.to_string(), missing);
+  bound_outcomes(reply.outcomes, reply.reason);
   return {.request = publish_.request, .reply = std::move(reply)};
 }
 
@@ -369,9 +426,10 @@ control::TransportAddress UpdateRound::chain_source(const CoordinatorContext& co
   const transport::TransportTraits* kind = transport::find_transport_kind(served.kind);
   if (kind == nullptr || kind->maps_source) return served;
   // From the member backwards: in a chain the nearest one before it is the answer almost always.
-  auto before = std::make_reverse_iterator(std::ranges::find(members_, member.name));
-  for (; before != members_.rend(); ++before) {
-    const Member& candidate = member_of(context, *before);
+  // (The chain is in the order of the names.)
+  auto before = std::make_reverse_iterator(standings_.lower_bound(member.name));
+  for (; before != standings_.rend(); ++before) {
+    const Member& candidate = member_of(context, before->first);
     if (!candidate.joined || !candidate.delivery.relays()) continue;
     if (kind->reach == transport::Reach::kHost && !is_same_host(candidate.boot_id, member.boot_id))
       continue;
@@ -415,6 +473,28 @@ Result<> UpdateRound::invariants() const {
   if (lacks_replicas_ && state_ == RoundState::kAnnouncing) return broken("and waits for replicas");
   if (publish_.deadline && deadline_ > *publish_.deadline)
     return broken("and its deadline is later than that of its publish");
+  return {};
+}
+
+Result<> UpdateRound::count_invariants(const CoordinatorContext& context) const {
+  Standing total;
+  for (const std::string& name : members_) {
+    const auto standing = standings_.find(name);
+    if (standing == standings_.end() ||
+        (counted_for_ && standing->second != standing_of(member_of(context, name))))
+      return fail(ErrorCode::kInternal,
+                  fmt::format("the round of {} has counted sidecar '{}' wrongly",
+                              publish_.version.to_string(), name));
+    total.accepted += standing->second.accepted;
+    total.staged += standing->second.staged;
+    total.replicas += standing->second.replicas;
+    total.over += standing->second.over;
+  }
+  if (total != total_ || standings_.size() != members_.size())
+    return fail(ErrorCode::kInternal, fmt::format("the round of {} has counted {} staged members, "
+                                                  "but {} of {} have staged",
+                                                  publish_.version.to_string(), total_.staged,
+                                                  total.staged, members_.size()));
   return {};
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -68,6 +69,9 @@ class UpdateRound {
   // Returns the next step after a change. `number`: of the newest decision. May start to wait, with
   // a separate deadline, for more complete replicas.
   [[nodiscard]] RoundStep advance(const CoordinatorContext& context, std::uint64_t number);
+  // Counts the members again that have changed (Roster::changed()). `number` as above. advance()
+  // does this too.
+  void count(const CoordinatorContext& context, std::uint64_t number);
   void begin_staging(CoordinatorContext& context);
   void begin_deciding();
   void begin_switching(CoordinatorContext& context);
@@ -98,28 +102,44 @@ class UpdateRound {
   // Sum over the members while staging, and over their replicas after the decision. Both are 0
   // before staging. The total of a rollback is 0, because it is not known here.
   [[nodiscard]] MovedBytes moved(const CoordinatorContext& context) const;
-  // Returns kInternal with the first broken rule.
+  // Return kInternal with the first broken rule. The second one counts all members.
   [[nodiscard]] Result<> invariants() const;
+  [[nodiscard]] Result<> count_invariants(const CoordinatorContext& context) const;
 
  private:
+  // How far a member is, and the sum over all members.
+  struct Standing {
+    std::uint32_t accepted = 0;  // members whose delivery is accepted
+    std::uint32_t staged = 0;    // members that have staged
+    std::uint32_t replicas = 0;  // complete replicas of those
+    std::uint32_t over = 0;      // members from which no more is expected after the decision
+    friend bool operator==(const Standing&, const Standing&) = default;
+  };
+
   UpdateRound(const CoordinatorContext& context, RoundState state, bool is_rollback);
   void move(RoundState to);
   [[nodiscard]] TimePoint in_time(const CoordinatorContext& context,
                                   std::chrono::milliseconds phase) const;
-  [[nodiscard]] std::uint32_t staged_replicas(const CoordinatorContext& context) const;
   [[nodiscard]] control::PushReply decided_reply(TimePoint now) const;
   [[nodiscard]] std::string missing_replicas(const CoordinatorContext& context) const;
+  [[nodiscard]] Standing standing_of(const Member& member) const;
+  void add(const Standing& standing, bool once_more);
+  void count_one(const Member& member);
   [[nodiscard]] bool enough_staged(const CoordinatorContext& context) const;
 
   RoundState state_;
   bool is_rollback_;
   PublishRequested publish_;  // of a rollback: only request and version
   std::vector<std::string> members_;
+  std::map<std::string, Standing, std::less<>> standings_;  // of each member, as counted in total_
+  Standing total_;
+  std::optional<std::uint64_t> counted_for_;  // number of the newest decision at the last count
   TimePoint deadline_{};
   TimePoint started_{};
   TimePoint decided_{};
   Version from_;  // of a rollback
   std::vector<control::Problem> problems_;
+  std::uint64_t problems_left_out_ = 0;
   bool lacks_replicas_ = false;  // all have staged; the deadline is that of `attach`
 };
 

@@ -9,6 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/log.h"
+#include "shared/base/open_files.h"
 #include "shared/config/trainer_config.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
@@ -56,20 +57,13 @@ void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milli
                              gather.count() / 1000, fmt::join(record.members, ", ")));
 }
 
-// The name of the sidecar that is connected as this peer; std::nullopt for any other peer.
-std::optional<std::string> sidecar_of(const coordinator::Roster& roster, const std::string& peer) {
-  for (const auto& [name, member] : roster.members())
-    if (member.peer == peer) return name;
-  return std::nullopt;
-}
-
 // A sidecar of this host that was killed and restarted gets its name back at once, not only when
 // its silence is noticed. On another host or in another pid namespace the process id proves
 // nothing.
 bool predecessor_is_gone(const coordinator::Roster& roster, const control::Hello& hello) {
-  const auto known = roster.members().find(hello.name);
-  if (known == roster.members().end()) return false;
-  const coordinator::Member& before = known->second;
+  const coordinator::Member* known = roster.find(hello.name);
+  if (known == nullptr) return false;
+  const coordinator::Member& before = *known;
   const std::uint64_t own = pid_namespace();
   return own != 0 && before.pid_namespace == own && !before.boot_id.empty() &&
          before.boot_id == boot_id() && process_is_gone(before.report.pid);
@@ -128,14 +122,17 @@ CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& conf
           }) {}
 
 Result<> CoordinatorAgent::listen() {
+  // Each sidecar is a connection, and the usual soft limit is 1,024 files. If the hard limit is low
+  // too, `wsync doctor` says so.
+  raise_open_files();
   control::RouterCallbacks callbacks;
   callbacks.on_message = [this](const std::string& peer, control::Envelope envelope,
                                 control::Message message) {
     handle_message(peer, std::move(envelope), std::move(message));
   };
   callbacks.on_lost = [this](const std::string& peer, const Error& error) {
-    if (const auto name = sidecar_of(coordinator_.roster(), peer))
-      recorder_.incident(fmt::format("sidecar {} lost: {}", *name, error.message()), now());
+    if (const auto* sidecar = coordinator_.roster().find_peer(peer))
+      recorder_.incident(fmt::format("sidecar {} lost: {}", sidecar->name, error.message()), now());
     step(coordinator::PeerLost{.peer = peer, .reason = error.message()});
     commands_.lost(peer, error.message());
   };
@@ -256,8 +253,8 @@ void CoordinatorAgent::store(const coordinator::Store& command) {
 
 void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
   if (auto* sent = std::get_if<coordinator::SendTo>(&command)) {
-    if (const auto name = sidecar_of(coordinator_.roster(), sent->peer))
-      recorder_.sent(*name, sent->message, now());
+    if (const auto* sidecar = coordinator_.roster().find_peer(sent->peer))
+      recorder_.sent(sidecar->name, sent->message, now());
     if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
       // This side's error: it cannot be encoded.
       if (result.error().code() == ErrorCode::kInvalidInput)
@@ -354,10 +351,11 @@ void CoordinatorAgent::handle_sidecar(const std::string& peer, control::Envelope
     complaint_ = error->message;
   }
   const bool leaves = std::holds_alternative<control::Leave>(message);
-  if (const auto name = sidecar_of(coordinator_.roster(), peer)) {
-    recorder_.received(*name, message, now());
+  if (const auto* sidecar = coordinator_.roster().find_peer(peer)) {
+    recorder_.received(sidecar->name, message, now());
     if (leaves)
-      log_info("sidecar {} has left: it has stopped, and no engine is attached to it", *name);
+      log_info("sidecar {} has left: it has stopped, and no engine is attached to it",
+               sidecar->name);
   }
   const auto* hello = std::get_if<control::Hello>(&message);
   const bool is_gone = hello != nullptr && predecessor_is_gone(coordinator_.roster(), *hello);

@@ -103,7 +103,7 @@ void UpdateJournal::rollback_ended(std::uint64_t request, const control::Rollbac
   const auto entry = running_.extract(request);
   if (entry.empty()) return;
   finish({.version = reply.to,
-          .reason = reply.reason,
+          .reason = reply.ok ? std::string() : reply.reason,
           .switch_ns = journal_ns(entry.mapped().began, at),
           .paused_ns = worst_pause(reply.outcomes)},
          reply.ok        ? UpdateEnd::kCommitted

@@ -11,6 +11,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/control/codec.h"
+#include "shared/control/heartbeat_pace.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/control/zmq/socket.h"
 #include "shared/loop/fd_watcher.h"
@@ -22,7 +23,11 @@ namespace {
 // Shared with running callbacks, so that a callback may destroy the port.
 struct DealerState : std::enable_shared_from_this<DealerState> {
   DealerState(Loop& l, DealerOptions o, DealerCallbacks c)
-      : loop(l), options(std::move(o)), callbacks(std::move(c)), beat(l, [this] { tick(); }) {}
+      : loop(l),
+        options(std::move(o)),
+        callbacks(std::move(c)),
+        beat(l, [this] { tick(); }),
+        pace(options.times) {}
 
   void connection_events() {
     const auto self = shared_from_this();
@@ -48,6 +53,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     callbacks.on_connected();
   }
   void lose(const Error& error) {
+    pace.reset();
     if (!std::exchange(alive, false)) return;
     callbacks.on_lost(error);
   }
@@ -86,6 +92,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
       return !closed;
     }
     ++counters.received;
+    if (std::holds_alternative<Heartbeat>(decoded->message)) pace.follow(now());
     hear();
     if (closed) return false;
     const CallbackTime time(loop, {.kind = "message",
@@ -116,7 +123,8 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
 
   void tick() {
     const auto self = shared_from_this();
-    if (connected) {
+    if (connected && pace.is_due(beaten, now())) {
+      beaten = now();
       const auto [envelope, heartbeat] =
           callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
       std::ignore = send(envelope, heartbeat);  // a full queue shows later as silence
@@ -156,9 +164,11 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
   PortAddress address;
   DealerCallbacks callbacks;
   Timer beat;
+  HeartbeatPace pace;
   PortCounters counters;
   std::string identity;
   TimePoint heard{};
+  TimePoint beaten{};  // when the last heartbeat was sent
   TimePoint ticked = now();
   TimePoint begun = now();  // time of the latest connection attempt
   std::unique_ptr<Socket> socket;

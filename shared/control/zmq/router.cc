@@ -11,6 +11,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/codec.h"
+#include "shared/control/heartbeat_pace.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/control/zmq/socket.h"
 #include "shared/loop/fd_watcher.h"
@@ -21,12 +22,34 @@ namespace {
 
 struct Peer {
   TimePoint heard{};
+  TimePoint told{};  // when the last message was sent to it
+};
+
+// An Announce that was encoded, for peers that get an equal one.
+struct EncodedLayout {
+  EncodedLayout(Envelope e, Announce a, Bytes bytes)
+      : envelope(std::move(e)), announce(std::move(a)), part(std::move(bytes)) {}
+  [[nodiscard]] bool is_of(const Envelope& e, const Announce& a) const {
+    return e.fence == envelope.fence && e.round == envelope.round &&
+           e.request == envelope.request && e.replica == envelope.replica &&
+           e.rank == envelope.rank && a.version == announce.version &&
+           a.layout_digest == announce.layout_digest && a.layout.is_same(announce.layout) &&
+           a.content_digest == announce.content_digest && a.bucket_bytes == announce.bucket_bytes &&
+           a.arena_bytes == announce.arena_bytes;
+  }
+  Envelope envelope;
+  Announce announce;
+  SharedPart part;
 };
 
 // Shared with running callbacks, so that a callback may destroy the port.
 struct RouterState : std::enable_shared_from_this<RouterState> {
   RouterState(Loop& l, RouterOptions o, RouterCallbacks c)
-      : loop(l), options(std::move(o)), callbacks(std::move(c)), beat(l, [this] { tick(); }) {}
+      : loop(l),
+        options(std::move(o)),
+        callbacks(std::move(c)),
+        beat(l, [this] { tick(); }),
+        pace(options.times) {}
 
   void drain() {
     const auto self = shared_from_this();
@@ -94,18 +117,40 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   Result<> send(const std::string& peer, const Envelope& envelope, const Message& message) {
     WSYNC_CHECK(loop.in_loop(), "ports belong to the loop's thread");
     if (peer.empty()) return fail(ErrorCode::kPeerLost, "a peer without a name is not connected");
-    const auto bytes = WSYNC_TRY(encode(envelope, message));
-    auto sent = socket->send(peer, bytes);
+    const auto* announce = std::get_if<Announce>(&message);
+    auto sent = announce != nullptr && !announce->layout.empty()
+                    ? send_layout(peer, envelope, *announce)
+                    : send_encoded(peer, envelope, message);
     drain_later();  // sending may have consumed the edge-triggered wake-up for received messages
     if (!sent)
       return fail(
           sent.error().with_context(fmt::format("{} to {}", message_name(type_of(message)), peer)));
     ++counters.sent;
+    if (const auto known = peers.find(peer); known != peers.end()) known->second.told = now();
     return {};
+  }
+
+  Result<> send_encoded(const std::string& peer, const Envelope& envelope, const Message& message) {
+    const auto bytes = WSYNC_TRY(encode(envelope, message));
+    return socket->send(peer, bytes);
+  }
+
+  // A layout has megabytes, and the same Announce goes to all sidecars of a round one after the
+  // other: it is encoded once.
+  Result<> send_layout(const std::string& peer, const Envelope& envelope,
+                       const Announce& announce) {
+    if (!layout || !layout->is_of(envelope, announce)) {
+      auto bytes = WSYNC_TRY(encode(envelope, announce));
+      layout.emplace(envelope, announce, std::move(bytes));
+    } else {
+      ++counters.shared;
+    }
+    return socket->send(peer, layout->part);
   }
 
   void tick() {
     const auto self = shared_from_this();
+    layout.reset();  // the announcements of a round are sent at once
     if (const auto by = path && !taken ? path->taken_by() : std::nullopt) {
       taken = true;
       if (callbacks.on_address_taken) callbacks.on_address_taken(*by);
@@ -124,12 +169,15 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     if (std::ranges::any_of(peers, silent)) drain_all();
     if (closed) return;
     std::vector<std::pair<std::string, Error>> lost;
+    pace.set_peers(peers.size());
     for (const auto& entry : peers) {
       const std::string& name = entry.first;
       if (silent(entry)) {
         lost.emplace_back(
             name, Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", name,
                                                           options.times.silence_deadline.count())));
+      } else if (!pace.is_due(entry.second.told, now())) {
+        continue;
       } else if (auto sent = send(name, envelope, heartbeat);
                  !sent && sent.error().code() == ErrorCode::kPeerLost) {
         lost.emplace_back(
@@ -157,6 +205,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   RouterOptions options;
   RouterCallbacks callbacks;
   Timer beat;
+  HeartbeatPace pace;
   PortCounters counters;
   std::string address;
   std::map<std::string, Peer> peers;
@@ -164,6 +213,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   std::optional<SocketPath> path;  // released after the socket
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;
+  std::optional<EncodedLayout> layout;  // the last one that was sent
   bool draining = false;
   bool taken = false;  // another process holds the address
   bool closed = false;

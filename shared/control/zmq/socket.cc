@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
@@ -55,7 +56,21 @@ std::optional<MonitorEvent> next_event(void* monitor) {
   return event;
 }
 
+tl::unexpected<Error> send_failure(int error) {
+  if (error == EHOSTUNREACH) return fail(ErrorCode::kPeerLost, "the peer is not connected");
+  if (error == EAGAIN)
+    return fail(ErrorCode::kBusy, "the peer does not read and its queue is full");
+  return fail_zmq("send", error);
+}
+
 }  // namespace
+
+SharedPart::SharedPart(Bytes bytes) {
+  auto* kept = new Bytes(std::move(bytes));
+  zmq_msg_init_data(
+      &message_, kept->data(), kept->size(),
+      [](void*, void* owner) { delete static_cast<Bytes*>(owner); }, kept);
+}
 
 Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& identity) {
   auto socket = std::unique_ptr<Socket>(new Socket());
@@ -73,7 +88,9 @@ Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& iden
   if (type == ZMQ_ROUTER) {
     // If a peer reconnects before this side notices the loss, the new connection replaces the old
     // one.
-    ok = ok && set(raw, ZMQ_ROUTER_MANDATORY, 1) && set(raw, ZMQ_ROUTER_HANDOVER, 1);
+    // All sidecars of a fleet connect at once when a coordinator starts.
+    ok = ok && set(raw, ZMQ_ROUTER_MANDATORY, 1) && set(raw, ZMQ_ROUTER_HANDOVER, 1) &&
+         set(raw, ZMQ_BACKLOG, static_cast<int>(limits::kPortPeerCount));
   } else {
     // Queue messages only for established connections, so that no stale message reaches a later
     // coordinator.
@@ -167,17 +184,24 @@ void Socket::wait_at_close(std::chrono::milliseconds time) {
 }
 
 Result<> Socket::send(const std::string& route, std::span<const std::byte> bytes) {
-  const auto outcome = [](int error) -> Result<> {
-    if (error == EHOSTUNREACH) return fail(ErrorCode::kPeerLost, "the peer is not connected");
-    if (error == EAGAIN)
-      return fail(ErrorCode::kBusy, "the peer does not read and its queue is full");
-    return fail_zmq("send", error);
-  };
+  WSYNC_TRY(send_route(route));
+  if (zmq_send(socket_.get(), bytes.data(), bytes.size(), ZMQ_DONTWAIT) < 0)
+    return send_failure(zmq_errno());
+  return {};
+}
+
+Result<> Socket::send(const std::string& route, SharedPart& part) {
+  WSYNC_TRY(send_route(route));
+  Part copy;  // of the reference, not of the bytes
+  zmq_msg_copy(copy.raw(), part.raw());
+  if (zmq_msg_send(copy.raw(), socket_.get(), ZMQ_DONTWAIT) < 0) return send_failure(zmq_errno());
+  return {};
+}
+
+Result<> Socket::send_route(const std::string& route) {
   if (!route.empty() &&
       zmq_send(socket_.get(), route.data(), route.size(), ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
-    return outcome(zmq_errno());
-  if (zmq_send(socket_.get(), bytes.data(), bytes.size(), ZMQ_DONTWAIT) < 0)
-    return outcome(zmq_errno());
+    return send_failure(zmq_errno());
   return {};
 }
 

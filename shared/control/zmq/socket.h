@@ -12,6 +12,7 @@
 #include <vector>
 #include <zmq.h>
 
+#include "shared/base/bytes.h"
 #include "shared/base/error.h"
 #include "shared/base/unique_fd.h"
 #include "shared/control/port.h"
@@ -43,6 +44,19 @@ class Part {
   [[nodiscard]] std::string text() {
     return {static_cast<const char*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)};
   }
+  [[nodiscard]] zmq_msg_t* raw() noexcept { return &message_; }
+
+ private:
+  zmq_msg_t message_{};
+};
+
+// A message that is sent to several peers without being copied for each of them.
+class SharedPart {
+ public:
+  explicit SharedPart(Bytes bytes);
+  SharedPart(const SharedPart&) = delete;
+  SharedPart& operator=(const SharedPart&) = delete;
+  ~SharedPart() { zmq_msg_close(&message_); }
   [[nodiscard]] zmq_msg_t* raw() noexcept { return &message_; }
 
  private:
@@ -81,6 +95,8 @@ class Socket {
 
   // `route` is the peer's identity for a router, and empty for a dealer. Errors: kBusy, kPeerLost.
   [[nodiscard]] Result<> send(const std::string& route, std::span<const std::byte> bytes);
+  // The same without a copy of the bytes.
+  [[nodiscard]] Result<> send(const std::string& route, SharedPart& part);
   // Receives one message with all its parts and keeps at most `parts.size()` of them. Returns the
   // number of parts, or 0 if nothing has arrived.
   [[nodiscard]] std::size_t receive(std::span<Part> parts);
@@ -97,6 +113,7 @@ class Socket {
   };
   Socket() = default;
   [[nodiscard]] Result<> watch(int events);
+  [[nodiscard]] Result<> send_route(const std::string& route);
   std::unique_ptr<void, CloseContext> context_;
   std::unique_ptr<void, CloseSocket> socket_;
   std::unique_ptr<void, CloseSocket> monitor_;

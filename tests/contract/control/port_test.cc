@@ -16,6 +16,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
@@ -115,6 +116,53 @@ class Port : public testing::TestWithParam<Kind> {
   std::unique_ptr<Socket> raw_;
   std::unique_ptr<Timer> raw_timer_;
 };
+
+TEST_P(Port, ALayoutForManyPeersIsEncodedOnce) {
+  constexpr std::size_t kPeers = 3;
+  Bytes layout(3 * limits::kMiB);
+  for (std::size_t i = 0; i < layout.size(); ++i) layout[i] = static_cast<std::byte>(i * 7);
+  Announce announce{.version = {1, 2}, .layout = std::move(layout)};
+  std::vector<std::string> peers;
+  std::vector<Announce> received;
+  std::vector<std::uint64_t> rounds;
+  RouterCallbacks callbacks;
+  callbacks.on_message = [&](const std::string& peer, const Envelope&, const Message& message) {
+    if (!std::holds_alternative<Accept>(message)) return;
+    peers.push_back(peer);
+    if (peers.size() < kPeers) return;
+    // The last peer gets another round, so its message differs.
+    for (std::size_t i = 0; i < kPeers; ++i)
+      ASSERT_TRUE(
+          router_->send(peers[i], {.round = i + 1 < kPeers ? 1U : 2U}, announce).has_value());
+  };
+  listen(std::move(callbacks));
+  std::vector<std::unique_ptr<DealerPort>> dealers(kPeers);
+  for (std::size_t i = 0; i < kPeers; ++i) {
+    DealerCallbacks of_dealer;
+    of_dealer.on_connected = [&dealers, i] {
+      ASSERT_TRUE(dealers[i]->send({}, Accept{}).has_value());
+    };
+    of_dealer.on_lost = [](const Error& error) { ADD_FAILURE() << error.message(); };
+    of_dealer.on_message = [&](const Envelope& envelope, const Message& message) {
+      if (const auto* got = std::get_if<Announce>(&message)) {
+        received.push_back(*got);
+        rounds.push_back(envelope.round);
+      }
+      if (received.size() == kPeers) loop_->stop();
+    };
+    dealers[i] =
+        connect_zmq(*loop_,
+                    {.address = address_, .name = fmt::format("host{}", i), .times = kPatient},
+                    std::move(of_dealer))
+            .value();
+  }
+  loop_->run();
+  ASSERT_EQ(received.size(), kPeers);
+  for (const Announce& got : received) EXPECT_EQ(got.layout, announce.layout);
+  EXPECT_THAT(rounds, testing::UnorderedElementsAre(1U, 1U, 2U));
+  EXPECT_EQ(router_->counters().shared, 1U) << "the second of the two that are equal";
+  dealers.clear();
+}
 
 TEST_P(Port, MessagesOfEveryKindCrossInBothDirectionsUnchanged) {
   constexpr std::size_t kKinds = std::variant_size_v<Message>;

@@ -191,9 +191,9 @@ TEST(Link, LargeMessagesPassWhileBothSidesWork) {
   Link left(std::move(a));
   Link right(std::move(b));
   Announce announce;
-  announce.layout.resize(8 * limits::kMiB);
-  for (std::size_t i = 0; i < announce.layout.size(); ++i)
-    announce.layout[i] = static_cast<std::byte>(i * 7);
+  Bytes layout(8 * limits::kMiB);
+  for (std::size_t i = 0; i < layout.size(); ++i) layout[i] = static_cast<std::byte>(i * 7);
+  announce.layout = std::move(layout);
   Result<> sent;
   std::thread sender([&] { sent = left.send({}, announce, {}, soon()); });
   const auto frame = right.receive(soon());
@@ -208,7 +208,7 @@ TEST(Link, APeerThatDoesNotReadIsADeadlineNotAHang) {
   Link left(std::move(a));
   Link right(std::move(b));
   Announce announce;
-  announce.layout.resize(8 * limits::kMiB);
+  announce.layout = Bytes(8 * limits::kMiB);
   EXPECT_EQ(left.send({}, announce, {}, now() + std::chrono::milliseconds(20)).error().code(),
             ErrorCode::kDeadline);
   // Half a frame went out, so the connection has ended for both.

@@ -34,6 +34,11 @@ class Randomiser {
     value = text(max_bytes);
   }
   void sentence(std::string_view, std::string& value) { value = text(limits::kSentenceBytes); }
+  void blob(std::string_view name, SharedBytes& value) {
+    Bytes bytes(value.span().begin(), value.span().end());
+    blob(name, bytes);
+    value = std::move(bytes);
+  }
   void blob(std::string_view, Bytes& value) {
     value.resize(random_() % 40);
     for (std::byte& b : value) b = static_cast<std::byte>(random_());

@@ -102,7 +102,7 @@ TEST_F(Stream, LargeFramesPassThroughTheQueueInOrder) {
                          .on_close = [](const Error&) { FAIL(); }})
           .value();
   Announce announce;
-  announce.layout.resize(2 * limits::kMiB);
+  announce.layout = Bytes(2 * limits::kMiB);
   for (std::size_t i = 0; i < kFrames; ++i)
     ASSERT_TRUE(sender->send({.request = i}, announce).has_value());
   EXPECT_GT(sender->queued_bytes(), 0U);
@@ -172,7 +172,7 @@ TEST_F(Stream, FinishSendsTheRestAndHasADeadline) {
     if (ends.size() == 3) loop_->stop();
   };
   Announce announce;
-  announce.layout.resize(4 * limits::kMiB);
+  announce.layout = Bytes(4 * limits::kMiB);
   bool arrived = false;
   auto reader =
       UnixStream::adopt(*loop_, std::move(b),

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shared/base/limits.h"
+#include "shared/control/codec.h"
 #include "trainer_side/coordinator/update_round.h"
 
 namespace wsync::coordinator {
@@ -230,6 +232,60 @@ TEST_F(RoundTest, ARollbackBeginsDecidedAndCannotBeCancelled) {
   EXPECT_THAT(done.reply.reason,
               StartsWith("1.2 is withdrawn, but these have not switched back yet"));
   EXPECT_THAT(done.reply.reason, HasSubstr("'never' (it has not connected to this coordinator)"));
+}
+
+// A round in its switch, in which `a` and `b` have reported these outcomes.
+void switch_with(CoordinatorContext& context, UpdateRound& round,
+                 std::vector<control::ReplicaOutcome> of_a,
+                 std::vector<control::ReplicaOutcome> of_b) {
+  round.begin_deciding();
+  round.begin_switching(context);
+  context.roster.add("a").outcomes = std::move(of_a);
+  context.roster.add("b").outcomes = std::move(of_b);
+  for (const char* name : {"a", "b"}) context.roster.add(name).switched = 1;
+}
+
+std::vector<control::ReplicaOutcome> outcomes_of(std::size_t count) {
+  return std::vector<control::ReplicaOutcome>(
+      count, {.replica = "r", .outcome = control::SwitchOutcome::kCommitted, .version = {1, 2}});
+}
+
+TEST_F(RoundTest, AReplyOfTenThousandReplicasNamesAllOfThem) {
+  UpdateRound round = begin();
+  stage_all(round);
+  switch_with(context_, round, outcomes_of(8'000), outcomes_of(2'000));
+  const RoundDone done = round.finish_publish(context_, 1);
+  EXPECT_TRUE(done.reply.ok);
+  EXPECT_EQ(done.reply.reason, "");
+  EXPECT_EQ(done.reply.outcomes.size(), 10'000U);
+  EXPECT_TRUE(control::encode({}, done.reply).has_value());
+}
+
+TEST_F(RoundTest, AReplyThatDoesNotFitItsMessageIsCutWithCounts) {
+  UpdateRound round = begin();
+  stage_all(round);
+  switch_with(context_, round, outcomes_of(limits::kReplicaCount), outcomes_of(100));
+  const RoundDone done = round.finish_publish(context_, 1);
+  EXPECT_TRUE(done.reply.ok) << "the publish itself has succeeded";
+  EXPECT_EQ(done.reply.reason,
+            "the list of replicas leaves out 100 of 16484, of which 100 have switched");
+  EXPECT_EQ(done.reply.outcomes.size(), limits::kReplicaCount);
+  EXPECT_TRUE(control::encode({}, done.reply).has_value());
+}
+
+TEST_F(RoundTest, AReplyThatIsCutNamesTheFailuresFirst) {
+  UpdateRound round = begin();
+  stage_all(round);
+  std::vector<control::ReplicaOutcome> failed = outcomes_of(1);
+  failed.front().outcome = control::SwitchOutcome::kFailed;
+  failed.front().reason = "out of memory";
+  switch_with(context_, round, outcomes_of(limits::kReplicaCount), failed);
+  const RoundDone done = round.finish_publish(context_, 1);
+  EXPECT_FALSE(done.reply.ok);
+  EXPECT_EQ(done.reply.reason,
+            "replica 'r': out of memory; the list of replicas leaves out 1 of 16385, of which 1 "
+            "have switched");
+  EXPECT_EQ(done.reply.outcomes.front().reason, "out of memory");
 }
 
 }  // namespace

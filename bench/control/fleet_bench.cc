@@ -1,0 +1,247 @@
+#include "bench/control/fleet_bench.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "bench/control/fleet_peers.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/children.h"
+#include "bench/harness/machine.h"
+#include "bench/harness/process_usage.h"
+#include "bench/harness/report.h"
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/control/zmq/request.h"
+#include "shared/weights/example/example_checkpoint.h"
+
+namespace wsync::bench {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+constexpr std::uint64_t kFleetModelBytes = 2 * limits::kMiB;
+constexpr milliseconds kFleetDeadline{120'000};
+constexpr milliseconds kLook{20};
+constexpr milliseconds kStopLimit{5'000};
+// What a fleet of this size should achieve.
+constexpr unsigned kTargetSidecars = 1000;
+constexpr double kDecideTarget = 1;
+constexpr double kSwitchTarget = 3;
+constexpr double kProcessorTarget = 1.5;
+constexpr double kIdleTarget = 2;
+
+struct FleetRound {
+  double decide_s = 0;
+  double switch_s = 0;
+  double processor_s = 0;
+  double message_us = 0;
+};
+
+struct FleetFigures {
+  std::vector<FleetRound> rounds;
+  double idle_percent = 0;
+  double memory_mib = 0;
+};
+
+class FleetRun {
+ public:
+  FleetRun(const FleetBenchOptions& options, unsigned sidecars, std::string checkpoint,
+           cli::ChildProcesses& children)
+      : options_(options),
+        sidecars_(sidecars),
+        checkpoint_(std::move(checkpoint)),
+        directory_(fmt::format("{}/{}", options.directory, sidecars)),
+        children_(children) {}
+  FleetRun(const FleetRun&) = delete;
+  FleetRun& operator=(const FleetRun&) = delete;
+  ~FleetRun() {
+    peers_.reset();
+    if (trainer_ == nullptr || !trainer_->running()) return;
+    trainer_->may_end();
+    children_.stop(*trainer_, kStopLimit);
+  }
+
+  Result<> start() {
+    for (const char* folder : {"", "/run", "/state"}) {
+      const std::string path = directory_ + folder;
+      std::error_code error;
+      std::filesystem::create_directory(path, error);
+      if (error) return fail_errno(fmt::format("create {}", path), error.value());
+      std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    }
+    const auto replicas = std::uint64_t{sidecars_} * options_.replicas;
+    cli::ChildOptions child{.name = fmt::format("trainer{}", sidecars_),
+                            .arguments = {"trainer"},
+                            .executable = options_.executable,
+                            .environment = {}};
+    for (const std::string& setting :
+         {"run_dir=" + directory_ + "/run", "state_dir=" + directory_ + "/state",
+          std::string("http.address=none"), fmt::format("min_sidecars={}", sidecars_),
+          fmt::format("min_replicas={}", replicas)}) {
+      child.arguments.emplace_back("--set");
+      child.arguments.push_back(setting);
+    }
+    trainer_ = WSYNC_TRY(children_.start(child));
+    peers_ = WSYNC_TRY(FleetPeers::start(
+        {.address = address(), .sidecars = sidecars_, .replicas = options_.replicas}));
+    return until("the sidecars have joined", [this] { return peers_->joined() == sidecars_; });
+  }
+
+  Result<FleetRound> push() {
+    peers_->begin();
+    const auto cpu = WSYNC_TRY(cpu_time_of(trainer_->pid()));
+    control::PushReply reply;
+    TimePoint end;
+    WSYNC_TRY(
+        children_.in_thread("a push", kFleetDeadline, [&](const std::atomic<bool>&) -> Result<> {
+          const auto decoded = WSYNC_TRY(
+              control::request({.address = address(), .name = "push", .deadline = kFleetDeadline},
+                               {}, control::Push{.directory = checkpoint_, .step = 0}));
+          end = now();
+          const auto* answer = std::get_if<control::PushReply>(&decoded.message);
+          if (answer == nullptr)
+            return fail(ErrorCode::kInternal, "the coordinator sent a reply of another type");
+          reply = *answer;
+          return {};
+        }));
+    const auto used = WSYNC_TRY(cpu_time_of(trainer_->pid())) - cpu;
+    WSYNC_TRY(peers_->check());
+    const FleetTraffic traffic = peers_->traffic();
+    if (!reply.ok || traffic.decides != sidecars_)
+      return fail(ErrorCode::kInternal,
+                  fmt::format("a push to {} ended with {} decisions sent: {}",
+                              counted(sidecars_, "sidecar"), traffic.decides, reply.reason));
+    return FleetRound{.decide_s = seconds(traffic.decided - traffic.announced),
+                      .switch_s = seconds(end - traffic.announced),
+                      .processor_s = seconds(used),
+                      .message_us = seconds(used) * 1e6 / static_cast<double>(traffic.messages)};
+  }
+
+  // The share of one core that the coordinator uses while nothing is published.
+  Result<double> idle() {
+    const TimePoint begin = now();
+    const auto cpu = WSYNC_TRY(cpu_time_of(trainer_->pid()));
+    WSYNC_TRY(children_.pass_time(options_.idle));
+    const auto used = WSYNC_TRY(cpu_time_of(trainer_->pid())) - cpu;
+    WSYNC_TRY(peers_->check());
+    return 100 * seconds(used) / seconds(now() - begin);
+  }
+
+  [[nodiscard]] double memory_mib() const {
+    return static_cast<double>(peak_bytes_of(trainer_->pid())) / static_cast<double>(limits::kMiB);
+  }
+
+ private:
+  [[nodiscard]] std::string address() const { return "ipc://" + directory_ + "/run/control"; }
+
+  Result<> until(const std::string& what, const std::function<bool()>& holds) {
+    const TimePoint deadline = now() + kFleetDeadline;
+    while (!holds()) {
+      WSYNC_TRY(children_.pass_time(kLook));
+      WSYNC_TRY(peers_->check());
+      if (now() >= deadline)
+        return fail(ErrorCode::kDeadline,
+                    fmt::format("{} of {} sidecars have joined after {} s while waiting until {}",
+                                peers_->joined(), sidecars_, kFleetDeadline.count() / 1000, what));
+    }
+    return {};
+  }
+
+  const FleetBenchOptions& options_;
+  const unsigned sidecars_;
+  const std::string checkpoint_;
+  const std::string directory_;
+  cli::ChildProcesses& children_;
+  cli::Child* trainer_ = nullptr;
+  std::unique_ptr<FleetPeers> peers_;
+};
+
+Result<> check_fleet(const FleetBenchOptions& options) {
+  for (const unsigned sidecars : options.sidecars) {
+    if (sidecars == 0 || sidecars > limits::kSidecarCount)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--sidecars contains {}, expected numbers from 1 to {}", sidecars,
+                              limits::kSidecarCount));
+    if (std::ranges::count(options.sidecars, sidecars) > 1)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--sidecars contains {} more than once", sidecars));
+  }
+  if (options.rounds == 0) return fail(ErrorCode::kInvalidInput, "--repeats is 0, expected 1");
+  return {};
+}
+
+Result<FleetFigures> measure(FleetRun& fleet, const FleetBenchOptions& options) {
+  FleetFigures figures;
+  WSYNC_TRY(fleet.start());
+  (void)WSYNC_TRY(fleet.push());
+  for (unsigned i = 0; i < options.rounds; ++i) {
+    const auto round = WSYNC_TRY(fleet.push());
+    figures.rounds.push_back(round);
+  }
+  figures.idle_percent = WSYNC_TRY(fleet.idle());
+  figures.memory_mib = fleet.memory_mib();
+  return figures;
+}
+
+void add_cases(SuiteResult& suite, unsigned sidecars, const FleetFigures& figures) {
+  const std::string variant = counted(sidecars, "sidecar");
+  const auto add = [&](std::string_view name, std::vector<double> samples, double target) {
+    CaseResult one = case_of("control", name, variant, std::move(samples));
+    if (target > 0 && sidecars == kTargetSidecars)
+      one.target = Target{.of = Target::Of::kMedian, .value = target};
+    suite.cases.push_back(std::move(one));
+  };
+  const auto all = [&](double FleetRound::* field) {
+    std::vector<double> samples;
+    for (const FleetRound& round : figures.rounds) samples.push_back(round.*field);
+    return samples;
+  };
+  add("fleet, announce to decide", all(&FleetRound::decide_s), kDecideTarget);
+  add("fleet, announce to switched", all(&FleetRound::switch_s), kSwitchTarget);
+  add("fleet, processor time", all(&FleetRound::processor_s), kProcessorTarget);
+  add("fleet, processor time of each message", all(&FleetRound::message_us), 0);
+  add("fleet, idle", {figures.idle_percent}, kIdleTarget);
+  add("fleet, memory", {figures.memory_mib}, 0);
+}
+
+}  // namespace
+
+Result<SuiteResult> run_fleet_bench(const FleetBenchOptions& options, const Interrupt& interrupt,
+                                    const OnTurn& on_turn) {
+  WSYNC_TRY(check_fleet(options));
+  const auto busy = WSYNC_TRY(busy_with_others(interrupt));
+  CpuLoad load;
+  const std::string checkpoint = options.directory + "/checkpoint";
+  (void)WSYNC_TRY(
+      cli::make_demo_checkpoint({.directory = checkpoint, .bytes = kFleetModelBytes, .shards = 1}));
+  const auto children = WSYNC_TRY(bench_children(options.directory));
+  SuiteResult suite{.suite = "control"};
+  std::vector<double> least;
+  for (std::size_t i = 0; i < options.sidecars.size(); ++i) {
+    const unsigned sidecars = options.sidecars[i];
+    on_turn(counted(sidecars, "sidecar"), static_cast<unsigned>(i),
+            static_cast<unsigned>(options.sidecars.size()));
+    FleetRun fleet(options, sidecars, checkpoint, *children);
+    const auto figures = measure(fleet, options);
+    if (!figures) return fail(children->explained(figures.error()));
+    add_cases(suite, sidecars, *figures);
+    for (CaseResult& one : suite.cases)
+      if (one.name ==
+          fmt::format("fleet, processor time of each message, {}", counted(sidecars, "sidecar"))) {
+        if (i == 0)
+          least = one.samples;
+        else
+          set_baseline_of("control", "fleet, processor time of each message", one, least);
+      }
+  }
+  suite.parameters["sidecars"] = options.sidecars;
+  suite.parameters["replicas"] = options.replicas;
+  suite.notes = load_sentences(busy, load.since_last().stolen);
+  return suite;
+}
+
+}  // namespace wsync::bench
