@@ -52,6 +52,8 @@ class CudaFleet(Fleet):
                                        stdout=subprocess.PIPE, stderr=file)
         process.log = log
         self.processes.append(process)
+        if arguments[0] == "trainer":
+            self.until_listening(process, arguments)
         return process
 
     def said(self, process):

@@ -26,8 +26,9 @@ struct TrainerOptions {
   // number; the other one may hang instead of having ended. Ignored on rank 0: see `take_over` of
   // its config.
   std::uint32_t incarnation = 0;
-  // Rank 0: while too few sidecars or engines are there, the newest snapshot is kept without a
-  // limit. Otherwise its publish fails at deadlines.publish.
+  // Rank 0: while too few sidecars or engines are there, the newest snapshot is taken and kept
+  // without a limit. Otherwise a publish waits for sidecars before its snapshot, until
+  // deadlines.publish.
   bool keeps_snapshots = true;
 };
 
@@ -58,7 +59,7 @@ class Trainer {
     return board_.look(publish);
   }
   // Rank 0: the publish of this step fails if none of its weights has been read yet, because it
-  // waits for a free arena. Otherwise it continues. The board shows the result.
+  // waits for sidecars or for a free arena. Otherwise it continues. The board shows the result.
   [[nodiscard]] Result<> give_up(std::uint64_t step);
   // Rank 0: all ranks will publish this step again. From now on its reports are accepted, even if
   // the step was over.

@@ -13,15 +13,17 @@ namespace {
 // A publish that waits longer than this is reported. Starting a fleet takes less.
 constexpr std::chrono::seconds kReportWaitAfter{5};
 
-constexpr std::array<Transition<JobState>, 30> kTransitions = {{
-    {JobState::kQueued, "its turn has come", JobState::kSnapshotting, "begin the snapshot"},
+constexpr std::array<Transition<JobState>, 31> kTransitions = {{
+    {JobState::kQueued, "its turn has come, and the coordinator is ready or it is kept",
+     JobState::kSnapshotting, "begin the snapshot"},
     {JobState::kQueued,
      "its deadline has passed, its step was used, it is abandoned, or the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
     {JobState::kQueued, "cancelled on request", JobState::kCancelled, "answer"},
-    {JobState::kSnapshotting, "the snapshot is complete, and the coordinator is ready",
-     JobState::kWaiting, "name the version, give it to the coordinator"},
-    {JobState::kSnapshotting, "the snapshot is complete, and the coordinator is not ready",
+    {JobState::kSnapshotting, "the snapshot is complete", JobState::kWaiting,
+     "name the version, give it to the coordinator"},
+    {JobState::kSnapshotting,
+     "the snapshot is complete and kept, and the coordinator is not ready or engines are missing",
      JobState::kHeld, "keep the snapshot"},
     {JobState::kSnapshotting, "cancelled on request", JobState::kStopping, "stop the snapshot"},
     {JobState::kSnapshotting, "the snapshot has failed, or the coordinator has stopped",
@@ -56,7 +58,10 @@ constexpr std::array<Transition<JobState>, 30> kTransitions = {{
     {JobState::kSwitching, "a replica does not serve it, or the coordinator has stopped",
      JobState::kFailed, "answer with the reason"},
     // Events that change no state.
-    {JobState::kHeld, "the coordinator is not ready", JobState::kHeld, "report it once, after 5 s"},
+    {JobState::kQueued, "the coordinator is not ready", JobState::kQueued,
+     "report it once, after 5 s"},
+    {JobState::kHeld, "the coordinator is not ready, or engines are missing", JobState::kHeld,
+     "report it once, after 5 s"},
     {JobState::kSnapshotting, "abandoned before a weight was read", JobState::kSnapshotting,
      "stop the snapshot"},
     {JobState::kSnapshotting, "its snapshot waits for memory", JobState::kSnapshotting,
@@ -179,26 +184,29 @@ Result<PublishQueue::Commands> PublishQueue::advance(TimePoint now) {
   WSYNC_TRY(release_held(now, out));
   while (!snapshotting()) {
     const auto job = first_queued();
-    if (job == jobs_.end()) break;
-    WSYNC_TRY(begin_snapshot(job, now, out));
+    if (job == jobs_.end() || !WSYNC_TRY(begin_snapshot(job, now, out))) break;
   }
   return out;
 }
 
-Result<> PublishQueue::begin_snapshot(Jobs::iterator job, TimePoint now, Commands& out) {
-  if (const auto stopped = facts_.why_stopped()) return fail_job(job, *stopped, out);
+Result<bool> PublishQueue::begin_snapshot(Jobs::iterator job, TimePoint now, Commands& out) {
+  const auto refuse = [&](const Error& why) -> Result<bool> {
+    WSYNC_TRY(fail_job(job, why, out));
+    return true;
+  };
+  if (const auto stopped = facts_.why_stopped()) return refuse(*stopped);
+  const auto reason = facts_.why_not_ready();
+  if (reason && !job->second.is_kept) return wait_queued(job, *reason, now, out);
   if (now >= job->second.deadline)
-    return fail_job(
-        job,
+    return refuse(
         Error(ErrorCode::kDeadline,
-              "its deadline (deadlines.publish) passed while the previous snapshot was taken"),
-        out);
+              "its deadline (deadlines.publish) passed while the previous snapshot was taken"));
   // Without a fence the version is named later. With one, a step that cannot be used is refused
   // before anything is copied.
   Version version{.epoch = 0, .step = job->second.step};
-  if (!facts_.why_not_ready()) {
+  if (!reason) {
     const Result<Version> named = name_version(job->second.step);
-    if (!named) return fail_job(job, named.error(), out);
+    if (!named) return refuse(named.error());
     version = *named;
   }
   WSYNC_TRY(move(job, JobState::kSnapshotting));
@@ -207,7 +215,25 @@ Result<> PublishQueue::begin_snapshot(Jobs::iterator job, TimePoint now, Command
   if (job->second.step == 0 && version.epoch != 0) taken_ = version;
   out.emplace_back(
       BeginSnapshot{.request = job->first, .version = version, .deadline = job->second.deadline});
-  return {};
+  return true;
+}
+
+Result<bool> PublishQueue::wait_queued(Jobs::iterator job, const std::string& reason, TimePoint now,
+                                       Commands& out) {
+  const std::int64_t seconds = deadline_.count() / 1000;
+  if (now >= job->second.deadline) {
+    WSYNC_TRY(fail_job(
+        job,
+        Error(ErrorCode::kDeadline,
+              fmt::format("the publish waited {} s (deadlines.publish): {}", seconds, reason)),
+        out));
+    return true;
+  }
+  if (now >= job->second.begun + kReportWaitAfter &&
+      !std::exchange(job->second.wait_reported, true))
+    out.emplace_back(ReportWait{fmt::format(
+        "a publish is waiting, at most {} s (deadlines.publish): {}", seconds, reason)});
+  return false;
 }
 
 PublishQueue::Jobs::iterator PublishQueue::held() {
@@ -216,9 +242,9 @@ PublishQueue::Jobs::iterator PublishQueue::held() {
 }
 
 std::optional<std::string> PublishQueue::why_held(const Job& job) const {
+  if (!job.is_kept) return std::nullopt;  // its round says what is missing
   auto reason = facts_.why_not_ready();
-  if (!reason && job.is_kept) reason = facts_.why_too_few_engines();
-  return reason;
+  return reason ? std::move(reason) : facts_.why_too_few_engines();
 }
 
 void PublishQueue::hold(Jobs::iterator job, std::string why, Commands& out) {
@@ -233,25 +259,14 @@ Result<> PublishQueue::release_held(TimePoint now, Commands& out) {
   if (const auto stopped = facts_.why_stopped()) return fail_job(job, *stopped, out);
   const auto reason = why_held(job->second);
   if (!reason) {
-    // Its round has all of its time from now on.
-    if (job->second.is_kept) job->second.deadline = now + deadline_;
+    job->second.deadline = now + deadline_;  // its round has all of its time from now on
     return request_round(job, out);
   }
   hold(job, *reason, out);
-  const std::int64_t seconds = deadline_.count() / 1000;
-  if (!job->second.is_kept && now >= job->second.deadline)
-    return fail_job(
-        job,
-        Error(ErrorCode::kDeadline,
-              fmt::format("the publish waited {} s (deadlines.publish): {}", seconds, *reason)),
-        out);
   if (now >= job->second.begun + kReportWaitAfter &&
       !std::exchange(job->second.wait_reported, true))
     out.emplace_back(ReportWait{
-        job->second.is_kept
-            ? fmt::format("the newest version is kept until it can be published: {}", *reason)
-            : fmt::format("a publish is waiting, at most {} s (deadlines.publish): {}", seconds,
-                          *reason)});
+        fmt::format("the newest version is kept until it can be published: {}", *reason)});
   return {};
 }
 
@@ -305,8 +320,11 @@ Result<PublishQueue::Commands> PublishQueue::give_up(std::uint64_t step, bool we
   Commands out;
   for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
     if (job->second.state != JobState::kQueued || job->second.step != step) continue;
+    const auto reason = job->second.is_kept ? std::nullopt : facts_.why_not_ready();
     WSYNC_TRY(fail_job(
-        job, Error(ErrorCode::kDeadline, "the previous snapshot is still being taken"), out));
+        job,
+        Error(ErrorCode::kDeadline, reason.value_or("the previous snapshot is still being taken")),
+        out));
     return out;
   }
   // It ends with its snapshot, which may already be complete.

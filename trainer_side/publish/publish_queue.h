@@ -29,7 +29,7 @@
 namespace wsync::publish {
 
 enum class JobState : std::uint8_t {
-  kQueued,        // waits for earlier snapshots
+  kQueued,        // waits for earlier snapshots and, unless it is kept, for the coordinator
   kSnapshotting,  // its source is being opened and copied
   kStopping,      // cancelled during its snapshot; the copy has not returned yet
   kHeld,        // its snapshot is complete; waits for the claim of the fence, sidecars and engines
@@ -58,8 +58,8 @@ class CoordinatorFacts {
   virtual ~CoordinatorFacts() = default;
   // Why the coordinator has stopped; std::nullopt while it is active.
   [[nodiscard]] virtual std::optional<Error> why_stopped() const = 0;
-  // What every publish must wait for before its round; std::nullopt if a round may begin. It does
-  // not wait with its snapshot, because training waits for that.
+  // What every publish must wait for before its round; std::nullopt if a round may begin. One that
+  // is kept takes its snapshot at once, because its caller waits for that.
   [[nodiscard]] virtual std::optional<std::string> why_not_ready() const = 0;
   // Why a round would find too few engines; std::nullopt if there are enough. A publish that is
   // kept waits for them; another one fails, and the requester decides.
@@ -127,6 +127,7 @@ struct RoundEnd {
   control::PushReply reply;
 };
 
+// This class has more than 25 methods: each event of a publish has its own, and each wait.
 class PublishQueue {
  public:
   using Commands = std::vector<QueueCommand>;
@@ -135,8 +136,9 @@ class PublishQueue {
       : facts_(facts), deadline_(deadline) {}
 
   // Adds a publish. Request numbers must increase; otherwise returns kInternal. `step` 0: the next
-  // free step. `is_kept`: while the coordinator is not ready, its snapshot is kept without a limit,
-  // until a newer one replaces it. Call advance() next.
+  // free step. `is_kept`: while the coordinator is not ready, its snapshot is taken and kept
+  // without a limit, until a newer one replaces it; otherwise its snapshot waits, until the
+  // deadline. Call advance() next.
   [[nodiscard]] Result<> publish(std::uint64_t request, std::uint64_t step, TimePoint now,
                                  bool is_kept = false);
   // Begins the next snapshot if none is being taken, and the round of a held snapshot if the
@@ -194,7 +196,11 @@ class PublishQueue {
   // The only place that changes a state.
   [[nodiscard]] static Result<> move(Jobs::iterator job, JobState to);
   [[nodiscard]] Result<> fail_job(Jobs::iterator job, const Error& why, Commands& out);
-  [[nodiscard]] Result<> begin_snapshot(Jobs::iterator job, TimePoint now, Commands& out);
+  // Returns whether the publish has left the queue.
+  [[nodiscard]] Result<bool> begin_snapshot(Jobs::iterator job, TimePoint now, Commands& out);
+  // A publish that is not kept waits in the queue. Returns whether it has ended.
+  [[nodiscard]] Result<bool> wait_queued(Jobs::iterator job, const std::string& reason,
+                                         TimePoint now, Commands& out);
   void hold(Jobs::iterator job, std::string why, Commands& out);
   [[nodiscard]] Result<> release_held(TimePoint now, Commands& out);
   // What the round of this publish must wait for.

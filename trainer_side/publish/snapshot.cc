@@ -295,6 +295,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   if (arenas_.size() >= options_.arenas)
     log_warning("an additional arena was created, because others are still being read: {}",
                 who_reads());
+  names.lock();
   arenas_.push_back({.memory = memory, .snapshot = {}});
   count_bytes();
   auto lease = WSYNC_TRY(memory->try_write_lease(identity));

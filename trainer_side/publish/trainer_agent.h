@@ -67,6 +67,7 @@ struct TrainerAgentCallbacks {
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
 };
 
+// This class has more than 25 methods: each command of the queue has an overload of apply().
 class TrainerAgent {
  public:
   // Binds the control address, the host socket and http.address, and reads the record of the

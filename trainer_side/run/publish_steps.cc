@@ -31,8 +31,9 @@ std::string_view state_name(PublishState state) {
   return "?";
 }
 
-// Wait limit for memory for a snapshot. The other ranks wait for rank 0 at the end of the step, so
-// it is at most half of their deadline.
+// Wait limit for an expected fleet: programs that start at the same time as this run have joined by
+// then. The other ranks wait for rank 0 at the end of the step, so it is at most half of their
+// deadline.
 constexpr std::chrono::milliseconds kWaitLimit{10'000};
 // Wait limit after a publish was abandoned: every step tries again, and loses no more than this.
 constexpr std::chrono::milliseconds kWaitLimitOnceLost{50};
@@ -161,8 +162,7 @@ void StepPublisher::wait_snapshotted() {
     if (given_up) continue;
     if (!told && now() - begun > kTellWait) {
       told = true;
-      log_warning("training waits for memory to publish step {}: all arenas are still being read",
-                  newest.step);
+      log_warning("training waits for the fleet to begin with step {}", newest.step);
     }
     const auto wait_limit = is_stopping_() ? std::min(wait_limit_, kWaitLimitAtEnd) : wait_limit_;
     if (now() - begun < wait_limit) continue;

@@ -152,35 +152,28 @@ Result<std::unique_ptr<WeightSource>> small_model() {
   return std::make_unique<MemorySource>(std::move(*source));
 }
 
-TEST_F(Agent, AJobThatWaitsForTheSnapshotBeforeItIsGivenUp) {
+TEST_F(Agent, AJobThatWaitsForSidecarsIsGivenUpWithWhatItWaitsFor) {
   ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
   std::map<std::uint64_t, std::string> ended;
-  std::promise<void> resume;
-  const std::shared_future<void> resumed = resume.get_future().share();
   for (const std::uint64_t step : {1U, 2U})
-    agent_->publish({.open = [waits = resumed]() -> Result<std::unique_ptr<WeightSource>> {
-                       waits.wait();
-                       return fail(ErrorCode::kIo, "the weights are gone");
-                     },
-                     .step = step,
-                     .on_progress = {},
-                     .on_snapshotted = {},
-                     .on_phase = {},
-                     .on_done =
-                         [&ended, step, this](const PublishResult& result) {
-                           ended[step] = result.error->message();
-                           if (step == 1) loop_->stop();
-                         }});
+    agent_->publish(
+        {.open = []() -> Result<std::unique_ptr<WeightSource>> {
+           return fail(ErrorCode::kInternal, "nobody reads a job that waits");
+         },
+         .step = step,
+         .on_progress = {},
+         .on_snapshotted = {},
+         .on_phase = {},
+         .on_done = [&ended, step](
+                        const PublishResult& result) { ended[step] = result.error->message(); }});
   agent_->give_up(3);
   EXPECT_TRUE(ended.empty()) << "no job has this step";
   agent_->give_up(2);
   ASSERT_EQ(ended.size(), 1U);
-  EXPECT_EQ(ended[2], "the previous snapshot is still being taken");
+  EXPECT_EQ(ended[2], "0 of at least 2 sidecars have joined " + agent_->address());
   agent_->give_up(2);
-  EXPECT_EQ(ended.size(), 1U);
-  resume.set_value();
-  loop_->run();
-  EXPECT_EQ(ended[1], "the weights are gone");
+  agent_->give_up(1);
+  EXPECT_EQ(ended.size(), 2U);
 }
 
 TEST_F(Agent, ASnapshotWithoutSidecarsIsTakenAtOnceAndKept) {
@@ -267,11 +260,33 @@ TEST_F(Agent, ASidecarThatLeavesIsNotWaitedForByWhoAskedIt) {
   EXPECT_EQ(planned->sidecars[0].failure, "was lost: the sidecar left the fleet");
 }
 
-TEST_F(Agent, AJobThatWaitsForSidecarsIsCancelled) {
+TEST_F(Agent, AJobThatWaitsForItsSnapshotIsCancelled) {
+  ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
+  EXPECT_FALSE(agent_->cancel({}).ok) << "nothing runs";
+  std::optional<PublishResult> ended;
+  agent_->publish({.open = []() -> Result<std::unique_ptr<WeightSource>> {
+                     return fail(ErrorCode::kInternal, "nobody reads a job that waits");
+                   },
+                   .on_progress = {},
+                   .on_snapshotted = {},
+                   .on_phase = {},
+                   .on_done = [&ended](PublishResult result) { ended = std::move(result); }});
+  EXPECT_FALSE(agent_->cancel({.epoch = 1, .step = 1}).ok) << "it has no name yet";
+  ASSERT_FALSE(ended.has_value());
+  EXPECT_TRUE(agent_->cancel({}).ok);
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->error->code(), ErrorCode::kCancelled);
+  EXPECT_EQ(agent_->status().updates.cancelled, 1U);
+  EXPECT_TRUE(agent_->status().incidents.empty());
+  EXPECT_FALSE(agent_->cancel({}).ok);
+}
+
+TEST_F(Agent, ASnapshotThatIsKeptIsCancelled) {
   ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
   EXPECT_FALSE(agent_->cancel({}).ok) << "nothing runs";
   std::optional<PublishResult> ended;
   agent_->publish({.open = small_model,
+                   .is_kept = true,
                    .on_progress = {},
                    .on_snapshotted = [this](const Version&, std::chrono::nanoseconds,
                                             const std::string&) { loop_->stop(); },

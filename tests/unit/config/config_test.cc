@@ -226,7 +226,7 @@ TEST(Config, WrongValuesNameFileLineKeyExpectedAndFound) {
   EXPECT_EQ(sidecar_error("", {.file = "", .environment = {}, .set = {"stages"}}),
             "--set stages: expected key=value, such as log.level=debug");
   EXPECT_EQ(parse_trainer("commit: quorum:0", "t").error().message(),
-            "t:1: commit: expected all, each or quorum:N (N from 1 to 4096), found 'quorum:0'");
+            "t:1: commit: expected all, each or quorum:N (N from 1 to 16384), found 'quorum:0'");
   EXPECT_EQ(parse_trainer("take_over: yes", "t").error().message(),
             "t:1: take_over: expected true or false, found 'yes'");
   EXPECT_EQ(parse_trainer("bucket_bytes: 1500KiB", "t").error().message(),

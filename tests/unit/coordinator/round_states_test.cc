@@ -282,9 +282,11 @@ TEST_F(RoundTest, AReplyThatIsCutNamesTheFailuresFirst) {
   switch_with(context_, round, outcomes_of(limits::kReplicaCount), failed);
   const RoundDone done = round.finish_publish(context_, 1);
   EXPECT_FALSE(done.reply.ok);
-  EXPECT_EQ(done.reply.reason,
-            "replica 'r': out of memory; the list of replicas leaves out 1 of 16385, of which 1 "
-            "have switched");
+  EXPECT_EQ(
+      done.reply.reason,
+      "replica 'r': out of memory; 1.2 stays the target, and the sidecars go on trying: `wsync "
+      "status` shows when every replica serves it, `wsync rollback` takes it back; the list "
+      "of replicas leaves out 1 of 16385, of which 1 have switched");
   EXPECT_EQ(done.reply.outcomes.front().reason, "out of memory");
 }
 

@@ -94,7 +94,7 @@ class PublishQueueTest : public testing::Test {
   }
   // Brings a first publish, request 1, to this state.
   void bring_to(JobState state) {
-    add(1);
+    add(1, 0, state == JobState::kHeld);
     if (state == JobState::kQueued) FAIL() << "it has begun";
     if (state == JobState::kSnapshotting) return;
     if (state == JobState::kStopping) {
@@ -136,9 +136,27 @@ TEST_F(PublishQueueTest, TheNextSnapshotBeginsAtOnceAndOneAtATime) {
   EXPECT_EQ(queue_->snapshotting(), 2U);
 }
 
+TEST_F(PublishQueueTest, ItWaitsForTheCoordinatorAndReportsItOnce) {
+  coordinator_.not_ready = "0 of at least 2 sidecars have joined";
+  add(1);
+  at_ = kStart + seconds(4);
+  advance();
+  EXPECT_TRUE(commands_.empty());
+  at_ = kStart + seconds(5);
+  advance();
+  advance();
+  ASSERT_EQ(commands_.size(), 1U);
+  EXPECT_EQ(all<ReportWait>()[0].text,
+            "a publish is waiting, at most 60 s (deadlines.publish): 0 of at least 2 sidecars have "
+            "joined");
+  coordinator_.not_ready.reset();
+  advance();
+  EXPECT_EQ(queue_->state(1), JobState::kSnapshotting);
+}
+
 TEST_F(PublishQueueTest, ItsSnapshotDoesNotWaitForTheCoordinatorAndItsRoundDoes) {
   coordinator_.not_ready = "0 of at least 2 sidecars have joined";
-  add(1, 7);
+  add(1, 7, true);
   ASSERT_EQ(all<BeginSnapshot>().size(), 1U) << "training waits for the snapshot";
   EXPECT_EQ(all<BeginSnapshot>()[0].version, (Version{0, 7})) << "there is no fence yet";
   snapshot_ended(1);
@@ -154,14 +172,14 @@ TEST_F(PublishQueueTest, ItsSnapshotDoesNotWaitForTheCoordinatorAndItsRoundDoes)
   advance();
   ASSERT_EQ(commands_.size(), 1U);
   EXPECT_EQ(all<ReportWait>()[0].text,
-            "a publish is waiting, at most 60 s (deadlines.publish): 0 of at least 2 sidecars have "
+            "the newest version is kept until it can be published: 0 of at least 2 sidecars have "
             "joined");
   coordinator_.not_ready.reset();
   advance();
   EXPECT_EQ(queue_->state(1), JobState::kWaiting);
   ASSERT_EQ(all<RequestRound>().size(), 1U);
   EXPECT_EQ(all<RequestRound>()[0].version, (Version{1, 7}));
-  EXPECT_EQ(all<RequestRound>()[0].deadline, kStart + kPublishDeadline);
+  EXPECT_EQ(all<RequestRound>()[0].deadline, at_ + kPublishDeadline);
 }
 
 TEST_F(PublishQueueTest, AHeldPublishKeepsItsNumberUnlessAnotherEpochIsClaimed) {
@@ -251,13 +269,13 @@ TEST_F(PublishQueueTest, ANewerSnapshotReplacesTheOneThatIsHeld) {
 
 TEST_F(PublishQueueTest, AHeldSnapshotIsCancelledAndItsUsedStepIsRefused) {
   coordinator_.not_ready = "nobody has joined";
-  add(1);
+  add(1, 0, true);
   snapshot_ended(1);
   EXPECT_TRUE(cancel()->ok);
   EXPECT_EQ(last_end().end, JobState::kCancelled);
   EXPECT_EQ(last_end().error->message(),
             "the publish was cancelled on request before its round began");
-  add(2, 7);
+  add(2, 7, true);
   snapshot_ended(2);
   coordinator_.used = 7;  // the claim has shown it
   coordinator_.not_ready.reset();
@@ -265,7 +283,7 @@ TEST_F(PublishQueueTest, AHeldSnapshotIsCancelledAndItsUsedStepIsRefused) {
   EXPECT_EQ(last_end().end, JobState::kFailed);
   EXPECT_EQ(last_end().error->code(), ErrorCode::kInvalidInput);
   coordinator_.not_ready = "nobody has joined";
-  add(3);
+  add(3, 0, true);
   snapshot_ended(3);
   coordinator_.stopped = Error(ErrorCode::kFenced, "another is newer");
   advance();
@@ -276,7 +294,6 @@ TEST_F(PublishQueueTest, AHeldSnapshotIsCancelledAndItsUsedStepIsRefused) {
 TEST_F(PublishQueueTest, ItsDeadlineEndsTheWaitForTheCoordinator) {
   coordinator_.not_ready = "nobody has joined";
   add(1);
-  snapshot_ended(1);
   at_ = kStart + seconds(1);
   add(2);
   at_ = kStart + kPublishDeadline;
@@ -366,20 +383,26 @@ TEST_F(PublishQueueTest, WhatIsQueuedFailsWhenTheCoordinatorStops) {
 
 // ---- given up ----
 
-TEST_F(PublishQueueTest, AQueuedPublishIsGivenUp) {
+TEST_F(PublishQueueTest, AQueuedPublishIsGivenUpWithWhatItWaitsFor) {
+  coordinator_.not_ready = "nobody has joined";
   add(1, 5);
   add(2, 6);
   execute(queue_->give_up(6, false));
   EXPECT_EQ(last_end().request, 2U);
   EXPECT_EQ(last_end().error->code(), ErrorCode::kDeadline);
-  EXPECT_EQ(last_end().reply.reason, "the previous snapshot is still being taken");
+  EXPECT_EQ(last_end().reply.reason, "nobody has joined");
   execute(queue_->give_up(6, false));
   EXPECT_EQ(all<EndPublish>().size(), 1U) << "it has ended";
+  coordinator_.not_ready.reset();
+  advance();
+  add(3, 7);
+  execute(queue_->give_up(7, false));
+  EXPECT_EQ(last_end().reply.reason, "the previous snapshot is still being taken");
 }
 
 TEST_F(PublishQueueTest, AHeldPublishIsNotGivenUp) {
   coordinator_.not_ready = "nobody has joined";
-  add(1, 5);
+  add(1, 5, true);
   snapshot_ended(1);
   execute(queue_->give_up(5, true));
   EXPECT_EQ(queue_->state(1), JobState::kHeld) << "it has read its weights";
@@ -432,8 +455,9 @@ TEST_F(PublishQueueTest, NothingIsCancelledWhereNothingRuns) {
 }
 
 TEST_F(PublishQueueTest, AQueuedPublishIsCancelledWithoutAName) {
-  ASSERT_TRUE(queue_->publish(1, 0, at_).has_value());
-  ASSERT_TRUE(queue_->publish(2, 0, at_).has_value());
+  coordinator_.not_ready = "nobody has joined";
+  add(1);
+  add(2);
   const auto reply = cancel();
   ASSERT_TRUE(reply && reply->ok);
   EXPECT_TRUE(reply->version.none());
