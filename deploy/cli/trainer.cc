@@ -214,6 +214,7 @@ class Publisher {
                                  Result<CheckpointDirectory> opened) {
     if (!opened) return fail(std::move(opened).error());
     log_info("publishing {}", path);
+    again_.reset();  // it is older, or the same
     Running running{.path = path,
                     .step = step,
                     .directory = std::make_unique<OpenDirectory>(std::move(*opened))};
@@ -230,8 +231,7 @@ class Publisher {
     }
     // The newest directory is published again if its snapshot found no free arena: no newer one may
     // ever come.
-    std::optional<Running> again;
-    std::erase_if(running_, [this, &again](Running& running) {
+    std::erase_if(running_, [this](Running& running) {
       wsync_publish_status status;
       if (wsync_trainer_poll(trainer_.get(), running.id, &status) != WSYNC_OK) return true;
       // Unmapping can take long, so the worker destroys the directory.
@@ -242,10 +242,12 @@ class Publisher {
       log_result(status);
       if (status.state == WSYNC_PUBLISH_FAILED && status.code == WSYNC_BUSY &&
           &running == &running_.back())
-        again = std::move(running);
+        again_ = std::pair(running.path, running.step);
       return true;
     });
-    if (again && running_.empty()) publish_found(again->path, again->step);
+    if (!again_) return;
+    const auto [path, step] = *std::exchange(again_, std::nullopt);
+    publish_found(path, step);
   }
 
   Loop& loop_;
@@ -255,6 +257,8 @@ class Publisher {
   Timer poll_;
   Worker files_;
   std::list<Running> running_;  // outlives the trainer, which reads from it
+  // The newest directory, if its snapshot found no free arena.
+  std::optional<std::pair<std::string, std::uint64_t>> again_;
   std::unique_ptr<wsync_trainer, DestroyTrainer> trainer_;
   std::unique_ptr<publish::DirectoryWatch> watch_;
 };

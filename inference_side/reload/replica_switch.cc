@@ -175,15 +175,15 @@ void ReplicaSwitch::handle(const RankResumed& event) {
     settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind, last_failure_);
 }
 
-// Loads and commits have deadlines of their own, and a rank may be too busy with them to answer.
-// While a rank is lost, its return is awaited in any case.
+// A load, a commit and a resume have deadlines of their own, and a rank may be too busy with them to
+// answer. While a rank is lost, its return is awaited in any case.
 void ReplicaSwitch::handle(const RankSilent& event) {
   if (!ranks_.is_attached(event.rank)) {
     ++dropped_;
     return;
   }
   ranks_.set_silent(event.rank, event.why);
-  if (phase_ == SwitchPhase::kPausing || phase_ == SwitchPhase::kResuming) phase_deadline();
+  if (phase_ == SwitchPhase::kPausing) phase_deadline();
 }
 
 void ReplicaSwitch::handle(const RankHeard& event) {

@@ -89,13 +89,22 @@ Result<> Store::check_budget(std::uint64_t arena_bytes, std::uint64_t versions) 
   return {};
 }
 
+// Whether no version of the store and no engine uses the arena.
+bool Store::is_free(OwnArena& own) {
+  own.lease = std::monostate{};
+  return own.arena.try_write_lease(own.arena.identity()).has_value();
+}
+
 bool Store::fits_beside(std::uint64_t arena_bytes) const {
-  std::uint64_t held = 0;
-  for (const auto& [version, copy] : held_) held += copy->data().size();
-  if (options_.memory_bytes != 0 && held + arena_bytes > options_.memory_bytes) return false;
-  const bool has_free_arena = std::ranges::any_of(own_, [&](const auto& own) {
-    return own.use_count() == 1 && own->arena.data_bytes() == arena_bytes;
-  });
+  std::uint64_t used = bytes();
+  bool has_free_arena = false;
+  for (const auto& own : own_) {
+    // An engine may still read an arena that the store has released.
+    if (own.use_count() != 1 || !is_free(*own)) continue;
+    used -= own->arena.data_bytes();
+    has_free_arena = has_free_arena || own->arena.data_bytes() == arena_bytes;
+  }
+  if (options_.memory_bytes != 0 && used + arena_bytes > options_.memory_bytes) return false;
   if (has_free_arena || own_.empty()) return true;
   const auto available = available_memory();
   // A machine without room for two more would be full with one.

@@ -109,8 +109,8 @@ class Store {
   // mapped arenas need none.
   [[nodiscard]] Result<> check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const;
 
-  // Whether a version of that size fits into memory_bytes and into the machine's memory beside all
-  // held versions. An arena of the trainer needs no memory here, but is counted as if it did.
+  // Whether a version of that size fits into memory_bytes beside all held versions and, if it comes
+  // into an own arena, into the machine's memory.
   [[nodiscard]] bool fits_beside(std::uint64_t arena_bytes) const;
 
   // Begins to stage a version that arrives as a mapped arena. Returns kBusy while another version
@@ -170,6 +170,7 @@ class Store {
   void find_own_arena();
   void make_own_arena(std::uint64_t arena_bytes);
   void own_arena_made(Making& making, std::uint64_t generation);
+  [[nodiscard]] static bool is_free(OwnArena& own);
   [[nodiscard]] bool take_own_arena(const std::shared_ptr<OwnArena>& own);
   void no_memory(const Error& why);
   void not_placed(const Error& why);

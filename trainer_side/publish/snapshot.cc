@@ -265,11 +265,16 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
 Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
                                                      const ArenaIdentity& identity, Wait& wait,
                                                      Snapshot::Times& times) {
+  // Freed after the lock is released, because freeing takes long and the loop may wait for the
+  // lock.
+  std::vector<Arena> freed;
   std::unique_lock names(names_mutex_);
   // Arenas of an earlier layout are freed as soon as they have no readers.
-  std::erase_if(arenas_, [&](const Arena& arena) {
-    return arena.memory->data_bytes() != arena_bytes &&
-           arena.memory->try_write_lease({}).has_value();
+  std::erase_if(arenas_, [&](Arena& arena) {
+    const bool is_old =
+        arena.memory->data_bytes() != arena_bytes && arena.memory->try_write_lease({}).has_value();
+    if (is_old) freed.push_back(arena);
+    return is_old;
   });
   count_bytes();
   for (const Arena& arena : arenas_) {
@@ -277,7 +282,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
     auto lease = arena.memory->try_write_lease(identity);
     if (lease) {
       Writable writable{.arena = arena.memory, .lease = std::move(*lease)};
-      drop_additional(writable.arena.get());
+      drop_additional(writable.arena.get(), freed);
       return writable;
     }
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
@@ -310,11 +315,12 @@ bool Snapshotter::may_create(const Wait& wait) const {
   return static_cast<std::size_t>(needed_here) < options_.arenas;
 }
 
-// Frees the arenas above the maximum that have no reader any more.
-void Snapshotter::drop_additional(const SharedArena* except) {
+// Takes out the arenas above the maximum that have no reader any more.
+void Snapshotter::drop_additional(const SharedArena* except, std::vector<Arena>& freed) {
   for (auto arena = arenas_.begin(); arena != arenas_.end() && arenas_.size() > options_.arenas;) {
     const bool is_free =
         arena->memory.get() != except && arena->memory->try_write_lease({}).has_value();
+    if (is_free) freed.push_back(*arena);
     arena = is_free ? arenas_.erase(arena) : std::next(arena);
   }
   count_bytes();

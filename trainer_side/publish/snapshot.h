@@ -158,7 +158,7 @@ class Snapshotter {
   [[nodiscard]] Result<Writable> try_arena(std::uint64_t arena_bytes, const ArenaIdentity& identity,
                                            Wait& wait, Snapshot::Times& times);
   [[nodiscard]] bool may_create(const Wait& wait) const;
-  void drop_additional(const SharedArena* except);
+  void drop_additional(const SharedArena* except, std::vector<Arena>& freed);
   [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(std::uint64_t arena_bytes);
   [[nodiscard]] std::string who_reads() const;
   void count_bytes();

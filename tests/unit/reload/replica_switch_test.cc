@@ -585,7 +585,7 @@ TEST_F(Switch, ADecisionDoesNotWaitForASilentRank) {
   EXPECT_EQ(machine.report(now).version, kV2);
 }
 
-TEST_F(Switch, ARankThatBecomesSilentEndsThePauseAndTheResume) {
+TEST_F(Switch, ARankThatBecomesSilentEndsThePauseAndNotTheResume) {
   serve_v1();
   decide(kV2);
   ASSERT_EQ(count<SendPause>(), 1U);
@@ -603,8 +603,11 @@ TEST_F(Switch, ARankThatBecomesSilentEndsThePauseAndTheResume) {
   ASSERT_EQ(machine.phase(), SwitchPhase::kResuming);
   decide(kV2);
   step(RankSilent{.rank = 0, .why = "does not poll"});
+  EXPECT_EQ(done.size(), 1U) << "the resume may take its time";
+  tick_after(seconds(11));
   ASSERT_EQ(done.size(), 2U);
   EXPECT_EQ(done[1].outcome, SwitchOutcome::kFailed);
+  EXPECT_EQ(done[1].reason, "rank 0 does not poll");
   EXPECT_EQ(done[1].version, kV2);
 }
 
