@@ -175,8 +175,8 @@ void ReplicaSwitch::handle(const RankResumed& event) {
     settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind, last_failure_);
 }
 
-// A load, a commit and a resume have deadlines of their own, and a rank may be too busy with them to
-// answer. While a rank is lost, its return is awaited in any case.
+// A load, a commit and a resume have deadlines of their own, and a rank may be too busy with them
+// to answer. While a rank is lost, its return is awaited in any case.
 void ReplicaSwitch::handle(const RankSilent& event) {
   if (!ranks_.is_attached(event.rank)) {
     ++dropped_;
