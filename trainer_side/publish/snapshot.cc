@@ -224,7 +224,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
                                                           const SnapshotRequest& request,
                                                           Snapshot::Times& times) {
   const TimePoint begun = now();
-  Wait wait{.begun = begun, .deadline = request.deadline, .may_grow = begun, .full = {}};
+  Wait wait{.deadline = request.deadline, .may_grow = begun, .full = {}};
   if (request.arena_wait) wait.deadline = std::min(wait.deadline, begun + *request.arena_wait);
   const std::chrono::nanoseconds time = wait.deadline - begun;
   wait.may_grow = options_.additional_arenas && time.count() > 0

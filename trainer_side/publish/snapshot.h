@@ -146,7 +146,6 @@ class Snapshotter {
   };
   // The wait for an arena.
   struct Wait {
-    TimePoint begun{};
     TimePoint deadline{};
     TimePoint may_grow{};       // from then on, arenas that only others read do not count
     std::optional<Error> full;  // why an additional arena could not be created
