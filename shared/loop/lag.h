@@ -18,12 +18,27 @@ namespace wsync {
 
 class Loop;
 
-// A callback that takes this long is reported in the log. Sanitizers make everything slower.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+// A callback that takes this long is reported in the log. Sanitizers make everything slower. GCC
+// names them by macros, and clang before version 21 only by its features.
+#if defined(__has_feature)
+#define WSYNC_HAS_FEATURE(name) __has_feature(name)
+#else
+#define WSYNC_HAS_FEATURE(name) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || WSYNC_HAS_FEATURE(thread_sanitizer)
 inline constexpr std::chrono::milliseconds kSlowCallback{1'000};
+#elif defined(__SANITIZE_ADDRESS__) || WSYNC_HAS_FEATURE(address_sanitizer)
+inline constexpr std::chrono::milliseconds kSlowCallback{200};
 #else
 inline constexpr std::chrono::milliseconds kSlowCallback{100};
 #endif
+#undef WSYNC_HAS_FEATURE
+
+// What the kernel has counted for one thread since its creation.
+struct ThreadTime {
+  std::chrono::nanoseconds ran{0};     // on a processor
+  std::chrono::nanoseconds waited{0};  // ready to run, without a processor
+};
 
 // Measured for one loop since its creation.
 struct LoopLag {
@@ -52,7 +67,7 @@ class CallbackTime {
   Loop& loop_;
   const CallbackName name_;
   const TimePoint begin_;
-  const std::chrono::nanoseconds waited_before_;  // time that this thread waited for a processor
+  const ThreadTime before_;
   const std::chrono::nanoseconds reported_before_;
 };
 

@@ -11,23 +11,24 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/unique_fd.h"
+#include "shared/loop/lag.h"
 #include "shared/loop/loop.h"
 
 namespace wsync {
 
-// Measures how long one thread has waited for a processor since it started.
+// Reads how long one thread has run, and how long it has waited for a processor.
 class RunQueue {
  public:
   // Selects the calling thread.
   void open();
   void close() { fd_.reset(); }
-  // Returns a value that is at most a few milliseconds old.
-  [[nodiscard]] std::chrono::nanoseconds waited(TimePoint at);
+  // Returns values that are at most a few milliseconds old.
+  [[nodiscard]] ThreadTime read(TimePoint at);
 
  private:
   UniqueFd fd_;
   TimePoint read_at_{};
-  std::chrono::nanoseconds waited_{0};
+  ThreadTime time_;
 };
 
 struct Loop::State {

@@ -1,6 +1,7 @@
 #include "shared/control/zmq/socket.h"
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -56,6 +57,14 @@ std::optional<MonitorEvent> next_event(void* monitor) {
   return event;
 }
 
+// Bytes of a message that libzmq frees in whichever of its threads has sent it last. libzmq orders
+// this after the creation by a counter of its own. The flag orders it in C++ as well, where the
+// thread sanitizer, which cannot see into the distribution's libzmq, finds it.
+struct KeptBytes {
+  Bytes bytes;
+  std::atomic<bool> complete{false};
+};
+
 tl::unexpected<Error> send_failure(int error) {
   if (error == EHOSTUNREACH) return fail(ErrorCode::kPeerLost, "the peer is not connected");
   if (error == EAGAIN)
@@ -66,10 +75,15 @@ tl::unexpected<Error> send_failure(int error) {
 }  // namespace
 
 SharedPart::SharedPart(Bytes bytes) {
-  auto* kept = new Bytes(std::move(bytes));
+  auto* kept = new KeptBytes{.bytes = std::move(bytes)};
+  kept->complete.store(true, std::memory_order_release);
   zmq_msg_init_data(
-      &message_, kept->data(), kept->size(),
-      [](void*, void* owner) { delete static_cast<Bytes*>(owner); }, kept);
+      &message_, kept->bytes.data(), kept->bytes.size(),
+      [](void*, void* owner) {
+        auto* last = static_cast<KeptBytes*>(owner);
+        if (last->complete.load(std::memory_order_acquire)) delete last;
+      },
+      kept);
 }
 
 Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& identity) {

@@ -352,6 +352,7 @@ TEST(LoopLag, WhatAnInnerCallbackHasToldTheOuterOneDoesNotTellAgain) {
   });
   const std::string log = logged(*loop);
   EXPECT_THAT(log, HasSubstr("by a message Announce of "));
+  EXPECT_THAT(log, ContainsRegex("\\([0-9]{1,2} ms of processor time\\)")) << "it has slept";
   EXPECT_THAT(log, Not(HasSubstr("posted task")));
   EXPECT_EQ(loop->lag().slow_callbacks, 1);
 }
