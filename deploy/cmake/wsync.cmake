@@ -159,7 +159,7 @@ function(wsync_test name)
   add_dependencies(tests_${arg_LABEL} ${name})
   if(WSYNC_SANITIZER STREQUAL "thread")
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
-      "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan_suppressions.txt")
+      "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan_suppressions.txt:die_after_fork=0")
   endif()
 endfunction()
 
@@ -191,7 +191,8 @@ function(wsync_c_library name)
     LINK_DEPENDS ${PROJECT_SOURCE_DIR}/deploy/cmake/c_api.map)
   list(TRANSFORM arg_COMPONENTS PREPEND wsync:: OUTPUT_VARIABLE components)
   target_link_libraries(${shared} PRIVATE wsync_warnings ${components})
-  target_link_options(${shared} PRIVATE
+  # nodelete: the thread that writes the log, and the handlers of fork(), run until the process ends.
+  target_link_options(${shared} PRIVATE -Wl,-z,nodelete
     -Wl,--exclude-libs,ALL -Wl,--version-script=${PROJECT_SOURCE_DIR}/deploy/cmake/c_api.map)
 
   set(static wsync_${name}_static)

@@ -1,9 +1,13 @@
 #include "shared/base/log.h"
 
+#include <cstdlib>
 #include <memory>
 #include <spdlog/pattern_formatter.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "shared/base/log_writer.h"
 
 namespace wsync {
 namespace {
@@ -67,8 +71,41 @@ class JsonFormatter final : public spdlog::formatter {
   }
 };
 
+// Intentionally leaked: worker threads may log while static destructors run.
+LogWriter& writer() {
+  static LogWriter* const writer = [] {
+    std::atexit([] { log_flush(kLogFlush); });
+    return new LogWriter(STDERR_FILENO);
+  }();
+  return *writer;
+}
+
+// Passes lines to the writer, and says how many it has dropped as soon as it takes a line again.
+// Thread: any that holds log_mutex().
+class QueueSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& msg) override {
+    if (dropped_ != 0 && put({msg.time, msg.source, msg.logger_name, spdlog::level::warn,
+                              fmt::format("{} lines of this log were lost, because nothing read "
+                                          "standard error",
+                                          dropped_)}))
+      dropped_ = 0;
+    if (!put(msg)) ++dropped_;
+  }
+  void flush_() override {}
+
+ private:
+  bool put(const spdlog::details::log_msg& msg) {
+    spdlog::memory_buf_t line;
+    formatter_->format(msg, line);
+    return writer().put({line.data(), line.size()});
+  }
+
+  std::uint64_t dropped_ = 0;
+};
+
 std::shared_ptr<spdlog::logger> make_logger(const LogOptions& options) {
-  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  auto sink = std::make_shared<QueueSink>();
   auto logger =
       std::make_shared<spdlog::logger>(options.role.empty() ? "wsync" : options.role, sink);
   if (options.format == LogFormat::kJson) {
@@ -88,9 +125,11 @@ std::shared_ptr<spdlog::logger>& current() {
 
 }  // namespace
 
-std::mutex& log_mutex() noexcept {
-  static auto* mutex = new std::mutex;  // leaked like the logger
-  return *mutex;
+std::mutex& log_mutex() noexcept { return writer().mutex(); }
+
+bool log_flush(std::chrono::milliseconds limit) noexcept {
+  std::unique_lock lock(log_mutex());
+  return writer().flush(lock, limit);
 }
 
 void log_init(const LogOptions& options) {

@@ -1,7 +1,9 @@
-// Logging: one process-wide sink on standard error, as human lines or JSON lines.
+// Logging: one process-wide sink on standard error, as human lines or JSON lines. A thread writes
+// the lines (LogWriter), so that logging never waits for whoever reads standard error.
 // Thread: every function may be called from any thread after log_init.
 #pragma once
 
+#include <chrono>
 #include <fmt/format.h>
 #include <mutex>
 #include <string>
@@ -30,6 +32,12 @@ void log_init(const LogOptions& options);
 [[nodiscard]] Result<LogFormat> parse_log_format(std::string_view text);
 // Returns whether a line of this level would be written.
 [[nodiscard]] bool log_enabled(LogLevel level) noexcept;
+// How long a process that ends waits for whoever reads its log.
+inline constexpr std::chrono::milliseconds kLogFlush{1'000};
+// Waits until every line was written, at most for `limit`. Returns whether it was. Call it before
+// something else is written to standard error that is to come after the lines. A process that ends
+// by exit() or by returning from main() has called it.
+bool log_flush(std::chrono::milliseconds limit) noexcept;
 // Mutex of the logger. fork() holds it too, so that a child finds the sink unlocked.
 [[nodiscard]] std::mutex& log_mutex() noexcept;
 // Writes one line.

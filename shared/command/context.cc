@@ -94,6 +94,7 @@ void Context::run(std::string_view command, const std::function<Result<Outcome>(
     log_init(*log);
     outcome = body();
   }
+  log_flush(kLogFlush);  // the outcome is the last that the command says
   if (!outcome) {
     exit_code_ = exit_code_of(outcome.error().code());
     if (options.json)

@@ -1,11 +1,13 @@
 """A process that stands still for ever harms nobody else, and catches up when it goes on."""
+import fcntl
 import os
+import select
 import signal
 import sys
 import threading
 import unittest
 
-from fleet import short
+from fleet import DEADLINE_S, short
 from plugin_fleet import COMMITTED, DEADLINE_MS, PluginFleet
 
 FORKING_ENGINE = sys.argv.pop()
@@ -40,6 +42,30 @@ class HangFleet(PluginFleet):
                 process.kill()
             process.wait()
         super().__exit__(*rest)
+
+
+class UnreadFleet(HangFleet):
+    """The standard error of each process is a pipe that is full from the start, and that nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.pipes = []
+
+    def log(self):
+        read, write = os.pipe()
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(write, False)
+        os.write(write, bytes(4096))
+        self.pipes.append(read)
+        # The process gets an open file of its own, which is blocking.
+        log = open(f"/proc/self/fd/{write}", "w", encoding="utf-8")
+        os.close(write)
+        return log
+
+    def __exit__(self, *rest):
+        super().__exit__(*rest)
+        for pipe in self.pipes:
+            os.close(pipe)
 
 
 class Hangs(unittest.TestCase):
@@ -134,6 +160,29 @@ class Hangs(unittest.TestCase):
             os.kill(sidecar.pid, signal.SIGCONT)
             fleet.until_ready("1.4", "a")
             self.published(fleet, trainer, range(7, 10), ["a"])
+
+    def test_nobody_reads_the_logs(self):
+        with UnreadFleet() as fleet:
+            model = fleet.checkpoint("one", 1)
+            sidecar, engines = fleet.sidecar("s0")
+            sidecars_log = fleet.pipes[-1]
+            engine = fleet.engine(engines, "a", model)
+            trainer = fleet.trainer(model)
+            self.published(fleet, trainer, range(1, 6), ["a"])
+            self.verified(fleet, "1.5")
+            # Nothing was lost of what fits the queue.
+            said = b""
+            def read_on():
+                nonlocal said
+                if select.select([sidecars_log], [], [], 0.1)[0]:
+                    said += os.read(sidecars_log, 4096)
+                return b"replica a has committed 1.5," in said
+            fleet.until(read_on, "the last line of the sidecar's log")
+            self.assertIn(b"replica a has committed 1.1,", said)
+            # A process that ends waits for a reader for a moment, and ends without one.
+            for process in engine, sidecar:
+                process.send_signal(signal.SIGTERM)
+                self.assertEqual(process.wait(timeout=DEADLINE_S), 0)
 
     def test_the_trainer_comes_first(self):
         for settings in [], ["transport=tcp"]:

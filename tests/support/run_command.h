@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "shared/command/program.h"
+#include "tests/support/captured_log.h"
 
 namespace wsync::cli::test {
 
@@ -22,11 +23,11 @@ inline CommandRun run_command(const ProgramSpec& program,
   std::vector<const char*> argv = {"wsync"};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
   testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
+  test::capture_log();
   CommandRun run;
   run.exit_code = run_program(program, static_cast<int>(argv.size()), argv.data());
   run.out = testing::internal::GetCapturedStdout();
-  run.err = testing::internal::GetCapturedStderr();
+  run.err = test::captured_log();
   return run;
 }
 

@@ -13,6 +13,7 @@
 #include "shared/base/fail_point.h"
 #include "shared/base/log.h"
 #include "shared/base/weight_limits.h"
+#include "tests/support/captured_log.h"
 
 namespace wsync {
 namespace {
@@ -98,10 +99,10 @@ TEST(Log, LevelsAndFormatsAreParsedOrNamed) {
 
 TEST(Log, JsonLinesEscapeAndRespectTheLevel) {
   log_init({.level = LogLevel::kWarning, .format = LogFormat::kJson, .role = "side\"car"});
-  testing::internal::CaptureStderr();
+  test::capture_log();
   log_info("hidden");
   log_warning("line\n{}", 7);
-  const std::string out = testing::internal::GetCapturedStderr();
+  const std::string out = test::captured_log();
   log_init({});
   EXPECT_EQ(out.find("hidden"), std::string::npos);
   EXPECT_NE(out.find(R"("level":"warning","role":"side\"car","message":"line\u000a7"})"),

@@ -23,6 +23,7 @@
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
+#include "tests/support/captured_log.h"
 
 namespace wsync {
 namespace {
@@ -294,9 +295,9 @@ TEST(Worker, TheQueueIsBoundedAndDrainsOnStop) {
 // Runs the loop until it is stopped; what it has logged.
 std::string logged(Loop& loop) {
   log_init({.level = LogLevel::kWarning});
-  testing::internal::CaptureStderr();
+  test::capture_log();
   loop.run();
-  return testing::internal::GetCapturedStderr();
+  return test::captured_log();
 }
 
 constexpr milliseconds kTooLong = kSlowCallback + milliseconds(20);

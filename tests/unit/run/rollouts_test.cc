@@ -12,6 +12,7 @@
 
 #include "shared/process_group/memory/host_segment.h"
 #include "shared/process_group/regroupable_group.h"
+#include "tests/support/captured_log.h"
 #include "tests/unit/rollout/scripted_replica.h"
 #include "trainer_side/run/setup.h"
 #include "trainer_side/training/run_state.h"
@@ -356,9 +357,9 @@ TEST_F(NewRankZero, ComparesOnlyTokensOfWeightsThatItHas) {
 TEST_F(NewRankZero, StaysNearTheWeightsThatItBeginsWithAndSaysSo) {
   begin_and_lose({"rollout.kl=0.25"});
   serve(2, kFirstGenerated);
-  testing::internal::CaptureStderr();
+  test::capture_log();
   auto batches = batches_of(kFirstGenerated + 1, 2);
-  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string log = test::captured_log();
   EXPECT_THAT(log, HasSubstr("rollout.kl: the weights that this run began to generate with (step "
                              "3) no longer exist; from step 5 on"));
   const std::vector<MicroBatch> made = batches;
@@ -373,9 +374,9 @@ TEST_F(NewRankZero, TakesTheFirstReferenceWhereItComesBackToIt) {
   serve(2, kFirstGenerated);
   (void)batches_of(kFirstGenerated + 1, 2);
   set_weights(kFirstGenerated);
-  testing::internal::CaptureStderr();
+  test::capture_log();
   auto batches = batches_of(kFirstGenerated, 2);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(test::captured_log(), "");
   const std::vector<MicroBatch> made = batches;
   const auto options = *training_options(config_);
   rollout::refer_to(options.spec, weights_of_seed(kFirstGenerated), options.sequence, batches);
