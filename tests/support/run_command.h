@@ -23,11 +23,11 @@ inline CommandRun run_command(const ProgramSpec& program,
   std::vector<const char*> argv = {"wsync"};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
   testing::internal::CaptureStdout();
-  test::capture_log();
+  wsync::test::capture_log();
   CommandRun run;
   run.exit_code = run_program(program, static_cast<int>(argv.size()), argv.data());
   run.out = testing::internal::GetCapturedStdout();
-  run.err = test::captured_log();
+  run.err = wsync::test::captured_log();
   return run;
 }
 

@@ -357,9 +357,9 @@ TEST_F(NewRankZero, ComparesOnlyTokensOfWeightsThatItHas) {
 TEST_F(NewRankZero, StaysNearTheWeightsThatItBeginsWithAndSaysSo) {
   begin_and_lose({"rollout.kl=0.25"});
   serve(2, kFirstGenerated);
-  test::capture_log();
+  wsync::test::capture_log();
   auto batches = batches_of(kFirstGenerated + 1, 2);
-  const std::string log = test::captured_log();
+  const std::string log = wsync::test::captured_log();
   EXPECT_THAT(log, HasSubstr("rollout.kl: the weights that this run began to generate with (step "
                              "3) no longer exist; from step 5 on"));
   const std::vector<MicroBatch> made = batches;
@@ -374,9 +374,9 @@ TEST_F(NewRankZero, TakesTheFirstReferenceWhereItComesBackToIt) {
   serve(2, kFirstGenerated);
   (void)batches_of(kFirstGenerated + 1, 2);
   set_weights(kFirstGenerated);
-  test::capture_log();
+  wsync::test::capture_log();
   auto batches = batches_of(kFirstGenerated, 2);
-  EXPECT_EQ(test::captured_log(), "");
+  EXPECT_EQ(wsync::test::captured_log(), "");
   const std::vector<MicroBatch> made = batches;
   const auto options = *training_options(config_);
   rollout::refer_to(options.spec, weights_of_seed(kFirstGenerated), options.sequence, batches);
