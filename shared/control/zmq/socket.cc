@@ -76,9 +76,11 @@ tl::unexpected<Error> send_failure(int error) {
 
 SharedPart::SharedPart(Bytes bytes) {
   auto* kept = new KeptBytes{.bytes = std::move(bytes)};
-  kept->complete.store(true, std::memory_order_release);
+  std::byte* const data = kept->bytes.data();
+  const std::size_t size = kept->bytes.size();
+  kept->complete.store(true, std::memory_order_release);  // nothing here touches it afterwards
   zmq_msg_init_data(
-      &message_, kept->bytes.data(), kept->bytes.size(),
+      &message_, data, size,
       [](void*, void* owner) {
         auto* last = static_cast<KeptBytes*>(owner);
         if (last->complete.load(std::memory_order_acquire)) delete last;
