@@ -9,7 +9,9 @@ namespace wsync {
 Result<std::unique_ptr<ProcessWatch>> ProcessWatch::create(Loop& loop, pid_t pid,
                                                            std::function<void()> on_end,
                                                            std::source_location made) {
-  std::unique_ptr<ProcessWatch> watch(new ProcessWatch(WSYNC_TRY(open_process(pid))));
+  // Not inside the new expression: an early return there would leak its memory.
+  UniqueFd process = WSYNC_TRY(open_process(pid));
+  std::unique_ptr<ProcessWatch> watch(new ProcessWatch(std::move(process)));
   // The watcher stops first, because it would call again and again: a pidfd stays readable.
   watch->watcher_ = WSYNC_TRY(FdWatcher::create(
       loop, watch->fd_.get(),
