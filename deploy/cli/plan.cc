@@ -41,11 +41,13 @@ struct PlanOptions {
   std::string gpu_memory;                // free memory per GPU; empty: unknown
   std::optional<std::uint32_t> engines;  // for host devices; none: one engine
   std::uint32_t versions_held = config::kVersionsHeldDefault;
+  std::uint32_t arenas = config::kArenasDefault;
+  bool copies = false;  // versions are sent over TCP
 };
 
 // Peak memory in bytes of one host that runs the trainer, the sidecars and all engines.
 struct PeakMemory {
-  std::uint64_t staged = 0;   // pages of held versions, shared by trainer and sidecars
+  std::uint64_t staged = 0;   // arenas of the trainer, and those of sidecars that receive copies
   std::uint64_t buffers = 0;  // H2D and IPC buffers of separate devices, not of GPUs
   std::uint64_t engines = 0;  // private copies of the engines
   [[nodiscard]] std::uint64_t sum() const { return staged + buffers + engines; }
@@ -201,7 +203,9 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
 }
 
 Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Outcome& outcome) {
-  PeakMemory peak{.staged = offer.buckets.arena_bytes() * options.versions_held,
+  // A sidecar receives the next version while it still holds all others.
+  const std::uint64_t own_arenas = options.copies ? options.versions_held + 1 : 0;
+  PeakMemory peak{.staged = offer.buckets.arena_bytes() * (options.arenas + own_arenas),
                   .engines = offer.manifest.total_bytes() * options.engines.value_or(1)};
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
@@ -255,13 +259,13 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
     devices = fmt::format("{} on {}", counted(rounds, "round"), counted(sidecar.devices, "device"));
     report["rounds"] = rounds;
   }
-  peak.staged =
-      std::max(peak.staged, offer.buckets.arena_bytes() * std::uint64_t{sidecar.versions_held});
-  if (sidecar.gpus.empty()) {
+  report["own_arenas"] = sidecar.own_arenas;
+  report["engine_bytes"] = sidecar.engine_bytes;
+  peak.staged += offer.buckets.arena_bytes() * sidecar.own_arenas;
+  peak.engines += sidecar.engine_bytes;
+  if (sidecar.gpus.empty())
     peak.buffers +=
         reload::buffers_take(DeviceKind::kSeparate, sidecar.devices, sidecar.buffer_bytes);
-    peak.engines += offer.manifest.total_bytes() * sidecar.replicas;
-  }
   outcome.text +=
       fmt::format("  sidecar {}: {}, {}: {}\n", sidecar.name, counted(sidecar.replicas, "replica"),
                   devices, sidecar.problems.empty() ? "would accept it" : "would refuse it:");
@@ -287,7 +291,10 @@ Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome&
     return plan_for_description(options, offer, outcome);
   }
   if (!reply) return fail(reply.error());
-  PeakMemory peak;
+  // A sidecar that is asked for itself does not know the trainer.
+  const std::uint32_t arenas = reply->arenas == 0 ? config::kArenasDefault : reply->arenas;
+  outcome.result["trainer_arenas"] = arenas;
+  PeakMemory peak{.staged = offer.buckets.arena_bytes() * arenas};
   nlohmann::json sidecars = nlohmann::json::array();
   for (const control::SidecarPlan& sidecar : reply->sidecars) {
     auto report = WSYNC_TRY(report_sidecar(sidecar, offer, peak, outcome));
@@ -394,7 +401,15 @@ void add_plan(CLI::App& app, Context& context) {
       command
           ->add_option("--versions-held", options->versions_held,
                        "Query no fleet: number of versions that the sidecar keeps (default: 2)")
-          ->check(CLI::Range(config::kVersionsHeldMin, config::kVersionsHeldMax))};
+          ->check(CLI::Range(config::kVersionsHeldMin, config::kVersionsHeldMax)),
+      command
+          ->add_option("--arenas", options->arenas,
+                       "Query no fleet: number of arenas of the trainer (default: 3)")
+          ->check(CLI::Range(config::kArenasMin, config::kArenasMax)),
+      command->add_flag(
+          "--copies", options->copies,
+          "Query no fleet: versions are sent over TCP, so that the sidecar has arenas "
+          "of its own")};
   for (CLI::Option* option : described) option->excludes(coordinator);
   command->callback([&context, options, described] {
     options->ask_fleet =

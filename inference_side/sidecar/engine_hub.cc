@@ -292,6 +292,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .rank = rank->rank,
                      .world_size = hello.world_size,
                      .device = hello.device,
+                     .copies = hello.take != control::TakeMode::kAdopt,
                      .tensors = rank->tensors});
   rank->send(envelope.request, welcome, std::move(fds));
   log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,

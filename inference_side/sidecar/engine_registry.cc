@@ -1,6 +1,8 @@
 #include "inference_side/sidecar/engine_registry.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -135,6 +137,21 @@ std::vector<AttachedRank> EngineRegistry::ranks_of(const std::string& replica) c
 bool EngineRegistry::whole(const std::string& replica) const {
   const std::vector<AttachedRank> ranks = ranks_of(replica);
   return !ranks.empty() && ranks.size() >= ranks.front().world_size;
+}
+
+std::uint64_t EngineRegistry::copied_bytes() const {
+  std::uint64_t bits = 0;
+  for (const AttachedRank& rank : ranks_) {
+    if (!rank.copies) continue;
+    for (const control::EngineTensor& tensor : *rank.tensors) {
+      std::vector<std::uint64_t> shape = tensor.shape;
+      for (const control::DimRange& range : tensor.ranges)
+        if (range.dim < shape.size()) shape[range.dim] = range.length;
+      bits += std::accumulate(shape.begin(), shape.end(), std::uint64_t{dtype_bits(tensor.dtype)},
+                              std::multiplies<>());
+    }
+  }
+  return bits / 8;
 }
 
 std::uint32_t EngineRegistry::replica_count() const {

@@ -27,6 +27,7 @@ struct AttachedRank {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;  // ranks of its replica
   std::uint32_t device = 0;      // index of the sidecar's device it runs on
+  bool copies = true;            // into memory of its own; false: it maps the staged version
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
 };
 
@@ -70,6 +71,8 @@ class EngineRegistry {
   [[nodiscard]] std::vector<AttachedRank> ranks_of(const std::string& replica) const;
   // Whether every rank of the replica is attached.
   [[nodiscard]] bool whole(const std::string& replica) const;
+  // Bytes of all tensors that the ranks copy into memory of their own.
+  [[nodiscard]] std::uint64_t copied_bytes() const;
   // Number of replicas with at least one attached rank.
   [[nodiscard]] std::uint32_t replica_count() const;
   // Returns the differences between a layout and the attached ranks. Each problem names its

@@ -1,7 +1,10 @@
 #include "inference_side/sidecar/plan_answer.h"
 
+#include <algorithm>
+
 #include "inference_side/sidecar/offered_layouts.h"
 #include "shared/config/sidecar_config.h"
+#include "shared/transport/traits.h"
 
 namespace wsync::agent {
 namespace {
@@ -21,6 +24,17 @@ Result<std::vector<control::GpuPlan>> gpu_plans(const reload::DeviceGroup& devic
                     .streams_measured = room.streams_measured,
                     .context_bytes = room.context_bytes});
   return gpus;
+}
+
+// A version is received while all others are still held, where there is room for it.
+std::uint32_t own_arenas(std::uint64_t arena_bytes, const staging::Store& store,
+                         const config::SidecarConfig& config) {
+  const transport::TransportTraits* kind = transport::find_transport_kind(config.transport);
+  if (!store.has_own_arenas() && (kind == nullptr || kind->maps_source)) return 0;
+  const std::uint32_t most = config.versions_held + 1;
+  if (config.host_memory == 0 || arena_bytes == 0) return most;
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(most, config.host_memory / arena_bytes));
 }
 
 }  // namespace
@@ -43,6 +57,8 @@ control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub
       answer.gpus = *gpus;
     }
   }
+  if (answer.gpus.empty()) answer.engine_bytes = hub.registry().copied_bytes();
+  answer.own_arenas = own_arenas(plan.arena_bytes, store, config);
   const auto manifest = read_layout(plan.layout);
   if (!manifest) {
     answer.failure = manifest.error().message();

@@ -18,7 +18,7 @@ Result<std::unique_ptr<VersionReceiver>> VersionReceiver::create(Loop& loop,
 }
 
 VersionReceiver::VersionReceiver(Loop& loop, VersionReceiverOptions options)
-    : loop_(loop), options_(std::move(options)) {}
+    : loop_(loop), options_(std::move(options)), idle_(loop, [this] { release_unused(); }) {}
 
 VersionReceiver::~VersionReceiver() {
   *alive_ = false;
@@ -107,7 +107,19 @@ void VersionReceiver::start(const staging::StartStaging& command) {
     });
 }
 
+void VersionReceiver::count_idle_time() {
+  const auto limit = options_.config->idle_release;
+  if (limit.count() != 0) idle_.start(limit);
+}
+
+void VersionReceiver::release_unused() {
+  if (arriving_) return count_idle_time();
+  if (const std::uint64_t bytes = store_->release_unused(); bytes != 0)
+    log_info("{} MiB of free arenas were given back (idle_release)", bytes / limits::kMiB);
+}
+
 Result<> VersionReceiver::begin(const staging::StartStaging& command) {
+  count_idle_time();
   const control::Announce& announce = command.announce;
   const bool same = arriving_ && arriving_->version == announce.version;
   // From here on, every end of the staging answers this attempt.

@@ -23,6 +23,7 @@
 #include "inference_side/staging/store.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
 #include "shared/transport/transport.h"
 
 namespace wsync::agent {
@@ -115,6 +116,8 @@ class VersionReceiver {
   void staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);
   void failed(std::uint64_t attempt, const Error& error);
   void drop_arriving();
+  void count_idle_time();
+  void release_unused();
   void offer_relay(const staging::StartStaging& command) const;
   void withdraw_relay(const Version& version, const std::string& why) const;
   [[nodiscard]] transport::StreamKey key_of(const control::Announce& announce) const;
@@ -126,6 +129,7 @@ class VersionReceiver {
   std::optional<Arriving> arriving_;
   control::Fence watched_fence_;           // fence under which the trainer's sources were connected
   std::vector<Link> links_;                // the preferred kind first
+  Timer idle_;                             // fires when no version has arrived for idle_release
   std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write
 };
 

@@ -250,6 +250,16 @@ void Store::drop_unused_arenas(std::uint64_t except_bytes) {
   own_.erase(unused.begin(), unused.end());
 }
 
+std::uint64_t Store::release_unused() {
+  if (arriving_) return 0;
+  const std::uint64_t before = bytes();
+  const auto unused = std::ranges::partition(
+      own_, [](const auto& own) { return own.use_count() != 1 || !is_free(*own); });
+  for (auto& own : unused) destroy_later(std::move(own));
+  own_.erase(unused.begin(), unused.end());
+  return before - bytes();
+}
+
 std::shared_ptr<Verifier> Store::make_verifier(VerifierJob job, Verifier::OnFinished on_finished) {
   const Post notify = [notifier = notifier_.get(), post = post_](std::function<void()> work,
                                                                  std::source_location made) {

@@ -135,6 +135,8 @@ class Store {
   [[nodiscard]] std::uint64_t verified_bytes() const;  // of the version that is being staged
   [[nodiscard]] std::vector<Version> versions_held() const;
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
+  // Whether versions come as copies into arenas of the store.
+  [[nodiscard]] bool has_own_arenas() const noexcept { return !own_.empty(); }
   // Total size of all memory that is held, is being filled, or is kept for reuse.
   [[nodiscard]] std::uint64_t bytes() const;
   // Computes the content digest of a held version again. `on_checked` receives success if the
@@ -144,6 +146,9 @@ class Store {
   // Releases a version. Its memory is free when the last pointer to it is released. An own arena is
   // kept for the next version.
   void release(Version version);
+  // Frees the own arenas that no version is in and no engine maps. Does nothing while a version is
+  // being staged. Returns their size.
+  std::uint64_t release_unused();
   // Sets the NUMA node of own arenas created from now on. Mapped arenas stay where their trainer
   // created them.
   void prefer_node(std::optional<std::uint32_t> node) { options_.numa_node = node; }

@@ -67,6 +67,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
     binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",
                                               limits::kLeafBytes, c.bucket_bytes));
   binder.count("arenas", c.arenas, {kArenasMin, kArenasMax});
+  binder.duration("idle_release", c.idle_release, kIdleRelease);
   bind_transport(binder, c.transport, c.data_address);
   const transport::TransportTraits* kind = transport::find_transport_kind(c.transport);
   if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)

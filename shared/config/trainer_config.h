@@ -48,7 +48,8 @@ struct TrainerConfig {
   std::uint32_t min_replicas = 1;
   std::uint32_t min_sidecars = 1;
   std::uint64_t bucket_bytes = kBucketBytesDefault;
-  std::uint32_t arenas = 3;
+  std::uint32_t arenas = kArenasDefault;
+  Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
   std::string transport;  // the only permitted kind (shared/transport); empty: every kind
   std::string data_address = "tcp://127.0.0.1:0";
   PauseMode pause_mode = PauseMode::kAbort;

@@ -116,6 +116,8 @@ void fields(V& v, M& m) {
   v.number("devices", m.devices);
   v.number("buffer_bytes", m.buffer_bytes);
   v.number("versions_held", m.versions_held);
+  v.number("own_arenas", m.own_arenas);
+  v.number("engine_bytes", m.engine_bytes);
   v.list("problems", m.problems, limits::kProblemCount);
   v.list("gpus", m.gpus, limits::kDeviceCount);
 }
@@ -123,6 +125,7 @@ void fields(V& v, M& m) {
 template <class V, class M>
   requires Is<M, PlanReply>
 void fields(V& v, M& m) {
+  v.number("arenas", m.arenas);
   v.list("sidecars", m.sidecars, limits::kSidecarCount);
 }
 

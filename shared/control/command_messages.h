@@ -105,11 +105,14 @@ struct SidecarPlan {
   std::uint32_t devices = 0;   // separate devices or GPUs; 0 = unified
   std::uint64_t buffer_bytes = 0;  // of each buffer of such a device
   std::uint32_t versions_held = 0;
-  std::vector<Problem> problems;  // reasons to refuse the layout; empty = accepted
-  std::vector<GpuPlan> gpus;      // cuda
+  std::uint32_t own_arenas = 0;    // arenas of the sidecar itself, for versions that come as copies
+  std::uint64_t engine_bytes = 0;  // weights that its engines copy into host memory
+  std::vector<Problem> problems;   // reasons to refuse the layout; empty = accepted
+  std::vector<GpuPlan> gpus;       // cuda
 };
 struct PlanReply {
   static constexpr MessageType kType = MessageType::kPlanReply;
+  std::uint32_t arenas = 0;  // of the trainer, at most; 0: a sidecar answers for itself
   std::vector<SidecarPlan> sidecars;
 };
 struct Status {

@@ -152,9 +152,9 @@ class Fleet:
         if where.startswith("ipc://"):
             self.until(lambda: trainer.poll() is not None or listens(where.removeprefix("ipc://")), f"the trainer at {where}")
 
-    def checkpoint(self, name, seed, *more):
+    def checkpoint(self, name, seed, *more, size="16MiB"):
         path = self.path(name)
-        subprocess.run([self.wsync, "make-checkpoint", path, "--size", "16MiB", "--seed", str(seed), *more],
+        subprocess.run([self.wsync, "make-checkpoint", path, "--size", size, "--seed", str(seed), *more],
                        check=True, stdout=subprocess.DEVNULL)
         return path
 

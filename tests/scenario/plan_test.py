@@ -1,4 +1,5 @@
 """`wsync plan` asks the engines that run what they would refuse, and changes nothing."""
+import re
 import subprocess
 import sys
 import unittest
@@ -9,7 +10,65 @@ WSYNC = sys.argv.pop()
 TENSOR = "model.layers.0.self_attn.q_proj.weight"
 
 
+# Where there is as little else in memory as the processes themselves.
+MODEL_MIB = 256
+FLEETS = {
+    "memfd": ([], [[], []]),
+    "engines that map": ([], [["--adopt"], ["--adopt"]]),
+    "tcp": (["transport=tcp"], [[], []]),
+    "tcp, engines that map": (["transport=tcp", "versions_held=3"], [["--adopt"], []]),
+    "separate devices": (["devices.kind=separate", "devices.count=2"], [["--device-index", "0"], ["--device-index", "1"]]),
+    "two ranks": ([], [["--rank", "0", "--world-size", "2"], ["--rank", "1", "--world-size", "2"]]),
+}
+
+
+def memory_of(processes):
+    """Bytes of memory of all processes together; what several map counts once (PSS)."""
+    total = 0
+    for process in processes:
+        with open(f"/proc/{process.pid}/smaps_rollup", encoding="utf-8") as file:
+            total += int(re.search(r"^Pss:\s+(\d+) kB", file.read(), re.MULTILINE)[1]) << 10
+    return total
+
+
 class Plan(unittest.TestCase):
+    def pushed(self, fleet, settings, engines, times):
+        """A fleet after so many pushes, and what `plan` says of the memory that it needs at most."""
+        models = [fleet.checkpoint(name, seed, size=f"{MODEL_MIB}MiB") for seed, name in enumerate(("one", "two"))]
+        _, socket = fleet.sidecar("s0", *(word for setting in settings for word in ("--set", setting)))
+        for number, more in enumerate(engines):
+            fleet.engine(socket, "tp" if "--rank" in more else f"r{number}", models[0], *more)
+        for number in range(times):
+            code, answer = fleet.ask("push", models[number % 2])
+            self.assertEqual(code, 0, answer)
+        code, answer = fleet.ask("plan", models[0])
+        self.assertEqual(code, 0, answer)
+        return answer["result"]
+
+    def test_memory_is_what_all_processes_have_after_three_pushes(self):
+        for name, (settings, engines) in FLEETS.items():
+            with self.subTest(name), Fleet(WSYNC) as fleet:
+                fleet.start("trainer")
+                planned = self.pushed(fleet, settings, engines, 3)["peak_memory"]["sum_bytes"]
+                self.assertAlmostEqual(memory_of(fleet.processes) / planned, 1, delta=0.05)
+
+    def test_what_is_idle_is_given_back(self):
+        for name in "memfd", "tcp":
+            settings, engines = FLEETS[name]
+            with self.subTest(name), Fleet(WSYNC) as fleet:
+                fleet.start("trainer", "--set", "idle_release=1s")
+                result = self.pushed(fleet, [*settings, "idle_release=1s"], engines, 3)
+                # At rest: the version that is served, and the one before it, once or on both sides.
+                sides = 2 if name == "tcp" else 1
+                rest = result["peak_memory"]["engine_bytes"] + 2 * sides * result["arena_bytes"]
+                fleet.until(lambda: memory_of(fleet.processes) < 1.05 * rest, "the return of the free arenas")
+                self.assertGreater(memory_of(fleet.processes), 0.95 * rest)
+                # The next push allocates them again.
+                code, answer = fleet.ask("push", fleet.path("two"))
+                self.assertEqual(code, 0, answer)
+                code, answer = fleet.ask("verify")
+                self.assertEqual(code, 0, answer)
+
     def test_the_running_fleet_says_what_it_would_refuse(self):
         with Fleet(WSYNC) as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)

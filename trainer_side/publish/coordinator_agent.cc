@@ -332,7 +332,10 @@ void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope
   } else if (std::holds_alternative<control::Verify>(message)) {
     commands_.verify(answer);
   } else if (auto* plan = std::get_if<control::Plan>(&message)) {
-    commands_.plan(std::move(*plan), answer);
+    commands_.plan(std::move(*plan), [this, answer](control::PlanReply reply) {
+      reply.arenas = config_.arenas;
+      answer(std::move(reply));
+    });
   } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
     commands_.collect_trace(*question, answer);
   } else if (std::holds_alternative<control::TraceAnswer>(message) ||

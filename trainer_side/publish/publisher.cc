@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "shared/base/log.h"
+#include "shared/base/units.h"
 #include "shared/config/trainer_config.h"
 #include "shared/transport/make_transport.h"
 
@@ -37,7 +39,8 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
       config_(config),
       snapshotter_(std::make_shared<Snapshotter>(
           SnapshotterOptions{.arenas = config.arenas, .additional_arenas = true})),
-      worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})) {}
+      worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
+      idle_(loop, [this] { release_unused(); }) {}
 
 Publisher::~Publisher() {
   // The worker still posts the end of a running snapshot; that task must not use this object.
@@ -85,6 +88,7 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
   auto taken = std::make_shared<Taken>();
   // The task owns the progress, to which `request` points, and the snapshotter, because it may run
   // while the publisher is being destroyed.
+  if (config_.idle_release.count() != 0) idle_.start(config_.idle_release);
   return worker_->submit(
       [open = std::move(order.open), progress = std::move(order.progress), request, taken,
        snapshotter = snapshotter_] {
@@ -100,6 +104,19 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
       [alive = alive_, taken, on_taken = std::move(on_taken)] {
         if (*alive) on_taken(std::move(taken->snapshot), taken->took);
       });
+}
+
+// On the worker, because it takes long, and because snapshots use the arenas there.
+void Publisher::release_unused() {
+  const auto submitted = worker_->submit(
+      [snapshotter = snapshotter_, before = snapshotter_->arena_bytes()] {
+        snapshotter->release_unused();
+        if (const std::uint64_t after = snapshotter->arena_bytes(); after < before)
+          log_info("{} MiB of free arenas were given back (idle_release)",
+                   (before - after) / limits::kMiB);
+      },
+      [] {});
+  if (!submitted) idle_.start(config_.idle_release);  // it is busy
 }
 
 void Publisher::rename(Snapshot& snapshot, const control::Fence& fence, const Version& version) {

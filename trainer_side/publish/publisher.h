@@ -19,6 +19,7 @@
 #include "shared/config/trainer_config.h"
 #include "shared/control/messages.h"
 #include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
 #include "shared/transport/transport.h"
 #include "trainer_side/publish/snapshot.h"
@@ -89,6 +90,7 @@ class Publisher {
     std::unique_ptr<transport::BucketSource> source;  // null before listen()
   };
   Publisher(Loop& loop, const config::TrainerConfig& config);
+  void release_unused();
 
   Loop& loop_;
   const config::TrainerConfig config_;
@@ -97,6 +99,7 @@ class Publisher {
   // offered.
   std::vector<Server> servers_;
   std::unique_ptr<Worker> worker_;
+  Timer idle_;  // fires when no snapshot was requested for idle_release
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts
 };
 

@@ -315,6 +315,17 @@ bool Snapshotter::may_create(const Wait& wait) const {
   return static_cast<std::size_t>(needed_here) < options_.arenas;
 }
 
+void Snapshotter::release_unused() {
+  std::vector<Arena> freed;  // after the lock, as in try_arena()
+  const std::lock_guard names(names_mutex_);
+  const auto unused = std::ranges::partition(arenas_, [](const Arena& arena) {
+    return !arena.snapshot.expired() || !arena.memory->try_write_lease({}).has_value();
+  });
+  freed.assign(unused.begin(), unused.end());
+  arenas_.erase(unused.begin(), unused.end());
+  count_bytes();
+}
+
 // Takes out the arenas above the maximum that have no reader any more.
 void Snapshotter::drop_additional(const SharedArena* except, std::vector<Arena>& freed) {
   for (auto arena = arenas_.begin(); arena != arenas_.end() && arenas_.size() > options_.arenas;) {

@@ -107,8 +107,8 @@ struct SnapshotRequest {
   std::atomic<std::uint64_t>* total_bytes = nullptr;  // set before the copy; may be null
 };
 
-// Thread: one take() or reserve() at a time, on any thread; both block. Snapshots may be released
-// on any thread.
+// Thread: one take(), reserve() or release_unused() at a time, on any thread; all block. Snapshots
+// may be released on any thread.
 class Snapshotter {
  public:
   explicit Snapshotter(SnapshotterOptions options);
@@ -117,6 +117,9 @@ class Snapshotter {
   // allocation.
   [[nodiscard]] Result<> reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
                                  std::uint32_t count);
+
+  // Frees the arenas that nobody reads and that hold no snapshot in use; take() creates them again.
+  void release_unused();
 
   // Copies every tensor of the source into an arena and digests it at the same time. When it
   // returns, the weights may change. Errors: kBusy if no arena is free in time, with the readers of

@@ -114,7 +114,13 @@ TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
   const auto& peak = result.at("peak_memory");
   EXPECT_EQ(peak.at("buffer_bytes"), 9U << 20U);
   EXPECT_EQ(peak.at("engine_bytes"), 2 * result.at("bytes").get<std::uint64_t>());
-  EXPECT_EQ(peak.at("staged_bytes"), 3 * result.at("arena_bytes").get<std::uint64_t>());
+  const std::uint64_t arena = result.at("arena_bytes");
+  EXPECT_EQ(peak.at("staged_bytes"), 3 * arena);
+  // Copies are also in the sidecar, which receives one more than it keeps.
+  const auto copied = run_command(service_program(), {"plan", at("first"), "--copies", "--arenas",
+                                                      "2", "--versions-held", "3", "--json"});
+  EXPECT_EQ(nlohmann::json::parse(copied.out).at("result").at("peak_memory").at("staged_bytes"),
+            (2 + 4) * arena);
   EXPECT_EQ(run_command(service_program(), {"plan", at("first"), "--bucket", "1KiB"}).exit_code,
             kExitBadInput);
   EXPECT_EQ(run_command(service_program(), {"plan", at("first"), "--devices", "65"}).exit_code,
