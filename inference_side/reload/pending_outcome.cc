@@ -11,7 +11,7 @@ namespace {
 
 using control::SwitchOutcome;
 
-constexpr std::array<Transition<DebtState>, 5> kDebtTransitions = {{
+constexpr std::array<Transition<DebtState>, 12> kDebtTransitions = {{
     {DebtState::kNone, "a decision asks for an outcome", DebtState::kOwed, "set its deadline"},
     {DebtState::kNone, "the replica catches up", DebtState::kNone, ""},
     {DebtState::kOwed, "a newer decision asks for an outcome", DebtState::kOwed,
@@ -19,6 +19,16 @@ constexpr std::array<Transition<DebtState>, 5> kDebtTransitions = {{
     {DebtState::kOwed, "the switch has ended, or its deadline has passed", DebtState::kNone,
      "Done"},
     {DebtState::kOwed, "the replica catches up with a newer decision", DebtState::kNone, ""},
+    {DebtState::kNone, "a decision asks for an outcome in turns", DebtState::kDeferred, ""},
+    {DebtState::kOwed, "a newer decision asks for an outcome in turns", DebtState::kDeferred, ""},
+    {DebtState::kDeferred, "a newer decision asks for an outcome in turns", DebtState::kDeferred,
+     ""},
+    {DebtState::kDeferred, "a newer decision asks for an outcome", DebtState::kOwed,
+     "set its deadline"},
+    {DebtState::kDeferred, "the switch begins", DebtState::kOwed, "set its deadline"},
+    {DebtState::kDeferred, "the replica serves the target, or cannot switch now", DebtState::kNone,
+     "Done"},
+    {DebtState::kDeferred, "the replica catches up with a newer decision", DebtState::kNone, ""},
 }};
 
 // Returns 0 if one of the parts did not happen.
@@ -33,6 +43,8 @@ std::string_view debt_state_name(DebtState state) noexcept {
   switch (state) {
     case DebtState::kNone:
       return "none";
+    case DebtState::kDeferred:
+      return "deferred";
     case DebtState::kOwed:
       return "owed";
   }
@@ -54,6 +66,15 @@ void PendingOutcome::move(DebtState to) {
 void PendingOutcome::owe(std::optional<TimePoint> deadline) {
   move(deadline ? DebtState::kOwed : DebtState::kNone);
   deadline_ = deadline;
+}
+
+void PendingOutcome::defer() {
+  move(DebtState::kDeferred);
+  deadline_.reset();
+}
+
+void PendingOutcome::begin(TimePoint deadline) {
+  if (state_ == DebtState::kDeferred) owe(deadline);
 }
 
 std::optional<Done> PendingOutcome::settle(const control::Decision& decision, SwitchOutcome outcome,
@@ -97,8 +118,9 @@ void PendingOutcome::load_sent(TimePoint now) {
 }
 
 Result<> PendingOutcome::invariants() const {
-  if (owed() != deadline_.has_value())
-    return fail(ErrorCode::kInternal, "an outcome is owed without a deadline");
+  if ((state_ == DebtState::kOwed) != deadline_.has_value())
+    return fail(ErrorCode::kInternal,
+                "an outcome is owed without a deadline, or has one too early");
   return {};
 }
 

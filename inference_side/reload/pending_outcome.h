@@ -17,8 +17,9 @@
 namespace wsync::reload {
 
 enum class DebtState : std::uint8_t {
-  kNone,  // no outcome is owed
-  kOwed,  // the coordinator waits for the outcome of the newest decision
+  kNone,      // no outcome is owed
+  kDeferred,  // it is owed, and its deadline begins with the switch: the replica waits for its turn
+  kOwed,      // the coordinator waits for the outcome of the newest decision
 };
 
 [[nodiscard]] std::string_view debt_state_name(DebtState state) noexcept;
@@ -27,13 +28,19 @@ enum class DebtState : std::uint8_t {
 
 class PendingOutcome {
  public:
-  [[nodiscard]] bool owed() const noexcept { return state_ == DebtState::kOwed; }
-  // When the outcome is due, regardless of the state of the switch; std::nullopt if none is owed.
+  [[nodiscard]] bool owed() const noexcept { return state_ != DebtState::kNone; }
+  [[nodiscard]] bool deferred() const noexcept { return state_ == DebtState::kDeferred; }
+  // When the outcome is due, regardless of the state of the switch; std::nullopt if none is owed,
+  // or if its deadline has not begun.
   [[nodiscard]] const std::optional<TimePoint>& deadline() const noexcept { return deadline_; }
   [[nodiscard]] bool is_due(TimePoint now) const { return deadline_ && now >= *deadline_; }
 
   // A decision was made. std::nullopt: the replica only catches up and owes no outcome.
   void owe(std::optional<TimePoint> deadline);
+  // A decision was made, and the replica owes an outcome, but waits for its turn first.
+  void defer();
+  // The switch begins. Sets the deadline of a deferred outcome.
+  void begin(TimePoint deadline);
   // The outcome is known. Returns the Done of `decision`, with the measured durations; std::nullopt
   // if no outcome is owed.
   [[nodiscard]] std::optional<Done> settle(const control::Decision& decision,
@@ -54,7 +61,7 @@ class PendingOutcome {
   // Duration from the last pause to the resume, in the last successful switch.
   [[nodiscard]] std::uint64_t last_paused_ns() const noexcept { return last_paused_ns_; }
 
-  // Returns kInternal unless a deadline exists exactly while an outcome is owed.
+  // Returns kInternal unless a deadline exists exactly while an outcome is owed and not deferred.
   [[nodiscard]] Result<> invariants() const;
 
  private:

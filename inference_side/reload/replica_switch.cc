@@ -171,7 +171,7 @@ void ReplicaSwitch::handle(const RankResumed& event) {
   enter(SwitchPhase::kIdle, std::nullopt);
   if (!needs_load())
     settle(SwitchOutcome::kCommitted, "");
-  else
+  else if (!outcome_.deferred())
     settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind, last_failure_);
 }
 
@@ -205,10 +205,14 @@ void ReplicaSwitch::handle(const TargetSet& event) {
   last_failure_.clear();
   candidates_.set_withdrawn(event.withdrawn);
   candidates_.reset(before != event.target);
-  std::optional<TimePoint> deadline;
-  if (event.owed) deadline = now_ + event.pause_deadline + event.load_deadline + options_.commit;
-  outcome_.owe(deadline);
-  if (!behind_since_ && needs_load()) behind_since_ = now_;
+  const bool stopped = phase_ != SwitchPhase::kIdle && phase_ != SwitchPhase::kResuming;
+  has_turn_ = event.in_turns && (has_turn_ || stopped);
+  turns_taken_ = 0;
+  if (event.owed && event.in_turns && !stopped)
+    outcome_.defer();
+  else
+    outcome_.owe(event.owed ? std::optional(now_ + outcome_time()) : std::nullopt);
+  if (!behind_since_ && needs_load() && !event.in_turns) behind_since_ = now_;
   switch (phase_) {
     case SwitchPhase::kIdle:
     case SwitchPhase::kPausing:     // the version to load is chosen when every rank has stopped
@@ -216,7 +220,7 @@ void ReplicaSwitch::handle(const TargetSet& event) {
     case SwitchPhase::kCommitting:  // all_committed() compares with the new target
       return;
     case SwitchPhase::kResuming:
-      if (candidates_.loadable(target_.target) && needs_load()) begin_pause();
+      if (candidates_.loadable(target_.target) && needs_load() && !event.in_turns) begin_pause();
       return;
     case SwitchPhase::kLoading:
       if (goal_ == target_.target ||
@@ -225,6 +229,15 @@ void ReplicaSwitch::handle(const TargetSet& event) {
       leave_load();
       return;
   }
+}
+
+void ReplicaSwitch::handle(const TurnGiven& /*event*/) {
+  if (turn() != control::ReplicaTurn::kWaiting) {
+    ++dropped_;
+    return;
+  }
+  has_turn_ = true;  // advance() begins the pause
+  ++turns_taken_;
 }
 
 void ReplicaSwitch::handle(const WithdrawnSet& event) {
@@ -339,7 +352,7 @@ void ReplicaSwitch::advance_idle() {
   const bool waiting = silent || (retry_at_ && now_ < *retry_at_);
   if (ranks_.complete() && !waiting) {
     if (candidates_.loadable(target_.target) && needs_load()) {
-      begin_pause();
+      if (!needs_turn()) begin_pause();
       return;
     }
     // The replica is complete, stopped and allowed to run, so it only needs a RESUME.
@@ -471,6 +484,7 @@ void ReplicaSwitch::give_up(SwitchOutcome outcome, const std::string& why) {
 void ReplicaSwitch::settle(SwitchOutcome outcome, const std::string& reason) {
   auto done = outcome_.settle(target_.decision, outcome, reason);
   if (!done) return;
+  if (!behind_since_ && needs_load()) behind_since_ = now_;
   done->outcome.replica = options_.replica;
   done->outcome.version = ranks_.uniform().value_or(Version{});
   out_.emplace_back(std::move(*done));
@@ -483,6 +497,11 @@ void ReplicaSwitch::enter(SwitchPhase phase, std::optional<std::chrono::nanoseco
   phase_ = phase;
   deadline_.reset();
   if (deadline) deadline_ = now_ + *deadline;
+  if (phase == SwitchPhase::kIdle) has_turn_ = false;
+  if (phase == SwitchPhase::kPausing || phase == SwitchPhase::kLoading) {
+    outcome_.begin(now_ + outcome_time());
+    if (!behind_since_ && needs_load()) behind_since_ = now_;
+  }
   if (phase != SwitchPhase::kLoading && phase != SwitchPhase::kCommitting) goal_ = {};
 }
 
@@ -504,6 +523,19 @@ bool ReplicaSwitch::runnable() const {
   return version && !version->none() && !candidates_.withdrawn(*version);
 }
 
+// A replica that has stopped, or whose version must not run, loses nothing by its switch.
+bool ReplicaSwitch::needs_turn() const {
+  return target_.in_turns && !has_turn_ && ranks_.leader_serves() && runnable();
+}
+
+control::ReplicaTurn ReplicaSwitch::turn() const {
+  if (has_turn_) return control::ReplicaTurn::kHeld;
+  const bool may_begin = phase_ == SwitchPhase::kIdle && ranks_.complete() && !ranks_.silent() &&
+                         !(retry_at_ && now_ < *retry_at_) &&
+                         candidates_.loadable(target_.target) && needs_load();
+  return may_begin && needs_turn() ? control::ReplicaTurn::kWaiting : control::ReplicaTurn::kNone;
+}
+
 bool ReplicaSwitch::needs(const Version& version) const {
   if (phase_ == SwitchPhase::kIdle || version.none()) return false;
   return version == goal_ || version == target_.target || version == previous_ ||
@@ -520,6 +552,7 @@ control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
   const bool loads = phase_ == SwitchPhase::kLoading || phase_ == SwitchPhase::kCommitting;
   out.loaded_bytes = loads ? outcome_.bytes() : 0;
   out.paused_ns = outcome_.last_paused_ns();
+  out.turn = turn();
   ReplicaFacts facts{.phase = phase_,
                      .missing = {},
                      .version = version,
@@ -533,6 +566,10 @@ control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
                      .last_failure = last_failure_};
   if (!ranks_.complete()) facts.missing = ranks_.missing();
   report_state(facts, out);
+  if (out.turn == control::ReplicaTurn::kWaiting)
+    out.reason = fmt::format("it serves {} and is waiting for its turn to switch to {}{}",
+                             out.version.to_string(), target_.target.to_string(),
+                             last_failure_.empty() ? "" : " again: " + last_failure_);
   if (const auto silent = ranks_.silent(); silent && ranks_.complete()) {
     out.ready = false;
     out.reason = *silent;
@@ -554,6 +591,7 @@ Result<> ReplicaSwitch::invariants() const {
     return broken("every phase but idle has a deadline, and idle has none");
   if (phase_ == SwitchPhase::kResuming && !ranks_.uniform() && !planted("deadline_resume"))
     return broken("a replica is resumed whose ranks hold different bytes");
+  if (phase_ == SwitchPhase::kIdle && has_turn_) return broken("a turn is held without a switch");
   WSYNC_TRY(outcome_.invariants());
   WSYNC_TRY(candidates_.invariants());
   return ranks_.invariants();

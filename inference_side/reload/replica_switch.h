@@ -17,7 +17,7 @@
 // loses its group pauses and reports this with request 0. LOAD is accepted only while not serving,
 // COMMIT only when loaded. A rank never resumes by itself.
 //
-// This class has more than 25 methods and some 450 lines, because each of the thirteen events has
+// This class has more than 25 methods and some 450 lines, because each of the fourteen events has
 // an overload, and each step of a switch has its own method. Dividing it would spread the
 // transitions over several classes that share one phase.
 //
@@ -57,20 +57,24 @@ class ReplicaSwitch {
   [[nodiscard]] Version target() const noexcept { return target_.target; }
   // Whether a switch in flight reads staged bytes of `version`, or may roll back to it.
   [[nodiscard]] bool needs(const Version& version) const;
+  // Where it stands in a decision in turns.
+  [[nodiscard]] control::ReplicaTurn turn() const;
+  // How many turns it has had for the newest decision.
+  [[nodiscard]] std::uint32_t turns_taken() const noexcept { return turns_taken_; }
   // Whether an outcome is owed to the coordinator.
   [[nodiscard]] bool owes() const noexcept { return outcome_.owed(); }
   [[nodiscard]] std::uint32_t world_size() const noexcept { return options_.world_size; }
   [[nodiscard]] std::uint32_t attached() const noexcept { return ranks_.attached(); }
   // Number of events that were late, duplicate or for another request.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
-  // The time since which it has not served the target; std::nullopt while it serves the target, and
-  // before the first decision.
+  // The time since which it has not served the target; std::nullopt while it serves the target,
+  // before the first decision, and while it waits for its first turn.
   [[nodiscard]] const std::optional<TimePoint>& behind_since() const noexcept {
     return behind_since_;
   }
   // Returns kInternal with the first broken rule: no rank is inside a step while bytes are written;
   // no withdrawn version is loaded; ranks that hold different bytes are never resumed; every phase
-  // except idle has a deadline.
+  // except idle has a deadline; a turn is held only during a switch.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -84,6 +88,7 @@ class ReplicaSwitch {
   void handle(const RankSilent& event);
   void handle(const RankHeard& event);
   void handle(const TargetSet& event);
+  void handle(const TurnGiven& event);
   void handle(const WithdrawnSet& event);
   void handle(const StagedSet& event);
   void handle(const Tick& event);
@@ -107,6 +112,11 @@ class ReplicaSwitch {
 
   [[nodiscard]] bool answers(std::uint32_t rank, std::uint64_t request, SwitchPhase phase);
   [[nodiscard]] bool serving() const;
+  // Whether a pause that begins now needs a turn.
+  [[nodiscard]] bool needs_turn() const;
+  [[nodiscard]] std::chrono::nanoseconds outcome_time() const {
+    return target_.pause_deadline + target_.load_deadline + options_.commit;
+  }
   // Whether every rank holds the same version and this version may run.
   [[nodiscard]] bool runnable() const;
   [[nodiscard]] bool needs_load() const { return ranks_.uniform() != target_.target; }
@@ -122,6 +132,8 @@ class ReplicaSwitch {
   bool rolled_back_ = false;  // goal_ is previous_, because the target cannot be loaded
   bool retried_ = false;      // a pause has missed its deadline under this decision
   bool confirmed_ = false;    // the leader has answered the last RESUME
+  bool has_turn_ = false;     // of a decision in turns; ends with the switch
+  std::uint32_t turns_taken_ = 0;
   std::string last_failure_;
   std::uint64_t request_ = 0;
   std::uint64_t dropped_ = 0;

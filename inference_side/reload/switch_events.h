@@ -78,7 +78,8 @@ struct RankHeard {
   std::uint32_t rank = 0;
 };
 // A decision that was stored. A newer decision replaces an older one in every phase. The outcome is
-// due when the deadlines of pause, load and commit have passed, one after the other.
+// due when the deadlines of pause, load and commit have passed, one after the other. They begin
+// with the switch if it waits for a turn.
 struct TargetSet {
   control::Decision decision;
   Version target;
@@ -87,7 +88,12 @@ struct TargetSet {
   std::chrono::nanoseconds pause_deadline = std::chrono::milliseconds(limits::kPauseDeadlineMs);
   std::chrono::nanoseconds load_deadline = std::chrono::milliseconds(limits::kLoadDeadlineMs);
   bool owed = true;  // false: the replica only catches up, and no Done is due
+  // A replica that serves a version which may run pauses only after a TurnGiven.
+  bool in_turns = false;
 };
+// The replica, which waits for a turn, may pause now. The turn ends with the switch, successful or
+// not; another attempt needs another turn.
+struct TurnGiven {};
 // Versions that must not be activated, without a decision for a new target. The target may be one
 // of them. Then no version remains to switch to, and a replica that serves the target is not ready.
 struct WithdrawnSet {
@@ -102,7 +108,8 @@ struct Tick {};
 struct SwitchEvent {
   TimePoint now{};
   std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
-               RankResumed, RankSilent, RankHeard, TargetSet, WithdrawnSet, StagedSet, Tick>
+               RankResumed, RankSilent, RankHeard, TargetSet, TurnGiven, WithdrawnSet, StagedSet,
+               Tick>
       what;
 };
 

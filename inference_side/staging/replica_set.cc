@@ -142,6 +142,7 @@ ReplicaSet::Commands ReplicaSet::decide(const control::Envelope& envelope,
   move(OutcomeState::kCollecting);
   envelope_ = envelope;
   decide_ = decide;
+  turns_ = 0;
   switched_ = {.number = decide.number, .target = decide.target, .outcomes = {}};
   Commands out;
   for (const std::string& name : names()) {
@@ -162,12 +163,38 @@ reload::TargetSet ReplicaSet::target_event(const SidecarRecord& record, bool owe
                           .mode = decide_.mode,
                           .pause_deadline = pause_,
                           .load_deadline = load_,
-                          .owed = owed};
+                          .owed = owed,
+                          .in_turns = record.kind == control::DecisionKind::kSwitchInTurns};
   if (decide_.pause_deadline_ms != 0)
     event.pause_deadline = std::chrono::milliseconds(decide_.pause_deadline_ms);
   if (decide_.load_deadline_ms != 0)
     event.load_deadline = std::chrono::milliseconds(decide_.load_deadline_ms);
   return event;
+}
+
+TurnCounts ReplicaSet::turn_counts() const {
+  TurnCounts counts;
+  for (const auto& [name, replica] : replicas_) {
+    const control::ReplicaTurn turn = replica.turn();
+    if (turn == control::ReplicaTurn::kWaiting) ++counts.waiting;
+    if (turn == control::ReplicaTurn::kHeld) ++counts.held;
+  }
+  return counts;
+}
+
+ReplicaSet::Commands ReplicaSet::give_turns(const SidecarRecord& record, TimePoint now) {
+  Commands out;
+  const TurnCounts counts = turn_counts();
+  if (counts.waiting == 0 || counts.held >= turns_) return out;
+  std::vector<std::pair<std::uint32_t, std::string>> waiting;
+  for (const auto& [name, replica] : replicas_)
+    if (replica.turn() == control::ReplicaTurn::kWaiting)
+      waiting.emplace_back(replica.turns_taken(), name);
+  std::ranges::sort(waiting);
+  waiting.resize(std::min<std::size_t>(waiting.size(), turns_ - counts.held));
+  for (const auto& [taken, name] : waiting)
+    step(name, {.now = now, .what = reload::TurnGiven{}}, record, out);
+  return out;
 }
 
 void ReplicaSet::step(const std::string& name, const reload::SwitchEvent& event,

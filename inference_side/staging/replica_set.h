@@ -1,6 +1,9 @@
 // ReplicaSet: the replicas of a sidecar, each with its switch (reload/replica_switch.h), and the
 // outcomes that are owed to the coordinator for the newest decision.
 //
+// A decision in turns: a replica that serves pauses only with a turn. The coordinator says how many
+// turns may be held here at once, and give_turns() passes them on.
+//
 // Every call takes the stored record and the time. The goal of every switch is the target of the
 // record.
 //
@@ -44,6 +47,13 @@ struct OutcomeReport {
   control::Switched switched;
 };
 
+// Of the replicas of one sidecar (control::ReplicaTurn).
+struct TurnCounts {
+  std::uint32_t waiting = 0;
+  std::uint32_t held = 0;
+  friend bool operator==(const TurnCounts&, const TurnCounts&) = default;
+};
+
 class ReplicaSet {
  public:
   using Replicas = std::map<std::string, reload::ReplicaSwitch>;
@@ -74,6 +84,15 @@ class ReplicaSet {
   [[nodiscard]] Commands decide(const control::Envelope& envelope, const control::Decide& decide,
                                 const SidecarRecord& record, TimePoint now);
 
+  // How many replicas may hold a turn at once; 0 after each decision.
+  [[nodiscard]] std::uint32_t turns() const noexcept { return turns_; }
+  void set_turns(std::uint32_t turns) noexcept { turns_ = turns; }
+  // Gives the free turns to replicas that wait for one, first to those that have had the fewest.
+  // Call it after each event.
+  [[nodiscard]] Commands give_turns(const SidecarRecord& record, TimePoint now);
+  // How many replicas wait for a turn, and how many hold one.
+  [[nodiscard]] TurnCounts turn_counts() const;
+
   [[nodiscard]] OutcomeState outcome_state() const noexcept { return state_; }
   // Returns the outcomes once, as soon as no replica owes one.
   [[nodiscard]] std::optional<OutcomeReport> take_report();
@@ -95,6 +114,7 @@ class ReplicaSet {
   std::chrono::milliseconds load_;
   Replicas replicas_;
   OutcomeState state_ = OutcomeState::kIdle;
+  std::uint32_t turns_ = 0;
   // The last decision that was applied, and its sender.
   control::Envelope envelope_;
   control::Decide decide_;

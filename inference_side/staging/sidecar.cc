@@ -30,6 +30,7 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
     out_.emplace_back(round_.start());
   release_surplus();
   while (std::exchange(notify_replicas_, false)) notify_staged();
+  give_turns();
   // Send the heartbeat before a report that ends a round, because the next round may begin at once.
   if (std::exchange(beat_due_, false) && welcomed()) out_.emplace_back(BeatNow{});
   if (auto report = replicas_.take_report())
@@ -57,7 +58,12 @@ void Sidecar::handle(const LinkUp& /*event*/) {
   send_hello();
 }
 
-void Sidecar::handle(const CoordinatorLost& /*event*/) { registration_.lose(now_); }
+// Without its coordinator, this sidecar begins no pause that needs a turn: the coordinator may have
+// given the turns to another one.
+void Sidecar::handle(const CoordinatorLost& /*event*/) {
+  replicas_.set_turns(0);
+  registration_.lose(now_);
+}
 
 void Sidecar::handle(const reload::Tick& /*event*/) {
   if (registration_.is_due(now_)) send_hello();
@@ -126,6 +132,7 @@ void Sidecar::handle(const Persisted& event) {
       if (round_.state() == ReceiveState::kStaged) round_.close();
       drop_incoming();
       round_.forget_rounds();
+      replicas_.set_turns(0);
       apply(cause);
       break;
   }
@@ -138,11 +145,24 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Welcome& m
   if (again) send_hello();
 }
 
+void Sidecar::apply(const control::Envelope& envelope, const control::Turns& message) {
+  const control::Decision decision{.fence = envelope.fence, .number = message.number};
+  if (decision != record().decision) {
+    ++dropped_;
+    return;
+  }
+  beat_due_ |= replicas_.turns() != message.turns;
+  replicas_.set_turns(message.turns);  // step() gives them
+}
+
 void Sidecar::apply(const control::Envelope& /*envelope*/, const control::Leave& /*message*/) {
+  replicas_.set_turns(0);
   registration_.lose(now_);
 }
 
+// The coordinator begins with no turns for a sidecar that registers.
 void Sidecar::send_hello() {
+  replicas_.set_turns(0);
   control::Hello hello = hello_of(options_, record());
   hello.staged = held_.versions();
   hello.replicas = reports(now_);
@@ -449,6 +469,12 @@ void Sidecar::notify_staged() {
   forward(replicas_.notify_staged(held_.versions(), record(), now_));
 }
 
+void Sidecar::give_turns() {
+  forward(replicas_.give_turns(record(), now_));
+  const TurnCounts counts = replicas_.turn_counts();
+  beat_due_ |= counts != std::exchange(turn_counts_, counts);
+}
+
 void Sidecar::forward(ReplicaSet::Commands commands) {
   for (ReplicaCommand& command : commands) {
     if (auto* to_replica = std::get_if<ForReplica>(&command)) {
@@ -463,7 +489,10 @@ void Sidecar::forward(ReplicaSet::Commands commands) {
 // ---- reports ----
 
 control::Heartbeat Sidecar::heartbeat(TimePoint now) const {
-  return {.target = record().target, .staged = held_.versions(), .replicas = reports(now)};
+  return {.target = record().target,
+          .staged = held_.versions(),
+          .replicas = reports(now),
+          .turns = replicas_.turns()};
 }
 
 std::vector<control::ReplicaReport> Sidecar::reports(TimePoint now) const {

@@ -16,8 +16,8 @@
 // from the held copies.
 //
 // This class has more than 25 methods and some 400 lines, because each of the ten events and of the
-// six messages that it handles has an overload. The overloads are short and keep no state of their
-// own.
+// seven messages that it handles has an overload. The overloads are short and keep no state of
+// their own.
 //
 // Thread: confined to one thread. No I/O. Nothing here blocks or throws.
 #pragma once
@@ -94,6 +94,7 @@ class Sidecar {
   void apply(const control::Envelope& envelope, const control::Stage& message);
   void apply(const control::Envelope& envelope, const control::Abort& message);
   void apply(const control::Envelope& envelope, const control::Decide& message);
+  void apply(const control::Envelope& envelope, const control::Turns& message);
   void apply(const control::Envelope& envelope, const control::Leave& message);
 
   void apply_decision(const control::Envelope& envelope, const control::Decide& decide);
@@ -108,6 +109,8 @@ class Sidecar {
   void release(const Version& version);
   void release_undecided();
   void notify_staged();
+  // Passes free turns on, and has the coordinator informed of a change at once.
+  void give_turns();
   void forward(ReplicaSet::Commands commands);
   void send_hello();
   void reply(std::uint64_t round, std::uint64_t request, control::Message message);
@@ -122,6 +125,7 @@ class Sidecar {
   bool fits_beside_ = false;      // of the offered version, as in LayoutChecked
   bool beat_due_ = false;         // the next heartbeat cannot wait
   bool notify_replicas_ = false;  // the held versions have changed
+  TurnCounts turn_counts_;        // at the end of the last event
   std::uint64_t dropped_ = 0;
   TimePoint now_{};
   std::vector<SidecarCommand> out_;

@@ -36,7 +36,7 @@ Result<SidecarRecord> decode_record(std::span<const std::byte> bytes) {
   record.fence = control::get_fence(in);
   record.decision = control::get_decision(in);
   record.origin = control::get_decision(in);
-  record.kind = in.get_enum(control::DecisionKind::kRollback, "kind");
+  record.kind = in.get_enum(control::kLastDecisionKind, "kind");
   record.target = control::get_version(in);
   record.content = control::get_digest(in);
   record.withdrawn = control::get_versions(in);

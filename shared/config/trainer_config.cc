@@ -62,6 +62,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_commit(binder, c.commit);
   binder.count("min_replicas", c.min_replicas, {1, limits::kReplicaCount});
   binder.count("min_sidecars", c.min_sidecars, {0, limits::kSidecarCount});
+  binder.count("max_paused", c.max_paused, {0, limits::kReplicaCount});
   binder.size("bucket_bytes", c.bucket_bytes, {limits::kBucketBytesMin, limits::kBucketBytesMax});
   if (c.bucket_bytes % limits::kLeafBytes != 0)
     binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",

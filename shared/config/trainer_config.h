@@ -47,6 +47,7 @@ struct TrainerConfig {
   CommitPolicy commit;
   std::uint32_t min_replicas = 1;
   std::uint32_t min_sidecars = 1;
+  std::uint32_t max_paused = 0;  // replicas that a publish pauses at once; 0 = any number
   std::uint64_t bucket_bytes = kBucketBytesDefault;
   std::uint32_t arenas = kArenasDefault;
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever

@@ -88,8 +88,9 @@ enum class MessageType : std::uint16_t {
   kTraceAnswer,
   kPing,
   kPong,
+  kTurns,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kPong;
+inline constexpr MessageType kLastMessageType = MessageType::kTurns;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.
@@ -113,6 +114,14 @@ enum class ReplicaState : std::uint8_t {
 };
 enum class RankState : std::uint8_t { kLoading, kServing, kPaused, kLoaded, kTainted };
 
+// Where a replica stands in a decision whose replicas switch in turns
+// (DecisionKind::kSwitchInTurns).
+enum class ReplicaTurn : std::uint8_t {
+  kNone,     // it needs no turn: it serves the target, cannot load it now, or has stopped already
+  kWaiting,  // it serves an older version, and pauses as soon as it has a turn
+  kHeld,     // it switches; its turn ends with the switch
+};
+
 struct ReplicaReport {
   std::string replica;
   std::uint32_t world_size = 1;
@@ -124,6 +133,7 @@ struct ReplicaReport {
   // During a switch: bytes of the new version that its ranks report as loaded. Otherwise 0.
   std::uint64_t loaded_bytes = 0;
   std::uint64_t paused_ns = 0;  // duration of its last pause; 0 = never paused
+  ReplicaTurn turn = ReplicaTurn::kNone;
 };
 
 enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };

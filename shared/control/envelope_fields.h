@@ -49,6 +49,7 @@ void fields(V& v, M& m) {
   v.sentence("reason", m.reason);
   v.number("loaded_bytes", m.loaded_bytes);
   v.number("paused_ns", m.paused_ns);
+  v.choice("turn", m.turn, ReplicaTurn::kHeld);
 }
 
 template <class V, class M>

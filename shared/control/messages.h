@@ -2,8 +2,8 @@
 //
 //  * sidecar to coordinator: Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
 //    PlanReply, TraceAnswer, Heartbeat, Leave, Error
-//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Abort, Verify, Plan, TraceQuestion,
-//    Heartbeat, Leave, Error
+//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Turns, Abort, Verify, Plan,
+//    TraceQuestion, Heartbeat, Leave, Error
 //  * command to coordinator: Push, Cancel, Rollback, Verify, Plan, TraceQuestion, Status (a sidecar
 //    answers Verify, Plan, TraceQuestion and Status as well)
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, VerifyReply,
@@ -37,6 +37,6 @@ using Message =
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
-                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong>;
+                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns>;
 
 }  // namespace wsync::control

@@ -89,7 +89,7 @@ template <class V, class M>
   requires Is<M, Decide>
 void fields(V& v, M& m) {
   v.number("number", m.number);
-  v.choice("kind", m.kind, DecisionKind::kRollback);
+  v.choice("kind", m.kind, kLastDecisionKind);
   v.version("target", m.target);
   v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
   v.choice("mode", m.mode, PauseMode::kKeep);
@@ -116,6 +116,13 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, Turns>
+void fields(V& v, M& m) {
+  v.number("number", m.number);
+  v.number("turns", m.turns);
+}
+
+template <class V, class M>
   requires Is<M, Abort>
 void fields(V& v, M& m) {
   v.version("version", m.version);
@@ -130,6 +137,7 @@ void fields(V& v, M& m) {
   v.version("target", m.target);
   v.list("staged", m.staged, limits::kStagedCount);
   v.list("replicas", m.replicas, limits::kReplicaCount);
+  v.number("turns", m.turns);
 }
 
 template <class V, class M>

@@ -102,7 +102,14 @@ struct Staged {
   bool source_lost = false;
 };
 
-enum class DecisionKind : std::uint8_t { kSwitch, kRollback };
+enum class DecisionKind : std::uint8_t {
+  kSwitch,
+  kRollback,
+  // As kSwitch, but a replica that serves pauses only with a turn (Turns). The receiver has none
+  // when it stores the decision.
+  kSwitchInTurns,
+};
+inline constexpr DecisionKind kLastDecisionKind = DecisionKind::kSwitchInTurns;
 
 struct Decide {
   static constexpr MessageType kType = MessageType::kDecide;
@@ -135,6 +142,17 @@ struct Switched {
   std::vector<ReplicaOutcome> outcomes;
 };
 
+// How many replicas of the sidecar may hold a turn at once, for the decision of this number. Not
+// answered: the heartbeats of the sidecar report the number that it knows, and the coordinator
+// sends it again if that is another one. The sidecar has no turns after a new decision, a higher
+// fence, a Hello and the loss of its coordinator; a turn that a replica holds then ends as any
+// other.
+struct Turns {
+  static constexpr MessageType kType = MessageType::kTurns;
+  std::uint64_t number = 0;
+  std::uint32_t turns = 0;
+};
+
 struct Abort {
   static constexpr MessageType kType = MessageType::kAbort;
   Version version;
@@ -147,6 +165,7 @@ struct Heartbeat {
   Version target;
   std::vector<Version> staged;
   std::vector<ReplicaReport> replicas;  // sidecar: current state; coordinator: empty
+  std::uint32_t turns = 0;              // sidecar: as in the last Turns that counts
 };
 struct Leave {
   static constexpr MessageType kType = MessageType::kLeave;

@@ -32,6 +32,7 @@ coordinator::CoordinatorOptions coordinator_options(
   options.pause = milliseconds(200);
   options.load = milliseconds(300);
   options.whole_switch = milliseconds(1'500);
+  options.max_paused = static_cast<std::uint32_t>(run_id % 4);
   return options;
 }
 

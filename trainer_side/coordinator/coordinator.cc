@@ -67,7 +67,8 @@ std::string_view phase_name(CoordinatorPhase phase) noexcept {
 Coordinator::Coordinator(CoordinatorOptions options)
     : context_{.options = std::move(options)},
       log_(context_.options.record),
-      claim_(context_.options) {
+      claim_(context_.options),
+      rounds_(context_.options.max_paused) {
   if (!context_.options.record) return;
   for (const Version& version : context_.options.record->withdrawn) names_.note_seen(version);
   names_.note_seen(context_.options.record->target);
@@ -346,6 +347,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.report.target = hello.target;
   member.report.staged = hello.staged;
   member.report.replicas = hello.replicas;
+  member.turns = member.turns_sent = 0;  // as in a sidecar that registers
   member.boot_id = hello.boot_id;
   member.pid_namespace = hello.pid_namespace;
   member.transports = hello.transports;
@@ -502,6 +504,10 @@ control::StatusReply Coordinator::status() const {
   if (const UpdateRound* round = rounds_.round(); round != nullptr)
     reply.activity +=
         fmt::format(" {}{}", round->is_rollback() ? "back to " : "", round->version().to_string());
+  if (const std::uint32_t waiting = rounds_.waves().waiting(); waiting > 0)
+    reply.activity += fmt::format("; {} replica{} waiting for {} turn (max_paused: {})", waiting,
+                                  waiting == 1 ? " is" : "s are", waiting == 1 ? "its" : "their",
+                                  context_.options.max_paused);
   for (const auto& [name, member] : context_.roster.members()) {
     reply.sidecars.push_back(member.report);
     reply.sidecars.back().staged_bytes = member.staged_bytes;

@@ -28,6 +28,9 @@ struct CoordinatorOptions {
   std::uint32_t min_sidecars = 1;
   std::uint32_t min_replicas = 1;  // complete replicas that must have staged
   CommitPolicy commit;
+  // How many replicas of the whole fleet may be paused at once by the switch of a publish; 0: any
+  // number.
+  std::uint32_t max_paused = 0;
   // By which this trainer serves versions, preferred first. Sent in Welcome.
   std::vector<control::TransportAddress> transports;
   // The configuration permits one kind only. Then it is used even if the hosts seem to differ.

@@ -48,7 +48,7 @@ Result<CoordinatorRecord> decode_coordinator_record(std::span<const std::byte> b
                fmt::format("{}, at most {} allowed", record.fence.epoch, limits::kEpochMax));
   record.number = in.get<std::uint64_t>("decision");
   record.origin = control::get_decision(in);
-  record.kind = in.get_enum(control::DecisionKind::kRollback, "kind");
+  record.kind = in.get_enum(control::kLastDecisionKind, "kind");
   record.target = control::get_version(in);
   record.content = control::get_digest(in);
   record.withdrawn = control::get_versions(in);

@@ -72,6 +72,7 @@ void send_decide(CoordinatorContext& context, const CoordinatorRecord& record, M
 void begin_decision(CoordinatorContext& context, const CoordinatorRecord& record, Member& member) {
   member.unreported.clear();
   member.ready_at_decision.clear();
+  member.turns_sent = 0;  // a sidecar has none when it stores a decision
   judge(context, record, member);
   if (!member.joined) return;
   for (const control::ReplicaReport& replica : member.report.replicas)
@@ -125,6 +126,7 @@ void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
   member.report.target = heartbeat.target;
   member.report.replicas = heartbeat.replicas;
   member.staged_bytes = heartbeat.staged_bytes;
+  member.turns = member.turns_sent = heartbeat.turns;
   judge(context, record, member);
 }
 

@@ -59,6 +59,8 @@ struct Member {
   std::vector<std::string> ready_at_decision;
   std::uint64_t staged_bytes = 0;  // progress of its delivery, from its heartbeats
   control::SidecarReport report;
+  std::uint32_t turns = 0;       // as its last heartbeat reports them (control::Turns)
+  std::uint32_t turns_sent = 0;  // as it was last sent, or as a later heartbeat reports them
   // When RoundScheduler next has something to do for this sidecar. Changed by RoundScheduler only.
   std::optional<TimePoint> wake;
   // What the indexes of the roster contain of this member. Changed by Roster only.

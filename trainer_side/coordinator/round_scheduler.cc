@@ -84,7 +84,9 @@ void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& 
 
 void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
                                const RollbackRequested& event) {
-  if (round_)
+  const bool in_turns = round_ && round_->state() == RoundState::kSwitching &&
+                        log.record().kind == control::DecisionKind::kSwitchInTurns;
+  if (round_ && !in_turns)
     return refuse_rollback(
         context, log.record(), event,
         fmt::format("the coordinator is {}; try again when it is idle", round_->activity()));
@@ -310,7 +312,10 @@ void RoundScheduler::stage_all(CoordinatorContext& context, DecisionLog& log) {
 void RoundScheduler::decide(CoordinatorContext& context, DecisionLog& log,
                             const DecisionChoice& choice,
                             std::optional<RollbackRequested> rollback) {
-  log.decide(context, choice, held_.find(choice.target), std::move(rollback));
+  DecisionChoice in_turns = choice;
+  if (choice.kind == control::DecisionKind::kSwitch && context.options.max_paused > 0)
+    in_turns.kind = control::DecisionKind::kSwitchInTurns;
+  log.decide(context, in_turns, held_.find(choice.target), std::move(rollback));
 }
 
 bool RoundScheduler::follow_newest(CoordinatorContext& context, DecisionLog& log) {
@@ -379,6 +384,13 @@ void RoundScheduler::drop_unneeded(CoordinatorContext& context, const DecisionLo
 void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log,
                                    const std::optional<RollbackRequested>& rollback) {
   const CoordinatorRecord& record = log.record();
+  if (rollback &&
+      round_)  // it was switching in turns; the waiting publish begins after the rollback
+    context.emit(take_round(context).abort(
+        context.now,
+        fmt::format("a rollback to {} has ended it while its replicas were switching in turns",
+                    record.target.to_string()),
+        false));
   if (rollback)
     round_.emplace(UpdateRound::begin_rollback(context, rollback->request, log.rollback_from(),
                                                record.target));
@@ -443,10 +455,44 @@ void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) 
 
 void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog& log) {
   if (round_) round_->count(context, log.record().number);
-  if (context.roster.all_changed())
-    for (auto& [name, member] : context.roster.change_all()) note_wake(log, member);
-  else
-    for (Member* member : context.roster.changed()) note_wake(log, *member);
+  std::vector<Member*> changed = context.roster.changed();
+  if (context.roster.all_changed()) {
+    changed.clear();
+    for (auto& [name, member] : context.roster.change_all()) changed.push_back(&member);
+  }
+  for (Member* member : changed) {
+    note_turns(context, log, *member);
+    note_wake(log, *member);
+  }
+  for (const std::string& name : waves_.share())
+    if (Member& member = context.roster.add(name); member.turns_sent != waves_.turns(name))
+      send_turns(context, log, member);
+  for (Member* member : changed) send_turns(context, log, *member);
+}
+
+void RoundScheduler::note_turns(CoordinatorContext& context, const DecisionLog& log,
+                                const Member& member) {
+  if (!member.joined) return waves_.forget(member.name);
+  TurnNeeds needs{.known = member.turns};
+  for (const control::ReplicaReport& replica : member.report.replicas) {
+    if (replica.turn == control::ReplicaTurn::kHeld) ++needs.held;
+    if (replica.turn == control::ReplicaTurn::kWaiting) ++needs.waiting;
+  }
+  // What waits under an older decision is decided anew under this one.
+  if (member.decided != log.record().number) needs.waiting = 0;
+  const bool begun = waves_.report(member.name, needs);
+  if (begun && is_in_round(member) && member.switched != log.record().number)
+    round_->extend_switch(context);
+}
+
+void RoundScheduler::send_turns(CoordinatorContext& context, const DecisionLog& log,
+                                Member& member) {
+  const std::uint32_t turns = waves_.turns(member.name);
+  const std::uint64_t number = log.record().number;
+  if (!member.joined || number == 0 || member.decided != number || member.turns_sent == turns)
+    return;
+  member.turns_sent = turns;
+  context.send(member, control::Turns{.number = number, .turns = turns}, member.delivery.round());
 }
 
 void RoundScheduler::note_wake(const DecisionLog& log, Member& member) {
@@ -527,6 +573,7 @@ Result<> RoundScheduler::member_invariants(const CoordinatorContext& context,
     return fail(ErrorCode::kInternal, fmt::format("{} sidecars need something later, but {} times "
                                                   "are noted",
                                                   wakes, wakes_.size()));
+  WSYNC_TRY(waves_.invariants());
   return round_ ? round_->count_invariants(context) : Result<>{};
 }
 

@@ -3,7 +3,8 @@
 // round to the target (catch-up).
 //
 // A newer publish replaces the waiting one. A rollback never waits: it is refused while a round is
-// running.
+// running, except a publish whose replicas switch in turns. That one ends when the rollback is
+// decided, because it may take long, and its first replicas may have shown that the version is bad.
 //
 // This class has more than 25 methods and 350 lines: a failed delivery can end a round, and the end
 // of a round begins the next round and new deliveries. Dividing the class would only turn these
@@ -22,6 +23,7 @@
 #include "trainer_side/coordinator/coordinator_context.h"
 #include "trainer_side/coordinator/decision_log.h"
 #include "trainer_side/coordinator/held_versions.h"
+#include "trainer_side/coordinator/switch_waves.h"
 #include "trainer_side/coordinator/update_round.h"
 
 namespace wsync::coordinator {
@@ -39,6 +41,9 @@ inline constexpr std::string_view kCancelledReason =
 
 class RoundScheduler {
  public:
+  // As CoordinatorOptions::max_paused.
+  explicit RoundScheduler(std::uint32_t max_paused) : waves_(max_paused) {}
+
   // ---- requests ----
 
   // A snapshot under a version that may be used. Its round begins, or waits for the end of the
@@ -81,14 +86,15 @@ class RoundScheduler {
   // stored.
   void expire_waiting(CoordinatorContext& context);
   void handle_tick(CoordinatorContext& context, DecisionLog& log);
-  // Call it at the end of each event: counts the members that have changed (Roster::changed()), and
-  // notes when each of them needs something. May be called at any time.
+  // Call it at the end of each event: counts the members that have changed (Roster::changed()),
+  // notes when each of them needs something, and gives them turns. May be called at any time.
   void note_changes(CoordinatorContext& context, const DecisionLog& log);
 
   // ---- views ----
 
   // The running round; nullptr if there is none.
   [[nodiscard]] const UpdateRound* round() const noexcept { return round_ ? &*round_ : nullptr; }
+  [[nodiscard]] const SwitchWaves& waves() const noexcept { return waves_; }
   [[nodiscard]] bool is_in_round(const Member& member) const {
     return round_ && round_->has(member);
   }
@@ -141,6 +147,8 @@ class RoundScheduler {
   [[nodiscard]] std::optional<TimePoint> wake_of(const DecisionLog& log,
                                                  const Member& member) const;
   void note_wake(const DecisionLog& log, Member& member);
+  void note_turns(CoordinatorContext& context, const DecisionLog& log, const Member& member);
+  void send_turns(CoordinatorContext& context, const DecisionLog& log, Member& member);
   // Ends the running round and returns it. Every member of it needs something of its own again.
   [[nodiscard]] UpdateRound take_round(CoordinatorContext& context);
 
@@ -148,6 +156,7 @@ class RoundScheduler {
   std::optional<PublishRequested> waiting_;
   std::set<std::pair<TimePoint, std::string>> wakes_;  // Member::wake of all members, with names
   HeldVersions held_;
+  SwitchWaves waves_;
   bool ending_ = false;  // inside end_all(): nothing new may begin
 };
 

@@ -18,7 +18,7 @@
 namespace wsync::coordinator {
 namespace {
 
-constexpr std::array<Transition<RoundState>, 8> kRoundTransitions = {{
+constexpr std::array<Transition<RoundState>, 10> kRoundTransitions = {{
     {RoundState::kAnnouncing, "every member has accepted", RoundState::kStaging, "Stage"},
     {RoundState::kStaging, "all have staged, but replicas are missing", RoundState::kStaging,
      "wait for heartbeats of more replicas"},
@@ -30,6 +30,10 @@ constexpr std::array<Transition<RoundState>, 8> kRoundTransitions = {{
     {RoundState::kStaging, "a cancel, a failure (`commit`) or a deadline", RoundState::kFinished,
      "Abort"},
     {RoundState::kDeciding, "the decision cannot be stored", RoundState::kFinished, "Abort"},
+    {RoundState::kSwitching, "a replica begins to switch in its turn", RoundState::kSwitching,
+     "the deadline begins again"},
+    {RoundState::kSwitching, "a rollback takes back a switch in turns", RoundState::kFinished,
+     "report that; decide the rollback"},
     {RoundState::kSwitching, "every member has reported, refused or failed, or the deadline passes",
      RoundState::kFinished, "report the outcomes"},
 }};
@@ -256,6 +260,11 @@ void UpdateRound::begin_switching(CoordinatorContext& context) {
   decided_ = context.now;
   deadline_ = in_time(context, context.options.whole_switch + kReportMargin);
   context.emit(PhaseEntered{.request = publish_.request, .phase = control::ProgressPhase::kSwitch});
+}
+
+void UpdateRound::extend_switch(const CoordinatorContext& context) {
+  if (state_ == RoundState::kSwitching)
+    deadline_ = in_time(context, context.options.whole_switch + kReportMargin);
 }
 
 // ---- end of the round ----

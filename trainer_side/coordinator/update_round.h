@@ -75,6 +75,9 @@ class UpdateRound {
   void begin_staging(CoordinatorContext& context);
   void begin_deciding();
   void begin_switching(CoordinatorContext& context);
+  // The deadline of the switch begins again, because another replica has begun to switch in its
+  // turn. Does nothing before the decision.
+  void extend_switch(const CoordinatorContext& context);
 
   // ---- end of the round ----
 

@@ -28,6 +28,7 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
   options.min_sidecars = config.min_sidecars;
   options.min_replicas = config.min_replicas;
   options.commit = config.commit;
+  options.max_paused = config.max_paused;
   options.one_transport = !config.transport.empty();
   options.pause_mode = config.pause_mode;
   options.boot_id = boot_id();

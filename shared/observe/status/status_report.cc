@@ -39,7 +39,8 @@ json replica_json(const control::ReplicaReport& replica) {
           {"version", replica.version.to_string()},
           {"reason", replica.reason},
           {"loaded_bytes", replica.loaded_bytes},
-          {"paused_ns", replica.paused_ns}};
+          {"paused_ns", replica.paused_ns},
+          {"turn", turn_name(replica.turn)}};
 }
 
 json running_json(const control::UpdateProgress& running) {
@@ -115,6 +116,18 @@ std::string_view state_name(control::ReplicaState state) noexcept {
       return "loading";
     case control::ReplicaState::kTainted:
       return "tainted";
+  }
+  return "unknown";
+}
+
+std::string_view turn_name(control::ReplicaTurn turn) noexcept {
+  switch (turn) {
+    case control::ReplicaTurn::kNone:
+      return "none";
+    case control::ReplicaTurn::kWaiting:
+      return "waiting";
+    case control::ReplicaTurn::kHeld:
+      return "held";
   }
   return "unknown";
 }

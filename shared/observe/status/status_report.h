@@ -21,6 +21,8 @@ namespace wsync::status {
 [[nodiscard]] std::string version_text(const Version& version);
 // State name as in --json, such as "serving".
 [[nodiscard]] std::string_view state_name(control::ReplicaState state) noexcept;
+// As in --json: "none", "waiting" or "held".
+[[nodiscard]] std::string_view turn_name(control::ReplicaTurn turn) noexcept;
 // Outcome name as in --json, such as "committed".
 [[nodiscard]] std::string_view outcome_name(control::SwitchOutcome outcome) noexcept;
 [[nodiscard]] nlohmann::json outcomes_json(const std::vector<control::ReplicaOutcome>& outcomes);

@@ -25,6 +25,7 @@
 #include "trainer_side/coordinator/decision_log.h"
 #include "trainer_side/coordinator/delivery.h"
 #include "trainer_side/coordinator/fence_claim.h"
+#include "trainer_side/coordinator/switch_waves.h"
 #include "trainer_side/coordinator/update_round.h"
 #include "trainer_side/publish/publish_queue.h"
 
@@ -41,6 +42,7 @@ std::vector<TransitionTable> all_tables() {
           coordinator::fence_claim_transitions(),
           coordinator::decision_log_transitions(),
           coordinator::round_transitions(),
+          coordinator::wave_transitions(),
           coordinator::delivery_transitions(),
           staging::registration_transitions(),
           staging::receive_transitions(),

@@ -34,6 +34,25 @@ TEST(PendingOutcome, CatchingUpOwesNothing) {
   EXPECT_FALSE(outcome.owed());
 }
 
+TEST(PendingOutcome, TheDeadlineOfADeferredOneBeginsWithTheSwitch) {
+  PendingOutcome outcome;
+  outcome.begin(TimePoint{50});
+  EXPECT_FALSE(outcome.owed()) << "none is owed";
+  outcome.defer();
+  EXPECT_TRUE(outcome.owed());
+  EXPECT_TRUE(outcome.deferred());
+  EXPECT_FALSE(outcome.deadline());
+  EXPECT_FALSE(outcome.is_due(TimePoint{1'000'000}));
+  EXPECT_TRUE(outcome.invariants().has_value());
+  outcome.begin(TimePoint{100});
+  outcome.begin(TimePoint{200});  // another attempt
+  EXPECT_FALSE(outcome.deferred());
+  EXPECT_TRUE(outcome.is_due(TimePoint{100}));
+  outcome.defer();
+  EXPECT_TRUE(outcome.settle(kDecision, SwitchOutcome::kFailed, "lost"));
+  EXPECT_FALSE(outcome.owed());
+}
+
 TEST(PendingOutcome, MeasuresThePartsOfASwitch) {
   PendingOutcome outcome;
   outcome.owe(TimePoint{100});

@@ -124,6 +124,121 @@ TEST_F(Switch, PausesLoadsCommitsAndResumesInThisOrder) {
   EXPECT_FALSE(machine.next_wake().has_value());
 }
 
+// ---- in turns ----
+
+class SwitchInTurns : public Switch {
+ protected:
+  void decide_in_turns(Version target) {
+    step(TargetSet{.decision = {.fence = {.epoch = 1}, .number = ++number},
+                   .target = target,
+                   .in_turns = true});
+  }
+};
+
+TEST_F(SwitchInTurns, ServesReadyUntilItsTurn) {
+  serve_v1();
+  decide_in_turns(kV2);
+  EXPECT_TRUE(last.empty());
+  tick_after(std::chrono::hours(1));
+  EXPECT_TRUE(last.empty());
+  EXPECT_TRUE(machine.owes());
+  EXPECT_FALSE(machine.next_wake()) << "its deadline begins with its turn";
+  const control::ReplicaReport waiting = machine.report(now);
+  EXPECT_TRUE(waiting.ready) << "the time for which it waits makes it no older";
+  EXPECT_EQ(waiting.turn, control::ReplicaTurn::kWaiting);
+  EXPECT_EQ(waiting.reason, "it serves 1.1 and is waiting for its turn to switch to 1.2");
+  step(TurnGiven{});
+  EXPECT_EQ(count<SendPause>(), 1U);
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kHeld);
+  EXPECT_EQ(machine.turns_taken(), 1U);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kHeld);
+  resumed();
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kNone);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+  const std::uint64_t before = machine.dropped();
+  step(TurnGiven{});
+  EXPECT_EQ(machine.dropped(), before + 1);
+}
+
+TEST_F(SwitchInTurns, AnotherAttemptNeedsAnotherTurn) {
+  serve_v1();
+  decide_in_turns(kV2);
+  step(TurnGiven{});
+  tick_after(milliseconds(limits::kPauseDeadlineMs));
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  resumed();
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kNone) << "it tries again later";
+  tick_after(milliseconds(limits::kSwitchRetryMs));
+  EXPECT_EQ(count<SendPause>(), 0U);
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kWaiting);
+  step(TurnGiven{});
+  EXPECT_EQ(count<SendPause>(), 1U);
+}
+
+TEST_F(SwitchInTurns, OneThatCannotSwitchOwesNothingForLong) {
+  serve_v1();
+  step(RankSilent{.rank = 1, .why = "it hangs"});
+  decide_in_turns(kV2);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kNone);
+  step(RankHeard{.rank = 1});
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kWaiting) << "it still serves the version before";
+}
+
+TEST_F(SwitchInTurns, OneThatIsLostWhileItWaitsOwesNothing) {
+  serve_v1();
+  decide_in_turns(kV2);
+  step(RankDetached{.rank = 1});
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kFailed);
+}
+
+TEST_F(SwitchInTurns, OneThatHasStoppedNeedsNoTurn) {
+  attach(0, RankState::kLoading);
+  attach(1, RankState::kLoading);
+  step(StagedSet{{kV2}});
+  decide_in_turns(kV2);
+  EXPECT_EQ(count<BeginLoad>(), 1U);
+}
+
+TEST_F(SwitchInTurns, ANewerTargetThatItServesEndsTheWait) {
+  serve_v1();
+  decide_in_turns(kV2);
+  decide(kV1, {kV2});
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+  EXPECT_EQ(count<SendPause>(), 0U);
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kNone);
+}
+
+TEST_F(SwitchInTurns, ANewerDecisionWhileItResumesWaitsForAnotherTurn) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  step(StagedSet{{kV1, kV2, kV3}});
+  decide_in_turns(kV3);
+  EXPECT_TRUE(last.empty());
+  resumed();
+  EXPECT_EQ(count<SendPause>(), 0U);
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kWaiting);
+  EXPECT_TRUE(machine.owes());
+}
+
+TEST_F(SwitchInTurns, OneThatIsInTheMiddleOfASwitchHoldsATurn) {
+  serve_v1();
+  decide(kV2);
+  decide_in_turns(kV2);
+  EXPECT_EQ(machine.turn(), control::ReplicaTurn::kHeld);
+}
+
 TEST_F(Switch, PauseDeadlineLeavesItUntouchedAndBehindAndTriesAgain) {
   serve_v1();
   step(TargetSet{.decision = {.fence = {.epoch = 1}, .number = ++number},

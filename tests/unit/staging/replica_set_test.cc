@@ -89,6 +89,40 @@ TEST_F(ReplicaSetTest, AReplicaWithoutEnginesOwesNoOutcomeOfASwitch) {
   EXPECT_TRUE(report->switched.outcomes.empty());
 }
 
+TEST_F(ReplicaSetTest, GivesAsManyTurnsAsItHasAndFirstToThoseThatHadTheFewest) {
+  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(handle(hello(name)));
+  record.kind = control::DecisionKind::kSwitchInTurns;
+  replicas.set_turns(5);
+  EXPECT_TRUE(decide(kV2).empty());
+  EXPECT_EQ(replicas.turns(), 0U) << "they were for the decision before";
+  EXPECT_TRUE(replicas.give_turns(record, now).empty());
+  EXPECT_EQ(replicas.turn_counts(), (TurnCounts{.waiting = 3, .held = 0}));
+  replicas.set_turns(1);
+  const auto paused = [](const ReplicaSet::Commands& commands) {
+    std::vector<std::string> names;
+    for (const ReplicaCommand& command : commands)
+      if (const auto& to = std::get<ForReplica>(command);
+          std::holds_alternative<reload::SendPause>(to.command))
+        names.push_back(to.replica);
+    return names;
+  };
+  EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"a"}));
+  EXPECT_TRUE(replicas.give_turns(record, now).empty());
+  EXPECT_EQ(replicas.turn_counts(), (TurnCounts{.waiting = 2, .held = 1}));
+  while (replicas.turn_counts().held > 0) {  // nobody answers the pause, nor the resume
+    now = *replicas.next_wake();
+    (void)replicas.tick(record, now);
+  }
+  while (replicas.turn_counts().waiting < 3) {
+    ASSERT_TRUE(replicas.next_wake());
+    now = *replicas.next_wake();
+    (void)replicas.tick(record, now);
+  }
+  EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"b"}));
+  replicas.set_turns(3);
+  EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"c", "a"}));
+}
+
 TEST_F(ReplicaSetTest, InvariantsNameAReplicaWithAnotherTarget) {
   ASSERT_TRUE(handle(hello("r")));
   record.target = kV2;
