@@ -112,10 +112,11 @@ class Turns(KillCase):
             sidecars, engines, trainer, _ = self.two_sidecars(fleet)
             push, holder, others = self.held_in_its_turn(fleet, engines)
             hanging = self.sidecar_of(sidecars, holder)
+            second = fleet.ask("status")[1]["result"]["target"]
             hanging.freeze()
             for engine in others:
                 if self.sidecar_of(sidecars, engine) is not hanging:
-                    second = engine.expect("committed")["version"]
+                    engine.expect("committed", version=second)
                     self.serves(engine, second)
             hanging.thaw()
             holder.go_on()

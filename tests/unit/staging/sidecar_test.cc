@@ -553,6 +553,41 @@ TEST_F(SidecarTest, TheTargetStaysAndTheOldestGoesWhenRoomIsNeeded) {
 }
 
 // A rollback may be asked for right after a push: what went to make room must not be chosen.
+// ---- turns ----
+
+TEST_F(SidecarTest, ItsTurnsAreOfOneDecisionUnderOneFenceAndOneRegistration) {
+  serve(kV1);
+  stage(2, kV2);
+  message(kNow, 7,
+          control::Decide{.number = 2,
+                          .kind = control::DecisionKind::kSwitchInTurns,
+                          .target = kV2,
+                          .content_digest = content_of(kV2)});
+  persisted();
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr);
+  EXPECT_NE(command<BeatNow>(), nullptr) << "the coordinator learns at once that it waits";
+  message(kNow, 7, control::Turns{.number = 1, .turns = 1});
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr) << "of the decision before";
+  EXPECT_EQ(sidecar.heartbeat(now).turns, 0U);
+  step(ReplicaEvent{.replica = "r", .what = reload::RankSilent{.rank = 0, .why = "it hangs"}});
+  message(kNow, 7, control::Turns{.number = 2, .turns = 1});
+  EXPECT_EQ(sidecar.heartbeat(now).turns, 1U);
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr) << "a silent replica does not begin";
+  step(CoordinatorLost{});
+  EXPECT_EQ(sidecar.heartbeat(now).turns, 0U);
+  step(ReplicaEvent{.replica = "r", .what = reload::RankHeard{.rank = 0}});
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr) << "another one may have its turn now";
+  EXPECT_TRUE(sidecar.reports(now).at(0).ready);
+  message(kNow, 7, control::Turns{.number = 2, .turns = 1});
+  EXPECT_NE(to_replica<reload::SendPause>(), nullptr);
+  step(LinkUp{});
+  EXPECT_EQ(sidecar.heartbeat(now).turns, 0U) << "its Hello begins without turns";
+  message(kNow, 7, control::Turns{.number = 2, .turns = 1});
+  EXPECT_EQ(sidecar.heartbeat(now).turns, 1U);
+  welcome(kNext);
+  EXPECT_EQ(sidecar.heartbeat(now).turns, 0U);
+}
+
 TEST_F(SidecarTest, WhatIsLetGoIsToldAtOnce) {
   serve(kV1);
   stage(2, kV2);
