@@ -299,6 +299,30 @@ class Ranks(unittest.TestCase):
             other = Rank(fleet, 1, 2, fleet.one, incarnation=3)
             self.both(fleet, 6, lead, other)
 
+    def test_a_replaced_rank_is_told_what_a_held_snapshot_waits_for(self):
+        with TrainerFleet(WSYNC) as fleet:  # without a sidecar
+            one = fleet.checkpoint("one", 1)
+            lead = Rank(fleet, 0, 2, one)
+            other = Rank(fleet, 1, 2, one)
+            for rank in (lead, other):
+                rank.publish(1)
+            for rank in (lead, other):
+                self.assertEqual(rank.published()["code"], 0)
+
+            def told(rank):
+                rank.tell("wait", COMMITTED, 1)
+                return "of at least 1 sidecars have joined" in rank.event("waited")["error"]
+            fleet.until(lambda: told(lead) and told(other), "what the snapshot waits for")
+            other.kill()
+            other = Rank(fleet, 1, 2, one, incarnation=1)
+            other.publish(1)
+            self.assertEqual(other.published()["code"], 0)
+            fleet.until(lambda: told(other), "the same, in the process that has replaced rank 1")
+            _, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", one)
+            ends = [rank.wait() for rank in (lead, other)]
+            self.assertEqual([(end["code"], end["version"]) for end in ends], [(0, "1.1")] * 2, ends)
+
     def test_a_step_that_was_lost_is_published_once_more(self):
         with TrainerFleet(WSYNC).with_engine() as fleet:
             lead = Rank(fleet, 0, 3, fleet.one)

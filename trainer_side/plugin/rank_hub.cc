@@ -12,6 +12,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kRefusalDeadline{1'000};
 
+// Whether a status is that of a step whose snapshot rank 0 has. The version of a snapshot that is
+// held has no name yet. A step that failed without a snapshot may be published again by all ranks.
+bool has_snapshot(const control::PublishStatus& status) noexcept {
+  if (status.state == control::PublishState::kFailed) return !status.version.none();
+  return status.state >= control::PublishState::kSnapshotted;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RankHub>> RankHub::listen(Loop& loop, const std::string& path,
@@ -98,7 +105,7 @@ Result<> RankHub::handle(std::uint64_t id, Peer& peer, control::Frame& frame) {
   UniqueFd arena = frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front());
   const Result<> reported = gather_.report(*peer.process, *snapshotted, std::move(arena));
   // Rank 0 sent the status of this step earlier, to the process that this one replaces.
-  if (reported && notified_.step == snapshotted->step && !notified_.version.none())
+  if (reported && notified_.step == snapshotted->step && has_snapshot(notified_))
     return peer.stream->send({}, notified_);
   if (reported) return {};
   const ErrorCode code = reported.error().code();
