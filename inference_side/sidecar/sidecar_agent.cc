@@ -256,8 +256,10 @@ void SidecarAgent::execute(const staging::Reply& command) {
 }
 
 bool SidecarAgent::leave() {
-  if (!dealer_ || hub_->registry().replica_count() != 0) return false;
-  return dealer_->send({.fence = sidecar_->fence()}, control::Leave{}).has_value();
+  if (!dealer_) return false;
+  execute(staging::BeatNow{});
+  const bool sent = dealer_->send({.fence = sidecar_->fence()}, control::Leave{}).has_value();
+  return sent && hub_->registry().replica_count() == 0;
 }
 
 void SidecarAgent::execute(const staging::BeatNow& /*command*/) {

@@ -48,10 +48,10 @@ class SidecarAgent {
   SidecarAgent& operator=(const SidecarAgent&) = delete;
 
   [[nodiscard]] const std::string& engine_socket() const noexcept { return hub_->socket(); }
-  // The last call before the destructor. If no engine is attached, it sends Leave to the
-  // coordinator, so that nobody waits for this sidecar, and returns true. If an engine is attached,
-  // it sends nothing: the engine keeps serving without a sidecar, so this sidecar still owes every
-  // decision and is expected to return.
+  // The last call before the destructor. Sends its replicas and Leave to the coordinator. If no
+  // engine is attached, nobody waits for this sidecar any more, and it returns true. If an engine
+  // is attached, it returns false: the engine keeps serving without a sidecar, so this sidecar
+  // still owes every decision and is expected to return.
   bool leave();
   // The latest spans, even if no trace file is written.
   [[nodiscard]] const trace::Recorder& trace() const noexcept { return trace_; }

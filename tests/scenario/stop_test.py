@@ -1,4 +1,5 @@
 """Real processes that stand still for a while (SIGSTOP): nobody waits for ever, and they catch up."""
+import re
 import sys
 import unittest
 
@@ -122,6 +123,31 @@ class Stopped(KillCase):
             fleet.until_ready(third, "a", "b")
             self.verified(fleet, third, 2)
             self.leaves_nothing(fleet, a, b, *sidecars, trainer)
+
+    def test_sidecar_that_is_told_to_stop_leaves_in_order(self):
+        with self.fleet() as fleet:
+            sidecars = [fleet.sidecar(name) for name in ("s0", "s1")]
+            a, b = fleet.engine("s0", "a", self.one), fleet.engine("s1", "b", self.one)
+            trainer = fleet.trainer()
+            fleet.until_joined("s0", "s1")
+            first = self.published(fleet, self.one)
+            code, _ = sidecars[1].end()
+            self.assertEqual(code, 0)
+
+            def about_s1():
+                with open(trainer.log_path, encoding="utf-8") as file:
+                    return [line for line in file if re.search("sidecar s1 (has left|lost)", line)]
+            fleet.until(about_s1, "a line of the coordinator about the end of s1")
+            self.serves(b, first)
+            second = self.published(fleet, self.two)  # nobody waits for it
+            self.serves(a, second)
+            (line,) = about_s1()
+            self.assertIn("sidecar s1 has left: it has stopped in order, with 1 replica attached", line)
+            self.assertIn(" info ", line)
+            again = fleet.sidecar("s1")  # it is still owed the decision
+            fleet.until_ready(second, "a", "b")
+            self.verified(fleet, second, 2)
+            self.leaves_nothing(fleet, a, b, sidecars[0], again, trainer)
 
     def test_trainer_in_a_snapshot_is_replaced(self):
         with self.fleet() as fleet:

@@ -393,11 +393,13 @@ void Coordinator::join(Member& member, const control::Hello& hello, bool in_swit
   }
 }
 
-// Remove the name from the record first, so that a decision caused by the loss is stored without
-// it.
+// A sidecar whose engines serve without it returns, so it stays a member. Otherwise the name is
+// removed from the record first, so that a decision caused by the loss is stored without it.
 void Coordinator::leave(Member& member) {
-  log_.remove_member(member.name);
-  member.has_left = true;
+  if (attached_replicas(member) == 0) {
+    log_.remove_member(member.name);
+    member.has_left = true;
+  }
   handle(PeerLost{.peer = member.peer, .reason = "the sidecar left the fleet"});
 }
 

@@ -24,6 +24,12 @@ std::uint32_t whole_replicas(const Member& member) noexcept {
       [](const control::ReplicaReport& r) { return r.ranks_attached == r.world_size; }));
 }
 
+std::uint32_t attached_replicas(const Member& member) noexcept {
+  return static_cast<std::uint32_t>(std::ranges::count_if(
+      member.report.replicas,
+      [](const control::ReplicaReport& replica) { return replica.ranks_attached > 0; }));
+}
+
 // ---- changes ----
 
 Member& Roster::note(Member& member) {

@@ -23,15 +23,15 @@
 
 namespace wsync::coordinator {
 
-// One sidecar, identified by its name. It stays in the roster when it is lost, and is removed when
-// it leaves.
+// One sidecar, identified by its name. It stays in the roster when it is lost, or leaves while
+// an engine is attached to it, and is removed when it leaves without engines.
 struct Member {
   std::string name;
   std::string peer;       // address on the control port; changes with each of its processes
   std::string last_peer;  // the same, kept after a loss
   TimePoint welcomed{};   // when the last Welcome was sent
   bool joined = false;    // its Hello under this fence has arrived, and it is not lost
-  bool has_left = false;  // it has sent Leave; kept until its round has ended
+  bool has_left = false;  // it has left without engines; kept until its round has ended
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::vector<control::TransportAddress> transports;  // of its last Hello
@@ -149,5 +149,7 @@ class Roster {
 [[nodiscard]] bool contains(const std::vector<Version>& versions, const Version& version) noexcept;
 // Number of replicas of a sidecar with every rank attached.
 [[nodiscard]] std::uint32_t whole_replicas(const Member& member) noexcept;
+// Number of replicas of a sidecar with at least one rank attached.
+[[nodiscard]] std::uint32_t attached_replicas(const Member& member) noexcept;
 
 }  // namespace wsync::coordinator

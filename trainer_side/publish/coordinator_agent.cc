@@ -58,6 +58,15 @@ void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milli
                              gather.count() / 1000, fmt::join(record.members, ", ")));
 }
 
+std::string leave_text(const coordinator::Member& sidecar) {
+  const std::uint32_t replicas = coordinator::attached_replicas(sidecar);
+  if (replicas == 0) return "it has stopped, and no engine is attached to it";
+  return fmt::format(
+      "it has stopped in order, with {} replica{} attached, whose engines continue to serve; it is "
+      "expected to return",
+      replicas, replicas == 1 ? "" : "s");
+}
+
 // A sidecar of this host that was killed and restarted gets its name back at once, not only when
 // its silence is noticed. On another host or in another pid namespace the process id proves
 // nothing.
@@ -357,9 +366,7 @@ void CoordinatorAgent::handle_sidecar(const std::string& peer, control::Envelope
   const bool leaves = std::holds_alternative<control::Leave>(message);
   if (const auto* sidecar = coordinator_.roster().find_peer(peer)) {
     recorder_.received(sidecar->name, message, now());
-    if (leaves)
-      log_info("sidecar {} has left: it has stopped, and no engine is attached to it",
-               sidecar->name);
+    if (leaves) log_info("sidecar {} has left: {}", sidecar->name, leave_text(*sidecar));
   }
   const auto* hello = std::get_if<control::Hello>(&message);
   const bool is_gone = hello != nullptr && predecessor_is_gone(coordinator_.roster(), *hello);

@@ -366,8 +366,26 @@ TEST(Decisions, ARollbackIsPartialWhileAMemberOfTheRecordHasNotCome) {
 TEST(Decisions, WhoLeavesIsNotWaitedForByTheNextCoordinator) {
   Fleet fleet({.min_sidecars = 2});
   fleet.join_all({"a", "b"});
+  fleet.from("b", control::Heartbeat{});  // its engine has ended
   fleet.from("b", control::Leave{});
   EXPECT_THAT(fleet.record.members, ElementsAre("a"));
+}
+
+TEST(Decisions, WhoLeavesWhileItsEngineServesIsExpectedBack) {
+  Fleet fleet({.min_sidecars = 2});
+  fleet.join_all({"a", "b"});
+  fleet.full_round({"a", "b"});
+  fleet.from("b", control::Leave{});
+  EXPECT_THAT(fleet.record.members, ElementsAre("a", "b"));
+  const Member& b = fleet.coordinator.roster().members().at("b");
+  EXPECT_FALSE(b.joined);
+  EXPECT_FALSE(b.has_left);
+  EXPECT_FALSE(b.report.connected);
+  ASSERT_EQ(b.report.replicas.size(), 1U);
+  EXPECT_EQ(b.report.replicas[0].reason, "its sidecar is not connected");
+  fleet.full_round({"a"});  // nobody waits for it
+  fleet.join("b");
+  EXPECT_TRUE(fleet.coordinator.roster().members().at("b").joined);
 }
 
 // ---- fleets, names and bytes ----
@@ -488,7 +506,8 @@ TEST(Decisions, WhoLeavesWhileThatDecidesIsNotInTheRecord) {
   fleet.publish();
   for (const char* name : {"a", "b"}) fleet.accept(name);
   fleet.staged("a");
-  fleet.from("b", control::Leave{});  // now every live sidecar has staged
+  fleet.from("b", control::Heartbeat{});  // its engine has ended
+  fleet.from("b", control::Leave{});      // now every live sidecar has staged
   EXPECT_EQ(fleet.count<control::Decide>("a"), 1U);
   EXPECT_THAT(fleet.record.members, ElementsAre("a"));
 }

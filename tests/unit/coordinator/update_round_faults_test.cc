@@ -420,6 +420,7 @@ TEST(Coordinator, TheRosterHasALimitAndForgetsWhoLeaves) {
   fleet.step(PeerLost{.peer = "s7"});  // it may come back: its place is kept
   fleet.from("one-more", Fleet::hello("one-more"));
   EXPECT_FALSE(fleet.coordinator.roster().members().contains("one-more"));
+  fleet.from("s8", control::Heartbeat{});  // its engine has ended
   fleet.from("s8", control::Leave{.reason = "shut down"});
   EXPECT_FALSE(fleet.coordinator.roster().members().contains("s8"));
   fleet.from("one-more", Fleet::hello("one-more"));
@@ -432,6 +433,7 @@ TEST(Coordinator, WhoLeavesInTheSwitchIsForgottenAfterIt) {
   fleet.publish();
   for (const char* name : {"a", "b"}) fleet.accept(name);
   for (const char* name : {"a", "b"}) fleet.staged(name);
+  fleet.from("b", control::Heartbeat{});  // its engine has ended
   fleet.from("b", control::Leave{});
   EXPECT_TRUE(fleet.coordinator.roster().members().contains("b"));
   fleet.switched("a");
