@@ -193,6 +193,8 @@ void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log
     advance(context, log);
   else if (staged.version == log.record().target)
     send_decide(context, log.record(), member);
+  else  // a round has decided a newer target meanwhile, and has ended
+    catch_up(context, log, member);
 }
 
 void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& log, Member& member,

@@ -158,6 +158,33 @@ TEST(Coordinator, ARestartedSidecarCatchesUp) {
   EXPECT_EQ(fleet.last<control::Decide>("a2")->second.number, 1U);
 }
 
+// It joins during a round, and catches up with the version that is the target until the round
+// decides. The round ends before it has staged that version.
+TEST(Coordinator, ASidecarThatCatchesUpWithAReplacedTargetIsOfferedTheNewOne) {
+  for (const bool staged_first : {true, false}) {
+    Fleet fleet;
+    fleet.join("a");
+    fleet.full_round({"a"});
+    fleet.publish();
+    fleet.join("b");
+    const auto offered = fleet.last<control::Announce>("b");
+    ASSERT_TRUE(offered.has_value());
+    EXPECT_EQ(offered->second.version.step, 1U);
+    fleet.accept("b");
+    if (staged_first) fleet.staged("b");
+    fleet.accept("a");
+    fleet.staged("a");
+    fleet.switched("a");
+    ASSERT_EQ(fleet.rounds.size(), 2U);
+    EXPECT_TRUE(fleet.rounds[1].reply.ok) << fleet.rounds[1].reply.reason;
+    if (!staged_first) fleet.staged("b");
+    EXPECT_EQ(fleet.last<control::Announce>("b")->second.version.step, 2U);
+    fleet.accept("b");
+    fleet.staged("b");
+    EXPECT_EQ(fleet.last<control::Decide>("b")->second.target.step, 2U);
+  }
+}
+
 TEST(Coordinator, ALostSourceIsNamedWhenTheSidecarHasLostItTooOften) {
   Fleet fleet({.transports = {{"memfd", "/run/host.sock"}}, .one_transport = true});
   fleet.join("a");
