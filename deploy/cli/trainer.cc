@@ -1,6 +1,7 @@
 // `wsync trainer`: a separate trainer process that publishes checkpoint directories through the
 // public C API. With a training configuration, it executes `wsync-train` instead.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <list>
 #include <optional>
@@ -151,7 +152,7 @@ struct DestroyTrainer {
   void operator()(wsync_trainer* trainer) const { wsync_trainer_destroy(trainer); }
 };
 
-// Publishes directories in the order in which they appear.
+// Publishes directories. A newer one is looked for when the snapshot of the one before has ended.
 class Publisher {
  public:
   Publisher(Loop& loop, const config::TrainerConfig& config)
@@ -182,7 +183,7 @@ class Publisher {
                       CheckpointDirectory::open(config_.checkpoint)));
     if (config_.watch)
       watch_ = std::make_unique<publish::DirectoryWatch>(
-          loop_, config_.checkpoint,
+          loop_, config_.checkpoint, [this] { return !takes_snapshot(); },
           [this](const std::filesystem::path& directory, std::uint64_t step) {
             publish_found(directory.string(), step);
           });
@@ -195,29 +196,40 @@ class Publisher {
     std::string path;
     std::uint64_t step = 0;
     std::unique_ptr<OpenDirectory> directory;  // null after the snapshot
+    bool again = false;                        // found no free arena before
   };
+
+  // One that waits for a free arena again does not count: a newer directory replaces it.
+  [[nodiscard]] bool takes_snapshot() const {
+    return opening_ || std::ranges::any_of(running_, [](const Running& running) {
+             return running.directory != nullptr && !running.again;
+           });
+  }
 
   // Opens the directory on the worker because this reads the headers of all its files. The
   // completion runs on the loop while `this` exists.
-  void publish_found(const std::string& path, std::uint64_t step) {
+  void publish_found(const std::string& path, std::uint64_t step, bool again = false) {
     auto opened = std::make_shared<std::optional<Result<CheckpointDirectory>>>();
-    const auto submitted =
-        files_.submit([opened, path] { opened->emplace(CheckpointDirectory::open(path)); },
-                      [this, opened, path, step] {
-                        if (const auto begun = publish(path, step, std::move(**opened)); !begun)
-                          log_warning("{}: {}", path, begun.error().message());
-                      });
+    const auto submitted = files_.submit(
+        [opened, path] { opened->emplace(CheckpointDirectory::open(path)); },
+        [this, opened, path, step, again] {
+          if (!again) opening_ = false;
+          if (const auto begun = publish(path, step, std::move(**opened), again); !begun)
+            log_warning("{}: {}", path, begun.error().message());
+        });
+    if (!again) opening_ = submitted.has_value();
     if (!submitted) log_warning("{}: {}", path, submitted.error().message());
   }
 
   [[nodiscard]] Result<> publish(const std::string& path, std::uint64_t step,
-                                 Result<CheckpointDirectory> opened) {
+                                 Result<CheckpointDirectory> opened, bool again = false) {
     if (!opened) return fail(std::move(opened).error());
     log_info("publishing {}", path);
     again_.reset();  // it is older, or the same
     Running running{.path = path,
                     .step = step,
-                    .directory = std::make_unique<OpenDirectory>(std::move(*opened))};
+                    .directory = std::make_unique<OpenDirectory>(std::move(*opened)),
+                    .again = again};
     WSYNC_TRY(running.directory->describe(trainer_.get()));
     WSYNC_TRY(result_of(wsync_trainer_publish_async(trainer_.get(), step, &running.id)));
     running_.push_back(std::move(running));
@@ -247,7 +259,7 @@ class Publisher {
     });
     if (!again_) return;
     const auto [path, step] = *std::exchange(again_, std::nullopt);
-    publish_found(path, step);
+    publish_found(path, step, true);
   }
 
   Loop& loop_;
@@ -256,6 +268,7 @@ class Publisher {
   trace::ProgressLine line_;
   Timer poll_;
   Worker files_;
+  bool opening_ = false;        // a new directory, whose publish then begins
   std::list<Running> running_;  // outlives the trainer, which reads from it
   // The newest directory, if its snapshot found no free arena.
   std::optional<std::pair<std::string, std::uint64_t>> again_;
@@ -320,14 +333,14 @@ Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
 
 void add_trainer(CLI::App& app, Context& context) {
   auto options = std::make_shared<TrainerOptions>();
-  CLI::App* command = add_command(
-      app, context,
-      {.name = "trainer",
-       .description =
-           "Publish a checkpoint directory and each step_N beside it; or train, with a train.yaml",
-       .examples = {"wsync trainer --checkpoint /models/run7/step_100",
-                    "wsync trainer -c trainer.yaml --set commit=quorum:3",
-                    "wsync trainer -c train.yaml (as `wsync train -c train.yaml`)"}});
+  CLI::App* command =
+      add_command(app, context,
+                  {.name = "trainer",
+                   .description = "Publish a checkpoint directory and the newest step_N beside it; "
+                                  "or train, with a train.yaml",
+                   .examples = {"wsync trainer --checkpoint /models/run7/step_100",
+                                "wsync trainer -c trainer.yaml --set commit=quorum:3",
+                                "wsync trainer -c train.yaml (as `wsync train -c train.yaml`)"}});
   command->add_option("-c,--config", options->file,
                       "YAML file (deploy/config/trainer.yaml or train.yaml)");
   command->add_option("--set", options->set,

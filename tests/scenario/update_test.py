@@ -202,6 +202,20 @@ class Update(unittest.TestCase):
             self.assertEqual((code, answer["error"]["code"]), (2, "invalid_input"), answer)
             self.assertIn("publish a step above 10, or let wsync choose the next free one", answer["error"]["message"])
 
+    def test_a_trainer_that_is_behind_publishes_the_newest_directory(self):
+        with Fleet(WSYNC) as fleet:
+            first, *others = [fleet.checkpoint(f"step_{number}", number) for number in range(1, 5)]
+            _, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", first)
+            trainer = fleet.start("trainer", "--checkpoint", first)
+            fleet.until_ready("1.4", "a")
+            os.rename(fleet.checkpoint("later", 5), fleet.path("step_6"))
+            fleet.until_ready("1.6", "a")
+            self.assertEqual(fleet.stop(trainer)[0], 0)
+            with open(trainer.log_path, encoding="utf-8") as log:
+                said = log.read()
+            self.assertEqual([path for path in others if f"publishing {path}\n" in said], [fleet.path("step_4")])
+
     def test_garbage_on_the_engine_socket_changes_nothing(self):
         with Fleet(WSYNC) as fleet:
             one = fleet.checkpoint("one", 1)

@@ -1,6 +1,7 @@
 #include "trainer_side/publish/directory_watch.h"
 
 #include <charconv>
+#include <functional>
 #include <map>
 
 #include "shared/base/log.h"
@@ -17,10 +18,10 @@ struct Found {
   std::uint64_t step = 0;
 };
 
-// The lowest step above `last` whose directory is complete. A directory that is still being written
-// is checked again at the next scan.
-std::optional<Found> next_complete(const std::filesystem::path& parent, std::uint64_t last) {
-  std::map<std::uint64_t, std::filesystem::path> steps;
+// The highest step above `last` whose directory is complete. A directory above it that is still
+// being written is checked again at the next scan.
+std::optional<Found> newest_complete(const std::filesystem::path& parent, std::uint64_t last) {
+  std::map<std::uint64_t, std::filesystem::path, std::greater<>> steps;
   std::error_code error;
   for (std::filesystem::directory_iterator it(parent, error), end; !error && it != end;
        it.increment(error)) {
@@ -48,8 +49,9 @@ std::optional<std::uint64_t> step_of(const std::filesystem::path& directory) {
 }
 
 DirectoryWatch::DirectoryWatch(Loop& loop, const std::filesystem::path& checkpoint,
-                               OnComplete on_complete)
+                               MayLook may_look, OnComplete on_complete)
     : parent_(std::filesystem::absolute(checkpoint).lexically_normal().parent_path()),
+      may_look_(std::move(may_look)),
       on_complete_(std::move(on_complete)),
       last_step_(step_of(checkpoint).value_or(0)),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "watch"})),
@@ -64,10 +66,10 @@ DirectoryWatch::~DirectoryWatch() {
 }
 
 void DirectoryWatch::look() {
-  if (looking_) return;
+  if (looking_ || !may_look_()) return;
   auto next = std::make_shared<std::optional<Found>>();
   const auto submitted = worker_->submit(
-      [parent = parent_, last = last_step_, next] { *next = next_complete(parent, last); },
+      [parent = parent_, last = last_step_, next] { *next = newest_complete(parent, last); },
       [this, alive = alive_, next] {
         if (!*alive) return;
         looking_ = false;

@@ -1,6 +1,7 @@
-// DirectoryWatch: finds checkpoint directories named step_N that appear next to a first one. Each
-// is reported once, in the order of N, as soon as it is complete, which means that it satisfies
-// every rule of a checkpoint directory.
+// DirectoryWatch: finds checkpoint directories named step_N that appear next to a first one. The
+// newest one that is complete, which means that it satisfies every rule of a checkpoint directory,
+// is reported once. Those of lower steps are then passed over: who is behind does not publish each
+// in turn.
 //
 // Thread: the loop's; directories are read on a worker thread. The loop must outlive the watch.
 #pragma once
@@ -24,9 +25,12 @@ class DirectoryWatch {
  public:
   using OnComplete =
       std::function<void(const std::filesystem::path& directory, std::uint64_t step)>;
+  using MayLook = std::function<bool()>;
   // Watches the parent of `checkpoint` for steps above its own, or above 0 if its name is not
-  // step_N. `on_complete` is called on the loop, never after the destruction of the watch.
-  DirectoryWatch(Loop& loop, const std::filesystem::path& checkpoint, OnComplete on_complete);
+  // step_N. It looks only while `may_look` returns true. Both functions are called on the loop,
+  // never after the destruction of the watch.
+  DirectoryWatch(Loop& loop, const std::filesystem::path& checkpoint, MayLook may_look,
+                 OnComplete on_complete);
   ~DirectoryWatch();
   DirectoryWatch(const DirectoryWatch&) = delete;
   DirectoryWatch& operator=(const DirectoryWatch&) = delete;
@@ -36,6 +40,7 @@ class DirectoryWatch {
   void found(const std::filesystem::path& directory, std::uint64_t step);
 
   const std::filesystem::path parent_;
+  MayLook may_look_;
   OnComplete on_complete_;
   std::uint64_t last_step_;
   bool looking_ = false;
