@@ -24,6 +24,8 @@ constexpr std::array<std::string_view, 9> kRowParallel{"q_proj",       "k_proj",
                                                        "qkv_proj",     "gate_proj",    "up_proj",
                                                        "gate_up_proj", "embed_tokens", "lm_head"};
 constexpr std::array<std::string_view, 2> kColumnParallel{"o_proj", "down_proj"};
+// The experts of a layer in one tensor, [experts, rows, columns]: a rank holds some of them whole.
+constexpr std::array<std::string_view, 1> kExperts{"experts"};
 
 bool has_part(std::string_view name, std::span<const std::string_view> parts) {
   for (std::size_t begin = 0; begin <= name.size();) {
@@ -38,7 +40,8 @@ std::vector<control::DimRange> ranges_of(const TensorInfo& info, std::uint32_t r
                                          std::uint32_t world_size) {
   const bool rows = has_part(info.name, kRowParallel);
   const bool columns = !rows && has_part(info.name, kColumnParallel);
-  const std::uint32_t dim = rows ? 0 : 1;
+  const bool stacked = info.shape.size() == 3 && has_part(info.name, kExperts);
+  const std::uint32_t dim = rows || stacked ? 0 : 1;
   if (world_size == 1 || (!rows && !columns) || info.shape.size() <= dim) return {};
   const std::uint64_t share = info.shape[dim] / world_size;
   if (share == 0 || info.shape[dim] % world_size != 0) return {};

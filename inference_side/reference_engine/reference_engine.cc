@@ -125,7 +125,7 @@ Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
                                  .rank = options_.rank,
                                  .world_size = options_.world_size,
                                  .max_step_tokens = asked.max_step_tokens};
-  const auto block = generation::block_bytes(shard);
+  const auto block = generation::block_bytes(shard, checkpoint.manifest());
   if (!block) return fail(block.error().with_context(options_.checkpoint));
   shard.blocks = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(asked.cache_bytes / *block, generation::kMaxBlocks));

@@ -51,6 +51,18 @@ class ConfigReader {
     complain(fmt::format("'{}' is {}; only {} is supported", key, config_.at(key).dump(),
                          expected.dump()));
   }
+  // Reads a size that has two names. Both may be there if they agree.
+  void size(const char* key, const char* other, std::uint32_t& value) {
+    if (!config_.contains(key) && !config_.contains(other))
+      return complain(fmt::format("'{}' (or '{}') is missing", key, other));
+    if (config_.contains(key)) size(key, value);
+    if (!config_.contains(other)) return;
+    const std::uint32_t first = value;
+    size(other, value);
+    if (config_.contains(key) && value != first)
+      complain(fmt::format("'{}' is {}, but '{}' is {}; expected one number of experts", key, first,
+                           other, value));
+  }
   void rope() {
     number("rope_theta", theta_);
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -61,7 +73,14 @@ class ConfigReader {
       if (type != "default")
         return complain(
             fmt::format("'{}' is of type {}; only default is supported", key, type.dump()));
+      if (const json part = rope.value("partial_rotary_factor", json(1)); part != 1)
+        return complain(fmt::format("'partial_rotary_factor' of '{}' is {}; only 1 is supported",
+                                    key, part.dump()));
+      const double theta = theta_;
       number(rope, "rope_theta", theta_);
+      if (config_.contains("rope_theta") && theta_ != theta)
+        return complain(fmt::format("'rope_theta' is {}, but that of '{}' is {}; expected the same",
+                                    theta, key, theta_));
     }
   }
   // Reads the end token. Any other value than a token number is ignored: the text then has no end
@@ -161,7 +180,7 @@ Result<ModelSpec> read_config(std::string_view text, std::string_view where) {
   reader.size("num_hidden_layers", spec.layers);
   reader.size("num_attention_heads", spec.heads);
   reader.size("num_key_value_heads", spec.key_value_heads);
-  reader.size("num_experts", spec.experts);
+  reader.size("num_experts", "num_local_experts", spec.experts);
   reader.size("num_experts_per_tok", spec.experts_per_token);
   reader.size("moe_intermediate_size", spec.expert_hidden);
   reader.size("max_position_embeddings", spec.max_positions);
@@ -238,7 +257,8 @@ Parameter embedding_of(const ModelSpec& spec) {
 Parameter head_of(const ModelSpec& spec) { return {kHead, {spec.vocabulary, spec.hidden}}; }
 Parameter final_norm_of(const ModelSpec& spec) { return {kFinalNorm, {spec.hidden}}; }
 
-std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t layer) {
+std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t layer,
+                                        ExpertForm form) {
   const std::string prefix = fmt::format("model.layers.{}.", layer);
   const std::uint64_t queries = std::uint64_t{spec.heads} * spec.head_dim;
   const std::uint64_t keys = std::uint64_t{spec.key_value_heads} * spec.head_dim;
@@ -253,6 +273,13 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t lay
       {prefix + "post_attention_layernorm.weight", {spec.hidden}},
       {prefix + "mlp.gate.weight", {spec.experts, spec.hidden}},
   };
+  if (form == ExpertForm::kFused) {
+    const std::uint64_t both = 2 * std::uint64_t{spec.expert_hidden};
+    parameters.push_back({prefix + "mlp.experts.gate_up_proj", {spec.experts, both, spec.hidden}});
+    parameters.push_back(
+        {prefix + "mlp.experts.down_proj", {spec.experts, spec.hidden, spec.expert_hidden}});
+    return parameters;
+  }
   for (std::uint32_t expert = 0; expert < spec.experts; ++expert) {
     const std::string of_expert = fmt::format("{}mlp.experts.{}.", prefix, expert);
     parameters.push_back({of_expert + "gate_proj.weight", {spec.expert_hidden, spec.hidden}});
@@ -262,10 +289,10 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t lay
   return parameters;
 }
 
-std::vector<Parameter> all_parameters(const ModelSpec& spec) {
+std::vector<Parameter> all_parameters(const ModelSpec& spec, ExpertForm form) {
   std::vector<Parameter> parameters{embedding_of(spec)};
   for (std::uint32_t layer = 0; layer < spec.layers; ++layer)
-    for (Parameter& parameter : layer_parameters(spec, layer))
+    for (Parameter& parameter : layer_parameters(spec, layer, form))
       parameters.push_back(std::move(parameter));
   parameters.push_back(final_norm_of(spec));
   if (!spec.tied_embeddings) parameters.push_back(head_of(spec));

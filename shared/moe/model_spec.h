@@ -34,9 +34,12 @@ struct ModelSpec {
 // kInvalidInput names the size that is not possible.
 [[nodiscard]] Result<> check_spec(const ModelSpec& spec);
 
-// Reads config.json. `where` names it in errors. kInvalidInput for another architecture, a missing
-// or invalid key, or an unsupported feature (attention bias, dense layers, rope scaling, another
-// activation). Unsupported features are errors because ignoring them would change the logits.
+// Reads config.json as transformers 4 or 5 writes it: the number of experts is `num_experts` or
+// `num_local_experts`, and the base of the rotary embedding is `rope_theta` or is in
+// `rope_parameters`. `where` names the file in errors. kInvalidInput for another architecture, a
+// missing or invalid key, two keys that contradict each other, or an unsupported feature (attention
+// bias, dense layers, rope scaling, another activation). Unsupported features are errors because
+// ignoring them would change the logits.
 [[nodiscard]] Result<ModelSpec> read_config(std::string_view json, std::string_view where);
 [[nodiscard]] std::string write_config(const ModelSpec& spec);
 
@@ -57,10 +60,20 @@ inline constexpr const char* kHead = "lm_head.weight";
 [[nodiscard]] Parameter embedding_of(const ModelSpec& spec);
 [[nodiscard]] Parameter head_of(const ModelSpec& spec);
 [[nodiscard]] Parameter final_norm_of(const ModelSpec& spec);
+// How a checkpoint has the experts of a layer. config.json does not say it.
+enum class ExpertForm : std::uint8_t {
+  kSeparate,  // three matrices of each expert: gate, up, down
+  // As transformers 5 has them in memory, and saves them with save_original_format=False. All
+  // experts are in two tensors: gate_up_proj [experts, 2 * expert_hidden, hidden], the rows of gate
+  // before those of up, and down_proj [experts, hidden, expert_hidden].
+  kFused,
+};
 // Parameters of one decoder layer: norms, attention, router, then experts by number (gate, up,
-// down).
-[[nodiscard]] std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t layer);
+// down), or gate_up_proj and down_proj.
+[[nodiscard]] std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t layer,
+                                                      ExpertForm form = ExpertForm::kSeparate);
 // All parameters: embeddings first, head last.
-[[nodiscard]] std::vector<Parameter> all_parameters(const ModelSpec& spec);
+[[nodiscard]] std::vector<Parameter> all_parameters(const ModelSpec& spec,
+                                                    ExpertForm form = ExpertForm::kSeparate);
 
 }  // namespace wsync::moe

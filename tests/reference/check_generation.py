@@ -24,13 +24,14 @@ TIE, LOGPROB_LIMIT = 1e-4, 1e-3
 LONGEST_SECONDS = 300
 
 
-def make(directory, **more):
+def make(directory, fused=False, **more):
     config = transformers.Qwen3MoeConfig(**{
         "vocab_size": 384, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
         "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "intermediate_size": 48,
         "norm_topk_prob": True, "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": False,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False, "initializer_range": 0.1} | more)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(
+        directory, save_original_format=not fused)
 
 
 class Engine:
@@ -84,7 +85,9 @@ def main(wsync, work):
     torch.manual_seed(7)
     choose = random.Random(7)
     for name, ranks, more in (("untied", 1, {}), ("tied", 1, {"tie_word_embeddings": True}),
-                              ("two_ranks", 2, {"norm_topk_prob": False}), ("no_groups", 1, {"num_key_value_heads": 6})):
+                              ("two_ranks", 2, {"norm_topk_prob": False}), ("no_groups", 1, {"num_key_value_heads": 6}),
+                              # All experts of a layer in two tensors, as transformers 5 has them in memory
+                              ("fused", 1, {"fused": True}), ("fused_two_ranks", 2, {"fused": True, "rope_theta": 300.0})):
         directory = pathlib.Path(work) / f"generation_{name}"
         make(directory, **more)
         model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")

@@ -28,6 +28,16 @@ def tokens_of(vocabulary):
     return tokens.view(SEQUENCES, LENGTH), targets
 
 
+def separate(name, tensor):
+    """The experts of a layer, which transformers 5 has in two tensors, by the names that a checkpoint has for each."""
+    prefix, _, last = name.rpartition(".")
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last)
+    if not prefix.endswith(".experts") or parts is None:
+        return {name: tensor}
+    return {f"{prefix}.{number}.{part}.weight": values
+            for number, expert in enumerate(tensor) for part, values in zip(parts, expert.chunk(len(parts)))}
+
+
 def by_transformers(directory):
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager")
@@ -36,7 +46,9 @@ def by_transformers(directory):
     logits = model(input_ids=tokens).logits.view(SEQUENCES * LENGTH, -1)
     loss = torch.nn.functional.cross_entropy(logits, targets)
     loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        gradients |= separate(name, parameter.grad)
     return logits.detach(), gradients, loss.item()
 
 

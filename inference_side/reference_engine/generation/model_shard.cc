@@ -240,21 +240,25 @@ void Shard::order_by_expert(const moe::Routing& routing) {
 void Shard::compute_experts(const Step& step, const LayerTensors& layer, ConstMatrix in,
                             Matrix out) {
   for (std::size_t e = 0; e < layer.experts.size(); ++e) {
-    const std::size_t first = choices_.first_row[e];
-    const std::size_t count = choices_.first_row[e + 1] - first;
+    const auto first_row = choices_.first_row.begin() + sizes_.first_expert;
+    const std::size_t first = first_row[static_cast<std::ptrdiff_t>(e)];
+    const std::size_t count = first_row[static_cast<std::ptrdiff_t>(e) + 1] - first;
     if (count == 0) continue;
     const ExpertTensors& expert = layer.experts[e];
     const Matrix gate = gate_.take(count, sizes_.expert_hidden);
     const Matrix up = up_.take(count, sizes_.expert_hidden);
-    const auto inner = [&](std::uint32_t tensor) {
-      return Bf16Matrix(step.weights.tensor(tensor), sizes_.expert_hidden, spec_.hidden);
+    const auto matrix = [&](const ExpertMatrix& of, std::size_t rows, std::size_t columns) {
+      const std::size_t bytes = rows * columns * dtype_bits(DType::kBF16) / 8;
+      return Bf16Matrix(step.weights.tensor(of.tensor).subspan(of.begin, bytes), rows, columns);
+    };
+    const auto inner = [&](const ExpertMatrix& of) {
+      return matrix(of, sizes_.expert_hidden, spec_.hidden);
     };
     moe::linear_bf16(in.part(first, count), inner(expert.gate), gate);
     moe::linear_bf16(in.part(first, count), inner(expert.up), up);
     moe::swiglu(gate, up, gate);
-    moe::linear_bf16(
-        gate, Bf16Matrix(step.weights.tensor(expert.down), spec_.hidden, sizes_.expert_hidden),
-        out.part(first, count));
+    moe::linear_bf16(gate, matrix(expert.down, spec_.hidden, sizes_.expert_hidden),
+                     out.part(first, count));
   }
 }
 
@@ -277,6 +281,8 @@ Result<> Shard::experts(const Step& step, const LayerTensors& layer) {
   const Matrix partial = partial_.take(rows, spec_.hidden);
   std::ranges::fill(partial.values(), 0.0F);
   for (std::size_t choice = 0; choice < count; ++choice) {
+    // An expert before the first one is a large number here.
+    if (routing.experts[choice] - sizes_.first_expert >= sizes_.experts) continue;
     const std::span<const float> from = out.row(choices_.row_of[choice]);
     const std::span<float> to = partial.row(choice / spec_.experts_per_token);
     for (std::size_t i = 0; i < to.size(); ++i) to[i] += routing.weights[choice] * from[i];
@@ -390,14 +396,16 @@ CacheShape cache_shape(const ShardOptions& options) {
 Result<std::unique_ptr<ModelShard>> ModelShard::create(const ShardOptions& options,
                                                        const Manifest& manifest) {
   WSYNC_TRY(check_options(options));
-  const auto sizes = WSYNC_TRY(share_of(options.spec, options.rank, options.world_size));
-  auto tensors = WSYNC_TRY(find_tensors(options.spec, manifest));
+  const auto sizes =
+      WSYNC_TRY(share_of(options.spec, options.rank, options.world_size, expert_form_of(manifest)));
+  auto tensors = WSYNC_TRY(find_tensors(options.spec, sizes, manifest));
   auto cache = WSYNC_TRY(KeyValueCache::create(cache_shape(options)));
   return std::make_unique<Shard>(options, sizes, std::move(tensors), manifest, std::move(cache));
 }
 
-Result<std::uint64_t> block_bytes(const ShardOptions& options) {
-  (void)WSYNC_TRY(share_of(options.spec, options.rank, options.world_size));
+Result<std::uint64_t> block_bytes(const ShardOptions& options, const Manifest& manifest) {
+  (void)WSYNC_TRY(
+      share_of(options.spec, options.rank, options.world_size, expert_form_of(manifest)));
   return cache_shape(options).block_bytes();
 }
 

@@ -87,6 +87,7 @@ class ModelShard {
 
 // Size of keys and values of one block on one rank, in bytes. Ignores the number of blocks. Returns
 // kInvalidInput if the model cannot be divided equally among the ranks.
-[[nodiscard]] Result<std::uint64_t> block_bytes(const ShardOptions& options);
+[[nodiscard]] Result<std::uint64_t> block_bytes(const ShardOptions& options,
+                                                const Manifest& manifest);
 
 }  // namespace wsync::engine::generation

@@ -150,6 +150,57 @@ TEST(Config, RefusesWhatWouldChangeTheLogits) {
   EXPECT_EQ(why("{", "["), "c: it is not a JSON object");
 }
 
+// The keys that transformers 5 writes in the place of two others.
+std::string of_transformers_5(const std::string& experts, const std::string& rope) {
+  std::string text = write_config(ModelSpec{});
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"\"num_experts\": 8", experts},
+                                 {"\"rope_theta\": 10000.0", rope},
+                                 {"\"rope_scaling\": null,", ""}})
+    text.replace(text.find(from), from.size(), to);
+  return text;
+}
+
+TEST(Config, ReadsWhatTransformers5Writes) {
+  const std::string rope = R"("rope_parameters": {"rope_theta": 500.0, "rope_type": "default"})";
+  for (const char* experts :
+       {R"("num_local_experts": 8)", R"("num_experts": 8, "num_local_experts": 8)"}) {
+    const Result<ModelSpec> read = read_config(of_transformers_5(experts, rope), "c");
+    ASSERT_TRUE(read.has_value()) << read.error().message();
+    EXPECT_EQ(*read, (ModelSpec{.rope_theta = 500}));
+  }
+}
+
+TEST(Config, RefusesWhatTransformers5MayWrite) {
+  const auto why = [](const std::string& experts, const std::string& rope) {
+    const Result<ModelSpec> read = read_config(of_transformers_5(experts, rope), "c");
+    return read ? std::string("read") : read.error().message();
+  };
+  const std::string eight = R"("num_local_experts": 8)";
+  EXPECT_EQ(why(eight, R"("rope_parameters": {"rope_theta": 1.0, "rope_type": "yarn"})"),
+            "c: 'rope_parameters' is of type \"yarn\"; only default is supported");
+  EXPECT_EQ(why(eight, R"("rope_parameters": {"rope_theta": 1.0, "partial_rotary_factor": 0.5})"),
+            "c: 'partial_rotary_factor' of 'rope_parameters' is 0.5; only 1 is supported");
+  EXPECT_EQ(why(eight, R"("rope_parameters": 3)"), "c: 'rope_parameters' is not an object");
+  EXPECT_EQ(why(eight, R"("rope_parameters": {"rope_theta": -1})"),
+            "c: 'rope_theta' is -1; expected a number above 0");
+  EXPECT_EQ(why(eight, R"("rope_theta": 7.0, "rope_parameters": {"rope_theta": 8.0})"),
+            "c: 'rope_theta' is 7, but that of 'rope_parameters' is 8; expected the same");
+  EXPECT_EQ(why(R"("num_experts": 8, "num_local_experts": 4)", R"("rope_theta": 1.0)"),
+            "c: 'num_experts' is 8, but 'num_local_experts' is 4; expected one number of experts");
+  EXPECT_EQ(why(R"("experts": 8)", R"("rope_theta": 1.0)"),
+            "c: 'num_experts' (or 'num_local_experts') is missing");
+}
+
+TEST(Config, FusedExpertsAreTwoParameters) {
+  const std::vector<Parameter> layer =
+      layer_parameters({.hidden = 6, .experts = 2, .expert_hidden = 5}, 3, ExpertForm::kFused);
+  ASSERT_EQ(layer.size(), 9 + 2U);
+  EXPECT_EQ(layer[9].name, "model.layers.3.mlp.experts.gate_up_proj");
+  EXPECT_EQ(layer[9].shape, (std::vector<std::uint64_t>{2, 10, 6}));
+  EXPECT_EQ(layer[10].name, "model.layers.3.mlp.experts.down_proj");
+  EXPECT_EQ(layer[10].shape, (std::vector<std::uint64_t>{2, 6, 5}));
+}
+
 TEST(Config, ParametersHaveTheirHuggingFaceNames) {
   ModelSpec spec{.layers = 1, .experts = 2};
   spec.tied_embeddings = true;

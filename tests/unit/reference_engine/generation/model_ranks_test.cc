@@ -19,6 +19,7 @@ moe::ModelSpec shared_spec() {
   moe::ModelSpec spec = small_spec();
   spec.key_value_heads = 4;
   spec.heads = 8;
+  spec.experts = 8;
   return spec;
 }
 
@@ -68,21 +69,26 @@ class ReplicaOfThreads {
   std::vector<std::unique_ptr<HeldWeights>> weights_;
 };
 
-class Ranks : public ::testing::TestWithParam<std::tuple<std::uint32_t, bool>> {};
+class Ranks : public ::testing::TestWithParam<std::tuple<std::uint32_t, bool, moe::ExpertForm>> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, Ranks,
-                         ::testing::Combine(::testing::Values(2U, 4U), ::testing::Bool()),
+                         ::testing::Combine(::testing::Values(2U, 4U), ::testing::Bool(),
+                                            ::testing::Values(moe::ExpertForm::kSeparate,
+                                                              moe::ExpertForm::kFused)),
                          [](const auto& test) {
                            return "of_" + std::to_string(std::get<0>(test.param)) +
-                                  (std::get<1>(test.param) ? "_tied" : "_untied");
+                                  (std::get<1>(test.param) ? "_tied" : "_untied") +
+                                  (std::get<2>(test.param) == moe::ExpertForm::kFused ? "_fused"
+                                                                                      : "");
                          });
 
 // Two prompts, then both decode. What rank i computes in one step is read in all later ones: its
-// heads of the keys and values, its columns of the experts, its tokens of the vocabulary.
+// heads of the keys and values, its columns of the experts (or its experts, if they are fused), its
+// tokens of the vocabulary.
 TEST_P(Ranks, GiveTheLogitsOfTheModelInOnePiece) {
-  const auto [world_size, tied] = GetParam();
+  const auto [world_size, tied, form] = GetParam();
   moe::ModelSpec spec = shared_spec();
   spec.tied_embeddings = tied;
-  const SmallModel model(spec);
+  const SmallModel model(spec, 1, form);
   ReplicaOfThreads replica(model, world_size);
   const auto alone = make_shard(options_of(spec), model.manifest);
   HeldWeights whole(model);

@@ -95,6 +95,32 @@ TEST(ShardRefusals, WhatRanksCannotShareEqually) {
               StartsWith("'head_dim' is 3"));
 }
 
+TEST(ShardRefusals, FusedExpertsThatAreNotTheModels) {
+  const auto why = [](std::uint32_t world_size,
+                      const std::function<void(std::vector<TensorInfo>&)>& change) {
+    ShardOptions options = options_of(small_spec());
+    options.spec.heads = options.spec.key_value_heads = options.world_size = world_size;
+    const Manifest all = manifest_of(moe::all_parameters(options.spec, moe::ExpertForm::kFused));
+    std::vector<TensorInfo> tensors(all.tensors().begin(), all.tensors().end());
+    change(tensors);
+    return refusal(options, Manifest::create(std::move(tensors)).value()).message();
+  };
+  constexpr const char* kGateUp = "model.layers.1.mlp.experts.gate_up_proj";
+  // As some other models have them: [experts, hidden, 2 * expert_hidden].
+  EXPECT_EQ(why(1, [](auto& tensors) { tensor(tensors, kGateUp).shape = {6, 24, 40}; }),
+            "model.layers.1.mlp.experts.gate_up_proj BF16 [6, 24, 40]: expected shape [6, 40, 24] "
+            "according to config.json");
+  EXPECT_EQ(why(1,
+                [](auto& tensors) {
+                  std::erase_if(tensors, [](const TensorInfo& t) { return t.name == kGateUp; });
+                }),
+            "model.layers.1.mlp.experts.gate_up_proj BF16 [6, 40, 24] is missing; it is a "
+            "parameter of config.json's model");
+  EXPECT_EQ(why(4, [](auto&) {}),
+            "'num_experts' is 6, which cannot be divided equally among 4 ranks; choose a number of "
+            "ranks that divides it");
+}
+
 TEST(ShardRefusals, OptionsOutOfTheirRange) {
   const Manifest manifest = manifest_of(moe::all_parameters(small_spec()));
   const auto why = [&](const std::function<void(ShardOptions&)>& change) {

@@ -245,10 +245,10 @@ TEST_F(Shard, TellsItsLimitsAndItsMemory) {
   EXPECT_EQ(limits.tokens, 256U);
   ShardOptions options = options_of(model_.spec);
   // Keys and values of 2 layers, 2 heads of 10, 4 tokens, float32.
-  EXPECT_EQ(block_bytes(options).value(), 2U * 2 * 2 * 10 * 4 * 4);
-  EXPECT_EQ(shard_->cache_bytes(), kBlocks * block_bytes(options).value());
+  EXPECT_EQ(block_bytes(options, model_.manifest).value(), 2U * 2 * 2 * 10 * 4 * 4);
+  EXPECT_EQ(shard_->cache_bytes(), kBlocks * block_bytes(options, model_.manifest).value());
   options.world_size = 2;
-  EXPECT_EQ(block_bytes(options).value(), 1U * 2 * 2 * 10 * 4 * 4);
+  EXPECT_EQ(block_bytes(options, model_.manifest).value(), 1U * 2 * 2 * 10 * 4 * 4);
 }
 
 // The last position of a sequence that fills every block.

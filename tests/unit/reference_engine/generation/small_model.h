@@ -40,8 +40,11 @@ inline Manifest manifest_of(const std::vector<moe::Parameter>& parameters,
 }
 
 struct SmallModel {
-  explicit SmallModel(const moe::ModelSpec& of, std::uint64_t seed = 1)
-      : spec(of), weights(moe::all_parameters(of)), manifest(manifest_of(weights.parameters())) {
+  explicit SmallModel(const moe::ModelSpec& of, std::uint64_t seed = 1,
+                      moe::ExpertForm form = moe::ExpertForm::kSeparate)
+      : spec(of),
+        weights(moe::all_parameters(of)),
+        manifest(manifest_of(moe::all_parameters(of, form))) {
     training::initialise(weights, seed, 0.3);
     std::mt19937 random(static_cast<unsigned>(seed));
     for (const moe::Parameter& parameter : weights.parameters())
@@ -64,6 +67,28 @@ struct SmallModel {
     return drawn;
   }
 
+  // Of a tensor of the manifest. `weights` has the experts separate in either form.
+  [[nodiscard]] std::vector<float> values(const std::string& name) const {
+    std::vector<float> values;
+    const auto add = [&](const std::string& parameter) {
+      const std::span<const float> more = weights.values(parameter);
+      values.insert(values.end(), more.begin(), more.end());
+    };
+    const std::string prefix = name.substr(0, name.rfind('.') + 1);
+    const bool gate_up = name.ends_with("experts.gate_up_proj");
+    if (!gate_up && !name.ends_with("experts.down_proj")) {
+      add(name);
+      return values;
+    }
+    for (std::uint32_t expert = 0; expert < spec.experts; ++expert) {
+      const std::string of_expert = prefix + std::to_string(expert);
+      for (const char* part : gate_up ? std::vector<const char*>{".gate_proj", ".up_proj"}
+                                      : std::vector<const char*>{".down_proj"})
+        add(of_expert + part + ".weight");
+    }
+    return values;
+  }
+
   moe::ModelSpec spec;
   training::ParameterSet weights;
   Manifest manifest;
@@ -82,7 +107,7 @@ class HeldWeights final : public WeightView {
   void take(const SmallModel& model) {
     parts_.clear();
     for (const control::EngineTensor& tensor : tensors_) {
-      const std::span<const float> values = model.weights.values(tensor.name);
+      const std::vector<float> values = model.values(tensor.name);
       Bytes whole(values.size() * 2);
       training::export_bfloat16(values, 0, whole);
       const auto shard = reload::Shard::make(16, tensor.shape, tensor.ranges).value();
