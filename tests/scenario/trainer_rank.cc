@@ -5,6 +5,7 @@
 // Faults: shape (describes the tensor with another shape), gap, overlap (has less or more of it),
 // fail (its read callback fails), hang (its read callback says so and does not return).
 // Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, check, quit;
+// change STEP: other values for every tensor, from the step's number, without an answer;
 // fork [again | run | spawn]: a child that stays; fork_and_call: one that calls every function.
 #include <algorithm>
 #include <cstdio>
@@ -106,6 +107,13 @@ void say_status(wsync_code code, const wsync_publish_status& status) {
             {"reason", std::string(status.reason)}});
 }
 
+// The first byte of each tensor becomes that of the step. A publish reads the tensors before it
+// returns.
+void change(std::vector<Part>& parts, std::uint64_t step) {
+  for (Part& part : parts)
+    if (!part.bytes.empty()) part.bytes.front() = static_cast<std::byte>(step);
+}
+
 // In a child.
 void call_all(wsync_trainer* trainer, wsync_publish publish) {
   const std::uint64_t shape = 1;
@@ -125,7 +133,7 @@ void call_all(wsync_trainer* trainer, wsync_publish publish) {
   wsync_trainer_destroy(trainer);  // nothing has happened
 }
 
-void obey(wsync_trainer* trainer) {
+void obey(wsync_trainer* trainer, std::vector<Part>& parts) {
   wsync_publish publish = 0;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
@@ -144,6 +152,10 @@ void obey(wsync_trainer* trainer) {
       const auto code = wsync_trainer_wait(
           trainer, publish, static_cast<wsync_publish_state>(state), timeout_ms, &status);
       say_status(code, status);
+    } else if (command == "change") {
+      std::uint64_t step = 0;
+      words >> step;
+      change(parts, step);
     } else if (command == "roll_back") {
       wsync_rollback result{};
       const auto code = wsync_trainer_roll_back(trainer, {}, 60'000, &result);
@@ -197,7 +209,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   say({{"event", "started"}});
-  obey(trainer);
+  obey(trainer, parts);
   wsync_trainer_destroy(trainer);
   return 0;
 }

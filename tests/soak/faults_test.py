@@ -1,0 +1,54 @@
+"""faults.py for some seconds, and that it finds what it looks for. No time is compared with anything: the machine may be busy."""
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+from faults import ALL, MIB, MORE_ARENAS, MORE_BYTES, MORE_DESCRIPTORS, FaultFleet, FaultRun
+
+PROGRAMS = sys.argv[-3:]  # wsync, trainer_rank, forking_engine
+del sys.argv[-3:]
+SECONDS = 40
+
+
+def goes_wrong(fleet, member):
+    raise AssertionError(f"{member.name} has gone wrong")
+
+
+class Faults(unittest.TestCase):
+    def test_random_faults(self):
+        seed = int(os.environ.get("WSYNC_SOAK_SEED", "1"))
+        print(f"seed {seed}", file=sys.stderr, flush=True)
+        run = FaultRun(PROGRAMS, seed, say=lambda line: print(line, file=sys.stderr)).run(seconds=SECONDS)
+        print(run.text(), file=sys.stderr)
+        self.assertGreater(run.cycles, 0)
+        self.assertGreater(run.publishes, run.cycles)
+
+    def test_a_failure_names_the_fault_before_it(self):
+        with self.assertRaisesRegex(AssertionError, r"^after cycle 1: goes_wrong on (\S+) \(process \d+\) \(seed 7\): \1 has gone wrong"):
+            FaultRun(PROGRAMS, 7, [(goes_wrong, ALL)]).run(cycles=1)
+
+    def test_what_is_left_or_torn_is_found(self):
+        with FaultFleet(*PROGRAMS, 1) as fleet:
+            before = fleet.settle()
+            fleet.until(lambda: not fleet.left_over(before)[0], "a fleet at rest")
+            stray = os.path.join(fleet.run_dir, "stray")
+            with open(stray, "w", encoding="ascii"):
+                pass
+            process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", fleet.directory])
+            self.addCleanup(process.wait)
+            self.addCleanup(process.send_signal, signal.SIGKILL)
+            before["used"]["s0"] = [n - more - MIB for n, more in zip(before["used"]["s0"], (MORE_DESCRIPTORS, MORE_BYTES))]
+            before["arenas"] -= MORE_ARENAS + 1
+            found = "\n".join(fleet.left_over(before)[0])
+            for words in ("files of run: .*'stray'", rf"process {process.pid} is left", r"s0 \(process \d+\) has \d+ descriptors",
+                          r"s0 \(process \d+\) has \d+ MiB", r"\d+ arenas, and before"):
+                self.assertRegex(found, words)
+            fleet.speeches[fleet.members["a0"].pid].torn.append('{"event":"torn"}')
+            with self.assertRaisesRegex(AssertionError, "^torn steps: {'a0'"):
+                fleet.settle()
+
+
+if __name__ == "__main__":
+    unittest.main()
