@@ -37,6 +37,7 @@ two_replicas_restart | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=2 
 two_faults           | clean     | $one -DNF=2 -DMAXSTEP=1
 three_steps          | clean     | $one -DNF=0 -DMAXSTEP=3
 one_fault            | clean     | $one -DNF=1 -DMAXSTEP=2
+load_fails           | clean     | $one -DNF=2 -DMAXSTEP=2 -DLOAD_FAILS
 adopt                | clean     | $one -DNF=1 -DMAXSTEP=2 -DADOPT -DNO_ROLLBACK
 adopt_three_arenas   | clean     | $one -DNF=1 -DMAXSTEP=1 -DADOPT -DNARENA=3
 disc                 | clean     | $one -DNF=1 -DMAXSTEP=1 -DDISC
@@ -73,6 +74,8 @@ BUG_FENCE_MEM        | fence     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=0
 BUG_EPOCH_ONLY       | fence     | $late -DNHOST=2 -DNF=0 -DNCO=2
 BUG_LEASE_MSG        | switched  | $one -DNF=1 -DMAXSTEP=2 -DADOPT -DNO_ROLLBACK
 BUG_NO_TAINT         | switched  | $one -DNF=1 -DMAXSTEP=2
+BUG_FAILED_WHOLE     | switched  | $one -DNF=2 -DMAXSTEP=2 -DLOAD_FAILS
+BUG_FAILED_COMMITS   | rest      | $one -DNF=1 -DMAXSTEP=2 -DLOAD_FAILS
 BUG_EARLY_RESUME     | resume    | $one -DNF=0 -DMAXSTEP=2
 BUG_REPAIR_ONE       | resume    | $one -DNF=1 -DMAXSTEP=2
 BUG_OWN_STEP         | load      | $one -DNF=0 -DMAXSTEP=2
@@ -86,6 +89,7 @@ BUG_NO_ABORT         | rest      | $one -DNF=1 -DMAXSTEP=2
 BUG_KEEP_HEADER      | rest      | $one -DNF=1 -DMAXSTEP=2
 WITNESS_SERVED       | reached   | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
 WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
+WITNESS_FAILED       | reached   | $one -DNF=1 -DMAXSTEP=2 -DLOAD_FAILS
 WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_NO_TARGET    | reached   | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 "
@@ -94,6 +98,7 @@ two_replicas_zombie  | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 
 deep_restart         | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=3 -DRESTART
 deep_coarse          | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE
 deep_three_faults    | clean     | $one -DNF=3 -DMAXSTEP=1
+deep_load_fails      | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1 -DLOAD_FAILS
 deep_no_target       | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 deep_late_three      | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DNROLL=1
 deep_late_zombie     | clean     | $late -DNF=1 -DNCO=2 -DSPLIT_CLAIM -DNHOST=2

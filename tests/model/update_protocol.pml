@@ -8,11 +8,12 @@
  * An order is what somebody wanted: a committed publish or a rollback. Its name is the fence and number under which it
  * was taken. A new coordinator follows an order under its own fence and numbers; the order keeps its name.
  *
- * Each fault (crash of a coordinator, sidecar or rank, missed heartbeat, pause deadline, full disc) takes one from NF.
+ * Each fault (crash of a coordinator, sidecar or rank, missed heartbeat, pause deadline, full disc, failed load) takes one
+ * from NF.
  * Once nothing can move any more (timeout), Monitor checks where the system has come to rest.
  *
  * Bounds:  NF NREP NCO NHOST MAXSTEP MAXD MAXV NROLL FIRST
- * Modes:   ADOPT with NARENA, COARSE, RESTART, FREE_CRASH, LATE, SPLIT_CLAIM, DISC, ROLL_ANY, NO_ROLLBACK
+ * Modes:   ADOPT with NARENA, COARSE, RESTART, FREE_CRASH, LATE, SPLIT_CLAIM, DISC, LOAD_FAILS, ROLL_ANY, NO_ROLLBACK
  * WITNESS_*: a state that must be reachable, stated as an assertion that must fail.
  * Planted: BUG_* is a defect of an implementation, AW_* a rule of the protocol as it was once written.
  */
@@ -148,6 +149,14 @@ byte owed[NR];                 /* withdrawn, as a decision said that could not b
 
 /* ranks */
 byte rs[2*NR] = SERV, ver[2*NR] = FIRST, mem[2*NR] = FIRST;
+#ifdef LOAD_FAILS
+bit lf[NR];                       /* a rank has answered that its load has failed */
+#define LOAD_FAILED(r) lf[r]
+#define NO_FAILURE(r) lf[r] = 0
+#else
+#define LOAD_FAILED(r) 0
+#define NO_FAILURE(r) skip
+#endif
 byte ins[2*NR];                   /* 1: in the step before its collective, 2: after it */
 byte cmd[2*NR];
 bool ack[2*NR], conn[2*NR] = 1;
@@ -653,10 +662,26 @@ end:
        if
        :: intact(r) && ver[A(r)]==cur[r] && MAY_SERVE(r,cur[r]) -> NOT_WITHDRAWN(r,cur[r]); resume(r)
        :: else ->
-            if :: has(staged[r],cur[r]) && !has(pW[r],cur[r]) -> LOAD_ALL(r); ph[r] = LOADING
+            if :: has(staged[r],cur[r]) && !has(pW[r],cur[r]) -> NO_FAILURE(r); LOAD_ALL(r); ph[r] = LOADING
             :: else -> ph[r] = IDLE fi            /* stays paused, not ready */
        fi }
-  :: d_step { ph[r]==LOADING && linked(r) && acked(r) ->
+#ifdef LOAD_FAILS
+  /* A rank could not load. If no rank's memory has changed, the replica may go on with what it has, and tries again
+   * later; else it is loaded again at once. */
+  :: d_step { ph[r]==LOADING && linked(r) && acked(r) && lf[r] -> lf[r] = 0;
+#ifdef BUG_FAILED_COMMITS  /* an answer is taken for a load that is complete */
+       COMMIT_ALL(r); ph[r] = COMMITTING }
+#else
+       if :: intact(r) && MAY_GO_BACK(r,ver[A(r)]) -> NOT_WITHDRAWN(r,ver[A(r)]); cur[r] = ver[A(r)]; resume(r)
+          :: else -> ph[r] = ALLPAUSED
+       fi;
+#ifdef WITNESS_FAILED
+       assert(false)
+#endif
+     }
+#endif
+#endif
+  :: d_step { ph[r]==LOADING && linked(r) && acked(r) && !LOAD_FAILED(r) ->
        if
        :: pending(r) -> ph[r] = ALLPAUSED
        :: else ->
@@ -766,6 +791,14 @@ end:
        rs[x] = TAINT
 #endif
      }
+#ifdef LOAD_FAILS     /* before the first byte, or after it: the rank answers, and stays tainted if a byte has changed */
+  :: d_step { cmd[x]==C_LOAD && rs[x]!=DOWN && conn[x] && HIT(R) ->
+       faults--; cmd[x] = 0; ack[x] = 1; lf[R] = 1;
+#ifdef BUG_FAILED_WHOLE    /* a rank that held a version takes itself for whole again */
+       if :: rs[x]==TAINT && ver[x]!=0 -> rs[x] = PAUSED :: else fi
+#endif
+     }
+#endif
 #define CAN_LOAD (up[R] && conn[x] && cur[R]!=0 && has(staged[R],cur[R]))
 #define LOAD_DONE rs[x] = LOADED; cmd[x] = 0; ack[x] = 1
   :: d_step { cmd[x]==C_LOAD && IS_LOADING && rs[x]!=DOWN ->
