@@ -126,7 +126,8 @@ Check check_memory(std::uint64_t host_memory_bytes) {
             "lower host_memory, or raise the memory limit of the control group"};
   if (memory->bytes < kLittleMemory)
     return {"memory", CheckStatus::kWarn, found,
-            "a sidecar holds two versions of the model: see `wsync plan DIR`"};
+            "a host needs three models beside those of its engines, six over TCP: see `wsync plan "
+            "DIR`"};
   return {"memory", CheckStatus::kOk, found, ""};
 }
 
