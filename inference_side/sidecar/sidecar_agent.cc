@@ -385,6 +385,9 @@ void SidecarAgent::handle(control::Envelope envelope, control::Message message) 
     log_warning("the coordinator reports: {}", error->message);
   if (std::holds_alternative<control::Leave>(message) && envelope.fence == sidecar_->fence()) {
     log_info("the coordinator has ended; the engines continue to serve");
+    auto [last, beat] = heartbeat();
+    last.request = envelope.request;  // the coordinator waits for it
+    execute(staging::Reply{.envelope = std::move(last), .message = std::move(beat)});
     coordinator_left_ = true;
   }
   step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});

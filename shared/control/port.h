@@ -18,6 +18,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "shared/base/error.h"
 #include "shared/base/liveness.h"
@@ -62,6 +63,12 @@ class RouterPort {
   // kInvalidInput as encode().
   [[nodiscard]] virtual Result<> send(const std::string& peer, const Envelope& envelope,
                                       const Message& message) = 0;
+  // Sends a last message to these peers and waits until each has answered it, at most for `limit`.
+  // An answer is a message whose envelope has the same request. Everything else that arrives is
+  // dropped, and no callback is called, so the port must be destroyed next. Without the wait a peer
+  // may lose the message: libzmq drops what was received but not read when a connection ends.
+  virtual void say_last(const std::vector<std::string>& last_peers, const Envelope& envelope,
+                        const Message& message, std::chrono::milliseconds limit) = 0;
   // Sends no more heartbeats to this peer and does not report its loss until the peer sends again.
   virtual void forget(const std::string& peer) = 0;
   // The address where the port listens, including the chosen TCP port.

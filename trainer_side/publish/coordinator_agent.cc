@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -42,6 +43,11 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
       std::chrono::milliseconds(1));
   return options;
 }
+
+// No question of this process has this number. Each sidecar repeats it in its answer.
+constexpr std::uint64_t kSignOffRequest = std::numeric_limits<std::uint64_t>::max();
+// A sidecar that hangs holds up the end of its coordinator for this long.
+constexpr std::chrono::milliseconds kSignOffWait{500};
 
 std::filesystem::path state_folder(const config::TrainerConfig& config) {
   return std::filesystem::path(config.state_dir) / config.fleet;
@@ -225,13 +231,17 @@ CoordinatorAgent::~CoordinatorAgent() {
   recorder_.write_trace();
 }
 
-// Tells the sidecars that this end is in order, so that they report no failure.
+// Tells the sidecars that this end is in order, so that they report no failure. Each answers with a
+// heartbeat.
 void CoordinatorAgent::sign_off() {
   if (!router_ || coordinator_.stopped()) return;
   control::Envelope envelope;
   envelope.fence = coordinator_.fence();
+  envelope.request = kSignOffRequest;
+  std::vector<std::string> sidecars;
   for (const auto& [name, member] : coordinator_.roster().members())
-    if (member.joined) std::ignore = router_->send(member.peer, envelope, control::Leave{});
+    if (member.joined) sidecars.push_back(member.peer);
+  router_->say_last(sidecars, envelope, control::Leave{}, kSignOffWait);
 }
 
 // ---- the coordinator ----

@@ -2,6 +2,8 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <poll.h>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -191,6 +193,27 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     }
   }
 
+  void say_last(const std::vector<std::string>& last_peers, const Envelope& envelope,
+                const Message& message, std::chrono::milliseconds limit) {
+    std::set<std::string> silent;
+    for (const std::string& peer : last_peers)
+      if (send(peer, envelope, message)) silent.insert(peer);
+    const TimePoint end = now() + limit;
+    pollfd readable{.fd = socket->fd(), .events = POLLIN, .revents = 0};
+    while (true) {
+      // The descriptor reports changes only, so everything is read before the wait.
+      std::array<Part, 2> parts;
+      while (const std::size_t count = socket->receive(parts)) {
+        if (count != parts.size()) continue;
+        const auto answer = decode_envelope(parts[1].bytes());
+        if (answer && answer->request == envelope.request) silent.erase(parts[0].text());
+      }
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now()).count();
+      if (silent.empty() || left <= 0) return;
+      ::poll(&readable, 1, static_cast<int>(left));
+    }
+  }
+
   void close() {
     closed = true;
     beat.stop();
@@ -229,6 +252,10 @@ class ZmqRouter final : public RouterPort {
   Result<> send(const std::string& peer, const Envelope& envelope,
                 const Message& message) override {
     return state_->send(peer, envelope, message);
+  }
+  void say_last(const std::vector<std::string>& last_peers, const Envelope& envelope,
+                const Message& message, std::chrono::milliseconds limit) override {
+    state_->say_last(last_peers, envelope, message, limit);
   }
   void forget(const std::string& peer) override { state_->peers.erase(peer); }
   const std::string& address() const noexcept override { return state_->address; }

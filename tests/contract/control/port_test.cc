@@ -164,6 +164,59 @@ TEST_P(Port, ALayoutForManyPeersIsEncodedOnce) {
   dealers.clear();
 }
 
+// The peers are loops of other threads, as they are other processes.
+TEST_P(Port, TheLastMessageIsWaitedForUntilEachPeerHasAnsweredIt) {
+  constexpr std::uint64_t kRequest = 77;
+  constexpr std::size_t kPeers = 2;
+  std::vector<std::string> peers;
+  listen({.on_message = [&](const std::string& peer, const Envelope&, const Message& message) {
+    if (!std::holds_alternative<Accept>(message)) return;
+    peers.push_back(peer);
+    if (peers.size() == kPeers) loop_->stop();
+  }});
+  std::array<std::vector<std::string>, kPeers> heard;
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < kPeers; ++i)
+    threads.emplace_back([&, i, address = address_] {
+      auto loop = Loop::create().value();
+      std::unique_ptr<DealerPort> dealer;
+      DealerCallbacks callbacks;
+      callbacks.on_connected = [&] { EXPECT_TRUE(dealer->send({}, Accept{}).has_value()); };
+      callbacks.on_message = [&](const Envelope& envelope, const Message& message) {
+        if (!std::holds_alternative<Leave>(message)) return;
+        heard[i].emplace_back("leave");
+        EXPECT_TRUE(dealer->send({.request = envelope.request}, Heartbeat{}).has_value());
+      };
+      callbacks.on_lost = [&](const Error&) {
+        heard[i].emplace_back("lost");
+        loop->stop();
+      };
+      dealer = connect_zmq(*loop, {.address = address, .name = "host", .times = kPatient},
+                           std::move(callbacks))
+                   .value();
+      loop->run();
+      dealer.reset();
+    });
+  loop_->run();
+  // One that is not there any more is not waited for.
+  peers.emplace_back("nobody");
+  router_->say_last(peers, {.request = kRequest}, Leave{}, std::chrono::hours(1));
+  router_.reset();
+  threads.clear();
+  for (const auto& events : heard) EXPECT_THAT(events, testing::ElementsAre("leave", "lost"));
+}
+
+TEST_P(Port, APeerThatDoesNotAnswerTheLastMessageIsGivenUp) {
+  std::vector<std::string> peers;
+  listen({.on_message = [&](const std::string& peer, const Envelope&, const Message&) {
+    peers = {peer};
+    loop_->stop();
+  }});
+  connect({});
+  loop_->run();
+  router_->say_last(peers, {.request = 1}, Leave{}, milliseconds(20));  // this loop does not run
+}
+
 TEST_P(Port, MessagesOfEveryKindCrossInBothDirectionsUnchanged) {
   constexpr std::size_t kKinds = std::variant_size_v<Message>;
   std::vector<Bytes> sent;
