@@ -525,7 +525,7 @@ bool ReplicaSwitch::runnable() const {
 
 // A replica that has stopped, or whose version must not run, loses nothing by its switch.
 bool ReplicaSwitch::needs_turn() const {
-  return target_.in_turns && !has_turn_ && ranks_.leader_serves() && runnable();
+  return target_.in_turns && !has_turn_ && ranks_.leader_serves() && confirmed_ && runnable();
 }
 
 control::ReplicaTurn ReplicaSwitch::turn() const {

@@ -142,7 +142,7 @@ ReplicaSet::Commands ReplicaSet::decide(const control::Envelope& envelope,
   move(OutcomeState::kCollecting);
   envelope_ = envelope;
   decide_ = decide;
-  turns_ = 0;
+  set_turns(0);
   switched_ = {.number = decide.number, .target = decide.target, .outcomes = {}};
   Commands out;
   for (const std::string& name : names()) {
@@ -172,10 +172,21 @@ reload::TargetSet ReplicaSet::target_event(const SidecarRecord& record, bool owe
   return event;
 }
 
+void ReplicaSet::set_turns(std::uint32_t turns) {
+  turns_ = turns;
+  if (turns == 0) had_turn_.clear();
+}
+
+control::ReplicaTurn ReplicaSet::turn_of(const std::string& name) const {
+  const control::ReplicaTurn turn = replicas_.at(name).turn();
+  const bool again = turn == control::ReplicaTurn::kWaiting && had_turn_.contains(name);
+  return again ? control::ReplicaTurn::kNone : turn;
+}
+
 TurnCounts ReplicaSet::turn_counts() const {
   TurnCounts counts;
   for (const auto& [name, replica] : replicas_) {
-    const control::ReplicaTurn turn = replica.turn();
+    const control::ReplicaTurn turn = turn_of(name);
     if (turn == control::ReplicaTurn::kWaiting) ++counts.waiting;
     if (turn == control::ReplicaTurn::kHeld) ++counts.held;
   }
@@ -188,12 +199,14 @@ ReplicaSet::Commands ReplicaSet::give_turns(const SidecarRecord& record, TimePoi
   if (counts.waiting == 0 || counts.held >= turns_) return out;
   std::vector<std::pair<std::uint32_t, std::string>> waiting;
   for (const auto& [name, replica] : replicas_)
-    if (replica.turn() == control::ReplicaTurn::kWaiting)
+    if (turn_of(name) == control::ReplicaTurn::kWaiting)
       waiting.emplace_back(replica.turns_taken(), name);
   std::ranges::sort(waiting);
   waiting.resize(std::min<std::size_t>(waiting.size(), turns_ - counts.held));
-  for (const auto& [taken, name] : waiting)
+  for (const auto& [taken, name] : waiting) {
+    had_turn_.insert(name);
     step(name, {.now = now, .what = reload::TurnGiven{}}, record, out);
+  }
   return out;
 }
 

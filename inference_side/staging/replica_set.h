@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -86,12 +87,17 @@ class ReplicaSet {
 
   // How many replicas may hold a turn at once; 0 after each decision.
   [[nodiscard]] std::uint32_t turns() const noexcept { return turns_; }
-  void set_turns(std::uint32_t turns) noexcept { turns_ = turns; }
+  // With 0, a replica that has failed in its turn may wait for another one.
+  void set_turns(std::uint32_t turns);
   // Gives the free turns to replicas that wait for one, first to those that have had the fewest.
   // Call it after each event.
   [[nodiscard]] Commands give_turns(const SidecarRecord& record, TimePoint now);
   // How many replicas wait for a turn, and how many hold one.
   [[nodiscard]] TurnCounts turn_counts() const;
+  // What a replica reports of its turn. One that has failed in its turn does not wait while others
+  // here still have turns. Otherwise two that fail again and again would pass a turn to each other
+  // for ever, and no other sidecar would get it.
+  [[nodiscard]] control::ReplicaTurn turn_of(const std::string& name) const;
 
   [[nodiscard]] OutcomeState outcome_state() const noexcept { return state_; }
   // Returns the outcomes once, as soon as no replica owes one.
@@ -115,6 +121,7 @@ class ReplicaSet {
   Replicas replicas_;
   OutcomeState state_ = OutcomeState::kIdle;
   std::uint32_t turns_ = 0;
+  std::set<std::string> had_turn_;  // replicas, since there were no turns
   // The last decision that was applied, and its sender.
   control::Envelope envelope_;
   control::Decide decide_;

@@ -503,6 +503,7 @@ std::vector<control::ReplicaReport> Sidecar::reports(TimePoint now) const {
 
 control::ReplicaReport Sidecar::report(const reload::ReplicaSwitch& replica, TimePoint now) const {
   control::ReplicaReport report = replica.report(now);
+  report.turn = replicas_.turn_of(report.replica);
   if (!report.ready && report.state == control::ReplicaState::kLoading && report.version.none() &&
       record().target.none())
     report.reason =

@@ -480,8 +480,13 @@ void RoundScheduler::note_turns(CoordinatorContext& context, const DecisionLog& 
     if (replica.turn == control::ReplicaTurn::kHeld) ++needs.held;
     if (replica.turn == control::ReplicaTurn::kWaiting) ++needs.waiting;
   }
-  // What waits under an older decision is decided anew under this one.
-  if (member.decided != log.record().number) needs.waiting = 0;
+  // What waits under an older decision is decided anew under this one. Turns of that decision
+  // cannot be taken back, so only those that replicas can still use count: otherwise a sidecar that
+  // cannot store this decision would keep its places for ever.
+  if (member.decided != log.record().number) {
+    needs.known = std::min(needs.known, needs.waiting + needs.held);
+    needs.waiting = 0;
+  }
   const bool begun = waves_.report(member.name, needs);
   if (begun && is_in_round(member) && member.switched != log.record().number)
     round_->extend_switch(context);

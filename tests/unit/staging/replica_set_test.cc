@@ -31,6 +31,23 @@ class ReplicaSetTest : public testing::Test {
     return replicas.decide(envelope, message, record, now);
   }
 
+  // Time passes to `at`. The engines resume when they are told.
+  void pass(TimePoint at) {
+    now = at;
+    for (const ReplicaCommand& command : replicas.tick(record, now)) {
+      const auto* to = std::get_if<ForReplica>(&command);
+      const auto* resume = to == nullptr ? nullptr : std::get_if<reload::SendResume>(&to->command);
+      if (resume == nullptr) continue;
+      EXPECT_TRUE(handle({.replica = to->replica,
+                          .what = reload::RankResumed{.rank = 0, .request = resume->request}}));
+    }
+  }
+  // The engine does not answer the pause in its turn.
+  void fail_pause() {
+    ASSERT_EQ(replicas.turn_counts().held, 1U);
+    while (replicas.turn_counts().held > 0) pass(*replicas.next_wake());
+  }
+
   ReplicaSet replicas{SidecarOptions{}};
   SidecarRecord record;
   TimePoint now{1};
@@ -109,18 +126,38 @@ TEST_F(ReplicaSetTest, GivesAsManyTurnsAsItHasAndFirstToThoseThatHadTheFewest) {
   EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"a"}));
   EXPECT_TRUE(replicas.give_turns(record, now).empty());
   EXPECT_EQ(replicas.turn_counts(), (TurnCounts{.waiting = 2, .held = 1}));
-  while (replicas.turn_counts().held > 0) {  // nobody answers the pause, nor the resume
-    now = *replicas.next_wake();
-    (void)replicas.tick(record, now);
-  }
-  while (replicas.turn_counts().waiting < 3) {
-    ASSERT_TRUE(replicas.next_wake());
-    now = *replicas.next_wake();
-    (void)replicas.tick(record, now);
-  }
+  fail_pause();
+  // It is ready for another attempt, but the turn is not its own again.
+  const TimePoint later = now + std::chrono::minutes(1);
+  while (replicas.next_wake() && *replicas.next_wake() <= later) pass(*replicas.next_wake());
+  now = later;
+  EXPECT_EQ(replicas.all().at("a").turn(), control::ReplicaTurn::kWaiting);
+  EXPECT_EQ(replicas.turn_of("a"), control::ReplicaTurn::kNone);
+  EXPECT_EQ(replicas.turn_counts(), (TurnCounts{.waiting = 2, .held = 0}));
   EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"b"}));
   replicas.set_turns(3);
-  EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"c", "a"}));
+  EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"c"}));
+}
+
+// Otherwise they would pass one turn to each other for ever, and no other sidecar would get it.
+TEST_F(ReplicaSetTest, TwoReplicasThatFailGiveTheirTurnBack) {
+  for (const char* name : {"a", "b"}) ASSERT_TRUE(handle(hello(name)));
+  record.kind = control::DecisionKind::kSwitchInTurns;
+  EXPECT_TRUE(decide(kV2).empty());
+  for (int round = 0; round < 3; ++round) {
+    replicas.set_turns(1);
+    EXPECT_EQ(replicas.turn_counts(), (TurnCounts{.waiting = 2, .held = 0}));
+    for (int turn = 0; turn < 2; ++turn) {
+      EXPECT_EQ(replicas.give_turns(record, now).size(), 1U);
+      fail_pause();
+    }
+    const TimePoint later = now + std::chrono::minutes(2);
+    while (replicas.next_wake() && *replicas.next_wake() <= later) pass(*replicas.next_wake());
+    now = later;
+    EXPECT_EQ(replicas.turn_counts(), (TurnCounts{})) << "it needs no turn, as it reports";
+    EXPECT_TRUE(replicas.give_turns(record, now).empty());
+    replicas.set_turns(0);  // the answer of the coordinator, which has given it to another sidecar
+  }
 }
 
 TEST_F(ReplicaSetTest, InvariantsNameAReplicaWithAnotherTarget) {
