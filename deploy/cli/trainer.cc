@@ -206,6 +206,13 @@ class Publisher {
            });
   }
 
+  // Whether no newer directory is being opened or published.
+  [[nodiscard]] bool is_newest(const Running& running) const {
+    return !opening_ && std::ranges::none_of(running_, [&](const Running& other) {
+      return other.step > running.step;
+    });
+  }
+
   // Opens the directory on the worker because this reads the headers of all its files. The
   // completion runs on the loop while `this` exists.
   void publish_found(const std::string& path, std::uint64_t step, bool again = false) {
@@ -252,8 +259,7 @@ class Publisher {
       line_.update("publishing", status.done_bytes, status.total_bytes, now());
       if (status.state < WSYNC_PUBLISH_COMMITTED) return false;
       log_result(status);
-      if (status.state == WSYNC_PUBLISH_FAILED && status.code == WSYNC_BUSY &&
-          &running == &running_.back())
+      if (status.state == WSYNC_PUBLISH_FAILED && status.code == WSYNC_BUSY && is_newest(running))
         again_ = std::pair(running.path, running.step);
       return true;
     });

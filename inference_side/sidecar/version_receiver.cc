@@ -113,7 +113,7 @@ void VersionReceiver::count_idle_time() {
 }
 
 void VersionReceiver::release_unused() {
-  if (arriving_) return count_idle_time();
+  count_idle_time();  // an engine may still map an arena now
   if (const std::uint64_t bytes = store_->release_unused(); bytes != 0)
     log_info("{} MiB of free arenas were given back (idle_release)", bytes / limits::kMiB);
 }

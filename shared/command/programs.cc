@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 
 namespace wsync::cli {
 namespace {
@@ -56,6 +57,7 @@ Error become_wsync_program(std::string_view name, const std::vector<std::string>
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  log_flush(kLogFlush);
   std::fflush(nullptr);  // exec would discard buffered output
   ::execv(path->c_str(), argv.data());
   return Error(ErrorCode::kIo, fmt::format("{} could not be started: {}", *path,

@@ -116,7 +116,8 @@ void Publisher::release_unused() {
                    (before - after) / limits::kMiB);
       },
       [] {});
-  if (!submitted) idle_.start(config_.idle_release);  // it is busy
+  if (!submitted) log_debug("free arenas are looked for later: {}", submitted.error().message());
+  idle_.start(config_.idle_release);  // others may still read an arena now
 }
 
 void Publisher::rename(Snapshot& snapshot, const control::Fence& fence, const Version& version) {
