@@ -84,6 +84,8 @@ class Plan(unittest.TestCase):
             code, answer = fleet.ask("push", one)
             self.assertEqual(code, 0, answer)
             fleet.until_ready(answer["result"]["version"], "a", "b", "c")
+            # The last word of a sidecar on what it has staged comes with a heartbeat.
+            fleet.until(lambda: all(s["staged_bytes"] == 0 for s in fleet.state()[1]["result"]["sidecars"]), "the end of the staging")
             before = fleet.state()
 
             code, answer = fleet.ask("plan", two)
