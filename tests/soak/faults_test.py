@@ -9,7 +9,7 @@ from faults import ALL, MIB, MORE_ARENAS, MORE_BYTES, MORE_DESCRIPTORS, FaultFle
 
 PROGRAMS = sys.argv[-3:]  # wsync, trainer_rank, forking_engine
 del sys.argv[-3:]
-SECONDS = 40
+SECONDS = 20
 
 
 def goes_wrong(fleet, member):
