@@ -167,8 +167,8 @@ struct Heartbeat {
   std::vector<ReplicaReport> replicas;  // sidecar: current state; coordinator: empty
   std::uint32_t turns = 0;              // sidecar: as in the last Turns that counts
 };
-// The sender ends in order. A sidecar answers the Leave of its coordinator with a Heartbeat that has
-// the same request, so that the coordinator knows that it was read.
+// The sender ends in order. A sidecar answers the Leave of its coordinator with a Heartbeat that
+// has the same request, so that the coordinator knows that it was read.
 struct Leave {
   static constexpr MessageType kType = MessageType::kLeave;
   std::string reason;
