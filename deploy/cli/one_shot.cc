@@ -29,6 +29,13 @@ Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
       "", "one-shot coordinator",
       {.environment = config::process_environment(), .set = {"listen=" + options.address}});
   if (!config) return config;
+  if (!config->canary.empty())
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("`canary` is '{}', but no coordinator runs at {}, and one that ends with "
+                    "this command could not promote the version: start `wsync trainer`, or "
+                    "leave out the key",
+                    config->canary, options.address));
   config->deadlines.publish =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   config->watch = false;

@@ -1,4 +1,4 @@
-// Commands that send requests to a running fleet: push, cancel, verify, rollback.
+// Commands that send requests to a running fleet: push, cancel, verify, rollback, promote.
 #include "deploy/cli/remote.h"
 
 #include <CLI/CLI.hpp>
@@ -37,6 +37,7 @@ struct RemoteOptions : AskOptions {
   std::string version;
   bool json = false;
   bool one_shot = true;
+  bool force = false;
   std::string trace;  // empty: none
 };
 
@@ -71,6 +72,12 @@ Outcome outcome_of(const control::PushReply& reply) {
 }
 
 Outcome outcome_of(const control::RollbackReply& reply) {
+  return {.result = to_json(reply),
+          .text = to_text(reply),
+          .exit_code = reply.ok ? kExitOk : kExitFailed};
+}
+
+Outcome outcome_of(const control::PromoteReply& reply) {
   return {.result = to_json(reply),
           .text = to_text(reply),
           .exit_code = reply.ok ? kExitOk : kExitFailed};
@@ -211,6 +218,15 @@ Result<Outcome> cancel(const RemoteOptions& options) {
   return outcome_of(reply);
 }
 
+Result<Outcome> promote(const RemoteOptions& options) {
+  const auto trace = WSYNC_TRY(CommandTrace::begin(options.trace));
+  bool asked = false;
+  const auto reply =
+      ask<control::PromoteReply>(options, control::Promote{.force = options.force}, {}, &asked);
+  if (!reply) return fail(may_resume(reply.error(), asked));
+  return traced_outcome(*reply, trace, options);
+}
+
 Result<Outcome> verify(const RemoteOptions& options) {
   const auto trace = WSYNC_TRY(CommandTrace::begin(options.trace));
   const auto reply = WSYNC_TRY(ask<control::VerifyReply>(options, control::Verify{}));
@@ -301,6 +317,19 @@ void add_rollback(CLI::App& app, Context& context) {
   add_trace_option(*command, *options);
   command->callback(
       [&context, options] { context.run("rollback", [&] { return roll_back(*options); }); });
+}
+
+void add_promote(CLI::App& app, Context& context) {
+  auto options = std::make_shared<RemoteOptions>();
+  CLI::App* command = add_asking_command(
+      app, context, *options, 300,
+      {.name = "promote",
+       .description = "Give every engine the version that only the canary serves",
+       .examples = {"wsync promote", "wsync promote --json"}});
+  command->add_flag("--force", options->force, "Even if the canary does not serve the version");
+  add_trace_option(*command, *options);
+  command->callback(
+      [&context, options] { context.run("promote", [&] { return promote(*options); }); });
 }
 
 void add_cancel(CLI::App& app, Context& context) {

@@ -104,18 +104,24 @@ json to_json(const control::PushReply& reply) {
           {"staged_ns", reply.staged_ns},
           {"switch_ns", reply.switch_ns},
           {"problems", problems_json(reply.problems)},
-          {"replicas", outcomes_json(reply.outcomes)}};
+          {"replicas", outcomes_json(reply.outcomes)},
+          {"canary", reply.canary}};
 }
 
 std::string to_text(const control::PushReply& reply) {
   std::string text;
   if (reply.ok)
-    text = fmt::format("{} is served: {} in {} to snapshot, {} to stage; digest {}\n",
-                       reply.version.to_string(), human_bytes(reply.bytes),
+    text = fmt::format("{} is served{}: {} in {} to snapshot, {} to stage; digest {}\n",
+                       reply.version.to_string(),
+                       reply.canary.empty() ? "" : " by the canary '" + reply.canary + "'",
+                       human_bytes(reply.bytes),
                        trace::format_duration(std::chrono::nanoseconds(reply.snapshot_ns)),
                        trace::format_duration(std::chrono::nanoseconds(reply.staged_ns)),
                        reply.content_digest.to_string()) +
-           (reply.reason.empty() ? "" : fmt::format("  {}\n", reply.reason));
+           (reply.reason.empty() ? "" : fmt::format("  {}\n", reply.reason)) +
+           (reply.canary.empty() ? ""
+                                 : "  `wsync promote` gives it to the other replicas, `wsync "
+                                   "rollback` takes it back\n");
   else
     text = fmt::format("{} {}: {}\n", version_text(reply.version),
                        control::failure_code(reply) == ErrorCode::kPartial
@@ -143,6 +149,26 @@ std::string to_text(const control::RollbackReply& reply) {
     text = fmt::format("rollback to {} is partial: {}\n", version_text(reply.to), reply.reason);
   else
     text = fmt::format("not rolled back: {}\n", reply.reason);
+  return text + outcomes_text(reply.outcomes);
+}
+
+json to_json(const control::PromoteReply& reply) {
+  return {{"ok", reply.ok},
+          {"partial", reply.partial},
+          {"reason", reply.reason},
+          {"version", reply.version.to_string()},
+          {"replicas", outcomes_json(reply.outcomes)}};
+}
+
+std::string to_text(const control::PromoteReply& reply) {
+  std::string text;
+  if (reply.ok)
+    text = fmt::format("{} is promoted: every replica serves it\n", version_text(reply.version));
+  else if (reply.partial)
+    text = fmt::format("the promotion of {} is partial: {}\n", version_text(reply.version),
+                       reply.reason);
+  else
+    text = fmt::format("not promoted: {}\n", reply.reason);
   return text + outcomes_text(reply.outcomes);
 }
 

@@ -12,10 +12,12 @@ namespace wsync::cli {
 
 [[nodiscard]] nlohmann::json to_json(const control::PushReply& reply);
 [[nodiscard]] nlohmann::json to_json(const control::RollbackReply& reply);
+[[nodiscard]] nlohmann::json to_json(const control::PromoteReply& reply);
 [[nodiscard]] nlohmann::json to_json(const control::VerifyReply& reply);
 
 [[nodiscard]] std::string to_text(const control::PushReply& reply);
 [[nodiscard]] std::string to_text(const control::RollbackReply& reply);
+[[nodiscard]] std::string to_text(const control::PromoteReply& reply);
 [[nodiscard]] std::string to_text(const control::VerifyReply& reply);
 
 using status::activity_text;

@@ -148,9 +148,11 @@ ReplicaSet::Commands ReplicaSet::decide(const control::Envelope& envelope,
   for (const std::string& name : names()) {
     // A replica whose engines are all gone owes no outcome of a switch, because no request is
     // routed to it. A rollback requires an outcome of every replica, because a returning replica
-    // must not serve a withdrawn version.
+    // must not serve a withdrawn version. Under kSwitchCanary the other replicas do not switch.
     const bool owed =
-        replicas_.at(name).attached() > 0 || decide.kind == control::DecisionKind::kRollback;
+        (replicas_.at(name).attached() > 0 &&
+         (decide.kind != control::DecisionKind::kSwitchCanary || name == decide.canary)) ||
+        decide.kind == control::DecisionKind::kRollback;
     step(name, {.now = now, .what = target_event(record, owed)}, record, out);
   }
   return out;
@@ -164,7 +166,8 @@ reload::TargetSet ReplicaSet::target_event(const SidecarRecord& record, bool owe
                           .pause_deadline = pause_,
                           .load_deadline = load_,
                           .owed = owed,
-                          .in_turns = record.kind == control::DecisionKind::kSwitchInTurns};
+                          .in_turns = record.kind == control::DecisionKind::kSwitchInTurns ||
+                                      record.kind == control::DecisionKind::kSwitchCanary};
   if (decide_.pause_deadline_ms != 0)
     event.pause_deadline = std::chrono::milliseconds(decide_.pause_deadline_ms);
   if (decide_.load_deadline_ms != 0)
@@ -172,8 +175,9 @@ reload::TargetSet ReplicaSet::target_event(const SidecarRecord& record, bool owe
   return event;
 }
 
-void ReplicaSet::set_turns(std::uint32_t turns) {
+void ReplicaSet::set_turns(std::uint32_t turns, const std::string& only) {
   turns_ = turns;
+  turns_only_ = only;
   if (turns == 0) had_turn_.clear();
 }
 
@@ -199,7 +203,8 @@ ReplicaSet::Commands ReplicaSet::give_turns(const SidecarRecord& record, TimePoi
   if (counts.waiting == 0 || counts.held >= turns_) return out;
   std::vector<std::pair<std::uint32_t, std::string>> waiting;
   for (const auto& [name, replica] : replicas_)
-    if (turn_of(name) == control::ReplicaTurn::kWaiting)
+    if (turn_of(name) == control::ReplicaTurn::kWaiting &&
+        (turns_only_.empty() || name == turns_only_))
       waiting.emplace_back(replica.turns_taken(), name);
   std::ranges::sort(waiting);
   waiting.resize(std::min<std::size_t>(waiting.size(), turns_ - counts.held));

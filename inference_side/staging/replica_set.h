@@ -87,8 +87,9 @@ class ReplicaSet {
 
   // How many replicas may hold a turn at once; 0 after each decision.
   [[nodiscard]] std::uint32_t turns() const noexcept { return turns_; }
-  // With 0, a replica that has failed in its turn may wait for another one.
-  void set_turns(std::uint32_t turns);
+  // With 0, a replica that has failed in its turn may wait for another one. `only`: the replica
+  // that may have them; empty: any.
+  void set_turns(std::uint32_t turns, const std::string& only = {});
   // Gives the free turns to replicas that wait for one, first to those that have had the fewest.
   // Call it after each event.
   [[nodiscard]] Commands give_turns(const SidecarRecord& record, TimePoint now);
@@ -121,6 +122,7 @@ class ReplicaSet {
   Replicas replicas_;
   OutcomeState state_ = OutcomeState::kIdle;
   std::uint32_t turns_ = 0;
+  std::string turns_only_;          // as `only` of set_turns()
   std::set<std::string> had_turn_;  // replicas, since there were no turns
   // The last decision that was applied, and its sender.
   control::Envelope envelope_;

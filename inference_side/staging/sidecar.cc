@@ -152,7 +152,7 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Turns& mes
     return;
   }
   beat_due_ |= replicas_.turns() != message.turns;
-  replicas_.set_turns(message.turns);  // step() gives them
+  replicas_.set_turns(message.turns, message.replica);  // step() gives them
 }
 
 void Sidecar::apply(const control::Envelope& /*envelope*/, const control::Leave& /*message*/) {

@@ -63,6 +63,14 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.count("min_replicas", c.min_replicas, {1, limits::kReplicaCount});
   binder.count("min_sidecars", c.min_sidecars, {0, limits::kSidecarCount});
   binder.count("max_paused", c.max_paused, {0, limits::kReplicaCount});
+  binder.text("canary", c.canary);
+  if (c.canary.size() > limits::kReplicaNameBytes || c.canary.find('/') != std::string::npos)
+    binder.refuse("canary", fmt::format("expected the name of a replica, at most {} bytes without "
+                                        "'/', found '{}'",
+                                        limits::kReplicaNameBytes, c.canary));
+  binder.duration("canary_time", c.canary_time, {Milliseconds(0), Milliseconds(kDurationMsMax)});
+  if (c.canary.empty() && c.canary_time.count() > 0)
+    binder.refuse("canary_time", "expected 0 without `canary`: no replica switches first");
   binder.size("bucket_bytes", c.bucket_bytes, {limits::kBucketBytesMin, limits::kBucketBytesMax});
   if (c.bucket_bytes % limits::kLeafBytes != 0)
     binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",

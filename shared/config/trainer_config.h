@@ -48,6 +48,8 @@ struct TrainerConfig {
   std::uint32_t min_replicas = 1;
   std::uint32_t min_sidecars = 1;
   std::uint32_t max_paused = 0;  // replicas that a publish pauses at once; 0 = any number
+  std::string canary;            // replica that switches first; empty = none
+  Milliseconds canary_time{0};   // then the others switch; 0 = when `wsync promote` asks for it
   std::uint64_t bucket_bytes = kBucketBytesDefault;
   std::uint32_t arenas = kArenasDefault;
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever

@@ -304,7 +304,8 @@ std::string_view message_name(MessageType type) noexcept {
       "Load",          "BucketReady",   "BucketAck",   "Loaded",    "Commit",      "Committed",
       "Resume",        "Resumed",       "ReadDigests", "Digests",   "RankHello",   "RankShards",
       "Snapshotted",   "PublishStatus", "Plan",        "PlanReply", "Cancel",      "CancelReply",
-      "TraceQuestion", "TraceAnswer",   "Ping",        "Pong",      "Turns"};
+      "TraceQuestion", "TraceAnswer",   "Ping",        "Pong",      "Turns",       "Promote",
+      "PromoteReply"};
   const auto index = static_cast<std::size_t>(type) - 1;
   return index < kNames.size() ? kNames[index] : "unknown";
 }

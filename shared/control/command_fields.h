@@ -36,6 +36,23 @@ void fields(V& v, M& m) {
   v.number("switch_ns", m.switch_ns);
   v.list("problems", m.problems, limits::kProblemCount);
   v.list("outcomes", m.outcomes, limits::kReplicaCount);
+  v.label("canary", m.canary, limits::kReplicaNameBytes);
+}
+
+template <class V, class M>
+  requires Is<M, Promote>
+void fields(V& v, M& m) {
+  v.flag("force", m.force);
+}
+
+template <class V, class M>
+  requires Is<M, PromoteReply>
+void fields(V& v, M& m) {
+  v.flag("ok", m.ok);
+  v.flag("partial", m.partial);
+  v.sentence("reason", m.reason);
+  v.version("version", m.version);
+  v.list("outcomes", m.outcomes, limits::kReplicaCount);
 }
 
 template <class V, class M>

@@ -37,6 +37,8 @@ struct PushReply {
   std::uint64_t switch_ns = 0;  // since the decision; 0 = the version was not decided
   std::vector<Problem> problems;
   std::vector<ReplicaOutcome> outcomes;
+  // Not empty: only the replica of this name was to switch. The others wait for a Promote.
+  std::string canary;
 };
 // Why a publish with `ok` false is one: kPartial if its version was decided, so that replicas may
 // serve it and the others go on trying; otherwise kRefused, and no replica has changed.
@@ -54,6 +56,19 @@ struct RollbackReply {
   std::string reason;
   Version from;
   Version to;
+  std::vector<ReplicaOutcome> outcomes;
+};
+// Ends the wait for the canary: every other replica switches to the target as well.
+struct Promote {
+  static constexpr MessageType kType = MessageType::kPromote;
+  bool force = false;  // even if the canary does not serve the target
+};
+struct PromoteReply {
+  static constexpr MessageType kType = MessageType::kPromoteReply;
+  bool ok = false;
+  bool partial = false;  // decided, but the named replicas have not switched
+  std::string reason;
+  Version version;  // 0.0 = there is none to promote
   std::vector<ReplicaOutcome> outcomes;
 };
 struct Verify {

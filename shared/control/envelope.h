@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 6;
+inline constexpr std::uint16_t kProtocolVersion = 7;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -89,8 +89,10 @@ enum class MessageType : std::uint16_t {
   kPing,
   kPong,
   kTurns,
+  kPromote,
+  kPromoteReply,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kTurns;
+inline constexpr MessageType kLastMessageType = MessageType::kPromoteReply;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.
@@ -115,7 +117,7 @@ enum class ReplicaState : std::uint8_t {
 enum class RankState : std::uint8_t { kLoading, kServing, kPaused, kLoaded, kTainted };
 
 // Where a replica stands in a decision whose replicas switch in turns
-// (DecisionKind::kSwitchInTurns).
+// (DecisionKind::kSwitchInTurns, kSwitchCanary).
 enum class ReplicaTurn : std::uint8_t {
   kNone,     // it needs no turn: it serves the target, cannot load it now, or has stopped already
   kWaiting,  // it serves an older version, and pauses as soon as it has a turn

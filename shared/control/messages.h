@@ -4,9 +4,11 @@
 //    PlanReply, TraceAnswer, Heartbeat, Leave, Error
 //  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Turns, Abort, Verify, Plan,
 //    TraceQuestion, Heartbeat, Leave, Error
-//  * command to coordinator: Push, Cancel, Rollback, Verify, Plan, TraceQuestion, Status (a sidecar
+//  * command to coordinator: Push, Cancel, Rollback, Promote, Verify, Plan, TraceQuestion, Status
+//  (a sidecar
 //    answers Verify, Plan, TraceQuestion and Status as well)
-//  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, VerifyReply,
+//  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, PromoteReply,
+//  VerifyReply,
 //    PlanReply, TraceAnswer, StatusReply, Error
 //  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketAck, Loaded, Committed, Resumed,
 //    Digests, Pong, Error
@@ -37,6 +39,6 @@ using Message =
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
-                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns>;
+                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply>;
 
 }  // namespace wsync::control

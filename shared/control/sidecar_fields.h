@@ -97,6 +97,7 @@ void fields(V& v, M& m) {
   v.number("load_deadline_ms", m.load_deadline_ms);
   v.digest("content_digest", m.content_digest);
   v.part("origin", m.origin);
+  v.label("canary", m.canary, limits::kReplicaNameBytes);
 }
 
 template <class V, class M>
@@ -120,6 +121,7 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.number("number", m.number);
   v.number("turns", m.turns);
+  v.label("replica", m.replica, limits::kReplicaNameBytes);
 }
 
 template <class V, class M>

@@ -108,8 +108,11 @@ enum class DecisionKind : std::uint8_t {
   // As kSwitch, but a replica that serves pauses only with a turn (Turns). The receiver has none
   // when it stores the decision.
   kSwitchInTurns,
+  // As kSwitchInTurns, but only the replicas named Decide::canary owe an outcome. No other replica
+  // gets a turn under this decision: they wait for a decision of another kind.
+  kSwitchCanary,
 };
-inline constexpr DecisionKind kLastDecisionKind = DecisionKind::kSwitchInTurns;
+inline constexpr DecisionKind kLastDecisionKind = DecisionKind::kSwitchCanary;
 
 struct Decide {
   static constexpr MessageType kType = MessageType::kDecide;
@@ -126,6 +129,7 @@ struct Decide {
   // coordinator repeats the target of an older one under its own fence and number; the origin
   // stays. The fleet belongs on the target with the greatest origin.
   Decision origin;
+  std::string canary;  // with kSwitchCanary: the name of the replica that switches first
 };
 // The sidecar has stored the decision on disk.
 struct Decided {
@@ -151,6 +155,7 @@ struct Turns {
   static constexpr MessageType kType = MessageType::kTurns;
   std::uint64_t number = 0;
   std::uint32_t turns = 0;
+  std::string replica;  // not empty: only replicas of this name get a turn
 };
 
 struct Abort {

@@ -65,6 +65,11 @@ class CoordinatorRun {
     options.commit.rule = static_cast<CommitRule>((choice >> 1U) % 3);
     options.commit.quorum = 1;
     options.min_replicas = (choice >> 3U) % 2;
+    options.max_paused = (choice >> 5U) % 3;
+    if ((choice & 128U) != 0) {
+      options.canary = "r";
+      options.canary_time = seconds((choice >> 3U) % 2);
+    }
     options.announce = seconds(2);
     options.stage = options.whole_switch = seconds(8);
     if ((choice & 16U) != 0) {
@@ -93,6 +98,9 @@ class CoordinatorRun {
                      [&](coordinator::Store& one) { stores_.push_back(std::move(one)); },
                      [&](coordinator::RoundDone& one) { ended(one.request); },
                      [&](coordinator::RollbackDone& one) { ended(one.request); },
+                     [&](coordinator::PromotionDone& one) {
+                       if (one.request != 0) ended(one.request);
+                     },
                      [](auto&) {},
                  },
                  command);
@@ -103,7 +111,7 @@ class CoordinatorRun {
   }
 
   void event() {
-    switch (in_.below(16)) {
+    switch (in_.below(17)) {
       case 0:
       case 1:
       case 2:
@@ -139,6 +147,10 @@ class CoordinatorRun {
         Pooled(in_, {}).version("", rollback.to);
         open_[request_] = true;
         return step(rollback);
+      }
+      case 15: {
+        open_[++request_] = true;
+        return step(coordinator::PromoteRequested{.request = request_, .force = in_.one_in(2)});
       }
       case 13: {
         coordinator::CancelRequested cancel{.request = ++request_};

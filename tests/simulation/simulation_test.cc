@@ -69,6 +69,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     total.rounds_ok += run.rounds_ok;
     total.rounds_failed += run.rounds_failed;
     total.rollbacks_ok += run.rollbacks_ok;
+    total.promotions_ok += run.promotions_ok;
     total.superseded += run.superseded;
     total.held += run.held;
     total.cancelled += run.cancelled;
@@ -109,6 +110,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.rounds_ok, 0U);
     EXPECT_GT(total.rounds_failed, 0U);
     EXPECT_GT(total.rollbacks_ok, 0U);
+    EXPECT_GT(total.promotions_ok, 0U);
     EXPECT_GT(total.superseded, 0U);
     EXPECT_GT(total.held, 0U);
     EXPECT_GT(total.cancelled, 0U);

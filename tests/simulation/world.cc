@@ -13,6 +13,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
+constexpr std::string_view kCanary = "r0.0";
+
 coordinator::CoordinatorOptions coordinator_options(
     std::size_t c, std::uint64_t life, std::optional<coordinator::CoordinatorRecord> record,
     std::uint64_t run_id) {
@@ -33,6 +35,10 @@ coordinator::CoordinatorOptions coordinator_options(
   options.load = milliseconds(300);
   options.whole_switch = milliseconds(1'500);
   options.max_paused = static_cast<std::uint32_t>(run_id % 4);
+  if (run_id % 3 == 0) {
+    options.canary = kCanary;
+    options.canary_time = milliseconds(run_id % 2 == 0 ? 2'000 : 0);
+  }
   return options;
 }
 
@@ -146,6 +152,7 @@ void World::crash_coordinator(std::size_t c) {
   ++process.life;
   process.publishes.clear();
   process.rollbacks.clear();
+  process.promotions.clear();
   for (std::size_t s = 0; s < sidecars_.size(); ++s)
     if (sidecars_[s].home == c) break_link(s);
 }
@@ -341,6 +348,11 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
     ++statistics_.rollbacks_ok;
     std::set<std::string>& told = gone_for_good_[back->reply.from];
     for (const auto& [name, member] : process.machine->roster().members()) told.insert(name);
+  } else if (const auto* promoted = std::get_if<coordinator::PromotionDone>(&command)) {
+    if (promoted->request != 0 && process.promotions.erase(promoted->request) != 1)
+      violate("a promotion ended twice");
+    ++(promoted->reply.ok ? statistics_.promotions_ok
+                          : statistics_.reasons["promotion: " + promoted->reply.reason]);
   } else if (const auto* cancel = std::get_if<coordinator::CancelDone>(&command)) {
     ++(cancel->reply.ok ? statistics_.cancelled : statistics_.cancels_refused);
     if (cancel->reply.ok && !cancelled_.contains(cancel->reply.version))
@@ -511,12 +523,31 @@ void World::stage(std::size_t s, const staging::StartStaging& command) {
   });
 }
 
+void World::promote(std::size_t c) {
+  const std::uint64_t request = ++requests_;
+  coordinators_[c].promotions[request] = schedule_.now();
+  coordinator_step(
+      c, {.now = schedule_.now(), .what = coordinator::PromoteRequested{.request = request}});
+}
+
+// While only the canary gets a version, no other replica that serves may be paused for it.
+void World::check_may_pause(std::size_t s, const EngineGroup& group) {
+  const staging::Sidecar& sidecar = *sidecars_[s].machine;
+  if (sidecar.record().kind != control::DecisionKind::kSwitchCanary || group.name() == kCanary)
+    return;
+  for (const control::ReplicaReport& report : sidecar.heartbeat(schedule_.now()).replicas)
+    if (report.replica == group.name() && report.turn != control::ReplicaTurn::kNone)
+      violate(fmt::format("'{}' is paused for {}, which only the canary may take", group.name(),
+                          sidecar.record().target.to_string()));
+}
+
 void World::for_replica(std::size_t s, const staging::ForReplica& command) {
   SidecarProcess& process = sidecars_[s];
   const auto found = std::ranges::find_if(
       process.groups, [&](const auto& group) { return group->name() == command.replica; });
   EngineGroup& group = **found;
   if (const auto* pause = std::get_if<reload::SendPause>(&command.command)) {
+    check_may_pause(s, group);
     group.pause(pause->rank, pause->request);
   } else if (const auto* load = std::get_if<reload::BeginLoad>(&command.command)) {
     const auto copy = process.store.find(load->version);

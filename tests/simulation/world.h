@@ -41,6 +41,7 @@ struct WorldStatistics {
   std::uint64_t rounds_ok = 0;
   std::uint64_t rounds_failed = 0;
   std::uint64_t rollbacks_ok = 0;
+  std::uint64_t promotions_ok = 0;
   std::uint64_t superseded = 0;  // superseded publishes
   std::uint64_t held = 0;        // snapshots that were kept until a round could begin
   std::uint64_t cancelled = 0;   // cancelled publishes
@@ -91,6 +92,7 @@ class World {
     std::set<std::uint64_t> held;         // requests whose snapshots are kept; likewise
     std::map<std::uint64_t, TimePoint> publishes;  // publishes without an answer yet
     std::map<std::uint64_t, TimePoint> rollbacks;
+    std::map<std::uint64_t, TimePoint> promotions;
   };
   struct SidecarProcess {
     std::unique_ptr<staging::Sidecar> machine;
@@ -130,6 +132,8 @@ class World {
   void store(std::size_t c, const coordinator::Store& command);
   void lose_late(std::size_t s, std::size_t c, const std::string& peer);
   void stage(std::size_t s, const staging::StartStaging& command);
+  void promote(std::size_t c);
+  void check_may_pause(std::size_t s, const EngineGroup& group);
   void for_replica(std::size_t s, const staging::ForReplica& command);
   [[nodiscard]] std::optional<Digest> fetch(const control::Stage& stage);
   // the trainer around a coordinator

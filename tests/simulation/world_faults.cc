@@ -31,6 +31,10 @@ void World::client() {
     cancel(c);
     return;
   }
+  if (schedule_.chance(0.3)) {
+    promote(c);
+    return;
+  }
   if (schedule_.chance(0.2)) {
     give_up(c);
     return;
@@ -181,6 +185,8 @@ bool World::run() {
         coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped) {
       crash_coordinator(0);  // a delayed message stopped it: restart it
       start_coordinator(0);
+    } else if (coordinators_[0].machine->canary_waiting() > 0) {
+      promote(0);
     } else if (last_ok_ <= requests_before) {
       unmet = unmet_obligation();
       if (unmet.empty()) publish(0);
@@ -195,6 +201,8 @@ bool World::run() {
         violate("a publish did not end in its time");
     for (const auto& [request, since] : process.rollbacks)
       if (schedule_.now() - since > kBound) violate("a rollback did not end in its time");
+    for (const auto& [request, since] : process.promotions)
+      if (schedule_.now() - since > kBound) violate("a promotion did not end in its time");
   }
   if (violations_.empty() && !done && !unmet.empty())
     violate("a decision has not come to everybody: " + unmet + ": " + where());

@@ -68,7 +68,7 @@ Coordinator::Coordinator(CoordinatorOptions options)
     : context_{.options = std::move(options)},
       log_(context_.options.record),
       claim_(context_.options),
-      rounds_(context_.options.max_paused) {
+      rounds_(context_.options) {
   if (!context_.options.record) return;
   for (const Version& version : context_.options.record->withdrawn) names_.note_seen(version);
   names_.note_seen(context_.options.record->target);
@@ -120,6 +120,8 @@ void Coordinator::refuse_stopped(const CoordinatorEvent& event) {
     refuse_publish(context_, *publish, why);
   else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
     refuse_rollback(context_, record(), *rollback, why);
+  else if (const auto* promotion = std::get_if<PromoteRequested>(&event.what))
+    refuse_promotion(context_, record(), *promotion, why);
   else if (const auto* cancel = std::get_if<CancelRequested>(&event.what))
     context_.emit(CancelDone{.request = cancel->request, .reply = {.reason = why}});
   else
@@ -194,12 +196,19 @@ void Coordinator::handle(const PublishRequested& event) {
                           fmt::format("version {} is not of this coordinator's epoch {}",
                                       event.version.to_string(), record().fence.epoch));
   names_.note_used(event.version.step);
-  rounds_.publish(context_, event);
+  rounds_.publish(context_, log_, event);
 }
 
 void Coordinator::handle(const RollbackRequested& event) {
   if (claim_.is_claimed()) return rounds_.roll_back(context_, log_, event);
   refuse_rollback(
+      context_, record(), event,
+      fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase())));
+}
+
+void Coordinator::handle(const PromoteRequested& event) {
+  if (claim_.is_claimed()) return rounds_.promote(context_, log_, event);
+  refuse_promotion(
       context_, record(), event,
       fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase())));
 }
@@ -226,7 +235,7 @@ void Coordinator::handle(const Replaced& event) {
 }
 
 void Coordinator::handle(const CoordinatorTick&) {
-  rounds_.expire_waiting(context_);
+  rounds_.expire_waiting(context_, log_);
   if (log_.is_storing()) {
     if (const Result<> in_time = log_.check_deadline(context_.now); !in_time) stop(in_time.error());
     return;
@@ -334,7 +343,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   const bool is_new_process = member.last_peer != event.peer;
   if (in_switch) {
     member.forget_delivery();
-    resume_switch(record(), member, hello, is_new_process);
+    resume_switch(record(), member, hello, is_new_process, rounds_.round()->canary_of(member));
   } else if (member.joined) {
     rounds_.handle_lost(context_, log_, member);
   }
@@ -504,12 +513,23 @@ control::StatusReply Coordinator::status() const {
     reply.activity += fmt::format("; waits for sidecars of its record: {}", fmt::join(names, ", "));
   if (log_.is_storing()) reply.activity += "; its record is being stored";
   if (const UpdateRound* round = rounds_.round(); round != nullptr)
-    reply.activity +=
-        fmt::format(" {}{}", round->is_rollback() ? "back to " : "", round->version().to_string());
-  if (const std::uint32_t waiting = rounds_.waves().waiting(); waiting > 0)
-    reply.activity += fmt::format("; {} replica{} waiting for {} turn (max_paused: {})", waiting,
-                                  waiting == 1 ? " is" : "s are", waiting == 1 ? "its" : "their",
-                                  context_.options.max_paused);
+    reply.activity += fmt::format(" {}{}", round->kind() == RoundKind::kRollback ? "back to " : "",
+                                  round->version().to_string());
+  if (const Canary& canary = rounds_.canary(); canary.holds()) {
+    reply.activity += fmt::format(
+        "; {} is only on the canary '{}', and {} other replica{}: `wsync promote` or `wsync "
+        "rollback` ends that",
+        record().target.to_string(), canary.name(), canary.behind(),
+        canary.behind() == 1 ? " waits" : "s wait");
+    if (const Version next = rounds_.waiting_version(); !next.none())
+      reply.activity += fmt::format(", and then {} is published", next.to_string());
+  }
+  if (const std::uint32_t waiting = rounds_.waves().waiting(); waiting > 0) {
+    reply.activity += fmt::format("; {} replica{} waiting for {} turn", waiting,
+                                  waiting == 1 ? " is" : "s are", waiting == 1 ? "its" : "their");
+    if (const std::uint32_t limit = context_.options.max_paused; limit > 0)
+      reply.activity += fmt::format(" (max_paused: {})", limit);
+  }
   for (const auto& [name, member] : context_.roster.members()) {
     reply.sidecars.push_back(member.report);
     reply.sidecars.back().staged_bytes = member.staged_bytes;

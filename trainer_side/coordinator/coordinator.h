@@ -85,6 +85,10 @@ class Coordinator {
   // Whether CancelRequested with this version concerns an update of this machine, decided or not.
   // With 0.0: whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
+  // Number of replicas that wait because only the canary serves the target.
+  [[nodiscard]] std::uint32_t canary_waiting() const noexcept {
+    return rounds_.canary().holds() ? rounds_.canary().behind() : 0;
+  }
   // Number of messages that were late, of another round, or of a lower fence.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return context_.dropped; }
   // Returns kInternal with the first broken rule, of this machine or of a member. step() checks
@@ -101,6 +105,7 @@ class Coordinator {
   void handle(const PeerLost& event);
   void handle(const PublishRequested& event);
   void handle(const RollbackRequested& event);
+  void handle(const PromoteRequested& event);
   void handle(const CancelRequested& event);
   void handle(const WaitingReplaced& event);
   void handle(const Replaced& event);

@@ -45,6 +45,11 @@ struct RollbackRequested {
   std::uint64_t request = 0;
   Version to;  // 0.0 = the previous one
 };
+// Every replica switches to the version that only the canary serves.
+struct PromoteRequested {
+  std::uint64_t request = 0;
+  bool force = false;  // even if the canary does not serve it
+};
 // Cancels the running update, or the update of this version, unless it has been decided.
 struct CancelRequested {
   std::uint64_t request = 0;
@@ -71,8 +76,8 @@ struct Stored {
 
 struct CoordinatorEvent {
   TimePoint now{};
-  std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, CancelRequested,
-               WaitingReplaced, Replaced, CoordinatorTick, Stored>
+  std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, PromoteRequested,
+               CancelRequested, WaitingReplaced, Replaced, CoordinatorTick, Stored>
       what;
 };
 
@@ -122,6 +127,15 @@ struct RollbackDone {
   std::uint64_t request = 0;
   control::RollbackReply reply;
 };
+// As for a rollback. Request 0: the time of the canary is over, and nobody has asked for it.
+struct PromotionBegan {
+  std::uint64_t request = 0;
+  Version version;
+};
+struct PromotionDone {
+  std::uint64_t request = 0;
+  control::PromoteReply reply;
+};
 // This version will be sent to no sidecar any more, so its snapshot may be freed.
 struct DropVersion {
   Version version;
@@ -134,6 +148,6 @@ struct Stopped {
 };
 using CoordinatorCommand =
     std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone, RollbackBegan,
-                 RollbackDone, CancelDone, DropVersion, Stopped>;
+                 RollbackDone, PromotionBegan, PromotionDone, CancelDone, DropVersion, Stopped>;
 
 }  // namespace wsync::coordinator

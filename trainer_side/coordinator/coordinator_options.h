@@ -31,6 +31,12 @@ struct CoordinatorOptions {
   // How many replicas of the whole fleet may be paused at once by the switch of a publish; 0: any
   // number.
   std::uint32_t max_paused = 0;
+  // The name of the replica that switches first in a publish; the others wait for a promotion.
+  // Empty: none.
+  std::string canary;
+  // How long the canary must serve a version until the others switch without being asked to; 0:
+  // only on request.
+  std::chrono::milliseconds canary_time{0};
   // By which this trainer serves versions, preferred first. Sent in Welcome.
   std::vector<control::TransportAddress> transports;
   // The configuration permits one kind only. Then it is used even if the hosts seem to differ.

@@ -55,18 +55,21 @@ void send_decide(CoordinatorContext& context, const CoordinatorRecord& record, M
   member.ask_again = context.now + member.ask_pause;
   member.asked = record.number;
   if (!again) member.refused.clear();
-  context.send(member,
-               control::Decide{
-                   .number = record.number,
-                   .kind = record.kind,
-                   .target = record.target,
-                   .withdrawn = record.withdrawn,
-                   .mode = context.options.pause_mode,
-                   .pause_deadline_ms = static_cast<std::uint32_t>(context.options.pause.count()),
-                   .load_deadline_ms = static_cast<std::uint32_t>(context.options.load.count()),
-                   .content_digest = record.content,
-                   .origin = record.origin},
-               member.delivery.round());
+  context.send(
+      member,
+      control::Decide{
+          .number = record.number,
+          .kind = record.kind,
+          .target = record.target,
+          .withdrawn = record.withdrawn,
+          .mode = context.options.pause_mode,
+          .pause_deadline_ms = static_cast<std::uint32_t>(context.options.pause.count()),
+          .load_deadline_ms = static_cast<std::uint32_t>(context.options.load.count()),
+          .content_digest = record.content,
+          .origin = record.origin,
+          .canary = record.kind == control::DecisionKind::kSwitchCanary ? context.options.canary
+                                                                        : std::string()},
+      member.delivery.round());
 }
 
 void begin_decision(CoordinatorContext& context, const CoordinatorRecord& record, Member& member) {
@@ -134,11 +137,15 @@ void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
 // again. The exception is a new process that finds the decision on its disk: the previous process
 // had begun the switch, and its outcomes were lost with it.
 void resume_switch(const CoordinatorRecord& record, Member& member, const control::Hello& hello,
-                   bool is_new_process) {
+                   bool is_new_process, const std::string& canary) {
   if (member.switched == record.number || !is_new_process) return;
   const bool decided_before = hello.decision == control::Decision{record.fence, record.number};
   if (!decided_before) member.unreported.clear();
   if (!decided_before || !member.unreported.empty()) return;
+  if (record.kind == control::DecisionKind::kSwitchCanary) {
+    if (!canary.empty()) member.unreported.push_back(canary);
+    return;
+  }
   for (const control::ReplicaReport& replica : member.report.replicas)
     member.unreported.push_back(replica.replica);
 }

@@ -32,9 +32,9 @@ void begin_decision(CoordinatorContext& context, const CoordinatorRecord& record
 void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member& member,
             const control::Heartbeat& heartbeat);
 // A sidecar has returned while its replicas switch. Determines which of their outcomes its last
-// process may have lost.
+// process may have lost. `canary`: UpdateRound::canary_of.
 void resume_switch(const CoordinatorRecord& record, Member& member, const control::Hello& hello,
-                   bool is_new_process);
+                   bool is_new_process, const std::string& canary);
 // Counts the outcomes that the last process of the sidecar lost, once all these replicas serve the
 // target. Returns true if it did.
 [[nodiscard]] bool recover_outcomes(const CoordinatorRecord& record, Member& member);

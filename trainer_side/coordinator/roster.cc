@@ -24,6 +24,13 @@ std::uint32_t whole_replicas(const Member& member) noexcept {
       [](const control::ReplicaReport& r) { return r.ranks_attached == r.world_size; }));
 }
 
+std::uint32_t whole_replicas(const Member& member, std::string_view name) noexcept {
+  return static_cast<std::uint32_t>(
+      std::ranges::count_if(member.report.replicas, [name](const control::ReplicaReport& replica) {
+        return replica.replica == name && replica.ranks_attached == replica.world_size;
+      }));
+}
+
 std::uint32_t attached_replicas(const Member& member) noexcept {
   return static_cast<std::uint32_t>(std::ranges::count_if(
       member.report.replicas,

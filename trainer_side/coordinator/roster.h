@@ -149,6 +149,8 @@ class Roster {
 [[nodiscard]] bool contains(const std::vector<Version>& versions, const Version& version) noexcept;
 // Number of replicas of a sidecar with every rank attached.
 [[nodiscard]] std::uint32_t whole_replicas(const Member& member) noexcept;
+// Of these, the number of those with this name.
+[[nodiscard]] std::uint32_t whole_replicas(const Member& member, std::string_view name) noexcept;
 // Number of replicas of a sidecar with at least one rank attached.
 [[nodiscard]] std::uint32_t attached_replicas(const Member& member) noexcept;
 

@@ -118,6 +118,7 @@ std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
   add(metrics::kTargetEpoch, coordinator.target().epoch);
   add(metrics::kTargetStep, static_cast<double>(coordinator.target().step));
   add(metrics::kFenceEpoch, static_cast<double>(coordinator.fence().epoch));
+  add(metrics::kCanaryWaiting, coordinator.canary_waiting());
   add(metrics::kDroppedMessages, static_cast<double>(coordinator.dropped()));
   add(metrics::kQueueDepth, static_cast<double>(publish.queued));
   add(metrics::kArenaBytes, static_cast<double>(publish.arena_bytes));

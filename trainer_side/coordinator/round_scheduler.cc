@@ -16,6 +16,7 @@ namespace wsync::coordinator {
 namespace {
 
 constexpr std::chrono::milliseconds kCatchUpRetry{1'000};
+constexpr std::chrono::milliseconds kPromoteRetry{1'000};
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -28,6 +29,16 @@ control::ProgressPhase progress_of(RoundState state) {
   return state == RoundState::kStaging || state == RoundState::kDeciding
              ? control::ProgressPhase::kStage
              : control::ProgressPhase::kAnnounce;
+}
+
+// Whether replicas wait for their turn, for a promotion, or for both.
+bool is_in_turns(control::DecisionKind kind) {
+  return kind == control::DecisionKind::kSwitchInTurns ||
+         kind == control::DecisionKind::kSwitchCanary;
+}
+
+bool is_for_canary(const CoordinatorRecord& record) {
+  return record.kind == control::DecisionKind::kSwitchCanary;
 }
 
 }  // namespace
@@ -56,10 +67,20 @@ void refuse_rollback(CoordinatorContext& context, const CoordinatorRecord& recor
   context.emit(RollbackDone{.request = rollback.request, .reply = std::move(reply)});
 }
 
+void refuse_promotion(CoordinatorContext& context, const CoordinatorRecord& record,
+                      const PromoteRequested& promotion, const std::string& why) {
+  control::PromoteReply reply;
+  reply.reason = why;
+  if (is_for_canary(record)) reply.version = record.target;
+  context.emit(PromotionDone{.request = promotion.request, .reply = std::move(reply)});
+}
+
 // ---- requests ----
 
-void RoundScheduler::publish(CoordinatorContext& context, const PublishRequested& event) {
-  if (!round_) return start(context, event);
+void RoundScheduler::publish(CoordinatorContext& context, const DecisionLog& log,
+                             const PublishRequested& event) {
+  // note_changes() begins it if the canary does not hold its version.
+  if (!round_ && !is_for_canary(log.record())) return start(context, event);
   if (waiting_) replace_waiting(context, {.version = waiting_->version, .by = event.version});
   waiting_ = event;
 }
@@ -84,8 +105,8 @@ void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& 
 
 void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
                                const RollbackRequested& event) {
-  const bool in_turns = round_ && round_->state() == RoundState::kSwitching &&
-                        log.record().kind == control::DecisionKind::kSwitchInTurns;
+  const bool in_turns =
+      round_ && round_->state() == RoundState::kSwitching && is_in_turns(log.record().kind);
   if (round_ && !in_turns)
     return refuse_rollback(
         context, log.record(), event,
@@ -93,6 +114,32 @@ void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
   const Result<Version> to = log.choose_rollback(context.roster, event.to);
   if (!to) return refuse_rollback(context, log.record(), event, to.error().message());
   decide(context, log, {.kind = control::DecisionKind::kRollback, .target = *to}, event);
+}
+
+void RoundScheduler::promote(CoordinatorContext& context, DecisionLog& log,
+                             const PromoteRequested& event) {
+  const CoordinatorRecord& record = log.record();
+  const auto refuse = [&](const std::string& why) {
+    refuse_promotion(context, record, event, why);
+  };
+  if (round_)
+    return refuse(
+        fmt::format("the coordinator is {}; try again when it is idle", round_->activity()));
+  if (record.target.none()) return refuse("no version has been decided yet");
+  if (!is_for_canary(record))
+    return refuse(
+        fmt::format("{} is the target of every replica already: only a version that was "
+                    "published with `canary` waits for a promotion",
+                    record.target.to_string()));
+  if (!canary_.serves() && !event.force)
+    return refuse(
+        fmt::format("the canary '{}' does not serve {} (see `wsync status`): `wsync "
+                    "rollback` takes the version back, and --force gives it to the "
+                    "other replicas nevertheless",
+                    canary_.name(), record.target.to_string()));
+  promoting_ = event;
+  decide(context, log,
+         {.target = record.target, .content = record.content, .origin = record.origin});
 }
 
 control::CancelReply RoundScheduler::cancel(CoordinatorContext& context, DecisionLog& log,
@@ -122,7 +169,9 @@ void RoundScheduler::end_all(CoordinatorContext& context, DecisionLog& log,
     refuse_rollback(context, log.record(), *log.pending_rollback(), why);
   // Refuse the queued publish first; otherwise the end of the current round would start it.
   if (waiting_) refuse_publish(context, *std::exchange(waiting_, std::nullopt), why);
-  if (round_ && round_->is_rollback()) finish(context, log);
+  if (promoting_)
+    refuse_promotion(context, log.record(), *std::exchange(promoting_, std::nullopt), why);
+  if (round_ && round_->kind() != RoundKind::kPublish) finish(context, log);
   if (round_) abort(context, log, why);
   ending_ = false;
 }
@@ -151,7 +200,7 @@ void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Membe
                  },
                  [&](const control::Decided& decided) {
                    const bool current = coordinator::handle(context, log.record(), member, decided);
-                   if (current && decided.refused && is_in_round(member)) advance(context, log);
+                   if (current && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Switched& switched) {
                    const bool current =
@@ -262,7 +311,7 @@ void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member
 void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
                                    const std::string& why) {
   member.delivery.fail(why, context.now + kCatchUpRetry);
-  if (!is_in_round(member) || round_->is_rollback()) return;
+  if (!is_in_round(member) || round_->kind() != RoundKind::kPublish) return;
   if (round_->state() != RoundState::kSwitching) {
     if (context.options.commit.rule == CommitRule::kAll)
       return abort(context, log, fmt::format("sidecar '{}': {}", member.name, why));
@@ -314,10 +363,14 @@ void RoundScheduler::stage_all(CoordinatorContext& context, DecisionLog& log) {
 void RoundScheduler::decide(CoordinatorContext& context, DecisionLog& log,
                             const DecisionChoice& choice,
                             std::optional<RollbackRequested> rollback) {
-  DecisionChoice in_turns = choice;
-  if (choice.kind == control::DecisionKind::kSwitch && context.options.max_paused > 0)
-    in_turns.kind = control::DecisionKind::kSwitchInTurns;
-  log.decide(context, in_turns, held_.find(choice.target), std::move(rollback));
+  DecisionChoice chosen = choice;
+  // What is decided again for the same target was promoted, or had no canary.
+  const bool is_new = choice.target != log.record().target;
+  if (choice.kind == control::DecisionKind::kSwitch && is_new && !canary_.name().empty())
+    chosen.kind = control::DecisionKind::kSwitchCanary;
+  else if (choice.kind == control::DecisionKind::kSwitch && context.options.max_paused > 0)
+    chosen.kind = control::DecisionKind::kSwitchInTurns;
+  log.decide(context, chosen, held_.find(choice.target), std::move(rollback));
 }
 
 bool RoundScheduler::follow_newest(CoordinatorContext& context, DecisionLog& log) {
@@ -345,11 +398,28 @@ void RoundScheduler::abort(CoordinatorContext& context, DecisionLog& log, const 
 
 void RoundScheduler::finish(CoordinatorContext& context, DecisionLog& log) {
   UpdateRound round = take_round(context);
-  if (round.is_rollback())
-    context.emit(round.finish_rollback(context, log.record()));
-  else
-    context.emit(round.finish_publish(context, log.record().number));
+  const CoordinatorRecord& record = log.record();
+  switch (round.kind()) {
+    case RoundKind::kPublish:
+      context.emit(round.finish_publish(context, record.number));
+      break;
+    case RoundKind::kRollback:
+      context.emit(round.finish_rollback(context, record));
+      break;
+    case RoundKind::kPromotion:
+      context.emit(round.finish_promotion(context, record.number, {}));
+      break;
+  }
   conclude(context, log);
+}
+
+void RoundScheduler::end_decided(CoordinatorContext& context, const DecisionLog& log,
+                                 const std::string& why) {
+  UpdateRound round = take_round(context);
+  if (round.kind() == RoundKind::kPromotion)
+    context.emit(round.finish_promotion(context, log.record().number, why));
+  else
+    context.emit(round.abort(context.now, why, false));
 }
 
 UpdateRound RoundScheduler::take_round(CoordinatorContext& context) {
@@ -370,7 +440,8 @@ void RoundScheduler::settle(CoordinatorContext& context, const DecisionLog& log)
 }
 
 void RoundScheduler::start_waiting(CoordinatorContext& context, const DecisionLog& log) {
-  if (waiting_ && !log.is_storing() && !round_)
+  // The reports about the canary are read at the end of the event (note_changes).
+  if (waiting_ && !log.is_storing() && !round_ && !is_for_canary(log.record()))
     start(context, *std::exchange(waiting_, std::nullopt));
 }
 
@@ -388,14 +459,16 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
   const CoordinatorRecord& record = log.record();
   if (rollback &&
       round_)  // it was switching in turns; the waiting publish begins after the rollback
-    context.emit(take_round(context).abort(
-        context.now,
-        fmt::format("a rollback to {} has ended it while its replicas were switching in turns",
-                    record.target.to_string()),
-        false));
+    end_decided(context, log,
+                fmt::format("a rollback to {} has ended it while its replicas were switching in "
+                            "turns",
+                            record.target.to_string()));
   if (rollback)
     round_.emplace(UpdateRound::begin_rollback(context, rollback->request, log.rollback_from(),
                                                record.target));
+  else if (promoting_)
+    round_.emplace(UpdateRound::begin_promotion(
+        context, std::exchange(promoting_, std::nullopt)->request, record.target));
   else if (round_)
     round_->begin_switching(context);
   // The version before the previous one can no longer be a target, so the next snapshot may have
@@ -405,7 +478,7 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
     begin_decision(context, record, member);
     if (!member.joined) continue;
     const bool has_staged =
-        !round_ || round_->is_rollback() ||
+        !round_ || round_->kind() != RoundKind::kPublish ||
         (is_in_round(member) && (member.delivery.state() == DeliveryState::kStaged ||
                                  planted("decide_before_all_staged")));
     if (has_staged) send_decide(context, record, member);
@@ -418,6 +491,11 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::handle_not_stored(CoordinatorContext& context, DecisionLog& log,
                                        const std::string& why) {
+  if (promoting_) {
+    refuse_promotion(context, log.record(), *std::exchange(promoting_, std::nullopt), why);
+    canary_.retry(context.now + kPromoteRetry);
+    return start_waiting(context, log);
+  }
   if (round_) return abort(context, log, why);
   context.emit(Incident{.text = why});
   log.follow_later(context.now);
@@ -425,17 +503,23 @@ void RoundScheduler::handle_not_stored(CoordinatorContext& context, DecisionLog&
   start_waiting(context, log);
 }
 
-void RoundScheduler::expire_waiting(CoordinatorContext& context) {
+void RoundScheduler::expire_waiting(CoordinatorContext& context, const DecisionLog& log) {
   if (!waiting_ || !waiting_->deadline || context.now < *waiting_->deadline) return;
-  refuse_publish(
-      context, *std::exchange(waiting_, std::nullopt),
-      fmt::format("its deadline (deadlines.publish) passed while the previous round was {}",
-                  round_ ? round_->activity() : "idle"));
+  const std::string meanwhile =
+      round_ ? fmt::format("the previous round was {}", round_->activity())
+             : fmt::format(
+                   "{} was on the canary '{}' only: `wsync promote` or `wsync rollback` ends "
+                   "that",
+                   log.record().target.to_string(), canary_.name());
+  refuse_publish(context, *std::exchange(waiting_, std::nullopt),
+                 fmt::format("its deadline (deadlines.publish) passed while {}", meanwhile));
 }
 
 void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) {
   if (round_ && context.now >= round_->deadline()) handle_deadline(context, log);
   if (log.take_follow_due(context.now) && follow_newest(context, log)) return;
+  if (!round_ && canary_.promote_at() && context.now >= *canary_.promote_at())
+    return promote(context, log, {});
   std::vector<std::string> due;
   for (auto wake = wakes_.begin(); wake != wakes_.end() && wake->first <= context.now; ++wake)
     due.push_back(wake->second);
@@ -455,7 +539,22 @@ void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) 
   }
 }
 
+void RoundScheduler::note_canary(CoordinatorContext& context, const DecisionLog& log) {
+  const CoordinatorRecord& record = log.record();
+  const auto report = [&](const Member& member) {
+    canary_.report(member, is_for_canary(record), record.target);
+  };
+  if (context.roster.all_changed())
+    for (const auto& [name, member] : context.roster.members()) report(member);
+  else
+    for (const Member* member : context.roster.changed()) report(*member);
+  canary_.settle(context.now);
+  if (waiting_ && !round_ && !log.is_storing() && is_for_canary(record) && !canary_.holds())
+    start(context, *std::exchange(waiting_, std::nullopt));
+}
+
 void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog& log) {
+  if (!canary_.name().empty() || is_for_canary(log.record())) note_canary(context, log);
   if (round_) round_->count(context, log.record().number);
   std::vector<Member*> changed = context.roster.changed();
   if (context.roster.all_changed()) {
@@ -478,7 +577,8 @@ void RoundScheduler::note_turns(CoordinatorContext& context, const DecisionLog& 
   TurnNeeds needs{.known = member.turns};
   for (const control::ReplicaReport& replica : member.report.replicas) {
     if (replica.turn == control::ReplicaTurn::kHeld) ++needs.held;
-    if (replica.turn == control::ReplicaTurn::kWaiting) ++needs.waiting;
+    const bool may_switch = !is_for_canary(log.record()) || replica.replica == canary_.name();
+    if (replica.turn == control::ReplicaTurn::kWaiting && may_switch) ++needs.waiting;
   }
   // What waits under an older decision is decided anew under this one. Turns of that decision
   // cannot be taken back, so only those that replicas can still use count: otherwise a sidecar that
@@ -499,7 +599,11 @@ void RoundScheduler::send_turns(CoordinatorContext& context, const DecisionLog& 
   if (!member.joined || number == 0 || member.decided != number || member.turns_sent == turns)
     return;
   member.turns_sent = turns;
-  context.send(member, control::Turns{.number = number, .turns = turns}, member.delivery.round());
+  context.send(member,
+               control::Turns{.number = number,
+                              .turns = turns,
+                              .replica = is_for_canary(log.record()) ? canary_.name() : ""},
+               member.delivery.round());
 }
 
 void RoundScheduler::note_wake(const DecisionLog& log, Member& member) {
@@ -549,6 +653,8 @@ std::optional<TimePoint> RoundScheduler::waiting_deadline() const {
 std::optional<TimePoint> RoundScheduler::next_wake() const {
   std::optional<TimePoint> wake;
   if (round_) wake = round_->deadline();
+  if (!round_ && canary_.promote_at() && (!wake || *canary_.promote_at() < *wake))
+    wake = canary_.promote_at();
   if (!wakes_.empty() && (!wake || wakes_.begin()->first < *wake)) wake = wakes_.begin()->first;
   return wake;
 }
@@ -581,6 +687,7 @@ Result<> RoundScheduler::member_invariants(const CoordinatorContext& context,
                                                   "are noted",
                                                   wakes, wakes_.size()));
   WSYNC_TRY(waves_.invariants());
+  WSYNC_TRY(canary_.invariants());
   return round_ ? round_->count_invariants(context) : Result<>{};
 }
 

@@ -3,8 +3,12 @@
 // round to the target (catch-up).
 //
 // A newer publish replaces the waiting one. A rollback never waits: it is refused while a round is
-// running, except a publish whose replicas switch in turns. That one ends when the rollback is
-// decided, because it may take long, and its first replicas may have shown that the version is bad.
+// running, except one whose replicas switch in turns or that has a canary. That one ends when the
+// rollback is decided, because it may take long, and its first replicas may have shown that the
+// version is bad.
+//
+// While only the canary serves the target (Canary::holds), the next publish waits, and a promotion
+// gives the target to the others.
 //
 // This class has more than 25 methods and 350 lines: a failed delivery can end a round, and the end
 // of a round begins the next round and new deliveries. Dividing the class would only turn these
@@ -20,6 +24,7 @@
 #include <string>
 #include <utility>
 
+#include "trainer_side/coordinator/canary.h"
 #include "trainer_side/coordinator/coordinator_context.h"
 #include "trainer_side/coordinator/decision_log.h"
 #include "trainer_side/coordinator/held_versions.h"
@@ -35,23 +40,28 @@ void refuse_publish(CoordinatorContext& context, const PublishRequested& publish
 // Ends a rollback that was not decided.
 void refuse_rollback(CoordinatorContext& context, const CoordinatorRecord& record,
                      const RollbackRequested& rollback, const std::string& why);
+// Ends a promotion that was not decided.
+void refuse_promotion(CoordinatorContext& context, const CoordinatorRecord& record,
+                      const PromoteRequested& promotion, const std::string& why);
 // The reason in the reply to a publish that was cancelled.
 inline constexpr std::string_view kCancelledReason =
     "cancelled on request; the engines keep the version they serve";
 
 class RoundScheduler {
  public:
-  // As CoordinatorOptions::max_paused.
-  explicit RoundScheduler(std::uint32_t max_paused) : waves_(max_paused) {}
+  // Reads max_paused, canary and canary_time.
+  explicit RoundScheduler(const CoordinatorOptions& options)
+      : waves_(options.max_paused), canary_(options.canary, options.canary_time) {}
 
   // ---- requests ----
 
   // A snapshot under a version that may be used. Its round begins, or waits for the end of the
-  // current round.
-  void publish(CoordinatorContext& context, const PublishRequested& event);
+  // current round, or until the canary no longer holds its version.
+  void publish(CoordinatorContext& context, const DecisionLog& log, const PublishRequested& event);
   // Does nothing unless that version is waiting.
   void replace_waiting(CoordinatorContext& context, const WaitingReplaced& event);
   void roll_back(CoordinatorContext& context, DecisionLog& log, const RollbackRequested& event);
+  void promote(CoordinatorContext& context, DecisionLog& log, const PromoteRequested& event);
   // May also be called while a decision is being stored.
   [[nodiscard]] control::CancelReply cancel(CoordinatorContext& context, DecisionLog& log,
                                             const Version& version);
@@ -84,10 +94,11 @@ class RoundScheduler {
   void handle_not_stored(CoordinatorContext& context, DecisionLog& log, const std::string& why);
   // Refuses requests that have waited too long. May also be called while a decision is being
   // stored.
-  void expire_waiting(CoordinatorContext& context);
+  void expire_waiting(CoordinatorContext& context, const DecisionLog& log);
   void handle_tick(CoordinatorContext& context, DecisionLog& log);
   // Call it at the end of each event: counts the members that have changed (Roster::changed()),
-  // notes when each of them needs something, and gives them turns. May be called at any time.
+  // notes when each of them needs something, and gives them turns. Begins the waiting publish if
+  // the canary no longer holds its version. May be called at any time.
   void note_changes(CoordinatorContext& context, const DecisionLog& log);
 
   // ---- views ----
@@ -95,11 +106,14 @@ class RoundScheduler {
   // The running round; nullptr if there is none.
   [[nodiscard]] const UpdateRound* round() const noexcept { return round_ ? &*round_ : nullptr; }
   [[nodiscard]] const SwitchWaves& waves() const noexcept { return waves_; }
+  [[nodiscard]] const Canary& canary() const noexcept { return canary_; }
   [[nodiscard]] bool is_in_round(const Member& member) const {
     return round_ && round_->has(member);
   }
   // Whether a round of this version is running or waiting; with 0.0, whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
+  // The version that waits for its round; 0.0 = none.
+  [[nodiscard]] Version waiting_version() const { return waiting_ ? waiting_->version : Version{}; }
   [[nodiscard]] std::optional<TimePoint> waiting_deadline() const;
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   // Both return kInternal with the first broken rule. The first one costs the same for any number
@@ -122,6 +136,9 @@ class RoundScheduler {
   void conclude(CoordinatorContext& context, DecisionLog& log);
   void settle(CoordinatorContext& context, const DecisionLog& log);
   void start_waiting(CoordinatorContext& context, const DecisionLog& log);
+  // The round has been decided and ends before all its replicas have switched.
+  void end_decided(CoordinatorContext& context, const DecisionLog& log, const std::string& why);
+  void note_canary(CoordinatorContext& context, const DecisionLog& log);
   void drop_unneeded(CoordinatorContext& context, const DecisionLog& log);
 
   void handle_accept(CoordinatorContext& context, DecisionLog& log, Member& member);
@@ -157,7 +174,9 @@ class RoundScheduler {
   std::set<std::pair<TimePoint, std::string>> wakes_;  // Member::wake of all members, with names
   HeldVersions held_;
   SwitchWaves waves_;
-  bool ending_ = false;  // inside end_all(): nothing new may begin
+  Canary canary_;
+  std::optional<PromoteRequested> promoting_;  // while its decision is being stored
+  bool ending_ = false;                        // inside end_all(): nothing new may begin
 };
 
 }  // namespace wsync::coordinator

@@ -113,12 +113,16 @@ std::string_view round_state_name(RoundState state) noexcept {
 TransitionTable round_transitions() {
   return describe<RoundState>("UpdateRound",
                               "One attempt to bring the fleet to a version. A publish begins as "
-                              "announcing, a rollback as switching.",
+                              "announcing, a rollback or a promotion as switching.",
                               kRoundTransitions, round_state_name);
 }
 
-UpdateRound::UpdateRound(const CoordinatorContext& context, RoundState state, bool is_rollback)
-    : state_(state), is_rollback_(is_rollback), started_(context.now), decided_(context.now) {
+UpdateRound::UpdateRound(const CoordinatorContext& context, RoundState state, RoundKind kind)
+    : state_(state),
+      kind_(kind),
+      canary_(context.options.canary),
+      started_(context.now),
+      decided_(context.now) {
   for (const auto& [name, member] : context.roster.members())
     if (member.joined) {
       members_.push_back(name);
@@ -128,7 +132,7 @@ UpdateRound::UpdateRound(const CoordinatorContext& context, RoundState state, bo
 
 UpdateRound UpdateRound::begin_publish(CoordinatorContext& context,
                                        const PublishRequested& publish) {
-  UpdateRound round(context, RoundState::kAnnouncing, false);
+  UpdateRound round(context, RoundState::kAnnouncing, RoundKind::kPublish);
   round.publish_ = publish;
   round.deadline_ = round.in_time(context, context.options.announce);
   context.emit(
@@ -138,11 +142,20 @@ UpdateRound UpdateRound::begin_publish(CoordinatorContext& context,
 
 UpdateRound UpdateRound::begin_rollback(CoordinatorContext& context, std::uint64_t request,
                                         const Version& from, const Version& to) {
-  UpdateRound round(context, RoundState::kSwitching, true);
+  UpdateRound round(context, RoundState::kSwitching, RoundKind::kRollback);
   round.publish_ = {.request = request, .version = to};
   round.from_ = from;
   round.deadline_ = round.in_time(context, context.options.whole_switch + kReportMargin);
   context.emit(RollbackBegan{.request = request, .to = to});
+  return round;
+}
+
+UpdateRound UpdateRound::begin_promotion(CoordinatorContext& context, std::uint64_t request,
+                                         const Version& version) {
+  UpdateRound round(context, RoundState::kSwitching, RoundKind::kPromotion);
+  round.publish_ = {.request = request, .version = version};
+  round.deadline_ = round.in_time(context, context.options.whole_switch + kReportMargin);
+  context.emit(PromotionBegan{.request = request, .version = version});
   return round;
 }
 
@@ -189,10 +202,12 @@ UpdateRound::Standing UpdateRound::standing_of(const Member& member) const {
   const DeliveryState state = member.delivery.state();
   const bool staged = state == DeliveryState::kStaged;
   const bool over = member.peer.empty() || member.switched == counted_for_ ||
+                    (counted_for_ && owes_nothing(member, *counted_for_)) ||
                     !member.refused.empty() || state == DeliveryState::kFailed;
   return {.accepted = state == DeliveryState::kAccepted ? 1U : 0U,
           .staged = staged ? 1U : 0U,
           .replicas = staged ? whole_replicas(member) : 0U,
+          .canaries = staged && !canary_.empty() ? whole_replicas(member, canary_) : 0U,
           .over = over ? 1U : 0U};
 }
 
@@ -203,6 +218,7 @@ void UpdateRound::add(const Standing& standing, bool once_more) {
   change(total_.accepted, standing.accepted);
   change(total_.staged, standing.staged);
   change(total_.replicas, standing.replicas);
+  change(total_.canaries, standing.canaries);
   change(total_.over, standing.over);
 }
 
@@ -229,7 +245,8 @@ bool UpdateRound::enough_staged(const CoordinatorContext& context) const {
   const bool enough = context.options.commit.rule == CommitRule::kAll
                           ? total_.staged == members_.size()
                           : total_.staged > 0;
-  return enough && total_.replicas >= needed_replicas(context.options);
+  return enough && total_.replicas >= needed_replicas(context.options) &&
+         (canary_.empty() || total_.canaries > 0);
 }
 
 RoundStep UpdateRound::advance(const CoordinatorContext& context, std::uint64_t number) {
@@ -259,12 +276,24 @@ void UpdateRound::begin_switching(CoordinatorContext& context) {
   move(RoundState::kSwitching);
   decided_ = context.now;
   deadline_ = in_time(context, context.options.whole_switch + kReportMargin);
+  for (const std::string& name : members_)
+    if (!canary_.empty() && whole_replicas(member_of(context, name), canary_) > 0)
+      canary_members_.insert(name);
   context.emit(PhaseEntered{.request = publish_.request, .phase = control::ProgressPhase::kSwitch});
 }
 
 void UpdateRound::extend_switch(const CoordinatorContext& context) {
   if (state_ == RoundState::kSwitching)
     deadline_ = in_time(context, context.options.whole_switch + kReportMargin);
+}
+
+bool UpdateRound::owes_nothing(const Member& member, std::uint64_t number) const {
+  return !canary_members_.empty() && member.decided == number &&
+         !canary_members_.contains(member.name);
+}
+
+std::string UpdateRound::canary_of(const Member& member) const {
+  return canary_members_.contains(member.name) ? canary_ : std::string();
 }
 
 // ---- end of the round ----
@@ -279,15 +308,35 @@ std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& conte
   std::uint32_t staged = 0;
   for (const std::string& name : members_) staged += standing_of(member_of(context, name)).replicas;
   const std::string missing = missing_replicas(context);
+  const std::uint32_t needed = needed_replicas(context.options);
+  if (staged >= std::max(1U, needed)) return missing_canary(context);
   if (staged == 0)
     return fmt::format("{} is staged, and no replica can load it: {}; publish again when one can",
                        version, missing);
-  const std::uint32_t needed = needed_replicas(context.options);
   return fmt::format(
       "{} whole replicas have staged {}; the round needs {}: attach more ranks, or lower {}{}",
       staged, version, needed,
       needed > context.options.min_replicas ? "the quorum of `commit`" : "`min_replicas`",
       missing.empty() ? "" : " (" + missing + ")");
+}
+
+std::string UpdateRound::missing_canary(const CoordinatorContext& context) const {
+  std::vector<std::string> others;
+  for (const std::string& name : members_)
+    for (const control::ReplicaReport& replica : member_of(context, name).report.replicas) {
+      if (replica.replica == canary_)
+        return fmt::format("the canary '{}' has {} of {} ranks ({}); publish again when it has all",
+                           canary_, replica.ranks_attached, replica.world_size, replica.reason);
+      others.push_back(replica.replica);
+    }
+  constexpr std::size_t kNamed = 8;
+  const std::size_t more = others.size() - std::min(others.size(), kNamed);
+  others.resize(others.size() - more);
+  return fmt::format(
+      "the canary '{}' is not attached to a sidecar of this round: start its engine, or set "
+      "`canary` to another replica (attached: {}{})",
+      canary_, others.empty() ? "none" : fmt::format("{}", fmt::join(others, ", ")),
+      more > 0 ? fmt::format(", and {} more", more) : "");
 }
 
 // Each cause for which replicas of the members are missing, in a sentence of its own.
@@ -320,7 +369,7 @@ bool UpdateRound::is_late(const Member& member) const {
 }
 
 Result<> UpdateRound::check_cancel(const Version* waiting) const {
-  if (is_rollback_)
+  if (kind_ == RoundKind::kRollback)
     return fail(ErrorCode::kRefused,
                 fmt::format("the rollback to {} has been decided and continues: replicas may "
                             "already have switched back",
@@ -366,6 +415,7 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
   for (const std::string& name : members_) {
     const Member& member = member_of(context, name);
     if (member.switched != number) {
+      if (owes_nothing(member, number)) continue;
       if (reply.reason.empty())
         reply.reason = fmt::format("sidecar '{}': {}", name, why_unreported(member));
       continue;
@@ -386,6 +436,41 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
         "; {} stays the target, and the sidecars go on trying: `wsync status` shows when every "
         "replica serves it, `wsync rollback` takes it back",
         publish_.version.to_string());
+  bound_outcomes(reply.outcomes, reply.reason);
+  reply.canary = canary_;
+  return {.request = publish_.request, .reply = std::move(reply)};
+}
+
+PromotionDone UpdateRound::finish_promotion(const CoordinatorContext& context, std::uint64_t number,
+                                            const std::string& why) {
+  move(RoundState::kFinished);
+  control::PromoteReply reply;
+  reply.version = publish_.version;
+  std::string missing = why;
+  const auto lacks = [&missing](const std::string& who) {
+    missing += (missing.empty() ? "" : ", ") + who;
+  };
+  for (const std::string& name : members_) {
+    const Member& member = member_of(context, name);
+    if (member.switched != number) {
+      if (why.empty()) lacks(fmt::format("sidecar '{}' ({})", name, why_unreported(member)));
+      continue;
+    }
+    for (const control::ReplicaOutcome& outcome : member.outcomes) {
+      reply.outcomes.push_back(outcome);
+      if (outcome.outcome != control::SwitchOutcome::kCommitted && why.empty())
+        lacks(fmt::format("replica '{}' ({})", outcome.replica, outcome.reason));
+    }
+  }
+  reply.ok = missing.empty();
+  reply.partial = !reply.ok;
+  if (!why.empty())
+    reply.reason = why;
+  else if (!reply.ok)
+    reply.reason = fmt::format(
+        "{} is the target of every replica, but these have not switched to it yet: {}; `wsync "
+        "status` shows when they have",
+        reply.version.to_string(), missing);
   bound_outcomes(reply.outcomes, reply.reason);
   return {.request = publish_.request, .reply = std::move(reply)};
 }
@@ -450,7 +535,7 @@ control::TransportAddress UpdateRound::chain_source(const CoordinatorContext& co
 
 MovedBytes UpdateRound::moved(const CoordinatorContext& context) const {
   MovedBytes moved;
-  if (is_rollback_ || state_ == RoundState::kAnnouncing) return moved;
+  if (kind_ != RoundKind::kPublish || state_ == RoundState::kAnnouncing) return moved;
   const std::uint64_t model = publish_.arena_bytes;
   for (const auto& [name, member] : context.roster.members()) {
     if (!has(member)) continue;
@@ -477,8 +562,9 @@ Result<> UpdateRound::invariants() const {
                 fmt::format("the round of {} is {} {}", publish_.version.to_string(),
                             round_state_name(state_), rule));
   };
-  if (is_rollback_ && state_ != RoundState::kSwitching && state_ != RoundState::kFinished)
-    return broken("and a rollback");
+  if (kind_ != RoundKind::kPublish && state_ != RoundState::kSwitching &&
+      state_ != RoundState::kFinished)
+    return broken("and was decided before it began");
   if (lacks_replicas_ && state_ == RoundState::kAnnouncing) return broken("and waits for replicas");
   if (publish_.deadline && deadline_ > *publish_.deadline)
     return broken("and its deadline is later than that of its publish");
@@ -497,6 +583,7 @@ Result<> UpdateRound::count_invariants(const CoordinatorContext& context) const 
     total.accepted += standing->second.accepted;
     total.staged += standing->second.staged;
     total.replicas += standing->second.replicas;
+    total.canaries += standing->second.canaries;
     total.over += standing->second.over;
   }
   if (total != total_ || standings_.size() != members_.size())

@@ -1,6 +1,6 @@
 // UpdateRound: one attempt to bring the fleet to a version. A publish is announced, staged, decided
-// and switched; a rollback begins after it has been decided. The round knows its members and its
-// deadline, and decides what comes next; RoundScheduler executes it.
+// and switched; a rollback and a promotion begin after they have been decided. The round knows its
+// members and its deadline, and decides what comes next; RoundScheduler executes it.
 //
 // Thread: confined to one thread. No I/O.
 #pragma once
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,13 @@ enum class RoundState : std::uint8_t {
 [[nodiscard]] std::string_view round_state_name(RoundState state) noexcept;
 // The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable round_transitions();
+
+// What a round brings the fleet to.
+enum class RoundKind : std::uint8_t {
+  kPublish,    // a new version
+  kRollback,   // an earlier version
+  kPromotion,  // the version that only the canary serves
+};
 
 // The next step of a round.
 enum class RoundStep : std::uint8_t { kWait, kStage, kDecide, kFinish, kAbort };
@@ -49,9 +57,12 @@ class UpdateRound {
   [[nodiscard]] static UpdateRound begin_rollback(CoordinatorContext& context,
                                                   std::uint64_t request, const Version& from,
                                                   const Version& to);
+  // Begins the round of a promotion that has just been decided, to the target `version`.
+  [[nodiscard]] static UpdateRound begin_promotion(CoordinatorContext& context,
+                                                   std::uint64_t request, const Version& version);
 
   [[nodiscard]] RoundState state() const noexcept { return state_; }
-  [[nodiscard]] bool is_rollback() const noexcept { return is_rollback_; }
+  [[nodiscard]] RoundKind kind() const noexcept { return kind_; }
   // The version to which the fleet is brought.
   [[nodiscard]] const Version& version() const noexcept { return publish_.version; }
   // Names of the members, in the order of the chain.
@@ -79,6 +90,9 @@ class UpdateRound {
   // turn. Does nothing before the decision.
   void extend_switch(const CoordinatorContext& context);
 
+  // The canary's name if the member has it and must report its outcome; otherwise empty.
+  [[nodiscard]] std::string canary_of(const Member& member) const;
+
   // ---- end of the round ----
 
   // Why the round must end at its deadline; std::nullopt if only the members for which is_late() is
@@ -88,12 +102,15 @@ class UpdateRound {
   // Returns kRefused, with the reason, if it is too late to cancel the round. `waiting`: the
   // version that waits for the end of this round, null for none.
   [[nodiscard]] Result<> check_cancel(const Version* waiting) const;
-  // Ends the round before its decision, or a decided one because the coordinator has stopped.
+  // Ends the round of a publish before its decision, or a decided one before all have switched.
   [[nodiscard]] RoundDone abort(TimePoint now, const std::string& why, bool cancelled);
-  // Ends the round after its decision. One function is for a publish, the other for a rollback.
+  // Ends the round after its decision. Each function is for one kind.
   [[nodiscard]] RoundDone finish_publish(const CoordinatorContext& context, std::uint64_t number);
   [[nodiscard]] RollbackDone finish_rollback(const CoordinatorContext& context,
                                              const CoordinatorRecord& record);
+  // `why`: not empty if it ends before all have switched.
+  [[nodiscard]] PromotionDone finish_promotion(const CoordinatorContext& context,
+                                               std::uint64_t number, const std::string& why);
 
   // ---- views ----
 
@@ -103,7 +120,7 @@ class UpdateRound {
                                                        const Member& member,
                                                        control::TransportAddress served) const;
   // Sum over the members while staging, and over their replicas after the decision. Both are 0
-  // before staging. The total of a rollback is 0, because it is not known here.
+  // before staging. The total is 0 unless it is a publish, because it is not known here.
   [[nodiscard]] MovedBytes moved(const CoordinatorContext& context) const;
   // Return kInternal with the first broken rule. The second one counts all members.
   [[nodiscard]] Result<> invariants() const;
@@ -115,27 +132,33 @@ class UpdateRound {
     std::uint32_t accepted = 0;  // members whose delivery is accepted
     std::uint32_t staged = 0;    // members that have staged
     std::uint32_t replicas = 0;  // complete replicas of those
+    std::uint32_t canaries = 0;  // of these replicas, those that switch first
     std::uint32_t over = 0;      // members from which no more is expected after the decision
     friend bool operator==(const Standing&, const Standing&) = default;
   };
 
-  UpdateRound(const CoordinatorContext& context, RoundState state, bool is_rollback);
+  UpdateRound(const CoordinatorContext& context, RoundState state, RoundKind kind);
   void move(RoundState to);
   [[nodiscard]] TimePoint in_time(const CoordinatorContext& context,
                                   std::chrono::milliseconds phase) const;
   [[nodiscard]] control::PushReply decided_reply(TimePoint now) const;
   [[nodiscard]] std::string missing_replicas(const CoordinatorContext& context) const;
   [[nodiscard]] Standing standing_of(const Member& member) const;
+  // Whether the member has stored the decision `number`, which concerns none of its replicas.
+  [[nodiscard]] bool owes_nothing(const Member& member, std::uint64_t number) const;
+  [[nodiscard]] std::string missing_canary(const CoordinatorContext& context) const;
   void add(const Standing& standing, bool once_more);
   void count_one(const Member& member);
   [[nodiscard]] bool enough_staged(const CoordinatorContext& context) const;
 
   RoundState state_;
-  bool is_rollback_;
-  PublishRequested publish_;  // of a rollback: only request and version
+  RoundKind kind_;
+  std::string canary_;        // CoordinatorOptions::canary
+  PublishRequested publish_;  // unless a publish: only request and version
   std::vector<std::string> members_;
   std::map<std::string, Standing, std::less<>> standings_;  // of each member, as counted in total_
   Standing total_;
+  std::set<std::string> canary_members_;      // sidecars that had the canary at the decision
   std::optional<std::uint64_t> counted_for_;  // number of the newest decision at the last count
   TimePoint deadline_{};
   TimePoint started_{};

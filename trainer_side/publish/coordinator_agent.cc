@@ -30,6 +30,8 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
   options.min_replicas = config.min_replicas;
   options.commit = config.commit;
   options.max_paused = config.max_paused;
+  options.canary = config.canary;
+  options.canary_time = config.canary_time;
   options.one_transport = !config.transport.empty();
   options.pause_mode = config.pause_mode;
   options.boot_id = boot_id();
@@ -303,6 +305,11 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
     recorder_.rollback_began(began->request, began->to, now());
   } else if (auto* back = std::get_if<coordinator::RollbackDone>(&command)) {
     end_rollback(std::move(*back));
+  } else if (auto* promotion = std::get_if<coordinator::PromotionBegan>(&command)) {
+    log_info("{} is promoted: every replica switches to it", promotion->version.to_string());
+    recorder_.promotion_began(promotion->request, promotion->version, now());
+  } else if (auto* promoted = std::get_if<coordinator::PromotionDone>(&command)) {
+    end_promotion(std::move(*promoted));
   } else if (auto* cancel = std::get_if<coordinator::CancelDone>(&command)) {
     cancelled_ = std::move(cancel->reply);
   } else if (auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
@@ -328,6 +335,13 @@ void CoordinatorAgent::end_rollback(coordinator::RollbackDone done) {
     entry.mapped()(std::move(done.reply));
 }
 
+void CoordinatorAgent::end_promotion(coordinator::PromotionDone done) {
+  recorder_.promotion_ended(done.request, done.reply, now());
+  if (!done.reply.ok) log_warning("promotion: {}", done.reply.reason);
+  if (auto entry = promotions_.extract(done.request); !entry.empty())
+    entry.mapped()(std::move(done.reply));
+}
+
 // ---- incoming messages ----
 
 void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope envelope,
@@ -345,6 +359,8 @@ void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope
       else
         answer(error_reply(back.error()));
     });
+  } else if (const auto* promotion = std::get_if<control::Promote>(&message)) {
+    promote(promotion->force, answer);
   } else if (std::holds_alternative<control::Status>(message)) {
     answer(status());
   } else if (const auto* stop = std::get_if<control::Cancel>(&message)) {
@@ -413,6 +429,13 @@ void CoordinatorAgent::roll_back(const Version& to,
   step(coordinator::RollbackRequested{.request = request, .to = to});
 }
 
+void CoordinatorAgent::promote(bool force, std::function<void(control::PromoteReply)> on_done) {
+  if (const auto stopped = why_stopped()) return on_done({.reason = stopped->message()});
+  const std::uint64_t request = recorder_.next_request();
+  promotions_[request] = std::move(on_done);
+  step(coordinator::PromoteRequested{.request = request, .force = force});
+}
+
 control::CancelReply CoordinatorAgent::cancel(const Version& version) {
   cancelled_.reset();
   step(coordinator::CancelRequested{.request = recorder_.next_request(), .version = version});
@@ -428,9 +451,11 @@ control::StatusReply CoordinatorAgent::status() const {
   else if (coordinator_.has_update({}))
     moved = moved_bytes();
   recorder_.report(moved, now(), reply);
-  // The coordinator itself has nothing to do while a snapshot is taken.
+  // The coordinator itself has nothing to do while a snapshot is taken. A version that only the
+  // canary serves is what an operator must see first.
   if (const control::UpdateProgress& running = reply.running;
-      coordinator_.phase() == coordinator::CoordinatorPhase::kReady && !running.version.none())
+      coordinator_.phase() == coordinator::CoordinatorPhase::kReady && !running.version.none() &&
+      coordinator_.canary_waiting() == 0)
     reply.activity = running.phase == control::ProgressPhase::kSnapshot
                          ? "taking the snapshot of " + running.version.to_string()
                          : "beginning the round of " + running.version.to_string();

@@ -128,6 +128,8 @@ class CoordinatorAgent final : public CoordinatorFacts {
   void execute(coordinator::CoordinatorCommand command);
   void store(const coordinator::Store& command);
   void end_rollback(coordinator::RollbackDone done);
+  void promote(bool force, std::function<void(control::PromoteReply)> on_done);
+  void end_promotion(coordinator::PromotionDone done);
   void handle_message(const std::string& peer, control::Envelope envelope,
                       control::Message message);
   void handle_sidecar(const std::string& peer, control::Envelope envelope,
@@ -146,6 +148,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   std::unique_ptr<Worker> store_worker_;
   FleetCommands commands_;
   std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
+  std::map<std::uint64_t, std::function<void(control::PromoteReply)>> promotions_;
   std::optional<control::CancelReply> cancelled_;  // result of the current step
   std::optional<std::string> complaint_;
   // False after destruction; checked by posted tasks.

@@ -244,7 +244,9 @@ void TrainerAgent::apply(EndPublish command) {
   if (command.had_round) {  // the coordinator has recorded it
     const std::string version = command.reply.version.to_string();
     if (command.end == JobState::kServed)
-      log_info("{} is served", version);
+      log_info(
+          "{} is served{}", version,
+          command.reply.canary.empty() ? "" : " by the canary '" + command.reply.canary + "' only");
     else if (control::failure_code(command.reply) == ErrorCode::kPartial)
       log_warning("{} is not served by every replica: {}", version, command.reply.reason);
     else

@@ -42,6 +42,11 @@ void UpdateJournal::rollback_began(std::uint64_t request, const Version& to, Tim
                        .phase_began = at};
 }
 
+void UpdateJournal::promotion_began(std::uint64_t request, const Version& version, TimePoint at) {
+  rollback_began(request, version, at);
+  running_.at(request).rollback = false;
+}
+
 void UpdateJournal::snapshot_taken(std::uint64_t request, const Version& version,
                                    std::uint64_t model_bytes) {
   const auto found = running_.find(request);
@@ -110,6 +115,18 @@ void UpdateJournal::rollback_ended(std::uint64_t request, const control::Rollbac
          : reply.partial ? UpdateEnd::kPartial
                          : UpdateEnd::kFailed,
          at);
+}
+
+void UpdateJournal::promotion_ended(std::uint64_t request, const control::PromoteReply& reply,
+                                    TimePoint at) {
+  rollback_ended(request,
+                 {.ok = reply.ok,
+                  .partial = reply.partial,
+                  .reason = reply.reason,
+                  .from = {},
+                  .to = reply.version,
+                  .outcomes = reply.outcomes},
+                 at);
 }
 
 void UpdateJournal::incident(std::string text, TimePoint at) {

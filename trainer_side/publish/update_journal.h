@@ -35,6 +35,8 @@ class UpdateJournal {
   void began(std::uint64_t request, const Version& version, TimePoint at);
   // A rollback to `to` has been decided.
   void rollback_began(std::uint64_t request, const Version& to, TimePoint at);
+  // A promotion of `version`, which the canary serves, has been decided.
+  void promotion_began(std::uint64_t request, const Version& version, TimePoint at);
   // The snapshot is complete. The round begins when no other round is running.
   void snapshot_taken(std::uint64_t request, const Version& version, std::uint64_t model_bytes);
   // The round enters this phase.
@@ -42,6 +44,7 @@ class UpdateJournal {
   // `reply` contains its times, and the reason of a failure. A failure becomes an incident.
   void ended(std::uint64_t request, UpdateEnd end, const control::PushReply& reply, TimePoint at);
   void rollback_ended(std::uint64_t request, const control::RollbackReply& reply, TimePoint at);
+  void promotion_ended(std::uint64_t request, const control::PromoteReply& reply, TimePoint at);
   // One sentence for the operator. The newest limits::kIncidentCount are kept.
   void incident(std::string text, TimePoint at);
 

@@ -25,7 +25,7 @@ std::string_view end_name(UpdateEnd end) {
   return "ended";
 }
 
-std::string_view rollback_end_name(const control::RollbackReply& reply) {
+std::string_view decided_end_name(const auto& reply) {
   if (reply.ok) return "served";
   return reply.partial ? "partial" : "failed";
 }
@@ -99,8 +99,19 @@ void UpdateRecorder::rollback_began(std::uint64_t request, const Version& to, Ti
 void UpdateRecorder::rollback_ended(std::uint64_t request, const control::RollbackReply& reply,
                                     TimePoint at) {
   journal_.rollback_ended(request, reply, at);
-  history_.ended(request, rollback_end_name(reply), reply.reason, reply.outcomes, at);
+  history_.ended(request, decided_end_name(reply), reply.reason, reply.outcomes, at);
   metrics_.rolled_back(reply);
+}
+
+void UpdateRecorder::promotion_began(std::uint64_t request, const Version& version, TimePoint at) {
+  journal_.promotion_began(request, version, at);
+  history_.promotion_began(request, version, at);
+}
+
+void UpdateRecorder::promotion_ended(std::uint64_t request, const control::PromoteReply& reply,
+                                     TimePoint at) {
+  journal_.promotion_ended(request, reply, at);
+  history_.ended(request, decided_end_name(reply), reply.reason, reply.outcomes, at);
 }
 
 void UpdateRecorder::sent(const std::string& sidecar, const control::Message& message,

@@ -42,10 +42,12 @@ class UpdateRecorder {
   void superseded(std::uint64_t request, const control::PushReply& reply, TimePoint at);
   void failed(std::uint64_t request, const Error& why, TimePoint at);
 
-  // ---- a rollback ----
+  // ---- a rollback, a promotion ----
 
   void rollback_began(std::uint64_t request, const Version& to, TimePoint at);
   void rollback_ended(std::uint64_t request, const control::RollbackReply& reply, TimePoint at);
+  void promotion_began(std::uint64_t request, const Version& version, TimePoint at);
+  void promotion_ended(std::uint64_t request, const control::PromoteReply& reply, TimePoint at);
 
   // ---- the fleet ----
 

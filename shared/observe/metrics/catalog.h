@@ -147,6 +147,10 @@ inline constexpr Definition kRollbacks{.name = "wsync_rollbacks_total",
                                        .kind = Kind::kCounter,
                                        .help = "Requested rollbacks, by result",
                                        .labels = {"result"}};
+inline constexpr Definition kCanaryWaiting{
+    .name = "wsync_canary_waiting_replicas",
+    .kind = Kind::kGauge,
+    .help = "Replicas that wait because only the canary serves the target"};
 inline constexpr Definition kQueueDepth{.name = "wsync_queue_depth",
                                         .kind = Kind::kGauge,
                                         .help = "Publishes that wait for their snapshot to begin"};
@@ -224,6 +228,7 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kCoordinatorConnected,
                                         &kUpdates,
                                         &kRollbacks,
+                                        &kCanaryWaiting,
                                         &kQueueDepth,
                                         &kPhase,
                                         &kSidecars,

@@ -51,6 +51,8 @@ class Fleet {
         rounds.push_back(std::move(*done));
       else if (auto* back = std::get_if<RollbackDone>(&command))
         rollbacks.push_back(std::move(*back));
+      else if (auto* promotion = std::get_if<PromotionDone>(&command))
+        promotions.push_back(std::move(*promotion));
       else if (auto* cancel = std::get_if<CancelDone>(&command))
         cancels.push_back(std::move(*cancel));
       else if (auto* drop = std::get_if<DropVersion>(&command))
@@ -205,6 +207,7 @@ class Fleet {
   std::vector<SendTo> sends;
   std::vector<RoundDone> rounds;
   std::vector<RollbackDone> rollbacks;
+  std::vector<PromotionDone> promotions;
   std::vector<CancelDone> cancels;
   std::vector<Version> dropped;
   std::optional<Version> recovered;

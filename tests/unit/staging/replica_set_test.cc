@@ -22,10 +22,11 @@ class ReplicaSetTest : public testing::Test {
   bool handle(const ReplicaEvent& event) {
     return replicas.handle(event, record, {kV1, kV2}, now).has_value();
   }
-  ReplicaSet::Commands decide(const Version& target) {
+  ReplicaSet::Commands decide(const Version& target, const std::string& canary = {}) {
     record.decision.number += 1;
     record.target = target;
-    const control::Decide message{.number = record.decision.number, .target = target};
+    const control::Decide message{
+        .number = record.decision.number, .kind = record.kind, .target = target, .canary = canary};
     control::Envelope envelope;
     envelope.round = 7;
     return replicas.decide(envelope, message, record, now);
@@ -137,6 +138,21 @@ TEST_F(ReplicaSetTest, GivesAsManyTurnsAsItHasAndFirstToThoseThatHadTheFewest) {
   EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"b"}));
   replicas.set_turns(3);
   EXPECT_EQ(paused(replicas.give_turns(record, now)), (std::vector<std::string>{"c"}));
+}
+
+TEST_F(ReplicaSetTest, UnderACanaryOnlyItOwesAnOutcomeAndGetsATurn) {
+  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(handle(hello(name)));
+  record.kind = control::DecisionKind::kSwitchCanary;
+  EXPECT_TRUE(decide(kV2, "b").empty());
+  EXPECT_EQ(replicas.turn_counts(), (TurnCounts{.waiting = 3, .held = 0}));
+  EXPECT_FALSE(replicas.take_report()) << "b owes its outcome";
+  replicas.set_turns(3, "b");
+  const ReplicaSet::Commands commands = replicas.give_turns(record, now);
+  ASSERT_EQ(commands.size(), 1U);
+  EXPECT_EQ(std::get<ForReplica>(commands[0]).replica, "b");
+  EXPECT_TRUE(replicas.give_turns(record, now).empty());
+  (void)decide(kV2, "x");
+  EXPECT_TRUE(replicas.take_report()) << "the canary is a replica of another sidecar";
 }
 
 // Otherwise they would pass one turn to each other for ever, and no other sidecar would get it.

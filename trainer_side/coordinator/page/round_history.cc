@@ -25,6 +25,11 @@ void RoundHistory::rollback_began(std::uint64_t request, const Version& to, Time
   it->second.open.name = control::phase_name(control::ProgressPhase::kSwitch);
 }
 
+void RoundHistory::promotion_began(std::uint64_t request, const Version& version, TimePoint at) {
+  began(request, version, at);
+  entered(request, control::ProgressPhase::kSwitch, at);
+}
+
 void RoundHistory::close(Running& running, TimePoint at) {
   if (running.open.name.empty()) return;
   running.open.end = at;

@@ -57,6 +57,7 @@ class RoundHistory {
   // The snapshot of a version begins.
   void began(std::uint64_t request, const Version& version, TimePoint at);
   void rollback_began(std::uint64_t request, const Version& to, TimePoint at);
+  void promotion_began(std::uint64_t request, const Version& version, TimePoint at);
   // The round enters this phase, or waits for the previous round.
   void snapshot_taken(std::uint64_t request, const Version& version, TimePoint at);
   void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
