@@ -305,7 +305,7 @@ std::string_view message_name(MessageType type) noexcept {
       "Resume",        "Resumed",       "ReadDigests", "Digests",   "RankHello",   "RankShards",
       "Snapshotted",   "PublishStatus", "Plan",        "PlanReply", "Cancel",      "CancelReply",
       "TraceQuestion", "TraceAnswer",   "Ping",        "Pong",      "Turns",       "Promote",
-      "PromoteReply"};
+      "PromoteReply",  "Forget",        "ForgetReply"};
   const auto index = static_cast<std::size_t>(type) - 1;
   return index < kNames.size() ? kNames[index] : "unknown";
 }

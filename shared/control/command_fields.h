@@ -243,4 +243,19 @@ void fields(V& v, M& m) {
   v.choice("phase", m.phase, ProgressPhase::kSwitch);
 }
 
+template <class V, class M>
+  requires Is<M, Forget>
+void fields(V& v, M& m) {
+  v.label("sidecar", m.sidecar, limits::kPeerNameBytes);
+  v.label("replica", m.replica, limits::kReplicaNameBytes);
+  v.flag("force", m.force);
+}
+
+template <class V, class M>
+  requires Is<M, ForgetReply>
+void fields(V& v, M& m) {
+  v.flag("ok", m.ok);
+  v.sentence("reason", m.reason);
+}
+
 }  // namespace wsync::control

@@ -216,5 +216,18 @@ struct CancelReply {
   Version version;     // the stopped version; 0.0 if not ok or if it had no version yet
   ProgressPhase phase = ProgressPhase::kSnapshot;  // its phase when it was stopped
 };
+// Forgets a sidecar that is gone, or a replica of a connected sidecar that has no rank attached.
+struct Forget {
+  static constexpr MessageType kType = MessageType::kForget;
+  std::string sidecar;
+  std::string replica;  // empty: the sidecar with its replicas
+  // Also a sidecar that has not acknowledged that versions were withdrawn.
+  bool force = false;
+};
+struct ForgetReply {
+  static constexpr MessageType kType = MessageType::kForgetReply;
+  bool ok = false;
+  std::string reason;  // reason of the refusal; empty when ok
+};
 
 }  // namespace wsync::control

@@ -91,8 +91,10 @@ enum class MessageType : std::uint16_t {
   kTurns,
   kPromote,
   kPromoteReply,
+  kForget,
+  kForgetReply,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kPromoteReply;
+inline constexpr MessageType kLastMessageType = MessageType::kForgetReply;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

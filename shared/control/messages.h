@@ -1,15 +1,13 @@
 // Every message of wsync as a struct: the contract between its processes. Senders and receivers:
 //
 //  * sidecar to coordinator: Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
-//    PlanReply, TraceAnswer, Heartbeat, Leave, Error
+//    PlanReply, TraceAnswer, ForgetReply, Heartbeat, Leave, Error
 //  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Turns, Abort, Verify, Plan,
-//    TraceQuestion, Heartbeat, Leave, Error
-//  * command to coordinator: Push, Cancel, Rollback, Promote, Verify, Plan, TraceQuestion, Status
-//  (a sidecar
-//    answers Verify, Plan, TraceQuestion and Status as well)
+//    TraceQuestion, Forget, Heartbeat, Leave, Error
+//  * command to coordinator: Push, Cancel, Rollback, Promote, Verify, Plan, TraceQuestion, Forget,
+//    Status (a sidecar answers Verify, Plan, TraceQuestion, Forget and Status as well)
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, PromoteReply,
-//  VerifyReply,
-//    PlanReply, TraceAnswer, StatusReply, Error
+//    VerifyReply, PlanReply, TraceAnswer, ForgetReply, StatusReply, Error
 //  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketAck, Loaded, Committed, Resumed,
 //    Digests, Pong, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
@@ -39,6 +37,7 @@ using Message =
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
-                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply>;
+                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
+                 Forget, ForgetReply>;
 
 }  // namespace wsync::control

@@ -280,13 +280,19 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
           .has_value());
 }
 
+TEST(Codec, BytesOfAForgetAreFixed) {
+  EXPECT_EQ(payload(Forget{.sidecar = "s", .replica = "r", .force = true}),
+            "0100000073010000007201");
+  EXPECT_EQ(payload(ForgetReply{.ok = true, .reason = "x"}), "010100000078");
+}
+
 TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kHello), "Hello");
   EXPECT_EQ(message_name(MessageType::kError), "Error");
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "PromoteReply");
+  EXPECT_EQ(message_name(kLastMessageType), "ForgetReply");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);
