@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "inference_side/sidecar/plan_answer.h"
@@ -13,6 +14,7 @@
 #include "shared/base/numa.h"
 #include "shared/base/units.h"
 #include "shared/config/sidecar_config.h"
+#include "shared/config/units.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/observe/trace/progress.h"
 
@@ -346,6 +348,32 @@ void SidecarAgent::execute(const staging::ForReplica& command) {
       command.command);
 }
 
+void SidecarAgent::execute(const staging::ReplicaForgotten& command) {
+  log_info("replica {} is forgotten: it has no engines", command.replica);
+  switch_trace_.forget(command.replica);
+  switch_log_.forget(command.replica);
+}
+
+control::ForgetReply SidecarAgent::forget(const control::Forget& what) {
+  if (what.sidecar != config_.name)
+    return {.reason = fmt::format("this is sidecar '{}', not '{}'", config_.name, what.sidecar)};
+  if (what.replica.empty())
+    return {.reason = fmt::format(
+                "a sidecar forgets only replicas ({}/REPLICA); only its coordinator can forget it",
+                config_.name)};
+  if (const Result<> may = sidecar_->check_forget(what.replica); !may) {
+    std::string reason = may.error().message();
+    if (may.error().code() == ErrorCode::kNotFound) {
+      std::set<std::string> known;
+      for (const auto& [name, replica] : sidecar_->replicas()) known.insert(name);
+      reason += config::known_names(what.replica, known);
+    }
+    return {.reason = std::move(reason)};
+  }
+  step(staging::ForgetReplica{what.replica});
+  return {.ok = true};
+}
+
 // ---- messages that the state machine does not handle ----
 
 // Answers questions that both a coordinator and a command may ask. Returns false if the message is
@@ -367,6 +395,8 @@ bool SidecarAgent::answer(const control::Message& question, const Reply& reply) 
     control::SidecarPlan answer = answer_plan(*plan, *hub_, receiver_->store(), config_);
     if (!no_transport_.empty()) answer.problems.push_back({.detail = no_transport_});
     reply(control::PlanReply{.sidecars = {std::move(answer)}});
+  } else if (const auto* unwanted = std::get_if<control::Forget>(&question)) {
+    reply(forget(*unwanted));
   } else {
     return false;
   }
@@ -414,9 +444,9 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {
     reply(control::ErrorReply{
         .code = ErrorCode::kRefused,
-        .message = fmt::format(
-            "a sidecar answers only status, verify, plan and trace; send {} to the coordinator",
-            control::message_name(control::type_of(message)))});
+        .message = fmt::format("a sidecar answers only status, verify, plan, trace and forget; "
+                               "send {} to the coordinator",
+                               control::message_name(control::type_of(message)))});
   }
 }
 

@@ -73,7 +73,9 @@ class SidecarAgent {
   void execute(const staging::ReleaseVersion& command);
   void execute(const staging::BeatNow& command);
   void execute(const staging::CheckCopy& command);
+  void execute(const staging::ReplicaForgotten& command);
   using Reply = std::function<void(control::Message)>;
+  [[nodiscard]] control::ForgetReply forget(const control::Forget& what);
   [[nodiscard]] bool answer(const control::Message& question, const Reply& reply);
   void handle(control::Envelope envelope, control::Message message);
   void handle_command(const std::string& peer, const control::Envelope& envelope,

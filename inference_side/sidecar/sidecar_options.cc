@@ -15,6 +15,7 @@ staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
   options.boot_id = boot_id();
   options.pid_namespace = pid_namespace();
   options.versions_held = config.versions_held;
+  options.forget_after = config.forget_after;
   options.pause = config.deadlines.pause;
   options.load = config.deadlines.load;
   options.replica.commit = config.deadlines.commit;

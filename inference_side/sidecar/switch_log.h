@@ -30,6 +30,9 @@ class SwitchLog {
     return {};
   }
 
+  // The replica is no longer known.
+  void forget(const std::string& replica) { loads_.erase(replica); }
+
  private:
   struct Load {
     TimePoint begin{};

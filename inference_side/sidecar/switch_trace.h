@@ -37,6 +37,9 @@ class SwitchTrace {
   void heard(const std::string& replica, std::uint32_t world_size, const staging::RankEvent& event,
              std::uint64_t arena_bytes, TimePoint at);
 
+  // The replica is no longer known: its spans without an end are not recorded.
+  void forget(const std::string& replica) { open_.erase(replica); }
+
   // A part of a version has arrived: a bucket, or the whole version at once.
   void received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end);
   // A bucket was verified. Any thread.

@@ -43,7 +43,10 @@ TransitionTable outcome_transitions() {
 }
 
 ReplicaSet::ReplicaSet(const SidecarOptions& options)
-    : options_(options.replica), pause_(options.pause), load_(options.load) {}
+    : options_(options.replica),
+      pause_(options.pause),
+      load_(options.load),
+      forget_after_(options.forget_after) {}
 
 void ReplicaSet::move(OutcomeState to) {
   WSYNC_CHECK(allows<OutcomeState>(kOutcomeTransitions, state_, to),
@@ -64,6 +67,10 @@ std::optional<TimePoint> ReplicaSet::next_wake() const {
     const std::optional<TimePoint> other = replica.next_wake();
     if (other && (!wake || *other < *wake)) wake = other;
   }
+  if (forget_after_.count() == 0) return wake;
+  for (const auto& [name, since] : gone_)
+    if (const TimePoint at = since + forget_after_; check_forget(name) && (!wake || at < *wake))
+      wake = at;
   return wake;
 }
 
@@ -109,7 +116,46 @@ std::optional<ReplicaSet::Commands> ReplicaSet::handle(const ReplicaEvent& event
   std::visit(
       [&](const auto& what) { step(event.replica, {.now = now, .what = what}, record, out); },
       event.what);
+  note_attached(event.replica, now);
   return out;
+}
+
+void ReplicaSet::note_attached(const std::string& name, TimePoint now) {
+  if (replicas_.at(name).attached() > 0)
+    gone_.erase(name);
+  else
+    gone_.try_emplace(name, now);
+}
+
+std::vector<std::string> ReplicaSet::due_to_forget(TimePoint now) const {
+  std::vector<std::string> due;
+  if (forget_after_.count() == 0) return due;
+  for (const auto& [name, since] : gone_)
+    if (now >= since + forget_after_ && check_forget(name)) due.push_back(name);
+  return due;
+}
+
+Result<> ReplicaSet::check_forget(const std::string& name) const {
+  const auto found = replicas_.find(name);
+  if (found == replicas_.end())
+    return fail(ErrorCode::kNotFound, fmt::format("this sidecar knows no replica '{}'", name));
+  const reload::ReplicaSwitch& replica = found->second;
+  if (replica.attached() > 0)
+    return fail(ErrorCode::kRefused,
+                fmt::format("replica '{}' has {} of {} ranks attached: stop its engines first",
+                            name, replica.attached(), replica.world_size()));
+  if (replica.owes() || replica.phase() != reload::SwitchPhase::kIdle)
+    return fail(ErrorCode::kRefused,
+                fmt::format("replica '{}' is in a switch ({}), which waits for its engines until a "
+                            "deadline: try again when it has ended",
+                            name, reload::phase_name(replica.phase())));
+  return {};
+}
+
+void ReplicaSet::forget(const std::string& name) {
+  replicas_.erase(name);
+  gone_.erase(name);
+  had_turn_.erase(name);
 }
 
 ReplicaSet::Commands ReplicaSet::tick(const SidecarRecord& record, TimePoint now) {

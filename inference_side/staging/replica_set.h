@@ -7,6 +7,9 @@
 // Every call takes the stored record and the time. The goal of every switch is the target of the
 // record.
 //
+// This class has more than 25 methods: most are short views of the same switches, for outcomes, for
+// turns, and for what is forgotten.
+//
 // Thread: confined to one thread. Pure.
 #pragma once
 
@@ -78,6 +81,12 @@ class ReplicaSet {
                                                const std::vector<Version>& staged, TimePoint now);
   // Passes the time to every replica whose timer is due.
   [[nodiscard]] Commands tick(const SidecarRecord& record, TimePoint now);
+  // A replica without an attached rank that owes no outcome is forgotten after `forget_after`.
+  // These return the names of those that are due, the reason why one may not be forgotten now
+  // (kNotFound: it is unknown), and forget one for which check_forget() has returned no error.
+  [[nodiscard]] std::vector<std::string> due_to_forget(TimePoint now) const;
+  [[nodiscard]] Result<> check_forget(const std::string& name) const;
+  void forget(const std::string& name);
   [[nodiscard]] Commands notify_staged(const std::vector<Version>& staged,
                                        const SidecarRecord& record, TimePoint now);
   [[nodiscard]] Commands notify_withdrawn(const SidecarRecord& record, TimePoint now);
@@ -114,12 +123,15 @@ class ReplicaSet {
   void step(const std::string& name, const reload::SwitchEvent& event, const SidecarRecord& record,
             Commands& out);
   [[nodiscard]] std::vector<std::string> names() const;
+  void note_attached(const std::string& name, TimePoint now);
   [[nodiscard]] reload::TargetSet target_event(const SidecarRecord& record, bool owed) const;
 
   reload::SwitchOptions options_;
   std::chrono::milliseconds pause_;
   std::chrono::milliseconds load_;
+  std::chrono::milliseconds forget_after_;
   Replicas replicas_;
+  std::map<std::string, TimePoint> gone_;  // replicas without an attached rank, and since when
   OutcomeState state_ = OutcomeState::kIdle;
   std::uint32_t turns_ = 0;
   std::string turns_only_;          // as `only` of set_turns()

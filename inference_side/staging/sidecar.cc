@@ -68,6 +68,20 @@ void Sidecar::handle(const CoordinatorLost& /*event*/) {
 void Sidecar::handle(const reload::Tick& /*event*/) {
   if (registration_.is_due(now_)) send_hello();
   forward(replicas_.tick(record(), now_));
+  for (const std::string& replica : replicas_.due_to_forget(now_)) forget(replica);
+}
+
+void Sidecar::handle(const ForgetReplica& event) {
+  if (replicas_.check_forget(event.replica))
+    forget(event.replica);
+  else
+    ++dropped_;
+}
+
+void Sidecar::forget(const std::string& replica) {
+  replicas_.forget(replica);
+  out_.emplace_back(ReplicaForgotten{replica});
+  beat_due_ = true;
 }
 
 void Sidecar::handle(const CoordinatorMessage& event) {

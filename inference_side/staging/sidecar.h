@@ -15,8 +15,8 @@
 // The sidecar also works without a coordinator: it accepts engines, and brings them to the target
 // from the held copies.
 //
-// This class has more than 25 methods and some 400 lines, because each of the ten events and of the
-// seven messages that it handles has an overload. The overloads are short and keep no state of
+// This class has more than 25 methods and some 400 lines, because each of the eleven events and of
+// the seven messages that it handles has an overload. The overloads are short and keep no state of
 // their own.
 //
 // Thread: confined to one thread. No I/O. Nothing here blocks or throws.
@@ -68,6 +68,10 @@ class Sidecar {
   [[nodiscard]] control::ReplicaReport report(const reload::ReplicaSwitch& replica,
                                               TimePoint now) const;
   [[nodiscard]] std::vector<control::ReplicaReport> reports(TimePoint now) const;
+  // Returns the reason why a replica may not be forgotten now (ReplicaSet::check_forget).
+  [[nodiscard]] Result<> check_forget(const std::string& replica) const {
+    return replicas_.check_forget(replica);
+  }
   // The version that is offered or being staged; none = 0.0.
   [[nodiscard]] Version incoming() const { return round_.version(); }
   // Number of messages that were late, duplicate, of another round or of a lower fence.
@@ -87,6 +91,7 @@ class Sidecar {
   void handle(const CopyChecked& event);
   void handle(const ReplicaEvent& event);
   void handle(const reload::Tick& event);
+  void handle(const ForgetReplica& event);
 
   void apply(const CoordinatorMessage& event);
   void apply(const control::Envelope& envelope, const control::Welcome& message);
@@ -109,6 +114,7 @@ class Sidecar {
   void release(const Version& version);
   void release_undecided();
   void notify_staged();
+  void forget(const std::string& replica);
   // Passes free turns on, and has the coordinator informed of a change at once.
   void give_turns();
   void forward(ReplicaSet::Commands commands);

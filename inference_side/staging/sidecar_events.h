@@ -30,6 +30,8 @@ struct SidecarOptions {
   std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
   std::chrono::milliseconds load{limits::kLoadDeadlineMs};
   reload::SwitchOptions replica;  // of every replica; name and world size come from its ranks
+  // How long a replica without an attached rank is remembered; 0: for ever.
+  std::chrono::milliseconds forget_after{0};
   // Time between two Hellos while no coordinator welcomes this sidecar. It also limits how long a
   // restarted sidecar waits for its name after the end of the previous process is known.
   std::chrono::milliseconds hello_retry{limits::kHelloRetryMs};
@@ -87,10 +89,15 @@ struct ReplicaEvent {
   RankEvent what;
 };
 
+// Forgets a replica for which ReplicaSet::check_forget() permits it.
+struct ForgetReplica {
+  std::string replica;
+};
+
 struct SidecarEvent {
   TimePoint now{};
   std::variant<LinkUp, CoordinatorLost, CoordinatorMessage, Persisted, LayoutChecked, StagingDone,
-               StagingFailed, CopyChecked, ReplicaEvent, reload::Tick>
+               StagingFailed, CopyChecked, ReplicaEvent, reload::Tick, ForgetReplica>
       what;
 };
 
@@ -144,7 +151,12 @@ struct ForReplica {
   std::string replica;
   reload::SwitchCommand command;
 };
-using SidecarCommand = std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging,
-                                    CancelStaging, ReleaseVersion, BeatNow, CheckCopy, ForReplica>;
+// The replica is no longer known. It attaches as a new one if its engines return.
+struct ReplicaForgotten {
+  std::string replica;
+};
+using SidecarCommand =
+    std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging, CancelStaging, ReleaseVersion,
+                 BeatNow, CheckCopy, ForReplica, ReplicaForgotten>;
 
 }  // namespace wsync::staging

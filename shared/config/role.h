@@ -20,6 +20,7 @@ struct TrainerConfig;
 
 // 0 = never.
 inline constexpr Range<Milliseconds> kIdleRelease{Milliseconds(0), Milliseconds(kDurationMsMax)};
+inline constexpr Range<Milliseconds> kForgetAfter{Milliseconds(0), Milliseconds(kDurationMsMax)};
 inline constexpr Range<Milliseconds> kDeadline{Milliseconds(1), Milliseconds(kDurationMsMax)};
 
 // A Unix socket path holds at most 107 bytes. This bound leaves room for the socket names in

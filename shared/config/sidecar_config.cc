@@ -111,6 +111,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.size_or_auto("host_memory", c.host_memory, {limits::kMiB, limits::kModelBytesMax});
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
   binder.duration("idle_release", c.idle_release, kIdleRelease);
+  binder.duration("forget_after", c.forget_after, kForgetAfter);
   bind_transport(binder, c.transport, c.data_address);
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("engine_deadline", c.engine_deadline, kDeadline);

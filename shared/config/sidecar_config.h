@@ -40,7 +40,9 @@ struct SidecarConfig {
       0;  // bytes for staged versions; 0 = limited only by the host and its control group
   std::uint32_t versions_held = kVersionsHeldDefault;
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
-  std::string transport;  // the only permitted kind (shared/transport); empty: every kind
+  Milliseconds forget_after =
+      kForgetAfterDefault;  // 0 = replicas that are gone are never forgotten
+  std::string transport;    // the only permitted kind (shared/transport); empty: every kind
   std::string data_address = "tcp://127.0.0.1:0";
   HeartbeatConfig heartbeat;
   // An engine that does not poll its link for longer is not ready.

@@ -76,6 +76,18 @@ std::string format_duration(std::chrono::milliseconds duration) {
   return print(static_cast<std::uint64_t>(duration.count()), kDurationUnits, "ms");
 }
 
+std::string known_names(std::string_view text, const std::set<std::string>& known) {
+  constexpr std::size_t kNamed = 8;
+  if (known.empty()) return "; it knows none";
+  const std::string nearest = nearest_name(text, known);
+  std::vector<std::string> named(known.begin(), known.end());
+  const std::size_t more = named.size() - std::min(named.size(), kNamed);
+  named.resize(named.size() - more);
+  return fmt::format("; {}it knows {}{}",
+                     nearest.empty() ? "" : fmt::format("did you mean '{}'? ", nearest),
+                     fmt::join(named, ", "), more == 0 ? "" : fmt::format(" and {} more", more));
+}
+
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   // Damerau-Levenshtein distance (optimal string alignment). Three rows of the table are enough;
   // the row before the previous one is needed for swaps.

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -26,6 +27,9 @@ namespace wsync::config {
 // distance exceeds a third of the longer length. Cost: the product of the lengths.
 template <class Range>
 [[nodiscard]] std::string nearest_name(std::string_view text, const Range& candidates);
+// The end of a refusal of a name that is none of `known`: "; did you mean 'a'? it knows a, b".
+// Names at most eight of them.
+[[nodiscard]] std::string known_names(std::string_view text, const std::set<std::string>& known);
 // Returns the number of edits: inserts, deletes, replacements and swaps of neighbours.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);
 

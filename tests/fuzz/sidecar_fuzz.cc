@@ -136,6 +136,7 @@ class SidecarRun {
     options.name = "a";
     options.versions_held = 2 + (choice & 1U);
     options.pause = options.load = seconds(2);
+    if ((choice & 4U) != 0) options.forget_after = seconds(5);
     options.replica.commit = options.replica.rank_return = seconds(1);
     return options;
   }

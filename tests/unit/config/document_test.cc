@@ -1,6 +1,8 @@
 #include "shared/config/document.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <set>
 
 #include "shared/config/limits.h"
 #include "shared/config/units.h"
@@ -111,6 +113,16 @@ TEST(Units, NearestName) {
   EXPECT_EQ(nearest_name("rundir", names), "run_dir");
   EXPECT_EQ(nearest_name("elephants", names), "");
   EXPECT_EQ(nearest_name(std::string(100'000, 'x'), names), "");
+}
+
+TEST(Units, KnownNamesEndARefusal) {
+  EXPECT_EQ(known_names("hsot0", {"host0", "other"}),
+            "; did you mean 'host0'? it knows host0, other");
+  EXPECT_EQ(known_names("x", {"host0"}), "; it knows host0");
+  EXPECT_EQ(known_names("x", {}), "; it knows none");
+  std::set<std::string> many;
+  for (int i = 10; i < 20; ++i) many.insert("host" + std::to_string(i));
+  EXPECT_THAT(known_names("x", many), testing::EndsWith("host16, host17 and 2 more"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The replicas of a sidecar: who is known, and the outcomes that a decision is owed.
 #include "inference_side/staging/replica_set.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/versions.h"
@@ -174,6 +175,75 @@ TEST_F(ReplicaSetTest, TwoReplicasThatFailGiveTheirTurnBack) {
     EXPECT_TRUE(replicas.give_turns(record, now).empty());
     replicas.set_turns(0);  // the answer of the coordinator, which has given it to another sidecar
   }
+}
+
+class ForgottenReplicas : public ReplicaSetTest {
+ protected:
+  static constexpr std::chrono::minutes kForgetAfter{10};
+  ForgottenReplicas() {
+    SidecarOptions options;
+    options.forget_after = kForgetAfter;
+    replicas = ReplicaSet(options);
+  }
+};
+
+TEST_F(ForgottenReplicas, OneWithoutEnginesAfterItsTime) {
+  ASSERT_TRUE(handle(hello("a")));
+  ASSERT_TRUE(handle(hello("b", 2)));
+  ASSERT_TRUE(handle(lost("a")));
+  const TimePoint due = now + kForgetAfter;
+  EXPECT_EQ(replicas.next_wake(), due);
+  EXPECT_TRUE(replicas.due_to_forget(now).empty());
+  EXPECT_EQ(replicas.due_to_forget(due), (std::vector<std::string>{"a"}));
+  replicas.forget("a");
+  EXPECT_FALSE(replicas.all().contains("a"));
+  EXPECT_TRUE(replicas.all().contains("b")) << "one of its ranks is attached";
+  EXPECT_FALSE(replicas.next_wake().has_value());
+  EXPECT_FALSE(handle(lost("a"))) << "it is unknown";
+  EXPECT_TRUE(handle(hello("a", 4))) << "a new one";
+}
+
+TEST_F(ForgottenReplicas, OneThatAttachesInTimeIsKept) {
+  ASSERT_TRUE(handle(hello("a")));
+  ASSERT_TRUE(handle(lost("a")));
+  ASSERT_TRUE(handle(hello("a")));
+  EXPECT_TRUE(replicas.due_to_forget(now + 2 * kForgetAfter).empty());
+  now = now + kForgetAfter / 2;
+  ASSERT_TRUE(handle(lost("a")));
+  ASSERT_TRUE(handle(lost("a")));
+  EXPECT_TRUE(replicas.due_to_forget(now + kForgetAfter / 2).empty()) << "its time begins again";
+  EXPECT_FALSE(replicas.due_to_forget(now + kForgetAfter).empty());
+}
+
+TEST_F(ForgottenReplicas, OneThatOwesAnOutcomeIsKeptUntilItsDeadline) {
+  ASSERT_TRUE(handle(hello("a")));
+  ASSERT_EQ(decide(kV2).size(), 1U);
+  ASSERT_TRUE(handle(lost("a")));  // in the middle of its pause
+  const TimePoint later = now + kForgetAfter;
+  EXPECT_TRUE(replicas.due_to_forget(later).empty());
+  EXPECT_THAT(replicas.check_forget("a").error().message(), testing::HasSubstr("is in a switch"));
+  ASSERT_TRUE(replicas.next_wake().has_value());
+  EXPECT_LT(*replicas.next_wake(), later) << "the deadline of the pause";
+  while (replicas.next_wake() && *replicas.next_wake() < later) pass(*replicas.next_wake());
+  EXPECT_TRUE(replicas.take_report().has_value());
+  EXPECT_EQ(replicas.next_wake(), later);
+  EXPECT_EQ(replicas.due_to_forget(later).size(), 1U);
+}
+
+TEST_F(ForgottenReplicas, OnRequestOnlyWithoutEngines) {
+  EXPECT_EQ(replicas.check_forget("a").error().code(), ErrorCode::kNotFound);
+  ASSERT_TRUE(handle(hello("a", 2)));
+  EXPECT_EQ(replicas.check_forget("a").error().message(),
+            "replica 'a' has 1 of 2 ranks attached: stop its engines first");
+  ASSERT_TRUE(handle(lost("a")));
+  EXPECT_TRUE(replicas.check_forget("a").has_value());
+}
+
+TEST_F(ReplicaSetTest, WithoutATimeNoneIsForgotten) {
+  ASSERT_TRUE(handle(hello("a")));
+  ASSERT_TRUE(handle(lost("a")));
+  EXPECT_FALSE(replicas.next_wake().has_value());
+  EXPECT_TRUE(replicas.due_to_forget(now + std::chrono::hours(100)).empty());
 }
 
 TEST_F(ReplicaSetTest, InvariantsNameAReplicaWithAnotherTarget) {

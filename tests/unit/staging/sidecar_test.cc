@@ -848,5 +848,41 @@ TEST_F(SidecarTest, EveryEventInEveryState) {
   }
 }
 
+// ---- replicas that are gone ----
+
+TEST_F(SidecarTest, AReplicaWithoutEnginesIsForgottenAndTheCoordinatorIsInformedAtOnce) {
+  SidecarOptions options{.name = "s"};
+  options.forget_after = std::chrono::minutes(10);
+  sidecar = Sidecar(options);
+  serve(kV1);
+  step(ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}});
+  ASSERT_TRUE(sidecar.next_wake().has_value());
+  now = now + std::chrono::minutes(9);
+  step(reload::Tick{});
+  EXPECT_EQ(sidecar.reports(now).size(), 1U);
+  now = now + std::chrono::minutes(1);
+  step(reload::Tick{});
+  ASSERT_NE(command<ReplicaForgotten>(), nullptr);
+  EXPECT_EQ(command<ReplicaForgotten>()->replica, "r");
+  EXPECT_NE(command<BeatNow>(), nullptr);
+  EXPECT_TRUE(sidecar.reports(now).empty());
+  EXPECT_FALSE(sidecar.next_wake().has_value());
+  engine(kV1);
+  EXPECT_TRUE(sidecar.reports(now).at(0).ready) << "its engine has returned";
+}
+
+TEST_F(SidecarTest, AReplicaIsForgottenOnRequestUnlessAnEngineIsAttached) {
+  serve(kV1);
+  EXPECT_FALSE(sidecar.check_forget("r").has_value());
+  const std::uint64_t dropped = sidecar.dropped();
+  step(ForgetReplica{"r"});
+  EXPECT_EQ(sidecar.dropped(), dropped + 1);
+  step(ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}});
+  EXPECT_TRUE(sidecar.check_forget("r").has_value());
+  step(ForgetReplica{"r"});
+  EXPECT_NE(command<ReplicaForgotten>(), nullptr);
+  EXPECT_TRUE(sidecar.replicas().empty());
+}
+
 }  // namespace
 }  // namespace wsync::staging
