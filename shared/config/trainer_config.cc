@@ -77,6 +77,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
                                               limits::kLeafBytes, c.bucket_bytes));
   binder.count("arenas", c.arenas, {kArenasMin, kArenasMax});
   binder.duration("idle_release", c.idle_release, kIdleRelease);
+  binder.duration("forget_after", c.forget_after, kForgetAfter);
   bind_transport(binder, c.transport, c.data_address);
   const transport::TransportTraits* kind = transport::find_transport_kind(c.transport);
   if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)

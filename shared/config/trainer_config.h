@@ -53,7 +53,9 @@ struct TrainerConfig {
   std::uint64_t bucket_bytes = kBucketBytesDefault;
   std::uint32_t arenas = kArenasDefault;
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
-  std::string transport;  // the only permitted kind (shared/transport); empty: every kind
+  Milliseconds forget_after =
+      kForgetAfterDefault;  // 0 = sidecars that are gone are never forgotten
+  std::string transport;    // the only permitted kind (shared/transport); empty: every kind
   std::string data_address = "tcp://127.0.0.1:0";
   PauseMode pause_mode = PauseMode::kAbort;
   HeartbeatConfig heartbeat;

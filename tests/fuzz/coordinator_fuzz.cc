@@ -29,7 +29,8 @@ class CoordinatorRun {
   }
 
  public:
-  CoordinatorRun(Input& in, unsigned choice) : in_(in), machine_(options(choice)) {}
+  CoordinatorRun(Input& in, unsigned choice)
+      : in_(in), forgets_((choice & 32U) != 0), machine_(options(choice)) {}
 
   void run() {
     for (std::size_t i = 0; i < kEvents && !in_.empty(); ++i) {
@@ -72,6 +73,7 @@ class CoordinatorRun {
     }
     options.announce = seconds(2);
     options.stage = options.whole_switch = seconds(8);
+    if ((choice & 32U) != 0) options.forget_after = seconds(5);
     if ((choice & 16U) != 0) {
       options.record.emplace();
       options.record->fence = {.epoch = 2, .run_id = {2, 1}, .fleet = kFleets[1]};
@@ -101,6 +103,7 @@ class CoordinatorRun {
                      [&](coordinator::PromotionDone& one) {
                        if (one.request != 0) ended(one.request);
                      },
+                     [&](coordinator::ForgetDone& one) { ended(one.request); },
                      [](auto&) {},
                  },
                  command);
@@ -153,6 +156,7 @@ class CoordinatorRun {
         return step(coordinator::PromoteRequested{.request = request_, .force = in_.one_in(2)});
       }
       case 13: {
+        if (forgets_ && in_.one_in(2)) return forget();
         coordinator::CancelRequested cancel{.request = ++request_};
         if (in_.one_in(2)) Pooled(in_, {}).version("", cancel.version);
         return step(cancel);
@@ -163,6 +167,13 @@ class CoordinatorRun {
         if (in_.one_in(16)) return step(coordinator::Replaced{.by = "another"});
         return step(coordinator::PeerLost{.peer = some_peer(), .reason = "silence"});
     }
+  }
+
+  void forget() {
+    coordinator::ForgetRequested request{.request = ++request_, .force = in_.one_in(2)};
+    request.sidecar = in_.one_in(4) ? "d" : peer(some_peer()).hello.name;
+    open_[request_] = true;
+    step(std::move(request));
   }
 
   // The first and the last are two processes of one name.
@@ -280,6 +291,7 @@ class CoordinatorRun {
   }
 
   Input& in_;
+  bool forgets_;
   coordinator::Coordinator machine_;
   Clock<coordinator::Coordinator, coordinator::CoordinatorTick> clock_;
   std::map<std::string, Peer> peers_;

@@ -73,13 +73,17 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     total.superseded += run.superseded;
     total.held += run.held;
     total.cancelled += run.cancelled;
+    total.forgotten += run.forgotten;
+    total.replicas_forgotten += run.replicas_forgotten;
     total.steps += run.steps;
     total.dropped += run.dropped;
     total.hubs.add(run.hubs);
   }
   std::printf(
       "%llu seeds: %llu events, %llu crashes, rounds %llu ok, %llu failed, %llu superseded and "
-      "%llu cancelled, %llu rollbacks, %llu serving steps, %llu messages dropped\n",
+      "%llu cancelled, %llu rollbacks, %llu sidecars and %llu replicas forgotten, %llu serving "
+      "steps, "
+      "%llu messages dropped\n",
       static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(total.events),
       static_cast<unsigned long long>(total.crashes),
       static_cast<unsigned long long>(total.rounds_ok),
@@ -87,6 +91,8 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.superseded),
       static_cast<unsigned long long>(total.cancelled),
       static_cast<unsigned long long>(total.rollbacks_ok),
+      static_cast<unsigned long long>(total.forgotten),
+      static_cast<unsigned long long>(total.replicas_forgotten),
       static_cast<unsigned long long>(total.steps), static_cast<unsigned long long>(total.dropped));
   std::printf(
       "pipeline: %llu runs, %llu failed; %llu engines dropped; buffers allocated %llu times, freed "
@@ -100,6 +106,8 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.hubs.not_begun));
   // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
+    EXPECT_GT(total.forgotten, 0U);
+    EXPECT_GT(total.replicas_forgotten, 0U);
     EXPECT_GT(total.hubs.runs_failed, 0U);
     EXPECT_GT(total.hubs.drops, 0U);
     EXPECT_GT(total.hubs.frees, 0U);

@@ -39,6 +39,7 @@ coordinator::CoordinatorOptions coordinator_options(
     options.canary = kCanary;
     options.canary_time = milliseconds(run_id % 2 == 0 ? 2'000 : 0);
   }
+  options.forget_after = milliseconds(run_id % 3 * 60);
   return options;
 }
 
@@ -50,6 +51,7 @@ staging::SidecarOptions sidecar_options(std::size_t s, std::uint64_t life) {
   options.transports = {{"memfd", ""}, {"tcp", fmt::format("s{}", s)}};
   options.versions_held = s == 0 ? 3 : 2;
   options.hello_retry = milliseconds(300);
+  options.forget_after = milliseconds((life + s) % 3 * 100);
   options.replica.rank_return = milliseconds(300);
   options.replica.commit = milliseconds(200);
   options.replica.retry = milliseconds(150);
@@ -357,6 +359,8 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
     ++(cancel->reply.ok ? statistics_.cancelled : statistics_.cancels_refused);
     if (cancel->reply.ok && !cancelled_.contains(cancel->reply.version))
       violate("a cancelled publish has not ended");
+  } else if (const auto* forgotten = std::get_if<coordinator::Forgotten>(&command)) {
+    check_forgotten(c, *forgotten);
   } else if (const auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
     process.snapshots.erase(drop->version);
   }
@@ -427,6 +431,8 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
           staging::CopyChecked{.check = suspect->check, .intact = intact});
   } else if (const auto* replica = std::get_if<staging::ForReplica>(&command)) {
     for_replica(s, *replica);
+  } else if (std::holds_alternative<staging::ReplicaForgotten>(command)) {
+    ++statistics_.replicas_forgotten;
   }
 }
 

@@ -47,6 +47,8 @@ struct WorldStatistics {
   std::uint64_t cancelled = 0;   // cancelled publishes
   // the decision was already made, or no update was running
   std::uint64_t cancels_refused = 0;
+  std::uint64_t forgotten = 0;                   // sidecars that a coordinator has forgotten
+  std::uint64_t replicas_forgotten = 0;          // replicas that a sidecar has forgotten
   std::uint64_t steps = 0;                       // serving steps of the engines
   std::uint64_t dropped = 0;                     // messages that the machines dropped
   std::map<std::string, std::uint64_t> reasons;  // reasons of failed rounds and rollbacks
@@ -153,11 +155,13 @@ class World {
   void inject();
   void silence(std::size_t s, const std::string& replica, std::uint32_t rank);
   void inject_stranger(std::size_t s, std::size_t c);
+  void forget(std::size_t s, std::size_t c);
   void heal();
   // checks
   void violate(const std::string& what);
   void check_sidecar(std::size_t s, const staging::SidecarEvent& event,
                      const staging::SidecarRecord& before, std::size_t commands);
+  void check_forgotten(std::size_t c, const coordinator::Forgotten& forgotten);
   void check_reports(std::size_t s);
   void check_may_run(std::size_t s, const EngineGroup& group, const Version& version);
   void check_origin(std::size_t s, const staging::SidecarRecord& before);
@@ -186,7 +190,8 @@ class World {
   // Versions that a completed rollback has withdrawn, each with the sidecars that had joined the
   // coordinator by then. The other sidecars cannot know of the rollback.
   std::map<Version, std::set<std::string>> gone_for_good_;
-  std::set<Version> cancelled_;  // reported as stopped before a decision
+  std::set<std::string> forced_;  // sidecars that operators may have had forgotten in any case
+  std::set<Version> cancelled_;   // reported as stopped before a decision
   std::vector<std::string> violations_;
   WorldStatistics statistics_;
 };

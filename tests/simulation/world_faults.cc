@@ -53,7 +53,10 @@ void World::inject() {
   const std::size_t c = schedule_.pick(0, coordinators_.size() - 1);
   EngineGroup& group = *sidecars_[s].groups[schedule_.pick(0, options_.replicas - 1)];
   const auto rank = static_cast<std::uint32_t>(schedule_.pick(0, options_.ranks - 1));
-  switch (schedule_.pick(0, 10)) {
+  switch (schedule_.pick(0, 11)) {
+    case 11:
+      forget(s, c);
+      return;
     case 10:
       inject_stranger(s, c);
       return;
@@ -104,6 +107,15 @@ void World::silence(std::size_t s, const std::string& replica, std::uint32_t ran
   report(reload::RankSilent{.rank = rank, .why = "does not poll its link"});
   schedule_.after(schedule_.micros(1'000, 2'000'000),
                   [report, rank] { report(reload::RankHeard{.rank = rank}); });
+}
+
+// An operator has a sidecar forgotten, mostly one that is connected: that is refused.
+void World::forget(std::size_t s, std::size_t c) {
+  const std::string name = fmt::format("s{}", s);
+  const bool force = schedule_.chance(0.3);
+  if (force) forced_.insert(name);
+  coordinator_step(c, {.now = schedule_.now(),
+                       .what = coordinator::ForgetRequested{.sidecar = name, .force = force}});
 }
 
 // A sidecar and a coordinator of another fleet connect to the wrong address. Their epoch is far
@@ -291,6 +303,22 @@ std::string World::unmet_obligation() const {
         return fmt::format("s{} does not know that {} was withdrawn", s, version.to_string());
   }
   return {};
+}
+
+// Only an operator may have a sidecar forgotten that does not know of a withdrawn version.
+void World::check_forgotten(std::size_t c, const coordinator::Forgotten& forgotten) {
+  ++statistics_.forgotten;
+  if (forced_.contains(forgotten.sidecar)) return;
+  const coordinator::Coordinator& coordinator = *coordinators_[c].machine;
+  if (coordinator.roster().members().contains(forgotten.sidecar))
+    violate(fmt::format("{} is forgotten and in the roster", forgotten.sidecar));
+  for (std::size_t s = 0; s < sidecars_.size(); ++s)
+    if (fmt::format("s{}", s) == forgotten.sidecar)
+      for (const Version& version : coordinator.record().withdrawn)
+        if (std::ranges::find(sidecars_[s].disc.withdrawn, version) ==
+            sidecars_[s].disc.withdrawn.end())
+          violate(fmt::format("s{} is forgotten, and does not know that {} was withdrawn", s,
+                              version.to_string()));
 }
 
 // If a version is reported as active, every rank holds it byte for byte.

@@ -10,6 +10,7 @@
 #include "shared/base/planted.h"
 #include "shared/control/codec.h"
 #include "trainer_side/coordinator/decision_obligations.h"
+#include "trainer_side/coordinator/forget_rules.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
@@ -124,6 +125,8 @@ void Coordinator::refuse_stopped(const CoordinatorEvent& event) {
     refuse_promotion(context_, record(), *promotion, why);
   else if (const auto* cancel = std::get_if<CancelRequested>(&event.what))
     context_.emit(CancelDone{.request = cancel->request, .reply = {.reason = why}});
+  else if (const auto* forget = std::get_if<ForgetRequested>(&event.what))
+    context_.emit(ForgetDone{.request = forget->request, .reply = {.reason = why}});
   else
     ++context_.dropped;
 }
@@ -175,6 +178,7 @@ void Coordinator::handle(const PeerLost& event) {
     return;
   }
   member->peer.clear();
+  member->lost = context_.now;
   rounds_.handle_lost(context_, log_, *member);
   member->report.connected = false;
   if (claim_.state() != FenceClaimState::kWelcoming) return;
@@ -226,6 +230,56 @@ void Coordinator::handle(const CancelRequested& event) {
   context_.emit(CancelDone{.request = event.request, .reply = std::move(reply)});
 }
 
+void Coordinator::handle(const ForgetRequested& event) {
+  control::ForgetReply reply;
+  if (const Result<> may = check_forget(event); !may) {
+    reply.reason = may.error().message();
+  } else {
+    reply.ok = true;
+    if (context_.roster.find(event.sidecar) == nullptr) {
+      log_.remove_member(event.sidecar);
+      context_.emit(Forgotten{.sidecar = event.sidecar, .reason = "on request"});
+    } else {
+      RoundScheduler::forget(context_, log_, context_.roster.add(event.sidecar), "on request");
+    }
+  }
+  context_.emit(ForgetDone{.request = event.request, .reply = std::move(reply)});
+}
+
+Result<> Coordinator::check_forget(const ForgetRequested& event) const {
+  const auto refuse = [](std::string why) { return fail(ErrorCode::kRefused, std::move(why)); };
+  if (!claim_.is_claimed())
+    return refuse(
+        fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase())));
+  const Member* member = context_.roster.find(event.sidecar);
+  const std::vector<std::string>& members = record().members;
+  if (member == nullptr && std::ranges::find(members, event.sidecar) == members.end())
+    return refuse(fmt::format("this coordinator knows no sidecar '{}'", event.sidecar));
+  if (member != nullptr && !member->peer.empty())
+    return refuse(fmt::format("sidecar '{}' is connected (process {} on {}): stop it first",
+                              event.sidecar, member->report.pid, member->report.host));
+  if (member != nullptr &&
+      rounds_.is_in_round(*member))  // decided, otherwise it has left the round
+    return refuse(fmt::format(
+        "sidecar '{}' takes part in the {} to {}, which is {}: try again when it has ended",
+        event.sidecar, rounds_.round()->is_rollback() ? "rollback" : "update",
+        rounds_.round()->version().to_string(), rounds_.round()->activity()));
+  const bool owes =
+      member == nullptr ? !record().withdrawn.empty() : owes_withdrawal(record(), *member);
+  if (owes && !event.force) return fail(withdrawal_owed(record(), event.sidecar));
+  return {};
+}
+
+// The sidecars in the record have had their time since the claim.
+void Coordinator::forget_absent() {
+  if (!forget_absent_at_ || context_.now < *forget_absent_at_) return;
+  forget_absent_at_.reset();
+  for (std::string& name : log_.remove_absent(context_.roster))
+    context_.emit(
+        Forgotten{.sidecar = std::move(name),
+                  .reason = "it has not connected to this process for longer than forget_after"});
+}
+
 void Coordinator::handle(const WaitingReplaced& event) { rounds_.replace_waiting(context_, event); }
 
 void Coordinator::handle(const Replaced& event) {
@@ -246,10 +300,13 @@ void Coordinator::handle(const CoordinatorTick&) {
     else
       finish_claim();
   }
-  if (claim_.is_claimed()) rounds_.handle_tick(context_, log_);
+  if (!claim_.is_claimed()) return;
+  forget_absent();
+  rounds_.handle_tick(context_, log_);
 }
 
 void Coordinator::handle(const Stored& event) {
+  const std::size_t withdrawn = record().withdrawn.size();
   const StoreOutcome outcome = log_.handle(context_, event);
   if (outcome.failure) return handle_not_stored(outcome);
   switch (outcome.ended) {
@@ -258,6 +315,8 @@ void Coordinator::handle(const Stored& event) {
     case StoreOutcome::Ended::kClaim:
       names_.note_seen(record().target);
       claim_.handle_stored(context_, record());
+      if (record().withdrawn.size() != withdrawn)  // those of the store were added
+        for (auto& [name, member] : context_.roster.change_all()) member.knows_withdrawn = false;
       return;
     case StoreOutcome::Ended::kDecision:
       rounds_.handle_stored(context_, log_, outcome.rollback);
@@ -375,6 +434,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.decision = hello.decision;
   member.origin = hello.origin;
   member.target_content = hello.target_content;
+  member.knows_withdrawn = knows_withdrawn(record(), hello);
   for (const Version& version : hello.staged) names_.note_seen(version);
   names_.note_seen(hello.target);
   for (const Version& version : hello.withdrawn) names_.note_seen(version);
@@ -388,8 +448,9 @@ void Coordinator::join(Member& member, const control::Hello& hello, bool in_swit
   if (!in_switch) member.switched = 0;
   const std::size_t withdrawn = record().withdrawn.size();
   log_.learn_withdrawn(context_.roster, hello.withdrawn);
-  if (record().withdrawn.size() != withdrawn)
-    (void)context_.roster.change_all();  // it changes what the other sidecars are owed
+  if (record().withdrawn.size() != withdrawn)  // it changes what the other sidecars are owed
+    for (auto& [name, other] : context_.roster.change_all()) other.knows_withdrawn = false;
+  member.knows_withdrawn = knows_withdrawn(record(), hello);
   log_.add_member(context_.roster, hello.name);
   judge(context_, record(), member);
   if (!claim_.is_claimed()) {
@@ -434,6 +495,8 @@ void Coordinator::begin_claim() {
 
 void Coordinator::finish_claim() {
   if (!claim_.finish(context_)) return;
+  if (context_.options.forget_after.count() > 0)
+    forget_absent_at_ = context_.now + context_.options.forget_after;
   if (rounds_.follow_newest(context_, log_)) {
     context_.emit(Ready{.fence = record().fence, .target = log_.pending()->target});
     return;
@@ -474,7 +537,10 @@ std::optional<TimePoint> Coordinator::next_wake() const {
   };
   if (!log_.is_storing()) by(claim_.deadline());
   if (log_.is_storing() || claim_.is_claimed()) by(log_.next_wake());
-  if (!log_.is_storing() && claim_.is_claimed()) by(rounds_.next_wake());
+  if (!log_.is_storing() && claim_.is_claimed()) {
+    by(rounds_.next_wake());
+    by(forget_absent_at_);
+  }
   return wake;
 }
 
@@ -495,6 +561,12 @@ std::string Coordinator::transport_problems() const {
 
 bool Coordinator::has_update(const Version& version) const noexcept {
   return rounds_.has_update(version) || find_publish(queue_, version) != queue_.end();
+}
+
+std::set<std::string> Coordinator::known_sidecars() const {
+  std::set<std::string> names(record().members.begin(), record().members.end());
+  for (const auto& [name, member] : context_.roster.members()) names.insert(name);
+  return names;
 }
 
 control::StatusReply Coordinator::status() const {

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,6 +90,8 @@ class Coordinator {
   [[nodiscard]] std::uint32_t canary_waiting() const noexcept {
     return rounds_.canary().holds() ? rounds_.canary().behind() : 0;
   }
+  // The sidecars that are in the roster or in the record.
+  [[nodiscard]] std::set<std::string> known_sidecars() const;
   // Number of messages that were late, of another round, or of a lower fence.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return context_.dropped; }
   // Returns kInternal with the first broken rule, of this machine or of a member. step() checks
@@ -100,6 +103,8 @@ class Coordinator {
   [[nodiscard]] bool must_wait(const CoordinatorEvent& event) const;
   void apply(const CoordinatorEvent& event);
   [[nodiscard]] Result<> own_invariants() const;
+  [[nodiscard]] Result<> check_forget(const ForgetRequested& event) const;
+  void forget_absent();
   void refuse_stopped(const CoordinatorEvent& event);
   void handle(const PeerMessage& event);
   void handle(const PeerLost& event);
@@ -108,6 +113,7 @@ class Coordinator {
   void handle(const PromoteRequested& event);
   void handle(const CancelRequested& event);
   void handle(const WaitingReplaced& event);
+  void handle(const ForgetRequested& event);
   void handle(const Replaced& event);
   void handle(const CoordinatorTick& event);
   void handle(const Stored& event);
@@ -132,6 +138,8 @@ class Coordinator {
   FenceClaim claim_;
   RoundScheduler rounds_;
   VersionNames names_;
+  // When members of the record that have not connected to this process are forgotten.
+  std::optional<TimePoint> forget_absent_at_;
   std::deque<CoordinatorEvent> queue_;  // events that wait until the store answers
 };
 

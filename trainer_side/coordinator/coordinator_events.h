@@ -55,6 +55,12 @@ struct CancelRequested {
   std::uint64_t request = 0;
   Version version;  // 0.0 = the running update
 };
+// Forgets a sidecar that is gone (forget_rules.h).
+struct ForgetRequested {
+  std::uint64_t request = 0;
+  std::string sidecar;
+  bool force = false;  // also if it may not know of a withdrawn version
+};
 // Ends a publish that waits for its round, because the snapshot of a newer one needs its memory.
 struct WaitingReplaced {
   Version version;
@@ -77,7 +83,7 @@ struct Stored {
 struct CoordinatorEvent {
   TimePoint now{};
   std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, PromoteRequested,
-               CancelRequested, WaitingReplaced, Replaced, CoordinatorTick, Stored>
+               CancelRequested, WaitingReplaced, Replaced, CoordinatorTick, Stored, ForgetRequested>
       what;
 };
 
@@ -118,6 +124,15 @@ struct CancelDone {
   std::uint64_t request = 0;
   control::CancelReply reply;
 };
+struct ForgetDone {
+  std::uint64_t request = 0;
+  control::ForgetReply reply;
+};
+// The sidecar is no longer known. It joins as a new one if it returns.
+struct Forgotten {
+  std::string sidecar;
+  std::string reason;
+};
 // The rollback has been decided; its RollbackDone follows later.
 struct RollbackBegan {
   std::uint64_t request = 0;
@@ -148,6 +163,7 @@ struct Stopped {
 };
 using CoordinatorCommand =
     std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone, RollbackBegan,
-                 RollbackDone, PromotionBegan, PromotionDone, CancelDone, DropVersion, Stopped>;
+                 RollbackDone, PromotionBegan, PromotionDone, CancelDone, DropVersion, Stopped,
+                 ForgetDone, Forgotten>;
 
 }  // namespace wsync::coordinator

@@ -37,6 +37,8 @@ struct CoordinatorOptions {
   // How long the canary must serve a version until the others switch without being asked to; 0:
   // only on request.
   std::chrono::milliseconds canary_time{0};
+  // How long a sidecar that is gone is remembered; 0: for ever.
+  std::chrono::milliseconds forget_after{0};
   // By which this trainer serves versions, preferred first. Sent in Welcome.
   std::vector<control::TransportAddress> transports;
   // The configuration permits one kind only. Then it is used even if the hosts seem to differ.

@@ -294,6 +294,18 @@ void DecisionLog::remove_member(const std::string& name) {
   members_changed_ |= std::erase(record_.members, name) > 0;
 }
 
+std::vector<std::string> DecisionLog::remove_absent(const Roster& roster) {
+  std::vector<std::string> absent;
+  if (!record_.withdrawn.empty()) return absent;
+  std::erase_if(record_.members, [&](const std::string& name) {
+    const bool is_absent = roster.find(name) == nullptr;
+    if (is_absent) absent.push_back(name);
+    return is_absent;
+  });
+  members_changed_ |= !absent.empty();
+  return absent;
+}
+
 void DecisionLog::learn_withdrawn(const Roster& roster, const std::vector<Version>& versions) {
   const std::size_t before = record_.withdrawn.size();
   withdraw(roster, record_.withdrawn, versions);

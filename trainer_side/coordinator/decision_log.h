@@ -85,6 +85,8 @@ class DecisionLog {
 
   // Whether a decision is being stored or due, so that the target may be a withdrawn version.
   [[nodiscard]] bool leaves_target() const noexcept { return pending_ || follow_again_; }
+  // Whether the newest decision names every version that is known here to be withdrawn.
+  [[nodiscard]] bool names_all_withdrawn() const noexcept { return !withdrawn_changed_; }
   // The decision that is needed for the fleet to follow its newest decision; std::nullopt if none
   // is needed. Notifies the operators if no version is left that may be served.
   [[nodiscard]] std::optional<DecisionChoice> newest(CoordinatorContext& context);
@@ -96,9 +98,12 @@ class DecisionLog {
   // reason why it may not.
   [[nodiscard]] Result<Version> choose_rollback(const Roster& roster, const Version& to) const;
 
-  // A sidecar has joined, or has left permanently.
+  // A sidecar has joined, or has left permanently or is forgotten.
   void add_member(const Roster& roster, const std::string& name);
   void remove_member(const std::string& name);
+  // Removes the members that have not connected to this process, and returns their names. Keeps
+  // them if a version was withdrawn: none of them has acknowledged that here.
+  [[nodiscard]] std::vector<std::string> remove_absent(const Roster& roster);
   // Adds versions that a sidecar knows to be withdrawn. The next decision carries them to all
   // sidecars.
   void learn_withdrawn(const Roster& roster, const std::vector<Version>& versions);

@@ -79,7 +79,7 @@ Result<> check_record(const CoordinatorContext& context, const CoordinatorRecord
   if (context.roster.find(hello.name) == nullptr && context.roster.size() >= limits::kSidecarCount)
     return refuse(fmt::format(
         "this coordinator already knows {} sidecars, the maximum; give the new one the name of one "
-        "that it replaces, or restart this trainer to forget those that no longer exist",
+        "that it replaces, or forget one that no longer exists (`wsync forget`)",
         context.roster.size()));
   return {};
 }

@@ -24,14 +24,19 @@
 namespace wsync::coordinator {
 
 // One sidecar, identified by its name. It stays in the roster when it is lost, or leaves while
-// an engine is attached to it, and is removed when it leaves without engines.
+// an engine is attached to it, until it is forgotten (forget_rules.h). It is removed at once when
+// it leaves without engines.
 struct Member {
   std::string name;
   std::string peer;       // address on the control port; changes with each of its processes
   std::string last_peer;  // the same, kept after a loss
   TimePoint welcomed{};   // when the last Welcome was sent
   bool joined = false;    // its Hello under this fence has arrived, and it is not lost
-  bool has_left = false;  // it has left without engines; kept until its round has ended
+  bool has_left =
+      false;         // it left without engines, or is forgotten; kept until its round has ended
+  TimePoint lost{};  // when its last connection ended
+  // It has stored every version that the record names as withdrawn (owes_withdrawal).
+  bool knows_withdrawn = false;
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::vector<control::TransportAddress> transports;  // of its last Hello
@@ -89,7 +94,8 @@ class Roster {
   [[nodiscard]] Member* by_last_peer(const std::string& peer);
   // All members, each of which may be changed.
   [[nodiscard]] Members& change_all() noexcept;
-  // Removes the members that have left, except those for which `is_needed` is true.
+  // Removes the members that have left or are forgotten, except those for which `is_needed` is
+  // true.
   template <class Predicate>
   void forget_left(Predicate is_needed) {
     update();

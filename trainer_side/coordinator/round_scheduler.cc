@@ -9,6 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "trainer_side/coordinator/decision_obligations.h"
+#include "trainer_side/coordinator/forget_rules.h"
 #include "trainer_side/coordinator/sidecar_delivery.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
@@ -185,6 +186,7 @@ void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Membe
     if (!is_answer) ++context.dropped;
     return is_answer;
   };
+  const bool all_named = log.names_all_withdrawn();
   std::visit(Overloaded{
                  [&](const control::Accept& accept) {
                    if (answers(accept.version, DeliveryState::kAnnounced))
@@ -200,11 +202,13 @@ void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Membe
                  },
                  [&](const control::Decided& decided) {
                    const bool current = coordinator::handle(context, log.record(), member, decided);
+                   if (current && !decided.refused) member.knows_withdrawn |= all_named;
                    if (current && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Switched& switched) {
                    const bool current =
                        coordinator::handle(context, log.record(), member, switched);
+                   if (current) member.knows_withdrawn |= all_named;
                    if (current && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Heartbeat& heartbeat) {
@@ -267,6 +271,13 @@ void RoundScheduler::handle_lost(CoordinatorContext& context, DecisionLog& log, 
     bridge(context, log, member);
   }
   advance(context, log);
+}
+
+void RoundScheduler::forget(CoordinatorContext& context, DecisionLog& log, Member& member,
+                            std::string reason) {
+  log.remove_member(member.name);
+  member.has_left = true;
+  context.emit(Forgotten{.sidecar = member.name, .reason = std::move(reason)});
 }
 
 void RoundScheduler::resume_switch(CoordinatorContext& context, const DecisionLog& log,
@@ -475,6 +486,7 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
   // its memory while this round switches.
   drop_unneeded(context, log);
   for (auto& [name, member] : context.roster.change_all()) {
+    if (rollback) member.knows_withdrawn = false;
     begin_decision(context, record, member);
     if (!member.joined) continue;
     const bool has_staged =
@@ -526,6 +538,13 @@ void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) 
   std::ranges::sort(due);
   for (const std::string& name : due) {
     Member& member = context.roster.add(name);
+    const auto forget_at = forget_time(context.options, log.record(), member);
+    if (forget_at && !is_in_round(member)) {
+      // What is being stored names it.
+      if (!log.is_storing() && context.now >= *forget_at)
+        forget(context, log, member, "it has been gone for longer than forget_after");
+      continue;
+    }
     if (!log.is_storing() && is_owed(log.record(), member) && context.now >= member.ask_again)
       send_decide(context, log.record(), member);
     const std::optional<TimePoint> deadline = member.delivery.deadline();
@@ -563,7 +582,7 @@ void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog
   }
   for (Member* member : changed) {
     note_turns(context, log, *member);
-    note_wake(log, *member);
+    note_wake(context, log, *member);
   }
   for (const std::string& name : waves_.share())
     if (Member& member = context.roster.add(name); member.turns_sent != waves_.turns(name))
@@ -606,16 +625,20 @@ void RoundScheduler::send_turns(CoordinatorContext& context, const DecisionLog& 
                member.delivery.round());
 }
 
-void RoundScheduler::note_wake(const DecisionLog& log, Member& member) {
-  const std::optional<TimePoint> wake = wake_of(log, member);
+void RoundScheduler::note_wake(const CoordinatorContext& context, const DecisionLog& log,
+                               Member& member) {
+  const std::optional<TimePoint> wake = wake_of(context, log, member);
   if (wake == member.wake) return;
   if (member.wake) wakes_.erase({*member.wake, member.name});
   if (wake) wakes_.insert({*wake, member.name});
   member.wake = wake;
 }
 
-std::optional<TimePoint> RoundScheduler::wake_of(const DecisionLog& log,
+std::optional<TimePoint> RoundScheduler::wake_of(const CoordinatorContext& context,
+                                                 const DecisionLog& log,
                                                  const Member& member) const {
+  if (!member.joined && !is_in_round(member))
+    return forget_time(context.options, log.record(), member);
   std::optional<TimePoint> wake;
   if (is_owed(log.record(), member)) wake = member.ask_again;
   if (!member.joined || is_in_round(member)) return wake;
@@ -675,7 +698,7 @@ Result<> RoundScheduler::member_invariants(const CoordinatorContext& context,
     if (member.decided > log.record().number && member.joined)
       return fail(ErrorCode::kInternal, fmt::format("sidecar '{}' acknowledged decision {} of {}",
                                                     name, member.decided, log.record().number));
-    if (member.wake != wake_of(log, member) ||
+    if (member.wake != wake_of(context, log, member) ||
         (member.wake && !wakes_.contains({*member.wake, name})))
       return fail(
           ErrorCode::kInternal,

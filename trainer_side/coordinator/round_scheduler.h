@@ -79,6 +79,9 @@ class RoundScheduler {
   void handle_lost(CoordinatorContext& context, DecisionLog& log, Member& member);
   // A member of the switching round has returned. Sends the decision again.
   void resume_switch(CoordinatorContext& context, const DecisionLog& log, Member& member);
+  // Forgets a sidecar. It is removed at the end of the event.
+  static void forget(CoordinatorContext& context, DecisionLog& log, Member& member,
+                     std::string reason);
   // Offers the target to a sidecar that lacks it, or sends it the newest decision.
   void catch_up(CoordinatorContext& context, const DecisionLog& log, Member& member);
   // Decides the target of the newest known decision if it is not the current target. Returns true
@@ -161,9 +164,10 @@ class RoundScheduler {
                                                             const Member& member) const;
 
   // When the sidecar next needs something, unless the round does it; std::nullopt: never.
-  [[nodiscard]] std::optional<TimePoint> wake_of(const DecisionLog& log,
+  [[nodiscard]] std::optional<TimePoint> wake_of(const CoordinatorContext& context,
+                                                 const DecisionLog& log,
                                                  const Member& member) const;
-  void note_wake(const DecisionLog& log, Member& member);
+  void note_wake(const CoordinatorContext& context, const DecisionLog& log, Member& member);
   void note_turns(CoordinatorContext& context, const DecisionLog& log, const Member& member);
   void send_turns(CoordinatorContext& context, const DecisionLog& log, Member& member);
   // Ends the running round and returns it. Every member of it needs something of its own again.

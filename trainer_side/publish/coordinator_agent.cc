@@ -12,6 +12,7 @@
 #include "shared/base/log.h"
 #include "shared/base/open_files.h"
 #include "shared/config/trainer_config.h"
+#include "shared/config/units.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
 #include "trainer_side/coordinator/page/page_routes.h"
@@ -32,6 +33,7 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
   options.max_paused = config.max_paused;
   options.canary = config.canary;
   options.canary_time = config.canary_time;
+  options.forget_after = config.forget_after;
   options.one_transport = !config.transport.empty();
   options.pause_mode = config.pause_mode;
   options.boot_id = boot_id();
@@ -312,6 +314,12 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
     end_promotion(std::move(*promoted));
   } else if (auto* cancel = std::get_if<coordinator::CancelDone>(&command)) {
     cancelled_ = std::move(cancel->reply);
+  } else if (auto* forget = std::get_if<coordinator::ForgetDone>(&command)) {
+    if (auto entry = forgets_.extract(forget->request); !entry.empty())
+      entry.mapped()(std::move(forget->reply));
+  } else if (auto* gone = std::get_if<coordinator::Forgotten>(&command)) {
+    log_info("sidecar {} is forgotten: {}", gone->sidecar, gone->reason);
+    recorder_.forget(gone->sidecar);
   } else if (auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
     callbacks_.on_drop(drop->version);
   } else if (auto* stopped = std::get_if<coordinator::Stopped>(&command)) {
@@ -372,11 +380,14 @@ void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope
       reply.arenas = config_.arenas;
       answer(std::move(reply));
     });
+  } else if (const auto* unwanted = std::get_if<control::Forget>(&message)) {
+    forget(*unwanted, answer);
   } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
     commands_.collect_trace(*question, answer);
   } else if (std::holds_alternative<control::TraceAnswer>(message) ||
              std::holds_alternative<control::VerifyReply>(message) ||
-             std::holds_alternative<control::PlanReply>(message)) {
+             std::holds_alternative<control::PlanReply>(message) ||
+             std::holds_alternative<control::ForgetReply>(message)) {
     commands_.answered(peer, envelope.request, std::move(message), now());
   } else {
     handle_sidecar(peer, std::move(envelope), std::move(message));
@@ -441,6 +452,19 @@ control::CancelReply CoordinatorAgent::cancel(const Version& version) {
   step(coordinator::CancelRequested{.request = recorder_.next_request(), .version = version});
   WSYNC_CHECK(cancelled_.has_value(), "each request to cancel is answered in its step");
   return *std::exchange(cancelled_, std::nullopt);
+}
+
+void CoordinatorAgent::forget(const control::Forget& what,
+                              std::function<void(control::ForgetReply)> on_done) {
+  const std::set<std::string> known = coordinator_.known_sidecars();
+  if (!coordinator_.stopped() && !known.contains(what.sidecar))
+    return on_done({.reason = fmt::format("this coordinator knows no sidecar '{}'{}", what.sidecar,
+                                          config::known_names(what.sidecar, known))});
+  if (!what.replica.empty()) return commands_.forget_replica(what, std::move(on_done));
+  const std::uint64_t request = recorder_.next_request();
+  forgets_[request] = std::move(on_done);
+  step(coordinator::ForgetRequested{
+      .request = request, .sidecar = what.sidecar, .force = what.force});
 }
 
 control::StatusReply CoordinatorAgent::status() const {

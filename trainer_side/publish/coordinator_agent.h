@@ -1,8 +1,8 @@
 // CoordinatorAgent: drives the pure Coordinator. It owns the control port with its connections, the
 // decision store, the timers and the status pages, and answers the commands of operators (status,
-// cancel, rollback, verify, plan, trace). It knows nothing about weights: it receives a publish as
-// a PublishRequested, and reports the progress of its rounds to the publishing side through
-// callbacks. It can therefore become a separate process.
+// cancel, rollback, forget, verify, plan, trace). It knows nothing about weights: it receives a
+// publish as a PublishRequested, and reports the progress of its rounds to the publishing side
+// through callbacks. It can therefore become a separate process.
 //
 // Thread: the loop's; callbacks are called on the loop. The loop must outlive the agent.
 #pragma once
@@ -130,6 +130,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   void end_rollback(coordinator::RollbackDone done);
   void promote(bool force, std::function<void(control::PromoteReply)> on_done);
   void end_promotion(coordinator::PromotionDone done);
+  void forget(const control::Forget& what, std::function<void(control::ForgetReply)> on_done);
   void handle_message(const std::string& peer, control::Envelope envelope,
                       control::Message message);
   void handle_sidecar(const std::string& peer, control::Envelope envelope,
@@ -149,6 +150,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   FleetCommands commands_;
   std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
   std::map<std::uint64_t, std::function<void(control::PromoteReply)>> promotions_;
+  std::map<std::uint64_t, std::function<void(control::ForgetReply)>> forgets_;
   std::optional<control::CancelReply> cancelled_;  // result of the current step
   std::optional<std::string> complaint_;
   // False after destruction; checked by posted tasks.

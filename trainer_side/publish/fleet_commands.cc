@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/observe/trace/limits.h"
 #include "shared/observe/trace/span_codec.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kVerifyDeadline{120'000};  // it reads every byte of a model
 constexpr std::chrono::milliseconds kPlanDeadline{10'000};
+constexpr std::chrono::milliseconds kForgetDeadline{5'000};
 constexpr std::chrono::milliseconds kProbeDeadline{1'000};
 constexpr std::chrono::milliseconds kTraceDeadline{5'000};
 
@@ -54,6 +56,28 @@ void FleetCommands::plan(control::Plan plan, std::function<void(control::PlanRep
                    }
                    on_done(std::move(gathered));
                  });
+}
+
+void FleetCommands::forget_replica(const control::Forget& what,
+                                   std::function<void(control::ForgetReply)> on_done) {
+  const coordinator::Member* sidecar = roster_.find(what.sidecar);
+  if (sidecar == nullptr || !sidecar->joined)
+    return on_done(
+        {.reason = fmt::format(
+             "sidecar '{}' is not connected, so only the whole sidecar can be forgotten, "
+             "with its replicas: `wsync forget {}`",
+             what.sidecar, what.sidecar)});
+  questions_.ask(
+      *sidecar, next_question_++, what, kForgetDeadline,
+      [on_done = std::move(on_done)](std::vector<FleetAnswer> answers) {
+        FleetAnswer& answer = answers.front();
+        auto* reply = std::get_if<control::ForgetReply>(&answer.message);
+        if (answer.failure || reply == nullptr)
+          on_done({.reason = fmt::format("sidecar '{}' {}", answer.sidecar,
+                                         answer.failure.value_or("did not understand"))});
+        else
+          on_done(std::move(*reply));
+      });
 }
 
 void FleetCommands::answered(const std::string& peer, std::uint64_t request,

@@ -1,4 +1,5 @@
-// FleetCommands: commands that every sidecar of the fleet must answer: verify, plan, and trace.
+// FleetCommands: commands that sidecars must answer: verify, plan and trace each of them, forget
+// one.
 //
 // Thread: the loop's. Each on_done is called once, on the loop, within seconds (verify: two
 // minutes), and may be called before the function returns. The loop, the roster and the spans must
@@ -27,6 +28,9 @@ class FleetCommands {
   // failure.
   void verify(std::function<void(control::VerifyReply)> on_done);
   void plan(control::Plan plan, std::function<void(control::PlanReply)> on_done);
+  // Has a connected sidecar forget one of its replicas.
+  void forget_replica(const control::Forget& what,
+                      std::function<void(control::ForgetReply)> on_done);
   // Collects the traces of this process and of the sidecars that answer. The clock of each sidecar
   // is measured first, by separate questions.
   void collect_trace(const control::TraceQuestion& question,

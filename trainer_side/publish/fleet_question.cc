@@ -7,18 +7,35 @@ void FleetQuestions::ask(const coordinator::Roster& roster, std::uint64_t reques
                          OnDone on_done) {
   Pending& pending = pending_[request];
   pending.on_done = std::move(on_done);
-  for (const auto& [name, member] : roster.members()) {
-    FleetAnswer& answer = pending.answers.emplace_back();
-    answer.sidecar = name;
-    if (!member.joined) {
-      answer.failure = "is not connected";
-    } else if (!send_(member.peer, request, question)) {
-      answer.failure = "does not read its messages";
-    } else {
-      answer.failure = "did not answer before the deadline";
-      pending.waiting[member.peer] = pending.answers.size() - 1;
-    }
+  for (const auto& [name, member] : roster.members()) send(pending, member, request, question);
+  wait(pending, request, deadline);
+}
+
+void FleetQuestions::ask(const coordinator::Member& sidecar, std::uint64_t request,
+                         const control::Message& question, std::chrono::milliseconds deadline,
+                         OnDone on_done) {
+  Pending& pending = pending_[request];
+  pending.on_done = std::move(on_done);
+  send(pending, sidecar, request, question);
+  wait(pending, request, deadline);
+}
+
+void FleetQuestions::send(Pending& pending, const coordinator::Member& sidecar,
+                          std::uint64_t request, const control::Message& question) {
+  FleetAnswer& answer = pending.answers.emplace_back();
+  answer.sidecar = sidecar.name;
+  if (!sidecar.joined) {
+    answer.failure = "is not connected";
+  } else if (!send_(sidecar.peer, request, question)) {
+    answer.failure = "does not read its messages";
+  } else {
+    answer.failure = "did not answer before the deadline";
+    pending.waiting[sidecar.peer] = pending.answers.size() - 1;
   }
+}
+
+void FleetQuestions::wait(Pending& pending, std::uint64_t request,
+                          std::chrono::milliseconds deadline) {
   if (pending.waiting.empty()) return finish(request);
   pending.deadline = std::make_unique<Timer>(loop_, [this, request] { finish(request); });
   pending.deadline->start(deadline);

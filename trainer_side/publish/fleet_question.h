@@ -39,6 +39,9 @@ class FleetQuestions {
   // question. It may be called before this returns.
   void ask(const coordinator::Roster& roster, std::uint64_t request,
            const control::Message& question, std::chrono::milliseconds deadline, OnDone on_done);
+  // Asks one sidecar. `on_done` receives its answer.
+  void ask(const coordinator::Member& sidecar, std::uint64_t request,
+           const control::Message& question, std::chrono::milliseconds deadline, OnDone on_done);
   // Returns false if `peer` was asked nothing under this request, or has already answered.
   bool answered(const std::string& peer, std::uint64_t request, control::Message message);
   // `peer` can no longer answer; `why` says how it was lost.
@@ -51,6 +54,9 @@ class FleetQuestions {
     OnDone on_done;
     std::unique_ptr<Timer> deadline;
   };
+  void send(Pending& pending, const coordinator::Member& sidecar, std::uint64_t request,
+            const control::Message& question);
+  void wait(Pending& pending, std::uint64_t request, std::chrono::milliseconds deadline);
   void finish(std::uint64_t request);
 
   Loop& loop_;

@@ -42,6 +42,9 @@ class RoundTrace {
   std::optional<Answered> received(const std::string& sidecar, const control::Message& message,
                                    TimePoint at);
 
+  // The sidecar is no longer known.
+  void forget(const std::string& sidecar) { asked_.erase(sidecar); }
+
   [[nodiscard]] const trace::Recorder& recorder() const noexcept { return recorder_; }
   // Writes <path>.json, a Chrome trace. A failure is logged.
   void write() const;

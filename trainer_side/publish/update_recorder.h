@@ -53,6 +53,8 @@ class UpdateRecorder {
 
   void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
   void received(const std::string& sidecar, const control::Message& message, TimePoint at);
+  // The sidecar is no longer known.
+  void forget(const std::string& sidecar) { trace_.forget(sidecar); }
   // A message for the operators of the fleet. It is logged as a warning and kept.
   void incident(const std::string& text, TimePoint at);
 

@@ -63,13 +63,18 @@ TEST(Config, ReadsEveryKindOfValue) {
   EXPECT_EQ(c.log.format, LogFormat::kJson);
   EXPECT_EQ(c.trace_spans, 0U);
 
-  const TrainerConfig t =
-      parse_trainer("commit: quorum:3\ntake_over: true\narenas: 5\npause_mode: keep\n", "t")
-          .value();
+  const TrainerConfig t = parse_trainer(
+                              "commit: quorum:3\ntake_over: true\narenas: 5\npause_mode: keep\n"
+                              "forget_after: 0\n",
+                              "t")
+                              .value();
   EXPECT_EQ(t.commit, (CommitPolicy{.rule = CommitRule::kQuorum, .quorum = 3}));
   EXPECT_TRUE(t.take_over);
   EXPECT_EQ(t.arenas, 5U);
   EXPECT_EQ(t.pause_mode, PauseMode::kKeep);
+  EXPECT_EQ(t.forget_after, Milliseconds(0)) << "never";
+  EXPECT_EQ(TrainerConfig{}.forget_after, Milliseconds(600'000));
+  EXPECT_EQ(parse_sidecar("forget_after: 90s\n", "s").value().forget_after, Milliseconds(90'000));
 }
 
 TEST(Config, PagesAreASocketBelowTheRunDirUnlessTheyAreElsewhereOrNowhere) {

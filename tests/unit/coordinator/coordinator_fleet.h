@@ -55,6 +55,10 @@ class Fleet {
         promotions.push_back(std::move(*promotion));
       else if (auto* cancel = std::get_if<CancelDone>(&command))
         cancels.push_back(std::move(*cancel));
+      else if (auto* forget = std::get_if<ForgetDone>(&command))
+        forgets.push_back(std::move(*forget));
+      else if (auto* gone = std::get_if<Forgotten>(&command))
+        forgotten.push_back(gone->sidecar);
       else if (auto* drop = std::get_if<DropVersion>(&command))
         dropped.push_back(drop->version);
       else if (auto* ready = std::get_if<Ready>(&command))
@@ -209,6 +213,8 @@ class Fleet {
   std::vector<RollbackDone> rollbacks;
   std::vector<PromotionDone> promotions;
   std::vector<CancelDone> cancels;
+  std::vector<ForgetDone> forgets;
+  std::vector<std::string> forgotten;
   std::vector<Version> dropped;
   std::optional<Version> recovered;
   std::string stop_reason;

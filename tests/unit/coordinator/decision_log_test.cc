@@ -125,6 +125,21 @@ TEST_F(DecisionLogTest, MembersAreWrittenBehindWhatGoesOnAndAgainAfterAFailure) 
   EXPECT_THAT(last_store(context_).record.members, ElementsAre("a", "b"));
 }
 
+TEST_F(DecisionLogTest, MembersThatNeverConnectedAreRemovedUnlessAVersionWasWithdrawn) {
+  CoordinatorRecord stored;
+  stored.members = {"a", "b"};
+  DecisionLog log(stored);
+  join("a");
+  EXPECT_THAT(log.remove_absent(context_.roster), ElementsAre("b"));
+  EXPECT_THAT(log.record().members, ElementsAre("a"));
+  log.store_members(context_);
+  EXPECT_THAT(last_store(context_).record.members, ElementsAre("a"));
+  stored.withdrawn = {{1, 1}};
+  DecisionLog rolled_back(stored);
+  EXPECT_THAT(rolled_back.remove_absent(context_.roster), IsEmpty());
+  EXPECT_THAT(rolled_back.record().members, ElementsAre("a", "b"));
+}
+
 TEST_F(DecisionLogTest, TheNewestOriginIsFollowedUnlessItsTargetIsWithdrawn) {
   claim();
   log_.decide(context_, {.target = {3, 1}}, nullptr);

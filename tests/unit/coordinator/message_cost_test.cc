@@ -66,5 +66,24 @@ TEST(Coordinator, AClockTickLooksAtTheMembersThatNeedSomething) {
   EXPECT_LE(fleet.coordinator.roster().visits() - before, 10U);
 }
 
+TEST(Coordinator, ForgettingOneLooksAtThatOne) {
+  Fleet fleet({.min_sidecars = 200, .forget_after = std::chrono::minutes(10)});
+  std::vector<std::string> names;
+  for (unsigned i = 0; i < 200; ++i) names.push_back(fmt::format("s{:04}", i));
+  fleet.check_all = false;
+  fleet.join_all(names);
+  for (unsigned i = 0; i < 100; ++i) {
+    fleet.now = fleet.now + std::chrono::milliseconds(1);
+    fleet.step(PeerLost{.peer = names[i], .reason = "silence"});
+  }
+  fleet.wake();  // once after the claim, the members that have not connected
+  for (unsigned i = 0; i < 100; ++i) {
+    const std::uint64_t before = fleet.coordinator.roster().visits();
+    fleet.wake();
+    EXPECT_EQ(fleet.forgotten.size(), i + 1);
+    EXPECT_LE(fleet.coordinator.roster().visits() - before, 12U);
+  }
+}
+
 }  // namespace
 }  // namespace wsync::coordinator
