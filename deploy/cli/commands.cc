@@ -20,6 +20,7 @@ ProgramSpec service_program() {
                 add_verify(app, context);
                 add_rollback(app, context);
                 add_promote(app, context);
+                add_forget(app, context);
                 add_trace(app, context);
                 add_doctor(app, context);
                 add_bundle(app, context);
