@@ -262,7 +262,7 @@ Result<> Coordinator::check_forget(const ForgetRequested& event) const {
       rounds_.is_in_round(*member))  // decided, otherwise it has left the round
     return refuse(fmt::format(
         "sidecar '{}' takes part in the {} to {}, which is {}: try again when it has ended",
-        event.sidecar, rounds_.round()->is_rollback() ? "rollback" : "update",
+        event.sidecar, rounds_.round()->kind() == RoundKind::kRollback ? "rollback" : "update",
         rounds_.round()->version().to_string(), rounds_.round()->activity()));
   const bool owes =
       member == nullptr ? !record().withdrawn.empty() : owes_withdrawal(record(), *member);

@@ -161,9 +161,8 @@ struct Stopped {
   ErrorCode code = ErrorCode::kFenced;
   std::string reason;
 };
-using CoordinatorCommand =
-    std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone, RollbackBegan,
-                 RollbackDone, PromotionBegan, PromotionDone, CancelDone, DropVersion, Stopped,
-                 ForgetDone, Forgotten>;
+using CoordinatorCommand = std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone,
+                                        RollbackBegan, RollbackDone, PromotionBegan, PromotionDone,
+                                        CancelDone, DropVersion, Stopped, ForgetDone, Forgotten>;
 
 }  // namespace wsync::coordinator
