@@ -19,9 +19,6 @@ namespace {
 
 constexpr std::chrono::seconds kLogWaitAfter{2};     // for an arena
 constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not notify of a free lock
-// A reader that works gives back an arena that nobody needs any more in this time. Creating another
-// one at once would only cost memory.
-constexpr std::chrono::milliseconds kReleaseTime{500};
 
 Version version_of(const ArenaIdentity& identity) {
   return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
@@ -224,12 +221,10 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
                                                           const SnapshotRequest& request,
                                                           Snapshot::Times& times) {
   const TimePoint begun = now();
-  Wait wait{.deadline = request.deadline, .may_grow = begun, .full = {}};
-  if (request.arena_wait) wait.deadline = std::min(wait.deadline, begun + *request.arena_wait);
-  const std::chrono::nanoseconds time = wait.deadline - begun;
-  wait.may_grow = options_.additional_arenas && time.count() > 0
-                      ? begun + std::min<std::chrono::nanoseconds>(kReleaseTime, time / 2)
-                      : TimePoint{std::numeric_limits<std::int64_t>::max()};
+  const TimePoint deadline = request.arena_wait
+                                 ? std::min(request.deadline, begun + *request.arena_wait)
+                                 : request.deadline;
+  ArenaWait wait(options_.arenas, options_.additional_arenas, begun, deadline);
   bool is_first = true;
   bool is_logged = false;
   std::mutex mutex;
@@ -246,12 +241,13 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
       log_warning("the {} waits for a free arena: all {} are being read: {}",
                   snapshot_name(request.version), arenas_.size(), who_reads());
     }
-    if (now() >= wait.deadline)
+    if (wait.is_over(now()))
       return fail(
           ErrorCode::kBusy,
-          fmt::format(
-              "all {} arenas are still being read: {}{}", arenas_.size(), who_reads(),
-              wait.full ? "; an additional one cannot be created: " + wait.full->message() : ""));
+          fmt::format("all {} arenas are still being read: {}{}", arenas_.size(), who_reads(),
+                      wait.full()
+                          ? "; an additional one cannot be created: " + wait.full()->message()
+                          : ""));
     std::unique_lock lock(mutex);
     stopped.wait_for(lock, request.stop, kLeaseRetry, [] { return false; });
     if (request.stop.stop_requested())
@@ -263,7 +259,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
 // otherwise kBusy. Taking the write lease is the only valid test, because an arena that seemed free
 // may get a reader a moment later.
 Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
-                                                     const ArenaIdentity& identity, Wait& wait,
+                                                     const ArenaIdentity& identity, ArenaWait& wait,
                                                      Snapshot::Times& times) {
   // Freed after the lock is released, because freeing takes long and the loop may wait for the
   // lock.
@@ -282,7 +278,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
     auto lease = arena.memory->try_write_lease(identity);
     if (lease) {
       Writable writable{.arena = arena.memory, .lease = std::move(*lease)};
-      drop_additional(writable.arena.get(), freed);
+      drop_additional(writable.arena.get(), wait.surplus(arenas_.size()), freed);
       return writable;
     }
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
@@ -292,7 +288,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   const TimePoint begun = now();
   auto made = make_arena(arena_bytes);
   if (!made && arenas_.size() >= options_.arenas) {
-    wait.full = made.error();  // wait for a reader instead
+    wait.note_full(made.error());
     return fail(ErrorCode::kBusy, "no arena is free");
   }
   auto memory = WSYNC_TRY(std::move(made));
@@ -307,12 +303,10 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   return Writable{.arena = std::move(memory), .lease = std::move(lease)};
 }
 
-bool Snapshotter::may_create(const Wait& wait) const {
-  if (arenas_.size() < options_.arenas) return true;
-  if (wait.full || now() < wait.may_grow) return false;
+bool Snapshotter::may_create(const ArenaWait& wait) const {
   const auto needed_here =
       std::ranges::count_if(arenas_, [](const Arena& arena) { return !arena.snapshot.expired(); });
-  return static_cast<std::size_t>(needed_here) < options_.arenas;
+  return wait.may_create(arenas_.size(), static_cast<std::size_t>(needed_here), now());
 }
 
 void Snapshotter::release_unused() {
@@ -326,12 +320,16 @@ void Snapshotter::release_unused() {
   count_bytes();
 }
 
-// Takes out the arenas above the maximum that have no reader any more.
-void Snapshotter::drop_additional(const SharedArena* except, std::vector<Arena>& freed) {
-  for (auto arena = arenas_.begin(); arena != arenas_.end() && arenas_.size() > options_.arenas;) {
+// Takes out up to `surplus` arenas that have no reader any more.
+void Snapshotter::drop_additional(const SharedArena* except, std::size_t surplus,
+                                  std::vector<Arena>& freed) {
+  for (auto arena = arenas_.begin(); arena != arenas_.end() && surplus > 0;) {
     const bool is_free =
         arena->memory.get() != except && arena->memory->try_write_lease({}).has_value();
-    if (is_free) freed.push_back(*arena);
+    if (is_free) {
+      freed.push_back(*arena);
+      --surplus;
+    }
     arena = is_free ? arenas_.erase(arena) : std::next(arena);
   }
   count_bytes();

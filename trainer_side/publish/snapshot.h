@@ -31,6 +31,7 @@
 #include "shared/weights/content_digest.h"
 #include "shared/weights/manifest.h"
 #include "shared/weights/version.h"
+#include "trainer_side/publish/arena_wait.h"
 #include "trainer_side/publish/weight_source.h"
 
 namespace wsync::publish {
@@ -147,20 +148,14 @@ class Snapshotter {
     std::shared_ptr<SharedArena> arena;
     WriteLease lease;
   };
-  // The wait for an arena.
-  struct Wait {
-    TimePoint deadline{};
-    TimePoint may_grow{};       // from then on, arenas that only others read do not count
-    std::optional<Error> full;  // why an additional arena could not be created
-  };
   [[nodiscard]] Result<Writable> wait_for_arena(std::uint64_t arena_bytes,
                                                 const ArenaIdentity& identity,
                                                 const SnapshotRequest& request,
                                                 Snapshot::Times& times);
   [[nodiscard]] Result<Writable> try_arena(std::uint64_t arena_bytes, const ArenaIdentity& identity,
-                                           Wait& wait, Snapshot::Times& times);
-  [[nodiscard]] bool may_create(const Wait& wait) const;
-  void drop_additional(const SharedArena* except, std::vector<Arena>& freed);
+                                           ArenaWait& wait, Snapshot::Times& times);
+  [[nodiscard]] bool may_create(const ArenaWait& wait) const;
+  void drop_additional(const SharedArena* except, std::size_t surplus, std::vector<Arena>& freed);
   [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(std::uint64_t arena_bytes);
   [[nodiscard]] std::string who_reads() const;
   void count_bytes();
