@@ -281,12 +281,15 @@ std::optional<OutcomeReport> ReplicaSet::take_report() {
   for (const auto& [name, replica] : replicas_)
     if (replica.owes()) return std::nullopt;
   move(OutcomeState::kReported);
-  return OutcomeReport{
-      .round = envelope_.round, .request = envelope_.request, .switched = switched_};
+  return OutcomeReport{.fence = envelope_.fence,
+                       .round = envelope_.round,
+                       .request = envelope_.request,
+                       .switched = switched_};
 }
 
-const control::Switched* ReplicaSet::reported(std::uint64_t number) const {
-  const bool last = state_ == OutcomeState::kReported && switched_.number == number;
+const control::Switched* ReplicaSet::reported(const control::Decision& decision) const {
+  const control::Decision own{.fence = envelope_.fence, .number = switched_.number};
+  const bool last = state_ == OutcomeState::kReported && own == decision;
   return last ? &switched_ : nullptr;
 }
 

@@ -46,6 +46,7 @@ using ReplicaCommand = std::variant<ForReplica, reload::CopySuspect>;
 
 // The outcomes of all replicas, which form the answer to a decision.
 struct OutcomeReport {
+  control::Fence fence;  // of the decision
   std::uint64_t round = 0;
   std::uint64_t request = 0;
   control::Switched switched;
@@ -112,8 +113,8 @@ class ReplicaSet {
   [[nodiscard]] OutcomeState outcome_state() const noexcept { return state_; }
   // Returns the outcomes once, as soon as no replica owes one.
   [[nodiscard]] std::optional<OutcomeReport> take_report();
-  // The report of decision `number` if it was the last one; otherwise nullptr.
-  [[nodiscard]] const control::Switched* reported(std::uint64_t number) const;
+  // The report of a decision if it was the last one; otherwise nullptr.
+  [[nodiscard]] const control::Switched* reported(const control::Decision& decision) const;
 
   // Returns kInternal if the goal of a replica is not the record's target.
   [[nodiscard]] Result<> invariants(const SidecarRecord& record) const;

@@ -33,7 +33,9 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
   give_turns();
   // Send the heartbeat before a report that ends a round, because the next round may begin at once.
   if (std::exchange(beat_due_, false) && welcomed()) out_.emplace_back(BeatNow{});
-  if (auto report = replicas_.take_report())
+  // Outcomes of a decision under a lower fence are not reported: under this one, another decision
+  // may have the same number.
+  if (auto report = replicas_.take_report(); report && report->fence == fence())
     reply(report->round, report->request, std::move(report->switched));
   // A Hello removes this sidecar from its round, so it waits until the round has its outcomes.
   if (registration_.hello_requested() && welcomed() &&
@@ -439,7 +441,8 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Decide& me
     case DecisionVerdict::kRepeated:  // the answers may have been lost
       ++dropped_;
       reply(envelope.round, envelope.request, control::Decided{.number = message.number});
-      if (const control::Switched* switched = replicas_.reported(message.number))
+      if (const control::Switched* switched =
+              replicas_.reported({.fence = envelope.fence, .number = message.number}))
         reply(envelope.round, envelope.request, *switched);
       return;
     case DecisionVerdict::kOutdated:

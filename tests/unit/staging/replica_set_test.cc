@@ -76,7 +76,7 @@ TEST_F(ReplicaSetTest, ReportsOnceWhenNoReplicaOwesAnOutcome) {
   EXPECT_EQ(replicas.activity(), "replica 'r': pausing");
   EXPECT_EQ(replicas.outcome_state(), OutcomeState::kCollecting);
   EXPECT_FALSE(replicas.take_report());
-  EXPECT_EQ(replicas.reported(1), nullptr);
+  EXPECT_EQ(replicas.reported(record.decision), nullptr);
   while (replicas.outcome_state() == OutcomeState::kCollecting) {  // nobody answers the pause
     ASSERT_TRUE(replicas.next_wake());
     now = *replicas.next_wake();
@@ -87,8 +87,13 @@ TEST_F(ReplicaSetTest, ReportsOnceWhenNoReplicaOwesAnOutcome) {
     }
   }
   EXPECT_FALSE(replicas.take_report()) << "once";
-  ASSERT_NE(replicas.reported(1), nullptr);
-  EXPECT_EQ(replicas.reported(2), nullptr);
+  ASSERT_NE(replicas.reported(record.decision), nullptr);
+  control::Decision other = record.decision;
+  ++other.number;
+  EXPECT_EQ(replicas.reported(other), nullptr);
+  other = record.decision;
+  ++other.fence.epoch;
+  EXPECT_EQ(replicas.reported(other), nullptr) << "the same number under another fence";
 }
 
 TEST_F(ReplicaSetTest, ANewerDecisionStartsTheOutcomesAnew) {

@@ -314,6 +314,26 @@ TEST_F(SidecarTest, ADecisionIsStoredBeforeItIsActedOn) {
   EXPECT_EQ(command<Persist>(), nullptr);
 }
 
+// Both coordinators count from 1. The new one would take the outcomes for an acknowledgement of its
+// own decision, which this sidecar has not stored.
+TEST_F(SidecarTest, OutcomesOfADecisionUnderALowerFenceAreNotReportedUnderAHigherOne) {
+  welcome(kNow);
+  engine(kV1);
+  stage(1, kV2);
+  decide(1, kV2);
+  persisted();
+  const std::vector<SidecarCommand> begun = last;
+  welcome(kNext);
+  last = begun;  // the engine answers what it was asked before
+  run_switch();
+  EXPECT_EQ(sidecar.heartbeat(now).replicas.at(0).version, kV2);
+  EXPECT_EQ(replied<control::Switched>(), nullptr) << "under the fence of the new coordinator";
+  message(kNext, 8, control::Decide{.number = 1, .target = kV2, .content_digest = content_of(kV2)});
+  persisted();
+  EXPECT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_NE(replied<control::Switched>(), nullptr) << "its own outcomes";
+}
+
 // It may not be acted on, but what it withdraws must not be routed to meanwhile.
 TEST_F(SidecarTest, AReplicaWhoseRollbackCouldNotBeStoredIsNotReadyUntilItIs) {
   serve(kV1);
