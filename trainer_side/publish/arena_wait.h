@@ -29,9 +29,11 @@ class ArenaWait {
   void note_full(Error why) { full_ = std::move(why); }
   // Why no arena above the maximum could be created; std::nullopt if none was tried.
   [[nodiscard]] const std::optional<Error>& full() const noexcept { return full_; }
-  // How many of `existing` arenas are to be freed when they have no reader.
-  [[nodiscard]] std::size_t surplus(std::size_t existing) const noexcept {
-    return existing > arenas_ ? existing - arenas_ : 0;
+  // How many of `existing` arenas must be freed, if they have no reader, before one is chosen.
+  // `only_read`: number of those that only other processes read. An arena that was created because
+  // of a reader that hangs is kept as long as it hangs, so that no later snapshot waits for one.
+  [[nodiscard]] std::size_t surplus(std::size_t existing, std::size_t only_read) const noexcept {
+    return existing > arenas_ + only_read ? existing - arenas_ - only_read : 0;
   }
   [[nodiscard]] bool is_over(TimePoint now) const noexcept { return now >= deadline_; }
 

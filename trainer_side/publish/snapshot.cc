@@ -272,15 +272,11 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
     if (is_old) freed.push_back(arena);
     return is_old;
   });
-  count_bytes();
+  drop_additional(wait, freed);
   for (const Arena& arena : arenas_) {
     if (arena.memory->data_bytes() != arena_bytes) continue;
     auto lease = arena.memory->try_write_lease(identity);
-    if (lease) {
-      Writable writable{.arena = arena.memory, .lease = std::move(*lease)};
-      drop_additional(writable.arena.get(), wait.surplus(arenas_.size()), freed);
-      return writable;
-    }
+    if (lease) return Writable{.arena = arena.memory, .lease = std::move(*lease)};
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
   }
   if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
@@ -320,17 +316,21 @@ void Snapshotter::release_unused() {
   count_bytes();
 }
 
-// Takes out up to `surplus` arenas that have no reader any more.
-void Snapshotter::drop_additional(const SharedArena* except, std::size_t surplus,
-                                  std::vector<Arena>& freed) {
-  for (auto arena = arenas_.begin(); arena != arenas_.end() && surplus > 0;) {
-    const bool is_free =
-        arena->memory.get() != except && arena->memory->try_write_lease({}).has_value();
-    if (is_free) {
-      freed.push_back(*arena);
-      --surplus;
-    }
-    arena = is_free ? arenas_.erase(arena) : std::next(arena);
+// Takes out arenas without a reader, if there are more than the maximum and those that only other
+// processes read.
+void Snapshotter::drop_additional(const ArenaWait& wait, std::vector<Arena>& freed) {
+  if (wait.surplus(arenas_.size(), 0) > 0) {
+    const auto unused = std::ranges::stable_partition(arenas_, [](const Arena& arena) {
+      return !arena.snapshot.expired() || !arena.memory->try_write_lease({}).has_value();
+    });
+    const auto only_read =
+        std::ranges::count_if(arenas_.begin(), unused.begin(),
+                              [](const Arena& arena) { return arena.snapshot.expired(); });
+    const std::size_t surplus = wait.surplus(arenas_.size(), static_cast<std::size_t>(only_read));
+    const auto first = std::ranges::prev(
+        arenas_.end(), static_cast<std::ptrdiff_t>(std::min(surplus, unused.size())));
+    freed.insert(freed.end(), first, arenas_.end());
+    arenas_.erase(first, arenas_.end());
   }
   count_bytes();
 }

@@ -155,7 +155,7 @@ class Snapshotter {
   [[nodiscard]] Result<Writable> try_arena(std::uint64_t arena_bytes, const ArenaIdentity& identity,
                                            ArenaWait& wait, Snapshot::Times& times);
   [[nodiscard]] bool may_create(const ArenaWait& wait) const;
-  void drop_additional(const SharedArena* except, std::size_t surplus, std::vector<Arena>& freed);
+  void drop_additional(const ArenaWait& wait, std::vector<Arena>& freed);
   [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(std::uint64_t arena_bytes);
   [[nodiscard]] std::string who_reads() const;
   void count_bytes();

@@ -48,10 +48,13 @@ TEST(ArenaWait, ItEndsAtItsDeadline) {
   EXPECT_TRUE(wait.is_over(kBegun + milliseconds(100)));
 }
 
-TEST(ArenaWait, OnlyArenasAboveTheMaximumAreSurplus) {
+TEST(ArenaWait, EachArenaAboveTheMaximumIsForAReaderThatHangs) {
   const ArenaWait wait(3, true, kBegun, kBegun + milliseconds(100));
-  EXPECT_EQ(wait.surplus(3), 0U);
-  EXPECT_EQ(wait.surplus(5), 2U);
+  EXPECT_EQ(wait.surplus(3, 0), 0U);
+  EXPECT_EQ(wait.surplus(5, 0), 2U);
+  EXPECT_EQ(wait.surplus(5, 1), 1U);
+  EXPECT_EQ(wait.surplus(5, 2), 0U);
+  EXPECT_EQ(wait.surplus(3, 2), 0U);
 }
 
 }  // namespace

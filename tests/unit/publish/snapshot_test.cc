@@ -217,6 +217,50 @@ TEST(Snapshot, AnArenaThatOnlyAnotherProcessReadsDoesNotCount) {
   EXPECT_EQ(snapshotter.arena_bytes(), 2 * one);
 }
 
+TEST(Snapshot, WhenTheReaderThatHungContinuesTheMaximumHoldsAgain) {
+  Snapshotter snapshotter({.arenas = 2, .additional_arenas = true});
+  auto first = take(snapshotter, Model(1), request(1));
+  ASSERT_TRUE(first.has_value());
+  auto hung = hold(**first);
+  first->reset();
+  const auto second = take(snapshotter, Model(2), request(2));
+  SnapshotRequest wanted = request(3);
+  wanted.deadline = now() + std::chrono::seconds(60);
+  const auto third = take(snapshotter, Model(3), wanted);
+  ASSERT_TRUE(hung.has_value() && second.has_value() && third.has_value());
+  const std::uint64_t one = (*third)->plan()->arena_bytes();
+  EXPECT_EQ(snapshotter.arena_bytes(), 3 * one);
+
+  hung = fail(ErrorCode::kCancelled, "unmapped");
+  const auto refused = take(snapshotter, Model(4), request(4));
+  ASSERT_FALSE(refused.has_value()) << "two versions are needed here";
+  EXPECT_EQ(refused.error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(snapshotter.arena_bytes(), 2 * one);
+}
+
+TEST(Snapshot, AReaderThatHangsDelaysOnlyOneSnapshot) {
+  Snapshotter snapshotter({.arenas = 2, .additional_arenas = true});
+  auto first = take(snapshotter, Model(1), request(1));
+  ASSERT_TRUE(first.has_value());
+  const auto hung = hold(**first);
+  first->reset();
+  auto second = take(snapshotter, Model(2), request(2));
+  int waits = 0;
+  SnapshotRequest wanted = request(3);
+  wanted.deadline = now() + std::chrono::seconds(60);
+  wanted.on_wait = [&] { ++waits; };
+  auto third = take(snapshotter, Model(3), wanted);
+  ASSERT_TRUE(hung.has_value() && second.has_value() && third.has_value());
+  EXPECT_EQ(waits, 1);
+  // Both other arenas are free now, and stay.
+  second->reset();
+  third->reset();
+  const auto fourth = take(snapshotter, Model(4), wanted);
+  const auto fifth = take(snapshotter, Model(5), wanted);
+  ASSERT_TRUE(fourth.has_value() && fifth.has_value());
+  EXPECT_EQ(waits, 1) << "the additional arena was kept for the reader that hangs";
+}
+
 TEST(Snapshot, TheWaitForAnArenaHasItsOwnLimit) {
   Snapshotter snapshotter({.arenas = 1});
   auto first = take(snapshotter, Model(1), request(1));
