@@ -87,10 +87,21 @@ BUG_FOLLOWER_BEGINS  | rest      | $one -DNF=0 -DMAXSTEP=2
 BUG_RESUME_ALL       | rest      | $one -DNF=0 -DMAXSTEP=2
 BUG_NO_ABORT         | rest      | $one -DNF=1 -DMAXSTEP=2
 BUG_KEEP_HEADER      | rest      | $one -DNF=1 -DMAXSTEP=2
+replies              | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE -DREPLIES
+replies_ranks        | clean     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 -DREPLIES
+replies_late         | clean     | $late $hosts -DNF=1 -DNCO=2 -DREPLIES
+three_ranks          | clean     | -DTHREE_RANKS -DNF=3 -DMAXSTEP=2
+BUG_ASK_ONCE         | rest      | $late $hosts -DNF=1 -DNCO=1 -DREPLIES
+BUG_OUTCOME_FENCE    | answered  | $late $hosts -DNF=1 -DNCO=2 -DMAXV=2 -DREPLIES
+BUG_TWO_OF_THREE     | resume    | -DTHREE_RANKS -DNF=1
+BUG_RESUME_TWO       | resume    | -DTHREE_RANKS -DNF=0
+BUG_KEEP_STEP        | paused    | -DTHREE_RANKS -DNF=1
+BUG_SILENT_STOP      | rest      | -DTHREE_RANKS -DNF=1
 WITNESS_SERVED       | reached   | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
 WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_FAILED       | reached   | $one -DNF=1 -DMAXSTEP=2 -DLOAD_FAILS
 WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
+WITNESS_STEPS        | reached   | -DTHREE_RANKS -DNF=1
 WITNESS_NO_TARGET    | reached   | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 "
 deep_runs="
@@ -98,6 +109,8 @@ two_replicas_zombie  | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 
 deep_restart         | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=3 -DRESTART
 deep_coarse          | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE
 deep_three_faults    | clean     | $one -DNF=3 -DMAXSTEP=1
+deep_replies         | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE -DMAXD=2 -DMAXV=2 -DREPLIES
+deep_three_ranks     | clean     | -DTHREE_RANKS -DNF=6 -DMAXSTEP=3
 deep_load_fails      | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1 -DLOAD_FAILS
 deep_no_target       | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 deep_late_three      | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DNROLL=1
@@ -114,11 +127,16 @@ export here work
 # The property that an expression of the model states, from the text in which SPIN reports that it failed.
 property_of() {
   case $1 in
-    *"gdone[0]!=0"*|*"steps[0]"*|*"(cwd[c]>>tgt[c])"*|"0") echo reached ;;
+    *"met["*|*"gdone[0]!=0"*|*"steps[0]"*|*"(cwd[c]>>tgt[c])"*|"0") echo reached ;;
     *gO*) echo kept ;;
     *gall*) echo back ;;
     *gE*) echo epoch ;;
     *"(gwd[r]|"*) echo ready ;;
+    *"heard["*) echo rest ;;
+    *"pK["*">="*) echo answered ;;
+    *"ver[1]==ver[0]"*"rs[1]!=4"*) echo resume ;;
+    *"(ins[0]==0)&&(ins[1]==0)"*) echo paused ;;
+    *"(ph==0)"*) echo rest ;;
     *gdone*) echo withdrawn ;;
     *gpf*) echo fence ;;
     *got*) echo target ;;
@@ -140,10 +158,12 @@ check_one() {
   local variant=()
   case $name in AW_*|BUG_*|WITNESS_*) variant=("-D$name") ;; esac
   local level=-O0
-  case $name in deep_*|two_replicas*|zombie|AW_COMMIT) level=-O1 ;; esac
+  case $name in deep_*|two_replicas*|zombie|replies|AW_COMMIT) level=-O1 ;; esac
+  local model=update_protocol.pml
+  case $flags in *-DTHREE_RANKS*) model=three_ranks.pml ;; esac
   mkdir "$work/$name" && cd "$work/$name" || return 1
   # shellcheck disable=SC2086  # the flags are words
-  if ! { spin "${variant[@]}" $flags -a "$here/update_protocol.pml" &&
+  if ! { spin "${variant[@]}" $flags -a "$here/$model" &&
          "${CC:-cc}" $level -w -DSAFETY -DNOFAIR -DVECTORSZ=512 "-DMEMLIM=$LIMIT_MIB" -o pan pan.c; } > build 2>&1; then
     printf 'FAILED  %-20s does not build: %s\n' "$name" "$(tail -n 1 build)"
     return 1

@@ -8,12 +8,13 @@
  * An order is what somebody wanted: a committed publish or a rollback. Its name is the fence and number under which it
  * was taken. A new coordinator follows an order under its own fence and numbers; the order keeps its name.
  *
- * Each fault (crash of a coordinator, sidecar or rank, missed heartbeat, pause deadline, full disc, failed load) takes one
- * from NF.
+ * Each fault (crash of a coordinator, sidecar or rank, missed heartbeat, pause deadline, full disc, failed load, lost
+ * reply) takes one from NF.
  * Once nothing can move any more (timeout), Monitor checks where the system has come to rest.
  *
  * Bounds:  NF NREP NCO NHOST MAXSTEP MAXD MAXV NROLL FIRST
- * Modes:   ADOPT with NARENA, COARSE, RESTART, FREE_CRASH, LATE, SPLIT_CLAIM, DISC, LOAD_FAILS, ROLL_ANY, NO_ROLLBACK
+ * Modes:   ADOPT with NARENA, COARSE, RESTART, FREE_CRASH, LATE, SPLIT_CLAIM, DISC, LOAD_FAILS, REPLIES, ROLL_ANY,
+ *          NO_ROLLBACK
  * WITNESS_*: a state that must be reachable, stated as an assertion that must fail.
  * Planted: BUG_* is a defect of an implementation, AW_* a rule of the protocol as it was once written.
  */
@@ -133,6 +134,19 @@ byte lost[NCO];                 /* who could not store the newest number, and ha
 /* the record of each host, on disc: fence of its last writer, order, target, withdrawn, names */
 byte rF[NHOST], rO[NHOST], rT[NHOST], rW[NHOST], rM[NHOST];
 
+#ifdef REPLIES
+byte heard[NCO];                /* who has answered the newest number, as far as this coordinator knows */
+byte rpl[NR];                   /* the answer of a sidecar that is on its way: fence*8+number, 0: none */
+bit due[NR];                    /* it has not reported the outcome of its newest number */
+#define FORGET_ANSWERS(c) heard[c] = 0
+#define ANSWER(r) rpl[r] = pK[r]; due[r] = 1
+#define NO_ANSWER(r) rpl[r] = 0; due[r] = 0
+#else
+#define FORGET_ANSWERS(c) skip
+#define ANSWER(r) skip
+#define NO_ANSWER(r) skip
+#endif
+
 /* sidecars: on disc. pK: newest number taken or passed over = fence*8+number; pO: the order it has */
 byte pf[NR], pK[NR], pO[NR], pT[NR] = FIRST, pW[NR];
 /* sidecars: in memory */
@@ -235,7 +249,7 @@ byte late_write[NCO];
   nd[c]++; assert(nd[c]<LOGD); \
   KEPT(c); if :: ord[c]>gO[hst[c]] -> gO[hst[c]] = ord[c]; gT[hst[c]] = tgt[c] :: else fi; gW[hst[c]] = cwd[c]; \
   STORE(c); \
-  dO[TO(c,nd[c])] = ord[c]; dT[TO(c,nd[c])] = tgt[c]; dW[TO(c,nd[c])] = cwd[c]; SENT_AGAIN(c)
+  dO[TO(c,nd[c])] = ord[c]; dT[TO(c,nd[c])] = tgt[c]; dW[TO(c,nd[c])] = cwd[c]; SENT_AGAIN(c); FORGET_ANSWERS(c)
 #ifdef NROLL          /* rollbacks of all coordinators together; at rest they are used up */
 byte rolled;
 #define ROLLBACK_LEFT (rolled<NROLL)
@@ -244,7 +258,7 @@ byte rolled;
 #define ROLLBACK_LEFT 1
 #define COUNT_ROLLBACK skip
 #endif
-#define FORGET(c) got[c] = 0; pubv[c] = 0; ackS[c] = 0; ord[c] = 0; tgt[c] = 0; cwd[c] = 0; known[c] = 0; SENT_AGAIN(c); \
+#define FORGET(c) FORGET_ANSWERS(c); got[c] = 0; pubv[c] = 0; ackS[c] = 0; ord[c] = 0; tgt[c] = 0; cwd[c] = 0; known[c] = 0; SENT_AGAIN(c); \
   hO[c*NR] = 0; hT[c*NR] = 0; hO[c*NR+1] = 0; hT[c*NR+1] = 0; hO[c*NR+NR-1] = 0; hT[c*NR+NR-1] = 0
 #define STOP(c) cst[c] = STOPPED; FORGET(c)
 #ifdef DISC
@@ -473,8 +487,26 @@ end:
 #if defined(DISC) && !defined(BUG_DECIDE_ONCE)
   :: d_step { working(c) && lost[c]!=0 -> lost[c] = 0 }
 #endif
+#ifdef REPLIES
+  /* an answer arrives: property 11, what is taken for stored has been stored */
+#define HEAR(r) \
+  :: d_step { working(c) && nd[c]>0 && joined(c,r) && rpl[r]==cf[c]*8+nd[c] -> \
+       assert(pK[r]>=cf[c]*8+nd[c]); heard[c] = heard[c]|bit(r); rpl[r] = 0 }
+  EVERY(HEAR)
+  /* it was lost: the decision is sent again, and answered again */
+#ifndef BUG_ASK_ONCE
+#define ASK_AGAIN(r) \
+  :: d_step { working(c) && nd[c]>0 && up[r] && joined(c,r) && !has(heard[c],r) && pK[r]==cf[c]*8+nd[c] && rpl[r]!=pK[r] -> \
+       rpl[r] = pK[r] }
+  EVERY(ASK_AGAIN)
+#endif
+#endif
   /* a rollback is reported as done to the user */
+#ifdef REPLIES
+#define ACKED(c,r) (has(heard[c],r) && rep[r]==tgt[c])
+#else
 #define ACKED(c,r) (pK[r]==cf[c]*8+nd[c] && rep[r]==tgt[c])
+#endif
 #ifdef AW_LIVE
 #define ACKQ(c,r) (!up[r] || ACKED(c,r))
 #else
@@ -554,7 +586,7 @@ end:
   :: d_step { ARRIVES(c,d,r) && OBEYS(c,d,r) -> \
        see(cf[c],r); pK[r] = cf[c]*8+d; \
        if :: dT[TO(c,d)]!=0 -> NOT_BACK(r,dO[TO(c,d)],dT[TO(c,d)]); pO[r] = dO[TO(c,d)]; pT[r] = dT[TO(c,d)] :: else fi; \
-       TAKE_WITHDRAWN(c,d); gwd[r] = gwd[r]|dW[TO(c,d)]; STORED(r); UNREADY(r); READY_OK(r) } \
+       TAKE_WITHDRAWN(c,d); gwd[r] = gwd[r]|dW[TO(c,d)]; STORED(r); UNREADY(r); READY_OK(r); ANSWER(r) } \
   :: d_step { ARRIVES(c,d,r) && !OBEYS(c,d,r) && (dW[TO(c,d)] & ~pW[r])!=0 -> \
        see(cf[c],r); TAKE_WITHDRAWN(c,d); gwd[r] = gwd[r]|dW[TO(c,d)]; UNREADY(r); READY_OK(r) }
 #ifdef BUG_NO_WITHDRAW
@@ -596,9 +628,17 @@ end:
 #else
 #define THERE(v) 1
 #endif
+#ifdef REPLIES         /* Staged is lost: Stage is sent again, and a version that is here is staged at once */
+#define STAGED_LOST(c) \
+  :: d_step { up[r] && cst[c]==STAGING && joined(c,r) && THERE(pubv[c]) && !has(ackS[c],r) && HIT(r) -> \
+       faults--; see(cf[c],r); staged[r] = staged[r]|bit(pubv[c]) }
+#else
+#define STAGED_LOST(c)
+#endif
 #define STAGE(c) \
   :: d_step { up[r] && cst[c]==STAGING && joined(c,r) && THERE(pubv[c]) && !has(ackS[c],r) -> \
        see(cf[c],r); staged[r] = staged[r]|bit(pubv[c]); ackS[c] = ackS[c]|bit(r) } \
+  STAGED_LOST(c) \
   :: d_step { up[r] && working(c) && cf[c]==pf[r] && pT[r]!=0 && tgt[c]==pT[r] && !has(staged[r],pT[r]) && THERE(pT[r]) -> \
        staged[r] = staged[r]|bit(pT[r]) }
   STAGE(0)
@@ -708,8 +748,21 @@ end:
 #endif
        :: else fi }             /* its header failed: begin again */
 #endif
+#ifdef REPLIES
+  /* the outcome of a decision is reported under the fence that the sidecar has then; an answer is lost */
+#ifdef BUG_OUTCOME_FENCE   /* also under a higher one than the decision's: numbers begin anew there */
+#define OUTCOME_OF(r) (pf[r]*8+pK[r]%8)
+#define MAY_REPORT_OUTCOME(r) 1
+#else
+#define OUTCOME_OF(r) pK[r]
+#define MAY_REPORT_OUTCOME(r) (pf[r]==pK[r]/8)
+#endif
+  :: d_step { up[r] && due[r] && rep[r]==pT[r] && pT[r]!=0 ->
+       due[r] = 0; if :: MAY_REPORT_OUTCOME(r) -> rpl[r] = OUTCOME_OF(r) :: else fi }
+  :: d_step { rpl[r]!=0 && HIT(r) -> faults--; rpl[r] = 0 }
+#endif
   /* crash: memory, locks and links go; what was sent may still arrive */
-  :: d_step { up[r] && HIT(r) -> faults--; up[r] = 0; staged[r] = 0; ph[r] = IDLE; cur[r] = 0; rep[r] = 0; STORED(r);
+  :: d_step { up[r] && HIT(r) -> faults--; up[r] = 0; staged[r] = 0; ph[r] = IDLE; cur[r] = 0; rep[r] = 0; STORED(r); NO_ANSWER(r);
 #ifndef COARSE
        conn[A(r)] = 0; conn[B(r)] = 0; ack[A(r)] = 0; ack[B(r)] = 0;
 #endif
@@ -861,7 +914,13 @@ end:
 #define TGT_THERE(c) 1
 #endif
 /* every sidecar that has joined has the newest decision and all that is withdrawn, and serves its target */
+#ifdef REPLIES
+#define ALL_ANSWERED(r,c) assert(nd[c]==0 || has(heard[c],r))
+#else
+#define ALL_ANSWERED(r,c) skip
+#endif
 #define AT_TARGET(r,c) \
+  if :: working(c) && pf[r]==cf[c] -> ALL_ANSWERED(r,c) :: else fi; \
   if :: working(c) && pf[r]==cf[c] -> \
         assert(pK[r]==cf[c]*8+nd[c] && (tgt[c]==0 || (pO[r]==ord[c] && pT[r]==tgt[c])) && (cwd[c] & ~pW[r])==0) \
      :: else fi; \
