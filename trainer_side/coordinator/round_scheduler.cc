@@ -504,8 +504,9 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
 void RoundScheduler::handle_not_stored(CoordinatorContext& context, DecisionLog& log,
                                        const std::string& why) {
   if (promoting_) {
+    // Whoever has asked for it is told that it failed, so it must not be done later.
+    if (promoting_->request == 0) canary_.retry(context.now + kPromoteRetry);
     refuse_promotion(context, log.record(), *std::exchange(promoting_, std::nullopt), why);
-    canary_.retry(context.now + kPromoteRetry);
     return start_waiting(context, log);
   }
   if (round_) return abort(context, log, why);

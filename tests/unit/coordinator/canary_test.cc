@@ -256,6 +256,11 @@ TEST_F(CanaryTest, APromotionThatCannotBeStoredChangesNothing) {
   ASSERT_EQ(fleet.promotions.size(), 1U);
   EXPECT_THAT(fleet.promotions[0].reply.reason, HasSubstr("no space left"));
   EXPECT_EQ(fleet.coordinator.canary_waiting(), 1U);
+  fleet.hold_stores = false;
+  fleet.now = fleet.now + std::chrono::seconds(5);
+  fleet.step(CoordinatorTick{});
+  EXPECT_EQ(fleet.record.kind, control::DecisionKind::kSwitchCanary)
+      << "it was told that it failed";
 }
 
 TEST_F(CanaryTest, ALostCanaryEndsThePublishAsPartial) {
