@@ -22,7 +22,7 @@ SOURCE_FOLDERS = ("shared", "trainer_side", "inference_side", "deploy")
 PLANTED = re.compile(r'\bplanted\("([^"]+)"\)')
 LIMIT_S = 300  # only ends what hangs: on a busy machine a test takes many times as long
 OUTPUT_LINES = 30
-# Ten times the seeds of the simulation that show a fault; the suite runs a thousand.
+# Ten times the seeds of the simulation that show a fault; the suite runs two thousand.
 ENVIRONMENT = {"WSYNC_SIM_RUNS": "200"}
 
 

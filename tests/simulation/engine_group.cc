@@ -25,7 +25,7 @@ void EngineGroup::start(std::uint32_t index) {
            .life = rank.life + 1,
            .link = rank.link,
            .load = rank.load + 1};
-  if (hooks_.sidecar_up()) attach(index);
+  if (hooks_.sidecar_answers()) attach(index);
   if (std::ranges::all_of(ranks_, &Rank::up))
     schedule_.after(schedule_.micros(1'000, 30'000), [this, group = group_] {
       if (group == group_) form_group();
@@ -66,14 +66,25 @@ void EngineGroup::lose_sidecar(std::uint32_t index) {
 
 void EngineGroup::attach_all() {
   for (std::uint32_t index = 0; index < ranks_.size(); ++index)
-    schedule_.after(schedule_.micros(500, 40'000), [this, index, life = ranks_[index].life] {
-      const Rank& rank = ranks_[index];
-      if (rank.up && rank.life == life && !rank.attached && hooks_.sidecar_up()) attach(index);
-    });
+    attach_later(index, schedule_.micros(500, 40'000));
+}
+
+void EngineGroup::attach_later(std::uint32_t index, std::chrono::nanoseconds delay) {
+  schedule_.after(delay, [this, index, life = ranks_[index].life] {
+    const Rank& rank = ranks_[index];
+    if (rank.up && rank.life == life && !rank.attached && hooks_.sidecar_answers()) attach(index);
+  });
+}
+
+void EngineGroup::stand_still(TimePoint until) {
+  stalled_until_ = std::max(stalled_until_, until);
+  for (Rank& rank : ranks_)
+    if (rank.up) rank.still_until = std::max(rank.still_until, until);
 }
 
 void EngineGroup::drop_link(std::uint32_t index) {
   Rank& rank = ranks_[index];
+  if (!rank.up) return;  // the sidecar, which stood still, has not seen yet that it has ended
   rank.attached = false;
   ++rank.link;
   schedule_.after(schedule_.micros(100, 20'000), [this, index, life = rank.life, link = rank.link] {
@@ -81,13 +92,19 @@ void EngineGroup::drop_link(std::uint32_t index) {
     lose_sidecar(index);
     schedule_.after(schedule_.micros(500, 40'000), [this, index, life, link] {
       const Rank& later = ranks_[index];
-      if (later.life == life && later.link == link && hooks_.sidecar_up()) attach(index);
+      if (later.life == life && later.link == link && hooks_.sidecar_answers()) attach(index);
     });
   });
 }
 
 void EngineGroup::attach(std::uint32_t index) {
   Rank& rank = ranks_[index];
+  // Another process has its name and its place. It tries again.
+  if (const auto refusal = hooks_.refusal(index)) {
+    handle(index, control::Refuse{.reason = *refusal}, 0);
+    execute(index, rank.machine.handle_loss("the sidecar has closed the connection"));
+    return attach_later(index, schedule_.micros(50'000, 300'000));
+  }
   rank.attached = true;
   ++rank.link;
   rank.link_free = schedule_.now();
@@ -101,7 +118,7 @@ void EngineGroup::attach(std::uint32_t index) {
 void EngineGroup::deliver(std::uint32_t index, std::function<void()> action) {
   Rank& rank = ranks_[index];
   if (!rank.attached) return;
-  const TimePoint due = schedule_.now() + schedule_.micros(20, 2'000);
+  const TimePoint due = std::max(schedule_.now(), rank.still_until) + schedule_.micros(20, 2'000);
   rank.link_free = std::max(rank.link_free + std::chrono::nanoseconds(1), due);
   schedule_.at(rank.link_free, [this, index, link = rank.link, action = std::move(action)] {
     if (ranks_[index].link == link) action();
@@ -297,7 +314,9 @@ void EngineGroup::copy(std::uint32_t index) {
   if (rank.taking->brings_buffers) rank.mapped_link = rank.link;
   const std::uint64_t load = ++rank.load;
   if (rank.taking->buckets > 0) return;
-  schedule_.after(schedule_.micros(2'000, 40'000), [this, index, load, life = rank.life] {
+  const TimePoint end =
+      std::max(schedule_.now(), rank.still_until) + schedule_.micros(2'000, 40'000);
+  schedule_.at(end, [this, index, load, life = rank.life] {
     if (ranks_[index].life == life && ranks_[index].load == load) end_load(index, "");
   });
 }

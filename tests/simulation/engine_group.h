@@ -3,6 +3,7 @@
 // step checks the bytes that it reads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -25,6 +26,9 @@ struct GroupHooks {
   std::function<void(std::uint32_t rank)> detached;
   std::function<void(std::uint32_t rank, control::Message, std::uint64_t request)> say;
   std::function<bool()> sidecar_up;
+  std::function<bool()> sidecar_answers;  // it is up and does not stand still
+  // Why the sidecar refuses the rank; std::nullopt if it may attach.
+  std::function<std::optional<std::string>(std::uint32_t rank)> refusal;
   std::function<Digest(const Version&)> content_of;  // content that the version name stands for
   std::function<void(const std::string&)> violation;
 };
@@ -62,6 +66,7 @@ class EngineGroup {
     std::uint64_t taken = 0;          // number of buckets received
     std::uint64_t mapped_link = 0;    // link whose device buffers this rank has mapped; 0: none
     TimePoint link_free{};            // earliest delivery time, which keeps messages in order
+    TimePoint still_until{};          // it stands still until then
     [[nodiscard]] control::RankState state() const noexcept { return machine.state(); }
     [[nodiscard]] const Version& active() const noexcept { return machine.active(); }
   };
@@ -84,7 +89,11 @@ class EngineGroup {
   // exists.
   void map_buffers(std::uint32_t rank) { ranks_[rank].mapped_link = ranks_[rank].link; }
   // Extends the leader's current step by `time`, to simulate an engine that hangs.
-  void stall(std::chrono::nanoseconds time) { stalled_until_ = schedule_.now() + time; }
+  void stall(std::chrono::nanoseconds time) {
+    stalled_until_ = std::max(stalled_until_, schedule_.now() + time);
+  }
+  // The processes that run now stand still until then.
+  void stand_still(TimePoint until);
 
   [[nodiscard]] const std::vector<Rank>& ranks() const noexcept { return ranks_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
@@ -101,6 +110,7 @@ class EngineGroup {
   void end_load(std::uint32_t rank, const std::string& failure);
   void lose_sidecar(std::uint32_t rank);
   void attach(std::uint32_t rank);
+  void attach_later(std::uint32_t rank, std::chrono::nanoseconds delay);
   void break_group();
   void form_group();
   void lead();

@@ -61,7 +61,7 @@ void SimulatedHub::restart() {
 
 void SimulatedHub::later(std::chrono::nanoseconds delay, std::function<void()> action) {
   schedule_.after(delay, [this, life = life_, action = std::move(action)] {
-    if (life == life_) action();
+    if (life == life_) hooks_.run(action);
   });
 }
 
@@ -78,22 +78,35 @@ void SimulatedHub::check() {
 
 // ---- links ----
 
-void SimulatedHub::attached(EngineGroup& group, std::uint32_t device,
-                            const reload::RankAttached& what) {
-  const EngineId id{next_engine_++};
-  control::Envelope envelope;
-  envelope.replica = group.name();
-  envelope.rank = what.rank;
+control::EngineHello SimulatedHub::hello_of(const EngineGroup& group, std::uint32_t device) const {
   control::EngineHello hello;
   hello.world_size = static_cast<std::uint32_t>(group.ranks().size());
   hello.device = device;
   if (on_devices()) hello.gpu = gpu(device);
-  if (const auto refusal = registry_->refusal_of(envelope, hello, {}, nullptr))
-    hooks_.violation("a rank is refused: " + refusal->reason);
+  return hello;
+}
+
+std::optional<std::string> SimulatedHub::refusal_of(const EngineGroup& group, std::uint32_t rank,
+                                                    std::uint32_t device) const {
+  control::Envelope envelope;
+  envelope.replica = group.name();
+  envelope.rank = rank;
+  const auto refusal = registry_->refusal_of(envelope, hello_of(group, device), {}, nullptr);
+  return refusal ? std::optional(refusal->reason) : std::nullopt;
+}
+
+EngineGroup* SimulatedHub::group_of(const std::string& replica, std::uint32_t rank) const {
+  const AttachedRank* attached = registry_->find(replica, rank);
+  return attached == nullptr ? nullptr : connections_.at(attached->id).group;
+}
+
+void SimulatedHub::attached(EngineGroup& group, std::uint32_t device,
+                            const reload::RankAttached& what) {
+  const EngineId id{next_engine_++};
   registry_->attach({.id = id,
                      .replica = group.name(),
                      .rank = what.rank,
-                     .world_size = hello.world_size,
+                     .world_size = static_cast<std::uint32_t>(group.ranks().size()),
                      .device = device,
                      .tensors = std::make_shared<const std::vector<control::EngineTensor>>()});
   connections_[id] = {

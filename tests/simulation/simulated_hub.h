@@ -52,6 +52,8 @@ struct HubHooks {
   std::function<void(const std::string& replica, staging::RankEvent)> notify;
   std::function<bool(double probability)> fault;  // returns false while no fault may occur
   std::function<void(const std::string&)> violation;
+  // Runs an action of the sidecar's process: at once, or when the process continues.
+  std::function<void(std::function<void()>)> run;
 };
 
 struct HubStatistics {
@@ -70,6 +72,11 @@ class SimulatedHub {
   SimulatedHub(Schedule& schedule, HubDevices devices, std::uint32_t ranks_of_sidecar,
                HubHooks hooks);
 
+  // Why a rank of the group may not attach now.
+  [[nodiscard]] std::optional<std::string> refusal_of(const EngineGroup& group, std::uint32_t rank,
+                                                      std::uint32_t device) const;
+  // The group whose rank is attached as this rank; null if there is none.
+  [[nodiscard]] EngineGroup* group_of(const std::string& replica, std::uint32_t rank) const;
   // Events of the engines' links. `device`: device of the rank, unique in the sidecar.
   void attached(EngineGroup& group, std::uint32_t device, const reload::RankAttached& what);
   void detached(EngineGroup& group, std::uint32_t rank);
@@ -111,6 +118,7 @@ class SimulatedHub {
   };
 
   [[nodiscard]] bool on_devices() const noexcept { return devices_ != HubDevices::kUnified; }
+  [[nodiscard]] control::EngineHello hello_of(const EngineGroup& group, std::uint32_t device) const;
   [[nodiscard]] std::optional<reload::EngineId> id_of(const EngineGroup& group,
                                                       std::uint32_t rank) const;
   void later(std::chrono::nanoseconds delay, std::function<void()> action);

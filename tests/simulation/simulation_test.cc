@@ -1,11 +1,13 @@
 // Runs the simulated fleet with many seeds.
 //   WSYNC_SIM_SEED=N   the first seed (default 1)
-//   WSYNC_SIM_RUNS=N   the number of seeds (default 1000)
+//   WSYNC_SIM_RUNS=N   the number of seeds (default 2000)
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <gtest/gtest.h>
+#include <random>
 #include <string>
 
 #include "tests/simulation/world.h"
@@ -44,10 +46,34 @@ WorldStatistics run_seed(const WorldOptions& options) {
   return world.statistics();
 }
 
+// The greater part of the worlds is small, because small ones find most and are quick.
+WorldOptions options_of(std::uint64_t seed) {
+  WorldOptions options{.seed = seed};
+  options.sidecars = static_cast<std::uint32_t>(1 + seed % 3);
+  options.replicas = static_cast<std::uint32_t>(1 + seed / 3 % 2);
+  options.ranks = static_cast<std::uint32_t>(1 + seed / 5 % 3);
+  options.devices = static_cast<HubDevices>(seed / 7 % 3);
+  std::mt19937_64 random(seed);
+  const auto one_in = [&random](std::uint64_t n) { return random() % n == 0; };
+  options.changing = one_in(6);
+  options.twins = one_in(6);
+  options.holders = one_in(4);
+  if (options.changing) options.late = static_cast<std::uint32_t>(random() % 3);
+  if (one_in(20)) {
+    const auto all = static_cast<std::uint32_t>(3 + random() % 10);
+    options.changing = true;
+    options.late = static_cast<std::uint32_t>(random() % (all - 2));
+    options.sidecars = all - options.late;
+    options.replicas = 1;
+    options.ranks = std::min(options.ranks, 2U);
+  }
+  return options;
+}
+
 TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
   std::signal(SIGABRT, on_abort);
   const std::uint64_t first = from_environment("WSYNC_SIM_SEED", 1);
-  const std::uint64_t runs = from_environment("WSYNC_SIM_RUNS", 1000);
+  const std::uint64_t runs = from_environment("WSYNC_SIM_RUNS", 2000);
   const auto begin = std::chrono::steady_clock::now();
   WorldStatistics total;
   std::uint64_t seed = first;
@@ -57,27 +83,9 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     if (runs == 0 && seed >= first + 20 &&
         std::chrono::steady_clock::now() - begin > std::chrono::seconds(20))
       break;
-    WorldOptions options{.seed = seed};
-    options.sidecars = static_cast<std::uint32_t>(1 + seed % 3);
-    options.replicas = static_cast<std::uint32_t>(1 + seed / 3 % 2);
-    options.ranks = static_cast<std::uint32_t>(1 + seed / 5 % 3);
-    options.devices = static_cast<HubDevices>(seed / 7 % 3);
-    const WorldStatistics run = run_seed(options);
+    const WorldStatistics run = run_seed(options_of(seed));
     if (HasFailure()) break;
-    total.events += run.events;
-    total.crashes += run.crashes;
-    total.rounds_ok += run.rounds_ok;
-    total.rounds_failed += run.rounds_failed;
-    total.rollbacks_ok += run.rollbacks_ok;
-    total.promotions_ok += run.promotions_ok;
-    total.superseded += run.superseded;
-    total.held += run.held;
-    total.cancelled += run.cancelled;
-    total.forgotten += run.forgotten;
-    total.replicas_forgotten += run.replicas_forgotten;
-    total.steps += run.steps;
-    total.dropped += run.dropped;
-    total.hubs.add(run.hubs);
+    total.add(run);
   }
   std::printf(
       "%llu seeds: %llu events, %llu crashes, rounds %llu ok, %llu failed, %llu superseded and "
@@ -104,6 +112,19 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.hubs.frees),
       static_cast<unsigned long long>(total.hubs.connects),
       static_cast<unsigned long long>(total.hubs.not_begun));
+  std::printf(
+      "members: %llu joined, %llu came back, %llu left; %llu stood still, %llu good rounds beside "
+      "them, %llu arenas added; names %llu refused, %llu taken; %llu ranks refused; %llu disks "
+      "failed for a while, %llu writes failed\n",
+      static_cast<unsigned long long>(total.joins), static_cast<unsigned long long>(total.returns),
+      static_cast<unsigned long long>(total.leaves), static_cast<unsigned long long>(total.stops),
+      static_cast<unsigned long long>(total.ok_beside_stopped),
+      static_cast<unsigned long long>(total.arenas_added),
+      static_cast<unsigned long long>(total.names_refused),
+      static_cast<unsigned long long>(total.names_taken),
+      static_cast<unsigned long long>(total.ranks_refused),
+      static_cast<unsigned long long>(total.disks_broken),
+      static_cast<unsigned long long>(total.writes_failed));
   // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
     EXPECT_GT(total.forgotten, 0U);
@@ -113,6 +134,17 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.hubs.frees, 0U);
     EXPECT_GT(total.hubs.connects, 0U);
     EXPECT_GT(total.hubs.not_begun, 0U);
+    EXPECT_GT(total.joins, 0U);
+    EXPECT_GT(total.returns, 0U);
+    EXPECT_GT(total.leaves, 0U);
+    EXPECT_GT(total.stops, 0U);
+    EXPECT_GT(total.ok_beside_stopped, 0U);
+    EXPECT_GT(total.arenas_added, 0U);
+    EXPECT_GT(total.names_refused, 0U);
+    EXPECT_GT(total.names_taken, 0U);
+    EXPECT_GT(total.ranks_refused, 0U);
+    EXPECT_GT(total.disks_broken, 0U);
+    EXPECT_GT(total.writes_failed, 0U);
   }
   if (runs == 0 && !HasFailure()) {
     EXPECT_GT(total.rounds_ok, 0U);
@@ -139,6 +171,22 @@ TEST(Simulation, WithoutFaultsEveryRoundIsGood) {
     EXPECT_EQ(run.hubs.frees == 0, devices != HubDevices::kFreedBuffers);
     EXPECT_EQ(run.hubs.runs_failed, 0U);
     EXPECT_EQ(run.hubs.not_begun, 0U);
+  }
+}
+
+// One sidecar and its engines stand still for good, with the leases that they have. The others are
+// updated as if nothing had happened.
+TEST(Simulation, AProcessThatStandsStillStopsNobody) {
+  for (const std::uint64_t seed : {5U, 6U, 7U, 8U}) {  // every commit rule
+    WorldOptions options{.seed = seed};
+    options.coordinators = 1;
+    options.faults = false;
+    options.holders = true;
+    options.stands_still_after = std::chrono::milliseconds(1'000);
+    const WorldStatistics run = run_seed(options);
+    EXPECT_EQ(run.stops, 1U);
+    EXPECT_GT(run.ok_beside_stopped, 1U);
+    EXPECT_GT(run.arenas_added, 0U);
   }
 }
 

@@ -13,8 +13,6 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr std::string_view kCanary = "r0.0";
-
 coordinator::CoordinatorOptions coordinator_options(
     std::size_t c, std::uint64_t life, std::optional<coordinator::CoordinatorRecord> record,
     std::uint64_t run_id) {
@@ -43,11 +41,12 @@ coordinator::CoordinatorOptions coordinator_options(
   return options;
 }
 
-staging::SidecarOptions sidecar_options(std::size_t s, std::uint64_t life) {
+staging::SidecarOptions sidecar_options(std::size_t s, const std::string& name,
+                                        bool is_on_trainers_host, std::uint64_t life) {
   staging::SidecarOptions options;
-  options.name = fmt::format("s{}", s);
+  options.name = name;
   options.pid = static_cast<std::uint32_t>(life);
-  options.boot_id = s == 0 ? "host-0" : fmt::format("host-{}", s);
+  options.boot_id = is_on_trainers_host ? "host-0" : fmt::format("host-{}", s);
   options.transports = {{"memfd", ""}, {"tcp", fmt::format("s{}", s)}};
   options.versions_held = s == 0 ? 3 : 2;
   options.hello_retry = milliseconds(300);
@@ -65,12 +64,48 @@ World::World(WorldOptions options)
     : options_(options),
       schedule_(options.seed),
       coordinators_(options.coordinators),
-      sidecars_(options.sidecars) {
+      sidecars_(options.sidecars + options.late + (options.twins ? 1U : 0U)) {
   intensity_ = 0.1 + 0.3 * static_cast<double>(schedule_.pick(0, 9));
+  if (options_.twins) twin_ = sidecars_.size() - 1;
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    SidecarProcess& process = sidecars_[s];
+    process.name = fmt::format("s{}", is_twin(s) ? schedule_.pick(0, options_.sidecars - 1) : s);
+    if (is_twin(s)) forced_.insert(process.name);
+    process.present = process.was_there = s < options_.sidecars;
+    new_peer(s);
     make_hub(s);
     make_groups(s);
   }
+}
+
+void WorldStatistics::add(const WorldStatistics& other) {
+  events += other.events;
+  crashes += other.crashes;
+  rounds_ok += other.rounds_ok;
+  rounds_failed += other.rounds_failed;
+  rollbacks_ok += other.rollbacks_ok;
+  promotions_ok += other.promotions_ok;
+  superseded += other.superseded;
+  held += other.held;
+  cancelled += other.cancelled;
+  cancels_refused += other.cancels_refused;
+  forgotten += other.forgotten;
+  replicas_forgotten += other.replicas_forgotten;
+  steps += other.steps;
+  dropped += other.dropped;
+  joins += other.joins;
+  returns += other.returns;
+  leaves += other.leaves;
+  stops += other.stops;
+  ok_beside_stopped += other.ok_beside_stopped;
+  arenas_added += other.arenas_added;
+  names_refused += other.names_refused;
+  names_taken += other.names_taken;
+  ranks_refused += other.ranks_refused;
+  disks_broken += other.disks_broken;
+  writes_failed += other.writes_failed;
+  for (const auto& [reason, count] : other.reasons) reasons[reason] += count;
+  hubs.add(other.hubs);
 }
 
 World::~World() = default;
@@ -87,34 +122,51 @@ void World::make_hub(std::size_t s) {
     return faults_on_ && schedule_.chance(probability * intensity_);
   };
   hooks.violation = [this](const std::string& what) { violate(what); };
+  hooks.run = [this, s](std::function<void()> action) { in_sidecar(s, std::move(action)); };
   sidecars_[s].hub = std::make_unique<SimulatedHub>(
       schedule_, options_.devices, options_.replicas * options_.ranks, std::move(hooks));
 }
 
 void World::make_groups(std::size_t s) {
-  for (std::uint32_t r = 0; r < options_.replicas; ++r) {
-    const std::string name = fmt::format("r{}.{}", s, r);
-    const auto group = [this, s, r]() -> EngineGroup& { return *sidecars_[s].groups[r]; };
-    GroupHooks hooks;
-    hooks.attached = [this, s, r, group](std::uint32_t rank, const reload::RankAttached& what) {
-      sidecars_[s].hub->attached(group(), r * options_.ranks + rank, what);
-    };
-    hooks.detached = [this, s, group](std::uint32_t rank) {
-      sidecars_[s].hub->detached(group(), rank);
-    };
-    hooks.say = [this, s, group](std::uint32_t rank, const control::Message& message,
-                                 std::uint64_t request) {
-      sidecars_[s].hub->handle(group(), rank, message, request);
-    };
-    hooks.sidecar_up = [this, s] { return sidecars_[s].machine != nullptr; };
-    hooks.content_of = [this](const Version& version) {
-      const auto found = contents_.find(version);
-      return found == contents_.end() ? Digest{.low = 1} : found->second;
-    };
-    hooks.violation = [this](const std::string& what) { violate(what); };
-    sidecars_[s].groups.push_back(
-        std::make_unique<EngineGroup>(schedule_, name, options_.ranks, std::move(hooks)));
-  }
+  for (std::uint32_t r = 0; r < options_.replicas; ++r)
+    make_group(s, r, fmt::format("r{}.{}", s, r));
+  // Somebody has started a second process with the name of a replica on this host.
+  if (options_.twins && s == 0) make_group(s, 0, sidecars_[s].groups[0]->name());
+}
+
+// `r`: the place of its devices.
+void World::make_group(std::size_t s, std::uint32_t r, std::string name) {
+  const std::size_t index = sidecars_[s].groups.size();
+  const auto group = [this, s, index]() -> EngineGroup& { return *sidecars_[s].groups[index]; };
+  GroupHooks hooks;
+  hooks.refusal = [this, s, r, group](std::uint32_t rank) {
+    const auto refusal = sidecars_[s].hub->refusal_of(group(), rank, r * options_.ranks + rank);
+    if (refusal) ++statistics_.ranks_refused;
+    if (refusal && !options_.twins) violate("a rank is refused: " + *refusal);
+    return refusal;
+  };
+  hooks.attached = [this, s, r, group](std::uint32_t rank, const reload::RankAttached& what) {
+    sidecars_[s].hub->attached(group(), r * options_.ranks + rank, what);
+  };
+  hooks.detached = [this, s, group](std::uint32_t rank) {
+    in_sidecar(s, [this, s, group, rank] { sidecars_[s].hub->detached(group(), rank); });
+  };
+  hooks.say = [this, s, group](std::uint32_t rank, const control::Message& message,
+                               std::uint64_t request) {
+    in_sidecar(s, [this, s, group, rank, link = group().ranks()[rank].link, message, request] {
+      if (group().ranks()[rank].link == link)
+        sidecars_[s].hub->handle(group(), rank, message, request);
+    });
+  };
+  hooks.sidecar_up = [this, s] { return sidecars_[s].machine != nullptr; };
+  hooks.sidecar_answers = [this, s] { return sidecars_[s].machine && !sidecars_[s].stopped; };
+  hooks.content_of = [this](const Version& version) {
+    const auto found = contents_.find(version);
+    return found == contents_.end() ? Digest{.low = 1} : found->second;
+  };
+  hooks.violation = [this](const std::string& what) { violate(what); };
+  sidecars_[s].groups.push_back(
+      std::make_unique<EngineGroup>(schedule_, std::move(name), options_.ranks, std::move(hooks)));
 }
 
 // ---- processes ----
@@ -123,12 +175,10 @@ void World::start_coordinator(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   if (process.machine) return;
   ++process.life;
-  process.snapshots.clear();
-  process.held.clear();
   process.kept.clear();
   process.store_free_at = {};
   // A trainer sometimes starts on another host, where its own record is old or missing. This is
-  // safe as soon as the sidecars know to which fleet they belong.
+  // safe as soon as all sidecars, the absent ones too, know to which fleet they belong.
   const bool settled = std::ranges::all_of(
       sidecars_, [](const SidecarProcess& sidecar) { return !sidecar.disc.fence.fleet.none(); });
   process.store = settled && schedule_.chance(0.25) ? 1 : 0;
@@ -151,6 +201,11 @@ void World::crash_coordinator(std::size_t c) {
   statistics_.dropped += process.machine->dropped();
   process.queue.reset();
   process.machine.reset();
+  process.snapshot.reset();
+  process.snapshots.clear();
+  process.held.clear();
+  if (process.arenas) statistics_.arenas_added += process.arenas->additional();
+  process.arenas.reset();
   ++process.life;
   process.publishes.clear();
   process.rollbacks.clear();
@@ -161,10 +216,11 @@ void World::crash_coordinator(std::size_t c) {
 
 void World::start_sidecar(std::size_t s) {
   SidecarProcess& process = sidecars_[s];
-  if (process.machine) return;
+  if (process.machine || !process.present) return;
   ++process.life;
-  process.machine =
-      std::make_unique<staging::Sidecar>(sidecar_options(s, process.life), process.disc);
+  new_peer(s);
+  process.machine = std::make_unique<staging::Sidecar>(
+      sidecar_options(s, process.name, is_on_trainers_host(s), process.life), process.disc);
   process.store.clear();
   connect(s);
   for (const auto& group : process.groups) group->attach_all();
@@ -177,8 +233,13 @@ void World::crash_sidecar(std::size_t s) {
   ++statistics_.crashes;
   statistics_.dropped += process.machine->dropped();
   process.machine.reset();
-  const std::string peer = peer_of(s);
+  process.stopped = false;
+  ++process.stops;
+  process.waiting.clear();
+  process.leases.clear();
+  const std::string peer = process.peer;
   ++process.life;
+  new_peer(s);
   if (process.home) {
     const std::size_t c = *process.home;
     schedule_.after(schedule_.micros(100, 200'000), [this, c, peer] {
@@ -193,14 +254,21 @@ void World::crash_sidecar(std::size_t s) {
 
 // ---- the control network ----
 
-std::string World::peer_of(std::size_t s) const {
-  return fmt::format("s{}#{}", s, sidecars_[s].life);
+void World::new_peer(std::size_t s) {
+  sidecars_[s].peer = fmt::format("s{}#{}", s, sidecars_[s].life);
+  processes_[sidecars_[s].peer] = s;
+}
+
+std::optional<std::size_t> World::process_of(const std::string& peer) const {
+  const auto found = processes_.find(peer);
+  return found == processes_.end() ? std::nullopt : std::optional(found->second);
 }
 
 void World::connect(std::size_t s) {
   schedule_.after(schedule_.micros(500, 120'000), [this, s, life = sidecars_[s].life] {
     SidecarProcess& process = sidecars_[s];
     if (!process.machine || process.life != life || process.home) return;
+    if (process.stopped) return in_sidecar(s, [this, s] { connect(s); });
     std::vector<std::size_t> up;
     for (std::size_t c = 0; c < coordinators_.size(); ++c)
       if (coordinators_[c].machine) up.push_back(c);
@@ -221,11 +289,11 @@ void World::break_link(std::size_t s) {
   process.home.reset();
   ++process.connection;
   if (schedule_.chance(0.7))
-    schedule_.after(schedule_.micros(10, 150'000), [this, c, peer = peer_of(s)] {
+    schedule_.after(schedule_.micros(10, 150'000), [this, c, peer = process.peer] {
       coordinator_step(c, {.now = schedule_.now(), .what = coordinator::PeerLost{peer, "hung up"}});
     });
   else
-    lose_late(s, c, peer_of(s));
+    lose_late(s, c, process.peer);
   if (!process.machine) return;
   sidecar_step(s, {.now = schedule_.now(), .what = staging::CoordinatorLost{}});
   connect(s);
@@ -234,7 +302,8 @@ void World::break_link(std::size_t s) {
 // A port eventually declares a silent peer lost.
 void World::lose_late(std::size_t s, std::size_t c, const std::string& peer) {
   schedule_.after(milliseconds(900), [this, s, c, peer, life = coordinators_[c].life] {
-    const bool speaks = sidecars_[s].home == c && peer_of(s) == peer;
+    const SidecarProcess& process = sidecars_[s];
+    const bool speaks = process.home == c && process.peer == peer && !process.stopped;
     if (!speaks && coordinators_[c].life == life)
       coordinator_step(c, {.now = schedule_.now(), .what = coordinator::PeerLost{peer, "silent"}});
   });
@@ -242,8 +311,9 @@ void World::lose_late(std::size_t s, std::size_t c, const std::string& peer) {
 
 void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope envelope,
                        control::Message message) {
-  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
-    if (peer_of(s) != peer || !sidecars_[s].machine) continue;
+  if (const auto process = process_of(peer)) {
+    const std::size_t s = *process;
+    if (sidecars_[s].peer != peer || !sidecars_[s].machine) return;
     // A lost message also breaks its connection. Duplicates of it may still arrive later.
     const bool lost = faults_on_ && schedule_.chance(0.004 * intensity_);
     const std::uint64_t copies = faults_on_ && schedule_.chance(0.05 * intensity_) ? 2 : 1;
@@ -271,12 +341,13 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
     const bool wanders = copy > 0;
     const auto delay = wanders ? schedule_.micros(50, 400'000) : schedule_.micros(50, 3'000);
     if (lost && !wanders) continue;
-    schedule_.after(delay, [=, this, life = coordinators_[c].life, peer = peer_of(s),
+    schedule_.after(delay, [=, this, life = coordinators_[c].life, peer = sidecars_[s].peer,
                             connection = sidecars_[s].connection] {
       if (coordinators_[c].life != life && !wanders) return;
       if (!wanders && sidecars_[s].connection != connection) return;
-      // On the same host the coordinator sees that a process has ended.
-      const bool gone = s == 0 && peer == peer_of(s);
+      // On the same host the coordinator sees that the last process of this name has ended.
+      const bool gone =
+          is_on_trainers_host(s) && peer == sidecars_[s].peer && is_owner(c, sidecars_[s].name, s);
       if (wanders) lose_late(s, c, peer);  // no later event may depend on a duplicate
       coordinator_step(c, {.now = schedule_.now(),
                            .what = coordinator::PeerMessage{peer, envelope, message, gone}});
@@ -291,13 +362,14 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
 
 void World::heartbeat(std::size_t s) {
   schedule_.after(milliseconds(100), [this, s, life = sidecars_[s].life] {
-    SidecarProcess& process = sidecars_[s];
-    if (!process.machine || process.life != life) return;
-    control::Envelope envelope;
-    envelope.fence = process.machine->fence();
-    to_coordinator(s, envelope, process.machine->heartbeat(schedule_.now()));
-    check_reports(s);
-    heartbeat(s);
+    if (sidecars_[s].life == life)
+      in_sidecar(s, [this, s] {
+        control::Envelope envelope;
+        envelope.fence = sidecars_[s].machine->fence();
+        to_coordinator(s, envelope, sidecars_[s].machine->heartbeat(schedule_.now()));
+        check_reports(s);
+        heartbeat(s);
+      });
   });
 }
 
@@ -308,7 +380,9 @@ void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event)
   if (!process.machine) return;
   ++statistics_.events;
   const std::uint64_t life = process.life;
+  const std::string owner = owner_of_name(c, event);
   const auto commands = process.machine->step(event);
+  check_name(c, event, owner);
   if (const Result<> holds = process.machine->invariants(); !holds)
     violate(fmt::format("coordinator {}: {}", c, holds.error().message()));
   for (const coordinator::CoordinatorCommand& command : commands) {
@@ -348,8 +422,9 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
     if (!back->reply.ok) ++statistics_.reasons["rollback: " + back->reply.reason];
     if (!back->reply.ok) return;
     ++statistics_.rollbacks_ok;
-    std::set<std::string>& told = gone_for_good_[back->reply.from];
-    for (const auto& [name, member] : process.machine->roster().members()) told.insert(name);
+    std::set<std::size_t>& told = gone_for_good_[back->reply.from];
+    for (const auto& [name, member] : process.machine->roster().members())
+      if (const auto known = process_of(member.last_peer)) told.insert(*known);
   } else if (const auto* promoted = std::get_if<coordinator::PromotionDone>(&command)) {
     if (promoted->request != 0 && process.promotions.erase(promoted->request) != 1)
       violate("a promotion ended twice");
@@ -369,6 +444,10 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
 void World::sidecar_step(std::size_t s, staging::SidecarEvent event) {
   SidecarProcess& process = sidecars_[s];
   if (!process.machine) return;
+  if (process.stopped)
+    return in_sidecar(s, [this, s, what = std::move(event.what)] {
+      sidecar_step(s, {.now = schedule_.now(), .what = what});
+    });
   ++statistics_.events;
   const std::uint64_t life = process.life;
   const staging::SidecarRecord before = process.machine->record();
@@ -419,6 +498,7 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
     stage(s, *start);
   } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
     process.store.erase(release->version);
+    process.leases.erase(release->version);
     process.hub->remove_version(release->version);
   } else if (std::holds_alternative<staging::BeatNow>(command)) {
     control::Envelope envelope;
@@ -436,22 +516,6 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
   }
 }
 
-// A crash between the write and its answer leaves the new record.
-void World::persist(std::size_t s, const staging::Persist& command) {
-  const std::uint64_t life = sidecars_[s].life;
-  const bool full = faults_on_ && schedule_.chance(0.01);
-  schedule_.after(schedule_.micros(50, 5'000), [=, this, record = command.record] {
-    if (sidecars_[s].life != life) return;
-    if (!full) sidecars_[s].disc = record;
-    schedule_.after(schedule_.micros(10, 1'000), [=, this] {
-      if (sidecars_[s].life != life) return;
-      sidecar_step(s, {.now = schedule_.now(),
-                       .what = staging::Persisted{.token = command.token,
-                                                  .failure = full ? "no space left" : ""}});
-    });
-  });
-}
-
 // Applies the rule of decision_store.h. Writes of one process run one after the other. A crash
 // between a write and its answer leaves the new record.
 void World::store(std::size_t c, const coordinator::Store& command) {
@@ -460,7 +524,9 @@ void World::store(std::size_t c, const coordinator::Store& command) {
   if (record.origin == own && record.kind == control::DecisionKind::kRollback)
     rollbacks_decided_.insert(own);
   const std::uint64_t life = coordinators_[c].life;
-  const bool full = faults_on_ && schedule_.chance(0.02);
+  const bool full = faults_on_ && (schedule_.chance(0.02) ||
+                                   schedule_.now() < stores_work_at_[coordinators_[c].store]);
+  if (full) ++statistics_.writes_failed;
   const TimePoint at = std::max(schedule_.now(), coordinators_[c].store_free_at) +
                        schedule_.micros(50, full ? 50'000 : 5'000);
   coordinators_[c].store_free_at = at;
@@ -485,99 +551,11 @@ void World::store(std::size_t c, const coordinator::Store& command) {
   });
 }
 
-// Returns the bytes behind a source: the snapshot of a coordinator, or another sidecar that has the
-// bytes or is receiving them.
-std::optional<Digest> World::fetch(const control::Stage& stage) {
-  for (std::size_t c = 0; c < coordinators_.size(); ++c) {
-    const CoordinatorProcess& process = coordinators_[c];
-    if (!process.machine || stage.source != fmt::format("c{}#{}", c, process.life)) continue;
-    const auto found = process.snapshots.find(stage.version);
-    if (found != process.snapshots.end()) return found->second;
-  }
-  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
-    const SidecarProcess& process = sidecars_[s];
-    if (!process.machine || stage.source != fmt::format("s{}", s)) continue;
-    const auto found = process.store.find(stage.version);
-    if (found != process.store.end()) return found->second;
-    if (process.machine->incoming() == stage.version) return contents_.at(stage.version);
-  }
-  return std::nullopt;
-}
-
-void World::stage(std::size_t s, const staging::StartStaging& command) {
-  schedule_.after(schedule_.micros(2'000, 60'000), [=, this, life = sidecars_[s].life] {
-    SidecarProcess& process = sidecars_[s];
-    if (process.life != life) return;
-    std::optional<Digest> bytes = fetch(command.stage);
-    if (faults_on_ && schedule_.chance(0.01 * intensity_)) bytes = Digest{.low = 3};  // corrupted
-    if (!bytes || (faults_on_ && schedule_.chance(0.01 * intensity_))) {
-      sidecar_step(s, {.now = schedule_.now(),
-                       .what = staging::StagingFailed{.attempt = command.attempt,
-                                                      .reason = "the source hung up",
-                                                      .source_lost = true}});
-      return;
-    }
-    const std::size_t held = process.machine->held().size();
-    process.hub->add_version(command.announce.version);
-    sidecar_step(s, {.now = schedule_.now(),
-                     .what = staging::StagingDone{
-                         .attempt = command.attempt, .content_digest = *bytes, .bytes = 1}});
-    if (process.machine && process.machine->held().size() > held)
-      process.store[command.announce.version] = *bytes;
-    else
-      process.hub->remove_version(command.announce.version);
-  });
-}
-
 void World::promote(std::size_t c) {
   const std::uint64_t request = ++requests_;
   coordinators_[c].promotions[request] = schedule_.now();
   coordinator_step(
       c, {.now = schedule_.now(), .what = coordinator::PromoteRequested{.request = request}});
-}
-
-// While only the canary gets a version, no other replica that serves may be paused for it.
-void World::check_may_pause(std::size_t s, const EngineGroup& group) {
-  const staging::Sidecar& sidecar = *sidecars_[s].machine;
-  if (sidecar.record().kind != control::DecisionKind::kSwitchCanary || group.name() == kCanary)
-    return;
-  for (const control::ReplicaReport& report : sidecar.heartbeat(schedule_.now()).replicas)
-    if (report.replica == group.name() && report.turn != control::ReplicaTurn::kNone)
-      violate(fmt::format("'{}' is paused for {}, which only the canary may take", group.name(),
-                          sidecar.record().target.to_string()));
-}
-
-void World::for_replica(std::size_t s, const staging::ForReplica& command) {
-  SidecarProcess& process = sidecars_[s];
-  const auto found = std::ranges::find_if(
-      process.groups, [&](const auto& group) { return group->name() == command.replica; });
-  EngineGroup& group = **found;
-  if (const auto* pause = std::get_if<reload::SendPause>(&command.command)) {
-    check_may_pause(s, group);
-    group.pause(pause->rank, pause->request);
-  } else if (const auto* load = std::get_if<reload::BeginLoad>(&command.command)) {
-    const auto copy = process.store.find(load->version);
-    if (process.machine->held().find(load->version) == nullptr)
-      violate(
-          fmt::format("{} loads {}, which is not held", group.name(), load->version.to_string()));
-    // A bit of the copy flips, or an engine fails to load for an unrelated reason. A copy that is
-    // loaded in the same step that staged it is not in the store yet.
-    const bool stored = copy != process.store.end();
-    if (stored && faults_on_ && schedule_.chance(0.005 * intensity_))
-      copy->second = Digest{.low = 4};
-    const bool changed = stored && copy->second != contents_[load->version];
-    const bool spoiled = changed || (faults_on_ && schedule_.chance(0.02 * intensity_));
-    process.hub->begin(command.replica, *load, stored ? copy->second : contents_[load->version],
-                       spoiled);
-  } else if (const auto* cancel = std::get_if<reload::CancelLoad>(&command.command)) {
-    process.hub->cancel(command.replica, cancel->request);
-  } else if (const auto* commit = std::get_if<reload::SendCommit>(&command.command)) {
-    check_may_run(s, group, commit->version);
-    group.commit(commit->rank, commit->request, commit->version);
-  } else if (const auto* resume = std::get_if<reload::SendResume>(&command.command)) {
-    check_may_run(s, group, group.ranks()[resume->rank].active());
-    group.resume(resume->rank, resume->request);
-  }
 }
 
 }  // namespace wsync::simulation

@@ -1,18 +1,23 @@
 // A fleet in virtual time. The real PublishQueue, Coordinator, Sidecar and ReplicaSwitch machines
 // are connected by a network that loses, duplicates, delays and reorders messages. Disks fail and
-// processes crash. The safety rules are checked after every step.
+// processes crash or stand still. Sidecars join and leave, and some have the name of another one.
+// The safety rules are checked after every step.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "inference_side/staging/sidecar.h"
+#include "tests/simulation/arenas.h"
 #include "tests/simulation/engine_group.h"
 #include "tests/simulation/schedule.h"
 #include "tests/simulation/simulated_hub.h"
@@ -22,6 +27,9 @@
 
 namespace wsync::simulation {
 
+// The replica that is the canary of coordinators with one.
+inline constexpr std::string_view kCanary = "r0.0";
+
 struct WorldOptions {
   std::uint64_t seed = 1;
   // slots; the second coordinator sometimes starts while the first one runs
@@ -30,6 +38,14 @@ struct WorldOptions {
   std::uint32_t replicas = 2;                 // per sidecar
   std::uint32_t ranks = 2;                    // per replica
   HubDevices devices = HubDevices::kUnified;  // devices of each sidecar
+  std::uint32_t late = 0;                     // further sidecars, which are absent at first
+  bool changing = false;                      // sidecars join and leave
+  // a second process with the name of a sidecar, and a second replica with the name of another
+  bool twins = false;
+  // processes that stand still, and two sidecars on the trainer's host, which read its arenas
+  bool holders = false;
+  // sidecar 1 and perhaps its engines stand still from then on, as long as there are faults
+  std::optional<std::chrono::milliseconds> stands_still_after;
   bool faults = true;
   std::chrono::milliseconds faulty{6'000};
   std::chrono::milliseconds calm{40'000};
@@ -47,12 +63,24 @@ struct WorldStatistics {
   std::uint64_t cancelled = 0;   // cancelled publishes
   // the decision was already made, or no update was running
   std::uint64_t cancels_refused = 0;
-  std::uint64_t forgotten = 0;                   // sidecars that a coordinator has forgotten
-  std::uint64_t replicas_forgotten = 0;          // replicas that a sidecar has forgotten
-  std::uint64_t steps = 0;                       // serving steps of the engines
-  std::uint64_t dropped = 0;                     // messages that the machines dropped
+  std::uint64_t forgotten = 0;           // sidecars that a coordinator has forgotten
+  std::uint64_t replicas_forgotten = 0;  // replicas that a sidecar has forgotten
+  std::uint64_t steps = 0;               // serving steps of the engines
+  std::uint64_t dropped = 0;             // messages that the machines dropped
+  std::uint64_t joins = 0;               // of sidecars with new names
+  std::uint64_t returns = 0;             // of sidecars that had left
+  std::uint64_t leaves = 0;
+  std::uint64_t stops = 0;              // processes that stood still
+  std::uint64_t ok_beside_stopped = 0;  // good rounds while a sidecar stood still
+  std::uint64_t arenas_added = 0;       // arenas beyond the maximum, because of such processes
+  std::uint64_t names_refused = 0;      // Hellos of a name whose owner was connected
+  std::uint64_t names_taken = 0;        // names that a twin got while their owners were away
+  std::uint64_t ranks_refused = 0;      // ranks whose place was taken by a replica of the same name
+  std::uint64_t disks_broken = 0;       // disks that failed for a while
+  std::uint64_t writes_failed = 0;
   std::map<std::string, std::uint64_t> reasons;  // reasons of failed rounds and rollbacks
   HubStatistics hubs;
+  void add(const WorldStatistics& other);
 };
 
 class World {
@@ -74,13 +102,18 @@ class World {
     bool stopped = false;
     bool weights_read = false;
     bool awaits_memory = false;
+    std::optional<TrainerHold> hold;  // of its arena; none while it waits
+  };
+  struct Snapshot {
+    Digest content;
+    TrainerHold hold;
   };
   struct CoordinatorProcess {
     std::unique_ptr<coordinator::Coordinator> machine;  // null: down
     std::unique_ptr<Facts> facts;
     std::unique_ptr<publish::PublishQueue> queue;
     std::chrono::milliseconds publish_deadline{};
-    std::size_t arenas = 0;
+    std::optional<Arenas> arenas;
     std::optional<SnapshotRun> snapshot;
     // publishes reported as cancelled while their snapshots were running
     std::set<std::uint64_t> stopping;
@@ -89,19 +122,29 @@ class World {
     std::size_t store = 0;  // index of the store that holds its record
     // when the last write ends; writes run one after the other
     TimePoint store_free_at{};
-    std::map<Version, Digest> snapshots;  // offered snapshots; each occupies an arena
-    std::set<std::uint64_t> kept;         // publishes without a deadline while they are held
-    std::set<std::uint64_t> held;         // requests whose snapshots are kept; likewise
+    std::map<Version, Snapshot> snapshots;      // offered snapshots; each occupies an arena
+    std::set<std::uint64_t> kept;               // publishes without a deadline while they are held
+    std::map<std::uint64_t, TrainerHold> held;  // complete snapshots that are not offered yet
     std::map<std::uint64_t, TimePoint> publishes;  // publishes without an answer yet
     std::map<std::uint64_t, TimePoint> rollbacks;
     std::map<std::uint64_t, TimePoint> promotions;
   };
   struct SidecarProcess {
+    std::string name;     // two processes may have the same one
+    std::string peer;     // its address on the control port, which each process has anew
+    bool present = true;  // false: it has not joined yet, or has left
+    bool was_there = false;
     std::unique_ptr<staging::Sidecar> machine;
+    // It stands still: what happens to it waits until it continues.
+    bool stopped = false;
+    std::uint64_t stops = 0;
+    std::deque<std::function<void()>> waiting;
+    TimePoint disc_works_at{};  // its disk fails until then
     std::uint64_t life = 0;
     std::uint64_t timer = 0;
     staging::SidecarRecord disc;
     std::map<Version, Digest> store;
+    std::map<Version, Lease> leases;  // of the trainer's arenas, instead of memory of its own
     std::optional<std::size_t> home;  // the coordinator to which it is connected
     std::uint64_t connection = 0;
     std::vector<std::unique_ptr<EngineGroup>> groups;
@@ -114,7 +157,28 @@ class World {
   void start_sidecar(std::size_t s);
   void crash_sidecar(std::size_t s);
   void make_groups(std::size_t s);
+  void make_group(std::size_t s, std::uint32_t r, std::string name);
   void make_hub(std::size_t s);
+  // membership, and processes that stand still
+  void join(std::size_t s);
+  void leave(std::size_t s);
+  void change_membership();
+  void start_engines(std::size_t s);
+  void crash_engines(std::size_t s);
+  void start_twin();
+  void stop_twin();
+  void stop_twins();
+  void stand_still(std::size_t s, std::optional<std::chrono::nanoseconds> time);
+  void go_on(std::size_t s);
+  // Runs an action of a sidecar's process: at once, or when the process continues.
+  void in_sidecar(std::size_t s, std::function<void()> action);
+  [[nodiscard]] std::size_t present_count() const;
+  [[nodiscard]] bool is_twin(std::size_t s) const { return s == twin_; }
+  [[nodiscard]] bool is_on_trainers_host(std::size_t s) const {
+    return s == 0 || (options_.holders && s == 1);
+  }
+  // The process behind an address of the control port.
+  [[nodiscard]] std::optional<std::size_t> process_of(const std::string& peer) const;
   // the control network
   void connect(std::size_t s);
   void break_link(std::size_t s);
@@ -122,7 +186,7 @@ class World {
                   control::Message message);
   void to_coordinator(std::size_t s, control::Envelope envelope, control::Message message);
   void heartbeat(std::size_t s);
-  [[nodiscard]] std::string peer_of(std::size_t s) const;
+  void new_peer(std::size_t s);
   // machines
   void coordinator_step(std::size_t c, coordinator::CoordinatorEvent event);
   void sidecar_step(std::size_t s, staging::SidecarEvent event);
@@ -134,10 +198,15 @@ class World {
   void store(std::size_t c, const coordinator::Store& command);
   void lose_late(std::size_t s, std::size_t c, const std::string& peer);
   void stage(std::size_t s, const staging::StartStaging& command);
+  void end_staging(std::size_t s, const staging::StartStaging& command);
   void promote(std::size_t c);
   void check_may_pause(std::size_t s, const EngineGroup& group);
   void for_replica(std::size_t s, const staging::ForReplica& command);
-  [[nodiscard]] std::optional<Digest> fetch(const control::Stage& stage);
+  struct Fetched {
+    Digest content;
+    Lease lease;  // none: the bytes were copied
+  };
+  [[nodiscard]] std::optional<Fetched> fetch(std::size_t s, const control::Stage& stage);
   // the trainer around a coordinator
   void start_queue(std::size_t c);
   void poll_queue(std::size_t c);
@@ -153,14 +222,26 @@ class World {
   // client and faults
   void client();
   void inject();
+  void inject_usual(std::size_t s, std::size_t c);
+  void break_disc(std::size_t s);
   void silence(std::size_t s, const std::string& replica, std::uint32_t rank);
   void inject_stranger(std::size_t s, std::size_t c);
   void forget(std::size_t s, std::size_t c);
   void heal();
+  [[nodiscard]] bool advance_calm(std::uint64_t& requests_before, std::string& unmet);
+  void check_ends();
   // checks
   void violate(const std::string& what);
   void check_sidecar(std::size_t s, const staging::SidecarEvent& event,
                      const staging::SidecarRecord& before, std::size_t commands);
+  // Whether the last process that coordinator `c` knows under the name is this one.
+  [[nodiscard]] bool is_owner(std::size_t c, const std::string& name, std::size_t s) const;
+  // The connected process whose name a Hello of another one names; otherwise empty.
+  [[nodiscard]] std::string owner_of_name(std::size_t c,
+                                          const coordinator::CoordinatorEvent& event) const;
+  void check_name(std::size_t c, const coordinator::CoordinatorEvent& event,
+                  const std::string& owner);
+  void check_arenas(std::size_t c);
   void check_forgotten(std::size_t c, const coordinator::Forgotten& forgotten);
   void check_reports(std::size_t s);
   void check_may_run(std::size_t s, const EngineGroup& group, const Version& version);
@@ -173,6 +254,7 @@ class World {
   Schedule schedule_;
   bool faults_on_ = false;
   bool client_on_ = false;
+  TimePoint calm_at_{};  // the end of the part with faults
   double intensity_ = 1.0;
   std::vector<CoordinatorProcess> coordinators_;
   std::vector<SidecarProcess> sidecars_;
@@ -181,17 +263,21 @@ class World {
   // Record of the host that the coordinators share, and record of another host, which is empty at
   // first.
   std::array<std::optional<coordinator::CoordinatorRecord>, 2> stores_;
+  std::array<TimePoint, 2> stores_work_at_{};     // they fail until then
+  std::optional<std::size_t> twin_;               // the process with the name of another one
+  std::map<std::string, std::size_t> processes_;  // by address on the control port
   // New decisions that go back to an older version. Every other decision goes forward or repeats an
   // earlier one.
   std::set<control::Decision> rollbacks_decided_;
   std::uint64_t published_ = 0;
   std::uint64_t requests_ = 0;
   std::uint64_t last_ok_ = 0;  // newest successful publish
-  // Versions that a completed rollback has withdrawn, each with the sidecars that had joined the
+  // Versions that a completed rollback has withdrawn, each with the processes that had joined the
   // coordinator by then. The other sidecars cannot know of the rollback.
-  std::map<Version, std::set<std::string>> gone_for_good_;
-  std::set<std::string> forced_;  // sidecars that operators may have had forgotten in any case
-  std::set<Version> cancelled_;   // reported as stopped before a decision
+  std::map<Version, std::set<std::size_t>> gone_for_good_;
+  // Names that operators may have had forgotten in any case, or that two processes had.
+  std::set<std::string> forced_;
+  std::set<Version> cancelled_;  // reported as stopped before a decision
   std::vector<std::string> violations_;
   WorldStatistics statistics_;
 };

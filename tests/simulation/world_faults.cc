@@ -1,4 +1,4 @@
-// The client and the faults of the world, and the checks.
+// The client and the faults of the world.
 #include <algorithm>
 
 #include "shared/base/format.h"
@@ -7,13 +7,6 @@
 namespace wsync::simulation {
 
 using std::chrono::milliseconds;
-
-namespace {
-
-// for a publish or rollback, including the time in the queue
-constexpr std::chrono::seconds kBound{25};
-
-}  // namespace
 
 // ---- client and faults ----
 
@@ -51,9 +44,29 @@ void World::inject() {
   schedule_.after(schedule_.micros(10'000, 10'000 + pause), [this] { inject(); });
   const std::size_t s = schedule_.pick(0, sidecars_.size() - 1);
   const std::size_t c = schedule_.pick(0, coordinators_.size() - 1);
+  if (options_.changing && schedule_.chance(0.2)) return change_membership();
+  if (options_.holders && schedule_.chance(0.15)) {
+    const bool for_ever = schedule_.chance(0.25);
+    return stand_still(
+        s, for_ever ? std::nullopt : std::optional(schedule_.micros(50'000, 3'000'000)));
+  }
+  if (options_.twins && schedule_.chance(0.15)) {
+    if (schedule_.chance(0.6))
+      start_twin();
+    else
+      stop_twin();
+    return;
+  }
+  inject_usual(s, c);
+}
+
+void World::inject_usual(std::size_t s, std::size_t c) {
   EngineGroup& group = *sidecars_[s].groups[schedule_.pick(0, options_.replicas - 1)];
   const auto rank = static_cast<std::uint32_t>(schedule_.pick(0, options_.ranks - 1));
-  switch (schedule_.pick(0, 11)) {
+  switch (schedule_.pick(0, 12)) {
+    case 12:
+      break_disc(s);
+      return;
     case 11:
       forget(s, c);
       return;
@@ -78,7 +91,9 @@ void World::inject() {
     case 5:
       ++statistics_.crashes;
       group.crash(rank);
-      schedule_.after(schedule_.micros(1'000, 500'000), [&group, rank] { group.start(rank); });
+      schedule_.after(schedule_.micros(1'000, 500'000), [this, s, &group, rank] {
+        if (sidecars_[s].present) group.start(rank);
+      });
       return;
     case 6:
     case 7:
@@ -86,13 +101,24 @@ void World::inject() {
       return;
     case 8:  // the coordinator declares it lost; the sidecar does not notice
       if (sidecars_[s].home)
-        coordinator_step(*sidecars_[s].home, {.now = schedule_.now(),
-                                              .what = coordinator::PeerLost{peer_of(s), "silent"}});
+        coordinator_step(
+            *sidecars_[s].home,
+            {.now = schedule_.now(), .what = coordinator::PeerLost{sidecars_[s].peer, "silent"}});
       return;
     default:
       group.stall(schedule_.micros(50'000, 900'000));
       if (schedule_.chance(0.5)) silence(s, group.name(), rank);
   }
+}
+
+// A disk fails for a while: that of the sidecar, or one of those on which the coordinators store.
+void World::break_disc(std::size_t s) {
+  ++statistics_.disks_broken;
+  const TimePoint until = schedule_.now() + schedule_.micros(50'000, 2'500'000);
+  if (schedule_.chance(0.5))
+    sidecars_[s].disc_works_at = until;
+  else
+    stores_work_at_[schedule_.pick(0, stores_.size() - 1)] = until;
 }
 
 // The sidecar finds that the rank does not poll its link, rightly or not, and hears from it later.
@@ -111,7 +137,7 @@ void World::silence(std::size_t s, const std::string& replica, std::uint32_t ran
 
 // An operator has a sidecar forgotten, mostly one that is connected: that is refused.
 void World::forget(std::size_t s, std::size_t c) {
-  const std::string name = fmt::format("s{}", s);
+  const std::string name = sidecars_[s].name;
   const bool force = schedule_.chance(0.3);
   if (force) forced_.insert(name);
   coordinator_step(c, {.now = schedule_.now(),
@@ -130,7 +156,7 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
     const control::Fence before = coordinators_[c].machine->fence();
     const bool had_stopped = coordinators_[c].machine->stopped().has_value();
     for (const control::Message& message :
-         {control::Message(control::Hello{.name = fmt::format("s{}", s),
+         {control::Message(control::Hello{.name = sidecars_[s].name,
                                           .decision = decision,
                                           .target = {.epoch = 9, .step = 9},
                                           .origin = decision}),
@@ -142,7 +168,9 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
          coordinators_[c].machine->stopped().has_value() != had_stopped))
       violate(fmt::format("coordinator {} obeys a sidecar of another fleet", c));
   }
-  if (!sidecars_[s].machine || sidecars_[s].machine->record().decision.none()) return;
+  if (!sidecars_[s].machine || sidecars_[s].stopped ||
+      sidecars_[s].machine->record().decision.none())
+    return;
   const staging::SidecarRecord before = sidecars_[s].machine->record();
   sidecar_step(
       s, {.now = schedule_.now(),
@@ -153,7 +181,7 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
     violate(fmt::format("s{} obeys a coordinator of another fleet", s));
 }
 
-// The faults end: one coordinator, every sidecar and every rank are up and stay up.
+// The faults end: one coordinator, every sidecar that is present and every rank are up and stay up.
 void World::heal() {
   faults_on_ = client_on_ = false;
   for (std::size_t c = 1; c < coordinators_.size(); ++c) crash_coordinator(c);
@@ -161,10 +189,15 @@ void World::heal() {
       coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped)
     crash_coordinator(0);
   start_coordinator(0);
+  stop_twins();
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    if (is_twin(s)) continue;
+    // A publish needs the sidecar of the canary, and the replicas of a quorum.
+    if (!sidecars_[s].present && (s == 0 || present_count() < 2 || schedule_.chance(0.5))) join(s);
+    if (sidecars_[s].stopped && schedule_.chance(0.5)) crash_sidecar(s);
+    go_on(s);
     start_sidecar(s);
-    for (const auto& group : sidecars_[s].groups)
-      for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) group->start(rank);
+    if (sidecars_[s].present) start_engines(s);
   }
 }
 
@@ -174,51 +207,35 @@ bool World::run() {
   start_coordinator(0);
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     start_sidecar(s);
-    for (const auto& group : sidecars_[s].groups)
-      for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) group->start(rank);
+    if (sidecars_[s].present) start_engines(s);
   }
   client();
   inject();
-  const TimePoint calm = schedule_.now() + options_.faulty;
-  while (violations_.empty() && schedule_.run_one(calm)) {
+  calm_at_ = schedule_.now() + options_.faulty;
+  if (options_.stands_still_after)
+    schedule_.after(*options_.stands_still_after, [this] { stand_still(1, std::nullopt); });
+  while (violations_.empty() && schedule_.run_one(calm_at_)) {
   }
   heal();
   // The last version, which the fleet must reach.
   const TimePoint end = schedule_.now() + options_.calm;
   TimePoint try_at = schedule_.now() + milliseconds(3'000);
-  const std::uint64_t requests_before = requests_;
+  std::uint64_t requests_before = requests_;
   bool done = false;
   std::string unmet;  // reason why the last version is not published yet
   while (violations_.empty() && !done && schedule_.now() < end) {
     const TimePoint until = std::min(end, try_at);
     while (violations_.empty() && schedule_.run_one(until)) {
     }
-    if (!coordinators_[0].machine ||
-        coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped) {
-      crash_coordinator(0);  // a delayed message stopped it: restart it
-      start_coordinator(0);
-    } else if (coordinators_[0].machine->canary_waiting() > 0) {
-      promote(0);
-    } else if (last_ok_ <= requests_before) {
-      unmet = unmet_obligation();
-      if (unmet.empty()) publish(0);
-    } else {
-      done = converged();
-    }
+    done = advance_calm(requests_before, unmet);
     try_at = schedule_.now() + milliseconds(1'000);
   }
-  for (const CoordinatorProcess& process : coordinators_) {
-    for (const auto& [request, since] : process.publishes)
-      if (!process.kept.contains(request) && schedule_.now() - since > kBound)
-        violate("a publish did not end in its time");
-    for (const auto& [request, since] : process.rollbacks)
-      if (schedule_.now() - since > kBound) violate("a rollback did not end in its time");
-    for (const auto& [request, since] : process.promotions)
-      if (schedule_.now() - since > kBound) violate("a promotion did not end in its time");
-  }
+  check_ends();
   if (violations_.empty() && !done && !unmet.empty())
     violate("a decision has not come to everybody: " + unmet + ": " + where());
   if (violations_.empty() && !done) violate("the fleet did not come to its target: " + where());
+  for (const CoordinatorProcess& process : coordinators_)
+    if (process.arenas) statistics_.arenas_added += process.arenas->additional();
   for (const SidecarProcess& process : sidecars_) {
     if (process.machine) statistics_.dropped += process.machine->dropped();
     for (const auto& group : process.groups) statistics_.steps += group->steps();
@@ -227,161 +244,22 @@ bool World::run() {
   return violations_.empty();
 }
 
-// ---- checks ----
-
-void World::violate(const std::string& what) {
-  if (violations_.size() < 10)
-    violations_.push_back(
-        fmt::format("at {:.6f} s: {}", static_cast<double>(schedule_.now()) * 1e-9, what));
-}
-
-void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
-                          const staging::SidecarRecord& before, std::size_t acts) {
-  const staging::SidecarRecord& after = sidecars_[s].machine->record();
-  const staging::SidecarRecord& disc = sidecars_[s].disc;
-  // Before its first decision a sidecar may follow another fleet, whose epochs are not comparable.
-  const bool moved = after.fence.fleet != before.fence.fleet && before.decision.none();
-  if (after.fence < before.fence && !moved)
-    violate(fmt::format("s{} goes back to a lower fence", s));
-  if (after.decision < before.decision)
-    violate(fmt::format("s{} goes back to an older decision", s));
-  // The disk may be ahead of the state in memory, but never behind it.
-  if (after.fence > disc.fence || after.decision > disc.decision)
-    violate(fmt::format("s{} acts on what it has not stored", s));
-  const auto* message = std::get_if<staging::CoordinatorMessage>(&event.what);
-  // The sidecar stores the new fence first. Until then its record is the old one, and only the
-  // message belongs to the other fleet.
-  const bool moves = message != nullptr && before.decision.none() &&
-                     message->envelope.fence.fleet != before.fence.fleet;
-  if (message != nullptr && message->envelope.fence < before.fence && !moved && !moves &&
-      (acts != 0 || after != before))
-    violate(fmt::format("s{} obeys a lower fence", s));
-  check_origin(s, before);
-  for (const Version& version : before.withdrawn)
-    if (std::ranges::find(after.withdrawn, version) == after.withdrawn.end())
-      violate(fmt::format("s{} forgets that {} was withdrawn", s, version.to_string()));
-}
-
-// Invariant 4: decisions only increase, and only a rollback returns to an older version.
-void World::check_origin(std::size_t s, const staging::SidecarRecord& before) {
-  const staging::SidecarRecord& after = sidecars_[s].machine->record();
-  const bool withdrawn = std::ranges::find(after.withdrawn, before.target) != after.withdrawn.end();
-  if (after.origin < before.origin && !withdrawn)
-    violate(fmt::format("s{} goes back from the decision for {} to the older one for {}", s,
-                        before.target.to_string(), after.target.to_string()));
-  // Two coordinators without a common record may both claim the same epoch and count its steps
-  // independently. The run id then decides which of their decisions is newer.
-  const control::Fence& was = before.origin.fence;
-  const control::Fence& is = after.origin.fence;
-  if (was.epoch == is.epoch && was.run_id != is.run_id) return;
-  if (after.target < before.target && !withdrawn && !rollbacks_decided_.contains(after.origin))
-    violate(fmt::format("s{} goes back from {} to {} without a rollback", s,
-                        before.target.to_string(), after.target.to_string()));
-}
-
-// Must hold before a new version is published: every joined sidecar has the coordinator's newest
-// decision, and no sidecar's target differs from the coordinator's.
-std::string World::unmet_obligation() const {
-  const coordinator::Coordinator& coordinator = *coordinators_[0].machine;
-  if (coordinator.phase() != coordinator::CoordinatorPhase::kReady)
-    return fmt::format("the coordinator is {}", coordinator::phase_name(coordinator.phase()));
-  const coordinator::CoordinatorRecord& record = coordinator.record();
-  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
-    const staging::SidecarRecord& disc = sidecars_[s].disc;
-    const auto member = coordinator.roster().members().find(fmt::format("s{}", s));
-    if (member == coordinator.roster().members().end() || !member->second.joined)
-      return fmt::format("s{} has not joined", s);
-    if (record.number > 0 &&
-        disc.decision != control::Decision{.fence = record.fence, .number = record.number})
-      return fmt::format("s{} has decision {} of epoch {}, the coordinator {} of epoch {} ({})", s,
-                         disc.decision.number, disc.decision.fence.epoch, record.number,
-                         record.fence.epoch, member->second.refused);
-    if (record.number == 0 && !disc.target.none())
-      return fmt::format("s{} has target {}, and nothing was decided", s, disc.target.to_string());
-    for (const Version& version : record.withdrawn)
-      if (std::ranges::find(disc.withdrawn, version) == disc.withdrawn.end())
-        return fmt::format("s{} does not know that {} was withdrawn", s, version.to_string());
+// Publishes the last version as soon as nothing is owed. Returns true if every replica serves it.
+bool World::advance_calm(std::uint64_t& requests_before, std::string& unmet) {
+  if (!coordinators_[0].machine ||
+      coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped) {
+    crash_coordinator(0);  // a delayed message stopped it: restart it
+    start_coordinator(0);
+    requests_before = requests_;  // the snapshots of its last process are gone
+  } else if (coordinators_[0].machine->canary_waiting() > 0) {
+    promote(0);
+  } else if (last_ok_ <= requests_before) {
+    unmet = unmet_obligation();
+    if (unmet.empty()) publish(0);
+  } else {
+    return converged();
   }
-  return {};
-}
-
-// Only an operator may have a sidecar forgotten that does not know of a withdrawn version.
-void World::check_forgotten(std::size_t c, const coordinator::Forgotten& forgotten) {
-  ++statistics_.forgotten;
-  if (forced_.contains(forgotten.sidecar)) return;
-  const coordinator::Coordinator& coordinator = *coordinators_[c].machine;
-  if (coordinator.roster().members().contains(forgotten.sidecar))
-    violate(fmt::format("{} is forgotten and in the roster", forgotten.sidecar));
-  for (std::size_t s = 0; s < sidecars_.size(); ++s)
-    if (fmt::format("s{}", s) == forgotten.sidecar)
-      for (const Version& version : coordinator.record().withdrawn)
-        if (std::ranges::find(sidecars_[s].disc.withdrawn, version) ==
-            sidecars_[s].disc.withdrawn.end())
-          violate(fmt::format("s{} is forgotten, and does not know that {} was withdrawn", s,
-                              version.to_string()));
-}
-
-// If a version is reported as active, every rank holds it byte for byte.
-void World::check_reports(std::size_t s) {
-  for (const control::ReplicaReport& report :
-       sidecars_[s].machine->heartbeat(schedule_.now()).replicas) {
-    if (report.version.none()) continue;
-    for (const auto& group : sidecars_[s].groups) {
-      if (group->name() != report.replica) continue;
-      for (const EngineGroup::Rank& rank : group->ranks())
-        if (rank.attached &&
-            (rank.active() != report.version || rank.memory != contents_[report.version]))
-          violate(fmt::format("lie: '{}' is reported to hold {}", report.replica,
-                              report.version.to_string()));
-    }
-  }
-}
-
-void World::check_may_run(std::size_t s, const EngineGroup& group, const Version& version) {
-  if (cancelled_.contains(version))
-    violate(
-        fmt::format("'{}' activates {}, which was cancelled", group.name(), version.to_string()));
-  const std::vector<Version>& withdrawn = sidecars_[s].disc.withdrawn;
-  const bool stored = std::ranges::find(sidecars_[s].machine->record().withdrawn, version) !=
-                      sidecars_[s].machine->record().withdrawn.end();
-  if (stored || (gone_for_good_.contains(version) &&
-                 std::ranges::find(withdrawn, version) != withdrawn.end()))
-    violate(
-        fmt::format("'{}' activates {}, which was withdrawn", group.name(), version.to_string()));
-  const auto gone = gone_for_good_.find(version);
-  if (gone != gone_for_good_.end() && gone->second.contains(fmt::format("s{}", s)))
-    violate(fmt::format("'{}' activates {} after its rollback was reported as done", group.name(),
-                        version.to_string()));
-}
-
-bool World::converged() const {
-  const CoordinatorProcess& process = coordinators_[0];
-  if (!process.machine || process.machine->phase() != coordinator::CoordinatorPhase::kReady)
-    return false;
-  const Version target = process.machine->target();
-  for (const SidecarProcess& sidecar : sidecars_) {
-    const control::Heartbeat beat = sidecar.machine->heartbeat(schedule_.now());
-    if (beat.target != target || beat.replicas.size() != options_.replicas) return false;
-    for (const control::ReplicaReport& report : beat.replicas)
-      if (!report.ready || report.version != target) return false;
-  }
-  return true;
-}
-
-std::string World::where() const {
-  std::string text;
-  if (coordinators_[0].machine)
-    text += fmt::format("coordinator {}, target {}",
-                        coordinator::phase_name(coordinators_[0].machine->phase()),
-                        coordinators_[0].machine->target().to_string());
-  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
-    const control::Heartbeat beat = sidecars_[s].machine->heartbeat(schedule_.now());
-    text += fmt::format("; s{} target {}", s, beat.target.to_string());
-    for (const control::ReplicaReport& report : beat.replicas)
-      text += fmt::format(", {} at {} ({}) {}", report.replica, report.version.to_string(),
-                          report.ready ? "ready" : "not ready", report.reason);
-  }
-  return text;
+  return false;
 }
 
 }  // namespace wsync::simulation

@@ -22,9 +22,8 @@ constexpr milliseconds kLateness{1'000};
 
 void World::start_queue(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
-  process.snapshot.reset();
   process.stopping.clear();
-  process.arenas = schedule_.pick(3, 5);
+  process.arenas.emplace(schedule_.pick(3, 5));
   process.publish_deadline = milliseconds(schedule_.pick(2'000, 10'000));
   process.facts = std::make_unique<Facts>(*this, c);
   process.queue = std::make_unique<publish::PublishQueue>(*process.facts, process.publish_deadline);
@@ -54,7 +53,8 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
   CoordinatorProcess& process = coordinators_[c];
   if (const auto* begin = std::get_if<publish::BeginSnapshot>(&command)) {
     if (process.snapshot) violate("two snapshots are taken at once");
-    process.snapshot = SnapshotRun{.what = *begin};
+    process.snapshot = SnapshotRun{.what = *begin, .hold = {}};
+    process.arenas->begin_wait(schedule_.now(), begin->deadline);
     take_snapshot(c);
   } else if (const auto* stop = std::get_if<publish::StopSnapshot>(&command)) {
     if (process.snapshot && process.snapshot->what.request == stop->request)
@@ -62,7 +62,7 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
     else
       violate("a snapshot is stopped that is not taken");
   } else if (const auto* hold = std::get_if<publish::HoldSnapshot>(&command)) {
-    process.held.insert(hold->request);
+    if (!process.held.contains(hold->request)) violate("a snapshot is kept that is not complete");
     ++statistics_.held;
   } else if (const auto* round = std::get_if<publish::RequestRound>(&command)) {
     request_round(c, *round);
@@ -75,8 +75,7 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
   }
 }
 
-// Waits for an arena, then copies. Each version that is still offered occupies one arena. The model
-// ignores the lease of a sidecar that still reads a version after its offer has ended.
+// Waits for an arena that nobody reads, then copies.
 void World::take_snapshot(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   SnapshotRun& run = *process.snapshot;
@@ -87,7 +86,8 @@ void World::take_snapshot(std::size_t c) {
   };
   if (run.stopped) {
     end_snapshot(c, Error(ErrorCode::kCancelled, "stopped while waiting for a free arena"));
-  } else if (process.snapshots.size() + process.held.size() < process.arenas) {
+  } else if ((run.hold = process.arenas->take(schedule_.now()))) {
+    check_arenas(c);
     run.weights_read = true;
     later(schedule_.micros(100, 40'000), [this, c] {
       const SnapshotRun& copied = *coordinators_[c].snapshot;
@@ -99,7 +99,9 @@ void World::take_snapshot(std::size_t c) {
       else
         end_snapshot(c, std::nullopt);
     });
-  } else if (schedule_.now() >= run.what.deadline) {
+  } else if (process.arenas->is_over(schedule_.now())) {
+    if (!process.arenas->all_needed_here())
+      violate("a snapshot has waited in vain for processes that stand still");
     end_snapshot(c, Error(ErrorCode::kBusy, "all arenas are still being read"));
   } else {
     if (!std::exchange(run.awaits_memory, true))
@@ -108,9 +110,19 @@ void World::take_snapshot(std::size_t c) {
   }
 }
 
+// A process that stands still keeps the versions that it held, and no more.
+void World::check_arenas(std::size_t c) {
+  std::size_t read = 0;
+  for (const SidecarProcess& process : sidecars_) read += process.leases.size();
+  if (coordinators_[c].arenas->size() > coordinators_[c].arenas->count() + read)
+    violate(fmt::format("there are {} arenas for {} of the trainer and {} that are read",
+                        coordinators_[c].arenas->size(), coordinators_[c].arenas->count(), read));
+}
+
 void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
   CoordinatorProcess& process = coordinators_[c];
   const std::uint64_t request = process.snapshot->what.request;
+  if (!failure) process.held[request] = *process.snapshot->hold;
   process.snapshot.reset();
   auto commands = process.queue->snapshot_ended(request, failure);
   const bool is_given =
@@ -119,6 +131,7 @@ void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
                std::holds_alternative<publish::HoldSnapshot>(command);
       });
   if (is_given && failure) violate("a version is made of a snapshot that has failed");
+  if (!is_given) process.held.erase(request);
   const std::uint64_t life = process.life;
   execute(c, commands);
   if (process.machine && process.life == life) execute(c, process.queue->advance(schedule_.now()));
@@ -129,12 +142,13 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
   CoordinatorProcess& process = coordinators_[c];
   if (process.stopping.contains(command.request))
     violate("a publish goes on that was cancelled during its snapshot");
-  process.held.erase(command.request);
+  auto hold = process.held.extract(command.request);
+  if (hold.empty()) return violate("a version is made of no snapshot");
   const Digest content{.low = ++published_, .high = 77};
   if (!contents_.emplace(command.version, content).second)
     return violate(
         fmt::format("version {} is given to two byte strings", command.version.to_string()));
-  process.snapshots[command.version] = content;
+  process.snapshots[command.version] = {.content = content, .hold = std::move(hold.mapped())};
   coordinator_step(c, {.now = schedule_.now(),
                        .what = coordinator::PublishRequested{.request = command.request,
                                                              .version = command.version,
@@ -162,6 +176,8 @@ void World::end_publish(std::size_t c, const publish::EndPublish& end) {
   if (!end.had_round) return;
   const bool is_cancelled = end.end == publish::JobState::kCancelled;
   if (!is_cancelled) ++(end.reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
+  if (end.reply.ok && std::ranges::any_of(sidecars_, &SidecarProcess::stopped))
+    ++statistics_.ok_beside_stopped;
   if (is_cancelled && !cancelled_.insert(end.reply.version).second)
     violate("a publish was cancelled twice");
 }
