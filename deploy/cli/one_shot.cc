@@ -24,11 +24,15 @@ const std::chrono::milliseconds kFindsUs{limits::kReconnectMaxMs + limits::kReco
 // How long the command waits for a first sidecar, which may have been started beside it.
 constexpr std::chrono::milliseconds kSidecarWait{2'000};
 
-Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
+enum class OneShotKind : std::uint8_t { kPush, kRollback };
+
+Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options, OneShotKind kind) {
   auto config = config::parse_trainer(
       "", "one-shot coordinator",
       {.environment = config::process_environment(), .set = {"listen=" + options.address}});
   if (!config) return config;
+  // A rollback concerns every replica, so it has no canary.
+  if (kind == OneShotKind::kRollback) config->canary.clear();
   if (!config->canary.empty())
     return fail(
         ErrorCode::kInvalidInput,
@@ -63,9 +67,9 @@ void end_of(const OneShotOptions& options, Loop& loop, publish::TrainerAgent& ag
 // Runs a loop with an agent until `done` has a value, a signal arrives, or the deadline passes.
 template <class T>
 Result<T> run_once(
-    const OneShotOptions& options,
+    const OneShotOptions& options, OneShotKind kind,
     const std::function<void(Loop&, publish::TrainerAgent&, std::optional<T>&)>& begin) {
-  const auto config = WSYNC_TRY(one_shot_config(options));
+  const auto config = WSYNC_TRY(one_shot_config(options, kind));
   auto loop = WSYNC_TRY(Loop::create());
   std::optional<Error> failure;
   std::optional<T> done;
@@ -130,23 +134,24 @@ Result<control::PushReply> push_once(
   // Opens the checkpoint before the claim, so that an invalid checkpoint changes nothing.
   (void)WSYNC_TRY(publish::open_checkpoint_source(directory));
   std::optional<Error> failure;
-  auto pushed = run_once<control::PushReply>(options, [&](Loop& loop, publish::TrainerAgent& agent,
-                                                          std::optional<control::PushReply>& done) {
-    publish::PublishJob job;
-    job.open = [directory] { return publish::open_checkpoint_source(directory); };
-    job.step = step != 0 ? step : agent.named_step(directory);
-    job.on_progress = [&](const publish::PublishProgress& progress) {
-      on_progress({.phase = progress.phase,
-                   .done_bytes = progress.done_bytes,
-                   .total_bytes = progress.total_bytes});
-    };
-    job.on_done = [&](publish::PublishResult result) {
-      done = std::move(result.reply);
-      failure = std::move(result.error);
-      end_of(options, loop, agent);
-    };
-    agent.publish(std::move(job));
-  });
+  auto pushed = run_once<control::PushReply>(
+      options, OneShotKind::kPush,
+      [&](Loop& loop, publish::TrainerAgent& agent, std::optional<control::PushReply>& done) {
+        publish::PublishJob job;
+        job.open = [directory] { return publish::open_checkpoint_source(directory); };
+        job.step = step != 0 ? step : agent.named_step(directory);
+        job.on_progress = [&](const publish::PublishProgress& progress) {
+          on_progress({.phase = progress.phase,
+                       .done_bytes = progress.done_bytes,
+                       .total_bytes = progress.total_bytes});
+        };
+        job.on_done = [&](publish::PublishResult result) {
+          done = std::move(result.reply);
+          failure = std::move(result.error);
+          end_of(options, loop, agent);
+        };
+        agent.publish(std::move(job));
+      });
   if (failure) return fail(*failure);
   return pushed;
 }
@@ -154,7 +159,7 @@ Result<control::PushReply> push_once(
 Result<control::RollbackReply> roll_back_once(const OneShotOptions& options, const Version& to) {
   std::optional<Error> failure;
   auto back = run_once<control::RollbackReply>(
-      options,
+      options, OneShotKind::kRollback,
       [&](Loop& loop, publish::TrainerAgent& agent, std::optional<control::RollbackReply>& done) {
         agent.roll_back(to, [&](Result<control::RollbackReply> reply) {
           if (reply)
