@@ -90,6 +90,20 @@ class Canary(KillCase):
                 self.assertNotIn("paused", said)
             self.leaves_nothing(fleet, *engines.values(), *sidecars, trainer)
 
+    def test_a_rollback_without_a_coordinator_concerns_every_replica(self):
+        with self.fleet() as fleet:
+            sidecars, engines, trainer, first = self.two_sidecars(fleet)
+            second = self.on_the_canary(fleet, self.two, first)
+            self.assertEqual(trainer.end()[0], 0)
+            done = subprocess.run([self.wsync, "rollback", "--coordinator", fleet.address, "--json"], text=True, capture_output=True,
+                                  env=dict(fleet.environment, WSYNC_CANARY="a"), check=False)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            result = json.loads(done.stdout)["result"]
+            self.assertEqual((result["from"], result["to"]), (second, first))
+            for engine in engines.values():
+                self.serves(engine, first)
+            self.leaves_nothing(fleet, *engines.values(), *sidecars)
+
     def test_the_others_follow_when_its_time_is_over(self):
         with self.fleet() as fleet:
             sidecars, engines, trainer, _ = self.two_sidecars(fleet, "canary_time=1s", first=False)
