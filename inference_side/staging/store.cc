@@ -160,7 +160,7 @@ Result<> Store::begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged
 
 void Store::find_own_arena() {
   for (const auto& own : own_)
-    if (take_own_arena(own)) return;
+    if (take_own_arena(own)) return drop_spare_arenas();
   const std::uint64_t arena_bytes = arriving_->job.plan->arena_bytes();
   drop_unused_arenas(arena_bytes);
   const std::uint64_t needed = bytes() + arena_bytes;
@@ -248,6 +248,19 @@ void Store::drop_unused_arenas(std::uint64_t except_bytes) {
   });
   for (auto& own : unused) destroy_later(std::move(own));
   own_.erase(unused.begin(), unused.end());
+}
+
+// An engine that is late or hangs keeps the arena that it reads, so another one is made. When it
+// has continued, only one free arena is kept, because the engine may be late again.
+void Store::drop_spare_arenas() {
+  if (planted("spare_arenas_are_kept")) return;
+  bool has_spare = false;
+  const auto spare = std::ranges::partition(own_, [&](const auto& own) {
+    if (own.use_count() != 1 || !is_free(*own)) return true;
+    return !std::exchange(has_spare, true);
+  });
+  for (auto& own : spare) destroy_later(std::move(own));
+  own_.erase(spare.begin(), spare.end());
 }
 
 std::uint64_t Store::release_unused() {

@@ -180,6 +180,7 @@ class Store {
   void no_memory(const Error& why);
   void not_placed(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
+  void drop_spare_arenas();
   template <class T>
   void destroy_later(T what);
   [[nodiscard]] std::shared_ptr<Verifier> make_verifier(VerifierJob job,

@@ -240,6 +240,23 @@ TEST_F(StoreTest, ReleasedArenaIsUsedAgainUnlessAnEngineStillMapsIt) {
   EXPECT_EQ((*third)->data().data(), memory);
 }
 
+TEST_F(StoreTest, ArenasMadeForLateEnginesAreGivenBackExceptOne) {
+  Store store({}, loop_.post());
+  const std::uint64_t bytes = model_.plan->arena_bytes();
+  std::vector<ArenaView> engines;
+  for (std::uint64_t number = 1; number <= 4; ++number) {
+    const auto staged = stage_own(store, TestModel(number), number);
+    ASSERT_TRUE(staged.has_value());
+    engines.push_back(std::move(*ArenaView::open((*staged)->share()->get())));
+    staged_.reset();
+    store.release(step(number));
+  }
+  EXPECT_EQ(store.bytes(), 4 * bytes) << "one for each engine that still reads";
+  engines.clear();
+  ASSERT_TRUE(stage_own(store, TestModel(5), 5).has_value());
+  EXPECT_EQ(store.bytes(), 2 * bytes) << "the new version's, and a spare one";
+}
+
 TEST_F(StoreTest, BudgetIsCheckedUpFrontAndNamesTheBytes) {
   const std::uint64_t bytes = model_.plan->arena_bytes();
   Store store({.memory_bytes = 2 * bytes}, loop_.post());
