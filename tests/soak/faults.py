@@ -99,17 +99,25 @@ def used(pid):
 
 
 def arenas_of(pids):
-    """The arenas that any of the processes has open or mapped: inodes."""
-    found = set()
+    """The arenas that any of the processes has open or mapped: their inodes, each with its name and those who have it."""
+    found = collections.defaultdict(set)
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
-                found |= {line.split()[4] for line in maps if "/memfd:wsync" in line}
+                for line in maps:
+                    if "/memfd:wsync" in line:
+                        fields = line.split(maxsplit=5)
+                        found[fields[4], name_of(fields[5])].add(pid)
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(FileNotFoundError):
-                    if os.readlink(f"/proc/{pid}/fd/{fd}").startswith("/memfd:wsync"):
-                        found.add(str(os.stat(f"/proc/{pid}/fd/{fd}").st_ino))
+                    target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                    if target.startswith("/memfd:wsync"):
+                        found[str(os.stat(f"/proc/{pid}/fd/{fd}").st_ino), name_of(target)].add(pid)
     return found
+
+
+def name_of(path):
+    return path.strip().removeprefix("/memfd:").removesuffix(" (deleted)")
 
 
 def inherited(pid):
@@ -332,7 +340,11 @@ class FaultFleet(PluginFleet):
             folder = self.path(f"disc-{name}")
             names[f"state of {name}"] = sorted(os.path.join(path, file)[len(folder) + 1:] for path, _, files in os.walk(folder) for file in files)
         pids = [m.pid for m in self.members.values()]
-        return {"names": names, "used": {n: used(m.pid) for n, m in self.members.items()}, "arenas": len(arenas_of(pids))}
+        name_of_pid = {m.pid: n for n, m in self.members.items()}
+        arenas = collections.Counter()
+        for (_, name), holders in arenas_of(pids).items():
+            arenas[f"{name} of {', '.join(sorted(name_of_pid[pid] for pid in holders))}"] += 1
+        return {"names": names, "used": {n: used(m.pid) for n, m in self.members.items()}, "arenas": arenas}
 
     def left_over(self, before):
         """What is there at rest that was not there before: empty, or a sentence for each thing."""
@@ -349,8 +361,9 @@ class FaultFleet(PluginFleet):
                 found.append(f"{self.members[name]} has {descriptors} descriptors, and before: {descriptors_before}")
             if pss > pss_before + MORE_BYTES:
                 found.append(f"{self.members[name]} has {pss // MIB} MiB, and before: {pss_before // MIB}")
-        if now["arenas"] > before["arenas"] + MORE_ARENAS:
-            found.append(f"{now['arenas']} arenas, and before: {before['arenas']}")
+        if now["arenas"].total() > before["arenas"].total() + MORE_ARENAS:
+            found.append(f"{now['arenas'].total()} arenas, and before: {before['arenas'].total()}; now {dict(now['arenas'])}, "
+                         f"and before: {dict(before['arenas'])}")
         return found, now
 
 
@@ -489,7 +502,7 @@ class FaultRun:
                 for name, (descriptors, pss) in now["used"].items():
                     self.most["descriptors"] = max(self.most["descriptors"], descriptors - before["used"][name][0])
                     self.most["bytes"] = max(self.most["bytes"], pss - before["used"][name][1])
-                self.most["arenas"] = max(self.most["arenas"], now["arenas"] - before["arenas"])
+                self.most["arenas"] = max(self.most["arenas"], now["arenas"].total() - before["arenas"].total())
             return not found
         try:
             fleet.until(clean, "a fleet at rest as before")
