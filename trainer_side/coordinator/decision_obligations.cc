@@ -39,16 +39,23 @@ bool knows_newer(const CoordinatorRecord& record, const Member& member) {
   return member.origin > record.origin && !contains(record.withdrawn, member.report.target);
 }
 
-bool is_owed(const CoordinatorRecord& record, const Member& member) {
+const CoordinatorRecord& followed(const CoordinatorRecord& record, const Member& member) {
+  return member.finishes ? *member.finishes : record;
+}
+
+bool is_owed(const CoordinatorRecord& newest, const Member& member) {
+  const CoordinatorRecord& record = followed(newest, member);
   if (!member.joined || record.number == 0 || member.decided >= record.number ||
       knows_newer(record, member) || planted("decided_once"))
     return false;
-  const bool on_its_way =
-      member.delivery.version() == record.target && member.delivery.is_under_way();
+  // Whoever finishes an older version has its decision before its bytes.
+  const bool on_its_way = !member.finishes && member.delivery.version() == record.target &&
+                          member.delivery.is_under_way();
   return !on_its_way;
 }
 
-void send_decide(CoordinatorContext& context, const CoordinatorRecord& record, Member& member) {
+void send_decide(CoordinatorContext& context, const CoordinatorRecord& newest, Member& member) {
+  const CoordinatorRecord& record = followed(newest, member);
   if (knows_newer(record, member)) return;
   const bool again = member.asked == record.number && record.number > 0;
   member.ask_pause = again ? std::min(2 * member.ask_pause, kAskAgainMax) : kAskAgain;
@@ -73,6 +80,7 @@ void send_decide(CoordinatorContext& context, const CoordinatorRecord& record, M
 }
 
 void begin_decision(CoordinatorContext& context, const CoordinatorRecord& record, Member& member) {
+  if (member.finishes) return judge(context, record, member);
   member.unreported.clear();
   member.ready_at_decision.clear();
   member.turns_sent = 0;  // a sidecar has none when it stores a decision
@@ -83,23 +91,29 @@ void begin_decision(CoordinatorContext& context, const CoordinatorRecord& record
       member.ready_at_decision.push_back(replica.replica);
 }
 
-bool handle(CoordinatorContext& context, const CoordinatorRecord& record, Member& member,
+void stop_finishing(CoordinatorContext& context, const CoordinatorRecord& record, Member& member) {
+  if (std::exchange(member.finishes, nullptr)) begin_decision(context, record, member);
+}
+
+bool handle(CoordinatorContext& context, const CoordinatorRecord& newest, Member& member,
             const control::Decided& decided) {
+  const CoordinatorRecord& record = followed(newest, member);
   if (decided.number != member.asked || decided.number != record.number) {
     ++context.dropped;
     return false;
   }
   if (decided.refused) {
     member.refused = decided.reason.empty() ? "refused without a reason" : decided.reason;
-    judge(context, record, member);
+    judge(context, newest, member);
   } else {
     note_stored(record, member);
   }
   return true;
 }
 
-bool handle(CoordinatorContext& context, const CoordinatorRecord& record, Member& member,
+bool handle(CoordinatorContext& context, const CoordinatorRecord& newest, Member& member,
             const control::Switched& switched) {
+  const CoordinatorRecord& record = followed(newest, member);
   if (switched.number != record.number || switched.target != record.target) {
     ++context.dropped;
     return false;
@@ -119,7 +133,7 @@ bool handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
         replica.ready = true;
         replica.reason.clear();
       }
-  judge(context, record, member);
+  judge(context, newest, member);
   return true;
 }
 

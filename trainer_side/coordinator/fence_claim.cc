@@ -264,6 +264,7 @@ void FenceClaim::handle_stored(CoordinatorContext& context, const CoordinatorRec
   for (auto& [name, member] : context.roster.change_all()) {
     member.joined = false;
     member.delivery.forget();  // belongs to the previous fence
+    member.finishes.reset();
     welcome(context, member, 0);
   }
 }

@@ -15,6 +15,7 @@ bool Member::holds(const Version& version) const { return contains(report.staged
 void Member::forget_delivery() {
   joined = false;
   delivery.forget();
+  finishes.reset();
   staged_bytes = 0;
 }
 

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,6 +20,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/control/messages.h"
+#include "trainer_side/coordinator/coordinator_record.h"
 #include "trainer_side/coordinator/delivery.h"
 
 namespace wsync::coordinator {
@@ -50,6 +52,9 @@ struct Member {
   // Kinds of transport that have failed for this process, and why. They are tried again
   // only if no other is left.
   std::map<std::string, std::string> failed_transports;
+  // The older decision that this sidecar follows until its version is staged and switched to
+  // (SlowMembers); null: it follows the newest one.
+  std::shared_ptr<const CoordinatorRecord> finishes;
   std::uint64_t decided = 0;               // number of the decision that it has stored
   std::uint64_t asked = 0;                 // number of the decision last sent
   TimePoint ask_again{};                   // when that is sent again

@@ -81,7 +81,7 @@ void refuse_promotion(CoordinatorContext& context, const CoordinatorRecord& reco
 void RoundScheduler::publish(CoordinatorContext& context, const DecisionLog& log,
                              const PublishRequested& event) {
   // note_changes() begins it if the canary does not hold its version.
-  if (!round_ && !is_for_canary(log.record())) return start(context, event);
+  if (!round_ && !is_for_canary(log.record())) return start(context, log, event);
   if (waiting_) replace_waiting(context, {.version = waiting_->version, .by = event.version});
   waiting_ = event;
 }
@@ -93,15 +93,17 @@ void RoundScheduler::replace_waiting(CoordinatorContext& context, const WaitingR
                  PublishRefusal::kSuperseded);
 }
 
-void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& publish) {
+void RoundScheduler::start(CoordinatorContext& context, const DecisionLog& log,
+                           const PublishRequested& publish) {
   if (context.roster.joined_count() == 0)
     return refuse_publish(context, publish, "no sidecar is connected to this coordinator");
   if (publish.deadline && context.now >= *publish.deadline)
     return refuse_publish(context, publish,
                           "its deadline (deadlines.publish) passed before its round began");
-  round_.emplace(UpdateRound::begin_publish(context, publish));
+  const std::set<std::string> slow = slow_.leave_out(context, log.record());
+  round_.emplace(UpdateRound::begin_publish(context, publish, slow));
   held_.add(publish);
-  announce_to_all(context, publish);
+  announce_to_all(context, publish, slow);
 }
 
 void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
@@ -202,13 +204,15 @@ void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Membe
                  },
                  [&](const control::Decided& decided) {
                    const bool current = coordinator::handle(context, log.record(), member, decided);
-                   if (current && !decided.refused) member.knows_withdrawn |= all_named;
+                   if (current && !decided.refused && !member.finishes)
+                     member.knows_withdrawn |= all_named;
                    if (current && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Switched& switched) {
                    const bool current =
                        coordinator::handle(context, log.record(), member, switched);
-                   if (current) member.knows_withdrawn |= all_named;
+                   if (current && !member.finishes) member.knows_withdrawn |= all_named;
+                   if (current) stop_finishing(context, log.record(), member);
                    if (current && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Heartbeat& heartbeat) {
@@ -242,11 +246,13 @@ void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log
   if (!answer) return fail_delivery(context, log, member, answer.error().message());
   if (*answer == StagedAnswer::kStageAgain) return stage(context, log, member);
   if (*answer != StagedAnswer::kComplete) return;
+  if (member.finishes && member.finishes->target != staged.version)
+    stop_finishing(context, log.record(), member);
   if (is_in_round(member) && round_->state() != RoundState::kSwitching)
     advance(context, log);
   else if (staged.version == log.record().target)
     send_decide(context, log.record(), member);
-  else  // a round has decided a newer target meanwhile, and has ended
+  else  // a newer target has been decided meanwhile
     catch_up(context, log, member);
 }
 
@@ -293,8 +299,10 @@ void RoundScheduler::catch_up(CoordinatorContext& context, const DecisionLog& lo
   if (state != DeliveryState::kNone && state != DeliveryState::kStaged) return;
   if (announce_target(context, log, member)) return;
   // Even without a snapshot here, the sidecar must learn the target and the withdrawn versions.
-  if (member.decided < record.number && member.asked < record.number)
+  if (member.decided < record.number && member.asked < record.number) {
+    stop_finishing(context, record, member);
     send_decide(context, record, member);
+  }
 }
 
 bool RoundScheduler::announce_target(CoordinatorContext& context, const DecisionLog& log,
@@ -322,6 +330,7 @@ void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member
 void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
                                    const std::string& why) {
   member.delivery.fail(why, context.now + kCatchUpRetry);
+  member.finishes.reset();
   if (!is_in_round(member) || round_->kind() != RoundKind::kPublish) return;
   if (round_->state() != RoundState::kSwitching) {
     if (context.options.commit.rule == CommitRule::kAll)
@@ -333,11 +342,12 @@ void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log
 }
 
 void RoundScheduler::bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost) {
-  if (!round_) return;
   // A copy, because a failure changes the list.
-  const std::vector<std::string> names = round_->members();
+  std::vector<std::string> names = round_ ? round_->members() : std::vector<std::string>();
+  names.insert(names.end(), slow_.names().begin(), slow_.names().end());
   for (const std::string& name : names)
-    if (context.roster.find(name)->delivery.reads_from(lost.transports))
+    if (const Member* member = context.roster.find(name);
+        member != nullptr && member->delivery.reads_from(lost.transports))
       stage(context, log, context.roster.add(name));
 }
 
@@ -453,12 +463,14 @@ void RoundScheduler::settle(CoordinatorContext& context, const DecisionLog& log)
 void RoundScheduler::start_waiting(CoordinatorContext& context, const DecisionLog& log) {
   // The reports about the canary are read at the end of the event (note_changes).
   if (waiting_ && !log.is_storing() && !round_ && !is_for_canary(log.record()))
-    start(context, *std::exchange(waiting_, std::nullopt));
+    start(context, log, *std::exchange(waiting_, std::nullopt));
 }
 
 void RoundScheduler::drop_unneeded(CoordinatorContext& context, const DecisionLog& log) {
+  const Version finished = slow_.version(context.roster);
+  const Version& previous = finished.none() ? log.previous_target() : finished;
   held_.keep_only(context, [&](const Version& version) {
-    return version == log.record().target || version == log.previous_target() ||
+    return version == log.record().target || version == previous ||
            (round_ && round_->version() == version);
   });
 }
@@ -482,13 +494,18 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
         context, std::exchange(promoting_, std::nullopt)->request, record.target));
   else if (round_)
     round_->begin_switching(context);
+  if (!round_ || round_->kind() != RoundKind::kPublish)
+    slow_.interrupt(
+        context, fmt::format("a newer decision, for {}, is in effect", record.target.to_string()));
   // The version before the previous one can no longer be a target, so the next snapshot may have
   // its memory while this round switches.
   drop_unneeded(context, log);
   for (auto& [name, member] : context.roster.change_all()) {
     if (rollback) member.knows_withdrawn = false;
+    if (is_in_round(member)) member.finishes.reset();
     begin_decision(context, record, member);
     if (!member.joined) continue;
+    if (member.finishes) continue;
     const bool has_staged =
         !round_ || round_->kind() != RoundKind::kPublish ||
         (is_in_round(member) && (member.delivery.state() == DeliveryState::kStaged ||
@@ -570,12 +587,13 @@ void RoundScheduler::note_canary(CoordinatorContext& context, const DecisionLog&
     for (const Member* member : context.roster.changed()) report(*member);
   canary_.settle(context.now);
   if (waiting_ && !round_ && !log.is_storing() && is_for_canary(record) && !canary_.holds())
-    start(context, *std::exchange(waiting_, std::nullopt));
+    start(context, log, *std::exchange(waiting_, std::nullopt));
 }
 
 void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog& log) {
   if (!canary_.name().empty() || is_for_canary(log.record())) note_canary(context, log);
   if (round_) round_->count(context, log.record().number);
+  if (round_ && waiting_) round_->hurry(context);
   std::vector<Member*> changed = context.roster.changed();
   if (context.roster.all_changed()) {
     changed.clear();
@@ -594,16 +612,17 @@ void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog
 void RoundScheduler::note_turns(CoordinatorContext& context, const DecisionLog& log,
                                 const Member& member) {
   if (!member.joined) return waves_.forget(member.name);
+  const CoordinatorRecord& record = followed(log.record(), member);
   TurnNeeds needs{.known = member.turns};
   for (const control::ReplicaReport& replica : member.report.replicas) {
     if (replica.turn == control::ReplicaTurn::kHeld) ++needs.held;
-    const bool may_switch = !is_for_canary(log.record()) || replica.replica == canary_.name();
+    const bool may_switch = !is_for_canary(record) || replica.replica == canary_.name();
     if (replica.turn == control::ReplicaTurn::kWaiting && may_switch) ++needs.waiting;
   }
   // What waits under an older decision is decided anew under this one. Turns of that decision
   // cannot be taken back, so only those that replicas can still use count: otherwise a sidecar that
   // cannot store this decision would keep its places for ever.
-  if (member.decided != log.record().number) {
+  if (member.decided != record.number) {
     needs.known = std::min(needs.known, needs.waiting + needs.held);
     needs.waiting = 0;
   }
@@ -615,15 +634,16 @@ void RoundScheduler::note_turns(CoordinatorContext& context, const DecisionLog& 
 void RoundScheduler::send_turns(CoordinatorContext& context, const DecisionLog& log,
                                 Member& member) {
   const std::uint32_t turns = waves_.turns(member.name);
-  const std::uint64_t number = log.record().number;
+  const CoordinatorRecord& record = followed(log.record(), member);
+  const std::uint64_t number = record.number;
   if (!member.joined || number == 0 || member.decided != number || member.turns_sent == turns)
     return;
   member.turns_sent = turns;
-  context.send(member,
-               control::Turns{.number = number,
-                              .turns = turns,
-                              .replica = is_for_canary(log.record()) ? canary_.name() : ""},
-               member.delivery.round());
+  context.send(
+      member,
+      control::Turns{
+          .number = number, .turns = turns, .replica = is_for_canary(record) ? canary_.name() : ""},
+      member.delivery.round());
 }
 
 void RoundScheduler::note_wake(const CoordinatorContext& context, const DecisionLog& log,
@@ -696,6 +716,9 @@ Result<> RoundScheduler::member_invariants(const CoordinatorContext& context,
   std::size_t wakes = 0;
   for (const auto& [name, member] : context.roster.members()) {
     WSYNC_TRY(member.delivery.invariants());
+    if (member.finishes && (!member.joined || member.finishes->number > log.record().number))
+      return fail(ErrorCode::kInternal,
+                  fmt::format("sidecar '{}' finishes a version that it cannot be finishing", name));
     if (member.decided > log.record().number && member.joined)
       return fail(ErrorCode::kInternal, fmt::format("sidecar '{}' acknowledged decision {} of {}",
                                                     name, member.decided, log.record().number));

@@ -28,6 +28,7 @@
 #include "trainer_side/coordinator/coordinator_context.h"
 #include "trainer_side/coordinator/decision_log.h"
 #include "trainer_side/coordinator/held_versions.h"
+#include "trainer_side/coordinator/slow_members.h"
 #include "trainer_side/coordinator/switch_waves.h"
 #include "trainer_side/coordinator/update_round.h"
 
@@ -126,7 +127,7 @@ class RoundScheduler {
                                            const DecisionLog& log) const;
 
  private:
-  void start(CoordinatorContext& context, const PublishRequested& publish);
+  void start(CoordinatorContext& context, const DecisionLog& log, const PublishRequested& publish);
   void advance(CoordinatorContext& context, DecisionLog& log);
   void stage_all(CoordinatorContext& context, DecisionLog& log);
   void decide(CoordinatorContext& context, DecisionLog& log, const DecisionChoice& choice,
@@ -177,10 +178,11 @@ class RoundScheduler {
   std::optional<PublishRequested> waiting_;
   std::set<std::pair<TimePoint, std::string>> wakes_;  // Member::wake of all members, with names
   HeldVersions held_;
+  SlowMembers slow_;
   SwitchWaves waves_;
   Canary canary_;
   std::optional<PromoteRequested> promoting_;  // while its decision is being stored
-  bool ending_ = false;                        // inside end_all(): nothing new may begin
+  bool ending_ = false;  // inside end_all(): nothing new may begin
 };
 
 }  // namespace wsync::coordinator

@@ -62,10 +62,11 @@ void announce(CoordinatorContext& context, Member& member, const PublishRequeste
   announce_in_round(context, member, publish);
 }
 
-void announce_to_all(CoordinatorContext& context, const PublishRequested& publish) {
+void announce_to_all(CoordinatorContext& context, const PublishRequested& publish,
+                     const std::set<std::string>& left_out) {
   ++context.last_round;
   for (auto& [name, member] : context.roster.change_all())
-    if (member.joined) announce_in_round(context, member, publish);
+    if (member.joined && !left_out.contains(name)) announce_in_round(context, member, publish);
 }
 
 Result<> stage(CoordinatorContext& context, Member& member,

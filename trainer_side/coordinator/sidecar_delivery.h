@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
+#include <string>
 
 #include "trainer_side/coordinator/coordinator_context.h"
 
@@ -13,9 +15,11 @@ namespace wsync::coordinator {
 
 // Offers the version. The layout is included unless the sidecar knows it.
 void announce(CoordinatorContext& context, Member& member, const PublishRequested& publish);
-// Offers it to every sidecar that has joined. Their messages are equal, so that the port encodes
-// them once, except that the layout is not sent to those that know it.
-void announce_to_all(CoordinatorContext& context, const PublishRequested& publish);
+// Offers it to every sidecar that has joined, except those with these names. Their messages are
+// equal, so that the port encodes them once, except that the layout is not sent to those that know
+// it.
+void announce_to_all(CoordinatorContext& context, const PublishRequested& publish,
+                     const std::set<std::string>& left_out);
 // Sends the source to read from.
 [[nodiscard]] Result<> stage(CoordinatorContext& context, Member& member,
                              const control::TransportAddress& source);

@@ -13,6 +13,7 @@
 #include "shared/base/round_deadlines.h"
 #include "shared/base/weight_limits.h"
 #include "shared/transport/traits.h"
+#include "trainer_side/coordinator/slow_members.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
@@ -50,16 +51,14 @@ const Member& member_of(const CoordinatorContext& context, const std::string& na
   return *member;
 }
 
-std::uint32_t needed_replicas(const CoordinatorOptions& options) {
-  const bool quorum = options.commit.rule == CommitRule::kQuorum;
-  return std::max(options.min_replicas, quorum ? options.commit.quorum : 0);
-}
-
 // Why a member has not reported the outcomes of a decision.
 std::string why_unreported(const Member& member) {
   if (!member.joined) return "it was lost during the switch";
   if (!member.delivery.failure().empty()) return member.delivery.failure();
   if (!member.refused.empty()) return "it refused the decision: " + member.refused;
+  if (member.delivery.state() == DeliveryState::kStaging)
+    return fmt::format("it is still staging {}, and goes on",
+                       member.delivery.version().to_string());
   return "it did not report before the deadline";
 }
 
@@ -117,22 +116,24 @@ TransitionTable round_transitions() {
                               kRoundTransitions, round_state_name);
 }
 
-UpdateRound::UpdateRound(const CoordinatorContext& context, RoundState state, RoundKind kind)
+UpdateRound::UpdateRound(const CoordinatorContext& context, RoundState state, RoundKind kind,
+                         const std::set<std::string>& left_out)
     : state_(state),
       kind_(kind),
       canary_(context.options.canary),
+      left_out_(left_out),
       started_(context.now),
       decided_(context.now) {
   for (const auto& [name, member] : context.roster.members())
-    if (member.joined) {
+    if (member.joined && !left_out.contains(name)) {
       members_.push_back(name);
       standings_.emplace(name, Standing{});
     }
 }
 
-UpdateRound UpdateRound::begin_publish(CoordinatorContext& context,
-                                       const PublishRequested& publish) {
-  UpdateRound round(context, RoundState::kAnnouncing, RoundKind::kPublish);
+UpdateRound UpdateRound::begin_publish(CoordinatorContext& context, const PublishRequested& publish,
+                                       const std::set<std::string>& left_out) {
+  UpdateRound round(context, RoundState::kAnnouncing, RoundKind::kPublish, left_out);
   round.publish_ = publish;
   round.deadline_ = round.in_time(context, context.options.announce);
   context.emit(
@@ -208,7 +209,8 @@ UpdateRound::Standing UpdateRound::standing_of(const Member& member) const {
           .staged = staged ? 1U : 0U,
           .replicas = staged ? whole_replicas(member) : 0U,
           .canaries = staged && !canary_.empty() ? whole_replicas(member, canary_) : 0U,
-          .over = over ? 1U : 0U};
+          .over = over ? 1U : 0U,
+          .slow = !over && state == DeliveryState::kStaging ? 1U : 0U};
 }
 
 void UpdateRound::add(const Standing& standing, bool once_more) {
@@ -220,6 +222,7 @@ void UpdateRound::add(const Standing& standing, bool once_more) {
   change(total_.replicas, standing.replicas);
   change(total_.canaries, standing.canaries);
   change(total_.over, standing.over);
+  change(total_.slow, standing.slow);
 }
 
 void UpdateRound::count_one(const Member& member) {
@@ -285,6 +288,14 @@ void UpdateRound::begin_switching(CoordinatorContext& context) {
 void UpdateRound::extend_switch(const CoordinatorContext& context) {
   if (state_ == RoundState::kSwitching)
     deadline_ = in_time(context, context.options.whole_switch + kReportMargin);
+}
+
+void UpdateRound::hurry(const CoordinatorContext& context) {
+  const bool only_slow = state_ == RoundState::kSwitching && total_.slow > 0 &&
+                         total_.over + total_.slow == members_.size();
+  if (!only_slow) return only_slow_since_.reset();
+  if (!only_slow_since_) only_slow_since_ = context.now;
+  deadline_ = std::min(deadline_, *only_slow_since_ + (*only_slow_since_ - started_));
 }
 
 bool UpdateRound::owes_nothing(const Member& member, std::uint64_t number) const {
@@ -429,6 +440,12 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
     }
   }
   if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
+  if (!left_out_.empty() && reply.reason.empty())
+    reply.reason =
+        fmt::format("the round went on without {}, which {} the version before this one",
+                    left_out_.size() == 1 ? fmt::format("sidecar '{}'", *left_out_.begin())
+                                          : fmt::format("{} sidecars", left_out_.size()),
+                    left_out_.size() == 1 ? "is still staging" : "are still staging");
   reply.ok = reply.reason.empty();
   // The decision stays in force after this answer.
   if (!reply.ok)
@@ -585,6 +602,7 @@ Result<> UpdateRound::count_invariants(const CoordinatorContext& context) const 
     total.replicas += standing->second.replicas;
     total.canaries += standing->second.canaries;
     total.over += standing->second.over;
+    total.slow += standing->second.slow;
   }
   if (total != total_ || standings_.size() != members_.size())
     return fail(ErrorCode::kInternal, fmt::format("the round of {} has counted {} staged members, "

@@ -49,9 +49,11 @@ struct MovedBytes {
 // tests and its pages.
 class UpdateRound {
  public:
-  // Begins a round of all sidecars that have joined. Reports the phase that it enters.
+  // Begins a round of all sidecars that have joined, except those that it leaves out because they
+  // finish the version before it (SlowMembers). Reports the phase that it enters.
   [[nodiscard]] static UpdateRound begin_publish(CoordinatorContext& context,
-                                                 const PublishRequested& publish);
+                                                 const PublishRequested& publish,
+                                                 const std::set<std::string>& left_out = {});
   // Begins the round of a rollback that has just been decided. `from`: the previous target, `to`:
   // the current target.
   [[nodiscard]] static UpdateRound begin_rollback(CoordinatorContext& context,
@@ -89,6 +91,10 @@ class UpdateRound {
   // The deadline of the switch begins again, because another replica has begun to switch in its
   // turn. Does nothing before the decision.
   void extend_switch(const CoordinatorContext& context);
+
+  // Another publish waits. If only slow members are missing (they are still staging), the deadline
+  // of the switch becomes as long after the others were done as the round had needed until then.
+  void hurry(const CoordinatorContext& context);
 
   // The canary's name if the member has it and must report its outcome; otherwise empty.
   [[nodiscard]] std::string canary_of(const Member& member) const;
@@ -134,10 +140,12 @@ class UpdateRound {
     std::uint32_t replicas = 0;  // complete replicas of those
     std::uint32_t canaries = 0;  // of these replicas, those that switch first
     std::uint32_t over = 0;      // members from which no more is expected after the decision
+    std::uint32_t slow = 0;      // the other members that are still staging
     friend bool operator==(const Standing&, const Standing&) = default;
   };
 
-  UpdateRound(const CoordinatorContext& context, RoundState state, RoundKind kind);
+  UpdateRound(const CoordinatorContext& context, RoundState state, RoundKind kind,
+              const std::set<std::string>& left_out = {});
   void move(RoundState to);
   [[nodiscard]] TimePoint in_time(const CoordinatorContext& context,
                                   std::chrono::milliseconds phase) const;
@@ -156,6 +164,7 @@ class UpdateRound {
   std::string canary_;        // CoordinatorOptions::canary
   PublishRequested publish_;  // unless a publish: only request and version
   std::vector<std::string> members_;
+  std::set<std::string> left_out_;
   std::map<std::string, Standing, std::less<>> standings_;  // of each member, as counted in total_
   Standing total_;
   std::set<std::string> canary_members_;      // sidecars that had the canary at the decision
@@ -163,7 +172,8 @@ class UpdateRound {
   TimePoint deadline_{};
   TimePoint started_{};
   TimePoint decided_{};
-  Version from_;  // of a rollback
+  std::optional<TimePoint> only_slow_since_;  // since when only slow members are missing
+  Version from_;                              // of a rollback
   std::vector<control::Problem> problems_;
   std::uint64_t problems_left_out_ = 0;
   bool lacks_replicas_ = false;  // all have staged; the deadline is that of `attach`
