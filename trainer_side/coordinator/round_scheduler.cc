@@ -84,6 +84,7 @@ void RoundScheduler::publish(CoordinatorContext& context, const DecisionLog& log
   if (!round_ && !is_for_canary(log.record())) return start(context, log, event);
   if (waiting_) replace_waiting(context, {.version = waiting_->version, .by = event.version});
   waiting_ = event;
+  held_since_.reset();
 }
 
 void RoundScheduler::replace_waiting(CoordinatorContext& context, const WaitingReplaced& event) {
@@ -534,13 +535,11 @@ void RoundScheduler::handle_not_stored(CoordinatorContext& context, DecisionLog&
 }
 
 void RoundScheduler::expire_waiting(CoordinatorContext& context, const DecisionLog& log) {
-  if (!waiting_ || !waiting_->deadline || context.now < *waiting_->deadline) return;
+  const std::optional<TimePoint> deadline = waiting_deadline();
+  if (!deadline || context.now < *deadline) return;
   const std::string meanwhile =
       round_ ? fmt::format("the previous round was {}", round_->activity())
-             : fmt::format(
-                   "{} was on the canary '{}' only: `wsync promote` or `wsync rollback` ends "
-                   "that",
-                   log.record().target.to_string(), canary_.name());
+             : fmt::format("the decision of {} was being stored", log.record().target.to_string());
   refuse_publish(context, *std::exchange(waiting_, std::nullopt),
                  fmt::format("its deadline (deadlines.publish) passed while {}", meanwhile));
 }
@@ -586,8 +585,19 @@ void RoundScheduler::note_canary(CoordinatorContext& context, const DecisionLog&
   else
     for (const Member* member : context.roster.changed()) report(*member);
   canary_.settle(context.now);
+  note_held(context.now, record);
   if (waiting_ && !round_ && !log.is_storing() && is_for_canary(record) && !canary_.holds())
     start(context, log, *std::exchange(waiting_, std::nullopt));
+}
+
+void RoundScheduler::note_held(TimePoint now, const CoordinatorRecord& record) {
+  const bool held = waiting_ && !round_ && is_for_canary(record) && canary_.holds();
+  if (held == held_since_.has_value()) return;
+  if (held)
+    held_since_ = now;
+  else if (const TimePoint since = *std::exchange(held_since_, std::nullopt);
+           waiting_ && waiting_->deadline)
+    waiting_->deadline = *waiting_->deadline + (now - since);
 }
 
 void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog& log) {
@@ -691,7 +701,7 @@ bool RoundScheduler::has_update(const Version& version) const noexcept {
 }
 
 std::optional<TimePoint> RoundScheduler::waiting_deadline() const {
-  return waiting_ ? waiting_->deadline : std::nullopt;
+  return waiting_ && !held_since_ ? waiting_->deadline : std::nullopt;
 }
 
 std::optional<TimePoint> RoundScheduler::next_wake() const {

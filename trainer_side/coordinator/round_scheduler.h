@@ -118,6 +118,7 @@ class RoundScheduler {
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
   // The version that waits for its round; 0.0 = none.
   [[nodiscard]] Version waiting_version() const { return waiting_ ? waiting_->version : Version{}; }
+  // std::nullopt also while the canary holds its version.
   [[nodiscard]] std::optional<TimePoint> waiting_deadline() const;
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   // Both return kInternal with the first broken rule. The first one costs the same for any number
@@ -143,6 +144,7 @@ class RoundScheduler {
   // The round has been decided and ends before all its replicas have switched.
   void end_decided(CoordinatorContext& context, const DecisionLog& log, const std::string& why);
   void note_canary(CoordinatorContext& context, const DecisionLog& log);
+  void note_held(TimePoint now, const CoordinatorRecord& record);
   void drop_unneeded(CoordinatorContext& context, const DecisionLog& log);
 
   void handle_accept(CoordinatorContext& context, DecisionLog& log, Member& member);
@@ -182,6 +184,9 @@ class RoundScheduler {
   SwitchWaves waves_;
   Canary canary_;
   std::optional<PromoteRequested> promoting_;  // while its decision is being stored
+  // Since when the waiting publish waits because the canary holds its version. Its deadline does
+  // not count that time, because an operator may need longer for the promotion.
+  std::optional<TimePoint> held_since_;
   bool ending_ = false;  // inside end_all(): nothing new may begin
 };
 

@@ -157,14 +157,22 @@ TEST_F(CanaryTest, TheNextPublishBeginsIfNobodyWaits) {
   EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kAnnouncing);
 }
 
-TEST_F(CanaryTest, AWaitingPublishSaysWhatItWaitedFor) {
+TEST_F(CanaryTest, TheTimeOfAWaitingPublishStandsStillWhileTheCanaryHolds) {
   on_the_canary();
   fleet.rounds.clear();
   fleet.publish(2, fleet.now + std::chrono::seconds(5));
-  fleet.now = fleet.now + std::chrono::seconds(6);
+  fleet.now = fleet.now + std::chrono::hours(1);
+  fleet.step(CoordinatorTick{});
+  ASSERT_TRUE(fleet.rounds.empty()) << fleet.rounds[0].reply.reason;
+  promote();
+  fleet.now = fleet.now + std::chrono::seconds(4);
+  fleet.step(CoordinatorTick{});
+  ASSERT_TRUE(fleet.rounds.empty()) << "it has as much time as it had before";
+  fleet.now = fleet.now + std::chrono::seconds(2);
   fleet.step(CoordinatorTick{});
   ASSERT_EQ(fleet.rounds.size(), 1U);
-  EXPECT_THAT(fleet.rounds[0].reply.reason, HasSubstr("was on the canary 'r-a' only"));
+  EXPECT_THAT(fleet.rounds[0].reply.reason,
+              HasSubstr("its deadline (deadlines.publish) passed while the previous round was"));
 }
 
 TEST_F(CanaryTest, ARollbackTakesTheVersionBack) {
