@@ -113,11 +113,13 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.hubs.connects),
       static_cast<unsigned long long>(total.hubs.not_begun));
   std::printf(
-      "members: %llu joined, %llu came back, %llu left; %llu stood still, %llu good rounds beside "
+      "members: %llu publishes left out slow ones; %llu joined, %llu came back, %llu left; %llu "
+      "stood still, %llu good rounds beside "
       "them, %llu arenas added; names %llu refused, %llu taken; %llu ranks refused; %llu disks "
       "failed for a while, %llu writes failed\n",
-      static_cast<unsigned long long>(total.joins), static_cast<unsigned long long>(total.returns),
-      static_cast<unsigned long long>(total.leaves), static_cast<unsigned long long>(total.stops),
+      static_cast<unsigned long long>(total.left_out), static_cast<unsigned long long>(total.joins),
+      static_cast<unsigned long long>(total.returns), static_cast<unsigned long long>(total.leaves),
+      static_cast<unsigned long long>(total.stops),
       static_cast<unsigned long long>(total.ok_beside_stopped),
       static_cast<unsigned long long>(total.arenas_added),
       static_cast<unsigned long long>(total.names_refused),
@@ -134,6 +136,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.hubs.frees, 0U);
     EXPECT_GT(total.hubs.connects, 0U);
     EXPECT_GT(total.hubs.not_begun, 0U);
+    EXPECT_GT(total.left_out, 0U);
     EXPECT_GT(total.joins, 0U);
     EXPECT_GT(total.returns, 0U);
     EXPECT_GT(total.leaves, 0U);

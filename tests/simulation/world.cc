@@ -86,6 +86,7 @@ void WorldStatistics::add(const WorldStatistics& other) {
   rollbacks_ok += other.rollbacks_ok;
   promotions_ok += other.promotions_ok;
   superseded += other.superseded;
+  left_out += other.left_out;
   held += other.held;
   cancelled += other.cancelled;
   cancels_refused += other.cancels_refused;
@@ -390,6 +391,9 @@ void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event)
     execute(c, command);
   }
   if (!process.machine || process.life != life) return;
+  // The time of a publish stands still while a canary is held, so it has no deadline here.
+  if (process.machine->canary_waiting() > 0)
+    for (const auto& [request, since] : process.publishes) process.kept.insert(request);
   arm_coordinator(c);
   execute(c, process.queue->advance(schedule_.now()));
 }

@@ -59,6 +59,7 @@ struct WorldStatistics {
   std::uint64_t rollbacks_ok = 0;
   std::uint64_t promotions_ok = 0;
   std::uint64_t superseded = 0;  // superseded publishes
+  std::uint64_t left_out = 0;    // publishes whose round left out a slow sidecar
   std::uint64_t held = 0;        // snapshots that were kept until a round could begin
   std::uint64_t cancelled = 0;   // cancelled publishes
   // the decision was already made, or no update was running

@@ -141,7 +141,9 @@ void World::check_forgotten(std::size_t c, const coordinator::Forgotten& forgott
   ++statistics_.forgotten;
   if (forced_.contains(forgotten.sidecar)) return;
   const coordinator::Coordinator& coordinator = *coordinators_[c].machine;
-  if (coordinator.roster().members().contains(forgotten.sidecar))
+  // A Hello that waited in the same step may have registered it again.
+  const coordinator::Member* member = coordinator.roster().find(forgotten.sidecar);
+  if (member != nullptr && member->has_left)
     violate(fmt::format("{} is forgotten and in the roster", forgotten.sidecar));
   for (std::size_t s = 0; s < sidecars_.size(); ++s)
     if (sidecars_[s].name == forgotten.sidecar)

@@ -172,6 +172,8 @@ void World::end_publish(std::size_t c, const publish::EndPublish& end) {
   if (was_cancelled && !end.error) violate("a publish was cancelled and is served");
   if (end.end == publish::JobState::kSuperseded) ++statistics_.superseded;
   if (!end.reply.ok) ++statistics_.reasons[end.reply.reason];
+  if (end.reply.reason.find("the round went on without") != std::string::npos)
+    ++statistics_.left_out;
   if (end.reply.ok) last_ok_ = std::max(last_ok_, end.request);
   if (!end.had_round) return;
   const bool is_cancelled = end.end == publish::JobState::kCancelled;
