@@ -115,10 +115,16 @@ void WeightPipeline::on(const EngineLost& event, TimePoint) {
   if (std::erase_if(shape_.engines,
                     [&](const EngineSeat& s) { return s.engine == event.engine; }) == 0)
     return;
-  if (shape_.engines.empty())
+  if (shape_.engines.empty()) {
+    // It owes nothing, although nothing can go on: otherwise the next run would wait for its
+    // answers.
+    if (!planted("last_engine_lost_owes"))
+      for (Slot& held : slots_)
+        std::erase_if(held.readers, [&](const Reader& r) { return r.engine == event.engine; });
     return fail_with({ErrorCode::kPeerLost,
                       fmt::format("every engine of the group is lost, engine {} was the last one",
                                   number(event.engine))});
+  }
   for (std::uint32_t s = 0; s < shape_.ipc_slots; ++s) {
     Slot& held = slots_[s];
     const auto reader = std::find_if(held.readers.begin(), held.readers.end(),

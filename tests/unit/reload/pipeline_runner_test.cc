@@ -268,6 +268,15 @@ TEST(PipelineRunner, LosingEveryEngineFailsTheRun) {
   ASSERT_FALSE(report);
   EXPECT_EQ(report.error().code(), ErrorCode::kPeerLost);
   EXPECT_FALSE(listener.ok);
+
+  // One that comes back with the same name does not owe the answers of the lost load.
+  const std::vector<EngineSeat> seats = {{.engine = EngineId{1}, .device = DeviceIndex{1}}};
+  Fleet fleet(*runner, version, seats);
+  ASSERT_TRUE(runner->start(job_of(version, seats), fleet.listener));
+  const auto second = runner->wait();
+  ASSERT_TRUE(second.has_value()) << second.error().message();
+  EXPECT_TRUE(fleet.listener.dropped.empty());
+  fleet.engines[0]->check();
 }
 
 TEST(PipelineRunner, ADeadlineNamesWhoIsWaitedForAndTheNextRunWaitsForThatAnswer) {

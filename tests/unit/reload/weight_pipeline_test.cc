@@ -241,6 +241,7 @@ TEST(WeightPipeline, LosingTheLastEngineFailsItAndLosingOthersDoesNot) {
   (void)pipeline.step(EngineLost{.engine = EngineId{1}}, at(4));
   ASSERT_EQ(pipeline.phase(), PipelinePhase::kFailed);
   EXPECT_EQ(pipeline.error().code(), ErrorCode::kPeerLost);
+  EXPECT_TRUE(pipeline.outstanding().empty()) << "whoever is lost owes nothing";
 }
 
 TEST(WeightPipeline, AnAbortEndsItAndNothingStartsAfterwards) {
