@@ -25,6 +25,15 @@
 
 namespace wsync::coordinator {
 
+// A kind of transport that has failed for a sidecar.
+struct TransportFailure {
+  std::string why;
+  // It is not used. Otherwise its time has come, and the next version tries it again.
+  bool avoided = true;
+  TimePoint again{};                   // when it may be tried again
+  std::chrono::milliseconds pause{0};  // until then; doubles with each failure
+};
+
 // One sidecar, identified by its name. It stays in the roster when it is lost, or leaves while
 // an engine is attached to it, until it is forgotten (forget_rules.h). It is removed at once when
 // it leaves without engines.
@@ -49,9 +58,9 @@ struct Member {
   Digest target_content;       // of its stored target
   bool told_conflict = false;  // operators know that it holds other content
   Delivery delivery;
-  // Kinds of transport that have failed for this process, and why. They are tried again
+  // Kinds of transport that have failed for this process. Until their time has come, they are used
   // only if no other is left.
-  std::map<std::string, std::string> failed_transports;
+  std::map<std::string, TransportFailure> failed_transports;
   // The older decision that this sidecar follows until its version is staged and switched to
   // (SlowMembers); null: it follows the newest one.
   std::shared_ptr<const CoordinatorRecord> finishes;

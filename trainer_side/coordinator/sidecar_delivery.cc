@@ -19,6 +19,7 @@ void send_announce(CoordinatorContext& context, Member& member, const PublishReq
 // The round is the newest one.
 void announce_in_round(CoordinatorContext& context, Member& member,
                        const PublishRequested& publish) {
+  retry_failed_transports(member, context.now);
   const bool with_layout = member.layout != publish.layout_digest;
   send_announce(context, member, publish,
                 member.delivery.announce(publish, with_layout, context.last_round,
@@ -28,8 +29,8 @@ void announce_in_round(CoordinatorContext& context, Member& member,
 // The kinds of transport that failed before the present one, for the end of a sentence.
 std::string earlier_failures(const Member& member) {
   std::string text;
-  for (const auto& [kind, why] : member.failed_transports)
-    text += fmt::format(" (earlier, by {}: {})", kind, why);
+  for (const auto& [kind, failure] : member.failed_transports)
+    if (failure.avoided) text += fmt::format(" (earlier, by {}: {})", kind, failure.why);
   return text;
 }
 
@@ -42,11 +43,13 @@ Result<StagedAnswer> handle_staging_failure(CoordinatorContext& context, Member&
   const bool from_trainer = member.delivery.reads_from(context.options.transports);
   const bool may_repeat = staged.source_lost || snapshot != nullptr;
   if (from_trainer && may_repeat && has_alternative(context.options, member, kind)) {
-    member.failed_transports[kind] = staged.failure;
+    const auto pause = note_failed_transport(member, kind, staged.failure, context.now);
     if (const auto next = choose_transport(context.options, member); next)
       context.emit(
-          Incident{.text = fmt::format("sidecar '{}' now receives by {}, because {} failed: {}",
-                                       member.name, next->kind, kind, staged.failure)});
+          Incident{.text = fmt::format(
+                       "sidecar '{}' now receives by {}, because {} failed: {}; {} is "
+                       "tried again in {} s",
+                       member.name, next->kind, kind, staged.failure, kind, pause.count() / 1000)});
     if (staged.source_lost) return StagedAnswer::kStageAgain;
     announce(context, member, *snapshot);  // the sidecar has dropped the version
     return StagedAnswer::kAnnounced;
@@ -103,6 +106,9 @@ Result<StagedAnswer> handle_staged(CoordinatorContext& context, Member& member,
         fmt::format("it holds other bytes: content digest {}, expected {}",
                     staged.content_digest.to_string(), snapshot->content_digest.to_string()));
   member.delivery.complete();
+  if (note_good_transport(member, member.delivery.transport()))
+    context.emit(Incident{.text = fmt::format("sidecar '{}' receives by {} again", member.name,
+                                              member.delivery.transport())});
   if (!member.holds(staged.version)) member.report.staged.push_back(staged.version);
   return StagedAnswer::kComplete;
 }

@@ -1,12 +1,18 @@
 #include "trainer_side/coordinator/transport_choice.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "shared/transport/traits.h"
 
 namespace wsync::coordinator {
 namespace {
+
+constexpr std::chrono::milliseconds kTryAgain{10'000};
+constexpr std::chrono::milliseconds kTryAgainMax{3'600'000};
 
 // The kinds that can reach the sidecar, preferred first.
 std::vector<const control::TransportAddress*> usable(const CoordinatorOptions& options,
@@ -21,6 +27,11 @@ std::vector<const control::TransportAddress*> usable(const CoordinatorOptions& o
     if (reaches) found.push_back(&served);
   }
   return found;
+}
+
+bool is_avoided(const Member& member, const std::string& kind) {
+  const auto failure = member.failed_transports.find(kind);
+  return failure != member.failed_transports.end() && failure->second.avoided;
 }
 
 std::string kinds_of(const std::vector<control::TransportAddress>& transports) {
@@ -52,7 +63,7 @@ Result<control::TransportAddress> choose_transport(const CoordinatorOptions& opt
   const auto candidates = usable(options, member);
   if (candidates.empty()) return fail(ErrorCode::kNotFound, why_none(options, member));
   for (const control::TransportAddress* candidate : candidates)
-    if (!member.failed_transports.contains(candidate->kind)) return *candidate;
+    if (!is_avoided(member, candidate->kind)) return *candidate;
   return *candidates.front();
 }
 
@@ -65,10 +76,31 @@ std::string transport_problems(const CoordinatorOptions& options, const Roster& 
   return problems;
 }
 
+std::chrono::milliseconds note_failed_transport(Member& member, const std::string& kind,
+                                                std::string why, TimePoint now) {
+  TransportFailure& failure = member.failed_transports[kind];
+  failure.pause =
+      failure.pause.count() == 0 ? kTryAgain : std::min(2 * failure.pause, kTryAgainMax);
+  failure.why = std::move(why);
+  failure.avoided = true;
+  failure.again = now + failure.pause;
+  return failure.pause;
+}
+
+void retry_failed_transports(Member& member, TimePoint now) {
+  if (planted("failed_transport_is_avoided_for_ever")) return;
+  for (auto& [kind, failure] : member.failed_transports)
+    if (now >= failure.again) failure.avoided = false;
+}
+
+bool note_good_transport(Member& member, const std::string& kind) {
+  return member.failed_transports.erase(kind) > 0;
+}
+
 bool has_alternative(const CoordinatorOptions& options, const Member& member,
                      const std::string& kind) {
   for (const control::TransportAddress* candidate : usable(options, member))
-    if (candidate->kind != kind && !member.failed_transports.contains(candidate->kind)) return true;
+    if (candidate->kind != kind && !is_avoided(member, candidate->kind)) return true;
   return false;
 }
 

@@ -1,6 +1,7 @@
 // Chooses the kind of transport by which a sidecar gets versions. Pure functions.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "shared/base/error.h"
@@ -11,15 +12,23 @@
 namespace wsync::coordinator {
 
 // Returns the trainer's most preferred kind and its address, of those that the sidecar fetches by,
-// that reach its host, and that have not failed for it. A kind that has failed is returned if there
-// is no other. An equal boot id does not guarantee that a kind within one host succeeds: it also
-// needs a path that both processes see, the same user, and a way to pass descriptors. kNotFound,
-// with what both sides have, if no kind reaches the sidecar.
+// that reach its host, and that are not avoided after a failure. One that is avoided is returned if
+// there is no other. An equal boot id does not guarantee that a kind within one host succeeds: it
+// also needs a path that both processes see, the same user, and a way to pass descriptors.
+// kNotFound, with what both sides have, if no kind reaches the sidecar.
 [[nodiscard]] Result<control::TransportAddress> choose_transport(const CoordinatorOptions& options,
                                                                  const Member& member);
 // Whether another kind may be tried if this one fails.
 [[nodiscard]] bool has_alternative(const CoordinatorOptions& options, const Member& member,
                                    const std::string& kind);
+// A version by this kind could not be staged. The kind is avoided for 10 s at first, then for twice
+// as long each time, up to 1 h. Returns that time.
+std::chrono::milliseconds note_failed_transport(Member& member, const std::string& kind,
+                                                std::string why, TimePoint now);
+// A version is about to be offered: kinds whose time has come may be tried again.
+void retry_failed_transports(Member& member, TimePoint now);
+// A version was staged by this kind. Returns whether the kind had failed before.
+bool note_good_transport(Member& member, const std::string& kind);
 // Names each joined sidecar that no kind reaches, with the reason; empty if there is none.
 [[nodiscard]] std::string transport_problems(const CoordinatorOptions& options,
                                              const Roster& roster);

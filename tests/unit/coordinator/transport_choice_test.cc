@@ -51,8 +51,27 @@ TEST_F(TransportChoice, TheOnlyPermittedKindIsTakenEvenIfTheHostsSeemToDiffer) {
   EXPECT_EQ(chosen(), "memfd");
 }
 
-TEST_F(TransportChoice, AFailedKindIsNotTriedAgainWhileThereIsAnother) {
-  member_.failed_transports["memfd"] = "no descriptor";
+TEST_F(TransportChoice, AKindThatHasFailedIsTriedAgainLater) {
+  TimePoint now{};
+  for (const int seconds : {10, 20, 40}) {
+    EXPECT_EQ(note_failed_transport(member_, "memfd", "no descriptor", now),
+              std::chrono::seconds(seconds));
+    now = now + std::chrono::seconds(seconds - 1);
+    retry_failed_transports(member_, now);
+    EXPECT_EQ(chosen(), "tcp");
+    now = now + std::chrono::seconds(1);
+    retry_failed_transports(member_, now);
+    EXPECT_EQ(chosen(), "memfd") << "its time has come";
+  }
+  EXPECT_FALSE(note_good_transport(member_, "tcp"));
+  EXPECT_TRUE(note_good_transport(member_, "memfd"));
+  EXPECT_FALSE(note_good_transport(member_, "memfd")) << "it is told once";
+  for (int i = 0; i < 20; ++i)
+    EXPECT_LE(note_failed_transport(member_, "memfd", "no descriptor", now), std::chrono::hours(1));
+}
+
+TEST_F(TransportChoice, AFailedKindIsNotTriedAgainAtOnceWhileThereIsAnother) {
+  (void)note_failed_transport(member_, "memfd", "no descriptor", TimePoint{});
   EXPECT_EQ(chosen(), "tcp");
   EXPECT_FALSE(has_alternative(options_, member_, "tcp"));
   member_.transports = {{"memfd", ""}};
