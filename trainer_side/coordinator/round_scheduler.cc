@@ -262,6 +262,8 @@ void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& 
   coordinator::handle(context, log.record(), member, heartbeat);
   const bool in_round = is_in_round(member);
   if (in_round && round_->state() == RoundState::kStaging) advance(context, log);
+  // It may have released the target's copy for the version of a round that has failed since.
+  if (!in_round) catch_up(context, log, member);
   if (!round_ || round_->state() != RoundState::kSwitching) return;
   if (recover_outcomes(log.record(), member) && in_round) advance(context, log);
 }

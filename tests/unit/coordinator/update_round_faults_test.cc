@@ -185,6 +185,20 @@ TEST(Coordinator, ASidecarThatCatchesUpWithAReplacedTargetIsOfferedTheNewOne) {
   }
 }
 
+// It has stored the target, and has released its copy for a version that was offered and failed.
+TEST(Coordinator, ASidecarWhoseHeartbeatLacksTheTargetIsOfferedItAgain) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  const Version target = fleet.coordinator.target();
+  const std::size_t before = fleet.count<control::Announce>("a");
+  fleet.from("a", control::Heartbeat{.target = target, .staged = {target}});
+  EXPECT_EQ(fleet.count<control::Announce>("a"), before);
+  for (int i = 0; i < 2; ++i) fleet.from("a", control::Heartbeat{.target = target});
+  EXPECT_EQ(fleet.count<control::Announce>("a"), before + 1) << "it is on its way";
+  EXPECT_EQ(fleet.last<control::Announce>("a")->second.version, target);
+}
+
 TEST(Coordinator, ALostSourceIsNamedWhenTheSidecarHasLostItTooOften) {
   Fleet fleet({.transports = {{"memfd", "/run/host.sock"}}, .one_transport = true});
   fleet.join("a");
