@@ -10,13 +10,15 @@ namespace {
 
 constexpr auto kRegistrationTransitions = [] {
   using enum RegistrationState;
-  return std::array<Transition<RegistrationState>, 9>{{
+  return std::array<Transition<RegistrationState>, 10>{{
       {kIdle, "the port has connected", kRegistering, "Hello"},
       {kIdle, "Welcome", kWelcomed, "Hello"},
       {kRegistering, "the port has connected again, or no answer has arrived for hello_retry",
        kRegistering, "Hello"},
       {kRegistering, "Welcome", kWelcomed, "Hello unless one was sent under its fence"},
       {kWelcomed, "Welcome", kWelcomed, "Hello unless it answers one"},
+      {kWelcomed, "no Welcome has answered its Hello for hello_retry, and no outcome is due",
+       kWelcomed, "Hello"},
       {kWelcomed, "a copy was lost, and no outcome is due", kWelcomed, "Hello"},
       {kWelcomed, "the port has connected again", kRegistering, "Hello"},
       {kWelcomed, "the coordinator is lost or leaves", kRegistering, "Hello after hello_retry"},
@@ -51,36 +53,45 @@ void Registration::move(RegistrationState to) {
   state_ = to;
 }
 
-void Registration::connect() { move(RegistrationState::kRegistering); }
+void Registration::connect() {
+  move(RegistrationState::kRegistering);
+  awaited_ = 0;
+}
 
 void Registration::lose(TimePoint now) {
   move(RegistrationState::kRegistering);
+  awaited_ = 0;
   hello_at_ = now + retry_;
 }
 
 std::uint64_t Registration::send(const control::Fence& fence, TimePoint now) {
+  ++request_;
+  // The answer to any repetition will do, but no answer to a Hello before the first one.
+  if (awaited_ == 0 || hello_requested_ || fence_ != fence) awaited_ = request_;
   hello_requested_ = false;
-  if (!welcomed()) hello_at_ = now + retry_;
+  hello_at_ = now + retry_;
   fence_ = fence;
-  return ++request_;
+  return request_;
 }
 
 bool Registration::welcome(std::uint64_t request, const control::Fence& fence) {
   move(RegistrationState::kWelcomed);
-  hello_at_.reset();
-  // Once a Hello was sent under the fence of this Welcome, a Welcome that answers any Hello
-  // requires no other Hello. An unnecessary Hello would look like a sidecar that has lost its
-  // messages, and would remove it from its round.
-  return request == 0 || fence_ != fence;
+  if (request == 0 || fence_ != fence) {
+    awaited_ = 0;
+    return true;
+  }
+  // A Welcome that answers any Hello under its fence requires no other Hello at once. An
+  // unnecessary Hello would look like a sidecar that has lost its messages, and would remove it
+  // from its round.
+  if (awaited_ != 0 && request >= awaited_) hello_at_.reset();
+  return false;
 }
 
-bool Registration::is_due(TimePoint now) const {
-  return !welcomed() && hello_at_ && now >= *hello_at_;
-}
+bool Registration::is_due(TimePoint now) const { return hello_at_ && now >= *hello_at_; }
 
 Result<> Registration::invariants() const {
-  if (welcomed() && hello_at_)
-    return fail(ErrorCode::kInternal, "a welcomed sidecar repeats its Hello");
+  if (state_ == RegistrationState::kRegistering && !hello_at_)
+    return fail(ErrorCode::kInternal, "a sidecar waits for a Welcome, and repeats no Hello");
   return {};
 }
 

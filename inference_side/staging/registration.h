@@ -1,5 +1,9 @@
 // Registration: whether the coordinator has welcomed this sidecar, and when the next Hello is due.
 //
+// A Hello or its Welcome may be lost on a connection that stays open. So a Hello is repeated until a
+// Welcome answers it, also one that a welcomed sidecar has sent: under a new fence, or because it
+// has lost a copy. A refusal does not end that: the name may become free.
+//
 // Thread: confined to one thread. Pure.
 #pragma once
 
@@ -17,8 +21,8 @@ namespace wsync::staging {
 
 enum class RegistrationState : std::uint8_t {
   kIdle,         // the port has not connected yet
-  kRegistering,  // a Hello is repeated until a Welcome arrives
-  kWelcomed,
+  kRegistering,  // no Welcome has arrived since the last loss
+  kWelcomed,     // perhaps by an older Welcome: the last Hello may not be answered yet
 };
 
 [[nodiscard]] std::string_view registration_state_name(RegistrationState state) noexcept;
@@ -31,7 +35,7 @@ class Registration {
   explicit Registration(std::chrono::milliseconds retry) : retry_(retry) {}
 
   [[nodiscard]] bool welcomed() const noexcept { return state_ == RegistrationState::kWelcomed; }
-  // When the next Hello is due; std::nullopt while welcomed.
+  // When the last Hello is repeated; std::nullopt when it is answered.
   [[nodiscard]] const std::optional<TimePoint>& next_wake() const noexcept { return hello_at_; }
 
   // The port has connected: the caller sends a Hello now.
@@ -50,7 +54,7 @@ class Registration {
   // Whether an unanswered Hello must be repeated now.
   [[nodiscard]] bool is_due(TimePoint now) const;
 
-  // Returns kInternal with the first broken rule: a welcomed sidecar repeats no Hello.
+  // Returns kInternal with the first broken rule: a sidecar that is not welcomed repeats its Hello.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -61,6 +65,7 @@ class Registration {
   std::optional<TimePoint> hello_at_;
   bool hello_requested_ = false;
   std::uint64_t request_ = 0;  // of the last Hello
+  std::uint64_t awaited_ = 0;  // of the first Hello whose answer will do; 0: it is still to be sent
   control::Fence fence_;       // of the last Hello
 };
 

@@ -37,17 +37,22 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
   // may have the same number.
   if (auto report = replicas_.take_report(); report && report->fence == fence())
     reply(report->round, report->request, std::move(report->switched));
-  // A Hello removes this sidecar from its round, so it waits until the round has its outcomes.
-  if (registration_.hello_requested() && welcomed() &&
-      replicas_.outcome_state() != OutcomeState::kCollecting)
+  if ((registration_.hello_requested() || registration_.is_due(now_)) && welcomed() &&
+      !hello_must_wait())
     send_hello();
   const Result<> holds = invariants();
   WSYNC_CHECK(holds.has_value(), holds.error().message());
   return std::exchange(out_, {});
 }
 
+// A Hello removes this sidecar from its round, so it waits until the round has its outcomes.
+bool Sidecar::hello_must_wait() const {
+  return welcomed() && replicas_.outcome_state() == OutcomeState::kCollecting;
+}
+
 std::optional<TimePoint> Sidecar::next_wake() const {
-  std::optional<TimePoint> wake = registration_.next_wake();
+  std::optional<TimePoint> wake;
+  if (!hello_must_wait()) wake = registration_.next_wake();
   const std::optional<TimePoint> replica = replicas_.next_wake();
   if (replica && (!wake || *replica < *wake)) wake = replica;
   return wake;
@@ -68,7 +73,7 @@ void Sidecar::handle(const CoordinatorLost& /*event*/) {
 }
 
 void Sidecar::handle(const reload::Tick& /*event*/) {
-  if (registration_.is_due(now_)) send_hello();
+  if (!welcomed() && registration_.is_due(now_)) send_hello();
   forward(replicas_.tick(record(), now_));
   for (const std::string& replica : replicas_.due_to_forget(now_)) forget(replica);
 }

@@ -119,6 +119,7 @@ class Sidecar {
   void give_turns();
   void forward(ReplicaSet::Commands commands);
   void send_hello();
+  [[nodiscard]] bool hello_must_wait() const;
   void reply(std::uint64_t round, std::uint64_t request, control::Message message);
 
   SidecarOptions options_;

@@ -10,7 +10,7 @@ extern const std::int64_t kHeartbeatIntervalMs;
 extern const std::int64_t kHeartbeatDeadlineMs;
 extern const std::int64_t kEngineDeadlineMs;  // for an engine that polls its link
 extern const std::int64_t kHelloDeadlineMs;
-extern const std::int64_t kHelloRetryMs;  // of a sidecar that has no Welcome yet
+extern const std::int64_t kHelloRetryMs;  // of a sidecar whose Hello is not answered yet
 extern const std::int64_t kReconnectMinMs;
 // The longest pause between two attempts to connect. Both sides are on one host, so an attempt
 // without a listener costs microseconds, and every process that waits for another one that has just

@@ -85,7 +85,7 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
     apply(event);
   } else if (std::holds_alternative<PeerMessage>(event.what) && queue_.size() >= kQueueCount) {
     ++context_.dropped;  // same effect as a loss in the network
-  } else {
+  } else if (!replace_waiting_hello(event)) {
     queue_.push_back(event);
   }
   while (!log_.is_storing() && !queue_.empty()) {
@@ -103,6 +103,28 @@ bool Coordinator::must_wait(const CoordinatorEvent& event) const {
   return !std::holds_alternative<Stored>(event.what) &&
          !std::holds_alternative<CoordinatorTick>(event.what) &&
          !std::holds_alternative<CancelRequested>(event.what);
+}
+
+// A sidecar repeats its Hello until it is answered. Handled one after the other, the later ones
+// would take it out of a round that has begun in between. So the newest takes the place of the
+// first.
+bool Coordinator::replace_waiting_hello(const CoordinatorEvent& event) {
+  const auto* message = std::get_if<PeerMessage>(&event.what);
+  if (message == nullptr || !std::holds_alternative<control::Hello>(message->message)) return false;
+  for (auto waiting = queue_.rbegin(); waiting != queue_.rend(); ++waiting) {
+    if (const auto* lost = std::get_if<PeerLost>(&waiting->what);
+        lost != nullptr && lost->peer == message->peer)
+      return false;
+    const auto* before = std::get_if<PeerMessage>(&waiting->what);
+    if (before == nullptr || before->peer != message->peer) continue;
+    if (std::holds_alternative<control::Leave>(before->message)) return false;
+    if (!std::holds_alternative<control::Hello>(before->message)) continue;
+    if (before->envelope.request > message->envelope.request) return false;
+    *waiting = event;
+    ++context_.dropped;
+    return true;
+  }
+  return false;
 }
 
 void Coordinator::apply(const CoordinatorEvent& event) {

@@ -101,6 +101,7 @@ class Coordinator {
  private:
   // ---- events ----
   [[nodiscard]] bool must_wait(const CoordinatorEvent& event) const;
+  [[nodiscard]] bool replace_waiting_hello(const CoordinatorEvent& event);
   void apply(const CoordinatorEvent& event);
   [[nodiscard]] Result<> own_invariants() const;
   [[nodiscard]] Result<> check_forget(const ForgetRequested& event) const;

@@ -78,6 +78,11 @@ class SidecarAgentTest : public testing::Test {
                                   control::Message message) {
       if (std::holds_alternative<control::Heartbeat>(message)) return;
       peer_ = peer;
+      // A Hello that nobody answers is repeated.
+      if (std::holds_alternative<control::Hello>(message) && welcome_ && envelope.fence == fence_) {
+        const control::Envelope answer{.fence = fence_, .request = envelope.request};
+        EXPECT_TRUE(router_->send(peer, answer, *welcome_).has_value());
+      }
       heard_.emplace_back(envelope, std::move(message));
     };
     const std::string address = "ipc://" + bench_.directory() + "/control";
@@ -98,6 +103,7 @@ class SidecarAgentTest : public testing::Test {
   }
 
   void say(control::Message message) {
+    if (const auto* welcome = std::get_if<control::Welcome>(&message)) welcome_ = *welcome;
     control::Envelope envelope;
     envelope.fence = fence_;
     envelope.round = round_;
@@ -165,6 +171,7 @@ class SidecarAgentTest : public testing::Test {
   Model model_;
   control::Fence fence_{.epoch = 7, .run_id = {1, 2}};
   std::uint64_t round_ = 0;
+  std::optional<control::Welcome> welcome_;  // the last one
   std::string peer_;
   std::deque<std::pair<control::Envelope, control::Message>> heard_;
   std::unique_ptr<control::RouterPort> router_;

@@ -199,6 +199,21 @@ TEST(Coordinator, ASidecarWhoseHeartbeatLacksTheTargetIsOfferedItAgain) {
   EXPECT_EQ(fleet.last<control::Announce>("a")->second.version, target);
 }
 
+TEST(Coordinator, OfTheHellosThatWaitForTheStoreTheLastOneCounts) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish();
+  fleet.accept("a");
+  fleet.hold_stores = true;
+  fleet.staged("a");
+  for (const std::vector<Version>& staged : {std::vector<Version>{}, {{.epoch = 1, .step = 1}}})
+    fleet.from("b", Fleet::hello("b", staged));
+  fleet.answer_store();
+  EXPECT_EQ(fleet.count<control::Welcome>("b"), 1U);
+  EXPECT_EQ(fleet.coordinator.roster().find("b")->report.staged.size(), 1U);
+  EXPECT_TRUE(fleet.coordinator.roster().find("b")->joined);
+}
+
 TEST(Coordinator, ALostSourceIsNamedWhenTheSidecarHasLostItTooOften) {
   Fleet fleet({.transports = {{"memfd", "/run/host.sock"}}, .one_transport = true});
   fleet.join("a");

@@ -1,4 +1,4 @@
-// When a sidecar says Hello: until it is welcomed, and once for each Welcome that answers none.
+// When a sidecar says Hello: until a Welcome answers it, and for each Welcome that answers none.
 #include "inference_side/staging/registration.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ using std::chrono::milliseconds;
 
 const control::Fence kWelcomeFence{.epoch = 2};
 
-TEST(Registration, RepeatsItsHelloUntilItIsWelcomed) {
+TEST(Registration, RepeatsItsHelloUntilAWelcomeAnswersIt) {
   Registration registration(milliseconds(10));
   EXPECT_FALSE(registration.next_wake());
   registration.connect();
@@ -18,7 +18,8 @@ TEST(Registration, RepeatsItsHelloUntilItIsWelcomed) {
   EXPECT_EQ(registration.next_wake(), TimePoint{0} + milliseconds(10));
   EXPECT_FALSE(registration.is_due(TimePoint{0} + milliseconds(9)));
   EXPECT_TRUE(registration.is_due(TimePoint{0} + milliseconds(10)));
-  EXPECT_FALSE(registration.welcome(1, kWelcomeFence)) << "it answers the Hello";
+  EXPECT_EQ(registration.send(kWelcomeFence, TimePoint{0} + milliseconds(10)), 2U);
+  EXPECT_FALSE(registration.welcome(1, kWelcomeFence)) << "it answers the first Hello";
   EXPECT_TRUE(registration.welcomed());
   EXPECT_FALSE(registration.next_wake());
   EXPECT_TRUE(registration.invariants().has_value());
@@ -30,6 +31,7 @@ TEST(Registration, AWelcomeUnderAnotherFenceOrForNobodyAsksForAHello) {
   (void)registration.send({.epoch = 1}, TimePoint{0});
   EXPECT_TRUE(registration.welcome(1, kWelcomeFence)) << "no Hello was sent under this fence";
   (void)registration.send(kWelcomeFence, TimePoint{1});
+  EXPECT_EQ(registration.next_wake(), TimePoint{1} + milliseconds(10)) << "it may be lost";
   EXPECT_FALSE(registration.welcome(2, kWelcomeFence));
   EXPECT_FALSE(registration.welcome(1, kWelcomeFence)) << "it answers an earlier Hello";
   EXPECT_TRUE(registration.welcome(0, kWelcomeFence));
@@ -50,7 +52,36 @@ TEST(Registration, ARequestedHelloIsOverOnceItIsSent) {
   EXPECT_TRUE(registration.hello_requested());
   (void)registration.send(kWelcomeFence, TimePoint{1});
   EXPECT_FALSE(registration.hello_requested());
-  EXPECT_FALSE(registration.next_wake()) << "a welcomed sidecar repeats nothing";
+}
+
+// Its Hello says something new, so that no Welcome before it will do.
+TEST(Registration, AWelcomedSidecarRepeatsItsHelloToo) {
+  Registration registration(milliseconds(10));
+  registration.connect();
+  (void)registration.send(kWelcomeFence, TimePoint{0});
+  EXPECT_FALSE(registration.welcome(1, kWelcomeFence));
+  registration.request_hello();
+  EXPECT_EQ(registration.send(kWelcomeFence, TimePoint{1}), 2U);
+  EXPECT_FALSE(registration.welcome(1, kWelcomeFence)) << "an answer to the Hello before";
+  EXPECT_TRUE(registration.is_due(TimePoint{1} + milliseconds(10)));
+  (void)registration.send(kWelcomeFence, TimePoint{1} + milliseconds(10));
+  EXPECT_FALSE(registration.welcome(2, kWelcomeFence));
+  EXPECT_FALSE(registration.next_wake());
+  EXPECT_TRUE(registration.invariants().has_value());
+}
+
+// An old Welcome comes late, on a new connection.
+TEST(Registration, AnAnswerToAHelloOfTheLastConnectionIsNone) {
+  Registration registration(milliseconds(10));
+  registration.connect();
+  (void)registration.send(kWelcomeFence, TimePoint{0});
+  registration.connect();
+  (void)registration.send(kWelcomeFence, TimePoint{1});
+  EXPECT_FALSE(registration.welcome(1, kWelcomeFence));
+  EXPECT_TRUE(registration.is_due(TimePoint{1} + milliseconds(10)));
+  registration.lose(TimePoint{2});
+  EXPECT_FALSE(registration.welcome(2, kWelcomeFence));
+  EXPECT_TRUE(registration.is_due(TimePoint{2} + milliseconds(10)));
 }
 
 }  // namespace

@@ -59,9 +59,20 @@ class SidecarTest : public testing::Test {
     ASSERT_NE(persist, nullptr);
     step(Persisted{.token = persist->token, .failure = std::move(failure)});
   }
-  void welcome(const Fence& fence) {
+  void ask_for_hello(const Fence& fence) {
     message(fence, 0, control::Welcome{});
     if (command<Persist>() != nullptr) persisted();
+  }
+  void answer_hello(const Fence& fence) {
+    for (const SidecarCommand& c : last)
+      if (const auto* r = std::get_if<Reply>(&c);
+          r != nullptr && std::holds_alternative<control::Hello>(r->message))
+        return step(CoordinatorMessage{.envelope = {.fence = fence, .request = r->envelope.request},
+                                       .message = control::Welcome{}});
+  }
+  void welcome(const Fence& fence) {
+    ask_for_hello(fence);
+    answer_hello(fence);
   }
   void announce(std::uint64_t round, const Version& version) {
     message(kNow, round,
@@ -189,6 +200,41 @@ TEST_F(SidecarTest, AHelloUnderTheCoordinatorsFenceIsSaidOnceWhenItIsAnswered) {
   }
   // One that answers nothing asks for a Hello.
   message(kNow, 0, control::Welcome{});
+  EXPECT_NE(replied<control::Hello>(), nullptr);
+}
+
+// The Hello or its answer was lost on a connection that stays open.
+TEST_F(SidecarTest, AHelloUnderANewFenceIsRepeatedUntilItIsAnswered) {
+  step(LinkUp{});
+  ask_for_hello(kNow);
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(sidecar.next_wake());
+    now = *sidecar.next_wake();
+    step(reload::Tick{});
+    ASSERT_NE(replied<control::Hello>(), nullptr);
+  }
+  answer_hello(kNow);
+  EXPECT_FALSE(sidecar.next_wake());
+}
+
+// It would take the sidecar out of the round whose outcomes it owes.
+TEST_F(SidecarTest, AHelloIsNotRepeatedWhileASwitchRuns) {
+  ask_for_hello(kNow);  // and does not answer it
+  engine(kV2);
+  stage(1, kV1);
+  decide(1, kV1);
+  persisted();
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr);
+  const std::vector<SidecarCommand> decided = last;
+  now = now + std::chrono::seconds(1);
+  step(reload::Tick{});
+  EXPECT_EQ(replied<control::Hello>(), nullptr);
+  ASSERT_TRUE(sidecar.next_wake());
+  EXPECT_GT(*sidecar.next_wake(), now);
+  last = decided;
+  run_switch();
+  EXPECT_NE(replied<control::Switched>(), nullptr);
   EXPECT_NE(replied<control::Hello>(), nullptr);
 }
 
