@@ -97,6 +97,9 @@ class EngineGroup {
 
   [[nodiscard]] const std::vector<Rank>& ranks() const noexcept { return ranks_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] bool serves() const noexcept {
+    return formed_ && ranks_[0].state() == control::RankState::kServing;
+  }
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
 
  private:

@@ -229,6 +229,11 @@ void SimulatedHub::remove_version(const Version& version) {
   execute(queue_->release(version));
 }
 
+bool SimulatedHub::can_use(const Version& version) const {
+  const auto found = versions_.find(version);
+  return found == versions_.end() || !found->second || found->second->has_value();
+}
+
 void SimulatedHub::prepare(EngineId id, const Version& version) {
   const bool cannot = hooks_.fault(0.003);
   later(schedule_.micros(100, 15'000), [this, id, version, cannot] {

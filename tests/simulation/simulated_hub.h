@@ -90,6 +90,8 @@ class SimulatedHub {
   void expect_more(bool expected);
   void add_version(const Version& version);
   void remove_version(const Version& version);
+  // Whether no device has failed for good to read the version.
+  [[nodiscard]] bool can_use(const Version& version) const;
 
   // The sidecar's process has ended. The next process begins with an empty state.
   void restart();

@@ -1,6 +1,7 @@
 // Runs the simulated fleet with many seeds.
 //   WSYNC_SIM_SEED=N   the first seed (default 1)
 //   WSYNC_SIM_RUNS=N   the number of seeds (default 2000)
+//   WSYNC_SIM_TRACE=1  prints the messages between coordinators and sidecars
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -116,7 +117,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       "members: %llu publishes left out slow ones; %llu joined, %llu came back, %llu left; %llu "
       "stood still, %llu good rounds beside "
       "them, %llu arenas added; names %llu refused, %llu taken; %llu ranks refused; %llu disks "
-      "failed for a while, %llu writes failed\n",
+      "failed for a while, %llu writes failed; %llu greetings lost\n",
       static_cast<unsigned long long>(total.left_out), static_cast<unsigned long long>(total.joins),
       static_cast<unsigned long long>(total.returns), static_cast<unsigned long long>(total.leaves),
       static_cast<unsigned long long>(total.stops),
@@ -126,7 +127,8 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.names_taken),
       static_cast<unsigned long long>(total.ranks_refused),
       static_cast<unsigned long long>(total.disks_broken),
-      static_cast<unsigned long long>(total.writes_failed));
+      static_cast<unsigned long long>(total.writes_failed),
+      static_cast<unsigned long long>(total.greetings_lost));
   // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
     EXPECT_GT(total.forgotten, 0U);
@@ -148,6 +150,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.ranks_refused, 0U);
     EXPECT_GT(total.disks_broken, 0U);
     EXPECT_GT(total.writes_failed, 0U);
+    EXPECT_GT(total.greetings_lost, 0U);
   }
   if (runs == 0 && !HasFailure()) {
     EXPECT_GT(total.rounds_ok, 0U);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/control/codec.h"
 #include "tests/simulation/world_facts.h"
 
 namespace wsync::simulation {
@@ -51,6 +52,8 @@ staging::SidecarOptions sidecar_options(std::size_t s, const std::string& name,
   options.versions_held = s == 0 ? 3 : 2;
   options.hello_retry = milliseconds(300);
   options.forget_after = milliseconds((life + s) % 3 * 100);
+  options.pause = milliseconds(200);  // as the coordinators say
+  options.load = milliseconds(300);
   options.replica.rank_return = milliseconds(300);
   options.replica.commit = milliseconds(200);
   options.replica.retry = milliseconds(150);
@@ -105,6 +108,7 @@ void WorldStatistics::add(const WorldStatistics& other) {
   ranks_refused += other.ranks_refused;
   disks_broken += other.disks_broken;
   writes_failed += other.writes_failed;
+  greetings_lost += other.greetings_lost;
   for (const auto& [reason, count] : other.reasons) reasons[reason] += count;
   hubs.add(other.hubs);
 }
@@ -176,6 +180,7 @@ void World::start_coordinator(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   if (process.machine) return;
   ++process.life;
+  trace([&] { return fmt::format("c{} starts", c); });
   process.kept.clear();
   process.store_free_at = {};
   // A trainer sometimes starts on another host, where its own record is old or missing. This is
@@ -199,6 +204,7 @@ void World::crash_coordinator(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   if (!process.machine) return;
   ++statistics_.crashes;
+  trace([&] { return fmt::format("c{} crashes", c); });
   statistics_.dropped += process.machine->dropped();
   process.queue.reset();
   process.machine.reset();
@@ -232,6 +238,7 @@ void World::crash_sidecar(std::size_t s) {
   SidecarProcess& process = sidecars_[s];
   if (!process.machine) return;
   ++statistics_.crashes;
+  trace([&] { return fmt::format("{} crashes", process.peer); });
   statistics_.dropped += process.machine->dropped();
   process.machine.reset();
   process.stopped = false;
@@ -310,12 +317,26 @@ void World::lose_late(std::size_t s, std::size_t c, const std::string& peer) {
   });
 }
 
+// A connection that stays open may lose the messages of a registration: the first ones come while
+// it is being made, and a full queue drops what is sent.
+bool World::loses_greeting(const control::Message& message) {
+  const bool is_greeting = std::holds_alternative<control::Hello>(message) ||
+                           std::holds_alternative<control::Welcome>(message);
+  if (!is_greeting || !faults_on_ || !schedule_.chance(0.03 * intensity_)) return false;
+  ++statistics_.greetings_lost;
+  trace([&] {
+    return fmt::format("a {} is lost", control::message_name(control::type_of(message)));
+  });
+  return true;
+}
+
 void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope envelope,
                        control::Message message) {
   if (const auto process = process_of(peer)) {
     const std::size_t s = *process;
     if (sidecars_[s].peer != peer || !sidecars_[s].machine) return;
-    // A lost message also breaks its connection. Duplicates of it may still arrive later.
+    if (loses_greeting(message)) return;
+    // Any other lost message also breaks its connection. Duplicates of it may still arrive later.
     const bool lost = faults_on_ && schedule_.chance(0.004 * intensity_);
     const std::uint64_t copies = faults_on_ && schedule_.chance(0.05 * intensity_) ? 2 : 1;
     for (std::uint64_t copy = 0; copy < copies; ++copy) {
@@ -335,6 +356,7 @@ void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope
 
 void World::to_coordinator(std::size_t s, control::Envelope envelope, control::Message message) {
   if (!sidecars_[s].home) return;
+  if (loses_greeting(message)) return;
   const std::size_t c = *sidecars_[s].home;
   const bool lost = faults_on_ && schedule_.chance(0.004 * intensity_);
   const std::uint64_t copies = faults_on_ && schedule_.chance(0.05 * intensity_) ? 2 : 1;
@@ -382,6 +404,16 @@ void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event)
   ++statistics_.events;
   const std::uint64_t life = process.life;
   const std::string owner = owner_of_name(c, event);
+  if (const auto* message = std::get_if<coordinator::PeerMessage>(&event.what))
+    trace([&] {
+      return std::holds_alternative<control::Heartbeat>(message->message)
+                 ? std::string()
+                 : fmt::format("c{} <- {} {} round {} request {}", c, message->peer,
+                               control::message_name(control::type_of(message->message)),
+                               message->envelope.round, message->envelope.request);
+    });
+  else if (const auto* lost = std::get_if<coordinator::PeerLost>(&event.what))
+    trace([&] { return fmt::format("c{} loses {}", c, lost->peer); });
   const auto commands = process.machine->step(event);
   check_name(c, event, owner);
   if (const Result<> holds = process.machine->invariants(); !holds)
@@ -455,6 +487,13 @@ void World::sidecar_step(std::size_t s, staging::SidecarEvent event) {
   ++statistics_.events;
   const std::uint64_t life = process.life;
   const staging::SidecarRecord before = process.machine->record();
+  if (const auto* message = std::get_if<staging::CoordinatorMessage>(&event.what))
+    trace([&] {
+      return fmt::format("{} <- {} round {} request {} epoch {}", process.peer,
+                         control::message_name(control::type_of(message->message)),
+                         message->envelope.round, message->envelope.request,
+                         message->envelope.fence.epoch);
+    });
   const auto commands = process.machine->step(event);
   std::size_t acts = 0;
   for (const staging::SidecarCommand& command : commands)
@@ -501,6 +540,8 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
   } else if (const auto* start = std::get_if<staging::StartStaging>(&command)) {
     stage(s, *start);
   } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
+    trace(
+        [&] { return fmt::format("{} releases {}", process.peer, release->version.to_string()); });
     process.store.erase(release->version);
     process.leases.erase(release->version);
     process.hub->remove_version(release->version);
@@ -509,6 +550,7 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
     envelope.fence = process.machine->fence();
     to_coordinator(s, envelope, process.machine->heartbeat(schedule_.now()));
   } else if (const auto* suspect = std::get_if<staging::CheckCopy>(&command)) {
+    trace([&] { return fmt::format("{} checks {}", process.peer, suspect->version.to_string()); });
     const auto copy = process.store.find(suspect->version);
     const bool intact = copy != process.store.end() && copy->second == contents_[suspect->version];
     later(schedule_.micros(1'000, 30'000),

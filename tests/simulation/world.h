@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -79,6 +80,7 @@ struct WorldStatistics {
   std::uint64_t ranks_refused = 0;      // ranks whose place was taken by a replica of the same name
   std::uint64_t disks_broken = 0;       // disks that failed for a while
   std::uint64_t writes_failed = 0;
+  std::uint64_t greetings_lost = 0;  // Hello or Welcome, on a connection that stayed open
   std::map<std::string, std::uint64_t> reasons;  // reasons of failed rounds and rollbacks
   HubStatistics hubs;
   void add(const WorldStatistics& other);
@@ -185,6 +187,7 @@ class World {
   void break_link(std::size_t s);
   void to_sidecar(std::size_t c, const std::string& peer, control::Envelope envelope,
                   control::Message message);
+  [[nodiscard]] bool loses_greeting(const control::Message& message);
   void to_coordinator(std::size_t s, control::Envelope envelope, control::Message message);
   void heartbeat(std::size_t s);
   void new_peer(std::size_t s);
@@ -231,6 +234,12 @@ class World {
   void heal();
   [[nodiscard]] bool advance_calm(std::uint64_t& requests_before, std::string& unmet);
   void check_ends();
+  // Prints what `text()` returns, with the time, if WSYNC_SIM_TRACE is set.
+  template <class Text>
+  void trace(const Text& text) const {
+    if (is_traced_) print_trace(text());
+  }
+  void print_trace(const std::string& text) const;
   // checks
   void violate(const std::string& what);
   void check_sidecar(std::size_t s, const staging::SidecarEvent& event,
@@ -253,6 +262,7 @@ class World {
 
   WorldOptions options_;
   Schedule schedule_;
+  const bool is_traced_ = std::getenv("WSYNC_SIM_TRACE") != nullptr;
   bool faults_on_ = false;
   bool client_on_ = false;
   TimePoint calm_at_{};  // the end of the part with faults

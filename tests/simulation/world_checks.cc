@@ -1,5 +1,6 @@
 // The rules that hold after every step, and at the end.
 #include <algorithm>
+#include <cstdio>
 
 #include "shared/base/format.h"
 #include "tests/simulation/world.h"
@@ -12,6 +13,11 @@ namespace {
 constexpr std::chrono::seconds kBound{25};
 
 }  // namespace
+
+void World::print_trace(const std::string& text) const {
+  if (!text.empty())
+    std::fprintf(stderr, "%10.6f %s\n", static_cast<double>(schedule_.now()) * 1e-9, text.c_str());
+}
 
 void World::violate(const std::string& what) {
   if (violations_.size() < 10)
@@ -77,7 +83,8 @@ void World::check_ends() {
 }
 
 // Must hold before a new version is published: every joined sidecar has the coordinator's newest
-// decision, and no sidecar's target differs from the coordinator's.
+// decision, and no sidecar's target differs from the coordinator's. If the coordinator still has
+// the target's snapshot, every replica serves the target.
 std::string World::unmet_obligation() const {
   const coordinator::Coordinator& coordinator = *coordinators_[0].machine;
   if (coordinator.phase() != coordinator::CoordinatorPhase::kReady)
@@ -100,6 +107,11 @@ std::string World::unmet_obligation() const {
       if (std::ranges::find(disc.withdrawn, version) == disc.withdrawn.end())
         return fmt::format("s{} does not know that {} was withdrawn", s, version.to_string());
   }
+  const bool is_usable = std::ranges::all_of(sidecars_, [&](const SidecarProcess& process) {
+    return !process.present || process.hub->can_use(record.target);
+  });
+  if (coordinators_[0].snapshots.contains(record.target) && is_usable && !converged())
+    return "a replica does not serve the target";
   return {};
 }
 
@@ -219,6 +231,15 @@ std::string World::where() const {
     for (const control::ReplicaReport& report : beat.replicas)
       text += fmt::format(", {} at {} ({}) {}", report.replica, report.version.to_string(),
                           report.ready ? "ready" : "not ready", report.reason);
+    text += fmt::format(" held");
+    for (const Version& version : beat.staged) text += " " + version.to_string();
+    if (coordinators_[0].machine) {
+      const auto member = coordinators_[0].machine->roster().members().find(sidecars_[s].name);
+      if (member != coordinators_[0].machine->roster().members().end())
+        text += fmt::format(" (delivery {} {})",
+                            coordinator::delivery_state_name(member->second.delivery.state()),
+                            member->second.delivery.version().to_string());
+    }
   }
   return text;
 }

@@ -68,13 +68,12 @@ void World::end_staging(std::size_t s, const staging::StartStaging& command) {
     return;
   }
   const Version& version = command.announce.version;
-  const std::size_t held = process.machine->held().size();
   process.hub->add_version(version);
   sidecar_step(s,
                {.now = schedule_.now(),
                 .what = staging::StagingDone{
                     .attempt = command.attempt, .content_digest = fetched->content, .bytes = 1}});
-  if (process.machine && process.machine->held().size() > held) {
+  if (process.machine && process.machine->held().find(version) != nullptr) {
     process.store[version] = fetched->content;
     if (fetched->lease) process.leases[version] = fetched->lease;
   } else {
@@ -85,7 +84,8 @@ void World::end_staging(std::size_t s, const staging::StartStaging& command) {
 // While only the canary gets a version, no other replica that serves may be paused for it.
 void World::check_may_pause(std::size_t s, const EngineGroup& group) {
   const staging::Sidecar& sidecar = *sidecars_[s].machine;
-  if (sidecar.record().kind != control::DecisionKind::kSwitchCanary || group.name() == kCanary)
+  if (sidecar.record().kind != control::DecisionKind::kSwitchCanary || group.name() == kCanary ||
+      !group.serves())
     return;
   for (const control::ReplicaReport& report : sidecar.heartbeat(schedule_.now()).replicas)
     if (report.replica == group.name() && report.turn != control::ReplicaTurn::kNone)
