@@ -248,6 +248,7 @@ void Coordinator::handle(const CancelRequested& event) {
     reply = {.ok = true, .version = event.version, .phase = control::ProgressPhase::kSnapshot};
   } else {
     reply = rounds_.cancel(context_, log_, event.version);
+  log_.note_offered(event.version);
   }
   context_.emit(CancelDone{.request = event.request, .reply = std::move(reply)});
 }
@@ -494,6 +495,8 @@ void Coordinator::leave(Member& member) {
   }
   handle(PeerLost{.peer = member.peer, .reason = "the sidecar left the fleet"});
 }
+  member.released_undecided = member.decided > 0;
+  member.target_at_hello = hello.target;
 
 void Coordinator::handle_higher_fence(const control::Fence& seen, const std::string& who) {
   const std::string reason = fmt::format(
@@ -598,7 +601,7 @@ control::StatusReply Coordinator::status() const {
   reply.decision = record().number;
   reply.target = record().target;
   reply.withdrawn = record().withdrawn;
-  if (const auto to = context_.roster.rollback_target(record().target, record().withdrawn)) {
+  if (const auto to = log_.rollback_target(context_.roster)) {
     reply.can_roll_back = true;
     reply.rollback_target = *to;
   }

@@ -38,6 +38,8 @@ constexpr std::array<Transition<DecisionLogState>, 9> kLogTransitions = {{
 // Longer than any write to a working disk takes.
 constexpr std::chrono::seconds kStoreDeadline{40};
 constexpr std::chrono::seconds kStoreRetry{1};
+// Sidecars hold only a few versions, and the newest ones.
+constexpr std::size_t kVersionsKnown = 256;
 
 // The codes of check_replaces().
 bool is_fenced(const Error& error) {
@@ -67,6 +69,7 @@ TransitionTable decision_log_transitions() {
 DecisionLog::DecisionLog(const std::optional<CoordinatorRecord>& stored) {
   if (!stored) return;
   record_ = *stored;
+  note_decided(record_.target);
   record_.fence = {};  // claimed by the previous coordinator
   record_.number = 0;
 }
@@ -153,6 +156,7 @@ StoreOutcome DecisionLog::handle(CoordinatorContext& context, const Stored& even
   if (event.record) {
     const CoordinatorRecord before = std::exchange(record_, *event.record);
     context.fence = record_.fence;
+    note_decided(record_.target);
     if (before.target == record_.target) return outcome;
     previous_target_ = before.target;
     previous_content_ = before.content;
@@ -242,13 +246,42 @@ bool DecisionLog::take_follow_due(TimePoint now) {
   return true;
 }
 
+void DecisionLog::note_offered(const Version& version) {
+  offered_.insert(version);
+  if (offered_.size() > kVersionsKnown) offered_.erase(offered_.begin());
+}
+
+void DecisionLog::note_decided(const Version& version) {
+  if (version.none()) return;
+  offered_.erase(version);
+  decided_.insert(version);
+  if (decided_.size() > kVersionsKnown) decided_.erase(decided_.begin());
+}
+
+// A sidecar that stores a decision releases the copies that were never decided. So a copy that is
+// older than its target was decided, and so was everything that it holds after its first decision
+// under this fence, unless this process has offered it since.
+bool DecisionLog::was_decided(const Roster& roster, const Version& version) const {
+  if (decided_.contains(version)) return true;
+  if (offered_.contains(version)) return false;
+  return std::ranges::any_of(roster.members(), [&](const auto& entry) {
+    const Member& member = entry.second;
+    return member.joined && member.holds(version) &&
+           (member.released_undecided || version < member.target_at_hello);
+  });
+}
+
+std::optional<Version> DecisionLog::rollback_target(const Roster& roster) const {
+  return roster.rollback_target(record_.target, [&](const Version& version) {
+    return !contains(record_.withdrawn, version) && was_decided(roster, version);
+  });
+}
+
 Result<Version> DecisionLog::choose_rollback(const Roster& roster, const Version& to) const {
   const auto refuse = [](std::string why) { return fail(ErrorCode::kRefused, std::move(why)); };
   if (record_.target.none()) return refuse("no version has been decided yet");
   if (roster.joined_count() == 0) return refuse("no sidecar is connected to this coordinator");
-  const Version version =
-      to.none() ? roster.rollback_target(record_.target, record_.withdrawn).value_or(Version{})
-                : to;
+  const Version version = to.none() ? rollback_target(roster).value_or(Version{}) : to;
   if (version.none())
     return refuse(fmt::format("no version before {} is still held by every live sidecar",
                               record_.target.to_string()));
@@ -275,6 +308,11 @@ Result<Version> DecisionLog::choose_rollback(const Roster& roster, const Version
       lacking += (lacking.empty() ? "'" : ", '") + name + "'";
   if (!lacking.empty())
     return refuse(fmt::format("{} is no longer held by sidecar {}", version.to_string(), lacking));
+  if (version != record_.target && !was_decided(roster, version))
+    return refuse(fmt::format(
+        "{} was offered, but as far as is known never decided: push it to have it served, or try "
+        "again when a sidecar has stored the newest decision",
+        version.to_string()));
   return version;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,12 @@ class DecisionLog {
   void follow_later(TimePoint now);
   // Whether that time has come; returns true once.
   [[nodiscard]] bool take_follow_due(TimePoint now);
+  // A snapshot of this version is given to this coordinator. It is no version to go back to before
+  // it was decided.
+  void note_offered(const Version& version);
+  // The version to which a rollback without a name goes: the newest one before the target that was
+  // decided, is not withdrawn, and is held by every joined sidecar.
+  [[nodiscard]] std::optional<Version> rollback_target(const Roster& roster) const;
   // The version to which a rollback to `to` goes (0.0: the previous version), or an error with the
   // reason why it may not.
   [[nodiscard]] Result<Version> choose_rollback(const Roster& roster, const Version& to) const;
@@ -121,6 +128,9 @@ class DecisionLog {
     bool withdrawn_changed = false;  // value before the write
   };
   void move(DecisionLogState to);
+  void note_decided(const Version& version);
+  // Whether a version that every joined sidecar holds was ever decided.
+  [[nodiscard]] bool was_decided(const Roster& roster, const Version& version) const;
   void store(CoordinatorContext& context, DecisionLogState what, CoordinatorRecord next,
              std::optional<RollbackRequested> rollback);
   [[nodiscard]] StoreOutcome members_stored(const CoordinatorContext& context, const Stored& event);
@@ -133,6 +143,8 @@ class DecisionLog {
   Version previous_target_;
   Digest previous_content_;
   Version rollback_from_;
+  std::set<Version> decided_;  // as far as this process knows
+  std::set<Version> offered_;  // to this process, and not decided
   std::optional<Pending> pending_;
   std::uint64_t token_ = 0;
   bool members_changed_ = false;

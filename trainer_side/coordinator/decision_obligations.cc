@@ -140,6 +140,7 @@ bool handle(CoordinatorContext& context, const CoordinatorRecord& newest, Member
 void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member& member,
             const control::Heartbeat& heartbeat) {
   member.report.staged = heartbeat.staged;
+  member.released_undecided |= member.decided > 0;
   member.report.target = heartbeat.target;
   member.report.replicas = heartbeat.replicas;
   member.staged_bytes = heartbeat.staged_bytes;

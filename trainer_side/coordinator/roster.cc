@@ -160,17 +160,17 @@ Result<> Roster::invariants() const {
                   peers_.size(), joined_, members_.size(), again.peers_.size(), again.joined_));
 }
 
-std::optional<Version> Roster::rollback_target(const Version& target,
-                                               const std::vector<Version>& withdrawn) const {
+std::optional<Version> Roster::rollback_target(
+    const Version& target, const std::function<bool(const Version&)>& may_serve) const {
   std::optional<Version> best;
   for (const auto& [first_name, first] : members_) {
     if (!first.joined) continue;
     for (const Version& version : first.report.staged) {
-      if (version >= target || contains(withdrawn, version) || (best && *best >= version)) continue;
+      if (version >= target || (best && *best >= version)) continue;
       const bool everywhere = std::all_of(members_.begin(), members_.end(), [&](const auto& entry) {
         return !entry.second.joined || entry.second.holds(version);
       });
-      if (everywhere) best = version;
+      if (everywhere && may_serve(version)) best = version;
     }
     break;  // a version that the first sidecar lacks is not on all sidecars
   }

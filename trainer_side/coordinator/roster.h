@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -46,6 +47,10 @@ struct Member {
   bool has_left =
       false;         // it left without engines, or is forgotten; kept until its round has ended
   TimePoint lost{};  // when its last connection ended
+  // It has stored a decision under this fence, and has reported its copies since. Before that, its
+  // copies that are newer than the target in its Hello may never have been decided.
+  bool released_undecided = false;
+  Version target_at_hello;
   // It has stored every version that the record names as withdrawn (owes_withdrawal).
   bool knows_withdrawn = false;
   std::string boot_id;
@@ -137,9 +142,10 @@ class Roster {
   [[nodiscard]] const Member* find(const std::string& name) const;
   [[nodiscard]] const Member* find_peer(const std::string& peer) const;
   [[nodiscard]] std::size_t joined_count() const;
-  // The newest version older than `target`, not in `withdrawn`, that every joined sidecar holds.
-  [[nodiscard]] std::optional<Version> rollback_target(const Version& target,
-                                                       const std::vector<Version>& withdrawn) const;
+  // The newest version older than `target` that every joined sidecar holds and for which
+  // `may_serve` is true.
+  [[nodiscard]] std::optional<Version> rollback_target(
+      const Version& target, const std::function<bool(const Version&)>& may_serve) const;
   // How many members were looked at so far; a look at all of them counts as many.
   [[nodiscard]] std::uint64_t visits() const noexcept { return visits_; }
   // Builds the indexes again and compares. Returns kInternal with the first difference.

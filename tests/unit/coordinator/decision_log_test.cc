@@ -63,6 +63,41 @@ TEST_F(DecisionLogTest, AClaimAndADecisionComeIntoForceWhenTheyAreStored) {
   EXPECT_TRUE(log_.invariants().has_value());
 }
 
+// A sidecar that could not store the decisions since still holds a copy of 3.2.
+TEST_F(DecisionLogTest, NoRollbackGoesToAVersionThatWasOnlyOffered) {
+  claim();
+  for (const std::uint32_t step : {1U, 2U, 3U}) {
+    log_.note_offered({3, step});
+    if (step == 2) continue;  // its publish has failed
+    log_.decide(context_, {.target = {3, step}}, nullptr);
+    ASSERT_EQ(answer().ended, StoreOutcome::Ended::kDecision);
+  }
+  join("a", {{3, 1}, {3, 2}, {3, 3}}).released_undecided = true;
+  EXPECT_EQ(log_.rollback_target(context_.roster), (Version{3, 1}));
+  EXPECT_EQ(log_.choose_rollback(context_.roster, {}).value(), (Version{3, 1}));
+  const auto named = log_.choose_rollback(context_.roster, {3, 2});
+  ASSERT_FALSE(named.has_value());
+  EXPECT_THAT(named.error().message(), HasSubstr("3.2 was offered, but"));
+}
+
+// What another coordinator has offered is not known here. A sidecar releases it with the first
+// decision that it stores.
+TEST_F(DecisionLogTest, AnOlderCoordinatorsVersionIsOneToGoBackToOnceADecisionIsStored) {
+  claim();
+  log_.decide(context_, {.target = {3, 1}}, nullptr);
+  ASSERT_EQ(answer().ended, StoreOutcome::Ended::kDecision);
+  Member& member = join("a", {{2, 9}, {3, 1}});
+  EXPECT_FALSE(log_.rollback_target(context_.roster).has_value());
+  EXPECT_FALSE(log_.choose_rollback(context_.roster, {2, 9}).has_value());
+  member.target_at_hello = {2, 10};
+  EXPECT_EQ(log_.rollback_target(context_.roster), (Version{2, 9})) << "it had to be decided";
+  member.target_at_hello = {2, 8};
+  EXPECT_FALSE(log_.rollback_target(context_.roster).has_value());
+  member.released_undecided = true;
+  EXPECT_EQ(log_.rollback_target(context_.roster), (Version{2, 9}));
+  EXPECT_EQ(log_.choose_rollback(context_.roster, {2, 9}).value(), (Version{2, 9}));
+}
+
 TEST_F(DecisionLogTest, AFailedWriteLeavesTheRecordBeforeItInForce) {
   claim();
   log_.decide(context_, {.target = {3, 1}}, nullptr);
