@@ -87,14 +87,40 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
     ++context_.dropped;  // same effect as a loss in the network
   } else if (!replace_waiting_hello(event)) {
     queue_.push_back(event);
+    note_queued(event);
   }
   while (!log_.is_storing() && !queue_.empty()) {
     const CoordinatorEvent next = std::move(queue_.front());
     queue_.pop_front();
     apply(next);
   }
+  if (queue_.empty()) queued_deadline_.reset();
   if (claim_.is_claimed()) log_.store_members(context_);
   return std::exchange(context_.commands, {});
+}
+
+void Coordinator::note_queued(const CoordinatorEvent& event) {
+  const auto* publish = std::get_if<PublishRequested>(&event.what);
+  if (publish != nullptr && publish->deadline &&
+      (!queued_deadline_ || *publish->deadline < *queued_deadline_))
+    queued_deadline_ = publish->deadline;
+}
+
+// Publishes that wait for the store end at their deadline.
+void Coordinator::expire_queued() {
+  if (!queued_deadline_ || context_.now < *queued_deadline_) return;
+  queued_deadline_.reset();
+  std::erase_if(queue_, [this](const CoordinatorEvent& event) {
+    const auto* publish = std::get_if<PublishRequested>(&event.what);
+    const bool is_over =
+        publish != nullptr && publish->deadline && context_.now >= *publish->deadline;
+    if (is_over)
+      refuse_publish(context_, *publish,
+                     fmt::format("its deadline (deadlines.publish) passed while {}", kStoreSilent));
+    else
+      note_queued(event);
+    return is_over;
+  });
 }
 
 bool Coordinator::must_wait(const CoordinatorEvent& event) const {
@@ -222,6 +248,7 @@ void Coordinator::handle(const PublishRequested& event) {
                           fmt::format("version {} is not of this coordinator's epoch {}",
                                       event.version.to_string(), record().fence.epoch));
   names_.note_used(event.version.step);
+  log_.note_offered(event.version);
   rounds_.publish(context_, log_, event);
 }
 
@@ -248,7 +275,6 @@ void Coordinator::handle(const CancelRequested& event) {
     reply = {.ok = true, .version = event.version, .phase = control::ProgressPhase::kSnapshot};
   } else {
     reply = rounds_.cancel(context_, log_, event.version);
-  log_.note_offered(event.version);
   }
   context_.emit(CancelDone{.request = event.request, .reply = std::move(reply)});
 }
@@ -312,7 +338,8 @@ void Coordinator::handle(const Replaced& event) {
 }
 
 void Coordinator::handle(const CoordinatorTick&) {
-  rounds_.expire_waiting(context_, log_);
+  expire_queued();
+  rounds_.expire_waiting(context_);
   if (log_.is_storing()) {
     if (const Result<> in_time = log_.check_deadline(context_.now); !in_time) stop(in_time.error());
     return;
@@ -468,6 +495,8 @@ void Coordinator::join(Member& member, const control::Hello& hello, bool in_swit
   member.joined = true;
   member.decided = hello.decision.fence == record().fence ? hello.decision.number : 0;
   member.asked = member.decided;
+  member.released_undecided = member.decided > 0;
+  member.target_at_hello = hello.target;
   if (!in_switch) member.switched = 0;
   const std::size_t withdrawn = record().withdrawn.size();
   log_.learn_withdrawn(context_.roster, hello.withdrawn);
@@ -495,8 +524,6 @@ void Coordinator::leave(Member& member) {
   }
   handle(PeerLost{.peer = member.peer, .reason = "the sidecar left the fleet"});
 }
-  member.released_undecided = member.decided > 0;
-  member.target_at_hello = hello.target;
 
 void Coordinator::handle_higher_fence(const control::Fence& seen, const std::string& who) {
   const std::string reason = fmt::format(
@@ -560,6 +587,7 @@ std::optional<TimePoint> Coordinator::next_wake() const {
   const auto by = [&wake](const std::optional<TimePoint>& at) {
     if (at && (!wake || *at < *wake)) wake = at;
   };
+  by(queued_deadline_);
   if (!log_.is_storing()) by(claim_.deadline());
   if (log_.is_storing() || claim_.is_claimed()) by(log_.next_wake());
   if (!log_.is_storing() && claim_.is_claimed()) {

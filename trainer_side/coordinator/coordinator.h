@@ -102,6 +102,8 @@ class Coordinator {
   // ---- events ----
   [[nodiscard]] bool must_wait(const CoordinatorEvent& event) const;
   [[nodiscard]] bool replace_waiting_hello(const CoordinatorEvent& event);
+  void note_queued(const CoordinatorEvent& event);
+  void expire_queued();
   void apply(const CoordinatorEvent& event);
   [[nodiscard]] Result<> own_invariants() const;
   [[nodiscard]] Result<> check_forget(const ForgetRequested& event) const;
@@ -141,7 +143,8 @@ class Coordinator {
   VersionNames names_;
   // When members of the record that have not connected to this process are forgotten.
   std::optional<TimePoint> forget_absent_at_;
-  std::deque<CoordinatorEvent> queue_;  // events that wait until the store answers
+  std::deque<CoordinatorEvent> queue_;        // events that wait until the store answers
+  std::optional<TimePoint> queued_deadline_;  // the first one of the publishes in it
 };
 
 }  // namespace wsync::coordinator

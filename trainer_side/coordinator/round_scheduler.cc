@@ -38,6 +38,13 @@ bool is_in_turns(control::DecisionKind kind) {
          kind == control::DecisionKind::kSwitchCanary;
 }
 
+std::string late_store_text(const Version& version) {
+  return fmt::format(
+      "its deadline (deadlines.publish) passed while {}, so it is unknown whether {} was decided: "
+      "if the record is stored after all, {} becomes the target (see `wsync status`)",
+      kStoreSilent, version.to_string(), version.to_string());
+}
+
 bool is_for_canary(const CoordinatorRecord& record) {
   return record.kind == control::DecisionKind::kSwitchCanary;
 }
@@ -407,17 +414,21 @@ bool RoundScheduler::follow_newest(CoordinatorContext& context, DecisionLog& log
 void RoundScheduler::abort(CoordinatorContext& context, DecisionLog& log, const std::string& why,
                            bool cancelled) {
   UpdateRound round = take_round(context);
-  for (auto& [name, member] : context.roster.change_all()) {
-    // The record being stored may take effect, so its copies must be kept.
-    if (log.is_storing() || !member.joined || member.delivery.version() != round.version())
-      continue;
-    context.send(member, control::Abort{.version = round.version(), .reason = why},
-                 member.delivery.round());
-    std::erase(member.report.staged, round.version());
-    member.delivery.forget();
-  }
+  // The record being stored may take effect, so its copies must be kept.
+  if (!log.is_storing()) withdraw_offer(context, round.version(), why);
   context.emit(round.abort(context.now, why, cancelled));
   conclude(context, log);
+}
+
+void RoundScheduler::withdraw_offer(CoordinatorContext& context, const Version& version,
+                                    const std::string& why) {
+  for (auto& [name, member] : context.roster.change_all()) {
+    if (!member.joined || member.delivery.version() != version) continue;
+    context.send(member, control::Abort{.version = version, .reason = why},
+                 member.delivery.round());
+    std::erase(member.report.staged, version);
+    member.delivery.forget();
+  }
 }
 
 void RoundScheduler::finish(CoordinatorContext& context, DecisionLog& log) {
@@ -483,6 +494,7 @@ void RoundScheduler::drop_unneeded(CoordinatorContext& context, const DecisionLo
 void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log,
                                    const std::optional<RollbackRequested>& rollback) {
   const CoordinatorRecord& record = log.record();
+  unanswered_.reset();
   if (rollback &&
       round_)  // it was switching in turns; the waiting publish begins after the rollback
     end_decided(context, log,
@@ -531,17 +543,22 @@ void RoundScheduler::handle_not_stored(CoordinatorContext& context, DecisionLog&
   }
   if (round_) return abort(context, log, why);
   context.emit(Incident{.text = why});
+  if (unanswered_) withdraw_offer(context, *std::exchange(unanswered_, std::nullopt), why);
   log.follow_later(context.now);
   drop_unneeded(context, log);
   start_waiting(context, log);
 }
 
-void RoundScheduler::expire_waiting(CoordinatorContext& context, const DecisionLog& log) {
-  const std::optional<TimePoint> deadline = waiting_deadline();
-  if (!deadline || context.now < *deadline) return;
-  const std::string meanwhile =
-      round_ ? fmt::format("the previous round was {}", round_->activity())
-             : fmt::format("the decision of {} was being stored", log.record().target.to_string());
+void RoundScheduler::expire_waiting(CoordinatorContext& context) {
+  if (round_ && round_->store_deadline() && context.now >= *round_->store_deadline()) {
+    UpdateRound round = take_round(context);
+    unanswered_ = round.version();
+    context.emit(round.abort(context.now, late_store_text(round.version()), false));
+  }
+  if (!waiting_ || held_since_ || !waiting_->deadline || context.now < *waiting_->deadline) return;
+  const std::string meanwhile = round_
+                                    ? fmt::format("the previous round was {}", round_->activity())
+                                    : std::string(kStoreSilent);
   refuse_publish(context, *std::exchange(waiting_, std::nullopt),
                  fmt::format("its deadline (deadlines.publish) passed while {}", meanwhile));
 }
@@ -703,7 +720,10 @@ bool RoundScheduler::has_update(const Version& version) const noexcept {
 }
 
 std::optional<TimePoint> RoundScheduler::waiting_deadline() const {
-  return waiting_ && !held_since_ ? waiting_->deadline : std::nullopt;
+  const std::optional<TimePoint> waiting =
+      waiting_ && !held_since_ ? waiting_->deadline : std::nullopt;
+  const std::optional<TimePoint> deciding = round_ ? round_->store_deadline() : std::nullopt;
+  return waiting && deciding ? std::min(*waiting, *deciding) : waiting ? waiting : deciding;
 }
 
 std::optional<TimePoint> RoundScheduler::next_wake() const {

@@ -34,6 +34,11 @@
 
 namespace wsync::coordinator {
 
+// Why a publish that waits for the store ends at its deadline.
+inline constexpr std::string_view kStoreSilent =
+    "the record of this coordinator was being written, which the disk of its state_dir has not "
+    "stored yet";
+
 // The end of a publish that has not become a round and no longer can.
 enum class PublishRefusal : std::uint8_t { kFailed, kSuperseded, kCancelled };
 void refuse_publish(CoordinatorContext& context, const PublishRequested& publish,
@@ -96,9 +101,9 @@ class RoundScheduler {
                      const std::optional<RollbackRequested>& rollback);
   // The decision could not be stored; it may belong to a round or not.
   void handle_not_stored(CoordinatorContext& context, DecisionLog& log, const std::string& why);
-  // Refuses requests that have waited too long. May also be called while a decision is being
-  // stored.
-  void expire_waiting(CoordinatorContext& context, const DecisionLog& log);
+  // Ends publishes that have waited too long for their round, or for the store to answer. May also
+  // be called while a decision is being stored.
+  void expire_waiting(CoordinatorContext& context);
   void handle_tick(CoordinatorContext& context, DecisionLog& log);
   // Call it at the end of each event: counts the members that have changed (Roster::changed()),
   // notes when each of them needs something, and gives them turns. Begins the waiting publish if
@@ -118,7 +123,8 @@ class RoundScheduler {
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
   // The version that waits for its round; 0.0 = none.
   [[nodiscard]] Version waiting_version() const { return waiting_ ? waiting_->version : Version{}; }
-  // std::nullopt also while the canary holds its version.
+  // Of a publish that waits for its round or for the store. That of one that waits because the
+  // canary holds its version does not count.
   [[nodiscard]] std::optional<TimePoint> waiting_deadline() const;
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   // Both return kInternal with the first broken rule. The first one costs the same for any number
@@ -143,6 +149,7 @@ class RoundScheduler {
   void start_waiting(CoordinatorContext& context, const DecisionLog& log);
   // The round has been decided and ends before all its replicas have switched.
   void end_decided(CoordinatorContext& context, const DecisionLog& log, const std::string& why);
+  void withdraw_offer(CoordinatorContext& context, const Version& version, const std::string& why);
   void note_canary(CoordinatorContext& context, const DecisionLog& log);
   void note_held(TimePoint now, const CoordinatorRecord& record);
   void drop_unneeded(CoordinatorContext& context, const DecisionLog& log);
@@ -184,6 +191,7 @@ class RoundScheduler {
   SwitchWaves waves_;
   Canary canary_;
   std::optional<PromoteRequested> promoting_;  // while its decision is being stored
+  std::optional<Version> unanswered_;          // likewise, after the publish's deadline
   // Since when the waiting publish waits because the canary holds its version. Its deadline does
   // not count that time, because an operator may need longer for the promotion.
   std::optional<TimePoint> held_since_;

@@ -19,7 +19,7 @@
 namespace wsync::coordinator {
 namespace {
 
-constexpr std::array<Transition<RoundState>, 10> kRoundTransitions = {{
+constexpr std::array<Transition<RoundState>, 11> kRoundTransitions = {{
     {RoundState::kAnnouncing, "every member has accepted", RoundState::kStaging, "Stage"},
     {RoundState::kStaging, "all have staged, but replicas are missing", RoundState::kStaging,
      "wait for heartbeats of more replicas"},
@@ -31,6 +31,8 @@ constexpr std::array<Transition<RoundState>, 10> kRoundTransitions = {{
     {RoundState::kStaging, "a cancel, a failure (`commit`) or a deadline", RoundState::kFinished,
      "Abort"},
     {RoundState::kDeciding, "the decision cannot be stored", RoundState::kFinished, "Abort"},
+    {RoundState::kDeciding, "the publish's deadline passes before the store has answered",
+     RoundState::kFinished, "report that; the decision is sent if it is stored"},
     {RoundState::kSwitching, "a replica begins to switch in its turn", RoundState::kSwitching,
      "the deadline begins again"},
     {RoundState::kSwitching, "a rollback takes back a switch in turns", RoundState::kFinished,
@@ -371,6 +373,10 @@ std::string UpdateRound::missing_replicas(const CoordinatorContext& context) con
   std::string text = fmt::format("{}", fmt::join(causes, "; "));
   if (more > 0) text += fmt::format("; and {} more", more);
   return text;
+}
+
+std::optional<TimePoint> UpdateRound::store_deadline() const {
+  return state_ == RoundState::kDeciding ? publish_.deadline : std::nullopt;
 }
 
 bool UpdateRound::is_late(const Member& member) const {

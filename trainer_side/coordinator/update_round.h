@@ -104,6 +104,8 @@ class UpdateRound {
   // Why the round must end at its deadline; std::nullopt if only the members for which is_late() is
   // true fail, or if it is switching.
   [[nodiscard]] std::optional<std::string> why_over(const CoordinatorContext& context) const;
+  // When a publish ends although the store has not answered; std::nullopt unless it is deciding.
+  [[nodiscard]] std::optional<TimePoint> store_deadline() const;
   [[nodiscard]] bool is_late(const Member& member) const;
   // Returns kRefused, with the reason, if it is too late to cancel the round. `waiting`: the
   // version that waits for the end of this round, null for none.

@@ -515,6 +515,37 @@ TEST(Coordinator, TheDeadlineOfAPublishBoundsEveryPhase) {
   }
 }
 
+// The disk hangs. Whether the version was decided is seen when it answers.
+TEST(Coordinator, APublishThatWaitsForTheStoreEndsAtItsDeadline) {
+  for (const bool stored : {true, false}) {
+    Fleet fleet;
+    fleet.join("a");
+    fleet.hold_stores = true;
+    const TimePoint deadline = fleet.now + std::chrono::seconds(1);
+    fleet.publish(1, deadline);
+    fleet.accept("a");
+    fleet.staged("a");
+    fleet.publish(2, deadline + std::chrono::seconds(1));  // waits for the store as well
+    for (std::size_t ended = 1; ended <= 2; ++ended) {
+      EXPECT_EQ(fleet.coordinator.next_wake(), deadline + std::chrono::seconds(ended - 1));
+      fleet.wake();
+      ASSERT_EQ(fleet.rounds.size(), ended);
+      EXPECT_EQ(fleet.rounds.back().request, ended);
+      EXPECT_FALSE(fleet.rounds.back().reply.ok);
+      EXPECT_NE(fleet.rounds.back().reply.reason.find("has not stored"), std::string::npos);
+    }
+    EXPECT_EQ(fleet.count<control::Abort>("a"), 0U) << "it may be decided";
+    EXPECT_EQ(fleet.dropped, std::vector<Version>{fleet.rounds[1].reply.version});
+    const Version version = fleet.rounds[0].reply.version;
+    fleet.hold_stores = false;
+    fleet.answer_store(stored ? "" : "no space left");
+    EXPECT_EQ(fleet.coordinator.target(), stored ? version : Version{});
+    EXPECT_EQ(fleet.count<control::Decide>("a"), stored ? 1U : 0U);
+    EXPECT_EQ(fleet.count<control::Abort>("a"), stored ? 0U : 1U);
+    EXPECT_EQ(std::ranges::count(fleet.dropped, version), stored ? 0 : 1);
+  }
+}
+
 TEST(Coordinator, APublishThatWaitsForARoundEndsAtItsOwnDeadline) {
   Fleet fleet;
   fleet.join("a");
