@@ -10,21 +10,35 @@ namespace wsync::simulation {
 using control::RankState;
 using engine::RankReport;
 
-EngineGroup::EngineGroup(Schedule& schedule, std::string name, std::uint32_t ranks,
+EngineGroup::EngineGroup(Schedule& schedule, std::string name, std::uint32_t ranks, bool adopts,
                          GroupHooks hooks)
-    : schedule_(schedule), name_(std::move(name)), ranks_(ranks), hooks_(std::move(hooks)) {}
+    : schedule_(schedule),
+      name_(std::move(name)),
+      ranks_(ranks),
+      adopts_(adopts),
+      hooks_(std::move(hooks)) {}
+
+std::size_t EngineGroup::leases() const noexcept {
+  std::size_t count = 0;
+  for (const Rank& rank : ranks_) {
+    if (rank.lease) ++count;
+    if (rank.loaded.lease) ++count;
+    if (rank.taking && rank.taking->lease) ++count;
+  }
+  return count;
+}
 
 // ---- processes and links ----
 
 void EngineGroup::start(std::uint32_t index) {
   Rank& rank = ranks_[index];
   if (rank.up) return;
-  rank =
-      Rank{.up = true,
-           .machine = engine::RankMachine({.replica = name_, .rank = index, .leader = index == 0}),
-           .life = rank.life + 1,
-           .link = rank.link,
-           .load = rank.load + 1};
+  rank = Rank{.up = true,
+              .machine = engine::RankMachine(
+                  {.replica = name_, .rank = index, .leader = index == 0, .adopts = adopts_}),
+              .life = rank.life + 1,
+              .link = rank.link,
+              .load = rank.load + 1};
   if (hooks_.sidecar_answers()) attach(index);
   if (std::ranges::all_of(ranks_, &Rank::up))
     schedule_.after(schedule_.micros(1'000, 30'000), [this, group = group_] {
@@ -38,6 +52,8 @@ void EngineGroup::crash(std::uint32_t index) {
   const bool was_attached = rank.attached;
   rank.up = rank.attached = false;
   rank.taking.reset();
+  rank.ordered = rank.loaded = {};
+  rank.lease.reset();
   rank.mapped_link = 0;
   ++rank.life;
   ++rank.link;
@@ -297,6 +313,7 @@ void EngineGroup::execute(std::uint32_t index, const engine::RankActions& action
       ++rank.load;
       if (rank.taking) end_load(index, "the load was cancelled");
     } else if (const auto* commit = std::get_if<engine::CommitEngine>(&action)) {
+      if (adopts_) adopt(index);
       execute(index, machine.handle_committed(commit->request, commit->version, {}));
     } else if (const auto* resume = std::get_if<engine::ResumeEngine>(&action)) {
       pause_requested_ = false;
@@ -308,17 +325,28 @@ void EngineGroup::execute(std::uint32_t index, const engine::RankActions& action
 
 void EngineGroup::copy(std::uint32_t index) {
   Rank& rank = ranks_[index];
-  rank.memory = {};
-  rank.taking = rank.ordered;
+  if (!adopts_) rank.memory = {};
+  rank.loaded = {};
+  rank.taking = std::exchange(rank.ordered, {});
   rank.taken = 0;
   if (rank.taking->brings_buffers) rank.mapped_link = rank.link;
   const std::uint64_t load = ++rank.load;
   if (rank.taking->buckets > 0) return;
+  if (adopts_) return end_load(index, "");  // it has only to be mapped
   const TimePoint end =
       std::max(schedule_.now(), rank.still_until) + schedule_.micros(2'000, 40'000);
   schedule_.at(end, [this, index, load, life = rank.life] {
     if (ranks_[index].life == life && ranks_[index].load == load) end_load(index, "");
   });
+}
+
+// The engine serves from the mapped version from now on, and lets go of the one before.
+void EngineGroup::adopt(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  rank.memory = rank.loaded.bytes;
+  rank.lease = std::move(rank.loaded.lease);
+  rank.loaded = {};
+  hooks_.adopted();
 }
 
 // The bucket lies in the device buffer. The rank copies it out and then acknowledges it.
@@ -344,6 +372,8 @@ void EngineGroup::end_load(std::uint32_t index, const std::string& failure) {
     outcome.result = fail(ErrorCode::kCancelled, failure);
   else if (order.spoiled)
     outcome.result = fail(ErrorCode::kDigestMismatch, "checksum");
+  else if (adopts_)
+    rank.loaded = order;
   else
     rank.memory = order.bytes;
   execute(index, rank.machine.handle_load_ended(outcome));

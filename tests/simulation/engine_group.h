@@ -15,6 +15,7 @@
 #include "inference_side/reload/replica_switch.h"
 #include "shared/base/digest.h"
 #include "shared/control/messages.h"
+#include "tests/simulation/arenas.h"
 #include "tests/simulation/schedule.h"
 
 namespace wsync::simulation {
@@ -31,6 +32,7 @@ struct GroupHooks {
   std::function<std::optional<std::string>(std::uint32_t rank)> refusal;
   std::function<Digest(const Version&)> content_of;  // content that the version name stands for
   std::function<void(const std::string&)> violation;
+  std::function<void()> adopted;  // a rank has adopted a version
 };
 
 // A Load command as one rank receives it.
@@ -38,6 +40,7 @@ struct LoadOrder {
   std::uint64_t request = 0;
   Version version;
   Digest bytes;          // digest of the staged copy
+  Lease lease;           // of the trainer's arena, if the staged copy lies in it
   bool spoiled = false;  // the rank finds a wrong checksum
   // number of buckets that arrive by bucket_ready(); 0: the rank copies everything itself
   std::uint64_t buckets = 0;
@@ -46,7 +49,10 @@ struct LoadOrder {
 
 class EngineGroup {
  public:
-  EngineGroup(Schedule& schedule, std::string name, std::uint32_t ranks, GroupHooks hooks);
+  // `adopts`: the ranks serve from the staged copies. A load then changes no byte that is served,
+  // and a rank keeps the lease of the version that it serves.
+  EngineGroup(Schedule& schedule, std::string name, std::uint32_t ranks, bool adopts,
+              GroupHooks hooks);
 
   struct Rank {
     bool up = false;
@@ -54,7 +60,9 @@ class EngineGroup {
     engine::RankMachine machine{
         // the product's rank machine; this file simulates its engine and its memory
         engine::RankIdentity{}};
-    Digest memory;  // digest of the rank's memory; zero: no version
+    Digest memory;     // digest of the bytes from which the rank serves; zero: no version
+    LoadOrder loaded;  // of a rank that adopts: the mapped version that is not committed yet
+    Lease lease;       // likewise: of the version that it serves
     bool in_step = false;
     Version step_version;
     std::deque<Version> headers;      // headers that a follower has not executed yet; 0.0: stop
@@ -97,6 +105,8 @@ class EngineGroup {
 
   [[nodiscard]] const std::vector<Rank>& ranks() const noexcept { return ranks_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  // How many leases the ranks hold, some perhaps of the same arena.
+  [[nodiscard]] std::size_t leases() const noexcept;
   [[nodiscard]] bool serves() const noexcept {
     return formed_ && ranks_[0].state() == control::RankState::kServing;
   }
@@ -109,6 +119,7 @@ class EngineGroup {
   void report(std::uint32_t rank, engine::RankReport::What what);
   void execute(std::uint32_t rank, const engine::RankActions& actions);
   void copy(std::uint32_t rank);
+  void adopt(std::uint32_t rank);
   void take_bucket(std::uint32_t rank, const engine::TakeBucket& take);
   void end_load(std::uint32_t rank, const std::string& failure);
   void lose_sidecar(std::uint32_t rank);
@@ -128,6 +139,7 @@ class EngineGroup {
   Schedule& schedule_;
   std::string name_;
   std::vector<Rank> ranks_;
+  const bool adopts_;
   GroupHooks hooks_;
   bool formed_ = false;
   // generation of the group; headers of other generations are ignored

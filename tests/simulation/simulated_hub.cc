@@ -248,8 +248,8 @@ void SimulatedHub::prepare(EngineId id, const Version& version) {
 // ---- loads ----
 
 void SimulatedHub::begin(const std::string& replica, const reload::BeginLoad& load, Digest bytes,
-                         bool spoiled) {
-  copies_[replica] = {.bytes = bytes, .spoiled = spoiled};
+                         const Lease& lease, bool spoiled) {
+  copies_[replica] = {.bytes = bytes, .lease = lease, .spoiled = spoiled};
   execute(queue_->begin(replica, load));
   advance(replica);
 }
@@ -318,6 +318,7 @@ void SimulatedHub::execute(const SendLoad& command) {
     connection.group->load(seat.rank, {.request = command.request,
                                        .version = command.version,
                                        .bytes = copy.bytes,
+                                       .lease = copy.lease,
                                        .spoiled = copy.spoiled && seat.rank == 0,
                                        .buckets = on_devices() ? kBuckets : 0,
                                        .brings_buffers = brings});

@@ -85,7 +85,8 @@ class SimulatedHub {
 
   // Commands of the sidecar's state machine. `bytes`: digest of the staged copy. `spoiled`: the
   // first rank finds a wrong checksum in it.
-  void begin(const std::string& replica, const reload::BeginLoad& load, Digest bytes, bool spoiled);
+  void begin(const std::string& replica, const reload::BeginLoad& load, Digest bytes,
+             const Lease& lease, bool spoiled);
   void cancel(const std::string& replica, std::uint64_t request);
   void expect_more(bool expected);
   void add_version(const Version& version);
@@ -106,6 +107,7 @@ class SimulatedHub {
   };
   struct Copy {
     Digest bytes;
+    Lease lease;
     bool spoiled = false;
   };
   // A run of the pipeline. It hands out one bucket after the other, each to every engine of the

@@ -59,6 +59,7 @@ WorldOptions options_of(std::uint64_t seed) {
   options.changing = one_in(6);
   options.twins = one_in(6);
   options.holders = one_in(4);
+  options.adopts = options.devices == HubDevices::kUnified && one_in(2);
   if (options.changing) options.late = static_cast<std::uint32_t>(random() % 3);
   if (one_in(20)) {
     const auto all = static_cast<std::uint32_t>(3 + random() % 10);
@@ -117,7 +118,8 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       "members: %llu publishes left out slow ones; %llu joined, %llu came back, %llu left; %llu "
       "stood still, %llu good rounds beside "
       "them, %llu arenas added; names %llu refused, %llu taken; %llu ranks refused; %llu disks "
-      "failed for a while, %llu writes failed; %llu greetings lost\n",
+      "failed for a while, %llu writes failed, %llu hung, %llu publishes ended by that; %llu "
+      "greetings lost; %llu versions adopted\n",
       static_cast<unsigned long long>(total.left_out), static_cast<unsigned long long>(total.joins),
       static_cast<unsigned long long>(total.returns), static_cast<unsigned long long>(total.leaves),
       static_cast<unsigned long long>(total.stops),
@@ -128,7 +130,10 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.ranks_refused),
       static_cast<unsigned long long>(total.disks_broken),
       static_cast<unsigned long long>(total.writes_failed),
-      static_cast<unsigned long long>(total.greetings_lost));
+      static_cast<unsigned long long>(total.disks_hung),
+      static_cast<unsigned long long>(total.late_stores),
+      static_cast<unsigned long long>(total.greetings_lost),
+      static_cast<unsigned long long>(total.adopted));
   // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
     EXPECT_GT(total.forgotten, 0U);
@@ -151,6 +156,11 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.disks_broken, 0U);
     EXPECT_GT(total.writes_failed, 0U);
     EXPECT_GT(total.greetings_lost, 0U);
+    EXPECT_GT(total.disks_hung, 0U);
+    EXPECT_GT(total.adopted, 0U);
+    if (runs >= 2000) {
+      EXPECT_GT(total.late_stores, 0U);
+    }
   }
   if (runs == 0 && !HasFailure()) {
     EXPECT_GT(total.rounds_ok, 0U);

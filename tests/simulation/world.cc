@@ -107,8 +107,11 @@ void WorldStatistics::add(const WorldStatistics& other) {
   names_taken += other.names_taken;
   ranks_refused += other.ranks_refused;
   disks_broken += other.disks_broken;
+  disks_hung += other.disks_hung;
+  late_stores += other.late_stores;
   writes_failed += other.writes_failed;
   greetings_lost += other.greetings_lost;
+  adopted += other.adopted;
   for (const auto& [reason, count] : other.reasons) reasons[reason] += count;
   hubs.add(other.hubs);
 }
@@ -170,8 +173,9 @@ void World::make_group(std::size_t s, std::uint32_t r, std::string name) {
     return found == contents_.end() ? Digest{.low = 1} : found->second;
   };
   hooks.violation = [this](const std::string& what) { violate(what); };
-  sidecars_[s].groups.push_back(
-      std::make_unique<EngineGroup>(schedule_, std::move(name), options_.ranks, std::move(hooks)));
+  hooks.adopted = [this] { ++statistics_.adopted; };
+  sidecars_[s].groups.push_back(std::make_unique<EngineGroup>(
+      schedule_, std::move(name), options_.ranks, options_.adopts, std::move(hooks)));
 }
 
 // ---- processes ----
@@ -184,9 +188,9 @@ void World::start_coordinator(std::size_t c) {
   process.kept.clear();
   process.store_free_at = {};
   // A trainer sometimes starts on another host, where its own record is old or missing. This is
-  // safe as soon as all sidecars, the absent ones too, know to which fleet they belong.
+  // safe as soon as all sidecars, the absent ones too, have stored a decision of their fleet.
   const bool settled = std::ranges::all_of(
-      sidecars_, [](const SidecarProcess& sidecar) { return !sidecar.disc.fence.fleet.none(); });
+      sidecars_, [](const SidecarProcess& sidecar) { return !sidecar.disc.decision.none(); });
   process.store = settled && schedule_.chance(0.25) ? 1 : 0;
   coordinator::CoordinatorOptions options =
       coordinator_options(c, process.life, stores_[process.store], schedule_.pick(1, 1'000'000));
@@ -414,6 +418,7 @@ void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event)
     });
   else if (const auto* lost = std::get_if<coordinator::PeerLost>(&event.what))
     trace([&] { return fmt::format("c{} loses {}", c, lost->peer); });
+  withdrawn_before_ = process.machine->record().withdrawn;
   const auto commands = process.machine->step(event);
   check_name(c, event, owner);
   if (const Result<> holds = process.machine->invariants(); !holds)
@@ -471,7 +476,7 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
     if (cancel->reply.ok && !cancelled_.contains(cancel->reply.version))
       violate("a cancelled publish has not ended");
   } else if (const auto* forgotten = std::get_if<coordinator::Forgotten>(&command)) {
-    check_forgotten(c, *forgotten);
+    check_forgotten(*forgotten, withdrawn_before_);
   } else if (const auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
     process.snapshots.erase(drop->version);
   }
@@ -567,13 +572,18 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
 void World::store(std::size_t c, const coordinator::Store& command) {
   const coordinator::CoordinatorRecord& record = command.record;
   const control::Decision own{.fence = record.fence, .number = record.number};
-  if (record.origin == own && record.kind == control::DecisionKind::kRollback)
+  if (record.origin == own && record.kind == control::DecisionKind::kRollback) {
     rollbacks_decided_.insert(own);
+    if (!record.target.none() && !decided_.contains(record.target))
+      violate(
+          fmt::format("a rollback goes to {}, which was never decided", record.target.to_string()));
+  }
   const std::uint64_t life = coordinators_[c].life;
   const bool full = faults_on_ && (schedule_.chance(0.02) ||
                                    schedule_.now() < stores_work_at_[coordinators_[c].store]);
   if (full) ++statistics_.writes_failed;
-  const TimePoint at = std::max(schedule_.now(), coordinators_[c].store_free_at) +
+  const TimePoint hangs_until = stores_hang_until_[coordinators_[c].store];
+  const TimePoint at = std::max({schedule_.now(), coordinators_[c].store_free_at, hangs_until}) +
                        schedule_.micros(50, full ? 50'000 : 5'000);
   coordinators_[c].store_free_at = at;
   schedule_.at(at, [=, this] {
@@ -589,6 +599,7 @@ void World::store(std::size_t c, const coordinator::Store& command) {
       if (disc && disc->fence != command.record.fence)
         stored.record = coordinator::after_claim(command.record, *disc);
       disc = *stored.record;
+      if (disc->number > 0) decided_.insert(disc->target);
     }
     schedule_.after(schedule_.micros(10, 1'000), [=, this] {
       if (coordinators_[c].life != life) return;

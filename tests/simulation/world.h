@@ -45,6 +45,7 @@ struct WorldOptions {
   bool twins = false;
   // processes that stand still, and two sidecars on the trainer's host, which read its arenas
   bool holders = false;
+  bool adopts = false;  // engines serve from the arenas of their sidecar (unified devices)
   // sidecar 1 and perhaps its engines stand still from then on, as long as there are faults
   std::optional<std::chrono::milliseconds> stands_still_after;
   bool faults = true;
@@ -79,7 +80,10 @@ struct WorldStatistics {
   std::uint64_t names_taken = 0;        // names that a twin got while their owners were away
   std::uint64_t ranks_refused = 0;      // ranks whose place was taken by a replica of the same name
   std::uint64_t disks_broken = 0;       // disks that failed for a while
+  std::uint64_t disks_hung = 0;         // disks whose writes did not return for seconds
+  std::uint64_t late_stores = 0;  // publishes that ended at their deadline because of such a disk
   std::uint64_t writes_failed = 0;
+  std::uint64_t adopted = 0;         // versions that a rank has adopted
   std::uint64_t greetings_lost = 0;  // Hello or Welcome, on a connection that stayed open
   std::map<std::string, std::uint64_t> reasons;  // reasons of failed rounds and rollbacks
   HubStatistics hubs;
@@ -142,7 +146,8 @@ class World {
     bool stopped = false;
     std::uint64_t stops = 0;
     std::deque<std::function<void()>> waiting;
-    TimePoint disc_works_at{};  // its disk fails until then
+    TimePoint disc_works_at{};     // its disk fails until then
+    TimePoint disc_hangs_until{};  // no write that begins before returns earlier
     std::uint64_t life = 0;
     std::uint64_t timer = 0;
     staging::SidecarRecord disc;
@@ -252,7 +257,8 @@ class World {
   void check_name(std::size_t c, const coordinator::CoordinatorEvent& event,
                   const std::string& owner);
   void check_arenas(std::size_t c);
-  void check_forgotten(std::size_t c, const coordinator::Forgotten& forgotten);
+  void check_forgotten(const coordinator::Forgotten& forgotten,
+                       const std::vector<Version>& withdrawn);
   void check_reports(std::size_t s);
   void check_may_run(std::size_t s, const EngineGroup& group, const Version& version);
   void check_origin(std::size_t s, const staging::SidecarRecord& before);
@@ -275,11 +281,14 @@ class World {
   // first.
   std::array<std::optional<coordinator::CoordinatorRecord>, 2> stores_;
   std::array<TimePoint, 2> stores_work_at_{};     // they fail until then
+  std::array<TimePoint, 2> stores_hang_until_{};  // no write that begins before returns earlier
   std::optional<std::size_t> twin_;               // the process with the name of another one
   std::map<std::string, std::size_t> processes_;  // by address on the control port
   // New decisions that go back to an older version. Every other decision goes forward or repeats an
   // earlier one.
   std::set<control::Decision> rollbacks_decided_;
+  std::vector<Version> withdrawn_before_;  // of the coordinator that takes a step
+  std::set<Version> decided_;              // targets of stored decisions
   std::uint64_t published_ = 0;
   std::uint64_t requests_ = 0;
   std::uint64_t last_ok_ = 0;  // newest successful publish

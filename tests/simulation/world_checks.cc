@@ -148,18 +148,15 @@ void World::check_name(std::size_t c, const coordinator::CoordinatorEvent& event
   if (!owner.empty() && sender && process_of(owner) != sender) ++statistics_.names_refused;
 }
 
-// Only an operator may have a sidecar forgotten that does not know of a withdrawn version.
-void World::check_forgotten(std::size_t c, const coordinator::Forgotten& forgotten) {
+// Only an operator may have a sidecar forgotten that does not know of a withdrawn version. (Events
+// that waited for the store follow in the same step. They may withdraw another version.)
+void World::check_forgotten(const coordinator::Forgotten& forgotten,
+                            const std::vector<Version>& withdrawn) {
   ++statistics_.forgotten;
   if (forced_.contains(forgotten.sidecar)) return;
-  const coordinator::Coordinator& coordinator = *coordinators_[c].machine;
-  // A Hello that waited in the same step may have registered it again.
-  const coordinator::Member* member = coordinator.roster().find(forgotten.sidecar);
-  if (member != nullptr && member->has_left)
-    violate(fmt::format("{} is forgotten and in the roster", forgotten.sidecar));
   for (std::size_t s = 0; s < sidecars_.size(); ++s)
     if (sidecars_[s].name == forgotten.sidecar)
-      for (const Version& version : coordinator.record().withdrawn)
+      for (const Version& version : withdrawn)
         if (std::ranges::find(sidecars_[s].disc.withdrawn, version) ==
             sidecars_[s].disc.withdrawn.end())
           violate(fmt::format("s{} is forgotten, and does not know that {} was withdrawn", s,

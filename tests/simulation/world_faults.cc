@@ -111,14 +111,20 @@ void World::inject_usual(std::size_t s, std::size_t c) {
   }
 }
 
-// A disk fails for a while: that of the sidecar, or one of those on which the coordinators store.
+// A disk fails for a while, or its writes do not return: that of the sidecar, or one of those on
+// which the coordinators store.
 void World::break_disc(std::size_t s) {
+  const std::size_t store = schedule_.pick(0, stores_.size() - 1);
+  const bool is_sidecars = schedule_.chance(0.4);
+  if (schedule_.chance(0.3)) {
+    ++statistics_.disks_hung;
+    const TimePoint until = std::min(calm_at_, schedule_.now() + schedule_.micros(0, 8'000'000));
+    (is_sidecars ? sidecars_[s].disc_hangs_until : stores_hang_until_[store]) = until;
+    return;
+  }
   ++statistics_.disks_broken;
   const TimePoint until = schedule_.now() + schedule_.micros(50'000, 2'500'000);
-  if (schedule_.chance(0.5))
-    sidecars_[s].disc_works_at = until;
-  else
-    stores_work_at_[schedule_.pick(0, stores_.size() - 1)] = until;
+  (is_sidecars ? sidecars_[s].disc_works_at : stores_work_at_[store]) = until;
 }
 
 // The sidecar finds that the rank does not poll its link, rightly or not, and hears from it later.

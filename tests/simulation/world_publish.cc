@@ -113,7 +113,10 @@ void World::take_snapshot(std::size_t c) {
 // A process that stands still keeps the versions that it held, and no more.
 void World::check_arenas(std::size_t c) {
   std::size_t read = 0;
-  for (const SidecarProcess& process : sidecars_) read += process.leases.size();
+  for (const SidecarProcess& process : sidecars_) {
+    read += process.leases.size();
+    for (const auto& group : process.groups) read += group->leases();
+  }
   if (coordinators_[c].arenas->size() > coordinators_[c].arenas->count() + read)
     violate(fmt::format("there are {} arenas for {} of the trainer and {} that are read",
                         coordinators_[c].arenas->size(), coordinators_[c].arenas->count(), read));
@@ -174,6 +177,7 @@ void World::end_publish(std::size_t c, const publish::EndPublish& end) {
   if (!end.reply.ok) ++statistics_.reasons[end.reply.reason];
   if (end.reply.reason.find("the round went on without") != std::string::npos)
     ++statistics_.left_out;
+  if (end.reply.reason.find("has not stored") != std::string::npos) ++statistics_.late_stores;
   if (end.reply.ok) last_ok_ = std::max(last_ok_, end.request);
   if (!end.had_round) return;
   const bool is_cancelled = end.end == publish::JobState::kCancelled;

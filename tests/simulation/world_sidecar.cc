@@ -14,7 +14,8 @@ void World::persist(std::size_t s, const staging::Persist& command) {
   const bool full =
       faults_on_ && (schedule_.chance(0.01) || schedule_.now() < sidecars_[s].disc_works_at);
   if (full) ++statistics_.writes_failed;
-  schedule_.after(schedule_.micros(50, 5'000), [=, this, record = command.record] {
+  const TimePoint begin = std::max(schedule_.now(), sidecars_[s].disc_hangs_until);
+  schedule_.at(begin + schedule_.micros(50, 5'000), [=, this, record = command.record] {
     if (sidecars_[s].life != life) return;
     if (!full) sidecars_[s].disc = record;
     schedule_.after(schedule_.micros(10, 1'000), [=, this] {
@@ -112,8 +113,9 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
       copy->second = Digest{.low = 4};
     const bool changed = stored && copy->second != contents_[load->version];
     const bool spoiled = changed || (faults_on_ && schedule_.chance(0.02 * intensity_));
+    const auto lease = process.leases.find(load->version);
     process.hub->begin(command.replica, *load, stored ? copy->second : contents_[load->version],
-                       spoiled);
+                       lease == process.leases.end() ? Lease{} : lease->second, spoiled);
   } else if (const auto* cancel = std::get_if<reload::CancelLoad>(&command.command)) {
     process.hub->cancel(command.replica, cancel->request);
   } else if (const auto* commit = std::get_if<reload::SendCommit>(&command.command)) {
