@@ -22,8 +22,7 @@ std::size_t EngineGroup::leases() const noexcept {
   std::size_t count = 0;
   for (const Rank& rank : ranks_) {
     if (rank.lease) ++count;
-    if (rank.loaded.lease) ++count;
-    if (rank.taking && rank.taking->lease) ++count;
+    if (rank.reads) ++count;
   }
   return count;
 }
@@ -52,7 +51,9 @@ void EngineGroup::crash(std::uint32_t index) {
   const bool was_attached = rank.attached;
   rank.up = rank.attached = false;
   rank.taking.reset();
-  rank.ordered = rank.loaded = {};
+  rank.ordered = {};
+  rank.loaded = {};
+  rank.reads.reset();
   rank.lease.reset();
   rank.mapped_link = 0;
   ++rank.life;
@@ -75,6 +76,7 @@ void EngineGroup::sidecar_lost() {
 void EngineGroup::lose_sidecar(std::uint32_t index) {
   Rank& rank = ranks_[index];
   ++rank.load;
+  if (rank.taking) rank.reads.reset();
   rank.taking.reset();
   rank.mapped_link = 0;
   execute(index, rank.machine.handle_loss("the sidecar has ended"));
@@ -328,6 +330,7 @@ void EngineGroup::copy(std::uint32_t index) {
   if (!adopts_) rank.memory = {};
   rank.loaded = {};
   rank.taking = std::exchange(rank.ordered, {});
+  rank.reads = rank.taking->lease.lock();
   rank.taken = 0;
   if (rank.taking->brings_buffers) rank.mapped_link = rank.link;
   const std::uint64_t load = ++rank.load;
@@ -343,8 +346,8 @@ void EngineGroup::copy(std::uint32_t index) {
 // The engine serves from the mapped version from now on, and lets go of the one before.
 void EngineGroup::adopt(std::uint32_t index) {
   Rank& rank = ranks_[index];
-  rank.memory = rank.loaded.bytes;
-  rank.lease = std::move(rank.loaded.lease);
+  rank.memory = rank.loaded;
+  rank.lease = std::exchange(rank.reads, {});
   rank.loaded = {};
   hooks_.adopted();
 }
@@ -368,12 +371,13 @@ void EngineGroup::end_load(std::uint32_t index, const std::string& failure) {
   const LoadOrder order = *std::exchange(rank.taking, std::nullopt);
   if (order.brings_buffers) rank.mapped_link = 0;
   engine::LoadOutcome outcome{.bytes = 1};
+  if (!adopts_ || !failure.empty() || order.spoiled) rank.reads.reset();
   if (!failure.empty())
     outcome.result = fail(ErrorCode::kCancelled, failure);
   else if (order.spoiled)
     outcome.result = fail(ErrorCode::kDigestMismatch, "checksum");
   else if (adopts_)
-    rank.loaded = order;
+    rank.loaded = order.bytes;
   else
     rank.memory = order.bytes;
   execute(index, rank.machine.handle_load_ended(outcome));

@@ -39,8 +39,9 @@ struct GroupHooks {
 struct LoadOrder {
   std::uint64_t request = 0;
   Version version;
-  Digest bytes;          // digest of the staged copy
-  Lease lease;           // of the trainer's arena, if the staged copy lies in it
+  Digest bytes;  // digest of the staged copy
+  // of the trainer's arena, if the staged copy lies in it; the rank takes it when its load begins
+  std::weak_ptr<const int> lease;
   bool spoiled = false;  // the rank finds a wrong checksum
   // number of buckets that arrive by bucket_ready(); 0: the rank copies everything itself
   std::uint64_t buckets = 0;
@@ -60,9 +61,10 @@ class EngineGroup {
     engine::RankMachine machine{
         // the product's rank machine; this file simulates its engine and its memory
         engine::RankIdentity{}};
-    Digest memory;     // digest of the bytes from which the rank serves; zero: no version
-    LoadOrder loaded;  // of a rank that adopts: the mapped version that is not committed yet
-    Lease lease;       // likewise: of the version that it serves
+    Digest memory;  // digest of the bytes from which the rank serves; zero: no version
+    Digest loaded;  // of a rank that adopts: of the mapped version that is not committed yet
+    Lease reads;    // of the version that it loads or has mapped
+    Lease lease;    // of the version that it has adopted
     bool in_step = false;
     Version step_version;
     std::deque<Version> headers;      // headers that a follower has not executed yet; 0.0: stop

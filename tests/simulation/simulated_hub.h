@@ -107,7 +107,7 @@ class SimulatedHub {
   };
   struct Copy {
     Digest bytes;
-    Lease lease;
+    std::weak_ptr<const int> lease;
     bool spoiled = false;
   };
   // A run of the pipeline. It hands out one bucket after the other, each to every engine of the

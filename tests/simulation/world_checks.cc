@@ -183,11 +183,9 @@ void World::check_may_run(std::size_t s, const EngineGroup& group, const Version
   if (cancelled_.contains(version))
     violate(
         fmt::format("'{}' activates {}, which was cancelled", group.name(), version.to_string()));
-  const std::vector<Version>& withdrawn = sidecars_[s].disc.withdrawn;
-  const bool stored = std::ranges::find(sidecars_[s].machine->record().withdrawn, version) !=
-                      sidecars_[s].machine->record().withdrawn.end();
-  if (stored || (gone_for_good_.contains(version) &&
-                 std::ranges::find(withdrawn, version) != withdrawn.end()))
+  // (Until the write has been answered, the process cannot know that its disk says so.)
+  const std::vector<Version>& withdrawn = sidecars_[s].machine->record().withdrawn;
+  if (std::ranges::find(withdrawn, version) != withdrawn.end())
     violate(
         fmt::format("'{}' activates {}, which was withdrawn", group.name(), version.to_string()));
   const auto gone = gone_for_good_.find(version);
