@@ -67,28 +67,29 @@ Result<nanoseconds> measure_content_digest(Ground& bench, const Manifest& manife
   std::vector<Digest> expected;
   at = 0;
   for (std::size_t i = 0; i < manifest.size(); ++i) {
-    expected.push_back(tensor_digest(bytes.subspan(at, manifest.byte_size(i))));
+    expected.push_back(
+        tensor_digest(manifest.tensor(i).name, bytes.subspan(at, manifest.byte_size(i))));
     at += manifest.byte_size(i);
   }
   WSYNC_TRY(check_equal(digests->root == root_digest(expected), "the content digest"));
   return taken;
 }
 
-Result<nanoseconds> measure_checked_copy(Ground& bench) {
+Result<nanoseconds> measure_summed_copy(Ground& bench) {
   const auto from = bench.stamped();
-  std::uint64_t sum = 0;
-  const nanoseconds taken = timed([&] { sum = copy_streaming_checksum(bench.target(), from); });
+  WordSum sum;
+  const nanoseconds taken = timed([&] { sum = copy_streaming_sum(bench.target(), from, {}); });
   WSYNC_TRY(bench.check_arrived());
-  WSYNC_TRY(check_equal(sum == checksum(from), "the checksum of a copy"));
+  WSYNC_TRY(check_equal(sum == word_sum(from, {}), "the sum of a copy"));
   return taken;
 }
 
-Result<nanoseconds> measure_checksum(Ground& bench) {
+Result<nanoseconds> measure_word_sum(Ground& bench) {
   const auto bytes = bench.stamped();
-  std::uint64_t sum = 0;
-  const nanoseconds taken = timed([&] { sum = checksum(bytes); });
+  WordSum sum;
+  const nanoseconds taken = timed([&] { sum = word_sum(bytes, {}); });
   const CopyKind other = available_copy_kinds().front();
-  WSYNC_TRY(check_equal(sum == checksum(bytes, other), "the checksum"));
+  WSYNC_TRY(check_equal(sum == word_sum(bytes, {}, other), "the sum of words"));
   return taken;
 }
 
@@ -246,8 +247,8 @@ Result<> add_bulk_codec_rows(Ground& bench, std::vector<Row>& rows) {
   add("content digest", "memcpy", [&bench, manifest = std::make_shared<Manifest>(*manifest)] {
     return measure_content_digest(bench, *manifest);
   });
-  add("checksum", "memcpy", [&bench] { return measure_checksum(bench); });
-  add("copy with checksum", "streaming copy", [&bench] { return measure_checked_copy(bench); });
+  add("sum of words", "memcpy", [&bench] { return measure_word_sum(bench); });
+  add("copy with sum of words", "streaming copy", [&bench] { return measure_summed_copy(bench); });
   add("piece digest", "memcpy", [&bench] { return measure_piece_digest(bench); });
   add("bucket frames", "memcpy", [&bench] { return measure_frames(bench); });
   add("float32 to bfloat16", "memcpy",

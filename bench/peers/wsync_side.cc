@@ -23,7 +23,7 @@ Result<> WsyncSide::load() {
     for (const SourceTensor& tensor : source_.tensors) {
       // The tensor points to these bytes, which do not move when the list grows.
       const auto bytes = std::span<const std::byte>(model).subspan(tensor.offset, tensor.bytes);
-      digests.push_back(tensor_digest(bytes));
+      digests.push_back(tensor_digest(tensor.info.name, bytes));
       tensors->push_back({.info = tensor.info, .range = {}, .bytes = bytes});
     }
     contents_.push_back(root_digest(digests));

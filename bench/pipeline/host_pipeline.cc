@@ -23,6 +23,10 @@
 namespace wsync::bench {
 namespace {
 
+std::uint64_t checksum_of(std::span<const std::byte> bytes) {
+  return fold(word_sum(bytes, {}), bytes.size());
+}
+
 constexpr std::chrono::minutes kStageDeadline{5};
 constexpr std::uint64_t kBuffersOfOneDevice = 3;
 // one for each separate stage, for two stages and for three stages
@@ -120,7 +124,8 @@ class ThreadEngine {
       }
       const TimePoint begin = now();
       const std::uint64_t found =
-          copy_streaming_checksum(weights().subspan(task.offset, task.from.size()), task.from);
+          fold(copy_streaming_sum(weights().subspan(task.offset, task.from.size()), task.from, {}),
+               task.from.size());
       wait_for_link(begin, task.from.size(), rate_);
       task.done(found);
     }
@@ -209,7 +214,7 @@ Result<> HostPipeline::Parts::make_model() {
     std::memcpy(data.data() + at, &state, std::min(sizeof state, data.size() - at));
   }
   std::move(lease).complete({});
-  for (std::uint64_t b = 0; b < count(); ++b) checks.push_back(checksum(bucket(b)));
+  for (std::uint64_t b = 0; b < count(); ++b) checks.push_back(checksum_of(bucket(b)));
   return {};
 }
 
@@ -379,7 +384,7 @@ Result<Taken> HostPipeline::run(Stages stages, std::uint64_t max) {
   EngineListener listener([&](const reload::BucketReady& ready) {
     const auto d = reload::index_of(ready.device);
     const std::uint64_t expected =
-        whole ? p.checks[ready.bucket] : checksum(bytes_of(ready.bucket));
+        whole ? p.checks[ready.bucket] : checksum_of(bytes_of(ready.bucket));
     p.engines[d].give(
         {.from = use.buffers[d][reload::index_of(ready.slot)]->host_view().first(ready.bytes),
          .offset = p.offset(ready.bucket),

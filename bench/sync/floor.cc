@@ -63,7 +63,7 @@ Result<std::unique_ptr<FloorCopy>> FloorCopy::map(const Manifest& manifest,
   return floor;
 }
 
-void FloorCopy::read() const { seen_ ^= checksum(arena_.data()); }
+void FloorCopy::read() const { seen_ ^= word_sum(arena_.data(), {}).product; }
 
 FloorCopy::Times FloorCopy::copy(const FloorWay& way) {
   WSYNC_CHECK(way.threads > 0, "at least one thread copies");
@@ -74,7 +74,7 @@ FloorCopy::Times FloorCopy::copy(const FloorWay& way) {
     std::uint64_t sums = 0;
     for (std::size_t i = next++; i < pieces_.size(); i = next++) {
       if (way.verified)
-        sums ^= copy_streaming_checksum(pieces_[i].to, pieces_[i].from, way.kind);
+        sums ^= copy_streaming_sum(pieces_[i].to, pieces_[i].from, {}, way.kind).product;
       else
         copy_streaming(pieces_[i].to, pieces_[i].from, way.kind);
     }

@@ -58,9 +58,10 @@ Result<> ArenaCopy::notify_complete(const OnGroup& on_group) {
     ++done_chunks_;
     if (done_chunks_ < first_chunk_[next_group_ + 1]) continue;
     const std::size_t first = first_chunk_[next_group_];
-    const std::uint64_t sum = reload::LoadPlan::group_checksum(
-        plan_.groups()[next_group_], std::span(sums_).subspan(first, done_chunks_ - first));
-    WSYNC_TRY(on_group(next_group_, sum));
+    WordSum sum;
+    for (std::size_t at = first; at < done_chunks_; ++at) sum += sums_[at];
+    WSYNC_TRY(
+        on_group(next_group_, reload::LoadPlan::group_checksum(plan_.groups()[next_group_], sum)));
     ++next_group_;
   }
   return {};

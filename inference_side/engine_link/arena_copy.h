@@ -44,7 +44,7 @@ class ArenaCopy {
   std::span<const std::byte> arena_;
   std::vector<std::span<std::byte>> destinations_;
   std::vector<Chunk> chunks_;
-  std::vector<std::uint64_t> sums_;       // of each chunk, valid once it is done
+  std::vector<WordSum> sums_;             // of each chunk, valid once it is done
   std::vector<std::atomic<bool>> done_;   // of each chunk
   std::vector<std::size_t> first_chunk_;  // by group, then the total
   std::atomic<std::size_t> next_chunk_ = 0;

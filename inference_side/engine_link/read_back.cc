@@ -4,33 +4,36 @@
 #include <utility>
 
 #include "inference_side/reload/shard.h"
+#include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
 
 namespace wsync::engine {
 namespace {
 
-// Digest of a tensor that the engine returns in pieces of one digest leaf, so that no second copy
-// of the tensor is needed.
+// Digest of a tensor that the engine returns in pieces of one leaf, so that no second copy of the
+// tensor is needed.
 Result<Digest> digest_of_whole(const HeldWeights& weights, std::uint32_t tensor) {
   const control::EngineTensor& description = weights.description->tensors[tensor].description;
   const auto shard = WSYNC_TRY(
       reload::Shard::make(dtype_bits(description.dtype), description.shape, description.ranges));
   std::vector<std::byte> leaf(limits::kLeafBytes);
-  std::vector<Digest> leaves;
+  const std::uint64_t seed = seed_of(description.name);
+  WordSum sum;
   for (std::uint64_t at = 0; at < shard.bytes(); at += leaf.size()) {
     const auto part =
         std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), shard.bytes() - at));
     WSYNC_TRY(weights.engine->read_tensor(tensor, at, part));
-    leaves.push_back(wsync::digest_of(part));
+    sum += word_sum(part, {.seed = seed, .position = at});
   }
-  return tensor_digest(shard.bytes(), leaves);
+  return digest_of(sum, shard.bytes());
 }
 
 Result<Digest> digest_of_tensor(const HeldWeights& weights, std::uint32_t tensor) {
   switch (weights.description->take) {
     case control::TakeMode::kPieces:
-      return tensor_digest(weights.description->tensors[tensor].destination);
+      return tensor_digest(weights.description->tensors[tensor].description.name,
+                           weights.description->tensors[tensor].destination);
     case control::TakeMode::kAdopt:
       if (weights.adopted == nullptr)
         return fail(ErrorCode::kRefused, "no version has been adopted");

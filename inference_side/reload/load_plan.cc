@@ -16,11 +16,6 @@ namespace wsync::reload {
 
 namespace {
 
-// Adds the checksum of the next chunk. The result depends on the order of the chunks.
-std::uint64_t combine(std::uint64_t sum, std::uint64_t chunk) noexcept {
-  return (std::rotl(sum, 29) ^ chunk) * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
-}
-
 // Copies shard bytes [at, at + out.size()) out of `tensor_bytes`, whose first byte is byte `first`
 // of the tensor.
 void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> tensor_bytes,
@@ -83,6 +78,7 @@ Result<LoadPlan> LoadPlan::make(const Manifest& manifest, const BucketPlan& plan
     load.bytes_ += shard->bytes();
     load.tensors_.push_back({.manifest_index = *index,
                              .arena_offset = pieces.empty() ? 0 : plan.arena_offset(pieces.front()),
+                             .seed = seed_of(info.name),
                              .shard = std::move(*shard)});
   }
   for (std::size_t b = 0; b < plan.bucket_count(); ++b) {
@@ -131,39 +127,31 @@ Result<> LoadPlan::prove_coverage(std::span<const control::EngineTensor> tensors
   return {};
 }
 
-std::uint64_t LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t index,
-                                      std::span<const std::byte> bucket,
-                                      std::span<std::byte> destination,
-                                      CopyScratch& scratch) const {
+WordSum LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t index,
+                                std::span<const std::byte> bucket, std::span<std::byte> destination,
+                                CopyScratch& scratch) const {
   WSYNC_CHECK(destination.size() == tensors_[group.tensor].shard.bytes(),
               "the destination has a different size than the rank's tensor");
   const std::uint64_t at = group.begin + index * CopyScratch::kBytes;
   const auto bytes = chunk_bytes(*this, group, at, bucket, scratch);
-  return copy_streaming_checksum(destination.subspan(at, bytes.size()), bytes);
+  return copy_streaming_sum(destination.subspan(at, bytes.size()), bytes,
+                            {.position = at - group.begin});
 }
 
-std::uint64_t LoadPlan::group_checksum(const CopyGroup& group,
-                                       std::span<const std::uint64_t> chunk_sums) noexcept {
-  std::uint64_t sum = group.bytes;
-  for (const std::uint64_t chunk : chunk_sums) sum = combine(sum, chunk);
-  return sum;
-}
-
-std::uint64_t LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
-                                std::span<std::byte> destination, CopyScratch& scratch) const {
-  std::uint64_t sum = group.bytes;
+WordSum LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
+                          std::span<std::byte> destination, CopyScratch& scratch) const {
+  WordSum sum;
   for (std::uint64_t i = 0; i < chunk_count(group); ++i)
-    sum = combine(sum, execute_chunk(group, i, bucket, destination, scratch));
+    sum += execute_chunk(group, i, bucket, destination, scratch);
   return sum;
 }
 
 std::uint64_t LoadPlan::checksum(const CopyGroup& group, std::span<const std::byte> bucket,
                                  CopyScratch& scratch) const {
-  std::uint64_t sum = group.bytes;
-  for (std::uint64_t i = 0; i < chunk_count(group); ++i)
-    sum = combine(sum, wsync::checksum(chunk_bytes(
-                           *this, group, group.begin + i * CopyScratch::kBytes, bucket, scratch)));
-  return sum;
+  WordSum sum;
+  for (std::uint64_t at = 0; at < group.bytes; at += CopyScratch::kBytes)
+    sum += word_sum(chunk_bytes(*this, group, group.begin + at, bucket, scratch), {.position = at});
+  return group_checksum(group, sum);
 }
 
 std::vector<GroupRows> LoadPlan::rows(const CopyGroup& group) const {
@@ -230,18 +218,17 @@ Digest as_digest(const device::PieceDigest& digest) noexcept {
 
 Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena) {
   const auto whole = arena.subspan(tensor.arena_offset, tensor.shard.tensor_bytes());
-  if (tensor.shard.bytes() == 0) return tensor_digest({});
-  if (tensor.shard.contiguous())
-    return tensor_digest(whole.subspan(tensor.shard.run_at(0).offset, tensor.shard.bytes()));
-  std::vector<std::byte> leaf(limits::kLeafBytes);
-  std::vector<Digest> leaves;
-  for (std::uint64_t at = 0; at < tensor.shard.bytes(); at += leaf.size()) {
-    const auto part =
-        std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), tensor.shard.bytes() - at));
+  const std::uint64_t bytes = tensor.shard.bytes();
+  if (bytes != 0 && tensor.shard.contiguous())
+    return tensor_digest(tensor.seed, whole.subspan(tensor.shard.run_at(0).offset, bytes));
+  WordSum sum;
+  std::vector<std::byte> window(CopyScratch::kBytes);
+  for (std::uint64_t at = 0; at < bytes; at += window.size()) {
+    const auto part = std::span(window).first(std::min<std::uint64_t>(window.size(), bytes - at));
     gather(tensor.shard, at, whole, 0, part);
-    leaves.push_back(digest_of(part));
+    sum += word_sum(part, {.seed = tensor.seed, .position = at});
   }
-  return tensor_digest(tensor.shard.bytes(), leaves);
+  return digest_of(sum, bytes);
 }
 
 Digest expected_piece_digest(const LoadTensor& tensor, std::span<const std::byte> arena) {

@@ -5,9 +5,9 @@
 //
 // A copy group is the part of one tensor of the rank that lies in one bucket. Its bytes are
 // consecutive in the rank's own tensor (row-major, dense) and may be strided in the bucket. Its
-// checksum depends only on those bytes. A group is copied in chunks of CopyScratch::kBytes (the
-// last one is shorter), in any order and by any threads. The checksum of the group is computed from
-// those of its chunks.
+// checksum depends only on those bytes: it is fold() of their WordSum with the seed 0, from
+// position 0 on. A group is copied in chunks of CopyScratch::kBytes (the last one is shorter), in
+// any order and by any threads. The checksum of the group is computed from those of its chunks.
 //
 // Thread: a LoadPlan is immutable. Any number of threads may execute its chunks, each with its own
 // CopyScratch.
@@ -21,6 +21,7 @@
 
 #include "inference_side/reload/shard.h"
 #include "shared/base/error.h"
+#include "shared/base/word_sum.h"
 #include "shared/control/messages.h"
 #include "shared/device/piece_digest.h"
 #include "shared/weights/bucket_plan.h"
@@ -32,6 +33,7 @@ namespace wsync::reload {
 struct LoadTensor {
   std::uint32_t manifest_index = 0;
   std::uint64_t arena_offset = 0;  // of the first byte of the whole tensor
+  std::uint64_t seed = 0;          // of its name (seed_of)
   Shard shard;
 };
 
@@ -92,22 +94,24 @@ class LoadPlan {
   // Size of an arena of this version.
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_; }
 
-  // Copies a group out of its bucket with streaming stores and returns its checksum. `bucket` must
+  // Copies a group out of its bucket with streaming stores and returns its sum. `bucket` must
   // have at least bucket_bytes(group.bucket) bytes. `destination` is the rank's whole tensor,
   // shard.bytes() long. The copied bytes are visible to other threads when this returns.
-  [[nodiscard]] std::uint64_t execute(const CopyGroup& group, std::span<const std::byte> bucket,
+  [[nodiscard]] WordSum execute(const CopyGroup& group, std::span<const std::byte> bucket,
+                                std::span<std::byte> destination, CopyScratch& scratch) const;
+  // The same for one chunk of the group. Its index must be below chunk_count(group). The sum of the
+  // group is that of its chunks, in any order.
+  [[nodiscard]] WordSum execute_chunk(const CopyGroup& group, std::uint64_t index,
+                                      std::span<const std::byte> bucket,
                                       std::span<std::byte> destination, CopyScratch& scratch) const;
-  // The same for one chunk of the group. Its index must be below chunk_count(group). The checksum
-  // of the group is computed from the `chunk_sums` of all chunks, in order.
-  [[nodiscard]] std::uint64_t execute_chunk(const CopyGroup& group, std::uint64_t index,
-                                            std::span<const std::byte> bucket,
-                                            std::span<std::byte> destination,
-                                            CopyScratch& scratch) const;
   [[nodiscard]] static std::uint64_t chunk_count(const CopyGroup& group) noexcept {
     return (group.bytes + CopyScratch::kBytes - 1) / CopyScratch::kBytes;
   }
-  [[nodiscard]] static std::uint64_t group_checksum(
-      const CopyGroup& group, std::span<const std::uint64_t> chunk_sums) noexcept;
+  // The checksum of a group with this sum.
+  [[nodiscard]] static std::uint64_t group_checksum(const CopyGroup& group,
+                                                    const WordSum& sum) noexcept {
+    return fold(sum, group.bytes);
+  }
   // The checksum of a group, without copying.
   [[nodiscard]] std::uint64_t checksum(const CopyGroup& group, std::span<const std::byte> bucket,
                                        CopyScratch& scratch) const;
@@ -145,8 +149,8 @@ class LoadPlan {
                                        std::uint64_t bytes) noexcept;
 
 // Content digest of the bytes of one tensor that a rank holds, computed from the arena. The Digests
-// message of an engine must match it. The leaves of limits::kLeafBytes cover the shard's row-major
-// bytes. For a whole tensor the result equals the tensor's content digest.
+// message of an engine must match it. The sum covers the shard's row-major bytes, from position 0
+// on. For a whole tensor the result equals the tensor's content digest.
 [[nodiscard]] Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena);
 
 // The same for an engine on a GPU: the PieceDigest of those bytes, dense.

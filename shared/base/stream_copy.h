@@ -1,20 +1,8 @@
-// Copies that bypass the caches and compute a checksum in the same loop. Engines use them at a
-// switch. An ordinary copy of a whole model would evict everything else from the caches, and would
-// read each destination line before writing it. Non-temporal stores avoid both.
-//
-// The checksum has 64 bits and is the same on every machine and for every kind of copy:
-//   words    the input, zero-padded to a multiple of 64 bytes, as little-endian 64-bit words;
-//            w(s, i) is word i = 0..7 of stripe s
-//   keys     k(s, i), fixed random numbers that repeat after a block of 64 stripes
-//   streams  block b belongs to stream b mod 4; four blocks are read side by side, which hides the
-//            latency of memory
-//   lanes    of each stream: product[i] += low32(w ^ k) * high32(w ^ k)   and   sum[i] += w   for
-//            each stripe; after each whole block a bijection scrambles the products of its stream,
-//            so that the order of blocks affects the value
-//   value    the 16 lanes of each stream, then the streams and the length in bytes, which a
-//            bijective mixer folds one after the other
-// The sum detects every change of a single word. The keyed product detects words that change
-// places. The checksum detects accidents, not attackers.
+// Copies that bypass the caches and compute the sum of the bytes in the same loop (word_sum.h).
+// Engines use them at a switch, and trainers for a snapshot. An ordinary copy of a whole model
+// would evict everything else from the caches, and would read each destination line before writing
+// it. Non-temporal stores avoid both. The sum is the same on every machine and for every kind of
+// copy.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +10,11 @@
 #include <span>
 #include <string_view>
 
+#include "shared/base/word_sum.h"
+
 namespace wsync {
 
-// How bytes are copied. All kinds give the same bytes and the same checksum.
+// How bytes are copied. All kinds give the same bytes and the same sum.
 enum class CopyKind : std::uint8_t {
   kPortable,  // plain C++
   kAvx2,
@@ -43,16 +33,17 @@ enum class CopyKind : std::uint8_t {
 // call returns, so the bytes are visible to every thread that synchronises with this one in the
 // usual way.
 
-// Copies without a checksum. This is the baseline for the other kinds of copy.
+// Copies without a sum. This is the baseline for the other kinds of copy.
 void copy_streaming(std::span<std::byte> destination, std::span<const std::byte> source,
                     CopyKind kind = best_copy_kind()) noexcept;
-// Copies and returns the checksum of the source. The source must not change during the call: with
-// an unaligned destination it is read twice, 16 KiB at a time.
-[[nodiscard]] std::uint64_t copy_streaming_checksum(std::span<std::byte> destination,
-                                                    std::span<const std::byte> source,
-                                                    CopyKind kind = best_copy_kind()) noexcept;
-// Returns the same checksum without copying.
-[[nodiscard]] std::uint64_t checksum(std::span<const std::byte> bytes,
-                                     CopyKind kind = best_copy_kind()) noexcept;
+// Copies and returns the sum of the source, whose first byte lies at `place`. It is fastest if the
+// destination's address and the position are equal mod 64. The source must not change during the
+// call: otherwise it is read twice, 16 KiB at a time. Only the end of a tensor may cut a word.
+[[nodiscard]] WordSum copy_streaming_sum(std::span<std::byte> destination,
+                                         std::span<const std::byte> source, const SumPlace& place,
+                                         CopyKind kind = best_copy_kind()) noexcept;
+// Returns the same sum without copying.
+[[nodiscard]] WordSum word_sum(std::span<const std::byte> bytes, const SumPlace& place,
+                               CopyKind kind = best_copy_kind()) noexcept;
 
 }  // namespace wsync

@@ -4,6 +4,8 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
+#include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
 
 namespace wsync {
@@ -12,21 +14,12 @@ std::uint64_t leaf_count(std::uint64_t tensor_bytes) noexcept {
   return tensor_bytes / limits::kLeafBytes + (tensor_bytes % limits::kLeafBytes != 0 ? 1 : 0);
 }
 
-Digest tensor_digest(std::uint64_t tensor_bytes, std::span<const Digest> leaves) {
-  WSYNC_CHECK(leaves.size() == leaf_count(tensor_bytes), "a tensor digest needs every leaf");
-  Digester digester;
-  digester.update(tensor_bytes);
-  for (const Digest& leaf : leaves) digester.update(leaf);
-  return digester.finish();
+Digest tensor_digest(std::string_view name, std::span<const std::byte> tensor) {
+  return tensor_digest(seed_of(name), tensor);
 }
 
-Digest tensor_digest(std::span<const std::byte> tensor) {
-  std::vector<Digest> leaves;
-  leaves.reserve(leaf_count(tensor.size()));
-  for (std::size_t at = 0; at < tensor.size(); at += limits::kLeafBytes)
-    leaves.push_back(digest_of(
-        tensor.subspan(at, std::min<std::size_t>(limits::kLeafBytes, tensor.size() - at))));
-  return tensor_digest(tensor.size(), leaves);
+Digest tensor_digest(std::uint64_t seed, std::span<const std::byte> tensor) {
+  return digest_of(word_sum(tensor, {.seed = seed}), tensor.size());
 }
 
 Digest root_digest(std::span<const Digest> tensors) {
@@ -42,10 +35,15 @@ ContentDigester::ContentDigester(const Manifest& manifest) : manifest_(&manifest
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     first_leaf_.push_back(leaves);
     leaves += leaf_count(manifest.byte_size(i));
+    seeds_.push_back(planted("tensors_share_a_seed") ? 0 : seed_of(manifest.tensor(i).name));
   }
   first_leaf_.push_back(leaves);
   leaves_.resize(leaves);
   added_.resize(leaves);
+}
+
+SumPlace ContentDigester::place(std::uint32_t tensor, std::uint64_t offset) const {
+  return {.seed = seeds_[tensor], .position = offset};
 }
 
 Result<> ContentDigester::add(std::uint32_t tensor, std::uint64_t offset,
@@ -58,21 +56,22 @@ Result<> ContentDigester::add(std::uint32_t tensor, std::uint64_t offset,
                 fmt::format("bytes {} to {} of tensor {} ({} bytes) are not whole leaves of it",
                             offset, end, tensor, size));
   for (std::size_t at = 0; at < bytes.size(); at += limits::kLeafBytes)
-    WSYNC_TRY(add_leaf(tensor, (offset + at) / limits::kLeafBytes,
-                       digest_of(bytes.subspan(
-                           at, std::min<std::size_t>(limits::kLeafBytes, bytes.size() - at)))));
+    WSYNC_TRY(add_leaf(
+        tensor, (offset + at) / limits::kLeafBytes,
+        word_sum(bytes.subspan(at, std::min<std::size_t>(limits::kLeafBytes, bytes.size() - at)),
+                 place(tensor, offset + at))));
   return {};
 }
 
-Result<> ContentDigester::add_leaf(std::uint32_t tensor, std::uint64_t leaf, const Digest& digest) {
+Result<> ContentDigester::add_leaf(std::uint32_t tensor, std::uint64_t leaf, const WordSum& sum) {
   if (tensor >= manifest_->size() || leaf >= first_leaf_[tensor + 1] - first_leaf_[tensor])
     return fail(ErrorCode::kInvalidInput, fmt::format("tensor {} has no leaf {}", tensor, leaf));
-  leaves_[first_leaf_[tensor] + leaf] = digest;
+  leaves_[first_leaf_[tensor] + leaf] = sum;
   added_[first_leaf_[tensor] + leaf] = 1;
   return {};
 }
 
-std::span<const Digest> ContentDigester::leaves(std::uint32_t tensor) const {
+std::span<const WordSum> ContentDigester::leaves(std::uint32_t tensor) const {
   return std::span(leaves_).subspan(first_leaf_[tensor],
                                     first_leaf_[tensor + 1] - first_leaf_[tensor]);
 }
@@ -81,13 +80,17 @@ Result<ContentDigests> ContentDigester::finish() const {
   ContentDigests digests;
   digests.tensors.reserve(manifest_->size());
   for (std::uint32_t tensor = 0; tensor < manifest_->size(); ++tensor) {
-    for (std::uint64_t i = first_leaf_[tensor]; i < first_leaf_[tensor + 1]; ++i)
+    WordSum sum;
+    for (std::uint64_t i = first_leaf_[tensor]; i < first_leaf_[tensor + 1]; ++i) {
+      sum += leaves_[i];
       if (added_[i] == 0)
         return fail(ErrorCode::kDigestMismatch,
                     fmt::format("tensor '{}': leaf {} of {} was never digested",
                                 manifest_->tensor(tensor).name, i - first_leaf_[tensor],
                                 first_leaf_[tensor + 1] - first_leaf_[tensor]));
-    digests.tensors.push_back(tensor_digest(manifest_->byte_size(tensor), leaves(tensor)));
+    }
+    digests.sums.push_back(sum);
+    digests.tensors.push_back(digest_of(sum, manifest_->byte_size(tensor)));
   }
   digests.root = root_digest(digests.tensors);
   return digests;

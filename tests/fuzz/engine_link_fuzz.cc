@@ -119,8 +119,9 @@ class CheckedEngine final : public engine::Engine {
   Result<> commit(const Version& version) override {
     if (version != kVersion) return {};  // a version that the input itself has prepared
     for (std::size_t t = 0; t < memory_.size(); ++t)
-      WSYNC_CHECK(tensor_digest(memory_[t]) == expected_[t],
-                  "a committed version holds the staged bytes");
+      WSYNC_CHECK(
+          tensor_digest(description.tensors[t].description.name, memory_[t]) == expected_[t],
+          "a committed version holds the staged bytes");
     return {};
   }
   Result<> resume() override { return {}; }

@@ -29,6 +29,10 @@ class GatheredWeights final : public publish::WeightSource {
                               std::span<std::byte> into) override {
     return source_.read(tensor, offset, into);
   }
+  [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
+                                         std::span<std::byte> into) override {
+    return source_.read_sum(tensor, place, into);
+  }
 
  private:
   std::vector<ArenaView> views_;

@@ -7,6 +7,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/stream_copy.h"
 
 namespace wsync::publish {
 namespace {
@@ -130,8 +131,9 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
   return tensor;
 }
 
-Result<> GatheredSource::read(std::uint32_t index, std::uint64_t offset,
-                              std::span<std::byte> into) {
+template <class Take>
+Result<> GatheredSource::for_each_part(std::uint32_t index, std::uint64_t offset,
+                                       std::span<std::byte> into, Take&& take) const {
   const Tensor& tensor = tensors_[index];
   while (!into.empty()) {
     const std::uint64_t row = offset / tensor.row_bytes;
@@ -141,7 +143,7 @@ Result<> GatheredSource::read(std::uint32_t index, std::uint64_t offset,
     const Shard& shard = *std::prev(after);
     const std::uint64_t in_shard = column - shard.begin;
     const std::size_t n = std::min<std::uint64_t>(into.size(), shard.bytes - in_shard);
-    auto done = read_part(shard, row * shard.bytes + in_shard, into.first(n));
+    Result<> done = take(shard, row * shard.bytes + in_shard, into.first(n));
     if (!done)
       return fail(done.error().with_context(
           fmt::format("{}, rank {}", manifest_->tensor(index).name, shard.rank)));
@@ -149,6 +151,37 @@ Result<> GatheredSource::read(std::uint32_t index, std::uint64_t offset,
     offset += n;
   }
   return {};
+}
+
+Result<> GatheredSource::read(std::uint32_t index, std::uint64_t offset,
+                              std::span<std::byte> into) {
+  return for_each_part(index, offset, into,
+                       [this](const Shard& shard, std::uint64_t at, std::span<std::byte> part) {
+                         return read_part(shard, at, part);
+                       });
+}
+
+Result<WordSum> GatheredSource::read_sum(std::uint32_t index, const SumPlace& place,
+                                         std::span<std::byte> into) {
+  WordSum total;
+  SumPlace next = place;
+  bool cuts_words = false;
+  WSYNC_TRY(for_each_part(
+      index, place.position, into,
+      [&](const Shard& shard, std::uint64_t at, std::span<std::byte> part) -> Result<> {
+        const auto* from = std::get_if<std::span<const std::byte>>(&shard.source);
+        cuts_words |= next.position % kSumWordBytes != 0;
+        if (from == nullptr || cuts_words) {
+          WSYNC_TRY(read_part(shard, at, part));
+          if (!cuts_words) total += word_sum(part, next);
+        } else {
+          total += copy_streaming_sum(part, from->subspan(at, part.size()), next);
+        }
+        next.position += part.size();
+        return {};
+      }));
+  // The bytes of two ranks meet inside a word, so the sums of the parts say nothing.
+  return cuts_words ? word_sum(into, place) : total;
 }
 
 Result<> GatheredSource::read_part(const Shard& shard, std::uint64_t offset,

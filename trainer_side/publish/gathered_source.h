@@ -41,6 +41,8 @@ class GatheredSource final : public WeightSource {
   }
   [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
                               std::span<std::byte> into) override;
+  [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
+                                         std::span<std::byte> into) override;
 
  private:
   // The columns of one rank, with the tensor seen as `rows` x `row_bytes`.
@@ -57,6 +59,11 @@ class GatheredSource final : public WeightSource {
   GatheredSource() = default;
   [[nodiscard]] static Result<Tensor> assemble(
       const TensorInfo& info, const std::vector<std::pair<std::uint32_t, RankTensor*>>& parts);
+  // Calls `take` for each part of the bytes that one rank has: with its shard, the offset in that,
+  // and the bytes to fill.
+  template <class Take>
+  [[nodiscard]] Result<> for_each_part(std::uint32_t index, std::uint64_t offset,
+                                       std::span<std::byte> into, Take&& take) const;
   [[nodiscard]] Result<> read_part(const Shard& shard, std::uint64_t offset,
                                    std::span<std::byte> into) const;
 

@@ -112,9 +112,11 @@ class Copier {
     const std::uint64_t offset = piece.tensor_offset + leaf.offset;
     const TimePoint begin = now();
     const bool skipped = planted("snapshot_skips_leaf") && leaf.piece == 1;
-    if (!skipped) WSYNC_TRY(source_.read(piece.tensor, offset, into));
+    const SumPlace place = digester_.place(piece.tensor, offset);
+    WordSum sum;
+    if (!skipped) sum = WSYNC_TRY(source_.read_sum(piece.tensor, place, into));
     if (request_.done_bytes != nullptr) *request_.done_bytes += n;
-    WSYNC_TRY(digester_.add(piece.tensor, offset, into));
+    WSYNC_TRY(digester_.add_leaf(piece.tensor, offset / limits::kLeafBytes, sum));
     clocks_[piece.bucket].cover(begin, now());
     return {};
   }

@@ -5,8 +5,15 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/stream_copy.h"
 
 namespace wsync::publish {
+
+Result<WordSum> WeightSource::read_sum(std::uint32_t tensor, const SumPlace& place,
+                                       std::span<std::byte> into) {
+  WSYNC_TRY(read(tensor, place.position, into));
+  return word_sum(into, place);
+}
 
 Result<MemorySource> MemorySource::create(std::vector<MemoryTensor> tensors) {
   std::vector<TensorInfo> infos;
@@ -39,6 +46,13 @@ Result<> MemorySource::read(std::uint32_t tensor, std::uint64_t offset, std::spa
   const auto from = std::get<std::span<const std::byte>>(bytes_[tensor]);
   std::memcpy(into.data(), from.data() + offset, into.size());
   return {};
+}
+
+Result<WordSum> MemorySource::read_sum(std::uint32_t tensor, const SumPlace& place,
+                                       std::span<std::byte> into) {
+  const auto* from = std::get_if<std::span<const std::byte>>(&bytes_[tensor]);
+  if (from == nullptr) return WeightSource::read_sum(tensor, place, into);
+  return copy_streaming_sum(into, from->subspan(place.position, into.size()), place);
 }
 
 }  // namespace wsync::publish

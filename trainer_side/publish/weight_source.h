@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
+#include "shared/base/word_sum.h"
 #include "shared/weights/manifest.h"
 
 namespace wsync::publish {
@@ -21,6 +22,10 @@ class WeightSource {
   // several threads at the same time, never for a range outside the tensor.
   [[nodiscard]] virtual Result<> read(std::uint32_t tensor, std::uint64_t offset,
                                       std::span<std::byte> into) = 0;
+  // The same for bytes [place.position, ...), and returns their sum. A source in memory copies and
+  // sums in one loop.
+  [[nodiscard]] virtual Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
+                                                 std::span<std::byte> into);
 };
 
 // Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.
@@ -43,6 +48,8 @@ class MemorySource final : public WeightSource {
   }
   [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
                               std::span<std::byte> into) override;
+  [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
+                                         std::span<std::byte> into) override;
 
  private:
   MemorySource() = default;

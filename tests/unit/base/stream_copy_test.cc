@@ -1,5 +1,5 @@
-// The streaming copy and its checksum: every kind alike, every size and alignment, and the quality
-// of the checksum against the changes that accidents make.
+// The streaming copy and its sum: every kind alike, every size, alignment and position, and the
+// quality of the sum against the changes that accidents make.
 #include "shared/base/stream_copy.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <iostream>
 #include <random>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace wsync {
@@ -30,6 +31,23 @@ TEST(StreamCopy, PortableIsAlwaysThere) {
   EXPECT_EQ(best_copy_kind(), available_copy_kinds().back());
   for (const CopyKind kind : available_copy_kinds())
     std::cout << "copy kind " << static_cast<int>(kind) << " is tested here\n";
+}
+
+// As the header defines it, word by word.
+WordSum sum_by_definition(std::span<const std::byte> bytes, const SumPlace& place) {
+  std::vector<std::uint64_t> keys;
+  std::uint64_t state = 0x7773796e63;
+  for (int i = 0; i < 512; ++i) keys.push_back(splitmix(state += 0x9e3779b97f4a7c15));
+  WordSum total;
+  for (std::size_t at = 0; at < bytes.size(); at += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, std::min<std::size_t>(8, bytes.size() - at));
+    const std::uint64_t i = (place.position + at) / 8;
+    const std::uint64_t x = word ^ keys[i % 512];
+    total.product += sum_factor(place.seed, i / 512) * ((x & 0xffffffffU) * (x >> 32U));
+    total.sum += word;
+  }
+  return total;
 }
 
 // Blocks have 4 KiB and four of them are read side by side: sizes around each multiple of both.
@@ -53,17 +71,22 @@ TEST(StreamCopy, EveryKindSizeAndAlignmentGivesTheSame) {
   for (const std::size_t size : sizes_to_try()) {
     const std::size_t from = random() % 64;
     const auto input = std::span(source).subspan(from, size);
-    const std::uint64_t expected = checksum(input, CopyKind::kPortable);
+    // Half of them begin at a block or a stripe, as whole tensors and buckets do.
+    const std::uint64_t words = random() % 3000;
+    const SumPlace place{.seed = random(), .position = (size % 2 == 0 ? words / 8 * 8 : words) * 8};
+    const WordSum expected = sum_by_definition(input, place);
     for (const CopyKind kind : available_copy_kinds()) {
-      ASSERT_EQ(checksum(input, kind), expected) << size;
-      for (const std::size_t to : {std::size_t{0}, std::size_t{random() % 63 + 1}}) {
+      ASSERT_EQ(word_sum(input, place, kind), expected) << size;
+      for (const std::size_t to :
+           {std::size_t{0}, std::size_t{place.position % 64}, std::size_t{random() % 63 + 1}}) {
         alignas(64) static std::array<std::byte, 11 * 4096> memory;
         // Two calls, each checked for what it wrote and that it wrote nothing else.
-        for (const bool with_checksum : {false, true}) {
+        for (const bool with_sum : {false, true}) {
           memory.fill(std::byte{0xee});
           const auto output = std::span(memory).subspan(64 + to, size);
-          if (with_checksum)
-            ASSERT_EQ(copy_streaming_checksum(output, input, kind), expected) << size << " " << to;
+          if (with_sum)
+            ASSERT_EQ(copy_streaming_sum(output, input, place, kind), expected)
+                << size << " " << to;
           else
             copy_streaming(output, input, kind);
           const auto before = std::span(memory).first(64 + to);
@@ -84,29 +107,126 @@ TEST(StreamCopy, LargeAndUnalignedCopies) {
     for (const std::size_t to : {0U, 1U, 16U, 63U}) {
       std::fill(destination.begin(), destination.end(), std::byte{0});
       const auto output = std::span(destination).subspan(to, source.size());
-      EXPECT_EQ(copy_streaming_checksum(output, source, kind),
-                checksum(source, CopyKind::kPortable));
+      const SumPlace place{.seed = 5, .position = 8 * to};
+      EXPECT_EQ(copy_streaming_sum(output, source, place, kind),
+                word_sum(source, place, CopyKind::kPortable));
       EXPECT_TRUE(equal(output, source));
     }
 }
 
-// Engines of other builds compare these values: they must never change.
-TEST(Checksum, ValuesAreFixed) {
-  Buffer bytes(40'000);
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
-  EXPECT_EQ(checksum({}), 420065118892717055U);
-  EXPECT_EQ(checksum(std::span(bytes).first(1)), 3913148814075916316U);
-  EXPECT_EQ(checksum(std::span(bytes).first(64)), 8624393373100262579U);
-  EXPECT_EQ(checksum(std::span(bytes).first(10'000)), 15661908256621301596U);
-  EXPECT_EQ(checksum(bytes), 10192474545192092474U);
+TEST(WordSum, ThePartsAddUpToTheWholeInAnyOrder) {
+  const Buffer bytes = random_bytes(100'003, 7);
+  const std::uint64_t seed = seed_of("model.layers.0.weight");
+  const WordSum whole = word_sum(bytes, {.seed = seed});
+  std::mt19937_64 random(8);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::size_t> cuts{0, bytes.size()};
+    for (int i = 0; i < 5; ++i) cuts.push_back(random() % (bytes.size() / 8) * 8);
+    std::sort(cuts.begin(), cuts.end());
+    std::vector<WordSum> parts;
+    for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
+      parts.push_back(word_sum(std::span(bytes).subspan(cuts[i], cuts[i + 1] - cuts[i]),
+                               {.seed = seed, .position = cuts[i]}));
+    std::shuffle(parts.begin(), parts.end(), random);
+    WordSum total;
+    for (const WordSum& part : parts) total += part;
+    ASSERT_EQ(total, whole);
+  }
 }
 
-// Collects checksums of changed inputs; every one must differ from every other.
+// Other releases, GPUs and other languages compute these values: they must never change.
+TEST(WordSum, ValuesAreFixed) {
+  Buffer bytes(40'000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
+  const std::uint64_t seed = seed_of("w");
+  const auto told = [&](std::size_t size) {
+    return digest_of(word_sum(std::span(bytes).first(size), {.seed = seed}), size).to_string();
+  };
+  EXPECT_EQ(seed, 12461153361671568937U);
+  EXPECT_EQ(told(0), "10e45c7ce2292320743df94ee4c78a2a");
+  EXPECT_EQ(told(1), "24a7d6ed40edba42a43d11e99929b7aa");
+  EXPECT_EQ(told(64), "1d5d073be8cffe127bfe524a1c02e63f");
+  EXPECT_EQ(told(10'000), "3ffce19a0a844991968c25a9db8af8c9");
+  EXPECT_EQ(told(40'000), "28121c7a6dc330525b76ff0bb0dffefa");
+}
+
+// Two experts of one shape: their bytes differ, and their sums too, but also a sum of sums that
+// ignores the names would stay the same.
+TEST(WordSum, SeesTensorsThatAreTakenForEachOther) {
+  const Buffer a = random_bytes(9 * 4096, 41);
+  const Buffer b = random_bytes(9 * 4096, 42);
+  const auto sum = [](std::string_view name, std::span<const std::byte> bytes) {
+    return word_sum(bytes, {.seed = seed_of(name)});
+  };
+  EXPECT_NE(sum("experts.0.w", a), sum("experts.1.w", a));
+  EXPECT_NE(sum("experts.0.w", a) + sum("experts.1.w", b),
+            sum("experts.0.w", b) + sum("experts.1.w", a));
+  EXPECT_EQ((sum("experts.0.w", a) + sum("experts.1.w", b)).sum,
+            (sum("experts.0.w", b) + sum("experts.1.w", a)).sum)
+      << "the plain sum alone sees nothing";
+}
+
+TEST(WordSum, SeesEveryPairOfSwappedBlocks) {
+  const Buffer original = random_bytes(64 * 4096, 51);
+  const auto block = [&](std::size_t i) { return std::span(original).subspan(i * 4096, 4096); };
+  const WordSum whole = word_sum(original, {});
+  std::unordered_set<std::uint64_t> values;
+  std::size_t count = 0;
+  for (std::size_t a = 0; a < 64; ++a)
+    for (std::size_t b = a + 1; b < 64; ++b, ++count) {
+      WordSum swapped = whole;
+      for (const auto& [from, to] : {std::pair{a, a}, {b, b}}) {
+        const WordSum gone = word_sum(block(from), {.seed = 0, .position = to * 4096});
+        swapped.product -= gone.product;
+        swapped.sum -= gone.sum;
+      }
+      swapped += word_sum(block(a), {.seed = 0, .position = b * 4096});
+      swapped += word_sum(block(b), {.seed = 0, .position = a * 4096});
+      ASSERT_NE(swapped.product, whole.product);
+      ASSERT_EQ(swapped.sum, whole.sum);
+      values.insert(swapped.product);
+    }
+  EXPECT_EQ(values.size(), count);
+}
+
+// The stated probability: two words of a block that change so that the plain sum stays the same are
+// missed with about 2^-32. So of 2^20 random pairs with halves of 12 bits that differ, about 2^20 /
+// 2^32 would be missed; more than one would show that the keys do not separate them.
+TEST(WordSum, SeesChangesThatThePlainSumCannotSee) {
+  std::mt19937_64 random(61);
+  Buffer block = random_bytes(4096, 62);
+  const auto word = [&](std::size_t i) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, block.data() + 8 * i, 8);
+    return value;
+  };
+  const WordSum whole = word_sum(block, {.seed = 9});
+  std::size_t missed = 0;
+  for (std::size_t round = 0; round < (1U << 16U); ++round) {
+    const std::size_t a = random() % 512;
+    const std::size_t b = (a + 1 + random() % 511) % 512;
+    const std::uint64_t change = 1 + random() % 4096;
+    const std::uint64_t before_a = word(a);
+    const std::uint64_t before_b = word(b);
+    const std::uint64_t after_a = before_a + change;
+    const std::uint64_t after_b = before_b - change;
+    std::memcpy(block.data() + 8 * a, &after_a, 8);
+    std::memcpy(block.data() + 8 * b, &after_b, 8);
+    const WordSum changed = word_sum(block, {.seed = 9});
+    EXPECT_EQ(changed.sum, whole.sum);
+    missed += changed.product == whole.product ? 1 : 0;
+    std::memcpy(block.data() + 8 * a, &before_a, 8);
+    std::memcpy(block.data() + 8 * b, &before_b, 8);
+  }
+  EXPECT_EQ(missed, 0U);
+}
+
+// Collects sums of changed inputs; every one must differ from every other.
 class Distinct {
  public:
   void add(std::span<const std::byte> bytes) {
     ++count_;
-    values_.insert(checksum(bytes));
+    values_.insert(fold(word_sum(bytes, {}), bytes.size()));
   }
   void expect_no_collision() const { EXPECT_EQ(values_.size(), count_); }
 
@@ -133,7 +253,7 @@ std::vector<Buffer> typical_blocks(std::size_t bytes) {
   return blocks;
 }
 
-TEST(Checksum, SeesEverySingleBitFlip) {
+TEST(WordSum, SeesEverySingleBitFlip) {
   for (Buffer& block : typical_blocks(4096 + 24)) {
     Distinct distinct;
     distinct.add(block);
@@ -148,7 +268,7 @@ TEST(Checksum, SeesEverySingleBitFlip) {
 }
 
 // Three stripes: keys with an arithmetic relation fail here.
-TEST(Checksum, SeesEveryPairOfBitFlipsNearby) {
+TEST(WordSum, SeesEveryPairOfBitFlipsNearby) {
   for (Buffer block : {Buffer(192, std::byte{0}), typical_blocks(192).back()}) {
     Distinct distinct;
     const std::size_t bits = block.size() * 8;
@@ -168,7 +288,7 @@ TEST(Checksum, SeesEveryPairOfBitFlipsNearby) {
   }
 }
 
-TEST(Checksum, SeesSwappedWordsOfEverySize) {
+TEST(WordSum, SeesSwappedWordsOfEverySize) {
   // Every pair of 8-byte words of 4 KiB, and random pairs of 2-, 4-, 64- and 256-byte units.
   Buffer block = random_bytes(4096, 21);
   const auto swap = [&](std::size_t a, std::size_t b, std::size_t unit) {
@@ -191,7 +311,7 @@ TEST(Checksum, SeesSwappedWordsOfEverySize) {
   }
 }
 
-TEST(Checksum, SeesRangesThatAreZeroedMovedOrShifted) {
+TEST(WordSum, SeesRangesThatAreZeroedMovedOrShifted) {
   // Two groups of side-by-side blocks: a block that lands in another stream, or in the same one
   // but later, is seen.
   const Buffer original = random_bytes(32768, 31);
@@ -220,7 +340,7 @@ TEST(Checksum, SeesRangesThatAreZeroedMovedOrShifted) {
   distinct.expect_no_collision();
 }
 
-TEST(Checksum, SeesTheLength) {
+TEST(WordSum, SeesTheLength) {
   Distinct distinct;
   const Buffer zeros(8192, std::byte{0});
   for (std::size_t size = 0; size <= zeros.size(); ++size)
@@ -228,7 +348,7 @@ TEST(Checksum, SeesTheLength) {
   distinct.expect_no_collision();
 }
 
-TEST(Checksum, SeesSparseWritesIntoZeros) {
+TEST(WordSum, SeesSparseWritesIntoZeros) {
   // The hardest input: nearly everything equal. One or two small values at any two places.
   Buffer block(4096, std::byte{0});
   Distinct distinct;

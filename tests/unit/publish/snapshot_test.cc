@@ -71,7 +71,7 @@ TEST(Snapshot, HoldsEveryTensorWhereThePlanSaysWithItsDigests) {
   for (const auto& [info, bytes] : model.tensors) {
     const auto index = snapshot.manifest()->find(info.name);
     ASSERT_TRUE(index.has_value());
-    digests[*index] = tensor_digest(bytes);
+    digests[*index] = tensor_digest(info.name, bytes);
     std::vector<std::byte> found;
     for (const Piece& piece : snapshot.plan()->tensor_pieces(*index)) {
       const auto part = snapshot.data().subspan(snapshot.plan()->arena_offset(piece), piece.bytes);

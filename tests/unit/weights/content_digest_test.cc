@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
 
 namespace wsync {
@@ -29,13 +30,12 @@ Manifest manifest_of(const std::vector<std::uint64_t>& sizes) {
 
 TEST(ContentDigest, IsWhatTheHeaderSays) {
   const Buffer bytes = random_bytes(2 * limits::kLeafBytes + 5, 1);
-  const auto all = std::span<const std::byte>(bytes);
+  const WordSum sum = word_sum(bytes, {.seed = seed_of("h.0")});
   Digester tensor;
+  tensor.update(sum.product);
+  tensor.update(sum.sum);
   tensor.update(std::uint64_t{bytes.size()});
-  tensor.update(digest_of(all.first(limits::kLeafBytes)));
-  tensor.update(digest_of(all.subspan(limits::kLeafBytes, limits::kLeafBytes)));
-  tensor.update(digest_of(all.last(5)));
-  EXPECT_EQ(tensor_digest(all), tensor.finish());
+  EXPECT_EQ(tensor_digest("h.0", bytes), tensor.finish());
   Digester root;
   root.update(std::uint64_t{1});
   root.update(tensor.finish());
@@ -53,7 +53,7 @@ TEST(ContentDigest, LeavesInAnyOrderFromSeveralThreads) {
   std::vector<Digest> expected;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     tensors.push_back(random_bytes(sizes[i], i));
-    expected.push_back(tensor_digest(tensors.back()));
+    expected.push_back(tensor_digest(manifest.tensor(i).name, tensors.back()));
   }
   ContentDigester digester(manifest);
   const auto add = [&](std::uint32_t tensor, std::uint64_t begin, std::uint64_t end) {
@@ -69,8 +69,10 @@ TEST(ContentDigest, LeavesInAnyOrderFromSeveralThreads) {
   const auto missing = digester.finish();
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().message(), "tensor 'h.3': leaf 0 of 2 was never digested");
-  ASSERT_TRUE(digester.add_leaf(
-      3, 0, digest_of(std::span<const std::byte>(tensors[3]).first(limits::kLeafBytes))));
+  ASSERT_TRUE(
+      digester.add_leaf(3, 0,
+                        word_sum(std::span<const std::byte>(tensors[3]).first(limits::kLeafBytes),
+                                 digester.place(3, 0))));
   const auto digests = digester.finish();
   ASSERT_TRUE(digests);
   EXPECT_EQ(digests->tensors, expected);
@@ -91,13 +93,39 @@ TEST(ContentDigest, RefusesWhatIsNoWholeLeaf) {
   EXPECT_TRUE(digester.add(0, limits::kLeafBytes, all.first(10)));
 }
 
+// The content digest of tensors of these bytes.
+Digest content_of(const std::vector<Buffer>& tensors) {
+  std::vector<std::uint64_t> sizes;
+  for (const Buffer& tensor : tensors) sizes.push_back(tensor.size());
+  const Manifest manifest = manifest_of(sizes);
+  ContentDigester digester(manifest);
+  for (std::uint32_t i = 0; i < tensors.size(); ++i) EXPECT_TRUE(digester.add(i, 0, tensors[i]));
+  return digester.finish()->root;
+}
+
 TEST(ContentDigest, SeesASwapOfTensorsAndOfLeaves) {
   const Buffer a = random_bytes(limits::kLeafBytes, 1);
   const Buffer b = random_bytes(limits::kLeafBytes, 2);
-  EXPECT_NE(root_digest(std::vector{tensor_digest(a), tensor_digest(b)}),
-            root_digest(std::vector{tensor_digest(b), tensor_digest(a)}));
-  EXPECT_NE(tensor_digest(2 * limits::kLeafBytes, std::vector{digest_of(a), digest_of(b)}),
-            tensor_digest(2 * limits::kLeafBytes, std::vector{digest_of(b), digest_of(a)}));
+  EXPECT_NE(content_of({a, b}), content_of({b, a}));
+  const auto joined = [](const Buffer& first, const Buffer& second) {
+    Buffer both = first;
+    both.insert(both.end(), second.begin(), second.end());
+    return both;
+  };
+  EXPECT_NE(content_of({joined(a, b)}), content_of({joined(b, a)}));
+}
+
+// Two experts of one shape. Their sums are compared each under its own name, and a sum over both
+// must not stay the same if they are taken for each other.
+TEST(ContentDigest, GivesTensorsOfOneShapeDifferentSums) {
+  const Buffer expert = random_bytes(3 * 4096, 3);
+  const Manifest manifest = manifest_of({expert.size(), expert.size()});
+  ContentDigester digester(manifest);
+  for (std::uint32_t i = 0; i < 2; ++i) ASSERT_TRUE(digester.add(i, 0, expert));
+  const auto digests = digester.finish();
+  ASSERT_TRUE(digests);
+  EXPECT_NE(digests->sums[0], digests->sums[1]) << "the same bytes under two names";
+  EXPECT_NE(digests->tensors[0], digests->tensors[1]);
 }
 
 }  // namespace
