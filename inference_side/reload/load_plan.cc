@@ -29,6 +29,30 @@ void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> ten
   }
 }
 
+// Whether the bytes of a group have their positions in the whole tensor.
+bool is_summed_in_place(const LoadTensor& tensor, const CopyGroup& group) {
+  return tensor.shard.contiguous() && tensor.shard.run_at(group.begin).offset % kSumWordBytes == 0;
+}
+
+// The sum of bytes [begin, end) of a tensor. Only parts of leaves are read; `begin` is at a word.
+WordSum sum_of_leaves(const LoadTensor& tensor, std::span<const WordSum> leaves,
+                      std::span<const std::byte> arena, std::uint64_t begin, std::uint64_t end) {
+  WordSum sum;
+  for (std::uint64_t at = begin; at < end;) {
+    const std::uint64_t leaf = at / limits::kLeafBytes;
+    const std::uint64_t leaf_end =
+        std::min((leaf + 1) * limits::kLeafBytes, tensor.shard.tensor_bytes());
+    const std::uint64_t next = std::min(leaf_end, end);
+    if (at == leaf * limits::kLeafBytes && next == leaf_end)
+      sum += leaves[leaf];
+    else
+      sum += word_sum(arena.subspan(tensor.arena_offset + at, next - at),
+                      {.seed = tensor.seed, .position = at});
+    at = next;
+  }
+  return sum;
+}
+
 // The bytes of one chunk of a group. They are returned in place if they are one run; otherwise they
 // are gathered in the scratch memory. `at` is their offset in the tensor of the rank.
 std::span<const std::byte> chunk_bytes(const LoadPlan& plan, const CopyGroup& group,
@@ -134,8 +158,7 @@ WordSum LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t index,
               "the destination has a different size than the rank's tensor");
   const std::uint64_t at = group.begin + index * CopyScratch::kBytes;
   const auto bytes = chunk_bytes(*this, group, at, bucket, scratch);
-  return copy_streaming_sum(destination.subspan(at, bytes.size()), bytes,
-                            {.position = at - group.begin});
+  return copy_streaming_sum(destination.subspan(at, bytes.size()), bytes, place(group, at));
 }
 
 WordSum LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
@@ -149,9 +172,16 @@ WordSum LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> buc
 std::uint64_t LoadPlan::checksum(const CopyGroup& group, std::span<const std::byte> bucket,
                                  CopyScratch& scratch) const {
   WordSum sum;
-  for (std::uint64_t at = 0; at < group.bytes; at += CopyScratch::kBytes)
-    sum += word_sum(chunk_bytes(*this, group, group.begin + at, bucket, scratch), {.position = at});
+  for (std::uint64_t at = group.begin; at < group.begin + group.bytes; at += CopyScratch::kBytes)
+    sum += word_sum(chunk_bytes(*this, group, at, bucket, scratch), place(group, at));
   return group_checksum(group, sum);
+}
+
+SumPlace LoadPlan::place(const CopyGroup& group, std::uint64_t at) const {
+  const LoadTensor& tensor = tensors_[group.tensor];
+  std::uint64_t first = 0;
+  if (is_summed_in_place(tensor, group)) first = tensor.shard.run_at(group.begin).offset;
+  return {.seed = tensor.seed, .position = first + (at - group.begin)};
 }
 
 std::vector<GroupRows> LoadPlan::rows(const CopyGroup& group) const {
@@ -195,6 +225,26 @@ std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
   sums.reserve(plan.groups().size());
   for (const CopyGroup& group : plan.groups())
     sums.push_back(plan.checksum(group, plan.bucket_of(arena, group.bucket), scratch));
+  return sums;
+}
+
+std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
+                                              std::span<const std::byte> arena,
+                                              const ContentDigests& digests) {
+  CopyScratch scratch;
+  std::vector<std::uint64_t> sums;
+  sums.reserve(plan.groups().size());
+  for (const CopyGroup& group : plan.groups()) {
+    const LoadTensor& tensor = plan.tensors()[group.tensor];
+    if (!is_summed_in_place(tensor, group)) {
+      sums.push_back(plan.checksum(group, plan.bucket_of(arena, group.bucket), scratch));
+      continue;
+    }
+    const std::uint64_t begin = tensor.shard.run_at(group.begin).offset;
+    sums.push_back(LoadPlan::group_checksum(
+        group, sum_of_leaves(tensor, digests.leaves_of(tensor.manifest_index), arena, begin,
+                             begin + group.bytes)));
+  }
   return sums;
 }
 

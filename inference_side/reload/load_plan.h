@@ -5,9 +5,11 @@
 //
 // A copy group is the part of one tensor of the rank that lies in one bucket. Its bytes are
 // consecutive in the rank's own tensor (row-major, dense) and may be strided in the bucket. Its
-// checksum depends only on those bytes: it is fold() of their WordSum with the seed 0, from
-// position 0 on. A group is copied in chunks of CopyScratch::kBytes (the last one is shorter), in
-// any order and by any threads. The checksum of the group is computed from those of its chunks.
+// checksum is fold() of their WordSum with the seed of the tensor's name. The bytes have their
+// positions in the whole tensor if the shard is one range of it and the group begins at a word of
+// it. Their sum then follows from the leaf sums of the content digest. Otherwise the positions
+// begin at 0. A group is copied in chunks of CopyScratch::kBytes (the last one is shorter), in any
+// order and by any threads. The sum of the group is that of its chunks.
 //
 // Thread: a LoadPlan is immutable. Any number of threads may execute its chunks, each with its own
 // CopyScratch.
@@ -25,6 +27,7 @@
 #include "shared/control/messages.h"
 #include "shared/device/piece_digest.h"
 #include "shared/weights/bucket_plan.h"
+#include "shared/weights/content_digest.h"
 #include "shared/weights/manifest.h"
 
 namespace wsync::reload {
@@ -107,6 +110,9 @@ class LoadPlan {
   [[nodiscard]] static std::uint64_t chunk_count(const CopyGroup& group) noexcept {
     return (group.bytes + CopyScratch::kBytes - 1) / CopyScratch::kBytes;
   }
+  // Where byte `at` of the rank's own tensor lies in the sum of its group. `at` is the first byte
+  // of the group, or whole words behind it.
+  [[nodiscard]] SumPlace place(const CopyGroup& group, std::uint64_t at) const;
   // The checksum of a group with this sum.
   [[nodiscard]] static std::uint64_t group_checksum(const CopyGroup& group,
                                                     const WordSum& sum) noexcept {
@@ -140,6 +146,11 @@ class LoadPlan {
 // The checksum of each group, in the plan's order, over the arena's bytes.
 [[nodiscard]] std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
                                                             std::span<const std::byte> arena);
+// The same from the verified digests of the arena. It reads only groups whose bytes are strided in
+// the arena, and parts of leaves at the edges of a shard.
+[[nodiscard]] std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
+                                                            std::span<const std::byte> arena,
+                                                            const ContentDigests& digests);
 
 // The same as computed by a GPU: Prepare.checksums of kind cuda.
 [[nodiscard]] std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,

@@ -29,7 +29,7 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(
   load->plan = std::move(plan);
   load->checksums = sum == GroupSum::kPieceDigest
                         ? piece_checksums(load->plan, version.data(), helpers)
-                        : reload::expected_checksums(load->plan, version.data());
+                        : reload::expected_checksums(load->plan, version.data(), version.digests());
   return load;
 }
 

@@ -77,7 +77,8 @@ std::span<const WordSum> ContentDigester::leaves(std::uint32_t tensor) const {
 }
 
 Result<ContentDigests> ContentDigester::finish() const {
-  ContentDigests digests;
+  ContentDigests digests{
+      .leaves = leaves_, .first_leaf = first_leaf_, .sums = {}, .tensors = {}, .root = {}};
   digests.tensors.reserve(manifest_->size());
   for (std::uint32_t tensor = 0; tensor < manifest_->size(); ++tensor) {
     WordSum sum;

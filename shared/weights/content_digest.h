@@ -33,10 +33,16 @@ namespace wsync {
 [[nodiscard]] Digest root_digest(std::span<const Digest> tensors);
 
 struct ContentDigests {
-  std::vector<WordSum> sums;    // of the tensors, in manifest order
-  std::vector<Digest> tensors;  // likewise
+  std::vector<WordSum> leaves;            // of all tensors, in manifest order
+  std::vector<std::uint64_t> first_leaf;  // of each tensor in `leaves`, and one end entry
+  std::vector<WordSum> sums;              // of the tensors, in manifest order
+  std::vector<Digest> tensors;            // likewise
   Digest root;
   friend bool operator==(const ContentDigests&, const ContentDigests&) = default;
+  [[nodiscard]] std::span<const WordSum> leaves_of(std::uint32_t tensor) const {
+    return std::span(leaves).subspan(first_leaf[tensor],
+                                     first_leaf[tensor + 1] - first_leaf[tensor]);
+  }
 };
 
 // Collects sums of leaves in any order. Thread: several threads may add at the same time if no two

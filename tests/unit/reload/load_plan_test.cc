@@ -91,6 +91,15 @@ RandomModel random_model(std::uint64_t seed) {
   return model;
 }
 
+ContentDigests digests_of(const RandomModel& model) {
+  ContentDigester digester(model.manifest);
+  for (const Piece& piece : model.plan.pieces())
+    EXPECT_TRUE(
+        digester.add(piece.tensor, piece.tensor_offset,
+                     std::span(model.arena).subspan(model.plan.arena_offset(piece), piece.bytes)));
+  return digester.finish().value();
+}
+
 TEST(LoadPlan, LoadsEveryShardExactlyAndBothSidesAgreeOnChecksums) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(seed);
@@ -98,6 +107,8 @@ TEST(LoadPlan, LoadsEveryShardExactlyAndBothSidesAgreeOnChecksums) {
     const auto plan = LoadPlan::make(model.manifest, model.plan, model.tensors);
     ASSERT_TRUE(plan) << plan.error().message();
     const auto expected = expected_checksums(*plan, model.arena);
+    EXPECT_EQ(expected_checksums(*plan, model.arena, digests_of(model)), expected)
+        << "from the leaves of the content digest";
     std::vector<std::vector<std::byte>> held;
     for (const LoadTensor& tensor : plan->tensors()) held.emplace_back(tensor.shard.bytes());
     CopyScratch scratch;
