@@ -1,7 +1,7 @@
 // Registration: whether the coordinator has welcomed this sidecar, and when the next Hello is due.
 //
-// A Hello or its Welcome may be lost on a connection that stays open. So a Hello is repeated until a
-// Welcome answers it, also one that a welcomed sidecar has sent: under a new fence, or because it
+// A Hello or its Welcome may be lost on a connection that stays open. So a Hello is repeated until
+// a Welcome answers it, also one that a welcomed sidecar has sent: under a new fence, or because it
 // has lost a copy. A refusal does not end that: the name may become free.
 //
 // Thread: confined to one thread. Pure.

@@ -71,8 +71,8 @@ struct Prepare {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::vector<std::uint64_t>
-      checksums;  // of each copy group of this rank's load plan, in plan order, as returned by
-                  // LoadPlan::execute; cuda: the folded PieceDigest of the group's bytes
+      checksums;  // of each copy group of this rank's load plan, in plan order, as in
+                  // LoadPlan::group_checksum; cuda: the folded PieceDigest of its bytes
 };
 struct Prepared {
   static constexpr MessageType kType = MessageType::kPrepared;
