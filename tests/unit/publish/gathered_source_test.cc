@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <random>
 
+#include "shared/base/stream_copy.h"
+
 namespace wsync::publish {
 namespace {
 
@@ -38,6 +40,12 @@ Memory read_all(GatheredSource& source, const std::string& name) {
     const std::size_t n = std::min<std::size_t>(37, found.size() - at);
     EXPECT_TRUE(source.read(index, at, std::span(found).subspan(at, n)).has_value());
   }
+  // The same bytes with their sum, in one piece.
+  const SumPlace place{.seed = seed_of(name)};
+  Memory summed(found.size());
+  const auto sum = source.read_sum(index, place, summed);
+  EXPECT_TRUE(sum.has_value() && *sum == word_sum(found, place)) << name;
+  EXPECT_EQ(summed, found) << name;
   return found;
 }
 
@@ -75,6 +83,18 @@ TEST(GatheredSource, ShardsOfEveryDimensionComeTogether) {
   EXPECT_EQ(read_all(*source, "middle"), middle_whole);
   EXPECT_EQ(read_all(*source, "same"), same_bytes);
   EXPECT_EQ(read_all(*source, "alone"), alone_bytes);
+}
+
+// Ranks whose parts are whole words are copied and summed in one loop.
+TEST(GatheredSource, PartsOfWholeWordsAreSummedWhileTheyAreCopied) {
+  const TensorInfo info{.name = "words", .dtype = DType::kF32, .shape = {300, 32}};
+  const Memory whole = random_bytes(300 * 128);
+  const Memory first = cut(whole, 128, 0, 40);
+  const Memory second = cut(whole, 128, 40, 88);
+  auto source = GatheredSource::create(
+      {{part(info, ShardRange{1, 0, 10}, first)}, {part(info, ShardRange{1, 10, 22}, second)}});
+  ASSERT_TRUE(source.has_value()) << source.error().message();
+  EXPECT_EQ(read_all(*source, "words"), whole);
 }
 
 TEST(GatheredSource, CallbackOfARankIsReadAndItsErrorNamesTheRank) {
