@@ -254,10 +254,11 @@ void Store::drop_unused_arenas(std::uint64_t except_bytes) {
 // has continued, only one free arena is kept, because the engine may be late again.
 void Store::drop_spare_arenas() {
   if (planted("spare_arenas_are_kept")) return;
+  const std::uint64_t bytes = arriving_->job.plan->arena_bytes();
   bool has_spare = false;
   const auto spare = std::ranges::partition(own_, [&](const auto& own) {
     if (own.use_count() != 1 || !is_free(*own)) return true;
-    return !std::exchange(has_spare, true);
+    return own->arena.data_bytes() == bytes && !std::exchange(has_spare, true);
   });
   for (auto& own : spare) destroy_later(std::move(own));
   own_.erase(spare.begin(), spare.end());

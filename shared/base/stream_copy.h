@@ -36,9 +36,9 @@ enum class CopyKind : std::uint8_t {
 // Copies without a sum. This is the baseline for the other kinds of copy.
 void copy_streaming(std::span<std::byte> destination, std::span<const std::byte> source,
                     CopyKind kind = best_copy_kind()) noexcept;
-// Copies and returns the sum of the source, whose first byte lies at `place`. It is fastest if the
-// destination's address and the position are equal mod 64. The source must not change during the
-// call: otherwise it is read twice, 16 KiB at a time. Only the end of a tensor may cut a word.
+// Copies and returns the sum of the source, whose first byte lies at `place`. The source
+// must not change during the call: if the destination's address and the position differ mod 64, it
+// is read twice, 16 KiB at a time. Only the end of a tensor may cut a word.
 [[nodiscard]] WordSum copy_streaming_sum(std::span<std::byte> destination,
                                          std::span<const std::byte> source, const SumPlace& place,
                                          CopyKind kind = best_copy_kind()) noexcept;

@@ -8,18 +8,17 @@
 //   product    the sum over all blocks b of m(b) times the sum over the words w of the block of
 //              low32(x) * high32(x), where x = w ^ k(i mod 512)
 //   sum        the sum of all words
-//   keys       k: fixed random numbers, the first 512 of the splitmix64 generator (Steele, Lea,
-//   Flood:
-//              Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) from the state "wsync"
+//   keys       k: the first 512 numbers of the generator splitmix64 from the state "wsync"
 //   factors    m(b) = mix(seed + (b + 1) * 0x9e3779b97f4a7c15) | 1, where `mix` is the output
 //              function of splitmix64 and `seed` is that of the tensor
 //
-// All arithmetic is mod 2^64. The product of halves of a keyed word is that of the hash family NH
-// (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, CRYPTO 1999, section 4.2). A change of a single
-// word always changes `sum`. Words that change places within a block are found by their keys,
-// blocks by their factors, and tensors that are taken for each other by their seeds. Words that
-// change in several places so that `sum` stays the same are missed with a probability of about
-// 2^-32 for two words of a block, less for more. It finds accidents, not attackers.
+// All arithmetic is mod 2^64. The generator is that of Steele, Lea and Flood (Fast Splittable
+// Pseudorandom Number Generators, OOPSLA 2014). The product of halves of a keyed word is that of
+// the hash family NH (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, CRYPTO 1999, section 4.2). A
+// change of a single word always changes `sum`. Words that change places within a block are found
+// by their keys, blocks by their factors, and tensors that are taken for each other by their seeds.
+// Words that change in several places so that `sum` stays the same are missed with a probability of
+// about 2^-32 for two words of a block, less for more. It finds accidents, not attackers.
 //
 // Pure; any thread.
 #pragma once

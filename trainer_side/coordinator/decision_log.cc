@@ -309,10 +309,11 @@ Result<Version> DecisionLog::choose_rollback(const Roster& roster, const Version
   if (!lacking.empty())
     return refuse(fmt::format("{} is no longer held by sidecar {}", version.to_string(), lacking));
   if (version != record_.target && !was_decided(roster, version))
-    return refuse(fmt::format(
-        "{} was offered, but as far as is known never decided: push it to have it served, or try "
-        "again when a sidecar has stored the newest decision",
-        version.to_string()));
+    return refuse(
+        fmt::format("{} was offered, but this coordinator does not know that it was ever decided: "
+                    "push it to have "
+                    "it served",
+                    version.to_string()));
   return version;
 }
 

@@ -29,7 +29,7 @@ namespace wsync::coordinator {
 // A kind of transport that has failed for a sidecar.
 struct TransportFailure {
   std::string why;
-  // It is not used. Otherwise its time has come, and the next version tries it again.
+  // True: the kind is not used. False: it may be tried again with the next version.
   bool avoided = true;
   TimePoint again{};                   // when it may be tried again
   std::chrono::milliseconds pause{0};  // until then; doubles with each failure

@@ -220,7 +220,9 @@ void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Membe
                    const bool current =
                        coordinator::handle(context, log.record(), member, switched);
                    if (current && !member.finishes) member.knows_withdrawn |= all_named;
-                   if (current) stop_finishing(context, log.record(), member);
+                   // Without an engine it owes no outcome, and its bytes may still be on their way.
+                   if (current && !is_finishing(member))
+                     stop_finishing(context, log.record(), member);
                    if (current && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Heartbeat& heartbeat) {
@@ -254,7 +256,8 @@ void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log
   if (!answer) return fail_delivery(context, log, member, answer.error().message());
   if (*answer == StagedAnswer::kStageAgain) return stage(context, log, member);
   if (*answer != StagedAnswer::kComplete) return;
-  if (member.finishes && member.finishes->target != staged.version)
+  if (member.finishes &&
+      (member.finishes->target != staged.version || member.switched == member.finishes->number))
     stop_finishing(context, log.record(), member);
   if (is_in_round(member) && round_->state() != RoundState::kSwitching)
     advance(context, log);
@@ -307,6 +310,10 @@ void RoundScheduler::catch_up(CoordinatorContext& context, const DecisionLog& lo
     return;
   const DeliveryState state = member.delivery.state();
   if (state != DeliveryState::kNone && state != DeliveryState::kStaged) return;
+  // The running round decides a newer version, which is offered when the round has ended.
+  if (member.finishes && round_ && round_->kind() == RoundKind::kPublish &&
+      round_->state() != RoundState::kSwitching)
+    return;
   if (announce_target(context, log, member)) return;
   // Even without a snapshot here, the sidecar must learn the target and the withdrawn versions.
   if (member.decided < record.number && member.asked < record.number) {
@@ -339,6 +346,11 @@ void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member
 
 void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
                                    const std::string& why) {
+  // A kind that was tried again, and hangs.
+  if (const std::string kind = member.delivery.transport();
+      member.delivery.reads_from(context.options.transports) &&
+      member.failed_transports.contains(kind) && has_alternative(context.options, member, kind))
+    (void)note_failed_transport(member, kind, why, context.now);
   member.delivery.fail(why, context.now + kCatchUpRetry);
   member.finishes.reset();
   if (!is_in_round(member) || round_->kind() != RoundKind::kPublish) return;
@@ -494,7 +506,7 @@ void RoundScheduler::drop_unneeded(CoordinatorContext& context, const DecisionLo
 void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log,
                                    const std::optional<RollbackRequested>& rollback) {
   const CoordinatorRecord& record = log.record();
-  unanswered_.reset();
+  const bool unanswered = std::exchange(unanswered_, std::nullopt).has_value();
   if (rollback &&
       round_)  // it was switching in turns; the waiting publish begins after the rollback
     end_decided(context, log,
@@ -509,7 +521,8 @@ void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log
         context, std::exchange(promoting_, std::nullopt)->request, record.target));
   else if (round_)
     round_->begin_switching(context);
-  if (!round_ || round_->kind() != RoundKind::kPublish)
+  const bool late = !round_ && unanswered;  // its publish has ended at its deadline
+  if (!late && (!round_ || round_->kind() != RoundKind::kPublish))
     slow_.interrupt(
         context, fmt::format("a newer decision, for {}, is in effect", record.target.to_string()));
   // The version before the previous one can no longer be a target, so the next snapshot may have
@@ -622,7 +635,7 @@ void RoundScheduler::note_held(TimePoint now, const CoordinatorRecord& record) {
 void RoundScheduler::note_changes(CoordinatorContext& context, const DecisionLog& log) {
   if (!canary_.name().empty() || is_for_canary(log.record())) note_canary(context, log);
   if (round_) round_->count(context, log.record().number);
-  if (round_ && waiting_) round_->hurry(context);
+  if (round_) round_->hurry(context, waiting_.has_value());
   std::vector<Member*> changed = context.roster.changed();
   if (context.roster.all_changed()) {
     changed.clear();

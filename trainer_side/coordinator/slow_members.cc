@@ -10,12 +10,6 @@
 namespace wsync::coordinator {
 namespace {
 
-// Whether the sidecar is still receiving the version that it finishes.
-bool is_finishing(const Member* member) {
-  return member != nullptr && member->finishes && member->delivery.is_under_way() &&
-         member->delivery.version() == member->finishes->target;
-}
-
 bool is_staging(const Member& member, const CoordinatorRecord& record) {
   return member.joined && member.delivery.state() == DeliveryState::kStaging &&
          member.delivery.version() == record.target && !knows_newer(record, member);
@@ -37,6 +31,11 @@ bool others_suffice(const CoordinatorContext& context, const std::set<std::strin
 }
 
 }  // namespace
+
+bool is_finishing(const Member& member) {
+  return member.finishes && member.delivery.is_under_way() &&
+         member.delivery.version() == member.finishes->target;
+}
 
 std::uint32_t needed_replicas(const CoordinatorOptions& options) {
   const bool quorum = options.commit.rule == CommitRule::kQuorum;
@@ -67,6 +66,7 @@ std::set<std::string> SlowMembers::leave_out(CoordinatorContext& context,
     if (names_.contains(name)) continue;
     Member& member = context.roster.add(name);
     if (!shared) shared = std::make_shared<const CoordinatorRecord>(record);
+    stop_finishing(context, record, member);  // of an older version, which it has staged
     member.finishes = shared;
     if (member.decided < record.number) send_decide(context, record, member);
   }
@@ -78,7 +78,7 @@ std::set<std::string> SlowMembers::leave_out(CoordinatorContext& context,
 void SlowMembers::interrupt(CoordinatorContext& context, const std::string& why) {
   names_.clear();
   for (auto& [name, member] : context.roster.change_all()) {
-    if (is_finishing(&member)) {
+    if (is_finishing(member)) {
       context.send(member, control::Abort{.version = member.delivery.version(), .reason = why},
                    member.delivery.round());
       member.delivery.forget();
@@ -89,13 +89,18 @@ void SlowMembers::interrupt(CoordinatorContext& context, const std::string& why)
 }
 
 Version SlowMembers::version(const Roster& roster) const {
-  const bool any = std::ranges::any_of(
-      names_, [&](const std::string& name) { return is_finishing(roster.find(name)); });
+  const bool any = std::ranges::any_of(names_, [&](const std::string& name) {
+    const Member* member = roster.find(name);
+    return member != nullptr && is_finishing(*member);
+  });
   return any ? version_ : Version{};
 }
 
 void SlowMembers::remove_finished(const Roster& roster) {
-  std::erase_if(names_, [&](const std::string& name) { return !is_finishing(roster.find(name)); });
+  std::erase_if(names_, [&](const std::string& name) {
+    const Member* member = roster.find(name);
+    return member == nullptr || !is_finishing(*member);
+  });
 }
 
 }  // namespace wsync::coordinator

@@ -19,6 +19,8 @@
 
 namespace wsync::coordinator {
 
+// Whether the sidecar is still receiving the version that it finishes.
+[[nodiscard]] bool is_finishing(const Member& member);
 // Number of complete replicas that must have staged a version before it can be decided.
 [[nodiscard]] std::uint32_t needed_replicas(const CoordinatorOptions& options);
 

@@ -59,7 +59,7 @@ std::string why_unreported(const Member& member) {
   if (!member.delivery.failure().empty()) return member.delivery.failure();
   if (!member.refused.empty()) return "it refused the decision: " + member.refused;
   if (member.delivery.state() == DeliveryState::kStaging)
-    return fmt::format("it is still staging {}, and goes on",
+    return fmt::format("it is still staging {}, and continues",
                        member.delivery.version().to_string());
   return "it did not report before the deadline";
 }
@@ -292,12 +292,15 @@ void UpdateRound::extend_switch(const CoordinatorContext& context) {
     deadline_ = in_time(context, context.options.whole_switch + kReportMargin);
 }
 
-void UpdateRound::hurry(const CoordinatorContext& context) {
-  const bool only_slow = state_ == RoundState::kSwitching && total_.slow > 0 &&
+void UpdateRound::hurry(const CoordinatorContext& context, bool publish_waits) {
+  const bool only_slow = kind_ == RoundKind::kPublish && state_ == RoundState::kSwitching &&
+                         context.options.commit.rule != CommitRule::kAll && total_.slow > 0 &&
                          total_.over + total_.slow == members_.size();
-  if (!only_slow) return only_slow_since_.reset();
-  if (!only_slow_since_) only_slow_since_ = context.now;
-  deadline_ = std::min(deadline_, *only_slow_since_ + (*only_slow_since_ - started_));
+  if (!only_slow) only_slow_since_.reset();
+  if (only_slow && !only_slow_since_) only_slow_since_ = context.now;
+  hurried_.reset();
+  if (publish_waits && only_slow_since_)
+    hurried_ = *only_slow_since_ + (*only_slow_since_ - started_);
 }
 
 bool UpdateRound::owes_nothing(const Member& member, std::uint64_t number) const {

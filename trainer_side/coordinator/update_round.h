@@ -5,6 +5,7 @@
 // Thread: confined to one thread. No I/O.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -71,7 +72,9 @@ class UpdateRound {
   [[nodiscard]] const std::vector<std::string>& members() const noexcept { return members_; }
   [[nodiscard]] bool has(const Member& member) const;
   // Deadline of the current state; never after that of the whole publish.
-  [[nodiscard]] TimePoint deadline() const noexcept { return deadline_; }
+  [[nodiscard]] TimePoint deadline() const noexcept {
+    return hurried_ ? std::min(deadline_, *hurried_) : deadline_;
+  }
   // Current activity for messages: "announcing", "staging", "switching".
   [[nodiscard]] std::string_view activity() const noexcept;
 
@@ -92,9 +95,9 @@ class UpdateRound {
   // turn. Does nothing before the decision.
   void extend_switch(const CoordinatorContext& context);
 
-  // Another publish waits. If only slow members are missing (they are still staging), the deadline
-  // of the switch becomes as long after the others were done as the round had needed until then.
-  void hurry(const CoordinatorContext& context);
+  // Call it after count(). While another publish waits and only slow members are missing (they are
+  // still staging), the round ends when it has lasted twice as long as the other members needed.
+  void hurry(const CoordinatorContext& context, bool publish_waits);
 
   // The canary's name if the member has it and must report its outcome; otherwise empty.
   [[nodiscard]] std::string canary_of(const Member& member) const;
@@ -174,6 +177,7 @@ class UpdateRound {
   TimePoint deadline_{};
   TimePoint started_{};
   TimePoint decided_{};
+  std::optional<TimePoint> hurried_;          // the earlier deadline of hurry()
   std::optional<TimePoint> only_slow_since_;  // since when only slow members are missing
   Version from_;                              // of a rollback
   std::vector<control::Problem> problems_;

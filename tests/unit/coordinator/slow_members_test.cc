@@ -176,17 +176,69 @@ TEST_F(SlowMembers, ARollbackStopsIt) {
 }
 
 TEST_F(SlowMembers, ARoundEndsEarlierIfAnotherPublishWaits) {
-  const auto begin = fleet.now;
   (void)publish_fast(1);
-  fleet.now = begin + std::chrono::seconds(2);
+  fleet.now = fleet.now + std::chrono::seconds(2);
+  fleet.step(CoordinatorTick{});
+  ASSERT_TRUE(fleet.rounds.empty()) << "nothing waits";
   fleet.publish(2);
-  ASSERT_TRUE(fleet.rounds.empty()) << "it may still be in time";
-  EXPECT_LE(*fleet.coordinator.next_wake(), fleet.now + std::chrono::seconds(2));
+  EXPECT_LE(*fleet.coordinator.next_wake(), fleet.now);
   pass_deadline();
   ASSERT_EQ(fleet.rounds.size(), 1U);
-  EXPECT_THAT(fleet.rounds[0].reply.reason, HasSubstr("is still staging 1.1, and goes on"));
+  EXPECT_THAT(fleet.rounds[0].reply.reason, HasSubstr("is still staging 1.1, and continues"));
   EXPECT_EQ(fleet.count<control::Announce>("a"), 2U) << "the waiting round has begun";
   EXPECT_EQ(fleet.count<control::Announce>("slow"), 1U);
+}
+
+// Without an engine a sidecar owes no outcome, so it reports before its bytes have arrived.
+TEST_F(SlowMembers, OneWithoutAnEngineFinishesItsVersionToo) {
+  const Version one = first();
+  const auto offer = fleet.last<control::Announce>("slow");
+  (void)publish_fast(2);
+  const auto decide = fleet.last<control::Decide>("slow");
+  ASSERT_TRUE(decide.has_value());
+  fleet.from("slow", control::Decided{.number = decide->second.number});
+  fleet.from("slow", control::Switched{.number = decide->second.number, .target = one});
+  for (std::uint64_t request = 3; request < 6; ++request) (void)publish_fast(request);
+  EXPECT_THAT(fleet.dropped, testing::Not(testing::Contains(one))) << "it is still being read";
+  EXPECT_EQ(fleet.count<control::Announce>("slow"), 1U);
+  EXPECT_EQ(fleet.last<control::Decide>("slow")->second.target, one);
+  staged_slow(one, offer->first.round);
+  EXPECT_EQ(fleet.last<control::Announce>("slow")->second.version, fleet.coordinator.target());
+  fleet.accept("slow");
+  fleet.staged("slow");
+  EXPECT_EQ(fleet.last<control::Decide>("slow")->second.target, fleet.coordinator.target());
+}
+
+TEST_F(SlowMembers, OneThatFinishesDuringARoundIsOfferedTheVersionOfThatRound) {
+  const Version one = first();
+  const auto offer = fleet.last<control::Announce>("slow");
+  (void)publish_fast(2);
+  fleet.publish(3);
+  staged_slow(one, offer->first.round);
+  EXPECT_EQ(fleet.count<control::Announce>("slow"), 1U) << "the target is about to be replaced";
+  for (const char* peer : {"a", "b"}) fleet.accept(peer);
+  for (const char* peer : {"a", "b"}) fleet.staged(peer);
+  for (const char* peer : {"a", "b"}) fleet.switched(peer);
+  EXPECT_EQ(fleet.last<control::Announce>("slow")->second.version, fleet.coordinator.target());
+}
+
+TEST_F(SlowMembers, TheEarlierEndOfARoundIsTakenBack) {
+  const auto begin = fleet.now;
+  fleet.publish(1);
+  for (const char* peer : {"a", "b", "slow"}) fleet.accept(peer);
+  for (const char* peer : {"a", "b"}) fleet.staged(peer);
+  fleet.now = begin + std::chrono::seconds(1);
+  for (const char* peer : {"a", "b"}) fleet.switched(peer);
+  const TimePoint whole = *fleet.coordinator.next_wake();
+  fleet.now = begin + std::chrono::seconds(20);
+  fleet.publish(2);
+  EXPECT_EQ(*fleet.coordinator.next_wake(), begin + std::chrono::seconds(2))
+      << "twice as long as the others needed, however late the publish comes";
+  EXPECT_TRUE(fleet.cancel({1, 2}).ok);
+  EXPECT_EQ(*fleet.coordinator.next_wake(), whole) << "nothing waits any more";
+  fleet.publish(3);
+  fleet.staged("slow");
+  EXPECT_GT(*fleet.coordinator.next_wake(), fleet.now) << "it is switching now, like any other";
 }
 
 TEST_F(SlowMembers, ItIsTakenIntoTheRoundIfTheOthersAreGone) {
@@ -195,6 +247,28 @@ TEST_F(SlowMembers, ItIsTakenIntoTheRoundIfTheOthersAreGone) {
   for (const char* peer : {"a", "b"}) fleet.step(PeerLost{.peer = peer, .reason = "killed"});
   fleet.publish(3);
   EXPECT_GT(fleet.last<control::Announce>("slow")->second.version, one);
+}
+
+TEST_F(SlowMembers, AKindOfTransportThatIsTriedAgainAndHangsIsAvoidedAgain) {
+  fleet.publish(1);
+  for (const char* peer : {"a", "b", "slow"}) fleet.accept(peer);
+  const auto offer = fleet.last<control::Announce>("slow");
+  fleet.from("slow", control::Staged{.version = offer->second.version, .failure = "no memory"},
+             offer->first.round);
+  fleet.accept("slow");
+  EXPECT_EQ(slow().delivery.transport(), "tcp");
+  for (const char* peer : {"a", "b", "slow"}) fleet.staged(peer);
+  for (const char* peer : {"a", "b", "slow"}) fleet.switched(peer);
+  fleet.now = fleet.now + std::chrono::seconds(11);
+  fleet.publish(2);
+  for (const char* peer : {"a", "b", "slow"}) fleet.accept(peer);
+  EXPECT_EQ(slow().delivery.transport(), "memfd");
+  for (const char* peer : {"a", "b"}) fleet.staged(peer);
+  for (const char* peer : {"a", "b"}) fleet.switched(peer);
+  for (int i = 0; i < 8 && slow().delivery.state() != DeliveryState::kAnnounced; ++i)
+    pass_deadline();
+  fleet.accept("slow");
+  EXPECT_EQ(slow().delivery.transport(), "tcp");
 }
 
 TEST_F(SlowMembersOfAll, EveryRoundHasItUnderAll) {
@@ -206,6 +280,18 @@ TEST_F(SlowMembersOfAll, EveryRoundHasItUnderAll) {
   pass_deadline();
   fleet.publish(3);
   EXPECT_EQ(fleet.count<control::Announce>("slow"), 3U);
+}
+
+TEST_F(SlowMembersOfAll, ARoundUnderAllIsNotHurried) {
+  fleet.publish(1);
+  for (const char* peer : {"a", "b", "slow"}) fleet.accept(peer);
+  for (const char* peer : {"a", "b", "slow"}) fleet.staged(peer);
+  for (const char* peer : {"a", "b"}) fleet.switched(peer);
+  fleet.restarted("slow", Fleet::hello("slow"));
+  fleet.accept("slow");
+  const TimePoint whole = *fleet.coordinator.next_wake();
+  fleet.publish(2);
+  EXPECT_EQ(*fleet.coordinator.next_wake(), whole);
 }
 
 TEST_F(SlowMembersOfQuorum, ItIsLeftOutOnlyIfTheOthersReachTheQuorum) {
