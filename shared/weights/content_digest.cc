@@ -71,11 +71,6 @@ Result<> ContentDigester::add_leaf(std::uint32_t tensor, std::uint64_t leaf, con
   return {};
 }
 
-std::span<const WordSum> ContentDigester::leaves(std::uint32_t tensor) const {
-  return std::span(leaves_).subspan(first_leaf_[tensor],
-                                    first_leaf_[tensor + 1] - first_leaf_[tensor]);
-}
-
 Result<ContentDigests> ContentDigester::finish() const {
   ContentDigests digests{
       .leaves = leaves_, .first_leaf = first_leaf_, .sums = {}, .tensors = {}, .root = {}};

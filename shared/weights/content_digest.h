@@ -60,8 +60,6 @@ class ContentDigester {
   // Adds the sum of one leaf that was computed elsewhere, at its place(). kInvalidInput if there is
   // no such leaf. Adding a leaf again replaces the earlier sum.
   [[nodiscard]] Result<> add_leaf(std::uint32_t tensor, std::uint64_t leaf, const WordSum& sum);
-  // Returns the sums of the leaves of one tensor so far; zeros for a leaf that was not added.
-  [[nodiscard]] std::span<const WordSum> leaves(std::uint32_t tensor) const;
   // kDigestMismatch, naming the first tensor with a leaf that was never added.
   [[nodiscard]] Result<ContentDigests> finish() const;
 
