@@ -118,16 +118,18 @@ def problems_of(build: pathlib.Path, cases: List[Case]) -> Iterator[str]:
 
 def check_faults(build: pathlib.Path, cases: List[Case]) -> int:
     width = max(len(case.fault) for case in cases)
-    caught = 0
+    missed = []
     for case, problem in zip(cases, problems_of(build, cases)):
-        caught += not problem
+        if problem:
+            missed.append(case.fault)
         verdict = "MISSED" if problem else "caught"
         print(f"{verdict}  {case.fault:<{width}}  {case.executable} {case.test}", flush=True)
         reason, _, output = problem.partition("\n")
         for line in [reason, *output.splitlines()[-OUTPUT_LINES:]] if problem else []:
             print(f"        {line}")
-    print(f"{len(cases)} planted faults, {caught} caught")
-    return 0 if caught == len(cases) else 1
+    print(f"{len(cases)} planted faults, {len(cases) - len(missed)} caught" +
+          (f"; missed: {', '.join(missed)}" if missed else ""))
+    return 1 if missed else 0
 
 
 def main(arguments: List[str]) -> int:
