@@ -243,6 +243,7 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
       },
       [&](const NotifyPrepared& a) { engine_.on_prepared(a.version); },
       [&](const ForgetVersion& a) { loader_->forget(a.version); },
+      [&](const ForgetArenas&) { loader_->forget_arenas(); },
       [&](const PauseEngine& a) {
         if (auto paused = engine_.pause(a.mode, a.deadline_ms); !paused)
           execute(machine_.handle_pause_failed(a.request, paused.error()));

@@ -46,13 +46,13 @@ Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
 }
 
 Result<MappedVersion> MappedVersion::open(int fd, const ArenaExpectation& expected,
-                                          std::uint64_t data_bytes) {
+                                          std::uint64_t data_bytes, KeptMappings& kept) {
   MappedVersion mapped;
   if (planted("engine_no_lease")) {
     mapped.without_lease_ = WSYNC_TRY(MappedRegion::map(fd, kArenaHeaderBytes + data_bytes, false));
     return mapped;
   }
-  mapped.view_ = WSYNC_TRY(ArenaView::open(fd, expected));
+  mapped.view_ = WSYNC_TRY(ArenaView::open(fd, expected, 1, &kept));
   if (mapped.view_->data().size() < data_bytes)
     return fail(ErrorCode::kRefused, fmt::format("the arena has {} bytes, but the layout needs {}",
                                                  mapped.view_->data().size(), data_bytes));
@@ -115,7 +115,7 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
     const ArenaExpectation expected{
         .version = std::pair{std::uint64_t{message.version.epoch}, message.version.step},
         .layout = message.layout_digest};
-    auto arena = WSYNC_TRY(MappedVersion::open(fd, expected, plan.arena_bytes()));
+    auto arena = WSYNC_TRY(MappedVersion::open(fd, expected, plan.arena_bytes(), kept_));
     prepared->arena = std::move(arena);
   }
   if (description_->take == control::TakeMode::kAdopt) {
@@ -131,7 +131,8 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
                 "tensor {}: this rank takes a strided part, which cannot be adopted in place",
                 description_->tensors[t].description.name));
     }
-    if (reload::expected_checksums(plan, prepared->arena->data()) != prepared->checksums)
+    if (!message.is_verified &&
+        reload::expected_checksums(plan, prepared->arena->data()) != prepared->checksums)
       return fail(ErrorCode::kDigestMismatch,
                   fmt::format("the mapped arena does not contain version {}: checksums differ",
                               message.version.to_string()));

@@ -36,10 +36,10 @@ struct EngineLayout {
 class MappedVersion {
  public:
   // Verifies the header, maps the arena and populates its pages. Holds the lease when it returns.
-  // `fd` is borrowed. Returns kRefused if the arena has fewer than `data_bytes`; otherwise errors
-  // as ArenaView::open().
+  // `fd` and `kept` are borrowed for the call. Returns kRefused if the arena has fewer than
+  // `data_bytes`; otherwise errors as ArenaView::open().
   [[nodiscard]] static Result<MappedVersion> open(int fd, const ArenaExpectation& expected,
-                                                  std::uint64_t data_bytes);
+                                                  std::uint64_t data_bytes, KeptMappings& kept);
   // Takes the lease again. Returns kRefused if the arena has been reused for another version, which
   // the sidecar prevents while the version may be loaded.
   [[nodiscard]] Result<> acquire();
@@ -66,11 +66,13 @@ class Preparer {
   explicit Preparer(const EngineDescription& description) : description_(&description) {}
   // Checks the message, makes the load plan, and maps the arena of `fd` (-1 if versions come in
   // buckets). For a rank that adopts, the arena is compared with its checksums here, while the
-  // engine still serves. Returns kInvalidInput, kNotFound for a layout that was never sent,
-  // kRefused for a version that cannot be adopted, kDigestMismatch; otherwise errors of
-  // MappedVersion::open().
+  // engine still serves, unless the sidecar has verified it. Returns kInvalidInput, kNotFound for a
+  // layout that was never sent, kRefused for a version that cannot be adopted, kDigestMismatch;
+  // otherwise errors of MappedVersion::open().
   [[nodiscard]] Result<std::unique_ptr<PreparedVersion>> prepare(const control::Prepare& message,
                                                                  int fd);
+  // Gives up the mappings that are kept for later versions. Those of prepared versions stay.
+  void forget_arenas() { kept_.take_all().clear(); }
 
  private:
   [[nodiscard]] Result<std::shared_ptr<const EngineLayout>> layout_of(
@@ -79,6 +81,7 @@ class Preparer {
   std::shared_ptr<const EngineLayout> layout_;
   Digest manifest_digest_;
   std::optional<Manifest> manifest_;
+  KeptMappings kept_;
 };
 
 }  // namespace wsync::engine

@@ -257,6 +257,11 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
   return only(ForgetVersion{message.version});
 }
 
+RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
+                                        const control::UnmapArenas& /*message*/) {
+  return only(ForgetArenas{});
+}
+
 RankActions RankMachine::handle_command(const control::Envelope& envelope,
                                         const control::Ping& /*message*/) {
   return only(SendReply{.request = envelope, .message = control::Pong{}});

@@ -102,6 +102,8 @@ struct NotifyPrepared {
 struct ForgetVersion {
   Version version;
 };
+// Give up the kept mappings of arenas, except those of versions that are prepared or in use.
+struct ForgetArenas {};
 // Ask the engine to pause. Call handle_pause_failed() if it refuses. A report says when the engine
 // has paused.
 struct PauseEngine {
@@ -156,8 +158,8 @@ struct ReadTensors {
 };
 using RankAction =
     std::variant<SendReply, SendRefusal, NoteError, AcceptWelcome, PrepareVersion, NotifyPrepared,
-                 ForgetVersion, PauseEngine, MapBuffers, StartLoad, CancelLoad, TakeBucket,
-                 NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine, ReadTensors>;
+                 ForgetVersion, ForgetArenas, PauseEngine, MapBuffers, StartLoad, CancelLoad,
+                 TakeBucket, NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine, ReadTensors>;
 using RankActions = std::vector<RankAction>;
 
 // This class has more than 25 methods: each of the thirteen messages of a sidecar has an overload
@@ -240,6 +242,8 @@ class RankMachine {
                                            const control::Prepare& message) const;
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
                                            const control::Release& message);
+  [[nodiscard]] static RankActions handle_command(const control::Envelope& envelope,
+                                                  const control::UnmapArenas& message);
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
                                            const control::Abort& message);
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,

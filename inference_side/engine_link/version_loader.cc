@@ -106,8 +106,10 @@ void VersionLoader::drop_loading() {
 }
 
 void VersionLoader::release(bool keep_loaded) {
-  // After the loss nobody would release these leases, and a trainer must not wait for them.
+  // After the loss nobody would release these leases, and a trainer must not wait for them. Nobody
+  // would say either that an arena has been freed.
   prepared_.clear();
+  forget_arenas();
   session_.reset();
   // An adopting engine already has pointers to the loaded version, and may still receive a commit.
   if (!keep_loaded || description_.take != TakeMode::kAdopt) drop_loading();

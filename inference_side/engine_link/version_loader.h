@@ -37,8 +37,12 @@ class VersionLoader {
   // of the frame. Returns kRefused for a wrong number of them; otherwise errors as
   // Preparer::prepare().
   [[nodiscard]] Result<> prepare(const control::Prepare& message, std::span<const UniqueFd> fds);
-  // Unmaps a prepared version. A version that is loaded or adopted stays mapped.
+  // Gives up a prepared version. A version that is loaded or adopted stays. The mapping of its
+  // arena is kept for later versions.
   void forget(const Version& version) { prepared_.erase(version); }
+  // Unmaps the arenas in which no prepared, loaded or adopted version is. The others are unmapped
+  // when their last version is given up.
+  void forget_arenas() { preparer_.forget_arenas(); }
 
   // Starts to load a prepared version, in place of any load in progress. Returns the outcome if the
   // load has already ended: if an arena is mapped, or after an error of the engine.

@@ -228,6 +228,17 @@ std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
   return sums;
 }
 
+bool needs_bytes(const LoadPlan& plan) {
+  return std::ranges::any_of(plan.groups(), [&](const CopyGroup& group) {
+    const LoadTensor& tensor = plan.tensors()[group.tensor];
+    if (!is_summed_in_place(tensor, group)) return true;
+    const std::uint64_t begin = tensor.shard.run_at(group.begin).offset;
+    const std::uint64_t end = begin + group.bytes;
+    return begin % limits::kLeafBytes != 0 ||
+           (end % limits::kLeafBytes != 0 && end != tensor.shard.tensor_bytes());
+  });
+}
+
 std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
                                               std::span<const std::byte> arena,
                                               const ContentDigests& digests) {

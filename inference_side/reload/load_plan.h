@@ -143,6 +143,9 @@ class LoadPlan {
   std::uint64_t arena_bytes_ = 0;
 };
 
+// Whether the expected checksums of some group cannot be told from the sums of whole leaves, so
+// that expected_checksums() reads bytes of the arena. They must then have been verified.
+[[nodiscard]] bool needs_bytes(const LoadPlan& plan);
 // The checksum of each group, in the plan's order, over the arena's bytes.
 [[nodiscard]] std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
                                                             std::span<const std::byte> arena);

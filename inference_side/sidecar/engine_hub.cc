@@ -282,6 +282,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
     }
   }
   rank->attached = true;
+  rank->adopts = hello.take == control::TakeMode::kAdopt;
   rank->hello_deadline.reset();
   liveness_.attach(rank->id);
   rank->tensors =
@@ -292,7 +293,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .rank = rank->rank,
                      .world_size = hello.world_size,
                      .device = hello.device,
-                     .copies = hello.take != control::TakeMode::kAdopt,
+                     .copies = !rank->adopts,
                      .tensors = rank->tensors});
   rank->send(envelope.request, welcome, std::move(fds));
   log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
@@ -350,6 +351,12 @@ void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& v
                             std::function<void()> on_ready) {
   if (devices_) devices_->connect();
   preparation_->add(version, attached(), std::move(on_ready));
+}
+
+void EngineHub::arenas_retired() {
+  if (devices_) return;  // engines with devices of their own map no arena
+  for (const auto& rank : ranks_)
+    if (rank->attached && !rank->silent) rank->send(0, control::UnmapArenas{});
 }
 
 void EngineHub::remove_version(const Version& version) {

@@ -79,6 +79,8 @@ class EngineHub {
   void add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                    std::function<void()> on_ready);
   void remove_version(const Version& version);
+  // Arenas have been freed, or their writer is gone: engines give up the mappings that they keep.
+  void arenas_retired();
   // The highest fence that the sidecar has stored. Messages to engines carry it.
   void set_fence(const control::Fence& fence) { fence_ = fence; }
   [[nodiscard]] const std::string& socket() const noexcept { return options_.socket; }

@@ -27,6 +27,7 @@ struct EngineRank {
   pid_t pid = 0;
   std::unique_ptr<ProcessWatch> process;  // null if it cannot be watched
   bool attached = false;
+  bool adopts = false;  // it serves from the staged version itself
   bool silent = false;  // it does not poll its link (EngineLiveness)
   std::string replica;
   std::uint32_t rank = 0;

@@ -1,7 +1,13 @@
 #include "inference_side/sidecar/load_cache.h"
 
+#include <algorithm>
+#include <thread>
+
 namespace wsync::agent {
 namespace {
+
+// That verify a version before its engines are prepared.
+constexpr unsigned kVerifyThreads = 2;
 
 // Each task computes the groups of one bucket, so that the threads read different pages.
 std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
@@ -17,7 +23,8 @@ std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
 
 Result<std::shared_ptr<const PreparedLoad>> compute_load(
     const staging::HeldVersion& version, std::uint64_t bucket_bytes,
-    const std::vector<control::EngineTensor>& tensors, GroupSum sum, ThreadPool* helpers) {
+    const std::vector<control::EngineTensor>& tensors, GroupSum sum, bool adopts,
+    ThreadPool* helpers) {
   auto load = std::make_shared<PreparedLoad>();
   if (bucket_bytes == version.plan()->bucket_bytes()) {
     load->buckets = version.plan();
@@ -27,6 +34,8 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(
   }
   auto plan = WSYNC_TRY(reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors));
   load->plan = std::move(plan);
+  if (adopts || sum == GroupSum::kPieceDigest || reload::needs_bytes(load->plan))
+    WSYNC_TRY(version.verify(std::min(kVerifyThreads, std::thread::hardware_concurrency())));
   load->checksums = sum == GroupSum::kPieceDigest
                         ? piece_checksums(load->plan, version.data(), helpers)
                         : reload::expected_checksums(load->plan, version.data(), version.digests());
@@ -56,8 +65,8 @@ Digest tensors_key(std::span<const control::EngineTensor> tensors) {
 void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
                         std::uint64_t bucket_bytes,
                         const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
-                        const Digest& key, OnReady on_ready) {
-  const auto id = std::pair(version->version(), key);
+                        const Digest& key, bool adopts, OnReady on_ready) {
+  const Key id{.version = version->version(), .tensors = key, .adopts = adopts};
   Entry& entry = entries_[id];
   if (entry.ready) {
     on_ready(entry.ready);
@@ -68,8 +77,8 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
   entry.number = next_++;
   auto outcome = std::make_shared<Result<std::shared_ptr<const PreparedLoad>>>();
   const auto submitted = worker.submit(
-      [version, bucket_bytes, tensors, outcome, sum = sum_, helpers = helpers_] {
-        *outcome = compute_load(*version, bucket_bytes, *tensors, sum, helpers);
+      [version, bucket_bytes, tensors, outcome, sum = sum_, adopts, helpers = helpers_] {
+        *outcome = compute_load(*version, bucket_bytes, *tensors, sum, adopts, helpers);
       },
       [weak = weak_from_this(), id, number = entry.number, outcome] {
         const std::shared_ptr<LoadCache> self = weak.lock();
@@ -91,7 +100,7 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
 }
 
 void LoadCache::forget(const Version& version) {
-  std::erase_if(entries_, [&](const auto& entry) { return entry.first.first == version; });
+  std::erase_if(entries_, [&](const auto& entry) { return entry.first.version == version; });
 }
 
 }  // namespace wsync::agent

@@ -1,5 +1,6 @@
 // LoadCache: the load plan and the expected checksums for the tensors of a rank and a version. They
-// are computed once on a worker thread, and shared by every rank that takes the same tensors.
+// are computed once on a worker thread, and shared by every rank that takes the same tensors. If
+// the sums of the version's leaves do not suffice for them, the version is verified there first.
 #pragma once
 
 #include <functional>
@@ -41,11 +42,13 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
   explicit LoadCache(GroupSum sum = GroupSum::kStreamed, ThreadPool* helpers = nullptr)
       : sum_(sum), helpers_(helpers) {}
   // Starts the computation, joins one in progress, or answers at once inside the call. `on_ready`
-  // receives an error if the plan cannot be made, or if the worker's queue is full.
+  // receives an error if the plan cannot be made, if the version is not what its digest says, or if
+  // the worker's queue is full. `adopts`: the rank serves from the version itself, which must have
+  // been verified.
   void request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
                std::uint64_t bucket_bytes,
                const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
-               const Digest& key, OnReady on_ready);
+               const Digest& key, bool adopts, OnReady on_ready);
   // Drops everything about a version. Computations in progress for it call no callback.
   void forget(const Version& version);
 
@@ -57,7 +60,13 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
   };
   const GroupSum sum_;
   ThreadPool* helpers_;
-  std::map<std::pair<Version, Digest>, Entry> entries_;
+  struct Key {
+    Version version;
+    Digest tensors;
+    bool adopts = false;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  std::map<Key, Entry> entries_;
   std::uint64_t next_ = 1;
 };
 

@@ -120,6 +120,9 @@ Result<> SidecarAgent::open() {
     hub_->add_version(version, std::move(on_ready));
   };
   receiver.forget = [this](const Version& version) { hub_->remove_version(version); };
+  receiver.arenas_retired = [this] {
+    if (hub_) hub_->arenas_retired();
+  };
   receiver_ = WSYNC_TRY(VersionReceiver::create(loop_, std::move(receiver)));
   options_.transports = receiver_->transports();
   sidecar_.emplace(options_, record_);

@@ -92,7 +92,7 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
   const std::uint64_t bucket_bytes =
       devices_ != nullptr ? devices_->buffer_bytes() : version->plan()->bucket_bytes();
   cache_->request(
-      worker_, version, bucket_bytes, rank->tensors, rank->tensors_key,
+      worker_, version, bucket_bytes, rank->tensors, rank->tensors_key, rank->adopts,
       [this, alive = alive_, rank, version](Result<std::shared_ptr<const PreparedLoad>> load) {
         const Version name = version->version();
         if (!*alive || !rank->attached || rank->silent || !versions_.contains(name)) return;
@@ -121,6 +121,7 @@ Result<> VersionPreparation::send_prepare(EngineRank& rank, const staging::HeldV
   }
   message.bucket_bytes = load.buckets->bucket_bytes();
   message.arena_bytes = version.data().size();
+  message.is_verified = version.is_verified();
   message.checksums = load.checksums;
   rank.send(0, message, std::move(fds));
   return {};

@@ -33,6 +33,7 @@ Result<> VersionReceiver::open() {
   staging::StoreOptions store;
   store.name = "wsync-" + config.name;
   store.memory_bytes = config.host_memory;
+  store.on_freed = options_.arenas_retired;
   store_ = std::make_unique<staging::Store>(store, post);
   auto transports = WSYNC_TRY(transport::make_transports(config.transport, post,
                                                          {.run_dir = config.run_dir,
@@ -40,10 +41,14 @@ Result<> VersionReceiver::open() {
                                                           .data_address = config.data_address}));
   for (auto& transport : transports) {
     Link link;
-    link.sink = WSYNC_TRY(transport->make_sink({.on_source_lost = [this](const Error& why) {
-      log_info("the trainer has closed its connection: {}", why.message());
-      options_.step(staging::CoordinatorLost{});
-    }}));
+    link.sink =
+        WSYNC_TRY(transport->make_sink({.on_source_lost =
+                                            [this](const Error& why) {
+                                              log_info("the trainer has closed its connection: {}",
+                                                       why.message());
+                                              options_.step(staging::CoordinatorLost{});
+                                            },
+                                        .on_arenas_retired = options_.arenas_retired}));
     if (!transport->traits().maps_source) link.relay = WSYNC_TRY(transport->listen());
     link.transport = std::move(transport);
     links_.push_back(std::move(link));

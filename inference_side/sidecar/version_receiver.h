@@ -43,6 +43,8 @@ struct VersionReceiverOptions {
       prepare;
   // A version can no longer be loaded.
   std::function<void(const Version&)> forget;
+  // Arenas have been freed. Who keeps mappings of arenas gives them up.
+  std::function<void()> arenas_retired;
 };
 
 // This class has more than 25 methods: copied and mapped versions, and each end of a transfer, have

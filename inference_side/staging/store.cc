@@ -23,16 +23,18 @@ std::span<const std::byte> data_of(const HeldVersion::Memory& memory) {
 
 }  // namespace
 
-HeldVersion::HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory)
+HeldVersion::HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory,
+                         bool is_verified)
     : identity_(job.identity),
       manifest_(job.manifest),
       plan_(job.plan),
       digests_(std::move(digests)),
       memory_(std::move(memory)),
-      data_(data_of(memory_)) {}
+      data_(data_of(memory_)),
+      is_verified_(is_verified) {}
 
 std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, ContentDigests digests,
-                                                     Memory memory,
+                                                     Memory memory, bool is_verified,
                                                      const std::shared_ptr<ThreadPool>& unmapper) {
   const auto unmap = [unmapper = std::weak_ptr(unmapper)](HeldVersion* held) {
     const std::unique_ptr<HeldVersion> owned(held);
@@ -41,9 +43,40 @@ std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, Cont
     if (view == nullptr || !pool) return;
     // A shared pointer, because tasks must be copyable. The arena is unmapped when the task is
     // destroyed, whether it was executed or dropped.
-    pool->post([mapping = std::make_shared<MappedRegion>(std::move(*view).end())] {});
+    pool->post([mapping = std::move(*view).end()] {});
   };
-  return {new HeldVersion(job, std::move(digests), std::move(memory)), unmap};
+  return {new HeldVersion(job, std::move(digests), std::move(memory), is_verified), unmap};
+}
+
+Result<> HeldVersion::verify(unsigned threads) const {
+  const std::lock_guard lock(verify_mutex_);
+  if (is_verified_) return {};
+  std::atomic<std::size_t> next = 0;
+  std::atomic<std::size_t> differs = manifest_->size();  // the first tensor that does
+  const auto compare = [&] {
+    for (std::size_t i = next++; i < manifest_->size(); i = next++) {
+      const auto tensor = static_cast<std::uint32_t>(i);
+      const auto pieces = plan_->tensor_pieces(tensor);
+      const std::uint64_t begin = pieces.empty() ? 0 : plan_->arena_offset(pieces.front());
+      const auto bytes = data_.subspan(begin, manifest_->byte_size(i));
+      if (tensor_digest(manifest_->tensor(i).name, bytes) == digests_.tensors[i]) continue;
+      std::size_t first = differs;
+      while (i < first && !differs.compare_exchange_weak(first, i)) {
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    for (unsigned i = 1; i < threads; ++i) helpers.emplace_back(compare);
+    compare();
+  }
+  if (const std::size_t i = differs; i < manifest_->size())
+    return fail(ErrorCode::kDigestMismatch,
+                fmt::format("tensor '{}' of version {} does not have the bytes that its trainer "
+                            "wrote: the arena was changed after it was complete",
+                            manifest_->tensor(i).name, version().to_string()));
+  is_verified_ = true;
+  return {};
 }
 
 Version HeldVersion::version() const noexcept { return version_of(identity_); }
@@ -246,8 +279,14 @@ void Store::drop_unused_arenas(std::uint64_t except_bytes) {
   const auto unused = std::ranges::partition(own_, [&](const auto& own) {
     return own.use_count() != 1 || own->arena.data_bytes() == except_bytes;
   });
-  for (auto& own : unused) destroy_later(std::move(own));
-  own_.erase(unused.begin(), unused.end());
+  free_arenas(unused.begin());
+}
+
+void Store::free_arenas(std::vector<std::shared_ptr<OwnArena>>::iterator first) {
+  if (first == own_.end()) return;
+  std::for_each(first, own_.end(), [this](auto& own) { destroy_later(std::move(own)); });
+  own_.erase(first, own_.end());
+  options_.on_freed();
 }
 
 // An engine that is late or hangs keeps the arena that it reads, so another one is made. When it
@@ -260,8 +299,7 @@ void Store::drop_spare_arenas() {
     if (own.use_count() != 1 || !is_free(*own)) return true;
     return own->arena.data_bytes() == bytes && !std::exchange(has_spare, true);
   });
-  for (auto& own : spare) destroy_later(std::move(own));
-  own_.erase(spare.begin(), spare.end());
+  free_arenas(spare.begin());
 }
 
 std::uint64_t Store::release_unused() {
@@ -269,8 +307,7 @@ std::uint64_t Store::release_unused() {
   const std::uint64_t before = bytes();
   const auto unused = std::ranges::partition(
       own_, [](const auto& own) { return own.use_count() != 1 || !is_free(*own); });
-  for (auto& own : unused) destroy_later(std::move(own));
-  own_.erase(unused.begin(), unused.end());
+  free_arenas(unused.begin());
   return before - bytes();
 }
 
@@ -325,8 +362,28 @@ void Store::view_arrived(ArenaView view) {
         finish(fail(ErrorCode::kRefused, sentence));
     });
   }
+  if (arriving_->view->is_protected()) return compare_sums();
   start_verifier(arriving_->view->data());
   verify_all(arriving_->verifier, plan.bucket_count());
+}
+
+// Instead of the bytes. The memory thread outlives the view, which abort() destroys there.
+void Store::compare_sums() {
+  arriving_->is_verified = false;
+  memory_->post([this, post = post_, alive = alive_, generation = generation_,
+                 manifest = arriving_->job.manifest, leaves = arriving_->view->leaf_sums(),
+                 expected = arriving_->job.identity.content] {
+    auto digests = std::make_shared<Result<ContentDigests>>(digests_of_leaves(*manifest, leaves));
+    if (*digests && (*digests)->root != expected && !planted("leaf_sums_not_compared"))
+      *digests =
+          fail(ErrorCode::kDigestMismatch,
+               fmt::format("the sums that came with the arena give content digest {}, expected {} "
+                           "as announced",
+                           (*digests)->root.to_string(), expected.to_string()));
+    post([this, alive, generation, digests] {
+      if (*alive && arriving_ && generation == generation_) finish(std::move(*digests));
+    });
+  });
 }
 
 void Store::finish(Result<ContentDigests> verdict) {
@@ -344,14 +401,15 @@ void Store::finish(Result<ContentDigests> verdict) {
   if (!verdict) {
     if (arrived.own) arrived.own->lease = std::monostate{};
     arrived.own.reset();
-    if (arrived.view) destroy_later(std::move(*arrived.view).end());
+    if (arrived.view) memory_->post([mapping = std::move(*arrived.view).end()] {});
     return arrived.on_staged(
         fail(verdict.error().with_context("stage version " + version.to_string())));
   }
   arrived.job.identity.content = verdict->root;
   HeldVersion::Memory memory = arrived.own ? HeldVersion::Memory(std::move(arrived.own))
                                            : HeldVersion::Memory(std::move(*arrived.view));
-  const auto held = HeldVersion::make(arrived.job, std::move(*verdict), std::move(memory), memory_);
+  const auto held = HeldVersion::make(arrived.job, std::move(*verdict), std::move(memory),
+                                      arrived.is_verified, memory_);
   held_.emplace(version, held);
   arrived.on_staged(held);
 }

@@ -2,16 +2,23 @@
 //
 // The memory of a version is either an arena of a trainer on this host, which is mapped without
 // copying, or an arena of the store, which is touched when it is created and reused for later
-// versions. Every byte is verified while it arrives (Verifier), by threads of low priority. A
-// separate thread allocates and frees memory, because that takes seconds for a few GiB.
+// versions. A separate thread allocates and frees memory, because that takes seconds for a few GiB.
+//
+// Every byte of a copy is verified while it arrives (Verifier), by threads of low priority. The
+// bytes of a mapped arena are not read if its writer cannot change them any more: the sums that it
+// took while it wrote them must give the announced content digest. Whoever copies the bytes
+// compares them with these sums. Who uses them in place, or needs other sums, calls
+// HeldVersion::verify().
 //
 // Thread: the owner's loop thread calls every function. Callbacks are called on it through Post.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,6 +40,8 @@ struct StoreOptions {
   std::optional<std::uint32_t> numa_node = std::nullopt;  // of own arenas, if possible
   unsigned verify_threads = 2;
   int verify_nice = 10;
+  // Own arenas were freed: whoever has mapped them unmaps them. Called on the loop thread.
+  std::function<void()> on_freed = [] {};
 };
 
 // An arena of the store, with its current lease.
@@ -51,14 +60,15 @@ struct StagingJob {
   std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
 };
 
-// A complete, verified version. Immutable: its memory does not change while a pointer to it exists.
+// A complete version. Immutable: its memory does not change while a pointer to it exists. Its sums
+// have been compared with the announced content digest, its bytes as is_verified() says.
 class HeldVersion {
  public:
   using Memory = std::variant<ArenaView, std::shared_ptr<OwnArena>>;
   // `unmapper` may be null. Otherwise its thread unmaps the arena of another process when the last
   // pointer is released. The lease ends with the last pointer, in the thread that releases it.
   static std::shared_ptr<const HeldVersion> make(const StagingJob& job, ContentDigests digests,
-                                                 Memory memory,
+                                                 Memory memory, bool is_verified,
                                                  const std::shared_ptr<ThreadPool>& unmapper);
 
   [[nodiscard]] Version version() const noexcept;
@@ -67,7 +77,7 @@ class HeldVersion {
     return manifest_;
   }
   [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept { return plan_; }
-  // Content digests, of each tensor and of the whole, computed over the bytes held here.
+  // Content digests, of each tensor and of the whole.
   [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return data_; }
   // Prevents the reuse of an own arena; null for an arena of another process.
@@ -76,17 +86,24 @@ class HeldVersion {
   }
   // Whether the memory is another process's arena.
   [[nodiscard]] bool is_mapped() const noexcept { return memory_.index() == 0; }
+  // Whether every byte has been read and compared with digests(). Thread: any.
+  [[nodiscard]] bool is_verified() const noexcept { return is_verified_; }
+  // Reads every byte with so many threads, unless it has been done. Blocks. Thread: any.
+  // kDigestMismatch names the first tensor that differs.
+  [[nodiscard]] Result<> verify(unsigned threads) const;
   // A new read-only descriptor of the arena without any lock, for an engine.
   [[nodiscard]] Result<UniqueFd> share() const;
 
  private:
-  HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory);
+  HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory, bool is_verified);
   ArenaIdentity identity_;
   std::shared_ptr<const Manifest> manifest_;
   std::shared_ptr<const BucketPlan> plan_;
   ContentDigests digests_;
   Memory memory_;
   std::span<const std::byte> data_;
+  mutable std::mutex verify_mutex_;
+  mutable std::atomic<bool> is_verified_;
 };
 
 // Where the buckets of a version are written.
@@ -162,6 +179,7 @@ class Store {
     std::stop_source making = {};
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
+    bool is_verified = true;  // once it is complete
     // Declared last: it must stop before its memory is freed.
     std::shared_ptr<Verifier> verifier = {};
   };
@@ -181,12 +199,15 @@ class Store {
   void not_placed(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
   void drop_spare_arenas();
+  // Frees the own arenas from this one on.
+  void free_arenas(std::vector<std::shared_ptr<OwnArena>>::iterator first);
   template <class T>
   void destroy_later(T what);
   [[nodiscard]] std::shared_ptr<Verifier> make_verifier(VerifierJob job,
                                                         Verifier::OnFinished on_finished);
   void verify_all(const std::shared_ptr<Verifier>& verifier, std::uint64_t buckets);
   void start_verifier(std::span<const std::byte> data);
+  void compare_sums();
   void finish(Result<ContentDigests> verdict);
 
   StoreOptions options_;

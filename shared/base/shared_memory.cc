@@ -1,6 +1,7 @@
 #include "shared/base/shared_memory.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -33,7 +34,7 @@ namespace wsync {
 namespace {
 
 constexpr std::uint64_t kArenaMagic = 0x414e455241435357;  // "WSCARENA"
-constexpr std::uint32_t kArenaFormat = 1;
+constexpr std::uint32_t kArenaFormat = 2;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kPopulateSliceBytes = 8ULL << 20U;  // a multiple of the huge page size
@@ -48,8 +49,13 @@ struct Header {
   ArenaState state;
   std::uint64_t data_bytes;
   ArenaIdentity identity;
+  std::uint64_t leaf_sums;
+  std::uint32_t is_protected;
 };
 static_assert(sizeof(Header) <= kArenaHeaderBytes && std::is_trivially_copyable_v<Header>);
+// The last word of the header page. It is apart from the header because the writer sets it while
+// readers use the arena.
+constexpr std::size_t kRetiredAt = kArenaHeaderBytes - sizeof(std::uint32_t);
 
 Header read_header(std::span<const std::byte> file) {
   Header header;
@@ -58,6 +64,27 @@ Header read_header(std::span<const std::byte> file) {
 }
 void write_header(std::span<std::byte> file, const Header& header) {
   std::memcpy(file.data(), &header, sizeof header);
+}
+
+std::uint64_t round_to_page(std::uint64_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+// Where the sums of the leaves begin in the file.
+std::uint64_t sums_at(std::uint64_t data_bytes) {
+  return kArenaHeaderBytes + round_to_page(data_bytes);
+}
+
+bool is_retired(const MappedRegion& region) {
+  auto* word = reinterpret_cast<std::uint32_t*>(region.bytes().data() + kRetiredAt);
+  return std::atomic_ref(*word).load(std::memory_order_relaxed) != 0;
+}
+
+Result<> set_protection(std::span<std::byte> pages, int protection) {
+  if (protection == PROT_READ && planted("arena_left_writable")) return {};
+  if (pages.empty() || ::mprotect(pages.data(), pages.size(), protection) == 0) return {};
+  return fail_errno(fmt::format("change the protection of {} bytes of an arena", pages.size()),
+                    errno);
 }
 
 bool set_lock(int fd, short type) {
@@ -215,6 +242,22 @@ std::span<std::byte> WriteLease::data() const noexcept {
   return file_.subspan(kArenaHeaderBytes, read_header(file_).data_bytes);
 }
 
+Result<> WriteLease::unprotect() const {
+  // Without asking the header: a write that has failed leaves a part protected.
+  WSYNC_TRY(set_protection(file_.subspan(kArenaHeaderBytes), PROT_READ | PROT_WRITE));
+  Header header = read_header(file_);
+  header.is_protected = 0;
+  write_header(file_, header);
+  return {};
+}
+
+Result<> WriteLease::protect(std::uint64_t offset, std::uint64_t bytes) const {
+  const std::uint64_t begin = round_to_page(offset);
+  const std::uint64_t end = (offset + bytes) / kPageBytes * kPageBytes;
+  if (begin >= end) return {};
+  return set_protection(file_.subspan(kArenaHeaderBytes + begin, end - begin), PROT_READ);
+}
+
 void WriteLease::complete(const Digest& content) && {
   WSYNC_CHECK(fd_ >= 0, "a write lease is completed once");
   Header header = read_header(file_);
@@ -222,6 +265,17 @@ void WriteLease::complete(const Digest& content) && {
   header.state = ArenaState::kComplete;
   write_header(file_, header);
   unlock();
+}
+
+void WriteLease::complete(const Digest& content, std::span<const WordSum> leaves) && {
+  Header header = read_header(file_);
+  WSYNC_CHECK(leaves.size() == header.leaf_sums, "a complete content has a sum for each leaf");
+  std::memcpy(file_.data() + sums_at(header.data_bytes), leaves.data(), leaves.size_bytes());
+  // What this cannot protect, readers verify.
+  const auto done = set_protection(file_.subspan(kArenaHeaderBytes), PROT_READ);
+  header.is_protected = done ? 1 : 0;
+  write_header(file_, header);
+  std::move(*this).complete(content);
 }
 
 WriteLease::~WriteLease() { unlock(); }
@@ -234,7 +288,7 @@ void WriteLease::unlock() noexcept {
 Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
   const std::string what = fmt::format("arena {}", options.name);
   const std::uint64_t file_bytes =
-      kArenaHeaderBytes + (options.data_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+      round_to_page(sums_at(options.data_bytes) + options.leaf_sums * sizeof(WordSum));
   WSYNC_TRY(require_memory(file_bytes, what));
 
   UniqueFd fd = UniqueFd::made_by(
@@ -267,13 +321,28 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
                                  .format = kArenaFormat,
                                  .state = ArenaState::kEmpty,
                                  .data_bytes = options.data_bytes,
-                                 .identity = {}});
+                                 .identity = {},
+                                 .leaf_sums = options.leaf_sums,
+                                 .is_protected = 0});
   // After the mapping: FUTURE_WRITE forbids new writable mappings but keeps the existing one.
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
     return fail_errno(what + ": seal (Linux 5.1 or newer is needed)", errno);
   return SharedArena(std::move(fd), std::move(*region));
 }
 
+void SharedArena::retire() noexcept {
+  // A forked child has no mapping of the arena.
+  if (region_.bytes().empty() || !home_.is_here()) return;
+  auto* word = reinterpret_cast<std::uint32_t*>(region_.bytes().data() + kRetiredAt);
+  if (!planted("arena_not_retired")) std::atomic_ref(*word).store(1, std::memory_order_relaxed);
+}
+
+std::uint64_t SharedArena::leaf_sums() const noexcept {
+  return read_header(region_.bytes()).leaf_sums;
+}
+bool SharedArena::is_protected() const noexcept {
+  return read_header(region_.bytes()).is_protected != 0;
+}
 std::uint64_t SharedArena::data_bytes() const noexcept {
   return read_header(region_.bytes()).data_bytes;
 }
@@ -343,7 +412,43 @@ std::vector<int> SharedArena::holders() const {
   return found;
 }
 
-Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsigned threads) {
+KeptMappings::Region KeptMappings::find(const ArenaFile& file) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = regions_.find(file);
+  return found == regions_.end() ? nullptr : found->second;
+}
+
+void KeptMappings::keep(const ArenaFile& file, Region region) {
+  const std::lock_guard lock(mutex_);
+  regions_.insert_or_assign(file, std::move(region));
+}
+
+std::vector<KeptMappings::Region> KeptMappings::take_retired() {
+  std::vector<Region> retired;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(regions_, [&](const auto& entry) {
+    if (!is_retired(*entry.second)) return false;
+    retired.push_back(entry.second);
+    return true;
+  });
+  return retired;
+}
+
+std::vector<KeptMappings::Region> KeptMappings::take_all() {
+  std::vector<Region> all;
+  const std::lock_guard lock(mutex_);
+  for (auto& [file, region] : regions_) all.push_back(std::move(region));
+  regions_.clear();
+  return all;
+}
+
+bool KeptMappings::empty() const {
+  const std::lock_guard lock(mutex_);
+  return regions_.empty();
+}
+
+Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsigned threads,
+                                  KeptMappings* kept) {
   // Lock before anything is verified: from here on no writer can change the content.
   auto own = WSYNC_TRY(reopen_with_read_lock(fd));
   struct stat file{};
@@ -359,9 +464,15 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
         ErrorCode::kRefused,
         fmt::format("the arena has {} bytes, which is smaller than an arena header ({} bytes)",
                     file_bytes, kArenaHeaderBytes));
-  auto region = WSYNC_TRY(MappedRegion::map(own.fd(), file_bytes, false));
-  WSYNC_TRY(region.keep_from_children());
-  const Header header = read_header(region.bytes());
+  const ArenaFile identity{.device = file.st_dev, .inode = file.st_ino};
+  auto region = kept != nullptr ? kept->find(identity) : nullptr;
+  const bool is_new = region == nullptr;
+  if (is_new) {
+    auto mapped = WSYNC_TRY(MappedRegion::map(own.fd(), file_bytes, false));
+    WSYNC_TRY(mapped.keep_from_children());
+    region = std::make_shared<const MappedRegion>(std::move(mapped));
+  }
+  const Header header = read_header(region->bytes());
   if (header.magic != kArenaMagic || header.format != kArenaFormat)
     return fail(ErrorCode::kRefused,
                 fmt::format("the descriptor is not an arena of format {}", kArenaFormat));
@@ -370,10 +481,18 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
         ErrorCode::kRefused,
         fmt::format("the arena's header says {} bytes of data, but its file has room for {}",
                     header.data_bytes, file_bytes - kArenaHeaderBytes));
+  if (header.leaf_sums != 0 &&
+      (sums_at(header.data_bytes) > file_bytes ||
+       header.leaf_sums > (file_bytes - sums_at(header.data_bytes)) / sizeof(WordSum)))
+    return fail(ErrorCode::kRefused,
+                fmt::format("the arena's header says {} sums of leaves, but its file of {} bytes "
+                            "has no room for them after {} bytes of data",
+                            header.leaf_sums, file_bytes, header.data_bytes));
   if (header.state != ArenaState::kComplete)
     return fail(ErrorCode::kRefused, "the arena does not contain a complete version");
   WSYNC_TRY(compare(header.identity, header.data_bytes, expected));
-  WSYNC_TRY(region.populate(false, threads));
+  if (is_new) WSYNC_TRY(region->populate(false, threads));
+  if (is_new && kept != nullptr) kept->keep(identity, region);
   if (planted("lease_let_go")) (void)set_lock(own.fd(), F_UNLCK);
   return ArenaView(std::move(own), std::move(region), header.identity, header.data_bytes);
 }
@@ -387,7 +506,7 @@ void ArenaView::suspend() noexcept {
 Result<> ArenaView::renew() {
   if (!suspended_) return {};
   WSYNC_TRY(lease_.retake());
-  const Header header = read_header(region_.bytes());
+  const Header header = read_header(region_->bytes());
   if (header.state != ArenaState::kComplete || header.identity != identity_) {
     lease_.pause();
     return fail(ErrorCode::kRefused,
@@ -401,11 +520,21 @@ Result<> ArenaView::renew() {
 }
 
 std::span<const std::byte> ArenaView::data() const noexcept {
-  return region_.bytes().subspan(kArenaHeaderBytes, data_bytes_);
+  return region_->bytes().subspan(kArenaHeaderBytes, data_bytes_);
 }
-ArenaIdentity ArenaView::identity() const noexcept { return read_header(region_.bytes()).identity; }
+ArenaIdentity ArenaView::identity() const noexcept {
+  return read_header(region_->bytes()).identity;
+}
+std::span<const WordSum> ArenaView::leaf_sums() const noexcept {
+  const auto* first =
+      reinterpret_cast<const WordSum*>(region_->bytes().data() + sums_at(data_bytes_));
+  return {first, read_header(region_->bytes()).leaf_sums};
+}
+bool ArenaView::is_protected() const noexcept {
+  return read_header(region_->bytes()).is_protected != 0;
+}
 Result<UniqueFd> ArenaView::share() const { return reopen_read_only(lease_.fd()); }
-MappedRegion ArenaView::end() && {
+std::shared_ptr<const MappedRegion> ArenaView::end() && {
   lease_.end();
   return std::move(region_);
 }

@@ -1,9 +1,15 @@
 // Arenas: memfds that each hold one whole version of the weights. The processes of a host share
 // them without a copy.
 //
-// File layout: one header page (kArenaHeaderBytes), then the data. The file is sealed with SHRINK,
-// GROW and FUTURE_WRITE. Its size therefore never changes (no SIGBUS), and only the creator's
-// mapping can write.
+// File layout: one header page (kArenaHeaderBytes), then the data, then from the next page on the
+// sums of the leaves of the data (shared/weights/content_digest.h), if the writer gives them. The
+// file is sealed with SHRINK, GROW and FUTURE_WRITE. Its size therefore never changes (no SIGBUS),
+// and only the creator's mapping can write.
+//
+// F_SEAL_FUTURE_WRITE does not bind the mapping of the creator. A writer that gives the sums
+// therefore makes its own mapping of data and sums read-only while the content is complete. A stray
+// write then ends the process that does it with SIGSEGV and reaches no reader, so that a reader may
+// rely on the sums without reading the data again.
 //
 // Leases are open-file-description locks, which the kernel keeps. No message and no timeout
 // releases a lease, and the kernel releases the lease of a killed process.
@@ -23,6 +29,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -34,6 +43,7 @@
 #include "shared/base/error.h"
 #include "shared/base/fork_guard.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/word_sum.h"
 
 namespace wsync {
 
@@ -118,11 +128,22 @@ class WriteLease {
       : fd_(std::exchange(other.fd_, -1)), file_(std::exchange(other.file_, {})) {}
   WriteLease& operator=(WriteLease&&) = delete;
   ~WriteLease();
-  // The arena's data, writable.
+  // Makes the data writable if it is protected. Call it before the first byte is written. It takes
+  // about 25 ms per GiB. kIo if the system call fails.
+  [[nodiscard]] Result<> unprotect() const;
+  // The arena's data, writable after unprotect().
   [[nodiscard]] std::span<std::byte> data() const noexcept;
+  // Makes the pages that lie completely inside these bytes of the data read-only in this process.
+  // Thread: several threads may protect and write different bytes at the same time. kIo if the
+  // system call fails.
+  [[nodiscard]] Result<> protect(std::uint64_t offset, std::uint64_t bytes) const;
   // Call this when all bytes are written. Writes the content digest and the final state, then
   // releases the lease.
   void complete(const Digest& content) &&;
+  // The same, with the sums of the leaves in the order of their bytes; there are as many as
+  // ArenaOptions::leaf_sums. Protects data and sums first. If that fails, readers are told that the
+  // content is not protected.
+  void complete(const Digest& content, std::span<const WordSum> leaves) &&;
 
  private:
   friend class SharedArena;
@@ -135,6 +156,7 @@ class WriteLease {
 struct ArenaOptions {
   std::string name;              // shown in /proc/PID/maps
   std::uint64_t data_bytes = 0;  // without the header
+  std::uint64_t leaf_sums = 0;   // number of sums of leaves that the arena has room for
   bool huge_pages = false;       // a hint; the system's shmem_enabled decides
   unsigned threads = 2;          // number of threads that touch the memory
   // NUMA node to allocate from while it has free memory. If the system rejects the placement, the
@@ -151,8 +173,21 @@ class SharedArena {
   // the bytes needed and available; kCancelled if `stop` was requested. Creating takes about one
   // second per GiB, and destroying about a tenth of that: do neither on a loop thread.
   [[nodiscard]] static Result<SharedArena> create(const ArenaOptions& options);
+  SharedArena(SharedArena&&) noexcept = default;
+  SharedArena& operator=(SharedArena&& other) noexcept {
+    if (this != &other) {
+      retire();
+      region_ = std::move(other.region_);
+      fd_ = std::move(other.fd_);
+      home_ = other.home_;
+    }
+    return *this;
+  }
+  // Marks the arena as retired, so that readers let their mappings of it go.
+  ~SharedArena() { retire(); }
 
   [[nodiscard]] std::uint64_t data_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t leaf_sums() const noexcept;
   // The data, read-only. It is stable while this process holds a ReadLease or a WriteLease.
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
   [[nodiscard]] ArenaState state() const noexcept;
@@ -161,6 +196,8 @@ class SharedArena {
   // Takes the write lock and marks the arena as being written with this identity (its content
   // digest is set by complete()). kBusy while any reader, in any process, holds a lease.
   [[nodiscard]] Result<WriteLease> try_write_lease(const ArenaIdentity& identity);
+  // Whether the data is read-only in this process. Only the holder of a lease gets a stable answer.
+  [[nodiscard]] bool is_protected() const noexcept;
   // Gives a complete content another name, for a writer that learns it late. Only the fence and the
   // version of `identity` are taken. Call it while this process holds a ReadLease and before
   // share(): no other process can then see the change.
@@ -175,12 +212,14 @@ class SharedArena {
   [[nodiscard]] std::vector<int> holders() const;
 
  private:
+  void retire() noexcept;
   SharedArena(UniqueFd fd, MappedRegion region) noexcept
       : region_(std::move(region)), fd_(std::move(fd)) {}
   // Declared first, so that it is destroyed last. fork() waits for the close of fd_, which must not
   // be the one that frees the memory.
   MappedRegion region_;
   UniqueFd fd_;
+  HomeProcess home_;
 };
 
 // What a reader expects of an arena. Members without a value are not compared.
@@ -192,6 +231,36 @@ struct ArenaExpectation {
   std::optional<std::uint64_t> data_bytes;
 };
 
+// Which file an arena is. It stays the same while any descriptor or mapping of the arena exists.
+struct ArenaFile {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  friend auto operator<=>(const ArenaFile&, const ArenaFile&) = default;
+};
+
+// The mappings of arenas that a reader keeps for later versions: the writer uses a few arenas in
+// turn, and to map, populate and unmap one takes tens of milliseconds per GiB. A kept mapping keeps
+// the memory of its arena allocated. A writer that frees an arena therefore marks it as retired.
+//
+// Thread: any; each call takes a lock for a short time.
+class KeptMappings {
+ public:
+  using Region = std::shared_ptr<const MappedRegion>;
+  // Returns the kept mapping of this file, or null.
+  [[nodiscard]] Region find(const ArenaFile& file) const;
+  void keep(const ArenaFile& file, Region region);
+  // Removes the mappings whose arenas are retired, or all mappings, and returns them. A view of one
+  // of them continues to use it. They are unmapped when the last pointer is destroyed, which takes
+  // milliseconds per GiB.
+  [[nodiscard]] std::vector<Region> take_retired();
+  [[nodiscard]] std::vector<Region> take_all();
+  [[nodiscard]] bool empty() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<ArenaFile, Region> regions_;  // under mutex_
+};
+
 // A reader's side of an arena. It holds its own read-only descriptor, a read lock and a mapping. A
 // reader that needs the bytes only at times gives the lock up in between and keeps the mapping, so
 // that a reader that hangs does not occupy the arena.
@@ -199,12 +268,18 @@ class ArenaView {
  public:
   // Opens the arena of `fd`, which is borrowed. kBusy while it is being written; kRefused if it is
   // not an arena, is not sealed, is unfinished or differs from `expected` (the sentence names both
-  // values).
+  // values). `threads` map its pages. With `kept` (borrowed for this call, may be null), a kept
+  // mapping of the arena is used, and a new one is kept.
   [[nodiscard]] static Result<ArenaView> open(int fd, const ArenaExpectation& expected = {},
-                                              unsigned threads = 1);
+                                              unsigned threads = 1, KeptMappings* kept = nullptr);
 
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
   [[nodiscard]] ArenaIdentity identity() const noexcept;
+  // The sums of the leaves, which the writer computed while it wrote them; empty if it gave none.
+  // The pointer is into the mapping.
+  [[nodiscard]] std::span<const WordSum> leaf_sums() const noexcept;
+  // Whether the writer cannot change data and sums by mistake, as long as this lease is held.
+  [[nodiscard]] bool is_protected() const noexcept;
   // Returns a new read-only descriptor without any lock, for another process.
   [[nodiscard]] Result<UniqueFd> share() const;
   // Releases the lease and keeps the mapping. The data must not be read until renew() has
@@ -215,16 +290,16 @@ class ArenaView {
   [[nodiscard]] Result<> renew();
   // Releases the lease at once and returns the mapping, which must not be read any more. Unmapping
   // takes milliseconds per GiB, so a loop thread gives the mapping to another thread.
-  [[nodiscard]] MappedRegion end() &&;
+  [[nodiscard]] std::shared_ptr<const MappedRegion> end() &&;
 
  private:
-  ArenaView(ReadLease lease, MappedRegion region, const ArenaIdentity& identity,
-            std::uint64_t data_bytes) noexcept
+  ArenaView(ReadLease lease, std::shared_ptr<const MappedRegion> region,
+            const ArenaIdentity& identity, std::uint64_t data_bytes) noexcept
       : region_(std::move(region)),
         lease_(std::move(lease)),
         identity_(identity),
         data_bytes_(data_bytes) {}
-  MappedRegion region_;  // destroyed last, as in SharedArena
+  std::shared_ptr<const MappedRegion> region_;  // destroyed last, as in SharedArena
   ReadLease lease_;
   ArenaIdentity identity_;  // at open()
   bool suspended_ = false;

@@ -14,6 +14,7 @@ inline constexpr std::uint32_t kVersionsHeldMax = 16;
 inline constexpr std::uint32_t kArenasMin = 2;               // the target and the next version
 inline constexpr std::uint32_t kArenasOfSharingHostMin = 3;  // plus the previous version
 inline constexpr std::uint32_t kArenasMax = 16;
+inline constexpr std::uint32_t kSnapshotThreadsMax = 256;
 inline constexpr std::uint32_t kTraceSpansMax = 1U << 20U;
 
 }  // namespace wsync::config

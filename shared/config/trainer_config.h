@@ -52,6 +52,7 @@ struct TrainerConfig {
   Milliseconds canary_time{0};   // then the others switch; 0 = when `wsync promote` asks for it
   std::uint64_t bucket_bytes = kBucketBytesDefault;
   std::uint32_t arenas = kArenasDefault;
+  std::uint32_t snapshot_threads = 0;               // 0 = as many as there are processors
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
   Milliseconds forget_after =
       kForgetAfterDefault;  // 0 = sidecars that are gone are never forgotten

@@ -65,6 +65,7 @@ void fields(V& v, M& m) {
   v.blob("layout", m.layout);
   v.number("bucket_bytes", m.bucket_bytes);
   v.number("arena_bytes", m.arena_bytes);
+  v.flag("is_verified", m.is_verified);
   v.list("checksums", m.checksums, limits::kCopyGroupCount);
 }
 
@@ -80,6 +81,10 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.version("version", m.version);
 }
+
+template <class V, class M>
+  requires Is<M, UnmapArenas>
+void fields(V& /*v*/, M& /*m*/) {}
 
 template <class V, class M>
   requires Is<M, Pause>

@@ -70,6 +70,8 @@ struct Prepare {
   Bytes layout;  // encoded Manifest; empty = the last one sent to this engine
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
+  // The sidecar has read every byte and compared it with the content digest.
+  bool is_verified = false;
   std::vector<std::uint64_t>
       checksums;  // of each copy group of this rank's load plan, in plan order, as in
                   // LoadPlan::group_checksum; cuda: the folded PieceDigest of its bytes
@@ -79,10 +81,16 @@ struct Prepared {
   Version version;
   std::string failure;  // not empty: it cannot load this version
 };
-// The sidecar no longer holds the version. The engine unmaps it unless it is in use.
+// The sidecar no longer holds the version. The engine gives it up unless it is in use, and keeps
+// the mapping of its arena for later versions.
 struct Release {
   static constexpr MessageType kType = MessageType::kRelease;
   Version version;
+};
+// Arenas have been freed. The engine gives up the mappings that it keeps of arenas in which no
+// version of its own is. There is no answer.
+struct UnmapArenas {
+  static constexpr MessageType kType = MessageType::kUnmapArenas;
 };
 struct Pause {
   static constexpr MessageType kType = MessageType::kPause;

@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 8;
+inline constexpr std::uint16_t kProtocolVersion = 9;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -93,8 +93,9 @@ enum class MessageType : std::uint16_t {
   kPromoteReply,
   kForget,
   kForgetReply,
+  kUnmapArenas,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kForgetReply;
+inline constexpr MessageType kLastMessageType = MessageType::kUnmapArenas;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

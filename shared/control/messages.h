@@ -10,8 +10,8 @@
 //    VerifyReply, PlanReply, TraceAnswer, ForgetReply, StatusReply, Error
 //  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketAck, Loaded, Committed, Resumed,
 //    Digests, Pong, Error
-//  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
-//    Commit, Resume, ReadDigests, Abort, Ping
+//  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, Pause, Load,
+//    BucketReady, Commit, Resume, ReadDigests, Abort, Ping
 //  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor)
 //  * rank 0 of a trainer to its other ranks: PublishStatus, Error
 //
@@ -38,6 +38,6 @@ using Message =
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
                  CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
-                 Forget, ForgetReply>;
+                 Forget, ForgetReply, UnmapArenas>;
 
 }  // namespace wsync::control

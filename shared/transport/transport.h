@@ -31,6 +31,10 @@ struct TransportOptions {
 struct SinkOptions {
   // Called on the owner's thread when the source that BucketSink::watch() has connected to is gone.
   std::function<void(const Error& why)> on_source_lost = [](const Error&) {};
+  // Called on the owner's thread when the sink gives up mappings of arenas, because their writer
+  // has freed them or is gone. Others that keep such mappings give them up as well, otherwise the
+  // memory stays allocated.
+  std::function<void()> on_arenas_retired = [] {};
 };
 
 // The transport must outlive its source and its sinks.

@@ -14,6 +14,26 @@ std::uint64_t leaf_count(std::uint64_t tensor_bytes) noexcept {
   return tensor_bytes / limits::kLeafBytes + (tensor_bytes % limits::kLeafBytes != 0 ? 1 : 0);
 }
 
+std::uint64_t leaf_count(const Manifest& manifest) noexcept {
+  std::uint64_t leaves = 0;
+  for (std::size_t i = 0; i < manifest.size(); ++i) leaves += leaf_count(manifest.byte_size(i));
+  return leaves;
+}
+
+Result<ContentDigests> digests_of_leaves(const Manifest& manifest,
+                                         std::span<const WordSum> leaves) {
+  if (leaves.size() != leaf_count(manifest))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("received the sums of {} leaves, but the tensors have {}",
+                            leaves.size(), leaf_count(manifest)));
+  ContentDigester digester(manifest);
+  std::size_t next = 0;
+  for (std::uint32_t tensor = 0; tensor < manifest.size(); ++tensor)
+    for (std::uint64_t leaf = 0; leaf < leaf_count(manifest.byte_size(tensor)); ++leaf)
+      WSYNC_TRY(digester.add_leaf(tensor, leaf, leaves[next++]));
+  return digester.finish();
+}
+
 Digest tensor_digest(std::string_view name, std::span<const std::byte> tensor) {
   return tensor_digest(seed_of(name), tensor);
 }

@@ -25,6 +25,8 @@ namespace wsync {
 
 // Number of leaves of a tensor of that many bytes; 0 for an empty one.
 [[nodiscard]] std::uint64_t leaf_count(std::uint64_t tensor_bytes) noexcept;
+// The same of all tensors together.
+[[nodiscard]] std::uint64_t leaf_count(const Manifest& manifest) noexcept;
 // Returns the tensor digest of a tensor's bytes. digest_of(WordSum, bytes) does so of its sum.
 [[nodiscard]] Digest tensor_digest(std::string_view name, std::span<const std::byte> tensor);
 // The same for a tensor with this seed_of() its name.
@@ -44,6 +46,11 @@ struct ContentDigests {
                                      first_leaf[tensor + 1] - first_leaf[tensor]);
   }
 };
+
+// Returns the digests of the content whose leaves have these sums, in manifest order. kInvalidInput
+// unless there is a sum for each leaf.
+[[nodiscard]] Result<ContentDigests> digests_of_leaves(const Manifest& manifest,
+                                                       std::span<const WordSum> leaves);
 
 // Collects sums of leaves in any order. Thread: several threads may add at the same time if no two
 // add the same leaf. Call finish() after all of them have ended.

@@ -48,7 +48,7 @@ bool same_layout(const std::vector<RankTensor>& one, const std::vector<RankTenso
 // Maps the arena of a rank and sets the position of each of its tensors. The arena must match the
 // reported step and content, because a rank cannot change it after its report.
 Result<ArenaView> map_shards(const control::Snapshotted& snapshotted, int arena,
-                             std::vector<RankTensor>& tensors) {
+                             std::vector<RankTensor>& tensors, KeptMappings& kept) {
   std::vector<TensorInfo> infos;
   for (const RankTensor& tensor : tensors) {
     auto info = WSYNC_TRY(shard_info(tensor));
@@ -56,10 +56,12 @@ Result<ArenaView> map_shards(const control::Snapshotted& snapshotted, int arena,
   }
   const auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
   const auto plan = WSYNC_TRY(BucketPlan::create(manifest, config::kBucketBytesDefault));
-  auto view = ArenaView::open(arena, {.version = std::pair(std::uint64_t{0}, snapshotted.step),
-                                      .layout = manifest.layout_digest(),
-                                      .content = snapshotted.content_digest,
-                                      .data_bytes = plan.arena_bytes()});
+  auto view = ArenaView::open(arena,
+                              {.version = std::pair(std::uint64_t{0}, snapshotted.step),
+                               .layout = manifest.layout_digest(),
+                               .content = snapshotted.content_digest,
+                               .data_bytes = plan.arena_bytes()},
+                              1, &kept);
   if (!view) return view;
   for (RankTensor& tensor : tensors) {
     const auto index = manifest.find(tensor.info.name);
@@ -238,6 +240,8 @@ Result<> RankGather::report_again(std::uint32_t rank, Report& waiting, Report ag
 }
 
 void RankGather::leave(const RankProcess& process) {
+  // A rank that was killed has not said that its arenas are freed. Unmapped after the lock.
+  const std::vector<KeptMappings::Region> mappings = kept_.take_all();
   const std::lock_guard lock(mutex_);
   if (ranks_[process.rank].incarnation == process.incarnation) lose(process.rank, "disconnected");
 }
@@ -375,11 +379,12 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
       end_step(step, done ? "its shards have been gathered" : done.error().message());
     if (!done) return fail(done.error());
   }
+  kept_.take_retired().clear();
   std::vector<std::vector<RankTensor>> ranks{own};
   std::vector<ArenaView> views;
   for (std::size_t i = 0; i < reports.size(); ++i) {
     ranks.push_back(*reports[i].tensors);
-    auto view = map_shards(reports[i].snapshotted, reports[i].arena.get(), ranks.back());
+    auto view = map_shards(reports[i].snapshotted, reports[i].arena.get(), ranks.back(), kept_);
     if (!view) return fail(view.error().with_context(fmt::format("the shards of rank {}", i + 1)));
     views.push_back(std::move(*view));
   }

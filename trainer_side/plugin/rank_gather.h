@@ -26,6 +26,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
+#include "shared/base/shared_memory.h"
 #include "shared/base/unique_fd.h"
 #include "shared/control/messages.h"
 #include "trainer_side/publish/gathered_source.h"
@@ -122,6 +123,7 @@ class RankGather {
   void end_step(std::uint64_t step, const std::string& reason);
 
   const std::uint32_t world_size_;
+  KeptMappings kept_;  // of the arenas of ranks; synchronises itself
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::uint32_t, Rank> ranks_;

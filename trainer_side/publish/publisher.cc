@@ -1,5 +1,7 @@
 #include "trainer_side/publish/publisher.h"
 
+#include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "shared/base/log.h"
@@ -8,6 +10,17 @@
 #include "shared/transport/make_transport.h"
 
 namespace wsync::publish {
+namespace {
+
+// More threads do not copy faster: a few of them saturate the memory.
+constexpr unsigned kSnapshotThreadsAuto = 16;
+
+unsigned snapshot_threads(std::uint32_t configured) {
+  if (configured != 0) return configured;
+  return std::clamp(std::thread::hardware_concurrency(), 1U, kSnapshotThreadsAuto);
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,
                                                      const config::TrainerConfig& config) {
@@ -38,7 +51,9 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
     : loop_(loop),
       config_(config),
       snapshotter_(std::make_shared<Snapshotter>(
-          SnapshotterOptions{.arenas = config.arenas, .additional_arenas = true})),
+          SnapshotterOptions{.arenas = config.arenas,
+                             .additional_arenas = true,
+                             .threads = snapshot_threads(config.snapshot_threads)})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
       idle_(loop, [this] { release_unused(); }) {}
 
@@ -104,6 +119,12 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
       [alive = alive_, taken, on_taken = std::move(on_taken)] {
         if (*alive) on_taken(std::move(taken->snapshot), taken->took);
       });
+}
+
+void Publisher::prepare_next() {
+  const auto submitted =
+      worker_->submit([snapshotter = snapshotter_] { snapshotter->prepare_next(); }, [] {});
+  if (!submitted) log_debug("no arena is prepared: {}", submitted.error().message());
 }
 
 // On the worker, because it takes long, and because snapshots use the arenas there.

@@ -71,6 +71,8 @@ class Publisher {
   // the snapshot are those of Snapshotter::take() and of the source. Returns kBusy if too many are
   // requested.
   [[nodiscard]] Result<> snapshot(SnapshotOrder order, OnTaken on_taken);
+  // Prepares an arena for the next snapshot, if one is free, so that its snapshot takes less time.
+  void prepare_next();
   // Gives the snapshot its fence and version, before offer().
   void rename(Snapshot& snapshot, const control::Fence& fence, const Version& version);
   // Serves this version until it is withdrawn. Even after that, its arena is not written again

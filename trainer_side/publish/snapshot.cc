@@ -20,32 +20,38 @@ namespace {
 constexpr std::chrono::seconds kLogWaitAfter{2};     // for an arena
 constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not notify of a free lock
 
+ArenaSize size_of(const SharedArena& arena) {
+  return {.data_bytes = arena.data_bytes(), .leaves = arena.leaf_sums()};
+}
+
 Version version_of(const ArenaIdentity& identity) {
   return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
           .step = identity.version_step};
 }
 
-// Copies pieces, leaf by leaf. Each leaf is digested right after its copy, while it is in the
-// cache. Several threads run it; no two threads process the same leaf.
 std::string snapshot_name(const Version& version) {
   if (version.epoch != 0) return "snapshot of version " + version.to_string();
   return version.none() ? std::string("snapshot")
                         : fmt::format("snapshot of step {}", version.step);
 }
 
+// Copies pieces, leaf by leaf, and sums each leaf in the same loop. A bucket that is complete is
+// protected at once. Several threads run it; no two threads process the same leaf.
 class Copier {
  public:
-  Copier(WeightSource& source, const BucketPlan& plan, std::span<std::byte> data,
+  Copier(WeightSource& source, const BucketPlan& plan, const WriteLease& arena,
          const SnapshotRequest& request)
       : source_(source),
         plan_(plan),
-        data_(data),
+        arena_(arena),
         request_(request),
         digester_(*source.manifest()),
         clocks_(plan.bucket_count()) {
     for (std::size_t i = 0; i < plan.pieces().size(); ++i)
-      for (std::uint64_t at = 0; at < plan.pieces()[i].bytes; at += limits::kLeafBytes)
+      for (std::uint64_t at = 0; at < plan.pieces()[i].bytes; at += limits::kLeafBytes) {
         leaves_.push_back({i, at});
+        ++clocks_[plan.pieces()[i].bucket].leaves_left;
+      }
   }
 
   Result<ContentDigests> run(unsigned threads) {
@@ -72,6 +78,7 @@ class Copier {
   struct BucketClock {
     std::atomic<std::int64_t> begin = std::numeric_limits<std::int64_t>::max();
     std::atomic<std::int64_t> end = 0;
+    std::atomic<std::size_t> leaves_left = 0;
     void cover(TimePoint from, TimePoint to) {
       auto first = begin.load(std::memory_order_relaxed);
       while (static_cast<std::int64_t>(from) < first &&
@@ -108,7 +115,7 @@ class Copier {
   Result<> copy_leaf(const Leaf& leaf) {
     const Piece& piece = plan_.pieces()[leaf.piece];
     const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
-    const auto into = data_.subspan(plan_.arena_offset(piece) + leaf.offset, n);
+    const auto into = arena_.data().subspan(plan_.arena_offset(piece) + leaf.offset, n);
     const std::uint64_t offset = piece.tensor_offset + leaf.offset;
     const TimePoint begin = now();
     const bool skipped = planted("snapshot_skips_leaf") && leaf.piece == 1;
@@ -117,7 +124,10 @@ class Copier {
     if (!skipped) sum = WSYNC_TRY(source_.read_sum(piece.tensor, place, into));
     if (request_.done_bytes != nullptr) *request_.done_bytes += n;
     WSYNC_TRY(digester_.add_leaf(piece.tensor, offset / limits::kLeafBytes, sum));
-    clocks_[piece.bucket].cover(begin, now());
+    BucketClock& clock = clocks_[piece.bucket];
+    if (--clock.leaves_left == 0)
+      WSYNC_TRY(arena_.protect(plan_.bucket_offset(piece.bucket), plan_.bucket_size(piece.bucket)));
+    clock.cover(begin, now());
     return {};
   }
 
@@ -129,7 +139,7 @@ class Copier {
 
   WeightSource& source_;
   const BucketPlan& plan_;
-  const std::span<std::byte> data_;
+  const WriteLease& arena_;
   const SnapshotRequest& request_;
   std::vector<Leaf> leaves_;
   ContentDigester digester_;         // needs no lock: each leaf has its own entry
@@ -161,8 +171,9 @@ Snapshotter::Snapshotter(SnapshotterOptions options) : options_(std::move(option
 Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
                               std::uint32_t count) {
   const auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
+  const ArenaSize size{.data_bytes = plan.arena_bytes(), .leaves = leaf_count(manifest)};
   while (arenas_.size() < std::min(count, options_.arenas)) {
-    auto memory = WSYNC_TRY(make_arena(plan.arena_bytes()));
+    auto memory = WSYNC_TRY(make_arena(size));
     arenas_.push_back({.memory = std::move(memory), .snapshot = {}});
     count_bytes();
   }
@@ -197,17 +208,19 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                                .bucket_bytes = request.bucket_bytes};
   Snapshot::Times times;
   if (request.total_bytes != nullptr) *request.total_bytes = plan_->arena_bytes();
-  auto writable = wait_for_arena(plan_->arena_bytes(), identity, request, times);
+  const ArenaSize size{.data_bytes = plan_->arena_bytes(), .leaves = leaf_count(*manifest)};
+  auto writable = wait_for_arena(size, identity, request, times);
   if (!writable) return fail(writable.error().with_context(snapshot_name(request.version)));
 
   const TimePoint begun = now();
-  Copier copier(source, *plan_, writable->lease.data(), request);
+  WSYNC_TRY(writable->lease.unprotect());
+  Copier copier(source, *plan_, writable->lease, request);
   auto digests = copier.run(std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   times.copy = now() - begun;
   {
     const std::lock_guard lock(names_mutex_);
-    std::move(writable->lease).complete(digests->root);
+    std::move(writable->lease).complete(digests->root, digests->leaves);
   }
   // The write lease has ended, and only this thread takes write leases. So nobody can write the
   // arena before the snapshot has its read lease.
@@ -218,7 +231,7 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   return snapshot;
 }
 
-Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_bytes,
+Result<Snapshotter::Writable> Snapshotter::wait_for_arena(const ArenaSize& size,
                                                           const ArenaIdentity& identity,
                                                           const SnapshotRequest& request,
                                                           Snapshot::Times& times) {
@@ -232,7 +245,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
   std::mutex mutex;
   std::condition_variable_any stopped;
   for (;;) {
-    auto writable = try_arena(arena_bytes, identity, wait, times);
+    auto writable = try_arena(size, identity, wait, times);
     if (writable || writable.error().code() != ErrorCode::kBusy) {
       times.wait = now() - begun - times.setup;
       return writable;
@@ -260,7 +273,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
 // Returns an arena of the right size without readers; otherwise a new one if one may be created;
 // otherwise kBusy. Taking the write lease is the only valid test, because an arena that seemed free
 // may get a reader a moment later.
-Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
+Result<Snapshotter::Writable> Snapshotter::try_arena(const ArenaSize& size,
                                                      const ArenaIdentity& identity, ArenaWait& wait,
                                                      Snapshot::Times& times) {
   // Freed after the lock is released, because freeing takes long and the loop may wait for the
@@ -270,13 +283,13 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   // Arenas of an earlier layout are freed as soon as they have no readers.
   std::erase_if(arenas_, [&](Arena& arena) {
     const bool is_old =
-        arena.memory->data_bytes() != arena_bytes && arena.memory->try_write_lease({}).has_value();
+        size_of(*arena.memory) != size && arena.memory->try_write_lease({}).has_value();
     if (is_old) freed.push_back(arena);
     return is_old;
   });
   drop_additional(wait, freed);
   for (const Arena& arena : arenas_) {
-    if (arena.memory->data_bytes() != arena_bytes) continue;
+    if (size_of(*arena.memory) != size) continue;
     auto lease = arena.memory->try_write_lease(identity);
     if (lease) return Writable{.arena = arena.memory, .lease = std::move(*lease)};
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
@@ -284,7 +297,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
   names.unlock();
   const TimePoint begun = now();
-  auto made = make_arena(arena_bytes);
+  auto made = make_arena(size);
   if (!made && arenas_.size() >= options_.arenas) {
     wait.note_full(made.error());
     return fail(ErrorCode::kBusy, "no arena is free");
@@ -305,6 +318,19 @@ bool Snapshotter::may_create(const ArenaWait& wait) const {
   const auto needed_here =
       std::ranges::count_if(arenas_, [](const Arena& arena) { return !arena.snapshot.expired(); });
   return wait.may_create(arenas_.size(), static_cast<std::size_t>(needed_here), now());
+}
+
+void Snapshotter::prepare_next() {
+  for (const Arena& arena : arenas_) {
+    if (!arena.memory->is_protected()) continue;
+    std::unique_lock names(names_mutex_);
+    const auto lease = arena.memory->try_write_lease({});
+    names.unlock();
+    if (!lease) continue;
+    if (const auto prepared = lease->unprotect(); !prepared)
+      log_debug("an arena is made writable later: {}", prepared.error().message());
+    return;
+  }
 }
 
 void Snapshotter::release_unused() {
@@ -337,9 +363,10 @@ void Snapshotter::drop_additional(const ArenaWait& wait, std::vector<Arena>& fre
   count_bytes();
 }
 
-Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(std::uint64_t arena_bytes) {
+Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& size) {
   auto arena = WSYNC_TRY(SharedArena::create({.name = options_.name,
-                                              .data_bytes = arena_bytes,
+                                              .data_bytes = size.data_bytes,
+                                              .leaf_sums = size.leaves,
                                               .huge_pages = options_.huge_pages,
                                               .threads = options_.threads}));
   return std::make_shared<SharedArena>(std::move(arena));

@@ -60,6 +60,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
     execute(queue_->round_ended(
         done.request,
         {.superseded = done.superseded, .cancelled = done.cancelled, .reply = done.reply}));
+    publisher_->prepare_next();
   };
   own.on_drop = [this](const Version& version) {
     publisher_->withdraw(version, "the coordinator has released this version");

@@ -30,14 +30,18 @@ struct Pending {
   TimePoint heard_at;
 };
 
-Result<ArenaView> open_arena(const Pending& pending, int fd, unsigned threads) {
+// How often it is checked whether the writer has freed an arena whose mapping is kept. Freeing
+// memory is not urgent.
+constexpr std::chrono::seconds kRetiredCheck{2};
+
+Result<ArenaView> open_arena(const Pending& pending, int fd, unsigned threads, KeptMappings& kept) {
   const FetchRequest& wanted = pending.wanted;
   const Version version = wanted.key.version;
   ArenaExpectation expected{.version = {{version.epoch, version.step}},
                             .layout = wanted.key.layout,
                             .data_bytes = wanted.data_bytes};
   if (wanted.content != Digest{}) expected.content = wanted.content;
-  auto view = ArenaView::open(fd, expected, threads);
+  auto view = ArenaView::open(fd, expected, threads, &kept);
   if (!view) return view;
   const ArenaIdentity identity = view->identity();
   const StreamFence fence{.epoch = identity.fence_epoch, .run_id = identity.fence_run_id};
@@ -89,6 +93,7 @@ class MemfdSink::Link {
   void finish(Pending pending, Result<ArenaView> view);
   void lose(const Socket& socket, const Error& error);
   void release(std::shared_ptr<Result<ArenaView>> view);
+  void give_up(std::vector<KeptMappings::Region> regions);
   void wake() const { (void)eventfd_write(wake_.get(), 1); }
 
   const Post post_;
@@ -96,6 +101,7 @@ class MemfdSink::Link {
   const UniqueFd wake_;
   const std::shared_ptr<bool> alive_;  // owner's thread only
   std::shared_ptr<Session> session_;   // owner's thread only
+  KeptMappings kept_;                  // synchronises itself
   mutable std::mutex mutex_;
   // Under mutex_:
   std::string path_;
@@ -104,6 +110,7 @@ class MemfdSink::Link {
   std::shared_ptr<bool> watched_ = std::make_shared<bool>(false);
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<Result<ArenaView>>> released_;  // arenas of cancelled transfers
+  std::vector<KeptMappings::Region> given_up_;                // of an earlier source
   // Last, so that the thread ends before the members that it uses.
   std::jthread thread_;
 };
@@ -131,6 +138,7 @@ void MemfdSink::Link::disconnect() {
   const std::lock_guard lock(mutex_);
   *watched_ = false;
   socket_.reset();
+  given_up_ = kept_.take_all();
   wake();
 }
 
@@ -166,18 +174,24 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
     bool is_waiting = false;
     // Destroyed on this thread, because unmapping takes long.
     std::vector<std::shared_ptr<Result<ArenaView>>> release;
+    std::vector<KeptMappings::Region> given_up;
     {
       const std::lock_guard lock(mutex_);
       socket = socket_;
       is_waiting = pending_.has_value();
       release.swap(released_);
+      given_up.swap(given_up_);
     }
     release.clear();
+    if (given_up.empty()) given_up = kept_.take_retired();
+    give_up(std::move(given_up));
     std::array<pollfd, 3> waiting{
         pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
         pollfd{.fd = socket ? socket->socket.get() : -1, .events = POLLIN, .revents = 0},
         pollfd{.fd = socket ? socket->process.get() : -1, .events = POLLIN, .revents = 0}};
-    const int timeout = is_waiting ? static_cast<int>(limits::kStreamWaitingMs) : -1;
+    int timeout =
+        kept_.empty() ? -1 : static_cast<int>(std::chrono::milliseconds(kRetiredCheck).count());
+    if (is_waiting) timeout = static_cast<int>(limits::kStreamWaitingMs);
     if (::poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
       log_error("host link: poll failed, errno {}", errno);
       return;
@@ -227,7 +241,7 @@ void MemfdSink::Link::take(Packet packet) {
   if (packet.frame.type != FrameType::kArena)
     return finish(std::move(pending),
                   fail(ErrorCode::kInvalidInput, "the host link answered with a wrong frame"));
-  auto view = open_arena(pending, packet.fd.get(), options_.populate_threads);
+  auto view = open_arena(pending, packet.fd.get(), options_.populate_threads, kept_);
   finish(std::move(pending), std::move(view));
 }
 
@@ -261,6 +275,15 @@ void MemfdSink::Link::release(std::shared_ptr<Result<ArenaView>> view) {
   wake();
 }
 
+// Unmaps what nothing else uses, on the link's thread.
+void MemfdSink::Link::give_up(std::vector<KeptMappings::Region> regions) {
+  if (regions.empty()) return;
+  regions.clear();
+  post_([alive = alive_, on_retired = options_.on_arenas_retired] {
+    if (*alive) on_retired();
+  });
+}
+
 void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
   std::optional<Pending> pending;
   std::shared_ptr<bool> watched;
@@ -272,6 +295,7 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
     pending = std::exchange(pending_, std::nullopt);
   }
   if (pending) finish(std::move(*pending), fail(error));
+  give_up(kept_.take_all());
   if (error.code() != ErrorCode::kPeerLost) {
     log_warning("{}; the connection is closed", error.message());
     return;

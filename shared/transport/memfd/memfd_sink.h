@@ -1,5 +1,8 @@
 // MemfdSink: receives the arena of a version from a process of the same host. The connection stays
 // open between transfers; its hang-up means that the peer is lost.
+//
+// An arena is mapped once. Its mapping is kept for the later versions that come in it, until its
+// writer frees it or is lost.
 #pragma once
 
 #include <functional>
@@ -15,6 +18,7 @@ struct MemfdSinkOptions {
   // It is not called either if this end closes the connection because it could not accept a packet:
   // then only the transfer fails.
   std::function<void(const Error& why)> on_lost = [](const Error&) {};
+  std::function<void()> on_arenas_retired = [] {};  // see SinkOptions
   unsigned populate_threads = 2;  // number of threads that map the pages of an arena
 };
 

@@ -22,7 +22,9 @@ class MemfdTransport final : public Transport {
                             post_));
   }
   [[nodiscard]] Result<std::unique_ptr<BucketSink>> make_sink(SinkOptions options) override {
-    return WSYNC_TRY(MemfdSink::create(post_, {.on_lost = std::move(options.on_source_lost)}));
+    return WSYNC_TRY(
+        MemfdSink::create(post_, {.on_lost = std::move(options.on_source_lost),
+                                  .on_arenas_retired = std::move(options.on_arenas_retired)}));
   }
 
  private:

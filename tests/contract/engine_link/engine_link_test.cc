@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <fcntl.h>
+#include <fstream>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -257,6 +258,38 @@ TEST(EngineLink, AnArenaThatWasReusedAfterThePreparationIsNotLoaded) {
   }
 }
 
+TEST(EngineLink, AnArenaIsMappedOnceForAllItsVersionsUntilArenasHaveBeenFreed) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  // As a reader maps it; its creator can write it.
+  const auto mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    std::vector<std::string> places;
+    for (std::string line; std::getline(maps, line);)
+      if (line.find("r--s") != std::string::npos && line.find("/memfd:test ") != std::string::npos)
+        places.push_back(line.substr(0, line.find(' ')));
+    return places;
+  };
+  SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  const auto places = mapped();
+  EXPECT_EQ(places.size(), 1U);
+  rank.peer.send(control::Release{.version = kFirst});
+  model.fill(arena, kSecond);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kSecond), share(arena));
+  EXPECT_EQ(mapped(), places);
+  rank.peer.send(control::UnmapArenas{});
+  rank.peer.ask<control::Pong>(control::Ping{});
+  EXPECT_EQ(mapped(), places) << "a version that is prepared is in it";
+  rank.switch_to(kSecond);
+  expect_holds(model, rank.engine, arena);
+  rank.peer.send(control::Release{.version = kSecond});
+  rank.peer.ask<control::Pong>(control::Ping{});
+  EXPECT_TRUE(mapped().empty());
+}
+
 TEST(EngineLink, AnAdoptedVersionStaysLeasedAfterReleaseAndLoss) {
   const Model model = Model::make();
   Rank rank(model, TakeMode::kAdopt);
@@ -300,6 +333,8 @@ TEST(EngineLink, AnAdoptingEngineRefusesWrongBytesBeforeTheSwitch) {
   prepare.checksums.front() ^= 1;
   EXPECT_THAT(rank.peer.ask<control::Prepared>(prepare, share(arena)).failure,
               HasSubstr("checksums differ"));
+  prepare.is_verified = true;  // nothing is read twice
+  EXPECT_EQ(rank.peer.ask<control::Prepared>(prepare, share(arena)).failure, "");
 }
 
 TEST(EngineLink, AFailingLayerFailsTheLoad) {

@@ -23,13 +23,17 @@ class DeviceStagingTest : public testing::Test {
     group_ = reload::DeviceGroup::create(std::move(options)).value();
   }
   [[nodiscard]] std::shared_ptr<const staging::HeldVersion> stage(Version version) {
+    return stage(version, model_.arena(version));
+  }
+  [[nodiscard]] std::shared_ptr<const staging::HeldVersion> stage(Version version,
+                                                                  const SharedArena& arena) {
     staging::StagingJob job;
     job.identity = model_.identity(version);
     job.manifest = model_.manifest;
     job.plan = model_.plan;
     std::shared_ptr<const staging::HeldVersion> held;
     EXPECT_TRUE(store_.begin(std::move(job), [&](auto staged) { held = staged.value(); }));
-    store_.view_arrived(ArenaView::open(model_.arena(version).share()->get()).value());
+    store_.view_arrived(ArenaView::open(arena.share()->get()).value());
     EXPECT_TRUE(bench_.until([&] { return held != nullptr; }));
     return held;
   }
@@ -91,12 +95,42 @@ TEST_F(DeviceStagingTest, EnginesOnGpusAreToldTheFoldedPieceDigestOfEachGroup) {
   for (ThreadPool* helpers : {static_cast<ThreadPool*>(nullptr), &pool}) {
     const auto cache = std::make_shared<LoadCache>(GroupSum::kPieceDigest, helpers);
     std::shared_ptr<const PreparedLoad> load;
-    cache->request(worker, held, limits::kBucketBytesMin, tensors, tensors_key(*tensors),
+    cache->request(worker, held, limits::kBucketBytesMin, tensors, tensors_key(*tensors), false,
                    [&](auto made) { load = made.value(); });
     ASSERT_TRUE(bench_.until([&] { return load != nullptr; }));
     EXPECT_EQ(load->checksums, reload::expected_piece_checksums(load->plan, held->data()));
     EXPECT_NE(load->checksums, reload::expected_checksums(load->plan, held->data()));
   }
+}
+
+// ---- bytes that nobody has read ----
+
+TEST_F(DeviceStagingTest, AVersionIsVerifiedForThoseWhoNeedMoreThanTheSumsOfItsLeaves) {
+  Worker worker(bench_.loop(), {.name = "plans"});
+  const auto cache = std::make_shared<LoadCache>();
+  const auto prepare = [&](const std::shared_ptr<const staging::HeldVersion>& held,
+                           std::vector<control::EngineTensor> tensors, bool adopts) {
+    const auto shared = std::make_shared<const std::vector<control::EngineTensor>>(tensors);
+    std::optional<Result<std::shared_ptr<const PreparedLoad>>> made;
+    cache->request(worker, held, limits::kBucketBytesMin, shared, tensors_key(*shared), adopts,
+                   [&](auto load) { made = std::move(load); });
+    EXPECT_TRUE(bench_.until([&] { return made.has_value(); }));
+    return *made;
+  };
+  auto columns = model_.tensors();
+  for (auto& tensor : columns)
+    if (tensor.shape.size() == 2) tensor.ranges = {{.dim = 1, .begin = 10, .length = 10}};
+
+  const auto whole = stage(kV1, model_.protected_arena(kV1));
+  EXPECT_TRUE(prepare(whole, model_.tensors(), false).has_value());
+  EXPECT_FALSE(whole->is_verified()) << "its engine compares each byte that it copies";
+  EXPECT_TRUE(prepare(whole, model_.tensors(), true).has_value());
+  EXPECT_TRUE(whole->is_verified()) << "its engine serves from it";
+
+  const Version second{.epoch = 1, .step = 2};
+  const auto sharded = stage(second, model_.protected_arena(second));
+  EXPECT_TRUE(prepare(sharded, columns, false).has_value());
+  EXPECT_TRUE(sharded->is_verified()) << "no sum of a leaf is that of its columns";
 }
 
 // ---- who may attach to which devices ----

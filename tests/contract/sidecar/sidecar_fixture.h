@@ -66,7 +66,8 @@ struct Model {
   [[nodiscard]] static std::byte byte_of(Version version, std::size_t at) {
     return static_cast<std::byte>(version.step * 31 + at % 251);
   }
-  [[nodiscard]] Digest content(Version version) const {
+  [[nodiscard]] Digest content(Version version) const { return digests(version).root; }
+  [[nodiscard]] ContentDigests digests(Version version) const {
     ContentDigester digester(*manifest);
     for (const Piece& piece : plan->pieces()) {
       std::vector<std::byte> bytes(piece.bytes);
@@ -74,7 +75,7 @@ struct Model {
         bytes[i] = byte_of(version, plan->arena_offset(piece) + i);
       EXPECT_TRUE(digester.add(piece.tensor, piece.tensor_offset, bytes).has_value());
     }
-    return digester.finish().value().root;
+    return digester.finish().value();
   }
   [[nodiscard]] ArenaIdentity identity(Version version) const {
     return {.version_epoch = version.epoch,
@@ -96,6 +97,19 @@ struct Model {
   [[nodiscard]] SharedArena arena(Version version) const {
     auto made = SharedArena::create({.name = "trainer", .data_bytes = plan->arena_bytes()}).value();
     EXPECT_TRUE(write(made, version).has_value());
+    return made;
+  }
+  // The same as a trainer writes it: with the sums of its leaves, and protected.
+  [[nodiscard]] SharedArena protected_arena(Version version) const {
+    const ContentDigests sums = digests(version);
+    auto made =
+        SharedArena::create(
+            {.name = "trainer", .data_bytes = plan->arena_bytes(), .leaf_sums = sums.leaves.size()})
+            .value();
+    auto lease = made.try_write_lease(identity(version)).value();
+    const std::span<std::byte> data = lease.data();
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = byte_of(version, i);
+    std::move(lease).complete(sums.root, sums.leaves);
     return made;
   }
   [[nodiscard]] Bytes layout() const {

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -53,9 +54,9 @@ class MemfdPeer : public ::testing::Test {
     return std::move(*source);
   }
   [[nodiscard]] std::unique_ptr<MemfdSink> sink() {
-    return std::move(*MemfdSink::create(loop_.post(), {.on_lost = [this](const Error& why) {
-                                          links_lost_.push_back(why.code());
-                                        }}));
+    return std::move(*MemfdSink::create(
+        loop_.post(), {.on_lost = [this](const Error& why) { links_lost_.push_back(why.code()); },
+                       .on_arenas_retired = [this] { ++retired_; }}));
   }
 
   OwnerLoop loop_;
@@ -64,8 +65,50 @@ class MemfdPeer : public ::testing::Test {
   std::vector<int> peers_;
   std::vector<int> lost_;
   std::vector<ErrorCode> links_lost_;
+  int retired_ = 0;
   std::unique_ptr<MemfdSource> source_;
 };
+
+TEST_F(MemfdPeer, AnArenaStaysMappedUntilItsSourceFreesItOrEnds) {
+  const auto mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    std::size_t count = 0;
+    for (std::string line; std::getline(maps, line);)
+      if (line.find("r--s") != std::string::npos && line.find("wsync-kept") != std::string::npos)
+        ++count;
+    return count;
+  };
+  std::optional<TestVersion> first(std::in_place, 1, limits::kMiB, "wsync-kept");
+  const TestVersion second(2, limits::kMiB, "wsync-kept");
+  Receiver receiver(sink(), 0);
+  const auto take = [&](const TestVersion& version) {
+    receiver.done = 0;
+    ASSERT_TRUE(receiver.receive(receiver.wanted(version, path())).has_value());
+    ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+    ASSERT_TRUE(receiver.view.has_value()) << receiver.failure_text();
+  };
+  source_->offer(first->offer());
+  source_->offer(second.offer());
+  take(*first);
+  const std::byte* place = receiver.view->data().data();
+  receiver.view.reset();
+  EXPECT_EQ(mapped(), 1U);
+  take(*first);
+  EXPECT_EQ(receiver.view->data().data(), place);
+  receiver.view.reset();
+  take(second);
+  EXPECT_EQ(mapped(), 2U);
+  source_->withdraw(first->key().version, "superseded");
+  first.reset();
+  ASSERT_TRUE(loop_.run_until([&] { return retired_ == 1; }));
+  EXPECT_EQ(mapped(), 1U);
+
+  source_.reset();
+  ASSERT_TRUE(loop_.run_until([&] { return retired_ == 2; }));
+  EXPECT_EQ(mapped(), 1U) << "the view is in use";
+  receiver.view.reset();
+  EXPECT_EQ(mapped(), 0U);
+}
 
 TEST_F(MemfdPeer, NothingIsCopiedAndTheViewHoldsItsLease) {
   source_->offer(version_.offer());

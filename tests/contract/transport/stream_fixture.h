@@ -22,11 +22,12 @@ class TestVersion {
  public:
   static constexpr std::uint64_t kBucketBytes = limits::kMiB;
 
-  explicit TestVersion(std::uint64_t step, std::uint64_t bytes = 8 * limits::kMiB + 300)
+  explicit TestVersion(std::uint64_t step, std::uint64_t bytes = 8 * limits::kMiB + 300,
+                       const std::string& name = "wsync-test")
       : key_{.fence = {.epoch = 5, .run_id = {1, 2}},
              .version = {.epoch = 1, .step = step},
              .layout = {.low = 11, .high = 22}} {
-    auto arena = SharedArena::create({.name = "wsync-test", .data_bytes = bytes});
+    auto arena = SharedArena::create({.name = name, .data_bytes = bytes});
     EXPECT_TRUE(arena.has_value()) << arena.error().message();
     arena_ = std::make_shared<SharedArena>(std::move(*arena));
     auto lease = arena_->try_write_lease({.fence_epoch = key_.fence.epoch,

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -143,9 +144,137 @@ TEST(SharedArena, OnlySealedArenasAreMapped) {
   ASSERT_EQ(::fcntl(plain.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
             0);
   EXPECT_EQ(ArenaView::open(plain.get()).error().message(),
-            "the descriptor is not an arena of format 1");
+            "the descriptor is not an arena of format 2");
   const UniqueFd device(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   EXPECT_FALSE(ArenaView::open(device.get()).has_value());
+}
+
+constexpr std::uint64_t kSums = 5;
+
+// Written with the sums of its leaves, so that it is protected.
+SharedArena summed_arena(std::uint64_t step, std::span<const WordSum> sums) {
+  auto arena =
+      SharedArena::create({.name = "wsync-summed", .data_bytes = kBytes, .leaf_sums = sums.size()});
+  auto lease = arena->try_write_lease(identity_of(step));
+  std::memset(lease->data().data(), static_cast<int>(step), lease->data().size());
+  std::move(*lease).complete({.low = step}, sums);
+  return std::move(*arena);
+}
+
+std::vector<WordSum> some_sums() {
+  std::vector<WordSum> sums;
+  for (std::uint64_t i = 0; i < kSums; ++i) sums.push_back({.product = i, .sum = ~i});
+  return sums;
+}
+
+TEST(SharedArena, SumsOfTheLeavesAreReadWithTheData) {
+  const std::vector<WordSum> sums = some_sums();
+  SharedArena arena = summed_arena(1, sums);
+  const auto view = ArenaView::open(arena.share()->get());
+  ASSERT_TRUE(view.has_value()) << view.error().message();
+  EXPECT_EQ(std::vector<WordSum>(view->leaf_sums().begin(), view->leaf_sums().end()), sums);
+  EXPECT_TRUE(view->is_protected());
+  EXPECT_EQ(view->data().back(), std::byte{1});
+
+  SharedArena plain = new_arena();
+  write_version(plain, 1);
+  const auto without = ArenaView::open(plain.share()->get());
+  ASSERT_TRUE(without.has_value());
+  EXPECT_TRUE(without->leaf_sums().empty());
+  EXPECT_FALSE(without->is_protected());
+}
+
+TEST(SharedArena, AProtectedArenaIsWrittenAgainAfterItsLeaseIsTaken) {
+  SharedArena arena = summed_arena(1, some_sums());
+  {
+    auto lease = arena.try_write_lease(identity_of(2));
+    ASSERT_TRUE(lease.has_value());
+    ASSERT_TRUE(lease->unprotect().has_value());
+    EXPECT_FALSE(arena.is_protected());
+    // A write that ends after a part has been protected.
+    lease->data().front() = std::byte{7};
+    ASSERT_TRUE(lease->protect(0, kBytes / 2).has_value());
+  }
+  auto lease = arena.try_write_lease(identity_of(3));
+  ASSERT_TRUE(lease.has_value());
+  ASSERT_TRUE(lease->unprotect().has_value());
+  std::memset(lease->data().data(), 9, lease->data().size());
+  ASSERT_TRUE(lease->protect(100, kBytes - 200).has_value());
+  lease->data()[50] = lease->data()[kBytes - 50] = std::byte{8};  // on pages of their own or shared
+  std::move(*lease).complete({.low = 3}, some_sums());
+  const auto view = ArenaView::open(arena.share()->get());
+  ASSERT_TRUE(view.has_value()) << view.error().message();
+  EXPECT_EQ(view->data()[50], std::byte{8});
+  EXPECT_EQ(view->data()[5000], std::byte{9});
+}
+
+// F_SEAL_FUTURE_WRITE does not bind the mapping of the creator.
+TEST(SharedArenaDeathTest, AStrayWriteOfItsCreatorEndsItsProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // the arena is not mapped in a forked child
+  const auto stray_write = [](std::uint64_t at) {
+    const SharedArena arena = summed_arena(1, some_sums());
+    const_cast<std::byte&>(arena.data()[at]) = std::byte{0xff};
+  };
+  EXPECT_EXIT(stray_write(0), ::testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_EXIT(stray_write(kBytes - 1), ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST(SharedArena, AHeaderWithMoreSumsThanItsFileHoldsIsRefused) {
+  const SharedArena arena = summed_arena(1, some_sums());
+  const UniqueFd other(::memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const UniqueFd shared = std::move(*arena.share());
+  struct stat file{};
+  ASSERT_EQ(::fstat(shared.get(), &file), 0);
+  // The header and the data, without the page of the sums.
+  std::vector<char> bytes(static_cast<std::size_t>(file.st_size) - 4096);
+  ASSERT_EQ(::pread(shared.get(), bytes.data(), bytes.size(), 0),
+            static_cast<ssize_t>(bytes.size()));
+  ASSERT_EQ(::pwrite(other.get(), bytes.data(), bytes.size(), 0),
+            static_cast<ssize_t>(bytes.size()));
+  ASSERT_EQ(::fcntl(other.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
+            0);
+  const auto view = ArenaView::open(other.get());
+  ASSERT_FALSE(view.has_value());
+  EXPECT_NE(view.error().message().find("says 5 sums of leaves"), std::string::npos)
+      << view.error().message();
+}
+
+TEST(KeptMappings, AnArenaIsMappedOnceForAllItsVersionsAndUntilItIsFreed) {
+  KeptMappings kept;
+  std::optional<SharedArena> arena = summed_arena(1, some_sums());
+  const UniqueFd shared = std::move(*arena->share());
+  const std::byte* first = nullptr;
+  {
+    const auto view = ArenaView::open(shared.get(), {}, 1, &kept);
+    ASSERT_TRUE(view.has_value());
+    first = view->data().data();
+    const auto again = ArenaView::open(shared.get(), {}, 1, &kept);
+    ASSERT_TRUE(again.has_value());
+    EXPECT_EQ(again->data().data(), first);
+  }
+  {
+    auto lease = arena->try_write_lease(identity_of(2));
+    ASSERT_TRUE(lease.has_value()) << "a kept mapping is no lease";
+    ASSERT_TRUE(lease->unprotect().has_value());
+    std::memset(lease->data().data(), 2, lease->data().size());
+    std::move(*lease).complete({.low = 2}, some_sums());
+  }
+  {
+    const auto view = ArenaView::open(shared.get(), {.version = {{3, 2}}}, 1, &kept);
+    ASSERT_TRUE(view.has_value()) << view.error().message();
+    EXPECT_EQ(view->data().data(), first);
+    EXPECT_EQ(view->data().front(), std::byte{2});
+  }
+  SharedArena other = summed_arena(1, some_sums());
+  ASSERT_TRUE(ArenaView::open(other.share()->get(), {}, 1, &kept).has_value());
+  EXPECT_TRUE(kept.take_retired().empty());
+  arena.reset();
+  const auto retired = kept.take_retired();
+  ASSERT_EQ(retired.size(), 1U);
+  EXPECT_EQ(retired.front()->bytes().data() + kArenaHeaderBytes, first);
+  EXPECT_FALSE(kept.empty());
+  EXPECT_EQ(kept.take_all().size(), 1U);
+  EXPECT_TRUE(kept.empty());
 }
 
 TEST(SharedArena, AskingForMoreThanThereIsNamesBothNumbers) {
@@ -237,7 +366,7 @@ TEST(SharedArena, ALeaseThatAForkedChildSharesEndsInItsParent) {
     EXPECT_TRUE(busy());
     view.reset();
     EXPECT_TRUE(busy());
-    const MappedRegion mapping = std::move(*ended).end();
+    const auto mapping = std::move(*ended).end();
     ended.reset();
     EXPECT_FALSE(busy()) << "a lease has stayed with the child";
     // A version that was not accepted leaves no lease either, and one lease put over another one.
@@ -262,6 +391,18 @@ TEST(SharedArena, AForkedChildThatEndsItsCopyOfALeaseLeavesTheParents) {
   EXPECT_EQ(arena.try_write_lease(identity_of(2)).error().code(), ErrorCode::kBusy);
   lease.reset();
   EXPECT_TRUE(arena.try_write_lease(identity_of(2)).has_value());
+}
+
+TEST(SharedArena, AForkedChildThatEndsItsCopyDoesNotTouchTheArena) {
+  KeptMappings kept;
+  std::optional<SharedArena> arena = summed_arena(1, some_sums());
+  ASSERT_TRUE(ArenaView::open(arena->share()->get(), {}, 1, &kept).has_value());
+  EXPECT_EQ(in_child([&] {
+              arena.reset();
+              return 0;
+            }),
+            0);
+  EXPECT_TRUE(kept.take_retired().empty());
 }
 
 TEST(SharedArena, IsNotMappedInAForkedChild) {

@@ -45,6 +45,7 @@ inline std::string text_of(const RankAction& action) {
     return "prepared " + prepared->version.to_string();
   if (const auto* forget = std::get_if<ForgetVersion>(&action))
     return "forget " + forget->version.to_string();
+  if (std::holds_alternative<ForgetArenas>(action)) return "forget arenas";
   if (std::holds_alternative<PauseEngine>(action)) return "pause";
   if (std::holds_alternative<MapBuffers>(action)) return "map";
   if (const auto* start = std::get_if<StartLoad>(&action))

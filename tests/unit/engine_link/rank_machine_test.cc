@@ -89,6 +89,17 @@ TEST(RankMachine, AVersionIsLoadedWhenItIsPrepared) {
   }
 }
 
+TEST(RankMachine, FreedArenasTakeNoPreparedVersionAway) {
+  Rank rank(Rank::copying());
+  rank.welcome();
+  rank.prepare(kFirst);
+  rank.forget();
+  rank.send(control::UnmapArenas{});
+  EXPECT_THAT(rank.texts(), ElementsAre("forget arenas"));
+  rank.load(kFirst);
+  EXPECT_THAT(rank.texts(), testing::Not(testing::Contains(HasSubstr("has not been prepared"))));
+}
+
 TEST(RankMachine, TheOldestPreparedVersionIsForgottenWhenThereAreTooMany) {
   Rank rank(Rank::copying());
   rank.welcome();

@@ -189,10 +189,11 @@ class RandomPeers {
   // One event.
   void turn() {
     using What = RankReport::What;
-    const std::array<control::Message, 10> messages = {
+    const std::array<control::Message, 11> messages = {
         control::EngineWelcome{},
         control::Prepare{.version = version()},
         control::Release{.version = version()},
+        control::UnmapArenas{},
         control::Pause{},
         control::Load{.version = version()},
         control::Load{.version = version(), .buffers = {{.opaque = {}}}},

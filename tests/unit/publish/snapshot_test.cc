@@ -1,5 +1,6 @@
 #include "trainer_side/publish/snapshot.h"
 
+#include <csignal>
 #include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -88,7 +89,39 @@ TEST(Snapshot, HoldsEveryTensorWhereThePlanSaysWithItsDigests) {
   const auto view = ArenaView::open(fd->get(), {.version = {{2, 7}},
                                                 .layout = snapshot.manifest()->layout_digest(),
                                                 .content = snapshot.digests().root});
-  EXPECT_TRUE(view.has_value()) << view.error().message();
+  ASSERT_TRUE(view.has_value()) << view.error().message();
+  EXPECT_TRUE(view->is_protected());
+  const auto by_sums = digests_of_leaves(*snapshot.manifest(), view->leaf_sums());
+  ASSERT_TRUE(by_sums.has_value()) << by_sums.error().message();
+  EXPECT_EQ(*by_sums, snapshot.digests());
+}
+
+TEST(Snapshot, AFreeArenaIsPreparedForTheNextOne) {
+  Snapshotter snapshotter({.arenas = 2});
+  auto first = take(snapshotter, Model(1), request(1));
+  auto second = take(snapshotter, Model(2), request(2));
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  snapshotter.prepare_next();  // both are in use
+  const auto& in_use = **second;
+  EXPECT_EQ(in_use.identity().content, in_use.digests().root);
+  first->reset();
+  snapshotter.prepare_next();
+  const auto third = take(snapshotter, Model(3), request(3));
+  ASSERT_TRUE(third.has_value()) << third.error().message();
+  const auto view = ArenaView::open((*third)->share()->get(), {.version = {{2, 3}}});
+  ASSERT_TRUE(view.has_value()) << view.error().message();
+  EXPECT_TRUE(view->is_protected());
+}
+
+TEST(SnapshotDeathTest, AStrayWriteIntoAPublishedVersionEndsItsProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // arenas are not mapped in a forked child
+  const auto stray_write = [] {
+    Snapshotter snapshotter({.threads = 2});
+    const auto taken = take(snapshotter, Model(1), request(1));
+    const auto data = (*taken)->data();
+    const_cast<std::byte&>(data[data.size() / 2]) ^= std::byte{1};
+  };
+  EXPECT_EXIT(stray_write(), ::testing::KilledBySignal(SIGSEGV), "");
 }
 
 TEST(Snapshot, ArenasTakeTurnsAndOneThatIsReadIsNeverOverwritten) {

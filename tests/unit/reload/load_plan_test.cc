@@ -101,6 +101,7 @@ ContentDigests digests_of(const RandomModel& model) {
 }
 
 TEST(LoadPlan, LoadsEveryShardExactlyAndBothSidesAgreeOnChecksums) {
+  int without_bytes = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(seed);
     const RandomModel model = random_model(seed);
@@ -109,6 +110,12 @@ TEST(LoadPlan, LoadsEveryShardExactlyAndBothSidesAgreeOnChecksums) {
     const auto expected = expected_checksums(*plan, model.arena);
     EXPECT_EQ(expected_checksums(*plan, model.arena, digests_of(model)), expected)
         << "from the leaves of the content digest";
+    // Whose bytes are not needed, of those none is read.
+    if (!needs_bytes(*plan)) {
+      ++without_bytes;
+      const std::vector<std::byte> other(model.arena.size(), std::byte{0x5a});
+      EXPECT_EQ(expected_checksums(*plan, other, digests_of(model)), expected);
+    }
     std::vector<std::vector<std::byte>> held;
     for (const LoadTensor& tensor : plan->tensors()) held.emplace_back(tensor.shard.bytes());
     CopyScratch scratch;
@@ -136,6 +143,7 @@ TEST(LoadPlan, LoadsEveryShardExactlyAndBothSidesAgreeOnChecksums) {
       EXPECT_EQ(expected_digest(tensor, model.arena), tensor_digest(tensor.seed, held[t]));
     }
   }
+  EXPECT_GT(without_bytes, 0);
 }
 
 TEST(LoadPlan, RowsOfAGroupSayTheSameAsItsExecutionAndItsPieceChecksumIsOfItsDenseBytes) {

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
@@ -61,6 +62,16 @@ struct TestModel {
     auto lease = made->try_write_lease(job(step).identity);
     std::memcpy(lease->data().data(), data.data(), data.size());
     std::move(*lease).complete(digests.root);
+    return std::move(*made);
+  }
+
+  // The same with the sums of its leaves, so that it is protected.
+  [[nodiscard]] SharedArena protected_arena(std::uint64_t step) const {
+    auto made = SharedArena::create(
+        {.name = "trainer", .data_bytes = data.size(), .leaf_sums = digests.leaves.size()});
+    auto lease = made->try_write_lease(job(step).identity);
+    std::memcpy(lease->data().data(), data.data(), data.size());
+    std::move(*lease).complete(digests.root, digests.leaves);
     return std::move(*made);
   }
 
@@ -149,6 +160,72 @@ TEST_F(StoreTest, TrainersArenaIsVerifiedAndNotCopied) {
   ASSERT_TRUE(staged.has_value()) << staged.error().message();
   EXPECT_EQ((*staged)->digests(), model_.digests);
   EXPECT_TRUE((*staged)->is_mapped());
+}
+
+// Where the writer could not be stopped from changing it.
+void write_by_force(const SharedArena& arena, std::uint64_t at, std::byte value) {
+  constexpr std::uintptr_t kPage = 4096;
+  auto* byte = const_cast<std::byte*>(arena.data().data()) + at;
+  auto* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(byte) / kPage * kPage);
+  ASSERT_EQ(::mprotect(page, kPage, PROT_READ | PROT_WRITE), 0);
+  *byte = value;
+}
+
+TEST_F(StoreTest, AProtectedArenaIsStagedByItsSumsAndVerifiedWhenItIsAskedFor) {
+  const SharedArena arena = model_.protected_arena(1);
+  Store store({}, loop_.post());
+  const auto staged = stage_view(store, model_, 1, arena);
+  ASSERT_TRUE(staged.has_value()) << staged.error().message();
+  const HeldVersion& held = **staged;
+  EXPECT_EQ(held.digests(), model_.digests);
+  EXPECT_FALSE(held.is_verified());
+  EXPECT_TRUE(held.verify(2).has_value());
+  EXPECT_TRUE(held.is_verified());
+
+  const SharedArena plain = model_.arena(2);
+  const auto read = stage_view(store, model_, 2, plain);
+  ASSERT_TRUE(read.has_value()) << read.error().message();
+  EXPECT_TRUE((*read)->is_verified()) << "an arena that may be changed is read when it is staged";
+}
+
+TEST_F(StoreTest, AChangeOfAProtectedArenaIsFoundByTensorWhenItIsVerified) {
+  const SharedArena arena = model_.protected_arena(1);
+  Store store({}, loop_.post());
+  const auto piece = model_.plan->tensor_pieces(*model_.manifest->find("layers.1.w")).back();
+  write_by_force(arena, model_.plan->arena_offset(piece) + piece.bytes - 1, std::byte{0x5a});
+  const auto staged = stage_view(store, model_, 1, arena);
+  ASSERT_TRUE(staged.has_value()) << staged.error().message();
+  const auto verified = (*staged)->verify(2);
+  ASSERT_FALSE(verified.has_value());
+  EXPECT_EQ(verified.error().code(), ErrorCode::kDigestMismatch);
+  EXPECT_THAT(verified.error().message(), HasSubstr("tensor 'layers.1.w' of version 1.1"));
+  EXPECT_FALSE((*staged)->is_verified());
+}
+
+TEST_F(StoreTest, SumsOfOtherBytesThanWereAnnouncedAreNotStaged) {
+  const TestModel other(2);
+  const SharedArena arena = other.protected_arena(1);
+  Store store({}, loop_.post());
+  const auto staged = stage_view(store, model_, 1, arena);
+  ASSERT_FALSE(staged.has_value());
+  EXPECT_EQ(staged.error().code(), ErrorCode::kDigestMismatch);
+  EXPECT_THAT(
+      staged.error().message(),
+      HasSubstr("the sums that came with the arena give content digest " +
+                other.digests.root.to_string() + ", expected " + model_.digests.root.to_string()));
+  EXPECT_TRUE(store.versions_held().empty());
+}
+
+TEST_F(StoreTest, WhoeverHasMappedAnOwnArenaIsToldWhenItIsFreed) {
+  int freed = 0;
+  Store store({.on_freed = [&] { ++freed; }}, loop_.post());
+  ASSERT_TRUE(stage_own(store, model_, 1).has_value());
+  staged_.reset();
+  EXPECT_EQ(store.release_unused(), 0U);
+  EXPECT_EQ(freed, 0);
+  store.release(step(1));
+  EXPECT_EQ(store.release_unused(), model_.data.size());
+  EXPECT_EQ(freed, 1);
 }
 
 TEST_F(StoreTest, ReleaseDropsTheLeaseAndNothingElseDoes) {
