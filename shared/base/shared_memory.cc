@@ -127,7 +127,7 @@ bool holds_lock(const std::string& process, std::string_view fd) {
 
 // Populates the slices first, first + step, ... of a region; returns 0 or an errno.
 int populate_slices(std::span<std::byte> region, std::size_t first, std::size_t step, bool writable,
-                    const std::stop_token& stop) {
+                    const std::stop_token& stop, std::atomic<std::uint64_t>* done) {
   for (std::size_t slice = first; slice * kPopulateSliceBytes < region.size(); slice += step) {
     if (stop.stop_requested()) return ECANCELED;
     const std::size_t begin = slice * kPopulateSliceBytes;
@@ -137,6 +137,7 @@ int populate_slices(std::span<std::byte> region, std::size_t first, std::size_t 
       rc = ::madvise(region.data() + begin, n, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
     while (rc != 0 && (errno == EINTR || errno == EAGAIN));
     if (rc != 0) return errno;
+    if (done != nullptr) *done += n;
   }
   return 0;
 }
@@ -200,15 +201,15 @@ Result<> MappedRegion::keep_from_children() const {
                     errno);
 }
 
-Result<> MappedRegion::populate(bool writable, unsigned threads,
-                                const std::stop_token& stop) const {
+Result<> MappedRegion::populate(bool writable, unsigned threads, const std::stop_token& stop,
+                                std::atomic<std::uint64_t>* done) const {
   std::vector<int> errors(std::max(1U, threads), 0);
   {
     std::vector<std::jthread> workers;
     for (std::size_t i = 1; i < errors.size(); ++i)
       workers.emplace_back(
-          [&, i] { errors[i] = populate_slices(bytes_, i, errors.size(), writable, stop); });
-    errors[0] = populate_slices(bytes_, 0, errors.size(), writable, stop);
+          [&, i] { errors[i] = populate_slices(bytes_, i, errors.size(), writable, stop, done); });
+    errors[0] = populate_slices(bytes_, 0, errors.size(), writable, stop, done);
   }
   for (const int error : errors) {
     // Kernels before 5.14 do not support this request. Pages are then allocated at their first use.
@@ -285,10 +286,13 @@ void WriteLease::unlock() noexcept {
   fd_ = -1;
 }
 
+std::uint64_t ArenaOptions::file_bytes() const noexcept {
+  return round_to_page(sums_at(data_bytes) + leaf_sums * sizeof(WordSum));
+}
+
 Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
   const std::string what = fmt::format("arena {}", options.name);
-  const std::uint64_t file_bytes =
-      round_to_page(sums_at(options.data_bytes) + options.leaf_sums * sizeof(WordSum));
+  const std::uint64_t file_bytes = options.file_bytes();
   WSYNC_TRY(require_memory(file_bytes, what));
 
   UniqueFd fd = UniqueFd::made_by(
@@ -307,7 +311,8 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
     if (const auto placed = prefer_node(region->bytes(), *options.numa_node);
         !placed && options.on_unplaced)
       options.on_unplaced(placed.error());
-  if (auto touched = region->populate(true, options.threads, options.stop); !touched)
+  if (auto touched = region->populate(true, options.threads, options.stop, options.done_bytes);
+      !touched)
     return fail(touched.error().with_context(what));
   // Reserves what populate() did not (everything on old kernels), so that no later write can fail.
   for (std::uint64_t at = 0; at < file_bytes; at += kSliceBytes) {

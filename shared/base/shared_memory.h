@@ -26,6 +26,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -85,8 +86,9 @@ class MappedRegion {
   // Creates all page-table entries now, with `threads` threads, and allocates the pages of a
   // writable mapping. kResourceExhausted if there is not enough memory (never a SIGBUS); kCancelled
   // a few milliseconds after `stop` is requested.
-  [[nodiscard]] Result<> populate(bool writable, unsigned threads,
-                                  const std::stop_token& stop = {}) const;
+  // `done`, if not null, counts the bytes.
+  [[nodiscard]] Result<> populate(bool writable, unsigned threads, const std::stop_token& stop = {},
+                                  std::atomic<std::uint64_t>* done = nullptr) const;
 
  private:
   void unmap() noexcept;
@@ -164,6 +166,9 @@ struct ArenaOptions {
   std::optional<std::uint32_t> numa_node = std::nullopt;
   std::function<void(const Error&)> on_unplaced = nullptr;
   std::stop_token stop = {};  // cancels the creation; nothing of the arena remains
+  std::atomic<std::uint64_t>* done_bytes = nullptr;  // counts while the memory is touched
+  // Size of the file: header, data and sums.
+  [[nodiscard]] std::uint64_t file_bytes() const noexcept;
 };
 
 // The creator's side of an arena.

@@ -173,7 +173,7 @@ Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_byt
   const auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
   const ArenaSize size{.data_bytes = plan.arena_bytes(), .leaves = leaf_count(manifest)};
   while (arenas_.size() < std::min(count, options_.arenas)) {
-    auto memory = WSYNC_TRY(make_arena(size));
+    auto memory = WSYNC_TRY(make_arena(size, {}));
     arenas_.push_back({.memory = std::move(memory), .snapshot = {}});
     count_bytes();
   }
@@ -245,7 +245,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(const ArenaSize& size,
   std::mutex mutex;
   std::condition_variable_any stopped;
   for (;;) {
-    auto writable = try_arena(size, identity, wait, times);
+    auto writable = try_arena(size, identity, request, wait, times);
     if (writable || writable.error().code() != ErrorCode::kBusy) {
       times.wait = now() - begun - times.setup;
       return writable;
@@ -274,8 +274,9 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(const ArenaSize& size,
 // otherwise kBusy. Taking the write lease is the only valid test, because an arena that seemed free
 // may get a reader a moment later.
 Result<Snapshotter::Writable> Snapshotter::try_arena(const ArenaSize& size,
-                                                     const ArenaIdentity& identity, ArenaWait& wait,
-                                                     Snapshot::Times& times) {
+                                                     const ArenaIdentity& identity,
+                                                     const SnapshotRequest& request,
+                                                     ArenaWait& wait, Snapshot::Times& times) {
   // Freed after the lock is released, because freeing takes long and the loop may wait for the
   // lock.
   std::vector<Arena> freed;
@@ -297,7 +298,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(const ArenaSize& size,
   if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
   names.unlock();
   const TimePoint begun = now();
-  auto made = make_arena(size);
+  auto made = make_arena(size, request);
   if (!made && arenas_.size() >= options_.arenas) {
     wait.note_full(made.error());
     return fail(ErrorCode::kBusy, "no arena is free");
@@ -363,13 +364,22 @@ void Snapshotter::drop_additional(const ArenaWait& wait, std::vector<Arena>& fre
   count_bytes();
 }
 
-Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& size) {
-  auto arena = WSYNC_TRY(SharedArena::create({.name = options_.name,
-                                              .data_bytes = size.data_bytes,
-                                              .leaf_sums = size.leaves,
-                                              .huge_pages = options_.huge_pages,
-                                              .threads = options_.threads}));
-  return std::make_shared<SharedArena>(std::move(arena));
+Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& size,
+                                                             const SnapshotRequest& request) {
+  const ArenaOptions options{.name = options_.name,
+                             .data_bytes = size.data_bytes,
+                             .leaf_sums = size.leaves,
+                             .huge_pages = options_.huge_pages,
+                             .threads = options_.threads,
+                             .stop = request.stop,
+                             .done_bytes = request.done_bytes};
+  // Touching the memory takes as long as several copies, so it counts as progress.
+  if (request.total_bytes != nullptr) *request.total_bytes += options.file_bytes();
+  auto arena = SharedArena::create(options);
+  if (arena) return std::make_shared<SharedArena>(std::move(*arena));
+  if (request.total_bytes != nullptr) *request.total_bytes -= options.file_bytes();
+  if (request.done_bytes != nullptr) *request.done_bytes = 0;
+  return fail(arena.error());
 }
 
 void Snapshotter::count_bytes() {

@@ -104,10 +104,11 @@ struct SnapshotRequest {
   std::optional<std::chrono::nanoseconds> arena_wait = std::nullopt;
   // Called once, on the thread of take(), if no arena is free at once.
   std::function<void()> on_wait = nullptr;
-  std::optional<TimePoint> copy_deadline;             // for the copy; none = no limit
-  std::stop_token stop;                               // ends it with kCancelled
-  std::atomic<std::uint64_t>* done_bytes = nullptr;   // counts while copying; may be null
-  std::atomic<std::uint64_t>* total_bytes = nullptr;  // set before the copy; may be null
+  std::optional<TimePoint> copy_deadline;  // for the copy; none = no limit
+  std::stop_token stop;                    // ends it with kCancelled
+  // Counts while copying, and before that while the memory of a new arena is touched; may be null.
+  std::atomic<std::uint64_t>* done_bytes = nullptr;
+  std::atomic<std::uint64_t>* total_bytes = nullptr;  // set before either; may be null
 };
 
 // Size of an arena for one layout.
@@ -166,10 +167,12 @@ class Snapshotter {
                                                 const SnapshotRequest& request,
                                                 Snapshot::Times& times);
   [[nodiscard]] Result<Writable> try_arena(const ArenaSize& size, const ArenaIdentity& identity,
-                                           ArenaWait& wait, Snapshot::Times& times);
+                                           const SnapshotRequest& request, ArenaWait& wait,
+                                           Snapshot::Times& times);
   [[nodiscard]] bool may_create(const ArenaWait& wait) const;
   void drop_additional(const ArenaWait& wait, std::vector<Arena>& freed);
-  [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(const ArenaSize& size);
+  [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(const ArenaSize& size,
+                                                                const SnapshotRequest& request);
   [[nodiscard]] std::string who_reads() const;
   void count_bytes();
 

@@ -61,13 +61,18 @@ TEST(Snapshot, HoldsEveryTensorWhereThePlanSaysWithItsDigests) {
   Snapshotter snapshotter({.threads = 3});
   const Model model(1);
   std::atomic<std::uint64_t> done = 0;
+  std::atomic<std::uint64_t> total = 0;
   SnapshotRequest wanted = request(7);
   wanted.done_bytes = &done;
+  wanted.total_bytes = &total;
   const auto taken = take(snapshotter, model, wanted);
   ASSERT_TRUE(taken.has_value()) << taken.error().message();
   const Snapshot& snapshot = **taken;
   EXPECT_EQ(snapshot.version(), (Version{.epoch = 2, .step = 7}));
-  EXPECT_EQ(done, snapshot.manifest()->total_bytes());
+  // The first one also touches the memory of its arena.
+  const std::uint64_t arena = snapshot.plan()->arena_bytes();
+  EXPECT_GT(total, 2 * arena);
+  EXPECT_EQ(done, total - arena + snapshot.manifest()->total_bytes());
   std::vector<Digest> digests(model.tensors.size());
   for (const auto& [info, bytes] : model.tensors) {
     const auto index = snapshot.manifest()->find(info.name);
@@ -94,6 +99,21 @@ TEST(Snapshot, HoldsEveryTensorWhereThePlanSaysWithItsDigests) {
   const auto by_sums = digests_of_leaves(*snapshot.manifest(), view->leaf_sums());
   ASSERT_TRUE(by_sums.has_value()) << by_sums.error().message();
   EXPECT_EQ(*by_sums, snapshot.digests());
+}
+
+TEST(Snapshot, ProgressCountsTheMemoryOfANewArenaOnly) {
+  Snapshotter snapshotter({.arenas = 1});
+  std::atomic<std::uint64_t> total = 0;
+  SnapshotRequest wanted = request(1);
+  wanted.total_bytes = &total;
+  auto first = take(snapshotter, Model(1), wanted);
+  ASSERT_TRUE(first.has_value());
+  const std::uint64_t arena = (*first)->plan()->arena_bytes();
+  EXPECT_GT(total, 2 * arena);
+  first->reset();
+  wanted.version.step = 2;
+  ASSERT_TRUE(take(snapshotter, Model(2), wanted).has_value());
+  EXPECT_EQ(total, arena);
 }
 
 TEST(Snapshot, AFreeArenaIsPreparedForTheNextOne) {
