@@ -243,6 +243,13 @@ std::span<std::byte> WriteLease::data() const noexcept {
   return file_.subspan(kArenaHeaderBytes, read_header(file_).data_bytes);
 }
 
+void WriteLease::set_identity(const ArenaIdentity& identity) const noexcept {
+  Header header = read_header(file_);
+  header.identity = identity;
+  header.identity.content = {};
+  write_header(file_, header);
+}
+
 Result<> WriteLease::unprotect() const {
   // Without asking the header: a write that has failed leaves a part protected.
   WSYNC_TRY(set_protection(file_.subspan(kArenaHeaderBytes), PROT_READ | PROT_WRITE));
@@ -368,11 +375,11 @@ Result<WriteLease> SharedArena::try_write_lease(const ArenaIdentity& identity) {
     return fail_errno("write lock of an arena", errno);
   }
   Header header = read_header(region_.bytes());
-  header.identity = identity;
-  header.identity.content = {};
   header.state = ArenaState::kWriting;
   write_header(region_.bytes(), header);
-  return WriteLease(fd_.get(), region_.bytes());
+  WriteLease lease(fd_.get(), region_.bytes());
+  lease.set_identity(identity);
+  return lease;
 }
 
 void SharedArena::rename(const ArenaIdentity& identity) {

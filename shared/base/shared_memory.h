@@ -130,6 +130,8 @@ class WriteLease {
       : fd_(std::exchange(other.fd_, -1)), file_(std::exchange(other.file_, {})) {}
   WriteLease& operator=(WriteLease&&) = delete;
   ~WriteLease();
+  // Replaces the identity that try_write_lease() has set.
+  void set_identity(const ArenaIdentity& identity) const noexcept;
   // Makes the data writable if it is protected. Call it before the first byte is written. It takes
   // about 25 ms per GiB. kIo if the system call fails.
   [[nodiscard]] Result<> unprotect() const;

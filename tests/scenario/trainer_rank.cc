@@ -5,6 +5,9 @@
 // Faults: shape (describes the tensor with another shape), gap, overlap (has less or more of it),
 // fail (its read callback fails), hang (its read callback says so and does not return).
 // Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, check, quit;
+// draft STEP: writes the version in place: puts tensors, parts of tensors, and through pointers;
+// first_draft STEP: the same without a description, all put; stray: writes once more through the
+// last pointer of a draft;
 // change STEP: other values for every tensor, from the step's number, without an answer;
 // fork [again | run | spawn]: a child that stays; fork_and_call: one that calls every function.
 #include <algorithm>
@@ -114,6 +117,66 @@ void change(std::vector<Part>& parts, std::uint64_t step) {
     if (!part.bytes.empty()) part.bytes.front() = static_cast<std::byte>(step);
 }
 
+wsync_trainer_part whole_part(const Part& part, const std::string& dtype) {
+  return {.name = part.info.name.c_str(),
+          .dtype = dtype.c_str(),
+          .publish_dtype = nullptr,
+          .shape = part.info.shape.data(),
+          .shape_count = part.info.shape.size(),
+          .ranges = part.ranges.data(),
+          .range_count = part.ranges.size(),
+          .data = part.bytes.data(),
+          .scales = nullptr,
+          .scale_count = 0,
+          .compute_scales = 0};
+}
+
+// Rows of the first dimension, or along the range of this rank, in two calls.
+wsync_code put_halves(wsync_trainer* trainer, wsync_draft draft, const Part& part,
+                      wsync_trainer_part whole) {
+  wsync_range range{.dim = 0, .begin = 0, .length = part.info.shape.at(0)};
+  if (!part.ranges.empty()) range = part.ranges.front();
+  if (range.dim != 0 || range.length < 2) return wsync_trainer_put(trainer, draft, &whole);
+  const std::uint64_t bytes_of_row = part.bytes.size() / range.length;
+  wsync_range half = range;
+  half.length = range.length / 2;
+  whole.ranges = &half;
+  whole.range_count = 1;
+  if (const auto code = wsync_trainer_put(trainer, draft, &whole); code != WSYNC_OK) return code;
+  whole.data = part.bytes.data() + half.length * bytes_of_row;
+  half = {.dim = 0, .begin = range.begin + half.length, .length = range.length - half.length};
+  return wsync_trainer_put(trainer, draft, &whole);
+}
+
+struct Draft {
+  void* last_pointer = nullptr;
+};
+
+wsync_code write_draft(wsync_trainer* trainer, const std::vector<Part>& parts, std::uint64_t step,
+                       bool is_first, wsync_publish* publish, Draft& out) {
+  if (is_first) wsync_trainer_clear_tensors(trainer);
+  wsync_draft draft = 0;
+  if (const auto code = wsync_trainer_begin(trainer, step, &draft); code != WSYNC_OK) return code;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    const std::string dtype(wsync::dtype_name(part.info.dtype));
+    const wsync_trainer_part whole = whole_part(part, dtype);
+    wsync_code code = WSYNC_OK;
+    if (i % 3 == 0 && !is_first) {
+      std::uint64_t bytes = 0;
+      code = wsync_trainer_map(trainer, draft, whole.name, &out.last_pointer, &bytes);
+      if (code == WSYNC_OK && bytes != part.bytes.size()) return WSYNC_INTERNAL;
+      if (code == WSYNC_OK) std::memcpy(out.last_pointer, part.bytes.data(), bytes);
+    } else if (i % 3 == 1 && !part.info.shape.empty()) {
+      code = put_halves(trainer, draft, part, whole);
+    } else {
+      code = wsync_trainer_put(trainer, draft, &whole);
+    }
+    if (code != WSYNC_OK) return code;
+  }
+  return wsync_trainer_end(trainer, draft, publish);
+}
+
 // In a child.
 void call_all(wsync_trainer* trainer, wsync_publish publish) {
   const std::uint64_t shape = 1;
@@ -135,6 +198,7 @@ void call_all(wsync_trainer* trainer, wsync_publish publish) {
 
 void obey(wsync_trainer* trainer, std::vector<Part>& parts) {
   wsync_publish publish = 0;
+  Draft draft;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     std::string command;
@@ -144,6 +208,14 @@ void obey(wsync_trainer* trainer, std::vector<Part>& parts) {
       words >> step;
       const auto call = command == "publish" ? wsync_trainer_publish : wsync_trainer_publish_async;
       say_code("published", call(trainer, step, &publish));
+    } else if (command == "draft" || command == "first_draft") {
+      std::uint64_t step = 0;
+      words >> step;
+      say_code("published",
+               write_draft(trainer, parts, step, command == "first_draft", &publish, draft));
+    } else if (command == "stray") {
+      *static_cast<volatile char*>(draft.last_pointer) = 1;
+      say({{"event", "strayed"}});
     } else if (command == "wait") {
       int state = 0;
       int timeout_ms = 0;

@@ -121,6 +121,67 @@ class Ranks(unittest.TestCase):
     def served(self, fleet):
         return fleet.replicas()["a"]["version"]
 
+    def draft(self, rank, step, command="draft"):
+        rank.tell(command, step)
+        published = rank.published()
+        self.assertEqual(published["code"], 0, published)
+        end = rank.wait()
+        self.assertEqual((end["code"], end["state"]), (0, COMMITTED), end)
+        return end
+
+    def test_versions_that_are_written_in_place(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            rank = Rank(fleet, 0, 1, fleet.one)
+            copied = self.both(fleet, 1, rank)
+            self.assertEqual(self.draft(rank, 2)["digest"], copied["digest"])
+            rank.tell("change", 3)
+            written = self.draft(rank, 3)
+            self.assertNotEqual(written["digest"], copied["digest"])
+            # Without a description: the first version describes the tensors, the next ones have arenas.
+            self.assertEqual(self.draft(rank, 4, "first_draft")["digest"], written["digest"])
+            rank.tell("change", 5)
+            last = self.draft(rank, 5)
+            self.assertNotEqual(last["digest"], written["digest"])
+            code, answer = fleet.ask("verify")
+            self.assertEqual(code, 0, answer)
+            self.assertEqual({r["version"] for r in answer["result"]["ranks"]}, {last["version"]})
+            self.assertEqual(rank.end(), 0)
+
+    def test_several_ranks_write_their_parts_in_place(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            ranks = [Rank(fleet, r, 3, fleet.one) for r in range(3)]
+            copied = self.both(fleet, 1, *ranks)
+            for step in (2, 3, 4, 5, 6):
+                for rank in ranks:
+                    rank.tell("draft", step)
+                for rank in ranks:
+                    published = rank.published()
+                    self.assertEqual(published["code"], 0, published)
+                ends = [rank.wait() for rank in ranks]
+                self.assertEqual({end["digest"] for end in ends}, {copied["digest"]}, ends)
+            # Some ranks copy and some write in place.
+            ranks[0].publish(7)
+            ranks[1].tell("draft", 7)
+            ranks[2].publish(7)
+            self.assertEqual([rank.published()["code"] for rank in ranks], [0, 0, 0])
+            self.assertEqual({rank.wait()["digest"] for rank in ranks}, {copied["digest"]})
+            self.assertEqual(fleet.ask("verify")[0], 0)
+            self.assertEqual([rank.end() for rank in ranks], [0, 0, 0])
+
+    def test_a_stray_write_ends_its_trainer_and_reaches_no_engine(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            rank = Rank(fleet, 0, 1, fleet.one)
+            written = self.draft(rank, 1)
+            rank.tell("stray")
+            self.assertEqual(rank.process.wait(timeout=60), -signal.SIGSEGV)
+            code, answer = fleet.ask("verify", address=f"ipc://{fleet.run_dir}/s0.control")
+            self.assertEqual(code, 0, answer)
+            self.assertEqual({r["version"] for r in answer["result"]["ranks"]}, {written["version"]})
+            # Its successor publishes as if nothing had been.
+            again = Rank(fleet, 0, 1, fleet.one, "take_over=true")
+            self.assertEqual(self.draft(again, 1)["digest"], written["digest"])
+            self.assertEqual(again.end(), 0)
+
     def test_two_ranks_publish_one_model(self):
         with TrainerFleet(WSYNC).with_engine() as fleet:
             two = fleet.checkpoint("two", 2)

@@ -17,6 +17,8 @@
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/trainer.h"
 #include "trainer_side/plugin/wsync/trainer.h"
+#include "trainer_side/publish/draft.h"
+#include "trainer_side/publish/first_draft.h"
 
 namespace {
 
@@ -123,9 +125,7 @@ Result<std::optional<std::chrono::milliseconds>> time_of(int timeout_ms) {
 Result<std::variant<std::span<const std::byte>, wsync::publish::ReadTensor>> read_bytes(
     const wsync_trainer_tensor& tensor, std::uint64_t bytes) {
   if (tensor.data != nullptr) return std::span(static_cast<const std::byte*>(tensor.data), bytes);
-  if (tensor.read == nullptr && bytes != 0)
-    return wsync::fail(ErrorCode::kInvalidInput,
-                       fmt::format("tensor {}: both data and read are NULL", tensor.name));
+  if (tensor.read == nullptr) return wsync::publish::ReadTensor();
   return wsync::publish::ReadTensor([read = tensor.read, user = tensor.user](
                                         std::uint64_t offset,
                                         std::span<std::byte> into) -> Result<> {
@@ -135,15 +135,21 @@ Result<std::variant<std::span<const std::byte>, wsync::publish::ReadTensor>> rea
   });
 }
 
+Result<wsync::DType> dtype_argument(std::string_view tensor, const char* name) {
+  const auto dtype = wsync::parse_dtype(name);
+  if (dtype) return *dtype;
+  return wsync::fail(
+      ErrorCode::kInvalidInput,
+      fmt::format("tensor {}: dtype {} is unknown; use the names of safetensors", tensor, name));
+}
+
 Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
   if (tensor.name == nullptr || tensor.dtype == nullptr)
     return wsync::fail(ErrorCode::kInvalidInput, "a tensor needs a name and a dtype");
   const auto refuse = [&](std::string_view what) {
     return wsync::fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", tensor.name, what));
   };
-  const auto dtype = wsync::parse_dtype(tensor.dtype);
-  if (!dtype)
-    return refuse(fmt::format("dtype {} is unknown; use the names of safetensors", tensor.dtype));
+  const auto dtype = WSYNC_TRY(dtype_argument(tensor.name, tensor.dtype));
   if (tensor.shape_count > wsync::limits::kTensorRank)
     return refuse(fmt::format("it has {} dimensions, at most {} are allowed", tensor.shape_count,
                               wsync::limits::kTensorRank));
@@ -152,7 +158,7 @@ Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
   if ((tensor.shape == nullptr && tensor.shape_count != 0) ||
       (tensor.ranges == nullptr && tensor.range_count != 0))
     return refuse("its shape or ranges are NULL");
-  RankTensor out{.info = {.name = tensor.name, .dtype = *dtype}};
+  RankTensor out{.info = {.name = tensor.name, .dtype = dtype}};
   out.info.shape.assign(tensor.shape, tensor.shape + tensor.shape_count);
   if (tensor.range_count == 1)
     out.range = wsync::publish::ShardRange{
@@ -160,6 +166,52 @@ Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
   const auto part = WSYNC_TRY(wsync::plugin::shard_info(out));
   auto bytes = WSYNC_TRY(read_bytes(tensor, *part.byte_size()));
   out.bytes = std::move(bytes);
+  return out;
+}
+
+// Whether a tensor can only be written between begin and end.
+bool has_no_bytes(const RankTensor& tensor) {
+  const auto* read = std::get_if<wsync::publish::ReadTensor>(&tensor.bytes);
+  return read != nullptr && !*read;
+}
+
+Result<> check_bytes(const std::vector<RankTensor>& tensors) {
+  const auto without = std::ranges::find_if(tensors, has_no_bytes);
+  if (without == tensors.end()) return {};
+  return wsync::fail(ErrorCode::kInvalidInput,
+                     fmt::format("tensor {}: both data and read are NULL, so it is published by "
+                                 "wsync_trainer_begin and wsync_trainer_end only",
+                                 without->info.name));
+}
+
+Result<wsync::publish::DraftPart> part_argument(const wsync_trainer_part& part) {
+  if (part.name == nullptr || part.dtype == nullptr)
+    return wsync::fail(ErrorCode::kInvalidInput, "a part needs a name and a dtype");
+  const auto refuse = [&](std::string_view what) {
+    return wsync::fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", part.name, what));
+  };
+  if ((part.shape == nullptr && part.shape_count != 0) ||
+      (part.ranges == nullptr && part.range_count != 0) ||
+      (part.scales == nullptr && part.scale_count != 0))
+    return refuse("its shape, ranges or scales are NULL");
+  if (part.range_count > 1)
+    return refuse(fmt::format("it has {} ranges, at most 1 is allowed", part.range_count));
+  if (part.compute_scales != 0 && part.scale_count != 0)
+    return refuse("scales are either given or computed");
+  wsync::publish::DraftPart out{.name = part.name};
+  out.dtype = WSYNC_TRY(dtype_argument(part.name, part.dtype));
+  out.shape.assign(part.shape, part.shape + part.shape_count);
+  if (part.range_count == 1)
+    out.range = wsync::publish::ShardRange{
+        .dim = part.ranges->dim, .begin = part.ranges->begin, .length = part.ranges->length};
+  const bool is_empty =
+      std::ranges::find(out.shape, 0U) != out.shape.end() || (out.range && out.range->length == 0);
+  if (part.data == nullptr && !is_empty) return refuse("its data is NULL");
+  out.data = static_cast<const std::byte*>(part.data);
+  if (part.compute_scales != 0)
+    out.scales = wsync::publish::ComputedScales{};
+  else if (part.scale_count != 0)
+    out.scales = wsync::publish::GivenScales{{part.scales, part.scale_count}};
   return out;
 }
 
@@ -193,11 +245,28 @@ Result<> judge(const wsync::control::PublishStatus& status) {
 
 }  // namespace
 
+namespace {
+
+// A version that the caller writes.
+struct OpenDraft {
+  wsync_draft id = 0;
+  std::uint64_t step = 0;
+  // One of the two: `first` if nobody has described the tensors.
+  std::shared_ptr<wsync::publish::Draft> draft;
+  std::shared_ptr<wsync::publish::FirstDraft> first;
+};
+
+}  // namespace
+
 struct wsync_trainer {
   wsync::HomeProcess home;
+  std::uint32_t world_size = 1;
   std::unique_ptr<wsync::plugin::Trainer> trainer;
   std::mutex mutex;
   std::vector<RankTensor> tensors;  // protected by mutex
+  // Protected by mutex:
+  OpenDraft open;  // id 0: none
+  wsync_draft last_draft = 0;
   // Protected by mutex: the same tensors as passed to publishes; or null.
   wsync::plugin::RankTensors current;
 
@@ -205,6 +274,16 @@ struct wsync_trainer {
     const std::lock_guard lock(mutex);
     if (!current) current = std::make_shared<const std::vector<RankTensor>>(tensors);
     return current;
+  }
+  // `what`: names the tensor or the call in the sentence.
+  Result<OpenDraft> find(wsync_draft draft, std::string_view what) {
+    const std::lock_guard lock(mutex);
+    if (draft != 0 && open.id == draft && (open.draft || open.first)) return open;
+    if (draft == 0 || draft > last_draft)
+      return wsync::fail(ErrorCode::kInvalidInput,
+                         fmt::format("{}: there has been no version {}", what, draft));
+    return wsync::fail(ErrorCode::kRefused,
+                       fmt::format("{}: the version has been ended or abandoned", what));
   }
 };
 
@@ -242,6 +321,7 @@ wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trai
         {.config = std::move(config), .rank = options->rank, .world_size = world_size}));
     auto whole = std::make_unique<wsync_trainer>();
     whole->trainer = std::move(made);
+    whole->world_size = world_size;
     *trainer = whole.release();
     return {};
   });
@@ -273,13 +353,131 @@ wsync_code wsync_trainer_start(wsync_trainer* trainer) {
   });
 }
 
+wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, wsync_draft* draft) {
+  return run([&]() -> Result<> {
+    WSYNC_TRY(check(trainer));
+    if (draft == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "draft is NULL");
+    *draft = 0;
+    OpenDraft opened{.step = step};
+    std::vector<wsync::publish::DraftTensor> tensors;
+    for (const RankTensor& tensor : *trainer->described())
+      tensors.push_back({.info = tensor.info, .range = tensor.range});
+    {
+      // Its number is taken before the wait for memory, so that a second call does not begin too.
+      const std::lock_guard lock(trainer->mutex);
+      if (trainer->open.id != 0)
+        return wsync::fail(
+            ErrorCode::kInvalidInput,
+            fmt::format("version {} is open; end or abandon it first", trainer->open.id));
+      opened.id = trainer->open.id = ++trainer->last_draft;
+    }
+    const auto begin = [&]() -> Result<> {
+      if (!tensors.empty()) {
+        opened.draft = WSYNC_TRY(trainer->trainer->begin(std::move(tensors), step));
+        return {};
+      }
+      if (trainer->world_size > 1)
+        return wsync::fail(ErrorCode::kInvalidInput,
+                           "no tensor is described; with several ranks each of them describes its "
+                           "part by wsync_trainer_add_tensor");
+      opened.first = std::make_shared<wsync::publish::FirstDraft>();
+      return {};
+    };
+    const Result<> begun = begin();
+    const std::lock_guard lock(trainer->mutex);
+    trainer->open = begun ? opened : OpenDraft{};
+    if (begun) *draft = opened.id;
+    return begun;
+  });
+}
+
+wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
+                             const wsync_trainer_part* part) {
+  return run([&]() -> Result<> {
+    WSYNC_TRY(check(trainer));
+    if (part == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "part is NULL");
+    const auto put = WSYNC_TRY(part_argument(*part));
+    const auto open = WSYNC_TRY(trainer->find(draft, fmt::format("tensor {}", put.name)));
+    std::optional<wsync::DType> published;
+    if (part->publish_dtype != nullptr)
+      published = WSYNC_TRY(dtype_argument(put.name, part->publish_dtype));
+    if (open.first) return open.first->put(put, published.value_or(put.dtype));
+    if (published) WSYNC_TRY(open.draft->check_dtype(put.name, *published));
+    return open.draft->put(put);
+  });
+}
+
+wsync_code wsync_trainer_map(wsync_trainer* trainer, wsync_draft draft, const char* name,
+                             void** data, uint64_t* bytes) {
+  return run([&]() -> Result<> {
+    WSYNC_TRY(check(trainer));
+    if (name == nullptr || data == nullptr)
+      return wsync::fail(ErrorCode::kInvalidInput, "name or data is NULL");
+    *data = nullptr;
+    const auto open = WSYNC_TRY(trainer->find(draft, fmt::format("tensor {}", name)));
+    if (!open.draft)
+      return wsync::fail(ErrorCode::kNotFound,
+                         fmt::format("tensor {}: it has memory only after wsync_trainer_add_tensor "
+                                     "or the first version has described it",
+                                     name));
+    const auto memory = WSYNC_TRY(open.draft->pointer(name));
+    *data = memory.data();
+    if (bytes != nullptr) *bytes = memory.size();
+    return {};
+  });
+}
+
+wsync_code wsync_trainer_end(wsync_trainer* trainer, wsync_draft draft, wsync_publish* publish) {
+  wsync_publish id = 0;
+  if (publish != nullptr) *publish = 0;
+  const wsync_code code = run([&]() -> Result<> {
+    WSYNC_TRY(check(trainer));
+    auto open = WSYNC_TRY(trainer->find(draft, "end"));
+    std::vector<RankTensor> described;  // by the parts of the first version
+    if (open.first) {
+      auto tensors = WSYNC_TRY(open.first->tensors());
+      for (const auto& tensor : tensors)
+        described.push_back({.info = tensor.info, .bytes = wsync::publish::ReadTensor()});
+      open.draft = WSYNC_TRY(trainer->trainer->begin(std::move(tensors), open.step));
+      WSYNC_TRY(open.first->put_into(*open.draft));
+    }
+    WSYNC_TRY(open.draft->seal());
+    {
+      const std::lock_guard lock(trainer->mutex);
+      if (!described.empty()) {
+        trainer->tensors = std::move(described);
+        trainer->current.reset();
+      }
+      trainer->open = {};
+    }
+    id = WSYNC_TRY(
+        trainer->trainer->publish_async(std::move(open.draft), trainer->described(), open.step));
+    return {};
+  });
+  if (publish != nullptr) *publish = id;
+  if (code != WSYNC_OK) return code;
+  return wsync_trainer_wait(trainer, id, WSYNC_PUBLISH_SNAPSHOTTED, -1, nullptr);
+}
+
+wsync_code wsync_trainer_abandon(wsync_trainer* trainer, wsync_draft draft) {
+  return run([&]() -> Result<> {
+    WSYNC_TRY(check(trainer));
+    const OpenDraft dropped = WSYNC_TRY(trainer->find(draft, "abandon"));
+    const std::lock_guard lock(trainer->mutex);
+    if (trainer->open.id == draft) trainer->open = {};
+    return {};
+  });
+}
+
 wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_t step,
                                        wsync_publish* publish) {
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
     if (publish == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "publish is NULL");
     *publish = 0;
-    const auto id = WSYNC_TRY(trainer->trainer->publish_async(trainer->described(), step));
+    const auto tensors = trainer->described();
+    WSYNC_TRY(check_bytes(*tensors));
+    const auto id = WSYNC_TRY(trainer->trainer->publish_async(tensors, step));
     *publish = id;
     return {};
   });

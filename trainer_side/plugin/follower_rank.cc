@@ -74,6 +74,9 @@ class FollowerRank final : public RankRole {
   FollowerRank& operator=(const FollowerRank&) = delete;
 
   void publish(PublishOrder order) override;
+  [[nodiscard]] DraftMemory draft_memory() const override {
+    return {.snapshotter = snapshotter_, .bucket_bytes = config::kBucketBytesDefault};
+  }
   void give_up(std::uint64_t /*step*/) override {}  // its snapshots do not wait for anything
   void roll_back(const Version& /*to*/,
                  std::function<void(Result<control::RollbackReply>)> on_done) override {
@@ -179,11 +182,12 @@ bool FollowerRank::join_unended(const PublishOrder& order) {
 
 FollowerRank::Taken FollowerRank::take(publish::Snapshotter& snapshotter, const PublishOrder& order,
                                        TimePoint deadline, std::stop_token stop) {
-  auto source = WSYNC_TRY(shard_source(*order.tensors));
   publish::SnapshotRequest request;
   request.version = {.epoch = 0, .step = order.step};
   request.deadline = deadline;
   request.stop = std::move(stop);
+  if (order.draft) return snapshotter.take(*order.draft->source(), request);
+  auto source = WSYNC_TRY(shard_source(*order.tensors));
   return snapshotter.take(source, request);
 }
 

@@ -22,7 +22,14 @@ class LeaderRank final : public RankRole {
       : config_(settings.config),
         keeps_snapshots_(settings.keeps_snapshots),
         board_(board),
-        gather_(settings.world_size) {}
+        gather_(settings.world_size) {
+    // With other ranks, the version is assembled in another arena than the one that is written.
+    if (settings.world_size > 1)
+      drafts_ = std::make_shared<publish::Snapshotter>(publish::SnapshotterOptions{
+          .name = "wsync-rank0",
+          .arenas = 2,
+          .threads = publish::Publisher::threads(config_.snapshot_threads)});
+  }
   ~LeaderRank() override {
     // Must come first: the agent waits for the running snapshot, which may wait for reports.
     gather_.cancel();
@@ -75,6 +82,10 @@ class LeaderRank final : public RankRole {
     agent_->publish(std::move(job));
   }
 
+  [[nodiscard]] DraftMemory draft_memory() const override {
+    return {.snapshotter = drafts_ ? drafts_ : agent_->snapshotter(),
+            .bucket_bytes = config_.bucket_bytes};
+  }
   void give_up(std::uint64_t step) override { agent_->give_up(step); }
   void expect(std::uint64_t step) override { gather_.expect(step); }
   void no_more(std::uint64_t step) override { gather_.no_more(step); }
@@ -89,8 +100,9 @@ class LeaderRank final : public RankRole {
   [[nodiscard]] Result<std::unique_ptr<publish::WeightSource>> open_weights(
       const PublishOrder& order, TimePoint deadline) {
     if (gather_.world_size() > 1)
-      return gather_.collect(order.step, *order.tensors,
+      return gather_.collect(order.step, order.draft ? order.draft->rank_tensors() : *order.tensors,
                              std::min(now() + config_.deadlines.gather, deadline));
+    if (order.draft) return order.draft->source();
     auto source = WSYNC_TRY(publish::GatheredSource::create({*order.tensors}));
     return std::make_unique<publish::GatheredSource>(std::move(source));
   }
@@ -126,6 +138,7 @@ class LeaderRank final : public RankRole {
   const bool keeps_snapshots_;
   PublishBoard& board_;
   RankGather gather_;
+  std::shared_ptr<publish::Snapshotter> drafts_;  // null: those of the agent
   std::unique_ptr<RankHub> hub_;
   std::unique_ptr<publish::TrainerAgent> agent_;
 };

@@ -11,6 +11,7 @@
 #include "shared/config/trainer_config.h"
 #include "shared/loop/loop.h"
 #include "trainer_side/plugin/publish_board.h"
+#include "trainer_side/publish/draft.h"
 #include "trainer_side/publish/gathered_source.h"
 
 namespace wsync::plugin {
@@ -21,6 +22,14 @@ struct PublishOrder {
   std::uint64_t id = 0;  // number on the board
   std::uint64_t step = 0;
   RankTensors tensors;
+  // The bytes of these tensors, if they have been written in place; sealed. Otherwise null.
+  std::shared_ptr<publish::Draft> draft;
+};
+
+// Where this rank writes a version in place.
+struct DraftMemory {
+  std::shared_ptr<publish::Snapshotter> snapshotter;
+  std::uint64_t bucket_bytes = 0;
 };
 
 struct RankSettings {
@@ -39,6 +48,8 @@ class RankRole {
  public:
   virtual ~RankRole() = default;
   virtual void publish(PublishOrder order) = 0;
+  // Thread: any.
+  [[nodiscard]] virtual DraftMemory draft_memory() const = 0;
   virtual void give_up(std::uint64_t step) = 0;    // as TrainerAgent::give_up(); rank 0 only
   virtual void no_more(std::uint64_t /*step*/) {}  // as RankGather::no_more(); rank 0 only
   // As RankGather::expect(); rank 0 only. Thread: any.

@@ -8,6 +8,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/round_deadlines.h"
 #include "shared/config/trainer_config.h"
+#include "trainer_side/publish/publisher.h"
 
 namespace wsync::plugin {
 
@@ -93,17 +94,54 @@ Result<> Trainer::post(std::function<void(RankRole&)> work) {
   return {};
 }
 
+Result<> Trainer::check_step(std::uint64_t step) const {
+  if (options_.world_size == 1 || step != 0) return {};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("with {} ranks a publish needs its step: all ranks name the same one",
+                          options_.world_size));
+}
+
+Result<std::shared_ptr<publish::Draft>> Trainer::begin(std::vector<publish::DraftTensor> tensors,
+                                                       std::uint64_t step) {
+  WSYNC_TRY(check_step(step));
+  if (options_.world_size == 1)
+    for (const publish::DraftTensor& tensor : tensors)
+      if (tensor.range)
+        return fail(ErrorCode::kInvalidInput,
+                    fmt::format("tensor {}: it has a range, but no other rank has the rest",
+                                tensor.info.name));
+  DraftMemory memory;
+  {
+    const std::lock_guard lock(mutex_);
+    if (role_ == nullptr) return fail(ErrorCode::kInvalidInput, "the trainer has not been started");
+    memory = role_->draft_memory();
+  }
+  publish::SnapshotRequest request;
+  request.version = {.epoch = 0, .step = step};
+  request.bucket_bytes = memory.bucket_bytes;
+  request.deadline = now() + options_.config.deadlines.snapshot;
+  return publish::Draft::begin(std::move(memory.snapshotter), std::move(tensors), request,
+                               publish::Publisher::threads(options_.config.snapshot_threads));
+}
+
 Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t step,
                                              Weights weights) {
-  if (options_.world_size > 1 && step == 0)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("with {} ranks a publish needs its step: all ranks name the same one",
-                            options_.world_size));
+  return publish_order({.step = step, .tensors = std::move(tensors), .draft = {}}, weights);
+}
+
+Result<std::uint64_t> Trainer::publish_async(std::shared_ptr<publish::Draft> draft,
+                                             RankTensors tensors, std::uint64_t step) {
+  return publish_order({.step = step, .tensors = std::move(tensors), .draft = std::move(draft)},
+                       Weights::kNew);
+}
+
+Result<std::uint64_t> Trainer::publish_order(PublishOrder order, Weights weights) {
+  const std::uint64_t step = order.step;
+  WSYNC_TRY(check_step(step));
   const auto id = board_.open(step, options_.rank == 0 ? Weights::kNew : weights);
   if (!id) return id;
-  const Result<> posted =
-      post([order = PublishOrder{.id = *id, .step = step, .tensors = std::move(tensors)}](
-               RankRole& role) { role.publish(order); });
+  order.id = *id;
+  const Result<> posted = post([order = std::move(order)](RankRole& role) { role.publish(order); });
   if (posted) return id;
   board_.update(*id, {.step = step,
                       .state = control::PublishState::kFailed,

@@ -55,6 +55,15 @@ class Trainer {
   // version of it.
   [[nodiscard]] Result<std::uint64_t> publish_async(RankTensors tensors, std::uint64_t step,
                                                     Weights weights = Weights::kNew);
+  // Takes memory for a version of these tensors, which the caller writes in place. Waits for memory
+  // at most deadlines.snapshot. Errors as Draft::begin(), and kInvalidInput if there are several
+  // ranks and no step, or if the trainer has not been started.
+  [[nodiscard]] Result<std::shared_ptr<publish::Draft>> begin(
+      std::vector<publish::DraftTensor> tensors, std::uint64_t step);
+  // The same as the other function for a sealed draft. `tensors` describes its tensors; their bytes
+  // are ignored.
+  [[nodiscard]] Result<std::uint64_t> publish_async(std::shared_ptr<publish::Draft> draft,
+                                                    RankTensors tensors, std::uint64_t step);
   [[nodiscard]] Result<PublishView> look(std::uint64_t publish) const {
     return board_.look(publish);
   }
@@ -83,6 +92,8 @@ class Trainer {
   explicit Trainer(TrainerOptions options) : options_(std::move(options)) {}
   void run();  // runs on the thread
   [[nodiscard]] Result<> post(std::function<void(RankRole&)> work);
+  [[nodiscard]] Result<> check_step(std::uint64_t step) const;
+  [[nodiscard]] Result<std::uint64_t> publish_order(PublishOrder order, Weights weights);
 
   const TrainerOptions options_;
   PublishBoard board_;

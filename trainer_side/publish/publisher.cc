@@ -15,12 +15,12 @@ namespace {
 // More threads do not copy faster: a few of them saturate the memory.
 constexpr unsigned kSnapshotThreadsAuto = 16;
 
-unsigned snapshot_threads(std::uint32_t configured) {
+}  // namespace
+
+unsigned Publisher::threads(std::uint32_t configured) {
   if (configured != 0) return configured;
   return std::clamp(std::thread::hardware_concurrency(), 1U, kSnapshotThreadsAuto);
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,
                                                      const config::TrainerConfig& config) {
@@ -53,7 +53,7 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
       snapshotter_(std::make_shared<Snapshotter>(
           SnapshotterOptions{.arenas = config.arenas,
                              .additional_arenas = true,
-                             .threads = snapshot_threads(config.snapshot_threads)})),
+                             .threads = threads(config.snapshot_threads)})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
       idle_(loop, [this] { release_unused(); }) {}
 

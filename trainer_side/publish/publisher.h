@@ -71,6 +71,8 @@ class Publisher {
   // the snapshot are those of Snapshotter::take() and of the source. Returns kBusy if too many are
   // requested.
   [[nodiscard]] Result<> snapshot(SnapshotOrder order, OnTaken on_taken);
+  // As `snapshot_threads` of a configuration says.
+  [[nodiscard]] static unsigned threads(std::uint32_t configured);
   // Prepares an arena for the next snapshot, if one is free, so that its snapshot takes less time.
   void prepare_next();
   // Gives the snapshot its fence and version, before offer().
@@ -81,6 +83,9 @@ class Publisher {
   // Sidecars that still request the version receive `reason`.
   void withdraw(const Version& version, const std::string& reason);
 
+  [[nodiscard]] const std::shared_ptr<Snapshotter>& snapshotter() const noexcept {
+    return snapshotter_;
+  }
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return snapshotter_->arena_bytes(); }
   // Bytes of weights that were sent as copies, framing included.
   [[nodiscard]] std::uint64_t copied_bytes() const;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
@@ -172,9 +173,10 @@ Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_byt
                               std::uint32_t count) {
   const auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
   const ArenaSize size{.data_bytes = plan.arena_bytes(), .leaves = leaf_count(manifest)};
+  const std::lock_guard lock(arenas_mutex_);
   while (arenas_.size() < std::min(count, options_.arenas)) {
     auto memory = WSYNC_TRY(make_arena(size, {}));
-    arenas_.push_back({.memory = std::move(memory), .snapshot = {}});
+    arenas_.push_back({.memory = std::move(memory), .snapshot = {}, .claim = {}});
     count_bytes();
   }
   return {};
@@ -191,15 +193,31 @@ void Snapshotter::rename(Snapshot& snapshot, std::uint64_t fence_epoch,
   snapshot.arena_->rename(identity);
 }
 
+Result<std::shared_ptr<const BucketPlan>> Snapshotter::plan_of(const Manifest& manifest,
+                                                               std::uint64_t bucket_bytes) {
+  const std::lock_guard lock(arenas_mutex_);
+  if (!plan_ || plan_layout_ != manifest.layout_digest() || plan_->bucket_bytes() != bucket_bytes) {
+    auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
+    plan_ = std::make_shared<const BucketPlan>(std::move(plan));
+    plan_layout_ = manifest.layout_digest();
+  }
+  return plan_;
+}
+
+Result<WritableArena> Snapshotter::begin(const Manifest& manifest, const SnapshotRequest& request) {
+  const auto plan = WSYNC_TRY(plan_of(manifest, request.bucket_bytes));
+  const ArenaSize size{.data_bytes = plan->arena_bytes(), .leaves = leaf_count(manifest)};
+  Snapshot::Times times;
+  auto writable = wait_for_arena(size, {}, request, times);
+  if (!writable) return writable;
+  WSYNC_TRY(writable->lease().unprotect());
+  return writable;
+}
+
 Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                                                     const SnapshotRequest& request) {
   const auto& manifest = source.manifest();
-  if (!plan_ || plan_layout_ != manifest->layout_digest() ||
-      plan_->bucket_bytes() != request.bucket_bytes) {
-    auto plan = WSYNC_TRY(BucketPlan::create(*manifest, request.bucket_bytes));
-    plan_ = std::make_shared<const BucketPlan>(std::move(plan));
-    plan_layout_ = manifest->layout_digest();
-  }
+  const auto plan = WSYNC_TRY(plan_of(*manifest, request.bucket_bytes));
   const ArenaIdentity identity{.fence_epoch = request.fence_epoch,
                                .fence_run_id = request.fence_run_id,
                                .version_epoch = request.version.epoch,
@@ -207,34 +225,44 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                                .layout = manifest->layout_digest(),
                                .bucket_bytes = request.bucket_bytes};
   Snapshot::Times times;
-  if (request.total_bytes != nullptr) *request.total_bytes = plan_->arena_bytes();
-  const ArenaSize size{.data_bytes = plan_->arena_bytes(), .leaves = leaf_count(*manifest)};
-  auto writable = wait_for_arena(size, identity, request, times);
-  if (!writable) return fail(writable.error().with_context(snapshot_name(request.version)));
+  if (request.total_bytes != nullptr) *request.total_bytes = plan->arena_bytes();
+  const ArenaSize size{.data_bytes = plan->arena_bytes(), .leaves = leaf_count(*manifest)};
+  std::optional<WritableArena> written = source.take_arena();
+  const bool is_written = written.has_value();
+  if (is_written) {
+    WSYNC_CHECK(size_of(*written->arena()) == size, "what was written has the layout that it had");
+    const std::lock_guard lock(names_mutex_);
+    written->lease().set_identity(identity);
+  } else {
+    auto free = wait_for_arena(size, identity, request, times);
+    if (!free) return fail(free.error().with_context(snapshot_name(request.version)));
+    written.emplace(std::move(*free));
+  }
 
   const TimePoint begun = now();
-  WSYNC_TRY(writable->lease.unprotect());
-  Copier copier(source, *plan_, writable->lease, request);
+  if (!is_written) WSYNC_TRY(written->lease().unprotect());
+  Copier copier(source, *plan, written->lease(), request);
   auto digests = copier.run(std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   times.copy = now() - begun;
   {
     const std::lock_guard lock(names_mutex_);
-    std::move(writable->lease).complete(digests->root, digests->leaves);
+    std::move(written->lease()).complete(digests->root, digests->leaves);
   }
-  // The write lease has ended, and only this thread takes write leases. So nobody can write the
-  // arena before the snapshot has its read lease.
-  auto lease = WSYNC_TRY(writable->arena->try_read_lease());
-  auto snapshot = std::make_shared<Snapshot>(writable->arena, std::move(lease), manifest, plan_,
+  // The write lease has ended, but the claim has not. So nobody can write the arena before the
+  // snapshot has its read lease.
+  auto lease = WSYNC_TRY(written->arena()->try_read_lease());
+  auto snapshot = std::make_shared<Snapshot>(written->arena(), std::move(lease), manifest, plan,
                                              std::move(*digests), times, copier.bucket_times());
-  std::ranges::find(arenas_, writable->arena, &Arena::memory)->snapshot = snapshot;
+  const std::lock_guard lock(arenas_mutex_);
+  std::ranges::find(arenas_, written->arena(), &Arena::memory)->snapshot = snapshot;
   return snapshot;
 }
 
-Result<Snapshotter::Writable> Snapshotter::wait_for_arena(const ArenaSize& size,
-                                                          const ArenaIdentity& identity,
-                                                          const SnapshotRequest& request,
-                                                          Snapshot::Times& times) {
+Result<WritableArena> Snapshotter::wait_for_arena(const ArenaSize& size,
+                                                  const ArenaIdentity& identity,
+                                                  const SnapshotRequest& request,
+                                                  Snapshot::Times& times) {
   const TimePoint begun = now();
   const TimePoint deadline = request.arena_wait
                                  ? std::min(request.deadline, begun + *request.arena_wait)
@@ -253,16 +281,19 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(const ArenaSize& size,
     if (std::exchange(is_first, false) && request.on_wait) request.on_wait();
     if (!is_logged && now() - begun > kLogWaitAfter) {
       is_logged = true;
+      const std::lock_guard lock(arenas_mutex_);
       log_warning("the {} waits for a free arena: all {} are being read: {}",
                   snapshot_name(request.version), arenas_.size(), who_reads());
     }
-    if (wait.is_over(now()))
+    if (wait.is_over(now())) {
+      const std::lock_guard lock(arenas_mutex_);
       return fail(
           ErrorCode::kBusy,
           fmt::format("all {} arenas are still being read: {}{}", arenas_.size(), who_reads(),
                       wait.full()
                           ? "; an additional one cannot be created: " + wait.full()->message()
                           : ""));
+    }
     std::unique_lock lock(mutex);
     stopped.wait_for(lock, request.stop, kLeaseRetry, [] { return false; });
     if (request.stop.stop_requested())
@@ -273,26 +304,31 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(const ArenaSize& size,
 // Returns an arena of the right size without readers; otherwise a new one if one may be created;
 // otherwise kBusy. Taking the write lease is the only valid test, because an arena that seemed free
 // may get a reader a moment later.
-Result<Snapshotter::Writable> Snapshotter::try_arena(const ArenaSize& size,
-                                                     const ArenaIdentity& identity,
-                                                     const SnapshotRequest& request,
-                                                     ArenaWait& wait, Snapshot::Times& times) {
+Result<WritableArena> Snapshotter::try_arena(const ArenaSize& size, const ArenaIdentity& identity,
+                                             const SnapshotRequest& request, ArenaWait& wait,
+                                             Snapshot::Times& times) {
   // Freed after the lock is released, because freeing takes long and the loop may wait for the
   // lock.
   std::vector<Arena> freed;
+  const std::lock_guard lock(arenas_mutex_);
   std::unique_lock names(names_mutex_);
   // Arenas of an earlier layout are freed as soon as they have no readers.
   std::erase_if(arenas_, [&](Arena& arena) {
-    const bool is_old =
-        size_of(*arena.memory) != size && arena.memory->try_write_lease({}).has_value();
+    const bool is_old = size_of(*arena.memory) != size && arena.claim.expired() &&
+                        arena.memory->try_write_lease({}).has_value();
     if (is_old) freed.push_back(arena);
     return is_old;
   });
   drop_additional(wait, freed);
-  for (const Arena& arena : arenas_) {
-    if (size_of(*arena.memory) != size) continue;
+  const auto claimed = [](Arena& arena, WriteLease lease) {
+    auto claim = std::make_shared<int>();
+    if (!planted("draft_not_claimed")) arena.claim = claim;
+    return WritableArena(arena.memory, std::move(lease), std::move(claim));
+  };
+  for (Arena& arena : arenas_) {
+    if (size_of(*arena.memory) != size || !arena.claim.expired()) continue;
     auto lease = arena.memory->try_write_lease(identity);
-    if (lease) return Writable{.arena = arena.memory, .lease = std::move(*lease)};
+    if (lease) return claimed(arena, std::move(*lease));
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
   }
   if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
@@ -309,21 +345,22 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(const ArenaSize& size,
     log_warning("an additional arena was created, because others are still being read: {}",
                 who_reads());
   names.lock();
-  arenas_.push_back({.memory = memory, .snapshot = {}});
+  arenas_.push_back({.memory = std::move(memory), .snapshot = {}, .claim = {}});
   count_bytes();
-  auto lease = WSYNC_TRY(memory->try_write_lease(identity));
-  return Writable{.arena = std::move(memory), .lease = std::move(lease)};
+  auto lease = WSYNC_TRY(arenas_.back().memory->try_write_lease(identity));
+  return claimed(arenas_.back(), std::move(lease));
 }
 
 bool Snapshotter::may_create(const ArenaWait& wait) const {
   const auto needed_here =
-      std::ranges::count_if(arenas_, [](const Arena& arena) { return !arena.snapshot.expired(); });
+      std::ranges::count_if(arenas_, [](const Arena& arena) { return arena.is_needed(); });
   return wait.may_create(arenas_.size(), static_cast<std::size_t>(needed_here), now());
 }
 
 void Snapshotter::prepare_next() {
+  const std::lock_guard lock(arenas_mutex_);
   for (const Arena& arena : arenas_) {
-    if (!arena.memory->is_protected()) continue;
+    if (arena.is_needed() || !arena.memory->is_protected()) continue;
     std::unique_lock names(names_mutex_);
     const auto lease = arena.memory->try_write_lease({});
     names.unlock();
@@ -336,10 +373,10 @@ void Snapshotter::prepare_next() {
 
 void Snapshotter::release_unused() {
   std::vector<Arena> freed;  // after the lock, as in try_arena()
+  const std::lock_guard lock(arenas_mutex_);
   const std::lock_guard names(names_mutex_);
-  const auto unused = std::ranges::partition(arenas_, [](const Arena& arena) {
-    return !arena.snapshot.expired() || !arena.memory->try_write_lease({}).has_value();
-  });
+  const auto unused =
+      std::ranges::partition(arenas_, [](const Arena& arena) { return !arena.is_free(); });
   freed.assign(unused.begin(), unused.end());
   arenas_.erase(unused.begin(), unused.end());
   count_bytes();
@@ -349,12 +386,10 @@ void Snapshotter::release_unused() {
 // processes read.
 void Snapshotter::drop_additional(const ArenaWait& wait, std::vector<Arena>& freed) {
   if (wait.surplus(arenas_.size(), 0) > 0) {
-    const auto unused = std::ranges::stable_partition(arenas_, [](const Arena& arena) {
-      return !arena.snapshot.expired() || !arena.memory->try_write_lease({}).has_value();
-    });
-    const auto only_read =
-        std::ranges::count_if(arenas_.begin(), unused.begin(),
-                              [](const Arena& arena) { return arena.snapshot.expired(); });
+    const auto unused =
+        std::ranges::stable_partition(arenas_, [](const Arena& arena) { return !arena.is_free(); });
+    const auto only_read = std::ranges::count_if(
+        arenas_.begin(), unused.begin(), [](const Arena& arena) { return !arena.is_needed(); });
     const std::size_t surplus = wait.surplus(arenas_.size(), static_cast<std::size_t>(only_read));
     const auto first = std::ranges::prev(
         arenas_.end(), static_cast<std::ptrdiff_t>(std::min(surplus, unused.size())));

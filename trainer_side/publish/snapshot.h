@@ -35,6 +35,7 @@
 #include "shared/weights/version.h"
 #include "trainer_side/publish/arena_wait.h"
 #include "trainer_side/publish/weight_source.h"
+#include "trainer_side/publish/writable_arena.h"
 
 namespace wsync::publish {
 
@@ -118,8 +119,8 @@ struct ArenaSize {
   friend bool operator==(const ArenaSize&, const ArenaSize&) = default;
 };
 
-// Thread: one take(), reserve(), prepare_next() or release_unused() at a time, on any thread; all
-// block. Snapshots may be released on any thread.
+// Thread: any, concurrently. Everything but rename() and arena_bytes() may block for long, because
+// it may create or free an arena. Snapshots may be released on any thread.
 class Snapshotter {
  public:
   explicit Snapshotter(SnapshotterOptions options);
@@ -129,6 +130,12 @@ class Snapshotter {
   [[nodiscard]] Result<> reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
                                  std::uint32_t count);
 
+  // Returns an arena for a model that its caller writes, in place of a copy by take(). It is
+  // writable. Of the request only bucket_bytes, deadline, arena_wait, on_wait, stop and the
+  // counters count. Errors as take().
+  [[nodiscard]] Result<WritableArena> begin(const Manifest& manifest,
+                                            const SnapshotRequest& request);
+
   // Makes an arena that nobody reads writable again, if there is one, so that the next take() need
   // not: this takes about 25 ms per GiB. Call it when nothing waits.
   void prepare_next();
@@ -137,7 +144,8 @@ class Snapshotter {
   void release_unused();
 
   // Copies every tensor of the source into an arena and digests it at the same time. When it
-  // returns, the weights may change. Errors: kBusy if no arena is free in time, with the readers of
+  // returns, the weights may change. A source whose bytes are in an arena already is only digested.
+  // Errors: kBusy if no arena is free in time, with the readers of
   // each arena;
   // kResourceExhausted if there is no memory for an arena; kDeadline if the copy is not complete at
   // its deadline, returned after the current read of the source; kCancelled if it was stopped;
@@ -155,20 +163,26 @@ class Snapshotter {
  private:
   struct Arena {
     std::shared_ptr<SharedArena> memory;
-    std::weak_ptr<const Snapshot>
-        snapshot;  // the last one in it; expired: not needed here any more
+    // The last one in it; expired: not needed here any more.
+    std::weak_ptr<const Snapshot> snapshot;
+    // Of who writes it. The locks of one process on one descriptor do not exclude each other.
+    std::weak_ptr<void> claim;
+    [[nodiscard]] bool is_needed() const { return !snapshot.expired() || !claim.expired(); }
+    // Whether nobody reads or writes it.
+    [[nodiscard]] bool is_free() const {
+      return !is_needed() && memory->try_write_lease({}).has_value();
+    }
   };
-  struct Writable {
-    std::shared_ptr<SharedArena> arena;
-    WriteLease lease;
-  };
-  [[nodiscard]] Result<Writable> wait_for_arena(const ArenaSize& size,
+  [[nodiscard]] Result<std::shared_ptr<const BucketPlan>> plan_of(const Manifest& manifest,
+                                                                  std::uint64_t bucket_bytes);
+  [[nodiscard]] Result<WritableArena> wait_for_arena(const ArenaSize& size,
+                                                     const ArenaIdentity& identity,
+                                                     const SnapshotRequest& request,
+                                                     Snapshot::Times& times);
+  [[nodiscard]] Result<WritableArena> try_arena(const ArenaSize& size,
                                                 const ArenaIdentity& identity,
-                                                const SnapshotRequest& request,
+                                                const SnapshotRequest& request, ArenaWait& wait,
                                                 Snapshot::Times& times);
-  [[nodiscard]] Result<Writable> try_arena(const ArenaSize& size, const ArenaIdentity& identity,
-                                           const SnapshotRequest& request, ArenaWait& wait,
-                                           Snapshot::Times& times);
   [[nodiscard]] bool may_create(const ArenaWait& wait) const;
   void drop_additional(const ArenaWait& wait, std::vector<Arena>& freed);
   [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(const ArenaSize& size,
@@ -177,11 +191,13 @@ class Snapshotter {
   void count_bytes();
 
   const SnapshotterOptions options_;
+  mutable std::mutex arenas_mutex_;         // guards the next three; may be held for long
   std::shared_ptr<const BucketPlan> plan_;  // of the last layout
   Digest plan_layout_;
   std::vector<Arena> arenas_;
-  mutable std::mutex
-      names_mutex_;  // guards the headers of the arenas: rename() is called beside take()
+  // Guards the headers of the arenas, because rename() is called beside take(). Held for a short
+  // time, if with arenas_mutex_ then after it.
+  mutable std::mutex names_mutex_;
   std::atomic<std::uint64_t> arena_bytes_{0};
 };
 

@@ -177,7 +177,8 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
   Job& job = jobs_.at(request);
   coordinator_->recorder().snapshot_began(request, command.version, now());
   const auto submitted = publisher_->snapshot(
-      {.open = job.job.open,
+      // Moved, because it may hold memory that the snapshot is the last to read.
+      {.open = std::move(job.job.open),
        .fence = coordinator_->fence(),
        .version = command.version,
        .deadline = command.deadline,

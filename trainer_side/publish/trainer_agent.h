@@ -105,6 +105,10 @@ class TrainerAgent {
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done);
   [[nodiscard]] control::StatusReply status() const { return coordinator_->status(); }
+  // Takes the snapshots, and gives out arenas for drafts. Lives as long as a pointer to it.
+  [[nodiscard]] const std::shared_ptr<Snapshotter>& snapshotter() const noexcept {
+    return publisher_->snapshotter();
+  }
   // Address of the control port, to which sidecars and commands connect.
   [[nodiscard]] const std::string& address() const noexcept { return coordinator_->address(); }
   // The last error that a sidecar has reported, for example why it does not join.

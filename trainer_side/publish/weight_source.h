@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "shared/base/error.h"
 #include "shared/base/word_sum.h"
 #include "shared/weights/manifest.h"
+#include "trainer_side/publish/writable_arena.h"
 
 namespace wsync::publish {
 
@@ -26,6 +28,9 @@ class WeightSource {
   // sums in one loop.
   [[nodiscard]] virtual Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                                  std::span<std::byte> into);
+  // The arena in which the bytes of this source are already, where the bucket plan places them, if
+  // there is one. Called once, before the first read. `into` of every read then lies in it.
+  [[nodiscard]] virtual std::optional<WritableArena> take_arena() { return std::nullopt; }
 };
 
 // Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.

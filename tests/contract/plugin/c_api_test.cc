@@ -1,5 +1,6 @@
 // The C API of trainers: what it refuses, and that every wait has an end. With a fleet it is tested
 // in tests/scenario/trainer_test.py.
+#include <cstring>
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -161,9 +162,6 @@ TEST_F(TrainerCApi, BadTensorsAreRefusedByName) {
   bad.dtype = "bf16";
   EXPECT_THAT(refused(bad), HasSubstr("tensor model.w: dtype bf16 is unknown"));
   bad = tensor();
-  bad.data = nullptr;
-  EXPECT_THAT(refused(bad), HasSubstr("tensor model.w: both data and read are NULL"));
-  bad = tensor();
   bad.name = nullptr;
   EXPECT_THAT(refused(bad), HasSubstr("needs a name"));
   bad = tensor();
@@ -181,6 +179,98 @@ TEST_F(TrainerCApi, BadTensorsAreRefusedByName) {
   bad.range_count = 2;
   EXPECT_THAT(refused(bad), HasSubstr("2 ranges, at most 1"));
   EXPECT_EQ(wsync_trainer_add_tensor(nullptr, &bad), WSYNC_INVALID_INPUT);
+}
+
+TEST_F(TrainerCApi, AVersionIsWrittenBetweenBeginAndEnd) {
+  ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
+  auto described = tensor();
+  described.data = nullptr;
+  ASSERT_EQ(wsync_trainer_add_tensor(trainer_, &described), WSYNC_OK) << wsync_trainer_error();
+  wsync_draft draft = 7;
+  EXPECT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_INVALID_INPUT);
+  EXPECT_STREQ(wsync_trainer_error(), "the trainer has not been started");
+  EXPECT_EQ(draft, 0U);
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  wsync_publish publish = 9;
+  EXPECT_EQ(wsync_trainer_publish(trainer_, 0, &publish), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("tensor model.w: both data and read are NULL"));
+
+  ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
+  wsync_draft second = 0;
+  EXPECT_EQ(wsync_trainer_begin(trainer_, 0, &second), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("version 2 is open; end or abandon it first"));
+  EXPECT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_REFUSED);
+  EXPECT_STREQ(wsync_trainer_error(), "1 of 1 tensors were not put completely: model.w");
+  EXPECT_EQ(publish, 0U);
+  const std::vector<float> masters(4 * 64, 1.5F);
+  wsync_trainer_part part{
+      .name = "model.w", .dtype = "F32", .shape = shape_, .shape_count = 2, .data = masters.data()};
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft + 1, &part), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("tensor model.w: there has been no version"));
+  part.publish_dtype = "F16";
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("it is published as BF16, as it was described"));
+  part.publish_dtype = nullptr;
+  part.compute_scales = 1;
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_INVALID_INPUT);
+  part.compute_scales = 0;
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, nullptr), WSYNC_INVALID_INPUT);
+  ASSERT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_REFUSED);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("tensor model.w: [0, 4) of dimension 0 was put"));
+  ASSERT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_OK) << wsync_trainer_error();
+  wsync_publish_status status{};
+  ASSERT_EQ(wsync_trainer_poll(trainer_, publish, &status), WSYNC_OK);
+  EXPECT_EQ(status.state, WSYNC_PUBLISH_SNAPSHOTTED) << status.reason;
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_REFUSED);
+  EXPECT_STREQ(wsync_trainer_error(), "tensor model.w: the version has been ended or abandoned");
+  EXPECT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_REFUSED);
+
+  // One that is abandoned gives its memory back, however often.
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
+    void* data = nullptr;
+    std::uint64_t bytes = 0;
+    ASSERT_EQ(wsync_trainer_map(trainer_, draft, "model.w", &data, &bytes), WSYNC_OK);
+    EXPECT_EQ(bytes, sizeof memory_);
+    std::memset(data, i, bytes);
+    ASSERT_EQ(wsync_trainer_abandon(trainer_, draft), WSYNC_OK);
+    EXPECT_EQ(wsync_trainer_abandon(trainer_, draft), WSYNC_REFUSED);
+  }
+  EXPECT_EQ(wsync_trainer_map(trainer_, draft, "model.w", nullptr, nullptr), WSYNC_INVALID_INPUT);
+}
+
+TEST_F(TrainerCApi, TheFirstVersionDescribesTheTensors) {
+  ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  const std::uint64_t shape[2] = {200, 130};
+  const std::vector<float> masters(200 * 130, 0.25F);
+  wsync_trainer_part part{.name = "model.w",
+                          .dtype = "F32",
+                          .publish_dtype = "F8_E4M3",
+                          .shape = shape,
+                          .shape_count = 2,
+                          .data = masters.data(),
+                          .compute_scales = 1};
+  wsync_draft draft = 0;
+  void* data = nullptr;
+  ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_map(trainer_, draft, "model.w", &data, nullptr), WSYNC_NOT_FOUND);
+  ASSERT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_OK) << wsync_trainer_error();
+  part.publish_dtype = "BF16";
+  part.compute_scales = 0;
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("it was put as model.w F8_E4M3 [200, 130] first"));
+  wsync_publish publish = 0;
+  ASSERT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_OK) << wsync_trainer_error();
+
+  ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
+  std::uint64_t bytes = 0;
+  ASSERT_EQ(wsync_trainer_map(trainer_, draft, "model.w", &data, &bytes), WSYNC_OK);
+  EXPECT_EQ(bytes, 200U * 130U);
+  ASSERT_EQ(wsync_trainer_map(trainer_, draft, "model.w_scale_inv", &data, &bytes), WSYNC_OK)
+      << wsync_trainer_error();
+  EXPECT_EQ(bytes, 2U * 2U * sizeof(float));
 }
 
 TEST_F(TrainerCApi, EveryWaitEnds) {

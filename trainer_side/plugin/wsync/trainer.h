@@ -4,6 +4,10 @@
  * Order of calls: wsync_trainer_create, wsync_trainer_add_tensor for each tensor (or part of one)
  * that this rank has, wsync_trainer_start, then wsync_trainer_publish after each training step.
  *
+ * Without a copy: between wsync_trainer_begin and wsync_trainer_end a trainer writes a version
+ * straight to where engines read it. Each tensor is put, in one or more parts, which are converted
+ * to the published dtype and summed in the same pass; or it is written through a pointer.
+ *
  * A publish is `snapshotted` when the weights of this rank may be overwritten, `staged` when every
  * byte is verified on the inference side, and `committed` when the replicas serve it. It may also
  * be superseded (a newer publish replaced it while it waited) or fail, with a reason. Every wait
@@ -83,11 +87,33 @@ typedef struct {
   const wsync_range* ranges; /* the rank's part: one range along one dimension */
   size_t range_count;        /* 0: the whole tensor */
   const void* data;          /* this rank's part, dense and row-major; NULL: calls `read` */
-  wsync_read_tensor read;
-  void* user; /* passed to `read` */
+  wsync_read_tensor read;    /* NULL, like `data`: it is written between begin and end */
+  void* user;                /* passed to `read` */
 } wsync_trainer_tensor;
 
 typedef uint64_t wsync_publish; /* identifies a publish; 0: none */
+typedef uint64_t wsync_draft;   /* identifies a version that is being written; 0: none */
+
+/* Bytes of one tensor, or of a part of it. */
+typedef struct {
+  const char* name;
+  const char* dtype; /* of `data`. F32, F16 and BF16 are converted into each other and to F8_E4M3,
+                      * rounded to nearest, ties to even; all others must be the published dtype */
+  const char* publish_dtype; /* NULL: as described, or for a tensor that is not, `dtype` */
+  const uint64_t* shape;
+  size_t shape_count;        /* full shape of the tensor */
+  const wsync_range* ranges; /* of the full tensor, inside of this rank's part; at most one. Parts
+                              * of one tensor have ranges of one dimension */
+  size_t range_count;        /* 0: all that this rank has */
+  const void* data;          /* the part, dense and row-major; may be reused after the call */
+  /* Conversion to F8_E4M3: a published value times its scale is the weight. Larger values than 448
+   * times the scale are limited. */
+  const float* scales;
+  size_t scale_count; /* 0: the scale is 1; 1: of the whole part; otherwise one for each block of
+                       * 128 x 128 of the last two dimensions, row-major */
+  int compute_scales; /* 1: the scale of each block is its largest magnitude / 448, and is put into
+                       * the F32 tensor `name`_scale_inv. `scale_count` is then 0 */
+} wsync_trainer_part;
 
 typedef enum {
   WSYNC_PUBLISH_PENDING = 0, /* the weights are still being read */
@@ -146,6 +172,33 @@ WSYNC_API wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step
 /* Returns at once. The weights must not change until the publish is SNAPSHOTTED or has ended. */
 WSYNC_API wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_t step,
                                                  wsync_publish* publish);
+/* Begins a version that the caller writes, and takes memory for it: WSYNC_BUSY if no arena is free
+ * within `deadlines.snapshot`, with the processes that still read. The version has the tensors that
+ * wsync_trainer_add_tensor has described; if there are none, the parts of the first version
+ * describe them (one rank only), and are kept in memory of their own until its end. One version can
+ * be open at a time. `step` as for wsync_trainer_publish. */
+WSYNC_API wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, wsync_draft* draft);
+/* Writes a part. Any order, any thread, several at a time; one call uses `snapshot_threads`
+ * threads. Refused, with the tensor's name: WSYNC_NOT_FOUND if the version has no such tensor;
+ * WSYNC_INVALID_INPUT if its shape, dtype, range or scales do not fit, or a block has a value that
+ * is not finite; WSYNC_REFUSED if a part of it was put already, or if the version has been ended or
+ * abandoned. Nothing counts as put then. */
+WSYNC_API wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
+                                       const wsync_trainer_part* part);
+/* Sets `*data` to the memory of a tensor, `*bytes` large: this rank's part, dense and row-major, in
+ * the published dtype. Write all of it before wsync_trainer_end; a write after that ends the
+ * process with SIGSEGV, or is lost. WSYNC_REFUSED if a part of the tensor was put; WSYNC_NOT_FOUND
+ * if nobody has described it. */
+WSYNC_API wsync_code wsync_trainer_map(wsync_trainer* trainer, wsync_draft draft, const char* name,
+                                       void** data, uint64_t* bytes);
+/* Publishes what was written. Returns as wsync_trainer_publish: the time that it takes is that of
+ * summing what was written through pointers, with `snapshot_threads` threads. WSYNC_REFUSED if a
+ * tensor is not complete, with its name, or if a part is being put; nothing is published, and the
+ * version stays open. */
+WSYNC_API wsync_code wsync_trainer_end(wsync_trainer* trainer, wsync_draft draft,
+                                       wsync_publish* publish);
+/* Drops a version that has not been ended. No put of it may run. */
+WSYNC_API wsync_code wsync_trainer_abandon(wsync_trainer* trainer, wsync_draft draft);
 /* Returns the status. The last 1024 publishes that have ended are kept. */
 WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_status* status);

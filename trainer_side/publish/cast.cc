@@ -1,0 +1,265 @@
+#include "trainer_side/publish/cast.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "shared/base/check.h"
+
+namespace wsync::publish {
+namespace {
+
+// Elements that are converted in one turn. The count is a constant so that the compiler makes
+// vector instructions of the loops.
+constexpr std::size_t kTurn = 128;
+
+template <class T>
+using Turn = std::array<T, kTurn>;
+
+constexpr std::uint32_t kSign = 0x80000000U;
+
+// Each of the functions below converts one element. They have no branches, for the same reason.
+
+[[gnu::always_inline]] inline float select(bool which, float yes, float no) noexcept {
+  return which ? yes : no;
+}
+[[gnu::always_inline]] inline std::uint32_t select(bool which, std::uint32_t yes,
+                                                   std::uint32_t no) noexcept {
+  return which ? yes : no;
+}
+
+[[gnu::always_inline]] inline float from_bf16(std::uint16_t x) noexcept {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16U);
+}
+
+[[gnu::always_inline]] inline std::uint16_t to_bf16(float value) noexcept {
+  const auto x = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t rounded = (x + 0x7fffU + ((x >> 16U) & 1U)) >> 16U;
+  // A NaN keeps its upper bits and is made quiet, because rounding might turn it into an infinity.
+  const std::uint32_t nan = (x >> 16U) | 0x40U;
+  return static_cast<std::uint16_t>(select((x & ~kSign) > 0x7f800000U, nan, rounded));
+}
+
+[[gnu::always_inline]] inline float from_f16(std::uint16_t half) noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16U;
+  const std::uint32_t magnitude = half & 0x7fffU;
+  // The exponent's bias is 15 instead of 127. A subnormal is a multiple of 2^-24.
+  const std::uint32_t normal = (magnitude << 13U) + ((127U - 15U) << 23U);
+  const std::uint32_t special = (magnitude << 13U) | 0x7f800000U;
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(
+      static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24F);
+  const std::uint32_t finite = select(magnitude < 0x400U, subnormal, normal);
+  return std::bit_cast<float>(sign | select(magnitude >= 0x7c00U, special, finite));
+}
+
+// Rounds to kBits bits of mantissa and drops the other bits. The exponent keeps the float's bias.
+template <unsigned kBits>
+[[gnu::always_inline]] inline std::uint32_t round_mantissa(std::uint32_t magnitude) noexcept {
+  constexpr unsigned kDrop = 23 - kBits;
+  constexpr std::uint32_t kHalf = (1U << (kDrop - 1)) - 1U;
+  return (magnitude + kHalf + ((magnitude >> kDrop) & 1U)) >> kDrop;
+}
+
+[[gnu::always_inline]] inline std::uint16_t to_f16(float value) noexcept {
+  const auto x = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (x & kSign) >> 16U;
+  const std::uint32_t magnitude = x & ~kSign;
+  const std::uint32_t normal = round_mantissa<10>(magnitude) - ((127U - 15U) << 10U);
+  // Added to 0.5, whose last bit is worth 2^-24, a value below 2^-14 is rounded to the multiples of
+  // the smallest subnormal.
+  const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U;
+  std::uint32_t half = select(magnitude < 0x38800000U, subnormal, normal);  // 2^-14
+  half = select(magnitude >= 0x477ff000U, 0x7c00U, half);                   // 65520
+  half = select(magnitude > 0x7f800000U, 0x7e00U | ((magnitude >> 13U) & 0x3ffU), half);
+  return static_cast<std::uint16_t>(sign | half);
+}
+
+[[gnu::always_inline]] inline std::uint8_t to_f8(float value) noexcept {
+  const auto x = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (x & kSign) >> 24U;
+  const std::uint32_t magnitude = x & ~kSign;
+  const std::uint32_t limited =
+      std::bit_cast<std::uint32_t>(select(magnitude > std::bit_cast<std::uint32_t>(kF8E4M3Max),
+                                          kF8E4M3Max, std::bit_cast<float>(magnitude)));
+  const std::uint32_t normal = round_mantissa<3>(limited) - ((127U - 7U) << 3U);
+  // As in to_f16(): the last bit of 2^14 is worth 2^-9, the smallest subnormal.
+  const float shifted = std::bit_cast<float>(limited) + 0x1p14F;
+  const std::uint32_t subnormal =
+      std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0x1p14F);
+  std::uint32_t byte = select(limited < 0x3c800000U, subnormal, normal);  // 2^-6
+  byte = select(magnitude > 0x7f800000U, 0x7fU, byte);
+  return static_cast<std::uint8_t>(sign | byte);
+}
+
+// How an element of each kind is read as a float, and written.
+struct F32 {
+  using Bits = float;
+  [[gnu::always_inline]] static float read(Bits x) noexcept { return x; }
+  [[gnu::always_inline]] static Bits write(float x, float /*scale*/) noexcept { return x; }
+};
+struct F16 {
+  using Bits = std::uint16_t;
+  [[gnu::always_inline]] static float read(Bits x) noexcept { return from_f16(x); }
+  [[gnu::always_inline]] static Bits write(float x, float /*scale*/) noexcept { return to_f16(x); }
+};
+struct Bf16 {
+  using Bits = std::uint16_t;
+  [[gnu::always_inline]] static float read(Bits x) noexcept { return from_bf16(x); }
+  [[gnu::always_inline]] static Bits write(float x, float /*scale*/) noexcept { return to_bf16(x); }
+};
+struct F8 {
+  using Bits = std::uint8_t;
+  [[gnu::always_inline]] static Bits write(float x, float scale) noexcept {
+    return to_f8(x / scale);
+  }
+};
+
+template <class From, class To>
+[[gnu::always_inline]] inline void cast_all(const std::byte* in, std::byte* out, std::size_t count,
+                                            float scale) noexcept {
+  Turn<typename From::Bits> from{};
+  Turn<typename To::Bits> to;
+  for (std::size_t at = 0; at < count; at += kTurn) {
+    const std::size_t n = std::min(kTurn, count - at);
+    std::memcpy(from.data(), in + at * sizeof(typename From::Bits),
+                n * sizeof(typename From::Bits));
+    for (std::size_t i = 0; i < kTurn; ++i) to[i] = To::write(From::read(from[i]), scale);
+    std::memcpy(out + at * sizeof(typename To::Bits), to.data(), n * sizeof(typename To::Bits));
+  }
+}
+
+template <class From>
+[[gnu::always_inline]] inline float largest_of(const std::byte* in, std::size_t count) noexcept {
+  Turn<typename From::Bits> from{};
+  // As bits: the order of magnitudes is that of unsigned numbers, and NaNs are above all others.
+  Turn<std::uint32_t> largest{};
+  for (std::size_t at = 0; at < count; at += kTurn) {
+    const std::size_t n = std::min(kTurn, count - at);
+    if (n < kTurn) from = {};
+    std::memcpy(from.data(), in + at * sizeof(typename From::Bits),
+                n * sizeof(typename From::Bits));
+    for (std::size_t i = 0; i < kTurn; ++i)
+      largest[i] = std::max(largest[i], std::bit_cast<std::uint32_t>(From::read(from[i])) & ~kSign);
+  }
+  return std::bit_cast<float>(*std::ranges::max_element(largest));
+}
+
+// The same loops for each processor. A wider vector changes no result: each element is converted by
+// itself, and nothing is contracted (-ffp-contract=off).
+#define WSYNC_CAST_WAYS(TARGET, SUFFIX)                                             \
+  template <class From, class To>                                                   \
+  TARGET void cast_##SUFFIX(const std::byte* in, std::byte* out, std::size_t count, \
+                            float scale) noexcept {                                 \
+    cast_all<From, To>(in, out, count, scale);                                      \
+  }                                                                                 \
+  template <class From>                                                             \
+  TARGET float largest_##SUFFIX(const std::byte* in, std::size_t count) noexcept {  \
+    return largest_of<From>(in, count);                                             \
+  }
+WSYNC_CAST_WAYS(, portable)
+#if defined(__x86_64__)
+WSYNC_CAST_WAYS([[gnu::target("avx2")]], avx2)
+WSYNC_CAST_WAYS([[gnu::target("avx512f,avx512bw,avx512vl")]], avx512)
+#endif
+#undef WSYNC_CAST_WAYS
+
+enum class Way : std::uint8_t { kPortable, kAvx2, kAvx512 };
+
+Way best_way() noexcept {
+#if defined(__x86_64__)
+  static const Way best = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+                              ? Way::kAvx512
+                          : __builtin_cpu_supports("avx2") ? Way::kAvx2
+                                                           : Way::kPortable;
+  return best;
+#else
+  return Way::kPortable;
+#endif
+}
+
+template <class From, class To>
+void cast_by(const std::byte* in, std::byte* out, std::size_t count, float scale) {
+  switch (best_way()) {
+#if defined(__x86_64__)
+    case Way::kAvx512:
+      return cast_avx512<From, To>(in, out, count, scale);
+    case Way::kAvx2:
+      return cast_avx2<From, To>(in, out, count, scale);
+#else
+    case Way::kAvx512:
+    case Way::kAvx2:
+#endif
+    case Way::kPortable:
+      return cast_portable<From, To>(in, out, count, scale);
+  }
+}
+
+template <class From>
+float largest_by(const std::byte* in, std::size_t count) {
+  switch (best_way()) {
+#if defined(__x86_64__)
+    case Way::kAvx512:
+      return largest_avx512<From>(in, count);
+    case Way::kAvx2:
+      return largest_avx2<From>(in, count);
+#else
+    case Way::kAvx512:
+    case Way::kAvx2:
+#endif
+    case Way::kPortable:
+      return largest_portable<From>(in, count);
+  }
+  return 0;
+}
+
+bool is_source(DType dtype) noexcept {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+template <class From>
+void cast_from(std::span<const std::byte> in, DType to, std::span<std::byte> out, float scale) {
+  const std::size_t count = in.size() / sizeof(typename From::Bits);
+  switch (to) {
+    case DType::kF32:
+      return cast_by<From, F32>(in.data(), out.data(), count, scale);
+    case DType::kF16:
+      return cast_by<From, F16>(in.data(), out.data(), count, scale);
+    case DType::kBF16:
+      return cast_by<From, Bf16>(in.data(), out.data(), count, scale);
+    default:
+      return cast_by<From, F8>(in.data(), out.data(), count, scale);
+  }
+}
+
+}  // namespace
+
+bool can_cast(DType from, DType to) noexcept {
+  return from == to || (is_source(from) && (is_source(to) || to == DType::kF8E4M3));
+}
+
+void cast(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
+          float scale) {
+  WSYNC_CHECK(can_cast(from, to), "only dtypes that can be converted are");
+  WSYNC_CHECK(in.size() * 8 / dtype_bits(from) == out.size() * 8 / dtype_bits(to),
+              "source and destination have equally many elements");
+  if (in.empty()) return;
+  if (from == to) {
+    std::memcpy(out.data(), in.data(), in.size());
+    return;
+  }
+  if (from == DType::kF32) return cast_from<F32>(in, to, out, scale);
+  if (from == DType::kF16) return cast_from<F16>(in, to, out, scale);
+  cast_from<Bf16>(in, to, out, scale);
+}
+
+float largest_magnitude(DType from, std::span<const std::byte> in) {
+  WSYNC_CHECK(is_source(from), "magnitudes are those of F32, F16 and BF16");
+  const std::size_t count = in.size() * 8 / dtype_bits(from);
+  if (from == DType::kF32) return largest_by<F32>(in.data(), count);
+  if (from == DType::kF16) return largest_by<F16>(in.data(), count);
+  return largest_by<Bf16>(in.data(), count);
+}
+
+}  // namespace wsync::publish

@@ -1,0 +1,528 @@
+#include "trainer_side/publish/draft.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+#include "shared/base/stream_copy.h"
+#include "shared/base/weight_limits.h"
+#include "trainer_side/publish/cast.h"
+
+namespace wsync::publish {
+namespace {
+
+// Converted bytes stay in the first cache until they are summed and stored.
+constexpr std::size_t kCastBytes = 16 * 1024;
+constexpr std::size_t kNamedTensors = 3;  // in the sentence about incomplete ones
+
+std::uint64_t product(std::span<const std::uint64_t> extents) {
+  return std::accumulate(extents.begin(), extents.end(), std::uint64_t{1}, std::multiplies<>());
+}
+
+std::uint64_t blocks_of(std::uint64_t extent) { return (extent + kScaleBlock - 1) / kScaleBlock; }
+
+// A tensor without dimensions has one element.
+std::vector<std::uint64_t> extents_of(const TensorInfo& info) {
+  return info.shape.empty() ? std::vector<std::uint64_t>{1} : info.shape;
+}
+
+TensorInfo info_of_rank(const DraftTensor& tensor) {
+  TensorInfo info = tensor.info;
+  if (tensor.range) info.shape[tensor.range->dim] = tensor.range->length;
+  return info;
+}
+
+Result<> check_range(const TensorInfo& info, const std::optional<ShardRange>& range) {
+  if (!range) return {};
+  if (range->dim >= info.shape.size() || range->begin > info.shape[range->dim] ||
+      range->length > info.shape[range->dim] - range->begin)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("tensor {}: [{}, {}) of dimension {} lies outside of its shape {}",
+                            info.name, range->begin, range->begin + range->length, range->dim,
+                            shape_text(info.shape)));
+  return {};
+}
+
+}  // namespace
+
+std::string scale_name(std::string_view tensor) { return std::string(tensor) + "_scale_inv"; }
+
+Result<TensorInfo> scale_info(const TensorInfo& tensor) {
+  if (tensor.shape.size() < 2)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("tensor {}: scales of blocks need rows and columns, but its shape is {}",
+                    tensor.name, shape_text(tensor.shape)));
+  TensorInfo scales{.name = scale_name(tensor.name), .dtype = DType::kF32, .shape = tensor.shape};
+  for (std::size_t d = scales.shape.size() - 2; d < scales.shape.size(); ++d)
+    scales.shape[d] = blocks_of(scales.shape[d]);
+  return scales;
+}
+
+// ---- begin ----
+
+Draft::Draft(std::shared_ptr<Snapshotter> snapshotter, std::shared_ptr<const Manifest> manifest,
+             std::shared_ptr<const BucketPlan> plan, WritableArena arena, unsigned threads)
+    : snapshotter_(std::move(snapshotter)),
+      manifest_(std::move(manifest)),
+      plan_(std::move(plan)),
+      helpers_(threads > 1 ? std::make_unique<ThreadPool>(threads - 1) : nullptr),
+      arena_(std::move(arena)) {}
+
+Result<std::shared_ptr<Draft>> Draft::begin(std::shared_ptr<Snapshotter> snapshotter,
+                                            std::vector<DraftTensor> tensors,
+                                            const SnapshotRequest& request, unsigned threads) {
+  std::vector<TensorInfo> infos;
+  for (const DraftTensor& tensor : tensors) {
+    WSYNC_TRY(check_range(tensor.info, tensor.range));
+    infos.push_back(info_of_rank(tensor));
+  }
+  auto manifest = std::make_shared<const Manifest>(WSYNC_TRY(Manifest::create(std::move(infos))));
+  auto plan = WSYNC_TRY(BucketPlan::create(*manifest, request.bucket_bytes));
+  auto arena = WSYNC_TRY(snapshotter->begin(*manifest, request));
+  const std::span<std::byte> data = arena.data();
+  std::shared_ptr<Draft> draft(new Draft(std::move(snapshotter), manifest,
+                                         std::make_shared<const BucketPlan>(std::move(plan)),
+                                         std::move(arena), threads));
+  draft->slots_.resize(manifest->size());
+  for (DraftTensor& tensor : tensors) {
+    const auto index = manifest->find(tensor.info.name);
+    WSYNC_CHECK(index.has_value(), "a manifest has the tensors that it was made from");
+    Slot& slot = draft->slots_[*index];
+    slot.info = manifest->tensor(*index);
+    slot.described = std::move(tensor);
+    const auto pieces = draft->plan_->tensor_pieces(*index);
+    const std::uint64_t begin = pieces.empty() ? 0 : draft->plan_->arena_offset(pieces.front());
+    slot.memory = data.subspan(begin, manifest->byte_size(*index));
+  }
+  std::uint64_t leaves = 0;
+  for (std::size_t i = 0; i < manifest->size(); ++i) {
+    draft->first_leaf_.push_back(leaves);
+    leaves += leaf_count(manifest->byte_size(i));
+  }
+  draft->sums_.resize(leaves);
+  draft->is_summed_.resize(leaves);
+  return draft;
+}
+
+// ---- where a part lies ----
+
+Result<Draft::Place> Draft::place_of(const DraftPart& part) const {
+  const auto index = manifest_->find(part.name);
+  if (!index)
+    return fail(ErrorCode::kNotFound,
+                fmt::format("tensor {}: the version has no tensor of this name", part.name));
+  const Slot& slot = slots_[*index];
+  const TensorInfo& whole = slot.described.info;
+  const auto refuse = [&](std::string_view what) {
+    return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", part.name, what));
+  };
+  if (part.shape != whole.shape)
+    return refuse(fmt::format("its shape is {}, but {} was described", shape_text(part.shape),
+                              shape_text(whole.shape)));
+  if (!can_cast(part.dtype, whole.dtype))
+    return refuse(fmt::format("{} cannot be converted to {}", dtype_name(part.dtype),
+                              dtype_name(whole.dtype)));
+  if (!std::holds_alternative<std::monostate>(part.scales) &&
+      (whole.dtype != DType::kF8E4M3 || part.dtype == whole.dtype))
+    return refuse(fmt::format("scales belong to a conversion to F8_E4M3, not from {} to {}",
+                              dtype_name(part.dtype), dtype_name(whole.dtype)));
+  const auto extents = extents_of(slot.info);
+  if (!part.range) return Place{.tensor = *index, .dim = 0, .begin = 0, .end = extents[0]};
+  WSYNC_TRY(check_range(whole, part.range));
+  if (dtype_bits(whole.dtype) % 8 != 0)
+    return refuse(fmt::format("{} is put as a whole, because its elements are smaller than a byte",
+                              dtype_name(whole.dtype)));
+  const std::optional<ShardRange>& own = slot.described.range;
+  const ShardRange range = *part.range;
+  if (own && range.dim != own->dim)
+    return refuse(
+        fmt::format("this rank has a range of dimension {}, but a part of dimension {} "
+                    "was put",
+                    own->dim, range.dim));
+  const std::uint64_t first = own ? own->begin : 0;
+  if (range.begin < first || range.begin + range.length > first + extents[range.dim])
+    return refuse(fmt::format("[{}, {}) of dimension {} was put, but this rank has [{}, {})",
+                              range.begin, range.begin + range.length, range.dim, first,
+                              first + extents[range.dim]));
+  return Place{.tensor = *index,
+               .dim = range.dim,
+               .begin = range.begin - first,
+               .end = range.begin - first + range.length};
+}
+
+Draft::Rows Draft::rows_of(const Place& place) const {
+  const auto extents = extents_of(slots_[place.tensor].info);
+  const std::uint64_t inner = product(std::span(extents).subspan(place.dim + 1));
+  const std::uint64_t outer = product(std::span(extents).first(place.dim));
+  const std::uint64_t run = (place.end - place.begin) * inner;
+  const std::uint64_t pitch = extents[place.dim] * inner;
+  if (run == pitch) return {.rows = 1, .run = outer * run, .pitch = outer * run, .first = 0};
+  return {.rows = outer, .run = run, .pitch = pitch, .first = place.begin * inner};
+}
+
+// ---- what was put ----
+
+Result<> Draft::claim(const Place& place) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[place.tensor];
+  const auto refuse = [&](ErrorCode code, std::string_view what) {
+    return fail(code, fmt::format("tensor {}: {}", slot.info.name, what));
+  };
+  if (is_sealed_) return refuse(ErrorCode::kRefused, "the version has been ended");
+  if (slot.has_pointer)
+    return refuse(ErrorCode::kInvalidInput,
+                  "it is written through its pointer and cannot be put as well");
+  // Parts of the whole dimension lie along every dimension.
+  const bool is_whole = place.begin == 0 && place.end == extents_of(slot.info)[place.dim];
+  if (!slot.parts.empty() && slot.dim != place.dim && !is_whole)
+    return refuse(ErrorCode::kInvalidInput,
+                  fmt::format("a part of dimension {} was put after one of dimension {}", place.dim,
+                              slot.dim));
+  for (const auto& [begin, end] : slot.parts)
+    if ((slot.dim != place.dim || (place.begin < end && begin < place.end)) &&
+        !planted("put_twice"))
+      return refuse(ErrorCode::kRefused,
+                    fmt::format("[{}, {}) of dimension {} was put already", begin, end, slot.dim));
+  if (slot.parts.empty()) slot.dim = place.dim;
+  slot.parts.emplace_back(place.begin, place.end);
+  ++slot.writing;
+  return {};
+}
+
+void Draft::finish(const Place& place, bool is_written) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[place.tensor];
+  --slot.writing;
+  if (!is_written) std::erase(slot.parts, std::pair(place.begin, place.end));
+}
+
+Result<> Draft::put(const DraftPart& part) {
+  const Place place = WSYNC_TRY(place_of(part));
+  const auto* given = std::get_if<GivenScales>(&part.scales);
+  const bool is_plain = std::holds_alternative<std::monostate>(part.scales);
+  if (!is_plain && (given == nullptr || given->values.size() != 1)) return put_blocks(part, place);
+  const float scale = given != nullptr ? given->values.front() : 1.0F;
+  if (!std::isfinite(scale) || scale <= 0)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("tensor {}: its scale is {}, expected a positive number", part.name, scale));
+  WSYNC_TRY(claim(place));
+  write(part, place, scale);
+  finish(place, true);
+  return {};
+}
+
+Result<> Draft::check_dtype(std::string_view name, DType dtype) const {
+  const auto index = manifest_->find(name);
+  if (!index)
+    return fail(ErrorCode::kNotFound,
+                fmt::format("tensor {}: the version has no tensor of this name", name));
+  const DType described = manifest_->tensor(*index).dtype;
+  if (described == dtype) return {};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("tensor {}: it is published as {}, as it was described, not as {}", name,
+                          dtype_name(described), dtype_name(dtype)));
+}
+
+Result<std::span<std::byte>> Draft::pointer(std::string_view name) {
+  const auto index = manifest_->find(name);
+  if (!index)
+    return fail(ErrorCode::kNotFound,
+                fmt::format("tensor {}: the version has no tensor of this name", name));
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[*index];
+  if (is_sealed_)
+    return fail(ErrorCode::kRefused, fmt::format("tensor {}: the version has been ended", name));
+  if (!slot.parts.empty())
+    return fail(ErrorCode::kRefused,
+                fmt::format("tensor {}: a part of it was put, so it has no pointer", name));
+  slot.has_pointer = true;
+  return slot.memory;
+}
+
+Result<> Draft::seal() {
+  const std::lock_guard lock(mutex_);
+  if (is_sealed_) return fail(ErrorCode::kRefused, "the version has been ended already");
+  std::vector<std::string> missing;
+  for (const Slot& slot : slots_) {
+    if (slot.writing != 0)
+      return fail(ErrorCode::kRefused,
+                  fmt::format("tensor {}: a part of it is being put; end the version after that",
+                              slot.info.name));
+    if (slot.has_pointer || slot.memory.empty()) continue;
+    std::uint64_t put = 0;
+    for (const auto& [begin, end] : slot.parts) put += end - begin;
+    const std::uint64_t extent = extents_of(slot.info)[slot.dim];
+    if (put == extent || planted("missing_parts_published")) continue;
+    missing.push_back(put == 0 ? slot.info.name
+                               : fmt::format("{} ({} of {} along dimension {})", slot.info.name,
+                                             put, extent, slot.dim));
+  }
+  if (missing.empty()) {
+    is_sealed_ = true;
+    return {};
+  }
+  const std::size_t count = missing.size();
+  missing.resize(std::min(count, kNamedTensors));
+  return fail(ErrorCode::kRefused,
+              fmt::format("{} of {} tensors were not put completely: {}{}", count, slots_.size(),
+                          fmt::join(missing, ", "), count > kNamedTensors ? ", ..." : ""));
+}
+
+// ---- bytes ----
+
+void Draft::write(const DraftPart& part, const Place& place, float scale) {
+  const Slot& slot = slots_[place.tensor];
+  const DType to = slot.info.dtype;
+  if (slot.memory.empty()) return;
+  if (dtype_bits(to) % 8 != 0) return write_contiguous(part, slot, 0, slot.memory.size(), scale);
+  const Rows rows = rows_of(place);
+  const std::uint64_t to_bytes = dtype_bits(to) / 8;
+  const std::uint64_t from_bytes = dtype_bits(part.dtype) / 8;
+  if (rows.rows == 1)
+    return write_contiguous(part, slot, rows.first * to_bytes, rows.run * to_bytes, scale);
+  for_each_index(
+      rows.rows * rows.run * to_bytes < limits::kLeafBytes ? nullptr : helpers_.get(), rows.rows,
+      [&](std::size_t row) {
+        cast(part.dtype, {part.data + row * rows.run * from_bytes, rows.run * from_bytes}, to,
+             slot.memory.subspan((rows.first + row * rows.pitch) * to_bytes, rows.run * to_bytes),
+             scale);
+      });
+}
+
+// Bytes [begin, begin + bytes) of the tensor, leaf by leaf.
+void Draft::write_contiguous(const DraftPart& part, const Slot& slot, std::uint64_t begin,
+                             std::uint64_t bytes, float scale) {
+  if (bytes == 0) return;
+  const std::uint64_t first = begin / limits::kLeafBytes;
+  const std::uint64_t last = (begin + bytes - 1) / limits::kLeafBytes;
+  const std::uint64_t from_bits = dtype_bits(part.dtype);
+  const std::uint64_t to_bits = dtype_bits(slot.info.dtype);
+  for_each_index(first == last ? nullptr : helpers_.get(), last - first + 1, [&](std::size_t i) {
+    const std::uint64_t from = std::max(begin, (first + i) * limits::kLeafBytes);
+    const std::uint64_t to = std::min(begin + bytes, (first + i + 1) * limits::kLeafBytes);
+    write_leaf(part, slot, from, to, part.data + (from - begin) * from_bits / to_bits, scale);
+  });
+}
+
+// Bytes [begin, end) of the tensor, which lie in one leaf.
+void Draft::write_leaf(const DraftPart& part, const Slot& slot, std::uint64_t begin,
+                       std::uint64_t end, const std::byte* data, float scale) {
+  const auto into = slot.memory.subspan(begin, end - begin);
+  const std::uint64_t from_bits = dtype_bits(part.dtype);
+  const std::uint64_t to_bits = dtype_bits(slot.info.dtype);
+  const bool is_whole = begin % limits::kLeafBytes == 0 &&
+                        (end % limits::kLeafBytes == 0 || end == slot.memory.size());
+  if (!is_whole)
+    return cast(part.dtype, {data, into.size() * from_bits / to_bits}, slot.info.dtype, into,
+                scale);
+  const SumPlace place{.seed = seed_of(slot.info.name), .position = begin};
+  WordSum sum;
+  if (part.dtype == slot.info.dtype) {
+    sum = copy_streaming_sum(into, {data, into.size()}, place);
+  } else {
+    std::array<std::byte, kCastBytes> converted;
+    for (std::size_t at = 0; at < into.size(); at += kCastBytes) {
+      const auto chunk = std::span(converted).first(std::min(kCastBytes, into.size() - at));
+      cast(part.dtype, {data + at * from_bits / to_bits, chunk.size() * from_bits / to_bits},
+           slot.info.dtype, chunk, scale);
+      sum += copy_streaming_sum(into.subspan(at, chunk.size()), chunk,
+                                {.seed = place.seed, .position = begin + at});
+    }
+  }
+  const auto index = static_cast<std::size_t>(&slot - slots_.data());
+  const std::uint64_t leaf = first_leaf_[index] + begin / limits::kLeafBytes;
+  sums_[leaf] = sum;
+  is_summed_[leaf] = 1;
+}
+
+// ---- scales of blocks ----
+
+Result<> Draft::put_blocks(const DraftPart& part, const Place& place) {
+  const Slot& slot = slots_[place.tensor];
+  const TensorInfo& whole = slot.described.info;
+  const auto scales = WSYNC_TRY(scale_info(whole));
+  const auto refuse = [&](std::string_view what) {
+    return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", part.name, what));
+  };
+  // Blocks are those of the whole tensor.
+  const std::optional<ShardRange> range = part.range ? part.range : slot.described.range;
+  DraftPart scale_part{.name = scales.name, .dtype = DType::kF32, .shape = scales.shape};
+  if (range) {
+    scale_part.range = range;
+    if (range->dim + 2 >= whole.shape.size()) {
+      const std::uint64_t end = range->begin + range->length;
+      if (range->begin % kScaleBlock != 0 ||
+          (end % kScaleBlock != 0 && end != whole.shape[range->dim]))
+        return refuse(fmt::format("[{}, {}) of dimension {} cuts a block of {} that has one scale",
+                                  range->begin, end, range->dim, kScaleBlock));
+      scale_part.range = ShardRange{.dim = range->dim,
+                                    .begin = range->begin / kScaleBlock,
+                                    .length = blocks_of(range->length)};
+    }
+  }
+  const bool is_computed = std::holds_alternative<ComputedScales>(part.scales);
+  if (!is_computed) {
+    auto shape = scales.shape;
+    if (scale_part.range) shape[scale_part.range->dim] = scale_part.range->length;
+    if (const auto& given = std::get<GivenScales>(part.scales).values;
+        given.size() != product(shape))
+      return refuse(fmt::format("{} scales are given, expected 1, or {} for blocks of {} x {}",
+                                given.size(), product(shape), kScaleBlock, kScaleBlock));
+    WSYNC_TRY(claim(place));
+    const auto written = write_blocks(part, place);
+    finish(place, written.has_value());
+    return written ? Result<>{} : fail(written.error());
+  }
+  const auto scale_place = place_of(scale_part);
+  if (!scale_place)
+    return fail(
+        scale_place.error().with_context(fmt::format("the scales of tensor {}", part.name)));
+  WSYNC_TRY(claim(place));
+  if (auto claimed = claim(*scale_place); !claimed) {
+    finish(place, false);
+    return claimed;
+  }
+  const auto computed = write_blocks(part, place);
+  if (computed) {
+    scale_part.data = reinterpret_cast<const std::byte*>(computed->data());
+    write(scale_part, *scale_place, 1.0F);
+  }
+  finish(place, computed.has_value());
+  finish(*scale_place, computed.has_value());
+  return computed ? Result<>{} : fail(computed.error());
+}
+
+// Converts block by block, and returns the scale of each, row-major. A block is small enough for
+// the cache, so that its largest value is found and its elements are converted in one pass.
+Result<std::vector<float>> Draft::write_blocks(const DraftPart& part, const Place& place) {
+  const Slot& slot = slots_[place.tensor];
+  auto extents = slot.info.shape;
+  const std::size_t last = extents.size() - 1;
+  // The part as `matrices` of rows x columns, in the source and in the tensor.
+  auto put = extents;
+  put[place.dim] = place.end - place.begin;
+  const std::uint64_t rows = put[last - 1];
+  const std::uint64_t columns = put[last];
+  const std::uint64_t matrices = product(std::span(put).first(last - 1));
+  const std::uint64_t row_blocks = blocks_of(rows);
+  const std::uint64_t column_blocks = blocks_of(columns);
+  const std::uint64_t from_bytes = dtype_bits(part.dtype) / 8;
+  const auto* given = std::get_if<GivenScales>(&part.scales);
+  std::vector<float> scales(matrices * row_blocks * column_blocks);
+  std::atomic<std::size_t> bad = scales.size();
+  // Element (row, column) of a matrix of the part in the tensor; an element has one byte.
+  const auto target = [&](std::uint64_t matrix, std::uint64_t row, std::uint64_t column) {
+    std::uint64_t rest = matrix;
+    std::uint64_t at = 0;
+    std::uint64_t step = extents[last] * extents[last - 1];
+    for (std::size_t d = last - 1; d-- > 0;) {
+      const std::uint64_t here = rest % put[d] + (d == place.dim ? place.begin : 0);
+      rest /= put[d];
+      at += here * step;
+      step *= extents[d];
+    }
+    if (place.dim == last - 1) row += place.begin;
+    if (place.dim == last) column += place.begin;
+    return at + row * extents[last] + column;
+  };
+  for_each_index(helpers_.get(), matrices * row_blocks, [&](std::size_t stripe) {
+    const std::uint64_t matrix = stripe / row_blocks;
+    const std::uint64_t first_row = stripe % row_blocks * kScaleBlock;
+    const std::uint64_t end_row = std::min(rows, first_row + kScaleBlock);
+    for (std::uint64_t block = 0; block < column_blocks; ++block) {
+      const std::uint64_t first = block * kScaleBlock;
+      const std::uint64_t n = std::min(kScaleBlock, columns - first);
+      const auto source = [&](std::uint64_t row) {
+        return std::span(part.data + ((matrix * rows + row) * columns + first) * from_bytes,
+                         n * from_bytes);
+      };
+      const std::size_t index = stripe * column_blocks + block;
+      float scale = 0;
+      if (given != nullptr) {
+        scale = given->values[index];
+      } else {
+        float largest = 0;
+        for (std::uint64_t row = first_row; row < end_row; ++row) {
+          const float of_row = largest_magnitude(part.dtype, source(row));
+          largest = std::isnan(of_row) ? of_row : std::max(largest, of_row);
+          if (std::isnan(largest)) break;
+        }
+        scale = largest == 0 ? 1.0F : largest / kF8E4M3Max;
+        // The quotient of a very small value would be zero.
+        if (scale == 0) scale = std::numeric_limits<float>::min();
+      }
+      scales[index] = scale;
+      if (!std::isfinite(scale) || scale <= 0) {
+        std::size_t earliest = bad;
+        while (index < earliest && !bad.compare_exchange_weak(earliest, index)) {
+        }
+        return;
+      }
+      for (std::uint64_t row = first_row; row < end_row; ++row)
+        cast(part.dtype, source(row), DType::kF8E4M3,
+             slot.memory.subspan(target(matrix, row, first), n), scale);
+    }
+  });
+  if (const std::size_t index = bad; index < scales.size())
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("tensor {}: block {} of row {} of blocks {}", part.name, index % column_blocks,
+                    index / column_blocks,
+                    given != nullptr
+                        ? fmt::format("has the scale {}, expected a positive number", scales[index])
+                        : std::string("has a value that is not finite")));
+  return scales;
+}
+
+// ---- end ----
+
+class DraftSource final : public WeightSource {
+ public:
+  explicit DraftSource(std::shared_ptr<Draft> draft) : draft_(std::move(draft)) {}
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
+    return draft_->manifest_;
+  }
+  [[nodiscard]] Result<> read(std::uint32_t /*tensor*/, std::uint64_t /*offset*/,
+                              std::span<std::byte> /*into*/) override {
+    if (has_arena_) return {};  // `into` is the memory of the tensor
+    return fail(ErrorCode::kInternal, "the arena of this draft has been given to a snapshot");
+  }
+  [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
+                                         std::span<std::byte> into) override {
+    WSYNC_TRY(read(tensor, place.position, into));
+    const std::uint64_t leaf = draft_->first_leaf_[tensor] + place.position / limits::kLeafBytes;
+    if (draft_->is_summed_[leaf] != 0) return draft_->sums_[leaf];
+    return word_sum(into, place);
+  }
+  [[nodiscard]] std::optional<WritableArena> take_arena() override {
+    has_arena_ = draft_->arena_.has_value();
+    return std::exchange(draft_->arena_, std::nullopt);
+  }
+
+ private:
+  const std::shared_ptr<Draft> draft_;
+  bool has_arena_ = false;
+};
+
+std::unique_ptr<WeightSource> Draft::source() {
+  return std::make_unique<DraftSource>(shared_from_this());
+}
+
+std::vector<RankTensor> Draft::rank_tensors() const {
+  std::vector<RankTensor> tensors;
+  for (const Slot& slot : slots_)
+    tensors.push_back({.info = slot.described.info,
+                       .range = slot.described.range,
+                       .bytes = std::span<const std::byte>(slot.memory)});
+  return tensors;
+}
+
+}  // namespace wsync::publish
