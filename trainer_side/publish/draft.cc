@@ -25,8 +25,6 @@ std::uint64_t product(std::span<const std::uint64_t> extents) {
   return std::accumulate(extents.begin(), extents.end(), std::uint64_t{1}, std::multiplies<>());
 }
 
-std::uint64_t blocks_of(std::uint64_t extent) { return (extent + kScaleBlock - 1) / kScaleBlock; }
-
 // A tensor without dimensions has one element.
 std::vector<std::uint64_t> extents_of(const TensorInfo& info) {
   return info.shape.empty() ? std::vector<std::uint64_t>{1} : info.shape;
@@ -50,20 +48,6 @@ Result<> check_range(const TensorInfo& info, const std::optional<ShardRange>& ra
 }
 
 }  // namespace
-
-std::string scale_name(std::string_view tensor) { return std::string(tensor) + "_scale_inv"; }
-
-Result<TensorInfo> scale_info(const TensorInfo& tensor) {
-  if (tensor.shape.size() < 2)
-    return fail(
-        ErrorCode::kInvalidInput,
-        fmt::format("tensor {}: scales of blocks need rows and columns, but its shape is {}",
-                    tensor.name, shape_text(tensor.shape)));
-  TensorInfo scales{.name = scale_name(tensor.name), .dtype = DType::kF32, .shape = tensor.shape};
-  for (std::size_t d = scales.shape.size() - 2; d < scales.shape.size(); ++d)
-    scales.shape[d] = blocks_of(scales.shape[d]);
-  return scales;
-}
 
 // ---- begin ----
 
@@ -368,6 +352,14 @@ Result<> Draft::put_blocks(const DraftPart& part, const Place& place) {
                                     .length = blocks_of(range->length)};
     }
   }
+  BlockPart blocks{.name = part.name,
+                   .from = part.dtype,
+                   .data = part.data,
+                   .tensor = slot.memory,
+                   .shape = slot.info.shape,
+                   .dim = place.dim,
+                   .begin = place.begin,
+                   .end = place.end};
   const bool is_computed = std::holds_alternative<ComputedScales>(part.scales);
   if (!is_computed) {
     auto shape = scales.shape;
@@ -376,8 +368,9 @@ Result<> Draft::put_blocks(const DraftPart& part, const Place& place) {
         given.size() != product(shape))
       return refuse(fmt::format("{} scales are given, expected 1, or {} for blocks of {} x {}",
                                 given.size(), product(shape), kScaleBlock, kScaleBlock));
+    blocks.scales = std::get<GivenScales>(part.scales).values;
     WSYNC_TRY(claim(place));
-    const auto written = write_blocks(part, place);
+    const auto written = cast_blocks(blocks, helpers_.get());
     finish(place, written.has_value());
     return written ? Result<>{} : fail(written.error());
   }
@@ -390,7 +383,7 @@ Result<> Draft::put_blocks(const DraftPart& part, const Place& place) {
     finish(place, false);
     return claimed;
   }
-  const auto computed = write_blocks(part, place);
+  const auto computed = cast_blocks(blocks, helpers_.get());
   if (computed) {
     scale_part.data = reinterpret_cast<const std::byte*>(computed->data());
     write(scale_part, *scale_place, 1.0F);
@@ -398,88 +391,6 @@ Result<> Draft::put_blocks(const DraftPart& part, const Place& place) {
   finish(place, computed.has_value());
   finish(*scale_place, computed.has_value());
   return computed ? Result<>{} : fail(computed.error());
-}
-
-// Converts block by block, and returns the scale of each, row-major. A block is small enough for
-// the cache, so that its largest value is found and its elements are converted in one pass.
-Result<std::vector<float>> Draft::write_blocks(const DraftPart& part, const Place& place) {
-  const Slot& slot = slots_[place.tensor];
-  auto extents = slot.info.shape;
-  const std::size_t last = extents.size() - 1;
-  // The part as `matrices` of rows x columns, in the source and in the tensor.
-  auto put = extents;
-  put[place.dim] = place.end - place.begin;
-  const std::uint64_t rows = put[last - 1];
-  const std::uint64_t columns = put[last];
-  const std::uint64_t matrices = product(std::span(put).first(last - 1));
-  const std::uint64_t row_blocks = blocks_of(rows);
-  const std::uint64_t column_blocks = blocks_of(columns);
-  const std::uint64_t from_bytes = dtype_bits(part.dtype) / 8;
-  const auto* given = std::get_if<GivenScales>(&part.scales);
-  std::vector<float> scales(matrices * row_blocks * column_blocks);
-  std::atomic<std::size_t> bad = scales.size();
-  // Element (row, column) of a matrix of the part in the tensor; an element has one byte.
-  const auto target = [&](std::uint64_t matrix, std::uint64_t row, std::uint64_t column) {
-    std::uint64_t rest = matrix;
-    std::uint64_t at = 0;
-    std::uint64_t step = extents[last] * extents[last - 1];
-    for (std::size_t d = last - 1; d-- > 0;) {
-      const std::uint64_t here = rest % put[d] + (d == place.dim ? place.begin : 0);
-      rest /= put[d];
-      at += here * step;
-      step *= extents[d];
-    }
-    if (place.dim == last - 1) row += place.begin;
-    if (place.dim == last) column += place.begin;
-    return at + row * extents[last] + column;
-  };
-  for_each_index(helpers_.get(), matrices * row_blocks, [&](std::size_t stripe) {
-    const std::uint64_t matrix = stripe / row_blocks;
-    const std::uint64_t first_row = stripe % row_blocks * kScaleBlock;
-    const std::uint64_t end_row = std::min(rows, first_row + kScaleBlock);
-    for (std::uint64_t block = 0; block < column_blocks; ++block) {
-      const std::uint64_t first = block * kScaleBlock;
-      const std::uint64_t n = std::min(kScaleBlock, columns - first);
-      const auto source = [&](std::uint64_t row) {
-        return std::span(part.data + ((matrix * rows + row) * columns + first) * from_bytes,
-                         n * from_bytes);
-      };
-      const std::size_t index = stripe * column_blocks + block;
-      float scale = 0;
-      if (given != nullptr) {
-        scale = given->values[index];
-      } else {
-        float largest = 0;
-        for (std::uint64_t row = first_row; row < end_row; ++row) {
-          const float of_row = largest_magnitude(part.dtype, source(row));
-          largest = std::isnan(of_row) ? of_row : std::max(largest, of_row);
-          if (std::isnan(largest)) break;
-        }
-        scale = largest == 0 ? 1.0F : largest / kF8E4M3Max;
-        // The quotient of a very small value would be zero.
-        if (scale == 0) scale = std::numeric_limits<float>::min();
-      }
-      scales[index] = scale;
-      if (!std::isfinite(scale) || scale <= 0) {
-        std::size_t earliest = bad;
-        while (index < earliest && !bad.compare_exchange_weak(earliest, index)) {
-        }
-        return;
-      }
-      for (std::uint64_t row = first_row; row < end_row; ++row)
-        cast(part.dtype, source(row), DType::kF8E4M3,
-             slot.memory.subspan(target(matrix, row, first), n), scale);
-    }
-  });
-  if (const std::size_t index = bad; index < scales.size())
-    return fail(
-        ErrorCode::kInvalidInput,
-        fmt::format("tensor {}: block {} of row {} of blocks {}", part.name, index % column_blocks,
-                    index / column_blocks,
-                    given != nullptr
-                        ? fmt::format("has the scale {}, expected a positive number", scales[index])
-                        : std::string("has a value that is not finite")));
-  return scales;
 }
 
 // ---- end ----

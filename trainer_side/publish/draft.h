@@ -26,6 +26,7 @@
 #include "shared/base/word_sum.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/manifest.h"
+#include "trainer_side/publish/block_cast.h"
 #include "trainer_side/publish/gathered_source.h"
 #include "trainer_side/publish/snapshot.h"
 
@@ -46,12 +47,6 @@ struct GivenScales {
 // into the tensor scale_name(name): F32, [..., ceil(rows / 128), ceil(columns / 128)].
 struct ComputedScales {};
 using Scales = std::variant<std::monostate, GivenScales, ComputedScales>;
-
-// Returns NAME_scale_inv: "x.weight" has its scales in "x.weight_scale_inv".
-[[nodiscard]] std::string scale_name(std::string_view tensor);
-// Returns the description of these scales; kInvalidInput, with the tensor, if it has less than two
-// dimensions. The last two are rows and columns.
-[[nodiscard]] Result<TensorInfo> scale_info(const TensorInfo& tensor);
 
 // Bytes that are put.
 struct DraftPart {
@@ -138,7 +133,6 @@ class Draft : public std::enable_shared_from_this<Draft> {
   void write_leaf(const DraftPart& part, const Slot& slot, std::uint64_t begin, std::uint64_t end,
                   const std::byte* data, float scale);
   [[nodiscard]] Result<> put_blocks(const DraftPart& part, const Place& place);
-  [[nodiscard]] Result<std::vector<float>> write_blocks(const DraftPart& part, const Place& place);
 
   const std::shared_ptr<Snapshotter> snapshotter_;
   const std::shared_ptr<const Manifest> manifest_;  // of what this rank writes
