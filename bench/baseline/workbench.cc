@@ -8,6 +8,8 @@
 #include "bench/gpu/copies.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/stream_copy.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::bench {
 namespace {
@@ -22,6 +24,30 @@ std::chrono::nanoseconds process_cpu() noexcept {
 }
 
 }  // namespace
+
+std::shared_ptr<const LeafTable> leaves_of(std::uint64_t bytes, std::uint64_t bucket_bytes) {
+  std::vector<LeafPlace> leaves;
+  std::vector<std::size_t> first;
+  for (std::uint64_t bucket = 0; bucket < bytes; bucket += bucket_bytes) {
+    first.push_back(leaves.size());
+    const std::uint64_t end = std::min(bytes, bucket + bucket_bytes);
+    for (std::uint64_t at = bucket; at < end; at += limits::kLeafBytes)
+      leaves.push_back({.arena_offset = at,
+                        .bytes = std::min(limits::kLeafBytes, end - at),
+                        .place = {.seed = 0, .position = at},
+                        .tensor = 0});
+  }
+  first.push_back(leaves.size());
+  return std::make_shared<const LeafTable>(std::move(leaves), std::move(first));
+}
+
+std::vector<WordSum> sums_of(const LeafTable& leaves, std::span<const std::byte> bytes) {
+  std::vector<WordSum> sums;
+  sums.reserve(leaves.all().size());
+  for (const LeafPlace& leaf : leaves.all())
+    sums.push_back(word_sum(bytes.subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+  return sums;
+}
 
 Stopwatch::Stopwatch() noexcept : cpu_(process_cpu()), begin_(now()) {}
 

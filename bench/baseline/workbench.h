@@ -18,8 +18,17 @@
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/thread_pool.h"
+#include "shared/weights/leaf_table.h"
 
 namespace wsync::bench {
+
+// The leaves of so many bytes in buckets of this size, a multiple of 8. They are those of one
+// tensor.
+[[nodiscard]] std::shared_ptr<const LeafTable> leaves_of(std::uint64_t bytes,
+                                                         std::uint64_t bucket_bytes);
+// Their sums.
+[[nodiscard]] std::vector<WordSum> sums_of(const LeafTable& leaves,
+                                           std::span<const std::byte> bytes);
 
 // Time that a measurement took.
 struct Spent {

@@ -138,15 +138,19 @@ Result<nanoseconds> measure_frames(Ground& bench) {
   };
   const std::uint64_t buckets = (from.size() + kFramedBucketBytes - 1) / kFramedBucketBytes;
   std::vector<std::array<std::byte, transport::kTrailerBytes>> trailers;
-  for (std::uint64_t i = 0; i < buckets; ++i) {
-    const auto [at, bytes] = window(i);
-    trailers.push_back(transport::encode_trailer(digest_of(from.subspan(at, bytes))));
-  }
+  const auto leaves = leaves_of(from.size(), kFramedBucketBytes);
+  const std::vector<WordSum> sums = sums_of(*leaves, from);
+  for (std::uint64_t i = 0; i < buckets; ++i)
+    trailers.push_back(transport::encode_trailer(
+        bucket_digest(std::span(sums).subspan(leaves->first(i), leaves->bucket(i).size()))));
   std::uint64_t arrived = 0;
   transport::tcp::FrameReader reader(
-      [&](const transport::Frame& frame) -> Result<std::span<std::byte>> {
+      [&](const transport::Frame& frame) -> Result<transport::tcp::PayloadPlace> {
         const auto [at, bytes] = window(frame.bucket);
-        return bench.target().subspan(at, bytes);
+        return transport::tcp::PayloadPlace{.bytes = bench.target().subspan(at, bytes),
+                                            .leaves = leaves->bucket(frame.bucket),
+                                            .arena_offset = at,
+                                            .arena = bench.target()};
       });
   const auto judge = [&](const transport::tcp::ArrivedFrame& frame) {
     ++arrived;

@@ -50,7 +50,7 @@ Post TransferLoop::post() {
 transport::SinkCallbacks TransferLoop::callbacks() {
   outcome_.reset();
   return {
-      .on_bucket = [](std::uint64_t, const Digest&) {},
+      .on_bucket = [](const transport::ArrivedBucket&) {},
       .on_done = [this](std::optional<ArenaView> view) { end(std::move(view)); },
       .on_failure = [this](const transport::StreamFailure& failure) { fail_with(failure.error); }};
 }
@@ -110,17 +110,30 @@ transport::FetchRequest TcpTransfers::wanted(const transport::BucketSource& sour
           .content = {},
           .data_bytes = bench_.bytes(),
           .buckets = buckets_of(bench_.bytes(), shape.bucket_bytes),
+          .leaves = leaves(shape.bucket_bytes),
           .have = {},
           .into = into,
           .hold = nullptr};
 }
 
+std::shared_ptr<const LeafTable> TcpTransfers::leaves(std::uint64_t bucket_bytes) const {
+  auto& leaves = leaves_[bucket_bytes];
+  if (!leaves) leaves = leaves_of(bench_.bytes(), bucket_bytes);
+  return leaves;
+}
+
 StreamKey TcpTransfers::offer(const Shape& shape) {
   const StreamKey key = versions_.next();
+  const auto bytes = bench_.stamped();
+  const auto table = leaves(shape.bucket_bytes);
+  // A trainer has these sums from its snapshot.
+  const auto sums = std::make_shared<const std::vector<WordSum>>(sums_of(*table, bytes));
   source_->offer({.key = key,
                   .buckets = buckets_of(bench_.bytes(), shape.bucket_bytes),
-                  .data = bench_.stamped(),
-                  .hold = nullptr,
+                  .data = bytes,
+                  .leaves = table,
+                  .sums = *sums,
+                  .hold = sums,
                   .share = nullptr});
   return key;
 }
@@ -167,8 +180,8 @@ Result<Spent> TcpTransfers::relay(const Shape& shape) {
   WSYNC_TRY(first.receive(
       wanted(*source_, key, shape, relayed_->bytes()),
       {.on_bucket =
-           [&](std::uint64_t bucket, const Digest& digest) {
-             relay_source_->bucket_ready(key.version, bucket, digest);
+           [&](const transport::ArrivedBucket& arrived) {
+             relay_source_->bucket_ready(key.version, arrived.bucket, arrived.digest);
            },
        .on_done = [](const std::optional<ArenaView>&) {},
        .on_failure =

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -78,6 +79,7 @@ class TcpTransfers {
   [[nodiscard]] transport::FetchRequest wanted(const transport::BucketSource& source,
                                                const transport::StreamKey& key, const Shape& shape,
                                                std::span<std::byte> into) const;
+  [[nodiscard]] std::shared_ptr<const LeafTable> leaves(std::uint64_t bucket_bytes) const;
   [[nodiscard]] transport::StreamKey offer(const Shape& shape);
   [[nodiscard]] Result<> release(Version version);
 
@@ -87,6 +89,8 @@ class TcpTransfers {
   std::unique_ptr<transport::tcp::UvThread> trainer_thread_, relay_thread_, last_thread_;
   std::unique_ptr<transport::tcp::TcpSource> source_, relay_source_;
   std::optional<Pages> relayed_;  // created on first use
+  // By the size of a bucket.
+  mutable std::map<std::uint64_t, std::shared_ptr<const LeafTable>> leaves_;
 };
 
 // memfd: a source and a sink on the loop, with the threads that they have in two processes. Thread:

@@ -29,9 +29,11 @@ Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announc
       return fail(ErrorCode::kInvalidInput, "the layout does not match its digest");
     known.manifest = std::make_shared<const Manifest>(std::move(manifest));
   }
-  if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes)
+  if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes) {
     known.plan = std::make_shared<const BucketPlan>(
         WSYNC_TRY(BucketPlan::create(*known.manifest, announce.bucket_bytes)));
+    known.leaves = std::make_shared<const LeafTable>(*known.manifest, *known.plan);
+  }
   if (known.plan->arena_bytes() != announce.arena_bytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("an arena of {} bytes was announced, but this layout needs {}",

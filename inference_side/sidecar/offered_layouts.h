@@ -15,6 +15,7 @@
 #include "shared/base/error.h"
 #include "shared/control/messages.h"
 #include "shared/weights/bucket_plan.h"
+#include "shared/weights/leaf_table.h"
 #include "shared/weights/manifest.h"
 
 namespace wsync::agent {
@@ -24,7 +25,8 @@ namespace wsync::agent {
 
 struct OfferedLayout {
   std::shared_ptr<const Manifest> manifest;
-  std::shared_ptr<const BucketPlan> plan;  // transfer buckets of the latest offer
+  std::shared_ptr<const BucketPlan> plan;   // transfer buckets of the latest offer
+  std::shared_ptr<const LeafTable> leaves;  // in them
 };
 
 class OfferedLayouts {

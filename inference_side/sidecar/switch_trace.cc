@@ -111,17 +111,6 @@ void SwitchTrace::received(const trace::PartOfVersion& part, TimePoint begin, Ti
                     .args = trace::stage_args(Stage::kReceive, part)});
 }
 
-void SwitchTrace::digested(const trace::PartOfVersion& part, TimePoint begin, TimePoint end) const {
-  if (!recorder_.wanted()) return;
-  recorder_.record({.name = fmt::format("digest of bucket {}", part.bucket.value_or(0)),
-                    .lane = "digesting",
-                    .category = Category::kStage,
-                    .begin = begin,
-                    .end = end,
-                    .label = {},
-                    .args = trace::stage_args(Stage::kDigest, part)});
-}
-
 void SwitchTrace::staged(const Version& version, std::uint64_t bytes, TimePoint begin,
                          TimePoint end) {
   if (!recorder_.wanted()) return;

@@ -1,7 +1,7 @@
 // SwitchTrace: the parts of a sidecar's trace that the pipeline does not record: how each bucket
 // arrived and was verified, how long each replica was paused, and the phases of its switch.
 //
-// Thread: the loop's, except digested().
+// Thread: the loop's.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,6 @@ class SwitchTrace {
 
   // A part of a version has arrived: a bucket, or the whole version at once.
   void received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end);
-  // A bucket was verified. Any thread.
-  void digested(const trace::PartOfVersion& part, TimePoint begin, TimePoint end) const;
   // A version was staged, and the engines have been prepared for it.
   void staged(const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end);
   // The engines' weights were read back and compared.

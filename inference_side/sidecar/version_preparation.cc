@@ -13,7 +13,7 @@ namespace {
 
 // A rank that is silent for this long after Prepare is no longer awaited.
 constexpr std::chrono::milliseconds kPrepareDeadline{5'000};
-// In addition to the calling thread. They have low priority, like the verification threads.
+// In addition to the calling thread. They have low priority, because engines serve meanwhile.
 constexpr unsigned kDigestThreads = 4;
 constexpr int kDigestNice = 10;
 

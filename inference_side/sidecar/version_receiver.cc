@@ -80,7 +80,7 @@ Result<const VersionReceiver::Link*> VersionReceiver::link_of(const std::string&
 }
 
 std::uint64_t VersionReceiver::staged_bytes() const {
-  return arriving_ ? store_->verified_bytes() : 0;
+  return arriving_ ? store_->arrived_bytes() : 0;
 }
 
 void VersionReceiver::watch(const std::vector<control::TransportAddress>& sources) {
@@ -178,16 +178,7 @@ staging::StagingJob VersionReceiver::make_job(const control::Announce& announce)
   job.identity.bucket_bytes = announce.bucket_bytes;
   job.manifest = layout.manifest;
   job.plan = layout.plan;
-  // Called on the store's threads. The trace outlives the store.
-  job.digested = [trace = options_.trace, plan = layout.plan,
-                  version = announce.version.to_string()](std::uint64_t bucket, TimePoint begin,
-                                                          TimePoint end) {
-    trace->digested({.version = version,
-                     .bucket = bucket,
-                     .offset = plan->bucket_offset(bucket),
-                     .bytes = plan->bucket_size(bucket)},
-                    begin, end);
-  };
+  job.leaves = layout.leaves;
   return job;
 }
 
@@ -199,8 +190,10 @@ void VersionReceiver::memory_ready(Result<staging::Destination> memory) {
 }
 
 Result<> VersionReceiver::receive(const staging::StartStaging& command) {
-  const BucketPlan& plan = *options_.layouts->at(command.announce.layout_digest).plan;
+  const OfferedLayout& layout = options_.layouts->at(command.announce.layout_digest);
+  const BucketPlan& plan = *layout.plan;
   transport::FetchRequest wanted;
+  wanted.leaves = layout.leaves;
   wanted.source = command.stage.source;
   wanted.key = key_of(command.announce);
   wanted.content = command.announce.content_digest;
@@ -223,7 +216,7 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
 
 void VersionReceiver::expect_mapped(transport::FetchRequest& wanted,
                                     transport::SinkCallbacks& callbacks) {
-  callbacks.on_bucket = [](std::uint64_t, const Digest&) {};
+  callbacks.on_bucket = [](const transport::ArrivedBucket&) {};
   callbacks.on_done = [this, version = arriving_->version, begin = now(),
                        bytes = wanted.data_bytes](std::optional<ArenaView>&& view) {
     options_.trace->received(
@@ -244,7 +237,8 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
   arriving_->last_received = now();
   callbacks.on_bucket = [this, version = arriving_->version,
                          plan = options_.layouts->at(command.announce.layout_digest).plan](
-                            std::uint64_t bucket, const Digest& digest) {
+                            const transport::ArrivedBucket& arrived) {
+    const std::uint64_t bucket = arrived.bucket;
     arriving_->have[bucket] = true;
     received_bytes_ += plan->bucket_size(bucket);
     const TimePoint at = now();
@@ -253,9 +247,9 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
                               .offset = plan->bucket_offset(bucket),
                               .bytes = plan->bucket_size(bucket)},
                              std::exchange(arriving_->last_received, at), at);
-    store_->bucket_arrived(bucket);
+    store_->bucket_arrived(bucket, arrived.sums);
     for (const Link& link : links_)
-      if (link.relay) link.relay->bucket_ready(version, bucket, digest);
+      if (link.relay) link.relay->bucket_ready(version, bucket, arrived.digest);
   };
   callbacks.on_done = [this](const std::optional<ArenaView>&) { store_->all_arrived(); };
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "inference_side/staging/leaf_check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/memory_limit.h"
@@ -28,6 +29,7 @@ HeldVersion::HeldVersion(const StagingJob& job, ContentDigests digests, Memory m
     : identity_(job.identity),
       manifest_(job.manifest),
       plan_(job.plan),
+      leaves_(job.leaves),
       digests_(std::move(digests)),
       memory_(std::move(memory)),
       data_(data_of(memory_)),
@@ -51,32 +53,21 @@ std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, Cont
 Result<> HeldVersion::verify(unsigned threads) const {
   const std::lock_guard lock(verify_mutex_);
   if (is_verified_) return {};
-  std::atomic<std::size_t> next = 0;
-  std::atomic<std::size_t> differs = manifest_->size();  // the first tensor that does
-  const auto compare = [&] {
-    for (std::size_t i = next++; i < manifest_->size(); i = next++) {
-      const auto tensor = static_cast<std::uint32_t>(i);
-      const auto pieces = plan_->tensor_pieces(tensor);
-      const std::uint64_t begin = pieces.empty() ? 0 : plan_->arena_offset(pieces.front());
-      const auto bytes = data_.subspan(begin, manifest_->byte_size(i));
-      if (tensor_digest(manifest_->tensor(i).name, bytes) == digests_.tensors[i]) continue;
-      std::size_t first = differs;
-      while (i < first && !differs.compare_exchange_weak(first, i)) {
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> helpers;
-    for (unsigned i = 1; i < threads; ++i) helpers.emplace_back(compare);
-    compare();
-  }
-  if (const std::size_t i = differs; i < manifest_->size())
-    return fail(ErrorCode::kDigestMismatch,
-                fmt::format("tensor '{}' of version {} does not have the bytes that its trainer "
-                            "wrote: the arena was changed after it was complete",
-                            manifest_->tensor(i).name, version().to_string()));
+  WSYNC_TRY(compare(sum_leaves(*leaves_, data_, threads)));
   is_verified_ = true;
   return {};
+}
+
+Result<> HeldVersion::compare(const Result<std::vector<WordSum>>& found) const {
+  if (!found) return fail(found.error());
+  auto same = compare_leaves(*manifest_, *leaves_, digests_.leaves, *found);
+  if (!same) return fail(same.error().with_context("version " + version().to_string()));
+  return {};
+}
+
+std::shared_ptr<const void> HeldVersion::hold() const {
+  if (const auto* view = std::get_if<ArenaView>(&memory_)) return view->region();
+  return std::get<std::shared_ptr<OwnArena>>(memory_);
 }
 
 Version HeldVersion::version() const noexcept { return version_of(identity_); }
@@ -95,18 +86,17 @@ struct Store::Making {
 Store::Store(StoreOptions options, Post post)
     : options_(std::move(options)),
       post_(std::move(post)),
-      notifier_(std::make_unique<ThreadPool>(1)),
-      pool_(std::make_shared<ThreadPool>(options_.verify_threads, options_.verify_nice)),
       memory_(std::make_shared<ThreadPool>(1)),
-      alive_(std::make_shared<bool>(true)) {}
+      alive_(std::make_shared<bool>(true)),
+      checker_(std::make_unique<ThreadPool>(1)) {}
 
 Store::~Store() {
   *alive_ = false;
   abort();
+  for (auto& [version, recheck] : rechecks_) recheck.request_stop();
 }
 
-// Destroys the object on the memory thread, because unmapping, freeing and waiting for a verifier
-// would block the loop.
+// Destroys the object on the memory thread, because unmapping and freeing would block the loop.
 template <class T>
 void Store::destroy_later(T what) {
   memory_->post([last = std::make_shared<T>(std::move(what))] {});
@@ -216,7 +206,8 @@ bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
   if (!lease) return false;
   own->lease.emplace<WriteLease>(std::move(*lease));
   arriving_->own = own;
-  start_verifier(own->arena.data());
+  arriving_->sums.resize(job.leaves->all().size());
+  arriving_->arrived.resize(job.plan->bucket_count());
   const OnMemory on_memory = std::exchange(arriving_->on_memory, {});
   on_memory(Destination{.data = std::get<WriteLease>(own->lease).data(), .hold = own});
   return true;
@@ -231,7 +222,7 @@ void Store::make_own_arena(std::uint64_t arena_bytes) {
         SharedArena::create({.name = options.name,
                              .data_bytes = arena_bytes,
                              .huge_pages = options.huge_pages,
-                             .threads = options.verify_threads,
+                             .threads = options.threads,
                              .numa_node = options.numa_node,
                              .on_unplaced = [&](const Error& why) { making->unplaced = why; },
                              .stop = stop});
@@ -311,77 +302,70 @@ std::uint64_t Store::release_unused() {
   return before - bytes();
 }
 
-std::shared_ptr<Verifier> Store::make_verifier(VerifierJob job, Verifier::OnFinished on_finished) {
-  const Post notify = [notifier = notifier_.get(), post = post_](std::function<void()> work,
-                                                                 std::source_location made) {
-    notifier->post([post, work = std::move(work), made] { post(work, made); });
-  };
-  return std::make_shared<Verifier>(*pool_, notify, std::move(job), std::move(on_finished));
-}
-
-void Store::verify_all(const std::shared_ptr<Verifier>& verifier, std::uint64_t buckets) {
-  memory_->post([verifier, buckets] {
-    for (std::uint64_t bucket = 0; bucket < buckets; ++bucket) verifier->bucket_arrived(bucket);
-    verifier->all_arrived();
-  });
-}
-
-void Store::start_verifier(std::span<const std::byte> data) {
+void Store::bucket_arrived(std::uint64_t bucket, std::span<const WordSum> sums) {
+  if (!arriving_ || !arriving_->own || bucket >= arriving_->arrived.size()) return;
   const StagingJob& job = arriving_->job;
-  arriving_->verifier = make_verifier(
-      {.manifest = job.manifest,
-       .plan = job.plan,
-       .data = data,
-       .expected = job.identity.content,
-       .also = job.also,
-       .digested = job.digested},
-      [this, alive = alive_, generation = generation_](Result<ContentDigests> verdict) {
-        if (*alive && arriving_ && generation == generation_) finish(std::move(verdict));
-      });
-}
-
-void Store::bucket_arrived(std::uint64_t bucket) {
-  if (!arriving_ || !arriving_->own) return;
-  memory_->post([verifier = arriving_->verifier, bucket] { verifier->bucket_arrived(bucket); });
+  if (sums.size() != job.leaves->bucket(bucket).size() || arriving_->arrived[bucket]) return;
+  arriving_->arrived[bucket] = true;
+  arriving_->arrived_bytes += job.plan->bucket_size(bucket);
+  std::ranges::copy(
+      sums, arriving_->sums.begin() + static_cast<std::ptrdiff_t>(job.leaves->first(bucket)));
 }
 
 void Store::all_arrived() {
   if (!arriving_ || !arriving_->own) return;
-  memory_->post([verifier = arriving_->verifier] { verifier->all_arrived(); });
+  compare_sums();
 }
 
 void Store::view_arrived(ArenaView view) {
   if (!arriving_ || arriving_->on_memory || arriving_->own || arriving_->view) return;
-  const BucketPlan& plan = *arriving_->job.plan;
   arriving_->view.emplace(std::move(view));
-  if (arriving_->view->data().size() != plan.arena_bytes()) {
-    const auto sentence = fmt::format("the arena has {} bytes of data, but the version needs {}",
-                                      arriving_->view->data().size(), plan.arena_bytes());
-    return post_([this, alive = alive_, generation = generation_, sentence] {
-      if (*alive && arriving_ && generation == generation_)
-        finish(fail(ErrorCode::kRefused, sentence));
-    });
-  }
-  if (arriving_->view->is_protected()) return compare_sums();
-  start_verifier(arriving_->view->data());
-  verify_all(arriving_->verifier, plan.bucket_count());
+  arriving_->is_verified = !arriving_->view->is_protected();
+  compare_sums();
 }
 
-// Instead of the bytes. The memory thread outlives the view, which abort() destroys there.
+// On the memory thread, which outlives the view: abort() destroys it there.
 void Store::compare_sums() {
-  arriving_->is_verified = false;
-  memory_->post([this, post = post_, alive = alive_, generation = generation_,
-                 manifest = arriving_->job.manifest, leaves = arriving_->view->leaf_sums(),
-                 expected = arriving_->job.identity.content] {
-    auto digests = std::make_shared<Result<ContentDigests>>(digests_of_leaves(*manifest, leaves));
-    if (*digests && (*digests)->root != expected && !planted("leaf_sums_not_compared"))
-      *digests =
-          fail(ErrorCode::kDigestMismatch,
-               fmt::format("the sums that came with the arena give content digest {}, expected {} "
-                           "as announced",
-                           (*digests)->root.to_string(), expected.to_string()));
-    post([this, alive, generation, digests] {
-      if (*alive && arriving_ && generation == generation_) finish(std::move(*digests));
+  const Arriving& arriving = *arriving_;
+  const StagingJob& job = arriving.job;
+  std::optional<Error> problem;
+  if (arriving.view && arriving.view->data().size() != job.plan->arena_bytes())
+    problem.emplace(ErrorCode::kRefused,
+                    fmt::format("the arena has {} bytes of data, but the version needs {}",
+                                arriving.view->data().size(), job.plan->arena_bytes()));
+  if (const auto missing = std::ranges::find(arriving.arrived, false);
+      missing != arriving.arrived.end())
+    problem.emplace(ErrorCode::kDigestMismatch,
+                    fmt::format("bucket {} of {} has not arrived",
+                                missing - arriving.arrived.begin(), arriving.arrived.size()));
+  memory_->post([this, post = post_, alive = alive_, generation = generation_, problem, job,
+                 sums = arriving.sums, threads = options_.threads,
+                 protected_sums = arriving.view && arriving.view->is_protected()
+                                      ? arriving.view->leaf_sums()
+                                      : std::span<const WordSum>(),
+                 data = arriving.view && !arriving.is_verified ? std::span<const std::byte>()
+                        : arriving.view                        ? arriving.view->data()
+                                                               : std::span<const std::byte>(),
+                 stop = arriving.making.get_token()] {
+    const auto judge = [&]() -> Result<ContentDigests> {
+      if (problem) return fail(*problem);
+      std::vector<WordSum> read;
+      // What its writer may still change is read here.
+      if (!data.empty()) read = WSYNC_TRY(sum_leaves(*job.leaves, data, threads, stop));
+      const std::span<const WordSum> leaves = !protected_sums.empty() ? protected_sums
+                                              : !data.empty() ? std::span<const WordSum>(read)
+                                                              : std::span<const WordSum>(sums);
+      auto digests = digests_of_leaves(*job.manifest, leaves);
+      if (!digests || digests->root == job.identity.content ||
+          planted("content_digest_not_compared"))
+        return digests;
+      return fail(ErrorCode::kDigestMismatch,
+                  fmt::format("the bytes have content digest {}, expected {} as announced",
+                              digests->root.to_string(), job.identity.content.to_string()));
+    };
+    auto verdict = std::make_shared<Result<ContentDigests>>(judge());
+    post([this, alive, generation, verdict] {
+      if (*alive && arriving_ && generation == generation_) finish(std::move(*verdict));
     });
   });
 }
@@ -389,7 +373,6 @@ void Store::compare_sums() {
 void Store::finish(Result<ContentDigests> verdict) {
   Arriving arrived = std::move(*arriving_);
   arriving_.reset();
-  destroy_later(std::move(arrived.verifier));
   const Version version = version_of(arrived.job.identity);
   if (verdict && arrived.own) {
     std::get<WriteLease>(std::move(arrived.own->lease)).complete(verdict->root);
@@ -420,7 +403,6 @@ void Store::abort() {
   given_up.making.request_stop();
   given_up.on_staged = {};  // destroyed here, because the callbacks belong to the loop's thread
   given_up.on_memory = {};
-  if (given_up.verifier) given_up.verifier->stop();
   if (given_up.own) given_up.own->lease = std::monostate{};
   destroy_later(std::move(given_up));
 }
@@ -428,9 +410,7 @@ void Store::abort() {
 std::optional<Version> Store::arriving() const {
   return arriving_ ? std::optional(version_of(arriving_->job.identity)) : std::nullopt;
 }
-std::uint64_t Store::verified_bytes() const {
-  return arriving_ && arriving_->verifier ? arriving_->verifier->verified_bytes() : 0;
-}
+std::uint64_t Store::arrived_bytes() const { return arriving_ ? arriving_->arrived_bytes : 0; }
 std::vector<Version> Store::versions_held() const {
   std::vector<Version> versions;
   for (const auto& [version, held] : held_) versions.push_back(version);
@@ -455,31 +435,29 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
   if (!held) return fail(ErrorCode::kNotFound, version.to_string() + " is not held");
   if (rechecks_.contains(version))
     return fail(ErrorCode::kBusy, version.to_string() + " is being checked");
-  auto verifier =
-      make_verifier({.manifest = held->manifest(),
-                     .plan = held->plan(),
-                     .data = held->data(),
-                     .expected = held->digests().root,
-                     .also = {}},
-                    [this, alive = alive_, version, weak = std::weak_ptr(held),
-                     on_checked = std::move(on_checked)](const Result<ContentDigests>& verdict) {
-                      const auto checked = weak.lock();
-                      if (!*alive || !checked || checked != find(version)) return;
-                      destroy_later(std::move(rechecks_.extract(version).mapped()));
-                      on_checked(verdict ? Result<>{} : fail(verdict.error()));
-                    });
-  verify_all(verifier, held->plan()->bucket_count());
-  rechecks_[version] = {.hold = held->hold(), .verifier = std::move(verifier)};
+  std::stop_source stop;
+  rechecks_[version] = stop;
+  // Without the version itself, whose lease ends when it is released. The memory goes on the memory
+  // thread, like all other.
+  auto hold = std::make_shared<std::shared_ptr<const void>>(held->hold());
+  checker_->post([this, memory = memory_, post = post_, alive = alive_, hold, version, stop,
+                  on_checked = std::move(on_checked), leaves = held->leaves(), data = held->data(),
+                  threads = options_.threads] {
+    auto sums = std::make_shared<Result<std::vector<WordSum>>>(
+        sum_leaves(*leaves, data, threads, stop.get_token()));
+    memory->post([released = std::exchange(*hold, nullptr)] {});
+    post([this, alive, version, stop, on_checked, sums] {
+      const auto checked = *alive && !stop.stop_requested() ? find(version) : nullptr;
+      if (!checked) return;
+      rechecks_.erase(version);
+      on_checked(checked->compare(*sums));
+    });
+  });
   return {};
 }
 
 void Store::release(Version version) {
-  // Release the check first: the mapping that it reads must be destroyed after it, on the same
-  // thread.
-  if (auto recheck = rechecks_.extract(version)) {
-    recheck.mapped().verifier->stop();
-    destroy_later(std::move(recheck.mapped()));
-  }
+  if (auto recheck = rechecks_.extract(version)) recheck.mapped().request_stop();
   held_.erase(version);
 }
 

@@ -4,10 +4,10 @@
 // copying, or an arena of the store, which is touched when it is created and reused for later
 // versions. A separate thread allocates and frees memory, because that takes seconds for a few GiB.
 //
-// Every byte of a copy is verified while it arrives (Verifier), by threads of low priority. The
-// bytes of a mapped arena are not read if its writer cannot change them any more: the sums that it
-// took while it wrote them must give the announced content digest. Whoever copies the bytes
-// compares them with these sums. Who uses them in place, or needs other sums, calls
+// The transport sums the bytes of a copy while they arrive. The bytes of a mapped arena are not
+// read if its writer cannot change them any more: it has summed them while it wrote them. In both
+// cases the sums must give the announced content digest. Whoever copies the bytes compares them
+// with these sums. Who uses the bytes of a mapped arena in place, or needs other sums, calls
 // HeldVersion::verify().
 //
 // Thread: the owner's loop thread calls every function. Callbacks are called on it through Post.
@@ -21,14 +21,18 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "inference_side/staging/verifier.h"
 #include "shared/base/error.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/thread_pool.h"
+#include "shared/weights/bucket_plan.h"
+#include "shared/weights/content_digest.h"
+#include "shared/weights/leaf_table.h"
+#include "shared/weights/manifest.h"
 #include "shared/weights/version.h"
 
 namespace wsync::staging {
@@ -38,8 +42,7 @@ struct StoreOptions {
   std::uint64_t memory_bytes = 0;      // of all versions, including mapped ones; 0 = no limit
   bool huge_pages = false;
   std::optional<std::uint32_t> numa_node = std::nullopt;  // of own arenas, if possible
-  unsigned verify_threads = 2;
-  int verify_nice = 10;
+  unsigned threads = 2;  // that touch memory, and that read bytes to verify them
   // Own arenas were freed: whoever has mapped them unmaps them. Called on the loop thread.
   std::function<void()> on_freed = [] {};
 };
@@ -55,9 +58,7 @@ struct StagingJob {
   ArenaIdentity identity;  // fence, version, layout, content as announced, bucket_bytes
   std::shared_ptr<const Manifest> manifest;
   std::shared_ptr<const BucketPlan> plan;
-  // See VerifierJob.
-  std::function<void(std::uint64_t bucket, std::span<const std::byte> bytes)> also;
-  std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
+  std::shared_ptr<const LeafTable> leaves;  // of this plan
 };
 
 // A complete version. Immutable: its memory does not change while a pointer to it exists. Its sums
@@ -80,10 +81,10 @@ class HeldVersion {
   // Content digests, of each tensor and of the whole.
   [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return data_; }
-  // Prevents the reuse of an own arena; null for an arena of another process.
-  [[nodiscard]] std::shared_ptr<const void> hold() const {
-    return is_mapped() ? nullptr : std::get<std::shared_ptr<OwnArena>>(memory_);
-  }
+  // Keeps the memory mapped and prevents the reuse of an own arena. It keeps no lease: the arena of
+  // another process may be written again when the version is released.
+  [[nodiscard]] std::shared_ptr<const void> hold() const;
+  [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const noexcept { return leaves_; }
   // Whether the memory is another process's arena.
   [[nodiscard]] bool is_mapped() const noexcept { return memory_.index() == 0; }
   // Whether every byte has been read and compared with digests(). Thread: any.
@@ -91,6 +92,9 @@ class HeldVersion {
   // Reads every byte with so many threads, unless it has been done. Blocks. Thread: any.
   // kDigestMismatch names the first tensor that differs.
   [[nodiscard]] Result<> verify(unsigned threads) const;
+  // Compares sums of its leaves with digests(). kDigestMismatch as verify(); an error that is
+  // given is returned.
+  [[nodiscard]] Result<> compare(const Result<std::vector<WordSum>>& found) const;
   // A new read-only descriptor of the arena without any lock, for an engine.
   [[nodiscard]] Result<UniqueFd> share() const;
 
@@ -99,6 +103,7 @@ class HeldVersion {
   ArenaIdentity identity_;
   std::shared_ptr<const Manifest> manifest_;
   std::shared_ptr<const BucketPlan> plan_;
+  std::shared_ptr<const LeafTable> leaves_;
   ContentDigests digests_;
   Memory memory_;
   std::span<const std::byte> data_;
@@ -140,8 +145,9 @@ class Store {
   // staging has then ended. After abort(), which also stops the allocation, no callback is called.
   [[nodiscard]] Result<> begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged);
   // Reports of the transport about the version that is being staged; ignored when there is none.
-  void bucket_arrived(std::uint64_t bucket);
-  void all_arrived();                 // own arena: on_staged comes when all is verified
+  // `sums`: of the leaves of the bucket, of the bytes that are in the arena now.
+  void bucket_arrived(std::uint64_t bucket, std::span<const WordSum> sums);
+  void all_arrived();                 // own arena: on_staged comes when the sums are compared
   void view_arrived(ArenaView view);  // mapped arena: likewise
   // Drops the version being staged; on_staged is not called. The transport must be stopped before.
   void abort();
@@ -149,7 +155,7 @@ class Store {
   [[nodiscard]] std::optional<Version> arriving() const;
   // Whether the version being staged waits for its own arena.
   [[nodiscard]] bool makes_memory() const { return arriving_ && arriving_->on_memory; }
-  [[nodiscard]] std::uint64_t verified_bytes() const;  // of the version that is being staged
+  [[nodiscard]] std::uint64_t arrived_bytes() const;  // of the version that is being staged
   [[nodiscard]] std::vector<Version> versions_held() const;
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
   // Whether versions come as copies into arenas of the store.
@@ -179,15 +185,12 @@ class Store {
     std::stop_source making = {};
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
-    bool is_verified = true;  // once it is complete
-    // Declared last: it must stop before its memory is freed.
-    std::shared_ptr<Verifier> verifier = {};
+    bool is_verified = true;          // once it is complete
+    std::vector<WordSum> sums = {};   // own arena: of its leaves
+    std::vector<bool> arrived = {};   // own arena: by bucket
+    std::uint64_t arrived_bytes = 0;  // own arena
   };
   struct Making;
-  struct Recheck {
-    std::shared_ptr<const void> hold;    // what it reads
-    std::shared_ptr<Verifier> verifier;  // declared last for the same reason
-  };
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
   void on_loop(std::function<void()> work, std::uint64_t generation);
   void find_own_arena();
@@ -203,32 +206,24 @@ class Store {
   void free_arenas(std::vector<std::shared_ptr<OwnArena>>::iterator first);
   template <class T>
   void destroy_later(T what);
-  [[nodiscard]] std::shared_ptr<Verifier> make_verifier(VerifierJob job,
-                                                        Verifier::OnFinished on_finished);
-  void verify_all(const std::shared_ptr<Verifier>& verifier, std::uint64_t buckets);
-  void start_verifier(std::span<const std::byte> data);
   void compare_sums();
   void finish(Result<ContentDigests> verdict);
 
   StoreOptions options_;
   bool said_not_placed_ = false;
   const Post post_;
-  // The threads of a verifier have low priority. On a busy host, such a thread may be interrupted
-  // while it holds a lock, and then keeps the lock for a long time. The verifiers therefore share
-  // no lock with the loop: the loop reaches them through the memory thread, and they reach the loop
-  // through this thread.
-  std::unique_ptr<ThreadPool> notifier_;
-  std::shared_ptr<ThreadPool> pool_;
   // One thread, so that memory released earlier is free when memory is allocated. It has normal
   // priority: if it were interrupted in a call that holds the kernel's lock on the address space,
   // the process could not map anything else.
   std::shared_ptr<ThreadPool> memory_;
   std::shared_ptr<bool> alive_;
   std::map<Version, std::shared_ptr<const HeldVersion>> held_;
-  std::map<Version, Recheck> rechecks_;
+  std::map<Version, std::stop_source> rechecks_;
   std::vector<std::shared_ptr<OwnArena>> own_;  // in use by a version, or free
   std::uint64_t generation_ = 0;                // of versions being staged
   std::optional<Arriving> arriving_;
+  // Reads held copies again. Declared last, so that it ends first.
+  std::unique_ptr<ThreadPool> checker_;
 };
 
 }  // namespace wsync::staging

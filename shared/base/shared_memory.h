@@ -285,6 +285,10 @@ class ArenaView {
   // The sums of the leaves, which the writer computed while it wrote them; empty if it gave none.
   // The pointer is into the mapping.
   [[nodiscard]] std::span<const WordSum> leaf_sums() const noexcept;
+  // Keeps the data mapped after this view has ended.
+  [[nodiscard]] const std::shared_ptr<const MappedRegion>& region() const noexcept {
+    return region_;
+  }
   // Whether the writer cannot change data and sums by mistake, as long as this lease is held.
   [[nodiscard]] bool is_protected() const noexcept;
   // Returns a new read-only descriptor without any lock, for another process.

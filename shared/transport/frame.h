@@ -2,7 +2,8 @@
 // decides what follows:
 //
 //   get       sink -> source   nothing. "Send this bucket of this version."
-//   bucket    source -> sink   `bytes` of payload, then the payload's XXH3-128 digest (16 bytes)
+//   bucket    source -> sink   `bytes` of payload, then the bucket_digest() of the sums of its
+//                              leaves (16 bytes)
 //   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only)
 //   waiting   source -> sink   nothing. "Alive; the requested bucket has not arrived here yet."
 //   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes: the reason
@@ -27,7 +28,7 @@
 namespace wsync::transport {
 
 inline constexpr std::uint32_t kFrameMagic = 0x54425357;  // "WSBT"
-inline constexpr std::uint16_t kFrameProtocol = 1;
+inline constexpr std::uint16_t kFrameProtocol = 2;
 inline constexpr std::size_t kFrameBytes = 80;
 inline constexpr std::size_t kTrailerBytes = 16;
 

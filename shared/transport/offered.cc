@@ -1,5 +1,6 @@
 #include "shared/transport/offered.h"
 
+#include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/transport/limits.h"
@@ -28,6 +29,14 @@ Result<> Offered::judge_bucket(const Frame& get) const {
                     "buckets; both ends need the same bucket_bytes",
                     get.bucket, get.bytes, offer.key.version.to_string(), offer.buckets.size()));
   return {};
+}
+
+Digest Offered::digest_of_bucket(std::uint64_t bucket) const {
+  if (digests[bucket]) return *digests[bucket];
+  WSYNC_CHECK(offer.leaves && offer.leaves->all().size() == offer.sums.size(),
+              "a complete offer has the sums of its leaves");
+  return bucket_digest(
+      offer.sums.subspan(offer.leaves->first(bucket), offer.leaves->bucket(bucket).size()));
 }
 
 Frame failure_frame(const Frame& request, const Error& error) {

@@ -22,9 +22,13 @@ struct Offered {
   // Like judge_key(); also checks that the bucket exists with this size. kRefused if not.
   [[nodiscard]] Result<> judge_bucket(const Frame& get) const;
 
+  // What is sent behind a bucket that is ready.
+  [[nodiscard]] Digest digest_of_bucket(std::uint64_t bucket) const;
+
   Offer offer;
   std::vector<bool> ready;
-  // Digests of the buckets that were received here. Buckets that were created here have none.
+  // Digests of the buckets that were received here. Those of a complete offer are computed from its
+  // sums.
   std::vector<std::optional<Digest>> digests;
 };
 

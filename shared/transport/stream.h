@@ -24,6 +24,7 @@
 #include "shared/base/thread_pool.h"
 #include "shared/base/unique_fd.h"
 #include "shared/transport/limits.h"
+#include "shared/weights/leaf_table.h"
 #include "shared/weights/version.h"
 
 namespace wsync::transport {
@@ -58,6 +59,11 @@ struct Offer {
   StreamKey key;
   std::vector<BucketWindow> buckets;
   std::span<const std::byte> data;
+  // Of a complete offer: its leaves, and their sums in the same order, which live as long as
+  // `hold`. A source of copies sends a digest of each bucket's sums with it. Kinds that map the
+  // source do not use them.
+  std::shared_ptr<const LeafTable> leaves = nullptr;
+  std::span<const WordSum> sums = {};
   bool complete = true;  // false: bucket_ready() reports the buckets one by one
   // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent,
   // on any thread; withdraw() releases it at once if nothing is being sent.
@@ -97,7 +103,9 @@ struct FetchRequest {
   Digest content;                     // expected in the header of a mapped arena; zero: any
   std::uint64_t data_bytes = 0;       // size of the arena's data
   std::vector<BucketWindow> buckets;  // all buckets of the version
-  std::vector<bool> have;             // empty: none; true: already present and verified
+  // Its leaves. A kind that copies needs them, to sum what arrives.
+  std::shared_ptr<const LeafTable> leaves = nullptr;
+  std::vector<bool> have;  // empty: none; true: already present and verified
   // Data of the staging arena, data_bytes long. It is written to until done, failure or cancel().
   // Empty for a kind that maps the source.
   std::span<std::byte> into;
@@ -111,10 +119,16 @@ struct StreamFailure {
   std::uint64_t first_missing = 0;  // lowest missing bucket, where the next attempt resumes
 };
 
+// A bucket that has arrived and was checked.
+struct ArrivedBucket {
+  std::uint64_t bucket = 0;
+  // bucket_digest() of its sums. Of a mapped arena, zero and none: its header has the sums.
+  Digest digest;
+  std::vector<WordSum> sums;  // of its leaves, of the bytes that arrived
+};
+
 struct SinkCallbacks {
-  // The bucket has arrived and its digest was checked. A mapped arena guarantees this, and its
-  // digests are zero.
-  std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
+  std::function<void(const ArrivedBucket& arrived)> on_bucket;
   // All buckets have arrived. `view`: the mapped arena, with its read lease held; std::nullopt if
   // the bytes are in FetchRequest::into.
   std::function<void(std::optional<ArenaView> view)> on_done;

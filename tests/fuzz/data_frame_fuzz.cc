@@ -19,6 +19,7 @@ using wsync::Result;
 using wsync::transport::Frame;
 using wsync::transport::tcp::ArrivedFrame;
 using wsync::transport::tcp::FrameReader;
+using wsync::transport::tcp::PayloadPlace;
 
 constexpr std::size_t kArenaBytes = 1024;
 constexpr std::byte kGuard{0xA5};
@@ -31,10 +32,18 @@ struct Outcome {
 
 Outcome read(std::span<const std::byte> stream, std::size_t piece) {
   Outcome outcome;
-  FrameReader reader([&](const Frame& frame) -> Result<std::span<std::byte>> {
+  // A leaf in the middle of the arena, if the bucket has room for it.
+  static const std::vector<wsync::LeafPlace> leaves = {
+      {.arena_offset = 16, .bytes = 45, .place = {.seed = 3, .position = 8}, .tensor = 0}};
+  FrameReader reader([&](const Frame& frame) -> Result<PayloadPlace> {
     if (frame.bytes > kArenaBytes)
       return wsync::fail(wsync::ErrorCode::kInvalidInput, "larger than the arena");
-    return std::span(outcome.arena).first(frame.bytes);
+    const auto bytes = std::span(outcome.arena).first(frame.bytes);
+    return PayloadPlace{.bytes = bytes,
+                        .leaves = frame.bytes >= 61 ? std::span<const wsync::LeafPlace>(leaves)
+                                                    : std::span<const wsync::LeafPlace>(),
+                        .arena_offset = 0,
+                        .arena = outcome.arena};
   });
   while (!stream.empty()) {
     const auto room = reader.next();

@@ -12,7 +12,7 @@ from schema import validate
 WSYNC = sys.argv.pop()
 SEPARATE = ["--set", "devices.kind=separate", "--set", "devices.count=2", "--set", "devices.buffer_bytes=1MiB"]
 BUCKET = ["--set", "bucket_bytes=2MiB"]
-STAGES = ["snapshot", "receive", "digest", "h2d", "broadcast", "reload"]
+STAGES = ["snapshot", "receive", "h2d", "broadcast", "reload"]
 
 
 def load(path):
@@ -74,17 +74,15 @@ class Traces(unittest.TestCase):
                               timeout=60)
         return done.returncode, validate(done.args, done.stdout)
 
-    def complete(self, trace, version, engines, stages, copied=""):
-        """Every bucket of each engine has a flow through these stages, in the order of time. A sidecar digests what it
-        receives as a copy, for the engines `copied`, and reads only the sums of an arena that it maps."""
+    def complete(self, trace, version, engines, stages):
+        """Every bucket of each engine has a flow through these stages, in the order of time."""
         told = {p["pid"]: p for p in trace["otherData"]["processes"]}
         reached = collections.defaultdict(set)
         for chain in chains(trace):
             last = chain[-1]
             if last["args"]["version"] != version:
                 continue
-            expected = [stage for stage in stages if stage != "digest" or last["args"]["engine"] in copied]
-            self.assertEqual([s["args"]["stage"] for s in chain], expected)
+            self.assertEqual([s["args"]["stage"] for s in chain], stages)
             self.assertEqual({s["args"]["version"] for s in chain}, {version})
             for before, after in zip(chain, chain[1:]):
                 within = sum(told[s["pid"]].get("clock_uncertainty_us", 0) for s in (before, after))
@@ -124,7 +122,7 @@ class Traces(unittest.TestCase):
             self.assertEqual(names, {"coordinator", "sidecar s0", "sidecar s1"})
             self.assertEqual({p["clock"] for p in trace["otherData"]["processes"]}, {"same"})
             self.assertEqual(trace["otherData"]["notes"], [])
-            reached = self.complete(trace, version, "abc", STAGES, copied="c")
+            reached = self.complete(trace, version, "abc", STAGES)
             of_transfer = self.buckets(trace, "snapshot", version)
             self.assertGreater(len(of_transfer), 1)
             self.assertNotEqual(of_transfer, self.buckets(trace, "reload", version), "cut differently on devices")
@@ -167,7 +165,7 @@ class Traces(unittest.TestCase):
             version = answer["result"]["version"]
             trace = load(path)
             self.assertEqual(format_problems(trace), [])
-            reached = self.complete(trace, version, "a", ["snapshot", "receive", "digest", "load"])
+            reached = self.complete(trace, version, "a", ["snapshot", "receive", "load"])
             self.assertEqual(reached["a", "snapshot"], self.buckets(trace, "snapshot", version))
             for process in (engine, sidecar):
                 self.assertEqual(fleet.stop(process)[0], 0)

@@ -155,6 +155,8 @@ void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   for (std::size_t i = 0; i < plan.bucket_count(); ++i)
     offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
   offer.data = snapshot->data();
+  offer.leaves = snapshot->leaves();
+  offer.sums = snapshot->digests().leaves;
   // The snapshot's read lease prevents the snapshotter from writing the arena again. The source
   // releases it when the last byte has been sent, which may be after withdraw().
   offer.hold = snapshot;

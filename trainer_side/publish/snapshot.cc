@@ -25,6 +25,10 @@ ArenaSize size_of(const SharedArena& arena) {
   return {.data_bytes = arena.data_bytes(), .leaves = arena.leaf_sums()};
 }
 
+ArenaSize size_of(const ArenaLayout& layout) {
+  return {.data_bytes = layout.plan->arena_bytes(), .leaves = layout.leaves->all().size()};
+}
+
 Version version_of(const ArenaIdentity& identity) {
   return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
           .step = identity.version_step};
@@ -154,13 +158,13 @@ class Copier {
 }  // namespace
 
 Snapshot::Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
-                   std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
+                   std::shared_ptr<const Manifest> manifest, ArenaLayout layout,
                    ContentDigests digests, Times times, std::vector<BucketTime> bucket_times)
     : arena_(std::move(arena)),
       lease_(std::move(lease)),
       identity_(arena_->identity()),
       manifest_(std::move(manifest)),
-      plan_(std::move(plan)),
+      layout_(std::move(layout)),
       digests_(std::move(digests)),
       times_(times),
       bucket_times_(std::move(bucket_times)) {}
@@ -193,20 +197,20 @@ void Snapshotter::rename(Snapshot& snapshot, std::uint64_t fence_epoch,
   snapshot.arena_->rename(identity);
 }
 
-Result<std::shared_ptr<const BucketPlan>> Snapshotter::plan_of(const Manifest& manifest,
-                                                               std::uint64_t bucket_bytes) {
+Result<ArenaLayout> Snapshotter::layout_of(const Manifest& manifest, std::uint64_t bucket_bytes) {
   const std::lock_guard lock(arenas_mutex_);
-  if (!plan_ || plan_layout_ != manifest.layout_digest() || plan_->bucket_bytes() != bucket_bytes) {
+  if (!layout_.plan || layout_digest_ != manifest.layout_digest() ||
+      layout_.plan->bucket_bytes() != bucket_bytes) {
     auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
-    plan_ = std::make_shared<const BucketPlan>(std::move(plan));
-    plan_layout_ = manifest.layout_digest();
+    layout_.plan = std::make_shared<const BucketPlan>(std::move(plan));
+    layout_.leaves = std::make_shared<const LeafTable>(manifest, *layout_.plan);
+    layout_digest_ = manifest.layout_digest();
   }
-  return plan_;
+  return layout_;
 }
 
 Result<WritableArena> Snapshotter::begin(const Manifest& manifest, const SnapshotRequest& request) {
-  const auto plan = WSYNC_TRY(plan_of(manifest, request.bucket_bytes));
-  const ArenaSize size{.data_bytes = plan->arena_bytes(), .leaves = leaf_count(manifest)};
+  const ArenaSize size = size_of(WSYNC_TRY(layout_of(manifest, request.bucket_bytes)));
   Snapshot::Times times;
   auto writable = wait_for_arena(size, {}, request, times);
   if (!writable) return writable;
@@ -217,7 +221,8 @@ Result<WritableArena> Snapshotter::begin(const Manifest& manifest, const Snapsho
 Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                                                     const SnapshotRequest& request) {
   const auto& manifest = source.manifest();
-  const auto plan = WSYNC_TRY(plan_of(*manifest, request.bucket_bytes));
+  const ArenaLayout layout = WSYNC_TRY(layout_of(*manifest, request.bucket_bytes));
+  const BucketPlan& plan = *layout.plan;
   const ArenaIdentity identity{.fence_epoch = request.fence_epoch,
                                .fence_run_id = request.fence_run_id,
                                .version_epoch = request.version.epoch,
@@ -225,8 +230,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                                .layout = manifest->layout_digest(),
                                .bucket_bytes = request.bucket_bytes};
   Snapshot::Times times;
-  if (request.total_bytes != nullptr) *request.total_bytes = plan->arena_bytes();
-  const ArenaSize size{.data_bytes = plan->arena_bytes(), .leaves = leaf_count(*manifest)};
+  if (request.total_bytes != nullptr) *request.total_bytes = plan.arena_bytes();
+  const ArenaSize size = size_of(layout);
   std::optional<WritableArena> written = source.take_arena();
   const bool is_written = written.has_value();
   if (is_written) {
@@ -241,7 +246,7 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
 
   const TimePoint begun = now();
   if (!is_written) WSYNC_TRY(written->lease().unprotect());
-  Copier copier(source, *plan, written->lease(), request);
+  Copier copier(source, plan, written->lease(), request);
   auto digests = copier.run(std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   times.copy = now() - begun;
@@ -252,7 +257,7 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   // The write lease has ended, but the claim has not. So nobody can write the arena before the
   // snapshot has its read lease.
   auto lease = WSYNC_TRY(written->arena()->try_read_lease());
-  auto snapshot = std::make_shared<Snapshot>(written->arena(), std::move(lease), manifest, plan,
+  auto snapshot = std::make_shared<Snapshot>(written->arena(), std::move(lease), manifest, layout,
                                              std::move(*digests), times, copier.bucket_times());
   const std::lock_guard lock(arenas_mutex_);
   std::ranges::find(arenas_, written->arena(), &Arena::memory)->snapshot = snapshot;

@@ -31,6 +31,7 @@
 #include "shared/config/defaults.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/content_digest.h"
+#include "shared/weights/leaf_table.h"
 #include "shared/weights/manifest.h"
 #include "shared/weights/version.h"
 #include "trainer_side/publish/arena_wait.h"
@@ -38,6 +39,12 @@
 #include "trainer_side/publish/writable_arena.h"
 
 namespace wsync::publish {
+
+// Where the buckets and the leaves of a model lie in an arena.
+struct ArenaLayout {
+  std::shared_ptr<const BucketPlan> plan;
+  std::shared_ptr<const LeafTable> leaves;
+};
 
 // A complete version in an arena. Its bytes do not change: the arena is not written while a pointer
 // to this object, or a read lease in another process, exists. Thread: any.
@@ -54,15 +61,20 @@ class Snapshot {
     TimePoint end{};
   };
   Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
-           std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
-           ContentDigests digests, Times times, std::vector<BucketTime> bucket_times);
+           std::shared_ptr<const Manifest> manifest, ArenaLayout layout, ContentDigests digests,
+           Times times, std::vector<BucketTime> bucket_times);
 
   [[nodiscard]] Version version() const noexcept;
   [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
   [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const noexcept {
     return manifest_;
   }
-  [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept { return plan_; }
+  [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept {
+    return layout_.plan;
+  }
+  [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const noexcept {
+    return layout_.leaves;
+  }
   [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
   [[nodiscard]] const Times& times() const noexcept { return times_; }
   // One for each bucket of the plan.
@@ -79,7 +91,7 @@ class Snapshot {
   ReadLease lease_;
   ArenaIdentity identity_;
   std::shared_ptr<const Manifest> manifest_;
-  std::shared_ptr<const BucketPlan> plan_;
+  ArenaLayout layout_;
   ContentDigests digests_;
   Times times_;
   std::vector<BucketTime> bucket_times_;
@@ -173,8 +185,7 @@ class Snapshotter {
       return !is_needed() && memory->try_write_lease({}).has_value();
     }
   };
-  [[nodiscard]] Result<std::shared_ptr<const BucketPlan>> plan_of(const Manifest& manifest,
-                                                                  std::uint64_t bucket_bytes);
+  [[nodiscard]] Result<ArenaLayout> layout_of(const Manifest& manifest, std::uint64_t bucket_bytes);
   [[nodiscard]] Result<WritableArena> wait_for_arena(const ArenaSize& size,
                                                      const ArenaIdentity& identity,
                                                      const SnapshotRequest& request,
@@ -191,9 +202,9 @@ class Snapshotter {
   void count_bytes();
 
   const SnapshotterOptions options_;
-  mutable std::mutex arenas_mutex_;         // guards the next three; may be held for long
-  std::shared_ptr<const BucketPlan> plan_;  // of the last layout
-  Digest plan_layout_;
+  mutable std::mutex arenas_mutex_;  // guards the next three; may be held for long
+  ArenaLayout layout_;               // the last one
+  Digest layout_digest_;
   std::vector<Arena> arenas_;
   // Guards the headers of the arenas, because rename() is called beside take(). Held for a short
   // time, if with arenas_mutex_ then after it.

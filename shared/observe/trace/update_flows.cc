@@ -12,7 +12,7 @@ namespace wsync::trace {
 namespace {
 
 constexpr std::array<std::string_view, static_cast<std::size_t>(kLastStage) + 1> kStageNames = {
-    "snapshot", "receive", "digest", "h2d", "broadcast", "reload", "load"};
+    "snapshot", "receive", "h2d", "broadcast", "reload", "load"};
 
 // A part of an update, read from the arguments of a span.
 struct Part {
@@ -116,8 +116,7 @@ class Linker {
                                   .end = offset + *number_arg(last, "bytes"),
                                   .begin = last.begin,
                                   .steps = {end}}};
-    for (const Stage stage :
-         {Stage::kBroadcast, Stage::kH2D, Stage::kDigest, Stage::kReceive, Stage::kSnapshot}) {
+    for (const Stage stage : {Stage::kBroadcast, Stage::kH2D, Stage::kReceive, Stage::kSnapshot}) {
       const bool devices = stage == Stage::kBroadcast || stage == Stage::kH2D;
       if (devices && stage_of(last) == Stage::kLoad) continue;
       const bool anywhere = stage == Stage::kSnapshot;

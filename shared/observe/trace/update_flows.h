@@ -21,8 +21,7 @@ namespace wsync::trace {
 // Stages in the order in which bytes pass through them.
 enum class Stage : std::uint8_t {
   kSnapshot,   // trainer copied and digested the bytes
-  kReceive,    // received over the network, or mapped
-  kDigest,     // verified by a sidecar
+  kReceive,    // received over the network and digested, or mapped
   kH2D,        // separate devices and GPUs: copied to one device
   kBroadcast,  // copied from that device to the others
   kReload,     // engine copied the bytes out and acknowledged the bucket

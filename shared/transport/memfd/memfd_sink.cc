@@ -262,7 +262,7 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
     }
     // A callback may cancel the transfer, so is_active is checked before each one.
     for (std::uint64_t bucket = 0; bucket < buckets && session->is_active; ++bucket)
-      session->callbacks.on_bucket(bucket, {});
+      session->callbacks.on_bucket({.bucket = bucket, .digest = {}, .sums = {}});
     if (std::exchange(session->is_active, false)) session->callbacks.on_done(std::move(**shared));
   });
 }

@@ -23,8 +23,8 @@ std::span<std::byte> FrameReader::next() noexcept {
 Result<std::optional<ArrivedFrame>> FrameReader::advance(std::size_t n) {
   const std::span<std::byte> arrived = next();
   WSYNC_CHECK(n <= arrived.size(), "more bytes reported than asked for");
-  if (part_ == Part::kPayload) digester_.update(arrived.first(n));
   done_ += n;
+  if (part_ == Part::kPayload) summer_.advance(done_);
   if (n < arrived.size()) return std::nullopt;
   done_ = 0;
   switch (part_) {
@@ -45,9 +45,9 @@ Result<std::optional<ArrivedFrame>> FrameReader::header_complete() {
   frame_ = frame;
   auto destination = WSYNC_TRY(accept_(frame_));
   if (frame_.type == FrameType::kBucket) {
-    WSYNC_CHECK(destination.size() == frame_.bytes, "a bucket goes where it fits exactly");
-    payload_ = destination;
-    digester_.reset();
+    WSYNC_CHECK(destination.bytes.size() == frame_.bytes, "a bucket goes where it fits exactly");
+    payload_ = destination.bytes;
+    summer_ = LeafSummer(destination.leaves, destination.arena_offset, destination.arena);
     part_ = payload_.empty() ? Part::kTrailer : Part::kPayload;
     return std::nullopt;
   }
@@ -62,7 +62,8 @@ Result<std::optional<ArrivedFrame>> FrameReader::header_complete() {
 ArrivedFrame FrameReader::finish_frame() {
   ArrivedFrame arrived{.frame = frame_, .text = std::exchange(text_, {})};
   if (frame_.type == FrameType::kBucket) {
-    arrived.computed = digester_.finish();
+    arrived.sums = summer_.take();
+    arrived.computed = bucket_digest(arrived.sums);
     arrived.promised = decode_trailer(trailer_);
   }
   payload_ = {};

@@ -1,8 +1,8 @@
 // FrameReader: splits a byte stream into frames. Pure: no socket, no thread.
 //
 // The caller reads into next() and reports with advance(). A payload is received directly at the
-// place that the `Accept` function returns (in the staging arena). It is digested on the way, while
-// it is in the cache.
+// place that the `Accept` function returns (in the staging arena). Its leaves are summed on the
+// way, while the bytes are in the cache.
 #pragma once
 
 #include <array>
@@ -11,25 +11,36 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "shared/base/digest.h"
 #include "shared/transport/frame.h"
+#include "shared/transport/tcp/leaf_summer.h"
 
 namespace wsync::transport::tcp {
 
 // A frame that has arrived completely.
 struct ArrivedFrame {
   Frame frame;
-  std::string text;  // failure: the reason
-  Digest computed;   // bucket: digest of the payload that arrived
-  Digest promised;   // bucket: digest that the source sent
+  std::string text;           // failure: the reason
+  std::vector<WordSum> sums;  // bucket: of its leaves that arrived
+  Digest computed;            // bucket: bucket_digest(sums)
+  Digest promised;            // bucket: digest that the source sent
+};
+
+// Where a bucket goes.
+struct PayloadPlace {
+  std::span<std::byte> bytes;
+  std::span<const LeafPlace> leaves;  // in it
+  std::uint64_t arena_offset = 0;     // at which its first byte belongs
+  std::span<const std::byte> arena;
 };
 
 class FrameReader {
  public:
   // Checks a header. For a bucket it returns the destination of the payload, frame.bytes long; for
-  // other types the span is ignored. An error ends the stream.
-  using Accept = std::function<Result<std::span<std::byte>>(const Frame&)>;
+  // other types it is ignored. An error ends the stream.
+  using Accept = std::function<Result<PayloadPlace>(const Frame&)>;
   explicit FrameReader(Accept accept) : accept_(std::move(accept)) {}
 
   // Returns the place for the next bytes of the stream; never empty.
@@ -51,7 +62,7 @@ class FrameReader {
   std::span<std::byte> payload_;
   std::string text_;
   Frame frame_;
-  Digester digester_;
+  LeafSummer summer_;
 };
 
 }  // namespace wsync::transport::tcp

@@ -18,8 +18,8 @@ uv_buf_t buffer_of(std::span<const std::byte> bytes) {
 
 SourceConnection* connection_of(void* data) { return static_cast<SourceConnection*>(data); }
 
-Result<std::span<std::byte>> accept_get(const Frame& frame) {
-  if (frame.type == FrameType::kGet) return std::span<std::byte>{};
+Result<PayloadPlace> accept_get(const Frame& frame) {
+  if (frame.type == FrameType::kGet) return PayloadPlace{};
   return fail(ErrorCode::kInvalidInput,
               fmt::format("a receiver sent a frame of type {}, expected a request",
                           static_cast<int>(frame.type)));
@@ -137,7 +137,6 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   bucket_ = request.frame.bucket;
   sent_ = 0;
   trailer_sent_ = false;
-  digester_.reset();
   Frame frame = request.frame;
   frame.type = FrameType::kBucket;
   header_ = encode_frame(frame);
@@ -146,19 +145,16 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   write(buffers);
 }
 
-// Digests a slice and passes it to the socket at once, so that the kernel copies it from the cache.
 void SourceConnection::write_next_slice() {
   const BucketWindow window = offered_->offer.buckets[bucket_];
   const std::uint64_t n = std::min(limits::kStreamSliceBytes, window.bytes - sent_);
   if (n == 0) {
-    const std::optional<Digest>& known = offered_->digests[bucket_];
-    trailer_ = encode_trailer(known ? *known : digester_.finish());
+    trailer_ = encode_trailer(offered_->digest_of_bucket(bucket_));
     trailer_sent_ = true;
     const std::array buffers{buffer_of(trailer_)};
     return write(buffers);
   }
   const auto slice = offered_->offer.data.subspan(window.offset + sent_, n);
-  if (!offered_->digests[bucket_]) digester_.update(slice);
   sent_ += n;
   const std::array buffers{buffer_of(slice)};
   write(buffers);

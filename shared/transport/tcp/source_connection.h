@@ -71,7 +71,6 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   std::uint64_t in_flight_bytes_ = 0;  // of the current write
   std::array<std::byte, kFrameBytes> header_{};
   std::array<std::byte, kTrailerBytes> trailer_{};
-  Digester digester_;
   TimePoint last_progress_;
   bool closing_ = false;
 };

@@ -16,6 +16,11 @@ Result<> check_wanted(const FetchRequest& wanted) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the staging arena has {} bytes, the version needs {}",
                             wanted.into.size(), wanted.data_bytes));
+  if (!wanted.leaves || wanted.leaves->bucket_count() != wanted.buckets.size())
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("the leaves of {} buckets are known, the version has {}",
+                    wanted.leaves ? wanted.leaves->bucket_count() : 0, wanted.buckets.size()));
   if (!wanted.have.empty() && wanted.have.size() != wanted.buckets.size())
     return fail(ErrorCode::kInvalidInput, fmt::format("{} buckets are marked, the version has {}",
                                                       wanted.have.size(), wanted.buckets.size()));
@@ -45,26 +50,26 @@ Result<> TcpSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
   auto address = WSYNC_TRY(parse_tcp_address(wanted.source));
   WSYNC_TRY(check_wanted(wanted));
   session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
-  TransferEvents events{
-      .on_bucket =
-          [post = post_, session = session_](std::uint64_t bucket, const Digest& digest) {
-            post([=] {
-              if (session->is_active) session->callbacks.on_bucket(bucket, digest);
-            });
-          },
-      .on_done =
-          [post = post_, session = session_] {
-            post([=] {
-              if (std::exchange(session->is_active, false))
-                session->callbacks.on_done(std::nullopt);
-            });
-          },
-      .on_failure =
-          [post = post_, session = session_](StreamFailure failure) {
-            post([=] {
-              if (std::exchange(session->is_active, false)) session->callbacks.on_failure(failure);
-            });
-          }};
+  TransferEvents events{.on_bucket =
+                            [post = post_, session = session_](ArrivedBucket arrived) {
+                              post([session, arrived = std::move(arrived)] {
+                                if (session->is_active) session->callbacks.on_bucket(arrived);
+                              });
+                            },
+                        .on_done =
+                            [post = post_, session = session_] {
+                              post([=] {
+                                if (std::exchange(session->is_active, false))
+                                  session->callbacks.on_done(std::nullopt);
+                              });
+                            },
+                        .on_failure =
+                            [post = post_, session = session_](StreamFailure failure) {
+                              post([=] {
+                                if (std::exchange(session->is_active, false))
+                                  session->callbacks.on_failure(failure);
+                              });
+                            }};
   transfer_ = std::make_shared<Transfer>(std::move(wanted), address, std::move(events));
   thread_.post([this_loop = thread_.loop(), transfer = transfer_, streams = options_.streams] {
     transfer->start(this_loop, streams);

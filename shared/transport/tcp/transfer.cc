@@ -81,14 +81,18 @@ std::optional<std::uint64_t> Transfer::next_to_ask() {
   return cursor_++;
 }
 
-std::span<std::byte> Transfer::destination(std::uint64_t bucket) const {
+PayloadPlace Transfer::destination(std::uint64_t bucket) const {
   BucketWindow window = wanted_.buckets[bucket];
+  const std::uint64_t offset = window.offset;
   // Planted fault: after a resume, every bucket goes to the offset of the first bucket.
   if (planted("reattach_offset") && is_attached_again_) window.offset = wanted_.buckets[0].offset;
-  return wanted_.into.subspan(window.offset, window.bytes);
+  return {.bytes = wanted_.into.subspan(window.offset, window.bytes),
+          .leaves = wanted_.leaves->bucket(bucket),
+          .arena_offset = offset,
+          .arena = wanted_.into};
 }
 
-void Transfer::bucket_arrived(const ArrivedFrame& arrived) {
+void Transfer::bucket_arrived(ArrivedFrame arrived) {
   if (is_over_) return;
   const std::uint64_t bucket = arrived.frame.bucket;
   if (arrived.computed != arrived.promised && !planted("bucket_digest_not_compared"))
@@ -98,7 +102,8 @@ void Transfer::bucket_arrived(const ArrivedFrame& arrived) {
                           arrived.computed.to_string(), arrived.promised.to_string())));
   wanted_.have[bucket] = true;
   --missing_;
-  events_.on_bucket(bucket, arrived.promised);
+  events_.on_bucket(
+      {.bucket = bucket, .digest = arrived.promised, .sums = std::move(arrived.sums)});
   if (missing_ != 0) return;
   finish();
   events_.on_done();
@@ -162,7 +167,7 @@ void TransferStream::on_connected(int status) {
       reinterpret_cast<uv_stream_t*>(&handle_),
       [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
         const auto next = stream_of(handle->data)->reader_.next();
-        // Small slices are still in the cache when they are digested.
+        // Small slices are still in the cache when they are summed.
         const std::size_t n = std::min<std::size_t>(next.size(), limits::kStreamSliceBytes);
         *buffer = uv_buf_init(reinterpret_cast<char*>(next.data()), static_cast<unsigned>(n));
       },
@@ -206,26 +211,26 @@ void TransferStream::on_read(ssize_t n) {
   last_heard_ = now();
   auto arrived = reader_.advance(static_cast<std::size_t>(n));
   if (!arrived) return transfer_->fail_with(std::move(arrived).error());
-  if (*arrived) handle(**arrived);
+  if (*arrived) handle(std::move(**arrived));
 }
 
-Result<std::span<std::byte>> TransferStream::accept(const Frame& frame) const {
+Result<PayloadPlace> TransferStream::accept(const Frame& frame) const {
   if (frame.type == FrameType::kGet || frame.type == FrameType::kArena ||
       frame.key != transfer_->wanted().key ||
       std::ranges::find(asked_, frame.bucket) == asked_.end())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the source sent version {}, bucket {}, which was not asked for",
                             frame.key.version.to_string(), frame.bucket));
-  if (frame.type != FrameType::kBucket) return std::span<std::byte>{};
+  if (frame.type != FrameType::kBucket) return PayloadPlace{};
   const auto destination = transfer_->destination(frame.bucket);
-  if (destination.size() != frame.bytes)
+  if (destination.bytes.size() != frame.bytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the source sent {} bytes for bucket {}, expected {}", frame.bytes,
-                            frame.bucket, destination.size()));
+                            frame.bucket, destination.bytes.size()));
   return destination;
 }
 
-void TransferStream::handle(const ArrivedFrame& arrived) {
+void TransferStream::handle(ArrivedFrame arrived) {
   switch (arrived.frame.type) {
     case FrameType::kWaiting:
       return;
@@ -233,7 +238,7 @@ void TransferStream::handle(const ArrivedFrame& arrived) {
       return transfer_->fail_with(Error(arrived.frame.code, arrived.text));
     case FrameType::kBucket:
       std::erase(asked_, arrived.frame.bucket);
-      transfer_->bucket_arrived(arrived);
+      transfer_->bucket_arrived(std::move(arrived));
       return ask();
     case FrameType::kGet:
     case FrameType::kArena:

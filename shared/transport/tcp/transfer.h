@@ -20,7 +20,7 @@ class TransferStream;
 
 // Called on the bulk thread. After on_done or on_failure nothing accesses the destination any more.
 struct TransferEvents {
-  std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
+  std::function<void(ArrivedBucket arrived)> on_bucket;
   std::function<void()> on_done;
   std::function<void(StreamFailure failure)> on_failure;
 };
@@ -37,8 +37,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   [[nodiscard]] const FetchRequest& wanted() const noexcept { return wanted_; }
   // Returns the next bucket that no stream has requested.
   [[nodiscard]] std::optional<std::uint64_t> next_to_ask();
-  [[nodiscard]] std::span<std::byte> destination(std::uint64_t bucket) const;
-  void bucket_arrived(const ArrivedFrame& arrived);
+  [[nodiscard]] PayloadPlace destination(std::uint64_t bucket) const;
+  void bucket_arrived(ArrivedFrame arrived);
   void fail_with(Error error);
 
  private:
@@ -70,8 +70,8 @@ class TransferStream : public std::enable_shared_from_this<TransferStream> {
   void on_connected(int status);
   void on_read(ssize_t n);
   void ask();
-  void handle(const ArrivedFrame& arrived);
-  [[nodiscard]] Result<std::span<std::byte>> accept(const Frame& frame) const;
+  void handle(ArrivedFrame arrived);
+  [[nodiscard]] Result<PayloadPlace> accept(const Frame& frame) const;
 
   std::shared_ptr<Transfer> transfer_;
   std::shared_ptr<TransferStream> self_;

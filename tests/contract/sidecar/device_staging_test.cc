@@ -31,6 +31,7 @@ class DeviceStagingTest : public testing::Test {
     job.identity = model_.identity(version);
     job.manifest = model_.manifest;
     job.plan = model_.plan;
+    job.leaves = model_.leaves;
     std::shared_ptr<const staging::HeldVersion> held;
     EXPECT_TRUE(store_.begin(std::move(job), [&](auto staged) { held = staged.value(); }));
     store_.view_arrived(ArenaView::open(arena.share()->get()).value());

@@ -30,6 +30,7 @@ class EngineHubTest : public testing::Test {
     job.identity = model_.identity(version);
     job.manifest = model_.manifest;
     job.plan = model_.plan;
+    job.leaves = model_.leaves;
     std::shared_ptr<const staging::HeldVersion> held;
     EXPECT_TRUE(store_.begin(std::move(job), [&](auto staged) { held = staged.value(); }));
     store_.view_arrived(ArenaView::open(model_.arena(version).share()->get()).value());

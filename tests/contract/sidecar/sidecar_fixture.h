@@ -62,6 +62,7 @@ struct Model {
             .value());
     plan = std::make_shared<const BucketPlan>(
         BucketPlan::create(*manifest, limits::kBucketBytesMin).value());
+    leaves = std::make_shared<const LeafTable>(*manifest, *plan);
   }
   [[nodiscard]] static std::byte byte_of(Version version, std::size_t at) {
     return static_cast<std::byte>(version.step * 31 + at % 251);
@@ -128,6 +129,7 @@ struct Model {
 
   std::shared_ptr<const Manifest> manifest;
   std::shared_ptr<const BucketPlan> plan;
+  std::shared_ptr<const LeafTable> leaves;
 };
 
 // One rank that says what the test tells it to say, and nothing else.

@@ -91,7 +91,7 @@ TEST_P(Relay, SecondSidecarGetsBucketsBeforeTheFirstHasAll) {
   trainer.source->offer(std::move(half));
   first.join_chain(version, trainer.source->address());
   second.join_chain(version, first.source->address());
-  trainer.source->bucket_ready(version.key().version, 3, digest_of(version.bucket(3)));
+  trainer.source->bucket_ready(version.key().version, 3, version.digest(3));
   ASSERT_TRUE(loop.run_until([&] { return !second.receiver.buckets.empty(); }));
   EXPECT_EQ(second.receiver.buckets, std::vector<std::uint64_t>{3});
   EXPECT_FALSE(first.receiver.is_over());
@@ -120,7 +120,7 @@ TEST_P(Relay, WhoAsksBeforeTheFirstSidecarHasMemoryWaitsForIt) {
   offer.data = data;
   first.source->offer(offer);
   for (std::uint64_t i = 0; i < version.buckets().size(); ++i)
-    first.source->bucket_ready(version.key().version, i, digest_of(version.bucket(i)));
+    first.source->bucket_ready(version.key().version, i, version.digest(i));
   ASSERT_TRUE(loop.run_until([&] { return second.receiver.is_over(); }));
   EXPECT_TRUE(second.receiver.holds(version)) << second.receiver.failure_text();
 }
@@ -136,7 +136,7 @@ TEST_P(Relay, SecondSidecarIsAttachedAgainAtItsFirstMissingBucket) {
   half.complete = false;
   trainer.source->offer(std::move(half));
   for (std::uint64_t i = 0; i < kBefore; ++i)
-    trainer.source->bucket_ready(version.key().version, i, digest_of(version.bucket(i)));
+    trainer.source->bucket_ready(version.key().version, i, version.digest(i));
   first->join_chain(version, trainer.source->address());
   second.join_chain(version, first->source->address());
   ASSERT_TRUE(loop.run_until([&] { return second.receiver.buckets.size() == kBefore; }));
@@ -180,7 +180,7 @@ TEST_P(Relay, ABucketWithAnotherDigestIsRefused) {
   const TestVersion version(1);
   Host trainer(make(), 0);
   Host first(make(), version.data().size());
-  fetch_first_bucket(trainer, first, version, digest_of(version.bucket(1)));
+  fetch_first_bucket(trainer, first, version, version.digest(1));
   ASSERT_TRUE(loop.run_until([&] { return first.receiver.is_over(); }));
   ASSERT_TRUE(first.receiver.failure.has_value());
   EXPECT_EQ(first.receiver.failure->error.code(), ErrorCode::kDigestMismatch);
@@ -191,7 +191,7 @@ TEST_P(Relay, AVersionThatIsWithdrawnMeanwhileGivesItsReasonAndItsMemory) {
   const TestVersion version(1);
   Host trainer(make(), 0);
   Host first(make(), version.data().size());
-  fetch_first_bucket(trainer, first, version, digest_of(version.bucket(0)));
+  fetch_first_bucket(trainer, first, version, version.digest(0));
   ASSERT_TRUE(loop.run_until([&] { return !first.receiver.buckets.empty(); }));
   trainer.source->withdraw(version.key().version, "superseded by another");
   (void)trainer.source->counters();  // has passed the same queue

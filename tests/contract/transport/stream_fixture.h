@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shared/base/shared_memory.h"
+#include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
 #include "shared/transport/stream.h"
 #include "tests/support/owner_loop.h"
@@ -46,6 +47,13 @@ class TestVersion {
     std::move(*lease).complete(digest_of(arena_->data()));
     for (std::uint64_t at = 0; at < bytes; at += kBucketBytes)
       buckets_.push_back({.offset = at, .bytes = std::min(kBucketBytes, bytes - at)});
+    // The bytes are those of one tensor.
+    const auto manifest =
+        Manifest::create({{.name = "t", .dtype = DType::kU8, .shape = {bytes}}}).value();
+    leaves_ = std::make_shared<const LeafTable>(manifest,
+                                                BucketPlan::create(manifest, kBucketBytes).value());
+    for (const LeafPlace& leaf : leaves_->all())
+      sums_.push_back(word_sum(data().subspan(leaf.arena_offset, leaf.bytes), leaf.place));
   }
 
   [[nodiscard]] const StreamKey& key() const { return key_; }
@@ -53,6 +61,12 @@ class TestVersion {
   [[nodiscard]] std::span<const std::byte> data() const { return arena_->data(); }
   [[nodiscard]] std::span<const std::byte> bucket(std::uint64_t i) const {
     return data().subspan(buckets_[i].offset, buckets_[i].bytes);
+  }
+  [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const { return leaves_; }
+  [[nodiscard]] const std::vector<WordSum>& sums() const { return sums_; }
+  // What is sent behind the bucket.
+  [[nodiscard]] Digest digest(std::uint64_t i) const {
+    return bucket_digest(std::span(sums_).subspan(leaves_->first(i), leaves_->bucket(i).size()));
   }
   [[nodiscard]] SharedArena& arena() const { return *arena_; }
 
@@ -62,6 +76,8 @@ class TestVersion {
     return {.key = key_,
             .buckets = buckets_,
             .data = data(),
+            .leaves = leaves_,
+            .sums = sums_,
             .hold = std::make_shared<std::pair<std::shared_ptr<SharedArena>, ReadLease>>(
                 arena_, std::move(*lease)),
             .share = [arena = arena_] { return arena->share(); }};
@@ -71,6 +87,8 @@ class TestVersion {
   StreamKey key_;
   std::shared_ptr<SharedArena> arena_;
   std::vector<BucketWindow> buckets_;
+  std::shared_ptr<const LeafTable> leaves_;
+  std::vector<WordSum> sums_;
 };
 
 // A sink with its staging memory, and everything that it reported.
@@ -83,14 +101,16 @@ struct Receiver {
             .key = version.key(),
             .data_bytes = version.data().size(),
             .buckets = version.buckets(),
+            .leaves = version.leaves(),
             .into = *memory,
             .hold = memory};
   }
   [[nodiscard]] Result<> receive(FetchRequest wanted) {
     SinkCallbacks callbacks{.on_bucket =
-                                [this](std::uint64_t bucket, const Digest& digest) {
-                                  buckets.push_back(bucket);
-                                  if (relay) relay(bucket, digest);
+                                [this](const ArrivedBucket& arrived) {
+                                  buckets.push_back(arrived.bucket);
+                                  for (const WordSum& sum : arrived.sums) received += sum;
+                                  if (relay) relay(arrived.bucket, arrived.digest);
                                 },
                             .on_done =
                                 [this](std::optional<ArenaView> arrived) {
@@ -112,6 +132,7 @@ struct Receiver {
   std::unique_ptr<BucketSink> sink;
   std::shared_ptr<std::vector<std::byte>> memory;
   std::vector<std::uint64_t> buckets;
+  WordSum received;  // of all leaves
   std::function<void(std::uint64_t, const Digest&)> relay;
   int done = 0;
   std::optional<ArenaView> view;

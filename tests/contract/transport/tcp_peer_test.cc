@@ -124,6 +124,8 @@ TEST_F(TcpPeer, BucketCutDifferentlyIsRefused) {
   source_->offer(version_.offer());
   FetchRequest wanted = receiver_.wanted(version_, source_->address());
   wanted.buckets = {{.offset = 0, .bytes = 2 * limits::kMiB}};
+  wanted.leaves =
+      std::make_shared<const LeafTable>(std::vector<LeafPlace>(), std::vector<std::size_t>{0, 0});
   ASSERT_TRUE(receiver_.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
   EXPECT_THAT(receiver_.failure_text(), HasSubstr("cut differently"));
@@ -135,7 +137,7 @@ TEST_F(TcpPeer, DamagedBucketIsRefusedAndNotReported) {
   offer.complete = false;
   source_->offer(std::move(offer));
   // The promised digest belongs to other bytes: what a flipped bit on the way looks like.
-  source_->bucket_ready(version_.key().version, 0, digest_of(version_.bucket(1)));
+  source_->bucket_ready(version_.key().version, 0, version_.digest(1));
   ASSERT_TRUE(receiver_.receive(receiver_.wanted(version_, source_->address())).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over() || !receiver_.buckets.empty(); }));
   ASSERT_TRUE(receiver_.failure.has_value()) << "the damaged bucket was taken";

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <random>
 
+#include "shared/base/stream_copy.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/offered.h"
 #include "shared/transport/tcp/frame_reader.h"
@@ -53,7 +54,7 @@ TEST(DataFrame, WrongFieldsAreRefusedByName) {
     return bytes;
   };
   EXPECT_THAT(refusal(with(0, 0)), HasSubstr("magic"));
-  EXPECT_THAT(refusal(with(4, 2)), HasSubstr("protocol version: 2, expected 1"));
+  EXPECT_THAT(refusal(with(4, 3)), HasSubstr("protocol version: 3, expected 2"));
   EXPECT_THAT(refusal(with(6, 0)), HasSubstr("type"));
   EXPECT_THAT(refusal(with(6, 6)), HasSubstr("type: value 6 is unknown"));
   EXPECT_THAT(refusal(with(36, 1)), HasSubstr("error code"));
@@ -85,13 +86,22 @@ TEST(FrameReader, TakesAnyFragmentationApart) {
   add(encode_frame(example(FrameType::kWaiting)));
   add(encode_frame(bucket));
   add(payload);
-  add(encode_trailer(digest_of(payload)));
+  // Two leaves with room before, between and behind them; the first one ends within a word.
+  const std::vector<LeafPlace> leaves = {
+      {.arena_offset = 64, .bytes = 1003, .place = {.seed = 5, .position = 0}, .tensor = 0},
+      {.arena_offset = 1600, .bytes = 1200, .place = {.seed = 6, .position = 4096}, .tensor = 1}};
+  std::vector<WordSum> sums;
+  for (const LeafPlace& leaf : leaves)
+    sums.push_back(word_sum(std::span(payload).subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+  add(encode_trailer(bucket_digest(sums)));
   add(encode_frame(failure));
   add(std::as_bytes(std::span("sorry", 5)));
 
   for (int round = 0; round < 200; ++round) {
     Bytes arena(payload.size());
-    tcp::FrameReader reader([&](const Frame&) -> Result<std::span<std::byte>> { return arena; });
+    tcp::FrameReader reader([&](const Frame&) -> Result<tcp::PayloadPlace> {
+      return tcp::PayloadPlace{.bytes = arena, .leaves = leaves, .arena_offset = 0, .arena = arena};
+    });
     std::vector<tcp::ArrivedFrame> arrived;
     for (std::size_t at = 0; at < stream.size();) {
       const auto room = reader.next();
@@ -105,13 +115,14 @@ TEST(FrameReader, TakesAnyFragmentationApart) {
     }
     ASSERT_EQ(arrived.size(), 3U);
     EXPECT_EQ(arrived[1].computed, arrived[1].promised);
+    EXPECT_EQ(arrived[1].sums, sums);
     EXPECT_EQ(arena, payload);
     EXPECT_EQ(arrived[2].text, "sorry");
   }
 }
 
 TEST(FrameReader, RefusalOfAHeaderEndsTheStream) {
-  tcp::FrameReader reader([](const Frame&) -> Result<std::span<std::byte>> {
+  tcp::FrameReader reader([](const Frame&) -> Result<tcp::PayloadPlace> {
     return fail(ErrorCode::kRefused, "not asked for");
   });
   const auto bytes = encode_frame(example(FrameType::kBucket));

@@ -40,7 +40,7 @@ ProcessTrace process_with(std::string name, std::vector<Span> spans) {
   return {.name = std::move(name), .pid = 1, .spans = std::move(spans)};
 }
 
-// "snapshot 0 > digest 0 > ..." of each flow.
+// "snapshot 0 > receive 0 > ..." of each flow.
 std::vector<std::string> chains_of(const std::vector<ProcessTrace>& processes) {
   std::vector<std::string> chains;
   for (const Flow& flow : update_flows(processes)) {
@@ -62,15 +62,13 @@ TEST(UpdateFlows, LeadFromTheSnapshotToEachEngine) {
   for (const Place& place : {first, second}) {
     const auto later = static_cast<std::int64_t>(place.bucket) * 5;
     spans.push_back(staged_span(Stage::kReceive, place, 20 + later));
-    spans.push_back(staged_span(Stage::kDigest, place, 30 + later));
     spans.push_back(staged_span(Stage::kH2D, place, 40 + later));
     spans.push_back(staged_span(Stage::kBroadcast, place, 50 + later));
     for (const char* engine : {"r0", "r1"})
       spans.push_back(staged_span(Stage::kReload, place, 60 + later, engine));
   }
   const std::vector processes = {coordinator, process_with("sidecar", spans)};
-  const std::string chain =
-      "snapshot {0} > receive {0} > digest {0} > h2d {0} > broadcast {0} > reload {0}";
+  const std::string chain = "snapshot {0} > receive {0} > h2d {0} > broadcast {0} > reload {0}";
   const auto of = [&](int bucket) { return fmt::format(fmt::runtime(chain), bucket); };
   EXPECT_THAT(chains_of(processes), ElementsAre(of(0), of(0), of(1), of(1)));
   const auto flows = update_flows(processes);
@@ -82,14 +80,14 @@ TEST(UpdateFlows, JoinBucketsThatAreCutDifferently) {
   // The transfer has two buckets, the devices one that begins in the first and ends in the second.
   const std::vector processes = {process_with(
       "sidecar",
-      {staged_span(Stage::kDigest, {.bucket = 0, .offset = 0, .bytes = 100}, 0),
-       staged_span(Stage::kDigest, {.bucket = 1, .offset = 100, .bytes = 100}, 5),
-       staged_span(Stage::kDigest, {.bucket = 2, .offset = 200, .bytes = 100}, 6),
+      {staged_span(Stage::kReceive, {.bucket = 0, .offset = 0, .bytes = 100}, 0),
+       staged_span(Stage::kReceive, {.bucket = 1, .offset = 100, .bytes = 100}, 5),
+       staged_span(Stage::kReceive, {.bucket = 2, .offset = 200, .bytes = 100}, 6),
        staged_span(Stage::kH2D, {.bucket = 7, .offset = 50, .bytes = 150}, 10),
        staged_span(Stage::kBroadcast, {.bucket = 7, .offset = 50, .bytes = 150}, 20),
        staged_span(Stage::kReload, {.bucket = 7, .offset = 50, .bytes = 150}, 30, "r0")})};
-  EXPECT_THAT(chains_of(processes), ElementsAre("digest 0 > h2d 7 > broadcast 7 > reload 7",
-                                                "digest 1 > h2d 7 > broadcast 7 > reload 7"));
+  EXPECT_THAT(chains_of(processes), ElementsAre("receive 0 > h2d 7 > broadcast 7 > reload 7",
+                                                "receive 1 > h2d 7 > broadcast 7 > reload 7"));
 }
 
 TEST(UpdateFlows, ALoadOfTheWholeVersionEndsAFlowOfEachBucket) {
@@ -101,10 +99,10 @@ TEST(UpdateFlows, ALoadOfTheWholeVersionEndsAFlowOfEachBucket) {
                     staged_span(Stage::kSnapshot, {.bucket = 1, .offset = 100, .bytes = 100}, 0)}),
       process_with(
           "sidecar",
-          {staged_span(Stage::kDigest, {.bucket = 0, .offset = 0, .bytes = 100}, 10),
-           staged_span(Stage::kDigest, {.bucket = 1, .offset = 100, .bytes = 100}, 15), load})};
+          {staged_span(Stage::kReceive, {.bucket = 0, .offset = 0, .bytes = 100}, 10),
+           staged_span(Stage::kReceive, {.bucket = 1, .offset = 100, .bytes = 100}, 15), load})};
   EXPECT_THAT(chains_of(processes),
-              ElementsAre("snapshot 0 > digest 0 > load 0", "snapshot 1 > digest 1 > load 0"));
+              ElementsAre("snapshot 0 > receive 0 > load 0", "snapshot 1 > receive 1 > load 0"));
   EXPECT_EQ(update_flows(processes)[1].name, "1.2 bucket 1 to r0");
 }
 
@@ -122,9 +120,9 @@ TEST(UpdateFlows, TakeTheLastTryBeforeWhatFollows) {
 TEST(UpdateFlows, VersionsAndSidecarsAreNotMixed) {
   const Place place{.bucket = 0, .offset = 0, .bytes = 10};
   const std::vector processes = {
-      process_with("a", {staged_span(Stage::kDigest, place, 10, "", "1.1"),
+      process_with("a", {staged_span(Stage::kReceive, place, 10, "", "1.1"),
                          staged_span(Stage::kReload, place, 50, "r0", "1.2")}),
-      process_with("b", {staged_span(Stage::kDigest, place, 10, "", "1.2")})};
+      process_with("b", {staged_span(Stage::kReceive, place, 10, "", "1.2")})};
   EXPECT_TRUE(update_flows(processes).empty());
 }
 
@@ -141,7 +139,7 @@ TEST(UpdateFlows, ClocksThatAreNotQuiteKnownDoNotTearThem) {
 
 TEST(UpdateFlows, AreNoMoreThanTheirLimitAndPassOverWhatIsBroken) {
   const Place place{.bucket = 0, .offset = 0, .bytes = 10};
-  std::vector<Span> spans = {staged_span(Stage::kDigest, place, 0)};
+  std::vector<Span> spans = {staged_span(Stage::kReceive, place, 0)};
   for (int i = 0; i < 5; ++i) spans.push_back(staged_span(Stage::kReload, place, 50, "r"));
   spans.push_back(staged_span(Stage::kReload, {.bucket = 0, .offset = ~0ULL, .bytes = 5}, 50, "r"));
   spans.push_back(staged_span(Stage::kReload, {.bucket = 0, .offset = 5, .bytes = ~0ULL}, 50, "r"));
@@ -202,7 +200,7 @@ TEST(SpanCodec, GivesBackWhatWasEncoded) {
 TEST(SpanCodec, TheNewestStayWhereThereIsLittleRoom) {
   std::vector<Span> spans;
   for (std::int64_t i = 0; i < 10; ++i)
-    spans.push_back(staged_span(Stage::kDigest, {.bucket = 0, .offset = 0, .bytes = 1}, i));
+    spans.push_back(staged_span(Stage::kReceive, {.bucket = 0, .offset = 0, .bytes = 1}, i));
   const std::uint64_t all = encode_spans(spans, 1U << 20U).bytes.size();
   const EncodedSpans some = encode_spans(spans, all / 2);
   EXPECT_LE(some.bytes.size(), all / 2);
@@ -224,7 +222,7 @@ TEST(SpanCodec, RefusesWhatIsCutOrChanged) {
   Bytes many = whole;
   many[3] = std::byte{0xff};
   EXPECT_THAT(decode_spans(many).error().message(), HasSubstr("spans of a trace: spans: "));
-  Span backwards = staged_span(Stage::kDigest, {}, 100);
+  Span backwards = staged_span(Stage::kReceive, {}, 100);
   backwards.end = TimePoint{50};
   EXPECT_THAT(decode_spans(encode_spans({backwards}, 1U << 20U).bytes).error().message(),
               HasSubstr("end: a span must begin at a valid time and must not end before it"));
@@ -232,7 +230,7 @@ TEST(SpanCodec, RefusesWhatIsCutOrChanged) {
 
 TEST(Recorder, KeepsTheNewestOfARing) {
   Recorder recorder(3, WhenFull::kDropOldest);
-  for (std::int64_t i = 0; i < 5; ++i) recorder.record(staged_span(Stage::kDigest, {}, i));
+  for (std::int64_t i = 0; i < 5; ++i) recorder.record(staged_span(Stage::kReceive, {}, i));
   const auto kept = recorder.spans();
   ASSERT_EQ(kept.size(), 3U);
   EXPECT_EQ(kept[0].begin, TimePoint{2});
@@ -242,7 +240,7 @@ TEST(Recorder, KeepsTheNewestOfARing) {
 TEST(Recorder, OneWithoutRoomWantsNothingAndDropsNothing) {
   Recorder recorder(0, WhenFull::kDropOldest);
   EXPECT_FALSE(recorder.wanted());
-  recorder.record(staged_span(Stage::kDigest, {}, 0));
+  recorder.record(staged_span(Stage::kReceive, {}, 0));
   EXPECT_TRUE(recorder.spans().empty());
   EXPECT_EQ(recorder.dropped(), 0U);
   EXPECT_TRUE(Recorder(1).wanted());
@@ -251,7 +249,7 @@ TEST(Recorder, OneWithoutRoomWantsNothingAndDropsNothing) {
 TEST(Recorder, AnswersWithWhatEndedNoLongerAgo) {
   Recorder recorder;
   for (std::int64_t i = 0; i < 5; ++i)
-    recorder.record(staged_span(Stage::kDigest, {}, i * 100));  // ends 10 later
+    recorder.record(staged_span(Stage::kReceive, {}, i * 100));  // ends 10 later
   const auto recent =
       answer_spans(recorder, std::chrono::nanoseconds(150), 1U << 20U, TimePoint{410});
   const auto decoded = decode_spans(recent.bytes);
