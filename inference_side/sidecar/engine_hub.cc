@@ -68,7 +68,8 @@ Result<> EngineHub::open() {
       loop_, devices_ ? &devices_->group() : nullptr,
       VersionPreparation::Callbacks{
           .on_rank_prepared = [this](const std::string& replica) { loads_->advance(replica); },
-          .on_devices_ready = [this] { loads_->advance_all(); }});
+          .on_devices_ready = [this] { loads_->advance_all(); },
+          .on_differs = options_.on_differs});
   loads_ = std::make_unique<LoadDriver>(
       loop_,
       LoadDriverOptions{.registry = registry_.get(),
@@ -214,6 +215,8 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
   if (liveness_.heard(rank->id)) {
     log_info("engine {} rank {} answers again", rank->replica, rank->rank);
     rank->silent = false;
+    // It was told of nothing meanwhile.
+    if (!devices_) rank->send(0, control::UnmapArenas{});
     preparation_->attached(rank);
     notify(rank->replica, reload::RankHeard{.rank = rank->rank});
   }
@@ -354,6 +357,12 @@ void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& v
 }
 
 void EngineHub::arenas_retired() {
+  // Ranks that are prepared for a version of a lost trainer from now on map its arena again.
+  for (const Version& version : preparation_->versions()) of_lost_.insert(version);
+  unmap_arenas();
+}
+
+void EngineHub::unmap_arenas() {
   if (devices_) return;  // engines with devices of their own map no arena
   for (const auto& rank : ranks_)
     if (rank->attached && !rank->silent) rank->send(0, control::UnmapArenas{});
@@ -361,6 +370,7 @@ void EngineHub::arenas_retired() {
 
 void EngineHub::remove_version(const Version& version) {
   if (preparation_->remove(version, attached())) loads_->release(version);
+  if (of_lost_.erase(version) != 0) unmap_arenas();
 }
 
 // ---- commands of the switches ----

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,9 @@ struct EngineHubOptions {
   // An engine was refused, with this sentence. May be empty.
   std::function<void(const std::string& replica, std::uint32_t rank, const std::string& why)>
       on_refused = {};
+  // The bytes of a version are not those of its digest.
+  std::function<void(const Version& version, const Error& why)> on_differs = [](const Version&,
+                                                                                const Error&) {};
 };
 
 // This class has more than 25 methods: it forwards every command of the agent to the class that
@@ -118,6 +122,7 @@ class EngineHub {
                     control::EngineHello hello);
   void handle_loaded(const EngineRank& rank, std::uint64_t request, const control::Loaded& loaded);
   void refuse(EngineRank& rank, Refusal refusal);
+  void unmap_arenas();
   [[nodiscard]] std::shared_ptr<EngineRank> find(reload::EngineId id) const;
   [[nodiscard]] std::shared_ptr<EngineRank> find(const std::string& replica,
                                                  std::uint32_t rank) const;
@@ -128,6 +133,7 @@ class EngineHub {
   const EngineHubOptions options_;
   const OnRank on_rank_;
   control::Fence fence_;
+  std::set<Version> of_lost_;  // held versions in arenas that were retired, or whose writer is gone
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   Ranks ranks_;  // every open connection, including those without a hello yet
   std::uint32_t next_engine_ = 1;

@@ -138,7 +138,9 @@ Result<> SidecarAgent::open() {
            [this](const std::string& replica, std::uint32_t rank, const std::string& why) {
              refused_engines_.refused(replica, rank, why, now());
              if (sidecar_->welcomed()) execute(staging::BeatNow{});
-           }},
+           },
+       .on_differs = [this](const Version& version,
+                            const Error& why) { receiver_->differs(version, why); }},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
         handle_rank(replica, world_size, std::move(event));
       });
@@ -252,8 +254,8 @@ void SidecarAgent::execute(const staging::Reply& command) {
   // A repeated report has no time.
   if (const auto* staged = std::get_if<control::Staged>(&command.message);
       staged != nullptr && staged->failure.empty() && staged->staging_ns != 0)
-    log_info("{} is staged: {} in {}, every byte verified", staged->version.to_string(),
-             trace::format_bytes(staged->bytes),
+    log_info("{} is staged: {} in {}, its sums are those of its digest",
+             staged->version.to_string(), trace::format_bytes(staged->bytes),
              trace::format_duration(std::chrono::nanoseconds(staged->staging_ns)));
   if (!dealer_) return;
   if (const auto sent = dealer_->send(command.envelope, command.message); !sent)

@@ -95,7 +95,12 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
       worker_, version, bucket_bytes, rank->tensors, rank->tensors_key, rank->adopts,
       [this, alive = alive_, rank, version](Result<std::shared_ptr<const PreparedLoad>> load) {
         const Version name = version->version();
-        if (!*alive || !rank->attached || rank->silent || !versions_.contains(name)) return;
+        if (!*alive || !versions_.contains(name)) return;
+        if (!load && load.error().code() == ErrorCode::kDigestMismatch)
+          loop_.post([this, alive, name, why = load.error()] {
+            if (*alive) callbacks_.on_differs(name, why);
+          });
+        if (!rank->attached || rank->silent) return;
         const Result<> sent =
             load ? send_prepare(*rank, *version, **load) : Result<>(fail(load.error()));
         rank->prepared[name] = sent;
@@ -191,6 +196,12 @@ std::shared_ptr<const DeviceVersion> VersionPreparation::on_devices(const Versio
 std::shared_ptr<const staging::HeldVersion> VersionPreparation::find(const Version& version) const {
   const auto found = versions_.find(version);
   return found == versions_.end() ? nullptr : found->second;
+}
+
+std::vector<Version> VersionPreparation::versions() const {
+  std::vector<Version> names;
+  for (const auto& [name, version] : versions_) names.push_back(name);
+  return names;
 }
 
 const Manifest* VersionPreparation::newest_layout() const {

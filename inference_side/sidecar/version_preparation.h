@@ -35,6 +35,8 @@ class VersionPreparation {
     std::function<void(const std::string& replica)> on_rank_prepared;
     // The devices can read a version now, or it is known that they cannot.
     std::function<void()> on_devices_ready;
+    // The bytes of a version are not those of its digest. Not called inside a call.
+    std::function<void(const Version& version, const Error& why)> on_differs;
   };
   // `devices`: null for unified devices.
   VersionPreparation(Loop& loop, const reload::DeviceGroup* devices, Callbacks callbacks);
@@ -65,6 +67,8 @@ class VersionPreparation {
 
   // Returns nullptr if the version is not here.
   [[nodiscard]] std::shared_ptr<const staging::HeldVersion> find(const Version& version) const;
+  // All versions that are here.
+  [[nodiscard]] std::vector<Version> versions() const;
   // Layout of the newest version; nullptr if there is none.
   [[nodiscard]] const Manifest* newest_layout() const;
   // Whether the devices can read the version, or the reason why not; std::nullopt while this is

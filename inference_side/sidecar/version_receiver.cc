@@ -274,6 +274,11 @@ void VersionReceiver::staged(std::uint64_t attempt,
   });
 }
 
+void VersionReceiver::differs(const Version& version, const Error& why) {
+  if (arriving_ && arriving_->held && arriving_->version == version)
+    failed(arriving_->attempt, why);
+}
+
 void VersionReceiver::failed(std::uint64_t attempt, const Error& error) {
   if (arriving_ && arriving_->attempt != attempt) return;
   const bool source_lost =

@@ -82,9 +82,11 @@ bool is_retired(const MappedRegion& region) {
 
 Result<> set_protection(std::span<std::byte> pages, int protection) {
   if (protection == PROT_READ && planted("arena_left_writable")) return {};
-  if (pages.empty() || ::mprotect(pages.data(), pages.size(), protection) == 0) return {};
-  return fail_errno(fmt::format("change the protection of {} bytes of an arena", pages.size()),
-                    errno);
+  for (; !pages.empty(); pages = pages.subspan(std::min<std::size_t>(pages.size(), kSliceBytes)))
+    if (::mprotect(pages.data(), std::min<std::size_t>(pages.size(), kSliceBytes), protection) != 0)
+      return fail_errno(fmt::format("change the protection of {} bytes of an arena", pages.size()),
+                        errno);
+  return {};
 }
 
 bool set_lock(int fd, short type) {

@@ -383,9 +383,18 @@ wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, wsync_draf
       opened.first = std::make_shared<wsync::publish::FirstDraft>();
       return {};
     };
+    // Also if an exception ends this: there may be no memory for a thread.
+    struct Reset {
+      ~Reset() {
+        const std::lock_guard lock(trainer->mutex);
+        if (trainer->open.id == opened.id) trainer->open = is_begun ? opened : OpenDraft{};
+      }
+      wsync_trainer* trainer;
+      const OpenDraft& opened;
+      bool is_begun = false;
+    } reset{trainer, opened};
     const Result<> begun = begin();
-    const std::lock_guard lock(trainer->mutex);
-    trainer->open = begun ? opened : OpenDraft{};
+    reset.is_begun = begun.has_value();
     if (begun) *draft = opened.id;
     return begun;
   });
@@ -435,6 +444,9 @@ wsync_code wsync_trainer_end(wsync_trainer* trainer, wsync_draft draft, wsync_pu
     auto open = WSYNC_TRY(trainer->find(draft, "end"));
     std::vector<RankTensor> described;  // by the parts of the first version
     if (open.first) {
+      WSYNC_TRY(open.first->close());
+      const std::unique_ptr<wsync::publish::FirstDraft, void (*)(wsync::publish::FirstDraft*)>
+          reopened(open.first.get(), [](wsync::publish::FirstDraft* first) { first->reopen(); });
       auto tensors = WSYNC_TRY(open.first->tensors());
       for (const auto& tensor : tensors)
         described.push_back({.info = tensor.info, .bytes = wsync::publish::ReadTensor()});
@@ -448,7 +460,7 @@ wsync_code wsync_trainer_end(wsync_trainer* trainer, wsync_draft draft, wsync_pu
         trainer->tensors = std::move(described);
         trainer->current.reset();
       }
-      trainer->open = {};
+      if (trainer->open.id == draft) trainer->open = {};
     }
     id = WSYNC_TRY(
         trainer->trainer->publish_async(std::move(open.draft), trainer->described(), open.step));

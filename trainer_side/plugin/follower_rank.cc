@@ -18,6 +18,7 @@
 #include "shared/loop/worker.h"
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/rank_role.h"
+#include "trainer_side/publish/publisher.h"
 #include "trainer_side/publish/snapshot.h"
 
 namespace wsync::plugin {
@@ -57,7 +58,9 @@ class FollowerRank final : public RankRole {
         board_(board),
         path_(rank_socket(settings.config)),
         snapshotter_(std::make_shared<publish::Snapshotter>(publish::SnapshotterOptions{
-            .name = fmt::format("wsync-rank{}", settings.rank), .arenas = kArenas})),
+            .name = fmt::format("wsync-rank{}", settings.rank),
+            .arenas = kArenas,
+            .threads = publish::Publisher::threads(settings.config.snapshot_threads)})),
         reconnect_(loop, [this] { connect(); }),
         deadline_(loop, [this] { check_deadlines(); }),
         look_(loop, [this] { leave_replaced_leader(); }),

@@ -82,6 +82,9 @@ class LeaderRank final : public RankRole {
     agent_->publish(std::move(job));
   }
 
+  void draft_awaits_memory(std::uint64_t step) override {
+    if (!drafts_) agent_->draft_awaits_memory(step);
+  }
   [[nodiscard]] DraftMemory draft_memory() const override {
     return {.snapshotter = drafts_ ? drafts_ : agent_->snapshotter(),
             .bucket_bytes = config_.bucket_bytes};

@@ -48,7 +48,7 @@ bool same_layout(const std::vector<RankTensor>& one, const std::vector<RankTenso
 // Maps the arena of a rank and sets the position of each of its tensors. The arena must match the
 // reported step and content, because a rank cannot change it after its report.
 Result<ArenaView> map_shards(const control::Snapshotted& snapshotted, int arena,
-                             std::vector<RankTensor>& tensors, KeptMappings& kept) {
+                             std::vector<RankTensor>& tensors, KeptMappings* kept) {
   std::vector<TensorInfo> infos;
   for (const RankTensor& tensor : tensors) {
     auto info = WSYNC_TRY(shard_info(tensor));
@@ -61,7 +61,7 @@ Result<ArenaView> map_shards(const control::Snapshotted& snapshotted, int arena,
                                .layout = manifest.layout_digest(),
                                .content = snapshotted.content_digest,
                                .data_bytes = plan.arena_bytes()},
-                              1, &kept);
+                              1, kept);
   if (!view) return view;
   for (RankTensor& tensor : tensors) {
     const auto index = manifest.find(tensor.info.name);
@@ -240,8 +240,6 @@ Result<> RankGather::report_again(std::uint32_t rank, Report& waiting, Report ag
 }
 
 void RankGather::leave(const RankProcess& process) {
-  // A rank that was killed has not said that its arenas are freed. Unmapped after the lock.
-  const std::vector<KeptMappings::Region> mappings = kept_.take_all();
   const std::lock_guard lock(mutex_);
   if (ranks_[process.rank].incarnation == process.incarnation) lose(process.rank, "disconnected");
 }
@@ -249,6 +247,7 @@ void RankGather::leave(const RankProcess& process) {
 void RankGather::lose(std::uint32_t rank, std::string_view how) {
   Rank& from = ranks_[rank];
   from.joined = false;
+  is_any_lost_ = true;
   if (collecting_ && !has_reported(from, *collecting_) && !lost_)
     lost_.emplace(ErrorCode::kPeerLost,
                   fmt::format("rank {} (process {}) {} before it had snapshotted step {}", rank,
@@ -346,6 +345,7 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
     std::uint64_t step, const std::vector<RankTensor>& own, TimePoint deadline) {
   const TimePoint begun = now();
   std::vector<Report> reports;
+  bool is_any_lost = false;
   {
     std::unique_lock lock(mutex_);
     end_step(step - 1, fmt::format("rank 0 publishes step {}", step));
@@ -365,6 +365,7 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
       done = complete(step);
     }
     collecting_.reset();
+    is_any_lost = std::exchange(is_any_lost_, false);
     if (done)
       for (std::uint32_t rank = 1; rank < world_size_; ++rank) {
         Rank& from = ranks_[rank];
@@ -379,12 +380,18 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
       end_step(step, done ? "its shards have been gathered" : done.error().message());
     if (!done) return fail(done.error());
   }
-  kept_.take_retired().clear();
+  // A rank that was killed has not said that its arenas are freed. Here, because unmapping takes
+  // long.
+  if (is_any_lost)
+    kept_.take_all().clear();
+  else
+    kept_.take_retired().clear();
   std::vector<std::vector<RankTensor>> ranks{own};
   std::vector<ArenaView> views;
   for (std::size_t i = 0; i < reports.size(); ++i) {
     ranks.push_back(*reports[i].tensors);
-    auto view = map_shards(reports[i].snapshotted, reports[i].arena.get(), ranks.back(), kept_);
+    auto view = map_shards(reports[i].snapshotted, reports[i].arena.get(), ranks.back(),
+                           is_any_lost ? nullptr : &kept_);
     if (!view) return fail(view.error().with_context(fmt::format("the shards of rank {}", i + 1)));
     views.push_back(std::move(*view));
   }

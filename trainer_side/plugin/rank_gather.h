@@ -128,6 +128,7 @@ class RankGather {
   std::condition_variable changed_;
   std::map<std::uint32_t, Rank> ranks_;
   std::optional<std::uint64_t> collecting_;
+  bool is_any_lost_ = false;   // a rank was lost since the last step was collected
   std::optional<Error> lost_;  // a rank was lost before its report arrived
   std::optional<std::uint64_t> no_more_;
   std::uint64_t over_ = 0;   // highest step that is over

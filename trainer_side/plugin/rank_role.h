@@ -48,8 +48,10 @@ class RankRole {
  public:
   virtual ~RankRole() = default;
   virtual void publish(PublishOrder order) = 0;
-  // Thread: any.
+  // Thread: any. The other functions are the loop's.
   [[nodiscard]] virtual DraftMemory draft_memory() const = 0;
+  // As TrainerAgent::draft_awaits_memory(); rank 0 of one rank only.
+  virtual void draft_awaits_memory(std::uint64_t /*step*/) {}
   virtual void give_up(std::uint64_t step) = 0;    // as TrainerAgent::give_up(); rank 0 only
   virtual void no_more(std::uint64_t /*step*/) {}  // as RankGather::no_more(); rank 0 only
   // As RankGather::expect(); rank 0 only. Thread: any.

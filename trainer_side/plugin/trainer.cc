@@ -120,6 +120,9 @@ Result<std::shared_ptr<publish::Draft>> Trainer::begin(std::vector<publish::Draf
   request.version = {.epoch = 0, .step = step};
   request.bucket_bytes = memory.bucket_bytes;
   request.deadline = now() + options_.config.deadlines.snapshot;
+  request.on_wait = [this, step] {
+    (void)post([step](RankRole& role) { role.draft_awaits_memory(step); });
+  };
   return publish::Draft::begin(std::move(memory.snapshotter), std::move(tensors), request,
                                publish::Publisher::threads(options_.config.snapshot_threads));
 }

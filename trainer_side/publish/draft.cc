@@ -187,6 +187,17 @@ void Draft::finish(const Place& place, bool is_written) {
   if (!is_written) std::erase(slot.parts, std::pair(place.begin, place.end));
 }
 
+// Ends the claim of a part, also if an exception does: there may be no memory for a thread.
+struct Draft::Claimed {
+  Claimed(Draft& of, const Place& at) : draft(of), place(at) {}
+  Claimed(const Claimed&) = delete;
+  Claimed& operator=(const Claimed&) = delete;
+  ~Claimed() { draft.finish(place, is_written); }
+  Draft& draft;
+  const Place place;
+  bool is_written = false;
+};
+
 Result<> Draft::put(const DraftPart& part) {
   const Place place = WSYNC_TRY(place_of(part));
   const auto* given = std::get_if<GivenScales>(&part.scales);
@@ -198,8 +209,9 @@ Result<> Draft::put(const DraftPart& part) {
         ErrorCode::kInvalidInput,
         fmt::format("tensor {}: its scale is {}, expected a positive number", part.name, scale));
   WSYNC_TRY(claim(place));
+  Claimed claimed(*this, place);
   write(part, place, scale);
-  finish(place, true);
+  claimed.is_written = true;
   return {};
 }
 
@@ -370,26 +382,30 @@ Result<> Draft::put_blocks(const DraftPart& part, const Place& place) {
                                 given.size(), product(shape), kScaleBlock, kScaleBlock));
     blocks.scales = std::get<GivenScales>(part.scales).values;
     WSYNC_TRY(claim(place));
+    Claimed claimed(*this, place);
     const auto written = cast_blocks(blocks, helpers_.get());
-    finish(place, written.has_value());
+    claimed.is_written = written.has_value();
     return written ? Result<>{} : fail(written.error());
   }
+  // Without a range of its own the part is all of the tensor, and so are its scales.
+  if (const auto index = manifest_->find(scales.name);
+      !range && index && slots_[*index].described.range)
+    return refuse(
+        fmt::format("this rank has all of it, but only a range of its scales {}", scales.name));
   const auto scale_place = place_of(scale_part);
   if (!scale_place)
     return fail(
         scale_place.error().with_context(fmt::format("the scales of tensor {}", part.name)));
   WSYNC_TRY(claim(place));
-  if (auto claimed = claim(*scale_place); !claimed) {
-    finish(place, false);
-    return claimed;
-  }
+  Claimed claimed(*this, place);
+  WSYNC_TRY(claim(*scale_place));
+  Claimed claimed_scales(*this, *scale_place);
   const auto computed = cast_blocks(blocks, helpers_.get());
   if (computed) {
     scale_part.data = reinterpret_cast<const std::byte*>(computed->data());
     write(scale_part, *scale_place, 1.0F);
   }
-  finish(place, computed.has_value());
-  finish(*scale_place, computed.has_value());
+  claimed.is_written = claimed_scales.is_written = computed.has_value();
   return computed ? Result<>{} : fail(computed.error());
 }
 

@@ -123,6 +123,7 @@ class Draft : public std::enable_shared_from_this<Draft> {
   };
   Draft(std::shared_ptr<Snapshotter> snapshotter, std::shared_ptr<const Manifest> manifest,
         std::shared_ptr<const BucketPlan> plan, WritableArena arena, unsigned threads);
+  struct Claimed;
   [[nodiscard]] Result<Place> place_of(const DraftPart& part) const;
   [[nodiscard]] Rows rows_of(const Place& place) const;
   [[nodiscard]] Result<> claim(const Place& place);

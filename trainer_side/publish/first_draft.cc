@@ -25,6 +25,9 @@ Result<> FirstDraft::put(const DraftPart& part, DType published) {
     kept.scales.assign(scales->values.begin(), scales->values.end());
   const TensorInfo info{.name = given.name, .dtype = published, .shape = part.shape};
   const std::lock_guard lock(mutex_);
+  if (is_closed_)
+    return fail(ErrorCode::kRefused,
+                fmt::format("tensor {}: the version is being ended", part.name));
   const auto [known, is_new] = infos_.try_emplace(info.name, info);
   if (!is_new && known->second != info)
     return refuse(fmt::format("it was put as {} first, and now as {}", describe(known->second),
@@ -35,6 +38,18 @@ Result<> FirstDraft::put(const DraftPart& part, DType published) {
   if (std::holds_alternative<GivenScales>(part.scales))
     added.part.scales = GivenScales{added.scales};
   return {};
+}
+
+Result<> FirstDraft::close() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(is_closed_, true))
+    return fail(ErrorCode::kRefused, "the version is being ended already");
+  return {};
+}
+
+void FirstDraft::reopen() {
+  const std::lock_guard lock(mutex_);
+  is_closed_ = false;
 }
 
 Result<std::vector<DraftTensor>> FirstDraft::tensors() const {

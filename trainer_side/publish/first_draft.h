@@ -19,8 +19,12 @@ namespace wsync::publish {
 class FirstDraft {
  public:
   // Copies the part. `published`: dtype of its tensor. kInvalidInput, with the tensor's name, for a
-  // range outside of the shape, or if shape or dtype differ from those of an earlier part.
+  // range outside of the shape, or if shape or dtype differ from those of an earlier part; kRefused
+  // if it is closed. What only the whole layout shows is told by put_into().
   [[nodiscard]] Result<> put(const DraftPart& part, DType published);
+  // No part may be put from now on, until reopen(). kRefused if it is closed.
+  [[nodiscard]] Result<> close();
+  void reopen();
   // The tensors of all parts, and those of computed scales.
   [[nodiscard]] Result<std::vector<DraftTensor>> tensors() const;
   // Puts all parts into a draft of these tensors. Errors as Draft::put().
@@ -34,6 +38,7 @@ class FirstDraft {
   };
   mutable std::mutex mutex_;
   // Under mutex_:
+  bool is_closed_ = false;
   std::map<std::string, TensorInfo, std::less<>> infos_;
   std::deque<Kept> parts_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -378,6 +379,18 @@ Result<PublishQueue::Commands> PublishQueue::memory_awaited(std::uint64_t reques
     if (older < request && waiting.state == JobState::kWaiting)
       out.emplace_back(
           ReplaceWaiting{.request = older, .version = waiting.version, .by = job->second.version});
+  return out;
+}
+
+Result<PublishQueue::Commands> PublishQueue::draft_awaits_memory(std::uint64_t step) {
+  Commands out;
+  WSYNC_TRY(replace_held(std::numeric_limits<std::uint64_t>::max(), out));
+  const Result<Version> by = name_version(step);
+  for (const auto& [older, waiting] : jobs_)
+    if (waiting.state == JobState::kWaiting)
+      out.emplace_back(ReplaceWaiting{.request = older,
+                                      .version = waiting.version,
+                                      .by = by.value_or(Version{.epoch = 0, .step = step})});
   return out;
 }
 

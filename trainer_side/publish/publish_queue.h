@@ -158,6 +158,9 @@ class PublishQueue {
   // replaced now, because it would be replaced in any case when this snapshot is complete. So is
   // one that is held. Does nothing if there is none.
   [[nodiscard]] Result<Commands> memory_awaited(std::uint64_t request);
+  // The same for a version that its trainer writes in place, before its publish is requested under
+  // this step (0: the next free one).
+  [[nodiscard]] Result<Commands> draft_awaits_memory(std::uint64_t step);
   // The snapshot of BeginSnapshot is complete or has failed.
   [[nodiscard]] Result<Commands> snapshot_ended(std::uint64_t request,
                                                 const std::optional<Error>& failure);

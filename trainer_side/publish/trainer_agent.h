@@ -105,6 +105,9 @@ class TrainerAgent {
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done);
   [[nodiscard]] control::StatusReply status() const { return coordinator_->status(); }
+  // A version that its trainer writes in place waits for memory: an older publish that waits for
+  // its round is superseded now.
+  void draft_awaits_memory(std::uint64_t step) { execute(queue_->draft_awaits_memory(step)); }
   // Takes the snapshots, and gives out arenas for drafts. Lives as long as a pointer to it.
   [[nodiscard]] const std::shared_ptr<Snapshotter>& snapshotter() const noexcept {
     return publisher_->snapshotter();

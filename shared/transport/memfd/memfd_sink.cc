@@ -1,6 +1,8 @@
 #include "shared/transport/memfd/memfd_sink.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <mutex>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -94,6 +96,7 @@ class MemfdSink::Link {
   void lose(const Socket& socket, const Error& error);
   void release(std::shared_ptr<Result<ArenaView>> view);
   void give_up(std::vector<KeptMappings::Region> regions);
+  void give_up_later(std::vector<KeptMappings::Region> regions);
   void wake() const { (void)eventfd_write(wake_.get(), 1); }
 
   const Post post_;
@@ -111,6 +114,7 @@ class MemfdSink::Link {
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<Result<ArenaView>>> released_;  // arenas of cancelled transfers
   std::vector<KeptMappings::Region> given_up_;                // of an earlier source
+  std::uint64_t connection_ = 0;                              // counts connections and their ends
   // Last, so that the thread ends before the members that it uses.
   std::jthread thread_;
 };
@@ -125,6 +129,7 @@ Result<> MemfdSink::Link::connect(const std::string& path) {
   if (!process && process.error().code() == ErrorCode::kPeerLost)
     return fail(process.error().with_context(path));
   path_ = path;
+  ++connection_;
   *watched_ = false;
   watched_ = std::make_shared<bool>(true);
   socket_ = std::make_shared<const Connection>(Connection{
@@ -138,7 +143,8 @@ void MemfdSink::Link::disconnect() {
   const std::lock_guard lock(mutex_);
   *watched_ = false;
   socket_.reset();
-  given_up_ = kept_.take_all();
+  ++connection_;
+  give_up_later(kept_.take_all());
   wake();
 }
 
@@ -228,8 +234,10 @@ void MemfdSink::Link::read(const Socket& socket) {
 // Drops the answers to cancelled requests, together with their descriptors.
 void MemfdSink::Link::take(Packet packet) {
   Pending pending;
+  std::uint64_t connection = 0;
   {
     const std::lock_guard lock(mutex_);
+    connection = connection_;
     if (!pending_ || pending_->wanted.key != packet.frame.key) return;
     pending_->heard_at = now();
     if (packet.frame.type == FrameType::kWaiting) return;
@@ -242,6 +250,12 @@ void MemfdSink::Link::take(Packet packet) {
     return finish(std::move(pending),
                   fail(ErrorCode::kInvalidInput, "the host link answered with a wrong frame"));
   auto view = open_arena(pending, packet.fd.get(), options_.populate_threads, kept_);
+  {
+    // Mapping takes long. If the source was given up meanwhile, nobody would say that it frees this
+    // arena.
+    const std::lock_guard lock(mutex_);
+    if (connection != connection_) give_up_later(kept_.take_all());
+  }
   finish(std::move(pending), std::move(view));
 }
 
@@ -275,6 +289,11 @@ void MemfdSink::Link::release(std::shared_ptr<Result<ArenaView>> view) {
   wake();
 }
 
+// Under mutex_. The link's thread unmaps them.
+void MemfdSink::Link::give_up_later(std::vector<KeptMappings::Region> regions) {
+  std::ranges::move(regions, std::back_inserter(given_up_));
+}
+
 // Unmaps what nothing else uses, on the link's thread.
 void MemfdSink::Link::give_up(std::vector<KeptMappings::Region> regions) {
   if (regions.empty()) return;
@@ -292,6 +311,7 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
     if (socket_ != socket) return;  // replaced or closed by the owner
     watched = watched_;
     socket_.reset();
+    ++connection_;
     pending = std::exchange(pending_, std::nullopt);
   }
   if (pending) finish(std::move(*pending), fail(error));

@@ -4,7 +4,9 @@
 #include <arpa/inet.h>
 #include <array>
 #include <cerrno>
+#include <gmock/gmock.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include "inference_side/sidecar/sidecar_options.h"
@@ -276,6 +278,25 @@ TEST_F(SidecarAgentTest, AVersionThatComesByMemfdInsteadIsNotWaitedForByTcp) {
     slow.serve();
     return slow.has_ended();
   })) << "a bucket that comes now would be taken for one of what is arriving";
+}
+
+// Its sums are right, so it is staged by them; an engine that serves from it needs its bytes.
+TEST_F(SidecarAgentTest, AVersionWithOtherBytesThanItsSumsFailsBeforeItIsDecided) {
+  SharedArena arena = model_.protected_arena(kV1);
+  constexpr std::uintptr_t kPage = 4096;
+  auto* byte = const_cast<std::byte*>(arena.data().data()) + 5;
+  auto* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(byte) / kPage * kPage);
+  ASSERT_EQ(::mprotect(page, kPage, PROT_READ | PROT_WRITE), 0);
+  *byte ^= std::byte{1};
+  welcome();
+  RawEngine adopting(bench_, agent_->engine_socket(), "a");
+  adopting.hello(model_, {}, control::TakeMode::kAdopt);
+  ASSERT_TRUE(adopting.next<control::EngineWelcome>());
+  offer(arena, kV1);
+  begin_round(kV1);
+  const auto staged = next<control::Staged>();
+  ASSERT_TRUE(staged);
+  EXPECT_THAT(staged->failure, testing::HasSubstr("tensor 'a': bytes 0 to 1048576 are not those"));
 }
 
 TEST_F(SidecarAgentTest, ACopyIsKeptWhenAnEngineCannotLoadItAndLetGoWhenItHasChanged) {

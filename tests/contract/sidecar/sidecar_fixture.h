@@ -143,9 +143,11 @@ class RawEngine {
                    .on_close = [this](const Error&) { closed_ = true; }})
                   .value();
   }
-  void hello(const Model& model, control::Fence fence = {}) {
+  void hello(const Model& model, control::Fence fence = {},
+             control::TakeMode take = control::TakeMode::kPieces) {
     control::EngineHello hello;
     hello.tensors = model.tensors();
+    hello.take = take;
     say(std::move(hello), 0, fence);
   }
   void say(const control::Message& message, std::uint64_t request = 0, control::Fence fence = {}) {

@@ -564,6 +564,28 @@ TEST_F(PublishQueueTest, ASnapshotThatWaitsForMemoryReplacesThePublishThatWaitsF
   EXPECT_EQ(all<ReplaceWaiting>().size(), 1U) << "there is none any more";
 }
 
+TEST_F(PublishQueueTest, ADraftThatWaitsForMemoryReplacesThemToo) {
+  bring_to(JobState::kAnnouncing);
+  execute(queue_->draft_awaits_memory(0));
+  EXPECT_TRUE(all<ReplaceWaiting>().empty()) << "a round that runs is not replaced";
+  add(2);
+  snapshot_ended(2);
+  execute(queue_->draft_awaits_memory(0));
+  const auto replaced = all<ReplaceWaiting>();
+  ASSERT_EQ(replaced.size(), 1U);
+  EXPECT_EQ(replaced[0].request, 2U);
+  EXPECT_EQ(replaced[0].by, (Version{1, 3}));
+}
+
+TEST_F(PublishQueueTest, ADraftThatWaitsForMemoryReplacesTheOneThatIsHeld) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 0, true);
+  snapshot_ended(1);
+  execute(queue_->draft_awaits_memory(0));
+  EXPECT_EQ(last_end().request, 1U);
+  EXPECT_EQ(last_end().end, JobState::kSuperseded);
+}
+
 TEST_F(PublishQueueTest, ARoundFailsInEachOfItsStates) {
   for (const JobState state :
        {JobState::kWaiting, JobState::kAnnouncing, JobState::kStaging, JobState::kSwitching}) {

@@ -9,9 +9,10 @@
  * to the published dtype and summed in the same pass; or it is written through a pointer.
  *
  * A publish is `snapshotted` when the weights of this rank may be overwritten, `staged` when every
- * byte is verified on the inference side, and `committed` when the replicas serve it. It may also
- * be superseded (a newer publish replaced it while it waited) or fail, with a reason. Every wait
- * has a deadline (`deadlines` of the configuration), except for your own callbacks.
+ * byte is there and its sums are verified on the inference side, and `committed` when the replicas
+ * serve it. It may also be superseded (a newer publish replaced it while it waited) or fail, with a
+ * reason. Every wait has a deadline (`deadlines` of the configuration), except for your own
+ * callbacks.
  *
  * Several ranks: every rank publishes every step, under the same, increasing number. The version
  * exists only if all ranks have snapshotted that step. Otherwise the publish fails on every rank,
@@ -186,15 +187,18 @@ WSYNC_API wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, 
 WSYNC_API wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
                                        const wsync_trainer_part* part);
 /* Sets `*data` to the memory of a tensor, `*bytes` large: this rank's part, dense and row-major, in
- * the published dtype. Write all of it before wsync_trainer_end; a write after that ends the
- * process with SIGSEGV, or is lost. WSYNC_REFUSED if a part of the tensor was put; WSYNC_NOT_FOUND
- * if nobody has described it. */
+ * the published dtype. Write all of it before wsync_trainer_end, copies of a device included. The
+ * pointer is invalid after that, and after wsync_trainer_abandon: a write ends the process with
+ * SIGSEGV, or changes a later version. WSYNC_REFUSED if a part of the tensor was put;
+ * WSYNC_NOT_FOUND if nobody has described it. */
 WSYNC_API wsync_code wsync_trainer_map(wsync_trainer* trainer, wsync_draft draft, const char* name,
                                        void** data, uint64_t* bytes);
 /* Publishes what was written. Returns as wsync_trainer_publish: the time that it takes is that of
  * summing what was written through pointers, with `snapshot_threads` threads. WSYNC_REFUSED if a
  * tensor is not complete, with its name, or if a part is being put; nothing is published, and the
- * version stays open. */
+ * version stays open. A version without a description is checked here as a whole: after an error
+ * with the name of a tensor it can only be abandoned. If the step is refused, the version is
+ * dropped. */
 WSYNC_API wsync_code wsync_trainer_end(wsync_trainer* trainer, wsync_draft draft,
                                        wsync_publish* publish);
 /* Drops a version that has not been ended. No put of it may run. */
