@@ -24,7 +24,7 @@ std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
 Result<std::shared_ptr<const PreparedLoad>> compute_load(
     const staging::HeldVersion& version, std::uint64_t bucket_bytes,
     const std::vector<control::EngineTensor>& tensors, GroupSum sum, bool adopts,
-    ThreadPool* helpers) {
+    ThreadPool* helpers, const std::stop_token& stop) {
   auto load = std::make_shared<PreparedLoad>();
   if (bucket_bytes == version.plan()->bucket_bytes()) {
     load->buckets = version.plan();
@@ -35,7 +35,7 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(
   auto plan = WSYNC_TRY(reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors));
   load->plan = std::move(plan);
   if (adopts || sum == GroupSum::kPieceDigest || reload::needs_bytes(load->plan))
-    WSYNC_TRY(version.verify(std::min(kVerifyThreads, std::thread::hardware_concurrency())));
+    WSYNC_TRY(version.verify(std::min(kVerifyThreads, std::thread::hardware_concurrency()), stop));
   load->checksums = sum == GroupSum::kPieceDigest
                         ? piece_checksums(load->plan, version.data(), helpers)
                         : reload::expected_checksums(load->plan, version.data(), version.digests());
@@ -77,8 +77,9 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
   entry.number = next_++;
   auto outcome = std::make_shared<Result<std::shared_ptr<const PreparedLoad>>>();
   const auto submitted = worker.submit(
-      [version, bucket_bytes, tensors, outcome, sum = sum_, adopts, helpers = helpers_] {
-        *outcome = compute_load(*version, bucket_bytes, *tensors, sum, adopts, helpers);
+      [version, bucket_bytes, tensors, outcome, sum = sum_, adopts, helpers = helpers_,
+       stop = entry.stop.get_token()] {
+        *outcome = compute_load(*version, bucket_bytes, *tensors, sum, adopts, helpers, stop);
       },
       [weak = weak_from_this(), id, number = entry.number, outcome] {
         const std::shared_ptr<LoadCache> self = weak.lock();
@@ -100,7 +101,15 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
 }
 
 void LoadCache::forget(const Version& version) {
-  std::erase_if(entries_, [&](const auto& entry) { return entry.first.version == version; });
+  std::erase_if(entries_, [&](auto& entry) {
+    if (entry.first.version != version) return false;
+    entry.second.stop.request_stop();
+    return true;
+  });
+}
+
+LoadCache::~LoadCache() {
+  for (auto& [key, entry] : entries_) entry.stop.request_stop();
 }
 
 }  // namespace wsync::agent

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -49,14 +50,20 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
                std::uint64_t bucket_bytes,
                const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
                const Digest& key, bool adopts, OnReady on_ready);
-  // Drops everything about a version. Computations in progress for it call no callback.
+  // Drops everything about a version. Computations in progress for it are stopped, so that they
+  // hold it no longer than needed, and call no callback.
   void forget(const Version& version);
+  // The same for all versions.
+  ~LoadCache();
+  LoadCache(const LoadCache&) = delete;
+  LoadCache& operator=(const LoadCache&) = delete;
 
  private:
   struct Entry {
     std::shared_ptr<const PreparedLoad> ready;
     std::vector<OnReady> waiting;
     std::uint64_t number = 0;
+    std::stop_source stop;  // of the computation
   };
   const GroupSum sum_;
   ThreadPool* helpers_;

@@ -44,6 +44,7 @@ VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* de
 
 VersionPreparation::~VersionPreparation() {
   *alive_ = false;
+  cache_.reset();  // stops what its computations read
   worker_.stop();
 }
 

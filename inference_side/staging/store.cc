@@ -50,10 +50,10 @@ std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, Cont
   return {new HeldVersion(job, std::move(digests), std::move(memory), is_verified), unmap};
 }
 
-Result<> HeldVersion::verify(unsigned threads) const {
+Result<> HeldVersion::verify(unsigned threads, const std::stop_token& stop) const {
   const std::lock_guard lock(verify_mutex_);
   if (is_verified_) return {};
-  WSYNC_TRY(compare(sum_leaves(*leaves_, data_, threads)));
+  WSYNC_TRY(compare(sum_leaves(*leaves_, data_, threads, stop)));
   is_verified_ = true;
   return {};
 }

@@ -90,8 +90,9 @@ class HeldVersion {
   // Whether every byte has been read and compared with digests(). Thread: any.
   [[nodiscard]] bool is_verified() const noexcept { return is_verified_; }
   // Reads every byte with so many threads, unless it has been done. Blocks. Thread: any.
-  // kDigestMismatch names the first tensor that differs.
-  [[nodiscard]] Result<> verify(unsigned threads) const;
+  // kDigestMismatch names the first tensor that differs; kCancelled, soon, when `stop` is
+  // requested.
+  [[nodiscard]] Result<> verify(unsigned threads, const std::stop_token& stop = {}) const;
   // Compares sums of its leaves with digests(). kDigestMismatch as verify(); an error that is
   // given is returned.
   [[nodiscard]] Result<> compare(const Result<std::vector<WordSum>>& found) const;

@@ -11,10 +11,6 @@
 namespace wsync::publish {
 namespace {
 
-std::uint64_t product(std::span<const std::uint64_t> extents) {
-  return std::accumulate(extents.begin(), extents.end(), std::uint64_t{1}, std::multiplies<>());
-}
-
 class BlockCaster {
  public:
   explicit BlockCaster(const BlockPart& part)
@@ -23,7 +19,8 @@ class BlockCaster {
     rows_ = put_[last_ - 1];
     columns_ = put_[last_];
     column_blocks_ = blocks_of(columns_);
-    scales_.resize(product(std::span(put_).first(last_ - 1)) * blocks_of(rows_) * column_blocks_);
+    scales_.resize(element_count(std::span(put_).first(last_ - 1)) * blocks_of(rows_) *
+                   column_blocks_);
     bad_ = scales_.size();
   }
 
@@ -112,6 +109,10 @@ class BlockCaster {
 };
 
 }  // namespace
+
+std::uint64_t element_count(std::span<const std::uint64_t> extents) noexcept {
+  return std::accumulate(extents.begin(), extents.end(), std::uint64_t{1}, std::multiplies<>());
+}
 
 std::string scale_name(std::string_view tensor) { return std::string(tensor) + "_scale_inv"; }
 

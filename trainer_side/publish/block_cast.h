@@ -18,6 +18,8 @@
 
 namespace wsync::publish {
 
+// Number of elements of a tensor of these extents.
+[[nodiscard]] std::uint64_t element_count(std::span<const std::uint64_t> extents) noexcept;
 // Number of blocks along a dimension of that many elements.
 [[nodiscard]] constexpr std::uint64_t blocks_of(std::uint64_t extent) noexcept {
   return (extent + kScaleBlock - 1) / kScaleBlock;

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -20,10 +19,6 @@ namespace {
 // Converted bytes stay in the first cache until they are summed and stored.
 constexpr std::size_t kCastBytes = 16 * 1024;
 constexpr std::size_t kNamedTensors = 3;  // in the sentence about incomplete ones
-
-std::uint64_t product(std::span<const std::uint64_t> extents) {
-  return std::accumulate(extents.begin(), extents.end(), std::uint64_t{1}, std::multiplies<>());
-}
 
 // A tensor without dimensions has one element.
 std::vector<std::uint64_t> extents_of(const TensorInfo& info) {
@@ -143,8 +138,8 @@ Result<Draft::Place> Draft::place_of(const DraftPart& part) const {
 
 Draft::Rows Draft::rows_of(const Place& place) const {
   const auto extents = extents_of(slots_[place.tensor].info);
-  const std::uint64_t inner = product(std::span(extents).subspan(place.dim + 1));
-  const std::uint64_t outer = product(std::span(extents).first(place.dim));
+  const std::uint64_t inner = element_count(std::span(extents).subspan(place.dim + 1));
+  const std::uint64_t outer = element_count(std::span(extents).first(place.dim));
   const std::uint64_t run = (place.end - place.begin) * inner;
   const std::uint64_t pitch = extents[place.dim] * inner;
   if (run == pitch) return {.rows = 1, .run = outer * run, .pitch = outer * run, .first = 0};
@@ -377,9 +372,9 @@ Result<> Draft::put_blocks(const DraftPart& part, const Place& place) {
     auto shape = scales.shape;
     if (scale_part.range) shape[scale_part.range->dim] = scale_part.range->length;
     if (const auto& given = std::get<GivenScales>(part.scales).values;
-        given.size() != product(shape))
+        given.size() != element_count(shape))
       return refuse(fmt::format("{} scales are given, expected 1, or {} for blocks of {} x {}",
-                                given.size(), product(shape), kScaleBlock, kScaleBlock));
+                                given.size(), element_count(shape), kScaleBlock, kScaleBlock));
     blocks.scales = std::get<GivenScales>(part.scales).values;
     WSYNC_TRY(claim(place));
     Claimed claimed(*this, place);

@@ -134,6 +134,26 @@ TEST_F(DeviceStagingTest, AVersionIsVerifiedForThoseWhoNeedMoreThanTheSumsOfItsL
   EXPECT_TRUE(sharded->is_verified()) << "no sum of a leaf is that of its columns";
 }
 
+TEST_F(DeviceStagingTest, AVersionThatIsForgottenIsNotReadToItsEnd) {
+  Worker worker(bench_.loop(), {.name = "plans"});
+  const auto cache = std::make_shared<LoadCache>();
+  const auto held = stage(kV1, model_.protected_arena(kV1));
+  const auto tensors = std::make_shared<const std::vector<control::EngineTensor>>(model_.tensors());
+  // The worker is occupied until the version has been forgotten.
+  std::promise<void> forgotten;
+  ASSERT_TRUE(worker.submit([&] { forgotten.get_future().wait(); }, [] {}).has_value());
+  bool is_answered = false;
+  cache->request(worker, held, limits::kBucketBytesMin, tensors, tensors_key(*tensors), true,
+                 [&](const auto&) { is_answered = true; });
+  cache->forget(kV1);
+  forgotten.set_value();
+  bool is_over = false;
+  ASSERT_TRUE(worker.submit([] {}, [&] { is_over = true; }).has_value());
+  ASSERT_TRUE(bench_.until([&] { return is_over; }));
+  EXPECT_FALSE(is_answered);
+  EXPECT_FALSE(held->is_verified()) << "all of its bytes were read";
+}
+
 // ---- who may attach to which devices ----
 
 std::string refusal_of(DeviceKind kind, control::EngineHello hello) {
