@@ -1,6 +1,8 @@
 // What devices need of a version before a pause, on host devices: the same code serves GPUs.
 #include "inference_side/sidecar/device_staging.h"
 
+#include <future>
+
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/load_cache.h"
 #include "shared/base/weight_limits.h"
