@@ -338,24 +338,22 @@ void Store::compare_sums() {
     problem.emplace(ErrorCode::kDigestMismatch,
                     fmt::format("bucket {} of {} has not arrived",
                                 missing - arriving.arrived.begin(), arriving.arrived.size()));
+  std::vector<WordSum> known = arriving.sums;
+  std::span<const std::byte> data;  // whose sums are not known, because its writer may change it
+  if (arriving.view && arriving.view->is_protected()) {
+    const auto sums = arriving.view->leaf_sums();
+    known.assign(sums.begin(), sums.end());
+  } else if (arriving.view) {
+    data = arriving.view->data();
+  }
   memory_->post([this, post = post_, alive = alive_, generation = generation_, problem, job,
-                 sums = arriving.sums, threads = options_.threads,
-                 protected_sums = arriving.view && arriving.view->is_protected()
-                                      ? arriving.view->leaf_sums()
-                                      : std::span<const WordSum>(),
-                 data = arriving.view && !arriving.is_verified ? std::span<const std::byte>()
-                        : arriving.view                        ? arriving.view->data()
-                                                               : std::span<const std::byte>(),
+                 known = std::move(known), data, threads = options_.threads,
                  stop = arriving.making.get_token()] {
     const auto judge = [&]() -> Result<ContentDigests> {
       if (problem) return fail(*problem);
-      std::vector<WordSum> read;
-      // What its writer may still change is read here.
-      if (!data.empty()) read = WSYNC_TRY(sum_leaves(*job.leaves, data, threads, stop));
-      const std::span<const WordSum> leaves = !protected_sums.empty() ? protected_sums
-                                              : !data.empty() ? std::span<const WordSum>(read)
-                                                              : std::span<const WordSum>(sums);
-      auto digests = digests_of_leaves(*job.manifest, leaves);
+      auto digests = digests_of_leaves(
+          *job.manifest,
+          data.empty() ? known : WSYNC_TRY(sum_leaves(*job.leaves, data, threads, stop)));
       if (!digests || digests->root == job.identity.content ||
           planted("content_digest_not_compared"))
         return digests;

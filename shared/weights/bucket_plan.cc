@@ -1,7 +1,6 @@
 #include "shared/weights/bucket_plan.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "shared/base/format.h"
 #include "shared/base/weight_limits.h"
@@ -73,45 +72,6 @@ std::span<const Piece> BucketPlan::bucket(std::size_t index) const {
 std::span<const Piece> BucketPlan::tensor_pieces(std::uint32_t tensor) const {
   return std::span(pieces_).subspan(first_piece_[tensor],
                                     first_piece_[tensor + 1] - first_piece_[tensor]);
-}
-
-void Coverage::mark(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes) {
-  if (bytes == 0) return;
-  // A range past 2^64 is always wrong. The saturated end is reported as past the end of the tensor.
-  std::uint64_t end = 0;
-  if (__builtin_add_overflow(offset, bytes, &end)) end = std::numeric_limits<std::uint64_t>::max();
-  if (!marks_.empty() && marks_.back().tensor == tensor && marks_.back().end == offset)
-    marks_.back().end = end;
-  else
-    marks_.push_back({.tensor = tensor, .begin = offset, .end = end});
-}
-
-Result<> Coverage::complete() {
-  const auto wrong = [&](std::uint32_t tensor, std::uint64_t begin, std::uint64_t end,
-                         std::string_view what) {
-    return fail(ErrorCode::kDigestMismatch,
-                fmt::format("tensor '{}': bytes {} to {} of {} {}", manifest_->tensor(tensor).name,
-                            begin, end, manifest_->byte_size(tensor), what));
-  };
-  std::sort(marks_.begin(), marks_.end());
-  auto mark = marks_.begin();
-  for (std::uint32_t tensor = 0; tensor < manifest_->size(); ++tensor) {
-    const std::uint64_t size = manifest_->byte_size(tensor);
-    std::uint64_t done = 0;
-    for (; mark != marks_.end() && mark->tensor == tensor; ++mark) {
-      if (mark->end > size) return wrong(tensor, mark->begin, mark->end, "are past its end");
-      if (mark->begin > done) return wrong(tensor, done, mark->begin, "are missing");
-      if (mark->begin < done)
-        return wrong(tensor, mark->begin, std::min(mark->end, done), "were received twice");
-      done = mark->end;
-    }
-    if (done != size) return wrong(tensor, done, size, "are missing");
-  }
-  if (mark != marks_.end())
-    return fail(ErrorCode::kDigestMismatch,
-                fmt::format("bytes of tensor {} were received, but the manifest has {} tensors",
-                            mark->tensor, manifest_->size()));
-  return {};
 }
 
 }  // namespace wsync

@@ -84,30 +84,4 @@ class BucketPlan {
   std::vector<std::size_t> first_piece_;  // of each tensor, and one end entry
 };
 
-// Proves at run time that every byte of every tensor arrived exactly once. Marks may arrive in any
-// order. Not thread-safe.
-class Coverage {
- public:
-  // Expects every byte of every tensor. The manifest is borrowed and must outlive this object.
-  explicit Coverage(const Manifest& manifest) : manifest_(&manifest) {}
-  // Records that bytes [offset, offset + bytes) of a tensor have arrived.
-  void mark(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes);
-  void mark(const Piece& piece) { mark(piece.tensor, piece.tensor_offset, piece.bytes); }
-  // Returns success if every byte was marked exactly once. Otherwise kDigestMismatch, naming the
-  // first tensor (in manifest order) with the range that is missing, duplicated or past its end.
-  [[nodiscard]] Result<> complete();
-  // Removes all marks.
-  void reset() noexcept { marks_.clear(); }
-
- private:
-  struct Mark {
-    std::uint32_t tensor = 0;
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
-    friend auto operator<=>(const Mark&, const Mark&) = default;
-  };
-  const Manifest* manifest_;
-  std::vector<Mark> marks_;
-};
-
 }  // namespace wsync

@@ -211,10 +211,10 @@ Manifest random_manifest(std::mt19937_64& random) {
 // Everything that must hold of any plan.
 void check_plan(const Manifest& manifest, std::uint64_t bucket_bytes) {
   const BucketPlan plan = BucketPlan::create(manifest, bucket_bytes).value();
-  Coverage coverage(manifest);
   std::uint64_t arena_end = 0;
   std::pair<std::uint32_t, std::uint64_t> next{0, 0};  // consecutive bytes in manifest order
   std::size_t pieces = 0;
+  std::uint64_t bytes = 0;
   for (std::uint32_t b = 0; b < plan.bucket_count(); ++b) {
     ASSERT_FALSE(plan.bucket(b).empty());
     ASSERT_LE(plan.bucket_size(b), bucket_bytes);
@@ -240,15 +240,14 @@ void check_plan(const Manifest& manifest, std::uint64_t bucket_bytes) {
       if (large) {
         ASSERT_EQ(plan.arena_offset(piece) % limits::kPageAlignBytes, 0U);
       }
-      coverage.mark(piece);
       ++pieces;
+      bytes += piece.bytes;
     }
     ASSERT_EQ(buffer_end, plan.bucket_size(b));
   }
   ASSERT_LE(arena_end, plan.arena_bytes());
   ASSERT_EQ(pieces, plan.pieces().size());
-  const auto complete = coverage.complete();
-  ASSERT_TRUE(complete) << complete.error().message();
+  ASSERT_EQ(bytes, manifest.total_bytes()) << "every byte once: they are consecutive";
   std::size_t of_tensors = 0;
   for (std::uint32_t t = 0; t < manifest.size(); ++t) of_tensors += plan.tensor_pieces(t).size();
   ASSERT_EQ(of_tensors, pieces);
@@ -308,37 +307,6 @@ TEST(BucketPlan, RefusesUnusableBucketSizes) {
   const BucketPlan empty = BucketPlan::create(Manifest(), limits::kBucketBytesMin).value();
   EXPECT_EQ(empty.bucket_count(), 0U);
   EXPECT_EQ(empty.arena_bytes(), 0U);
-}
-
-TEST(Coverage, NamesWhatIsWrong) {
-  const Manifest manifest =
-      Manifest::create({tensor("a", {10}, DType::kU8), tensor("b", {0}, DType::kU8),
-                        tensor("c", {4}, DType::kU8)})
-          .value();
-  const auto verdict = [&](const std::vector<Piece>& marks) {
-    Coverage coverage(manifest);
-    for (const Piece& piece : marks) coverage.mark(piece);
-    const auto result = coverage.complete();
-    return result ? std::string("complete") : result.error().message();
-  };
-  const auto mark = [](std::uint32_t t, std::uint64_t offset, std::uint64_t bytes) {
-    return Piece{.tensor = t, .tensor_offset = offset, .bytes = bytes};
-  };
-  EXPECT_EQ(verdict({mark(2, 0, 4), mark(0, 5, 5), mark(0, 0, 5)}), "complete");
-  EXPECT_EQ(verdict({mark(0, 0, 10)}), "tensor 'c': bytes 0 to 4 of 4 are missing");
-  EXPECT_EQ(verdict({mark(0, 0, 4), mark(0, 5, 5), mark(2, 0, 4)}),
-            "tensor 'a': bytes 4 to 5 of 10 are missing");
-  EXPECT_EQ(verdict({mark(0, 0, 10), mark(2, 0, 4), mark(0, 3, 2)}),
-            "tensor 'a': bytes 3 to 5 of 10 were received twice");
-  EXPECT_EQ(verdict({mark(0, 0, 10), mark(2, 0, 5)}),
-            "tensor 'c': bytes 0 to 5 of 4 are past its end");
-  EXPECT_EQ(verdict({mark(0, 0, 10), mark(1, 0, 1), mark(2, 0, 4)}),
-            "tensor 'b': bytes 0 to 1 of 0 are past its end");
-  EXPECT_EQ(verdict({mark(0, 0, 10), mark(2, 0, 4), mark(3, 0, 1)}),
-            "bytes of tensor 3 were received, but the manifest has 3 tensors");
-  EXPECT_EQ(
-      verdict({mark(0, ~0ULL, 10), mark(0, 0, 10)}),
-      "tensor 'a': bytes 18446744073709551615 to 18446744073709551615 of 10 are past its end");
 }
 
 }  // namespace
