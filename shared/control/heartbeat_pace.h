@@ -1,8 +1,8 @@
 // How often heartbeats are sent. Each of them is small, but a coordinator with a thousand sidecars
 // that exchanged them at the interval of a small fleet would handle ten thousand a second while
 // nothing happens. So a coordinator with many peers sends them less often, and a sidecar follows
-// the pace of its coordinator. No silence comes near the deadline: at least three heartbeats fit in
-// it.
+// the pace of its coordinator. The deadline leaves room for two heartbeats, each of them an
+// interval late.
 //
 // Thread: pure; confined to one thread.
 #pragma once
@@ -26,7 +26,8 @@ class HeartbeatPace {
       : interval_(times.heartbeat_interval),
         // A peer may have another deadline than this side, but rarely one below the default.
         longest_(std::max(times.heartbeat_interval,
-                          std::min(times.silence_deadline, PortTimes{}.silence_deadline) / 3)),
+                          std::min(times.silence_deadline, PortTimes{}.silence_deadline) / 2 -
+                              times.heartbeat_interval)),
         pace_(interval_) {}
 
   // For a coordinator: grows in proportion to the number of peers.

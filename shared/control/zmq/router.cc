@@ -120,13 +120,15 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     WSYNC_CHECK(loop.in_loop(), "ports belong to the loop's thread");
     if (peer.empty()) return fail(ErrorCode::kPeerLost, "a peer without a name is not connected");
     const auto* announce = std::get_if<Announce>(&message);
-    auto sent = announce != nullptr && !announce->layout.empty()
+    return sent(peer, type_of(message),
+                announce != nullptr && !announce->layout.empty()
                     ? send_layout(peer, envelope, *announce)
-                    : send_encoded(peer, envelope, message);
+                    : send_encoded(peer, envelope, message));
+  }
+  Result<> sent(const std::string& peer, MessageType type, const Result<>& outcome) {
     drain_later();  // sending may have consumed the edge-triggered wake-up for received messages
-    if (!sent)
-      return fail(
-          sent.error().with_context(fmt::format("{} to {}", message_name(type_of(message)), peer)));
+    if (!outcome)
+      return fail(outcome.error().with_context(fmt::format("{} to {}", message_name(type), peer)));
     ++counters.sent;
     if (const auto known = peers.find(peer); known != peers.end()) known->second.told = now();
     return {};
@@ -150,6 +152,16 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     return socket->send(peer, layout->part);
   }
 
+  Result<> send_heartbeat(const std::string& peer, std::optional<Result<Bytes>>& encoded) {
+    if (!encoded) {
+      const auto [envelope, heartbeat] =
+          callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
+      encoded = encode(envelope, heartbeat);
+    }
+    if (!*encoded) return fail(encoded->error());
+    return sent(peer, MessageType::kHeartbeat, socket->send(peer, **encoded));
+  }
+
   void tick() {
     const auto self = shared_from_this();
     layout.reset();  // the announcements of a round are sent at once
@@ -158,8 +170,6 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
       if (callbacks.on_address_taken) callbacks.on_address_taken(*by);
       if (closed) return;
     }
-    const auto [envelope, heartbeat] =
-        callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
     const auto silent = [&](const auto& entry) {
       return now() - entry.second.heard > options.times.silence_deadline;
     };
@@ -172,6 +182,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     if (closed) return;
     std::vector<std::pair<std::string, Error>> lost;
     pace.set_peers(peers.size());
+    std::optional<Result<Bytes>> heartbeat;  // all peers get the same bytes
     for (const auto& entry : peers) {
       const std::string& name = entry.first;
       if (silent(entry)) {
@@ -180,8 +191,8 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
                                                           options.times.silence_deadline.count())));
       } else if (!pace.is_due(entry.second.told, now())) {
         continue;
-      } else if (auto sent = send(name, envelope, heartbeat);
-                 !sent && sent.error().code() == ErrorCode::kPeerLost) {
+      } else if (const auto told = send_heartbeat(name, heartbeat);
+                 !told && told.error().code() == ErrorCode::kPeerLost) {
         lost.emplace_back(
             name, Error(ErrorCode::kPeerLost, fmt::format("{} closed the connection", name)));
       }

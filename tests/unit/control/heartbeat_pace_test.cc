@@ -38,13 +38,13 @@ TEST(HeartbeatPace, ASmallFleetGetsOneInEveryInterval) {
   }
 }
 
-TEST(HeartbeatPace, ALargeFleetGetsThreeBeforeTheDeadline) {
+TEST(HeartbeatPace, ALargeFleetGetsTwoBeforeTheDeadline) {
   HeartbeatPace pace(kTimes);
-  for (const std::size_t peers : {std::size_t{200}, std::size_t{1'000}, std::size_t{100'000}}) {
+  for (const std::size_t peers : {std::size_t{256}, std::size_t{1'000}, std::size_t{100'000}}) {
     pace.set_peers(peers);
     const Sent sent = sent_in_12_s(pace);
-    EXPECT_EQ(sent.count, 20U) << peers;
-    EXPECT_LE(3 * sent.longest, kTimes.silence_deadline) << peers;
+    EXPECT_LE(sent.count, 20U) << peers;
+    EXPECT_LE(2 * (sent.longest + kTimes.heartbeat_interval), kTimes.silence_deadline) << peers;
   }
   pace.set_peers(1);
   EXPECT_EQ(sent_in_12_s(pace).count, 60U) << "the others have gone";
@@ -59,7 +59,7 @@ TEST(HeartbeatPace, ASidecarFollowsItsCoordinator) {
   pace.follow(kStart + milliseconds(650));
   EXPECT_EQ(pace.pace(), milliseconds(200)) << "never more often than its own interval";
   pace.follow(kStart + std::chrono::hours(1));
-  EXPECT_EQ(sent_in_12_s(pace).count, 20U) << "and never too seldom for the deadline";
+  EXPECT_EQ(sent_in_12_s(pace).count, 15U) << "and never too seldom for the deadline";
   pace.reset();
   EXPECT_EQ(sent_in_12_s(pace).count, 60U);
 }
@@ -68,7 +68,7 @@ TEST(HeartbeatPace, ALongDeadlineIsNotThatOfThePeers) {
   HeartbeatPace pace(
       {.heartbeat_interval = milliseconds(200), .silence_deadline = milliseconds(60'000)});
   pace.set_peers(1'000);
-  EXPECT_LE(pace.pace(), PortTimes{}.silence_deadline / 3);
+  EXPECT_LE(pace.pace(), PortTimes{}.silence_deadline / 2 - milliseconds(200));
 }
 
 TEST(HeartbeatPace, AnIntervalThatIsLongForItsDeadlineStays) {
