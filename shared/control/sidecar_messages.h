@@ -165,6 +165,7 @@ struct Abort {
 };
 struct Heartbeat {
   static constexpr MessageType kType = MessageType::kHeartbeat;
+  // Sidecar: counts the heartbeats of its process, from 1. An older one that comes late is ignored.
   std::uint64_t sequence = 0;
   std::uint64_t staged_bytes = 0;  // sidecar: progress of the version that it stages
   Version target;

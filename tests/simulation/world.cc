@@ -349,7 +349,9 @@ void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope
       if (lost && !wanders) continue;
       schedule_.after(delay, [=, this, connection = sidecars_[s].connection] {
         const SidecarProcess& now = sidecars_[s];
-        if (!now.machine || (!wanders && (now.connection != connection || now.home != c))) return;
+        // Each process has its own address, so nothing that was sent to one reaches the next one.
+        if (!now.machine || now.peer != peer) return;
+        if (!wanders && (now.connection != connection || now.home != c)) return;
         sidecar_step(
             s, {.now = schedule_.now(), .what = staging::CoordinatorMessage{envelope, message}});
       });
@@ -387,13 +389,19 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
     });
 }
 
+control::Heartbeat World::numbered_heartbeat(std::size_t s) {
+  control::Heartbeat heartbeat = sidecars_[s].machine->heartbeat(schedule_.now());
+  heartbeat.sequence = ++sidecars_[s].heartbeats;
+  return heartbeat;
+}
+
 void World::heartbeat(std::size_t s) {
   schedule_.after(milliseconds(100), [this, s, life = sidecars_[s].life] {
     if (sidecars_[s].life == life)
       in_sidecar(s, [this, s] {
         control::Envelope envelope;
         envelope.fence = sidecars_[s].machine->fence();
-        to_coordinator(s, envelope, sidecars_[s].machine->heartbeat(schedule_.now()));
+        to_coordinator(s, envelope, numbered_heartbeat(s));
         check_reports(s);
         heartbeat(s);
       });
@@ -553,7 +561,7 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
   } else if (std::holds_alternative<staging::BeatNow>(command)) {
     control::Envelope envelope;
     envelope.fence = process.machine->fence();
-    to_coordinator(s, envelope, process.machine->heartbeat(schedule_.now()));
+    to_coordinator(s, envelope, numbered_heartbeat(s));
   } else if (const auto* suspect = std::get_if<staging::CheckCopy>(&command)) {
     trace([&] { return fmt::format("{} checks {}", process.peer, suspect->version.to_string()); });
     const auto copy = process.store.find(suspect->version);
@@ -575,8 +583,8 @@ void World::store(std::size_t c, const coordinator::Store& command) {
   if (record.origin == own && record.kind == control::DecisionKind::kRollback) {
     rollbacks_decided_.insert(own);
     if (!record.target.none() && !decided_.contains(record.target))
-      violate(
-          fmt::format("a rollback goes to {}, which was never decided", record.target.to_string()));
+      violate(fmt::format("the rollback of c{} at epoch {} goes to {}, which was never decided", c,
+                          record.fence.epoch, record.target.to_string()));
   }
   const std::uint64_t life = coordinators_[c].life;
   const bool full = faults_on_ && (schedule_.chance(0.02) ||
@@ -599,6 +607,12 @@ void World::store(std::size_t c, const coordinator::Store& command) {
       if (disc && disc->fence != command.record.fence)
         stored.record = coordinator::after_claim(command.record, *disc);
       disc = *stored.record;
+      trace([&] {
+        return fmt::format("c{} has stored epoch {} number {} of epoch {}: {} {}", c,
+                           disc->fence.epoch, disc->number, disc->origin.fence.epoch,
+                           disc->kind == control::DecisionKind::kRollback ? "back to" : "target",
+                           disc->target.to_string());
+      });
       if (disc->number > 0) decided_.insert(disc->target);
     }
     schedule_.after(schedule_.micros(10, 1'000), [=, this] {

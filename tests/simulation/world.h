@@ -149,6 +149,7 @@ class World {
     TimePoint disc_works_at{};     // its disk fails until then
     TimePoint disc_hangs_until{};  // no write that begins before returns earlier
     std::uint64_t life = 0;
+    std::uint64_t heartbeats = 0;  // it has sent; each of its processes has another address
     std::uint64_t timer = 0;
     staging::SidecarRecord disc;
     std::map<Version, Digest> store;
@@ -195,6 +196,7 @@ class World {
   [[nodiscard]] bool loses_greeting(const control::Message& message);
   void to_coordinator(std::size_t s, control::Envelope envelope, control::Message message);
   void heartbeat(std::size_t s);
+  [[nodiscard]] control::Heartbeat numbered_heartbeat(std::size_t s);
   void new_peer(std::size_t s);
   // machines
   void coordinator_step(std::size_t c, coordinator::CoordinatorEvent event);

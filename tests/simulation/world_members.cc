@@ -47,7 +47,7 @@ void World::leave(std::size_t s) {
       in_sidecar(s, [this, s] {
         control::Envelope envelope;
         envelope.fence = sidecars_[s].machine->fence();
-        to_coordinator(s, envelope, sidecars_[s].machine->heartbeat(schedule_.now()));
+        to_coordinator(s, envelope, numbered_heartbeat(s));
         to_coordinator(s, envelope, control::Leave{});
       });
     schedule_.after(milliseconds(5), [this, s] {

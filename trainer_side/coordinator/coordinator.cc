@@ -456,7 +456,10 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   } else if (member.joined) {
     rounds_.handle_lost(context_, log_, member);
   }
-  if (is_new_process) member.failed_transports.clear();
+  if (is_new_process) {
+    member.failed_transports.clear();
+    member.heartbeats = 0;
+  }
   member.peer = member.last_peer = event.peer;
   member.has_left = false;
   member.report.connected = true;

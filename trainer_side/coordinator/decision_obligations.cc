@@ -140,7 +140,9 @@ bool handle(CoordinatorContext& context, const CoordinatorRecord& newest, Member
 void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member& member,
             const control::Heartbeat& heartbeat) {
   member.report.staged = heartbeat.staged;
-  member.released_undecided |= member.decided > 0;
+  // A copy of a heartbeat that was made before the decision was stored does not count.
+  member.released_undecided |=
+      member.decided > 0 && heartbeat.target == followed(record, member).target;
   member.report.target = heartbeat.target;
   member.report.replicas = heartbeat.replicas;
   member.staged_bytes = heartbeat.staged_bytes;

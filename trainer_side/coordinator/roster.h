@@ -81,6 +81,7 @@ struct Member {
   std::vector<std::string> unreported;
   // Replicas to which requests could be routed when the newest decision was made.
   std::vector<std::string> ready_at_decision;
+  std::uint64_t heartbeats = 0;    // number of the newest one of its process
   std::uint64_t staged_bytes = 0;  // progress of its delivery, from its heartbeats
   control::SidecarReport report;
   std::uint32_t turns = 0;       // as its last heartbeat reports them (control::Turns)

@@ -269,6 +269,12 @@ void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& log, Member& member,
                                       const control::Heartbeat& heartbeat) {
+  // A late one says what the sidecar held before.
+  if (heartbeat.sequence < member.heartbeats) {
+    ++context.dropped;
+    return;
+  }
+  member.heartbeats = heartbeat.sequence;
   coordinator::handle(context, log.record(), member, heartbeat);
   const bool in_round = is_in_round(member);
   if (in_round && round_->state() == RoundState::kStaging) advance(context, log);

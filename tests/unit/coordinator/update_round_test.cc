@@ -316,6 +316,35 @@ TEST(Coordinator, RollbackToAVersionThatWasNeverDecidedIsRefused) {
   EXPECT_EQ(fleet.coordinator.target(), first);
 }
 
+// A sidecar releases the copies that were never decided with the first decision that it stores. A
+// copy of an older heartbeat, which still names them, may arrive later.
+TEST(Coordinator, NoLateHeartbeatMakesAnUndecidedVersionOneToGoBackTo) {
+  Fleet fleet;
+  const Version undecided{0, 1};
+  fleet.join("a", Fleet::hello("a", {undecided}));
+  const auto beat = [&fleet](std::uint64_t number, Version target, std::vector<Version> staged) {
+    fleet.from("a", control::Heartbeat{.sequence = number,
+                                       .target = target,
+                                       .staged = std::move(staged),
+                                       .replicas = Fleet::hello("a").replicas});
+  };
+  // A refusal ends it at once.
+  const auto is_refused = [&fleet](std::uint64_t request) {
+    fleet.step(RollbackRequested{.request = request});
+    return !fleet.rollbacks.empty() && fleet.rollbacks.back().request == request &&
+           !fleet.rollbacks.back().reply.ok;
+  };
+  beat(1, {}, {undecided});
+  fleet.full_round({"a"});
+  const Version target = fleet.coordinator.target();
+  beat(2, {}, {undecided});
+  EXPECT_TRUE(is_refused(5)) << "it was made before the decision was stored";
+  beat(4, target, {target});
+  beat(3, target, {undecided, target});
+  EXPECT_TRUE(is_refused(6)) << "the newest one says what it holds";
+  EXPECT_EQ(fleet.coordinator.target(), target);
+}
+
 TEST(Coordinator, RollbackIsRefusedWhenALiveSidecarNoLongerHoldsTheVersion) {
   Fleet fleet;
   fleet.join("a");
