@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "inference_side/engine_link/engine_link.h"
+#include "inference_side/engine_link/starting_rank.h"
 #include "inference_side/engine_link/wsync/engine.h"
 #include "inference_side/reload/shard.h"
 #include "shared/base/fork_guard.h"
@@ -193,6 +194,7 @@ struct wsync_engine {
   wsync::engine::EngineDescription description;
   std::unique_ptr<wsync::device::Device> gpu;  // outlives the link
   std::unique_ptr<wsync::engine::EngineLink> link;
+  std::optional<wsync::engine::StartingRank> starting;
   std::string error;       // of the last call that failed
   std::string link_error;  // copy of the link's, so that its text outlives the call
 
@@ -250,6 +252,7 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
                                      .tensors = {}},
                      .gpu = nullptr,
                      .link = nullptr,
+                     .starting = std::nullopt,
                      .error = {},
                      .link_error = {}});
     return engine.release();
@@ -267,6 +270,21 @@ int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
           "a tensor cannot be added after wsync_engine_attach; add all tensors before it");
     auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take));
     engine->description.tensors.push_back(std::move(read));
+    return {};
+  });
+}
+
+int wsync_engine_report_starting(wsync_engine* engine) {
+  if (!is_here(engine)) return -1;
+  return engine->run([&]() -> Result<> {
+    if (engine->link || engine->starting)
+      return wsync::fail(ErrorCode::kInvalidInput,
+                         engine->link ? "the engine is attached already"
+                                      : "the engine has already said that it is starting");
+    const auto& who = engine->description;
+    auto starting = WSYNC_TRY(wsync::engine::StartingRank::report(engine->socket_path, who.replica,
+                                                                  who.rank, who.world_size));
+    engine->starting.emplace(std::move(starting));
     return {};
   });
 }

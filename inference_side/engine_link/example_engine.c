@@ -44,7 +44,6 @@ int main(int argc, char** argv) {
   }
   struct server server = {.commits_left = argc > 6 ? strtol(argv[6], NULL, 10) : 1};
   const uint64_t shape[2] = {strtoull(argv[4], NULL, 10), strtoull(argv[5], NULL, 10)};
-  uint16_t* weights = calloc(shape[0] * shape[1], sizeof *weights);
   const wsync_engine_options options = {
       .socket_path = argv[1],
       .replica = argv[2],
@@ -54,9 +53,13 @@ int main(int argc, char** argv) {
       .callbacks = {.pause = on_pause, .commit = on_commit, .resume = on_resume},
       .user = &server,
   };
+  server.link = wsync_engine_create(&options);
+  /* Allocating may take minutes. `wsync status` names this engine meanwhile. Without a sidecar, it
+   * goes on all the same. */
+  wsync_engine_report_starting(server.link);
+  uint16_t* weights = calloc(shape[0] * shape[1], sizeof *weights);
   const wsync_tensor tensor = {
       .name = argv[3], .dtype = "BF16", .shape = shape, .shape_count = 2, .destination = weights};
-  server.link = wsync_engine_create(&options);
   if (weights == NULL || wsync_engine_add_tensor(server.link, &tensor) != 0 ||
       wsync_engine_attach(server.link) != 0) {
     fprintf(stderr, "%s\n", wsync_engine_error(server.link));

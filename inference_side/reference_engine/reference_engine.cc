@@ -91,10 +91,19 @@ Result<std::unique_ptr<ReferenceEngine>> ReferenceEngine::create(ReferenceEngine
   if (options.run_directory.empty() && !options.sidecar_socket.empty())
     options.run_directory = std::filesystem::path(options.sidecar_socket).parent_path().string();
   std::unique_ptr<ReferenceEngine> engine(new ReferenceEngine(std::move(options), std::move(sink)));
+  engine->report_starting();
   WSYNC_TRY(engine->prepare_model());
   if (!engine->options_.sidecar_socket.empty()) WSYNC_TRY(engine->prepare_link());
   WSYNC_TRY(engine->prepare_serving());
   return engine;
+}
+
+void ReferenceEngine::report_starting() {
+  if (options_.sidecar_socket.empty()) return;
+  auto starting = StartingRank::report(options_.sidecar_socket, options_.replica, options_.rank,
+                                       options_.world_size);
+  // A sidecar may be started later.
+  if (starting) starting_.emplace(std::move(*starting));
 }
 
 Result<> ReferenceEngine::prepare_model() {

@@ -19,6 +19,7 @@
 
 #include "inference_side/engine_link/engine.h"
 #include "inference_side/engine_link/engine_link.h"
+#include "inference_side/engine_link/starting_rank.h"
 #include "inference_side/reference_engine/generator.h"
 #include "inference_side/reference_engine/held_model.h"
 #include "inference_side/reference_engine/serving.h"
@@ -103,6 +104,7 @@ class ReferenceEngine final : private Engine {
 
  private:
   ReferenceEngine(ReferenceEngineOptions options, EventSink sink);
+  void report_starting();
   [[nodiscard]] Result<> prepare_model();
   [[nodiscard]] Result<> prepare_work(const CheckpointDirectory& checkpoint);
   [[nodiscard]] Result<> prepare_link();
@@ -132,7 +134,8 @@ class ReferenceEngine final : private Engine {
   std::unique_ptr<StepWork> work_;
   Generator* generator_ = nullptr;  // points to work_ if the engine generates
   std::unique_ptr<Serving> serving_;
-  std::unique_ptr<EngineLink> link_;  // null without a sidecar
+  std::optional<StartingRank> starting_;  // until this engine ends
+  std::unique_ptr<EngineLink> link_;      // null without a sidecar
   bool started_ = false;
 };
 

@@ -163,6 +163,11 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
     devices_->disconnected(*rank);
   }
   readback_.lost(rank, error);
+  if (absent_.ended(rank->id)) {
+    log_info("engine {} rank {} was starting, and is gone: {}", rank->replica, rank->rank,
+             error.message());
+    absent_changed();
+  }
   const auto detached = registry_->detach(rank->id);
   if (!detached) return;
   rank->attached = false;
@@ -174,7 +179,8 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
 
 void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
   log_warning("engine refused: {}", refusal.reason);
-  if (options_.on_refused) options_.on_refused(rank.replica, rank.rank, refusal.reason);
+  absent_.refused(rank.replica, rank.rank, refusal.reason, now());
+  absent_changed();
   rank.send(0, control::Refuse{.reason = std::move(refusal.reason),
                                .problems = std::move(refusal.problems)});
   if (rank.stream) rank.stream->finish(kFinishDeadline);
@@ -222,6 +228,8 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
   }
   if (auto* hello = std::get_if<control::EngineHello>(&frame.message))
     return handle_hello(rank, frame.envelope, std::move(*hello));
+  if (const auto* starting = std::get_if<control::EngineStarting>(&frame.message))
+    return handle_starting(rank, frame.envelope, *starting);
   if (!rank->attached)
     return refuse(*rank,
                   {.reason = "the first message of an engine must be EngineHello", .problems = {}});
@@ -259,6 +267,34 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           },
       },
       frame.message);
+}
+
+void EngineHub::absent_changed() const {
+  if (options_.on_absent_changed) options_.on_absent_changed();
+}
+
+void EngineHub::handle_starting(const std::shared_ptr<EngineRank>& rank,
+                                const control::Envelope& envelope,
+                                const control::EngineStarting& starting) {
+  rank->replica = envelope.replica;
+  rank->rank = envelope.rank;
+  if (rank->attached || starting.world_size == 0 || rank->rank >= starting.world_size)
+    return refuse(
+        *rank, {.reason = rank->attached ? "the engine says that it starts, but it is attached"
+                                         : fmt::format("rank {} does not exist in a replica of {} "
+                                                       "ranks",
+                                                       rank->rank, starting.world_size),
+                .problems = {}});
+  rank->hello_deadline.reset();  // its memory may take minutes
+  absent_.starting({.id = rank->id,
+                    .replica = rank->replica,
+                    .rank = rank->rank,
+                    .world_size = starting.world_size,
+                    .pid = static_cast<std::uint64_t>(rank->pid)},
+                   now());
+  log_info("engine {} rank {}/{} is starting (pid {})", rank->replica, rank->rank,
+           starting.world_size, rank->pid);
+  absent_changed();
 }
 
 void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
@@ -302,6 +338,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
            hello.world_size, hello.pid, hello.active.to_string());
   preparation_->attached(rank);
+  absent_.attached(rank->replica, rank->rank);
   notify(rank->replica, reload::RankAttached{.rank = rank->rank,
                                              .leader = hello.leader,
                                              .state = hello.state,

@@ -2,6 +2,7 @@
 // classes that decide, and executes their decisions:
 //
 //   EngineRegistry      which ranks are attached, and which hello is refused
+//   AbsentEngines       which others are known: those that were refused, and those that start
 //   LoadDriver          which loads wait, and which run together on the devices (LoadQueue)
 //   VersionPreparation  prepares ranks and devices for a version before a pause
 //   EngineDevices       the weight pipeline and the device buffers; none on unified devices
@@ -25,6 +26,7 @@
 
 #include "inference_side/reload/pipeline_runner.h"
 #include "inference_side/reload/replica_switch.h"
+#include "inference_side/sidecar/absent_engines.h"
 #include "inference_side/sidecar/engine_devices.h"
 #include "inference_side/sidecar/engine_liveness.h"
 #include "inference_side/sidecar/engine_rank.h"
@@ -54,9 +56,8 @@ struct EngineHubOptions {
   // An engine that does not poll its link for longer is silent.
   std::chrono::milliseconds engine_deadline{limits::kEngineDeadlineMs};
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
-  // An engine was refused, with this sentence. May be empty.
-  std::function<void(const std::string& replica, std::uint32_t rank, const std::string& why)>
-      on_refused = {};
+  // absent() reports something else. May be empty.
+  std::function<void()> on_absent_changed = {};
   // The bytes of a version are not those of its digest.
   std::function<void(const Version& version, const Error& why)> on_differs = [](const Version&,
                                                                                 const Error&) {};
@@ -79,6 +80,7 @@ class EngineHub {
 
   // Which ranks are attached, and how they differ from a layout.
   [[nodiscard]] const EngineRegistry& registry() const noexcept { return *registry_; }
+  [[nodiscard]] const AbsentEngines& absent() const noexcept { return absent_; }
   // The version can be loaded from now on. `on_ready`: see VersionPreparation::add.
   void add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                    std::function<void()> on_ready);
@@ -118,10 +120,13 @@ class EngineHub {
   void check_liveness();
   void disconnect(const std::shared_ptr<EngineRank>& rank, const Error& error);
   void handle(const std::shared_ptr<EngineRank>& rank, control::Frame frame);
+  void handle_starting(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
+                       const control::EngineStarting& starting);
   void handle_hello(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
                     control::EngineHello hello);
   void handle_loaded(const EngineRank& rank, std::uint64_t request, const control::Loaded& loaded);
   void refuse(EngineRank& rank, Refusal refusal);
+  void absent_changed() const;
   void unmap_arenas();
   [[nodiscard]] std::shared_ptr<EngineRank> find(reload::EngineId id) const;
   [[nodiscard]] std::shared_ptr<EngineRank> find(const std::string& replica,
@@ -138,6 +143,7 @@ class EngineHub {
   Ranks ranks_;  // every open connection, including those without a hello yet
   std::uint32_t next_engine_ = 1;
   EngineLiveness liveness_;
+  AbsentEngines absent_;
   std::unique_ptr<EngineDevices> devices_;  // null: unified
   std::unique_ptr<EngineRegistry> registry_;
   std::unique_ptr<VersionPreparation> preparation_;

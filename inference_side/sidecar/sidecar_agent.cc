@@ -134,9 +134,8 @@ Result<> SidecarAgent::open() {
        .generation = random_generation(),
        .engine_deadline = config_.engine_deadline,
        .trace = trace_.wanted() ? &trace_ : nullptr,
-       .on_refused =
-           [this](const std::string& replica, std::uint32_t rank, const std::string& why) {
-             refused_engines_.refused(replica, rank, why, now());
+       .on_absent_changed =
+           [this] {
              if (sidecar_->welcomed()) execute(staging::BeatNow{});
            },
        .on_differs = [this](const Version& version,
@@ -211,7 +210,9 @@ Result<> SidecarAgent::open_pages() {
         now());
   };
   facts.readiness = [this] {
-    metrics::Readiness ready = sidecar_readiness(replica_facts(*sidecar_, metrics_, now()));
+    std::vector<control::ReplicaReport> absent;
+    hub_->absent().add_to(absent, now());
+    metrics::Readiness ready = sidecar_readiness(replica_facts(*sidecar_, metrics_, now()), absent);
     if (!ready.ready && !no_transport_.empty()) ready.reason += "; " + no_transport_;
     return ready;
   };
@@ -225,7 +226,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   control::Envelope envelope;
   envelope.fence = sidecar_->fence();
   control::Heartbeat heartbeat = sidecar_->heartbeat(now());
-  refused_engines_.add_to(heartbeat.replicas, now());
+  hub_->absent().add_to(heartbeat.replicas, now());
   heartbeat.sequence = ++heartbeats_;
   heartbeat.staged_bytes = receiver_->staged_bytes();
   return {std::move(envelope), std::move(heartbeat)};
@@ -321,8 +322,6 @@ void SidecarAgent::execute(const staging::CheckCopy& command) { receiver_->check
 void SidecarAgent::handle_rank(const std::string& replica, std::uint32_t world_size,
                                RankEvent event) {
   if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
-  if (const auto* attached = std::get_if<reload::RankAttached>(&event))
-    refused_engines_.attached(replica, attached->rank);
   const auto* loaded = std::get_if<reload::RankLoaded>(&event);
   if (loaded != nullptr && loaded->failure.empty()) metrics_.loaded(loaded->bytes);
   // On separate devices the pipeline traces each bucket itself.
@@ -390,7 +389,7 @@ bool SidecarAgent::answer(const control::Message& question, const Reply& reply) 
     hub_->verify(kVerifyDeadline,
                  [this, reply, begin = now()](std::vector<control::VerifyRank> ranks) {
                    switch_trace_.verified(begin, now());
-                   if (ranks.empty()) ranks = refused_engines_.unverified(now());
+                   if (ranks.empty()) ranks = hub_->absent().unverified(now());
                    for (control::VerifyRank& rank : ranks)
                      if (!rank.failure.empty() && !no_transport_.empty())
                        rank.failure += "; " + no_transport_;
@@ -443,7 +442,7 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
     control::StatusReply status = sidecar_->status(now());
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
     status.sidecars.front().transport = transport_;
-    refused_engines_.add_to(status.sidecars.front().replicas, now());
+    hub_->absent().add_to(status.sidecars.front().replicas, now());
     if (receiver_->store().makes_memory()) status.activity += ": its memory is being prepared";
     reply(std::move(status));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {

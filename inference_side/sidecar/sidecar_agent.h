@@ -14,7 +14,6 @@
 
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/offered_layouts.h"
-#include "inference_side/sidecar/refused_engines.h"
 #include "inference_side/sidecar/sidecar_metrics.h"
 #include "inference_side/sidecar/switch_log.h"
 #include "inference_side/sidecar/switch_trace.h"
@@ -89,7 +88,6 @@ class SidecarAgent {
   trace::Recorder trace_;
   SwitchTrace switch_trace_;
   SwitchLog switch_log_;
-  RefusedEngines refused_engines_;
   SidecarMetrics metrics_;
   std::optional<staging::Sidecar> sidecar_;  // created when its data address is known
   std::optional<LockFile> state_lock_;

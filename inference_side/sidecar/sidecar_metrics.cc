@@ -145,7 +145,8 @@ std::vector<ReplicaFacts> replica_facts(const staging::Sidecar& sidecar,
   return facts;
 }
 
-metrics::Readiness sidecar_readiness(const std::vector<ReplicaFacts>& replicas) {
+metrics::Readiness sidecar_readiness(const std::vector<ReplicaFacts>& replicas,
+                                     const std::vector<control::ReplicaReport>& absent) {
   bool any = false;
   for (const auto& [report, is_switching] : replicas) {
     if (report.ranks_attached == 0) continue;
@@ -162,7 +163,10 @@ metrics::Readiness sidecar_readiness(const std::vector<ReplicaFacts>& replicas) 
                 report.ready ? "no version has been committed to it yet" : report.reason)};
   }
   if (any) return {.ready = true, .reason = {}};
-  return {.ready = false, .reason = "no engine is attached"};
+  if (absent.empty()) return {.ready = false, .reason = "no engine is attached"};
+  return {.ready = false,
+          .reason = fmt::format("no engine is attached: replica '{}': {}", absent.front().replica,
+                                absent.front().reason)};
 }
 
 }  // namespace wsync::agent

@@ -86,8 +86,11 @@ struct ReplicaFacts {
                                                       const SidecarMetrics& metrics, TimePoint at);
 
 // Ready if every replica with an attached rank has committed a version and may be routed to, or is
-// only paused for a switch. Never ready: a sidecar without replicas, and a sidecar with a replica
-// that lacks a rank, is tainted, or has been behind for longer than max_staleness.
-[[nodiscard]] metrics::Readiness sidecar_readiness(const std::vector<ReplicaFacts>& replicas);
+// only paused for a switch. `absent`: replicas without an attached rank that are known. Never
+// ready: a sidecar without replicas, and a sidecar with a replica that lacks a rank, is tainted, or
+// has been behind for longer than max_staleness.
+[[nodiscard]] metrics::Readiness sidecar_readiness(
+    const std::vector<ReplicaFacts>& replicas,
+    const std::vector<control::ReplicaReport>& absent = {});
 
 }  // namespace wsync::agent

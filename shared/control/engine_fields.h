@@ -42,6 +42,12 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, EngineStarting>
+void fields(V& v, M& m) {
+  v.bounded("world_size", m.world_size, limits::kReplicaRankCount);
+}
+
+template <class V, class M>
   requires Is<M, BufferHandle>
 void fields(V& v, M& m) {
   v.blob("opaque", m.opaque);

@@ -47,6 +47,13 @@ struct EngineHello {
   std::vector<EngineTensor> tensors;
   std::string gpu;  // UUID of the GPU that holds its weights; empty = host memory
 };
+// A process will attach as the rank that the envelope names as soon as it has allocated its memory,
+// which may take minutes. Sent once, on a connection of its own that stays open meanwhile. It has
+// no answer.
+struct EngineStarting {
+  static constexpr MessageType kType = MessageType::kEngineStarting;
+  std::uint32_t world_size = 1;
+};
 // One IPC buffer on a GPU, in the form of device::MemoryHandle::opaque.
 struct BufferHandle {
   Bytes opaque;

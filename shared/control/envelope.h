@@ -94,8 +94,9 @@ enum class MessageType : std::uint16_t {
   kForget,
   kForgetReply,
   kUnmapArenas,
+  kEngineStarting,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kUnmapArenas;
+inline constexpr MessageType kLastMessageType = MessageType::kEngineStarting;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

@@ -8,7 +8,8 @@
 //    Status (a sidecar answers Verify, Plan, TraceQuestion, Forget and Status as well)
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, PromoteReply,
 //    VerifyReply, PlanReply, TraceAnswer, ForgetReply, StatusReply, Error
-//  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketAck, Loaded, Committed, Resumed,
+//  * engine rank to sidecar: EngineStarting, EngineHello, Prepared, Paused, BucketAck, Loaded,
+//  Committed, Resumed,
 //    Digests, Pong, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, Pause, Load,
 //    BucketReady, Commit, Resume, ReadDigests, Abort, Ping
@@ -38,6 +39,6 @@ using Message =
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
                  CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
-                 Forget, ForgetReply, UnmapArenas>;
+                 Forget, ForgetReply, UnmapArenas, EngineStarting>;
 
 }  // namespace wsync::control

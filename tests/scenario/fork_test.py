@@ -143,7 +143,7 @@ class Forks(unittest.TestCase):
             self.served(fleet, trainer, (3, 4))
             fleet.tell(engine, "fork_and_call")
             called = fleet.event(engine, "called")
-            self.assertEqual((called["codes"], called["attached"]), ([-1] * 5, 0))
+            self.assertEqual((called["codes"], called["attached"]), ([-1] * 6, 0))
             self.assertIn(f"this wsync_engine belongs to process {engine.pid}, which forked the current process", called["error"])
             self.assertEqual(fleet.event(engine, "child_ended")["status"], 0)
             self.served(fleet, trainer, (5, 6))

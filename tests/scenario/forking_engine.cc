@@ -1,6 +1,7 @@
 // An engine over the C API that forks when it is told to on standard input.
 //
-// Usage: forking_engine SOCKET REPLICA CHECKPOINT pieces|adopt
+// Usage: forking_engine SOCKET REPLICA CHECKPOINT pieces|adopt [starting]
+// With `starting` it tells the sidecar that it is starting, and does nothing else until `attach`.
 // Commands: fork [again | run | spawn]: a child that stays; fork_unnoticed: one that keeps the
 // descriptors; fork_and_call: one that calls every function; fork_engine REPLICA: one that is an
 // engine itself, says when it is attached, and stays; status; quit.
@@ -33,8 +34,7 @@ int on_load_layer(void* /*user*/, wsync_version /*version*/, std::uint32_t /*lay
 int on_commit(void* /*user*/, wsync_version /*version*/) { return 0; }
 int on_resume(void* /*user*/) { return 0; }
 
-void begin(Server& server, const char* socket, const char* replica, const wsync::Manifest& manifest,
-           wsync_take take) {
+void create(Server& server, const char* socket, const char* replica, wsync_take take) {
   const wsync_engine_options options{.socket_path = socket,
                                      .replica = replica,
                                      .world_size = 1,
@@ -46,6 +46,9 @@ void begin(Server& server, const char* socket, const char* replica, const wsync:
                                                    .resume = on_resume},
                                      .user = &server};
   server.link = wsync_engine_create(&options);
+}
+
+void attach(Server& server, const wsync::Manifest& manifest) {
   int failed = server.link == nullptr ? 1 : 0;
   for (std::size_t i = 0; i < manifest.size() && failed == 0; ++i) {
     const auto& info = manifest.tensor(i);
@@ -67,6 +70,12 @@ void begin(Server& server, const char* socket, const char* replica, const wsync:
   say({{"event", "attached"}, {"pid", ::getpid()}});
 }
 
+void begin(Server& server, const char* socket, const char* replica, const wsync::Manifest& manifest,
+           wsync_take take) {
+  create(server, socket, replica, take);
+  attach(server, manifest);
+}
+
 // In a child.
 void call_all(wsync_engine* engine) {
   const std::uint64_t shape = 1;
@@ -75,8 +84,9 @@ void call_all(wsync_engine* engine) {
   wsync_engine_report_running(engine, 7);
   say({{"event", "called"},
        {"codes",
-        {wsync_engine_add_tensor(engine, &tensor), wsync_engine_attach(engine),
-         wsync_engine_start(engine), wsync_engine_poll(engine, 1000), wsync_engine_fd(engine)}},
+        {wsync_engine_report_starting(engine), wsync_engine_add_tensor(engine, &tensor),
+         wsync_engine_attach(engine), wsync_engine_start(engine), wsync_engine_poll(engine, 1000),
+         wsync_engine_fd(engine)}},
        {"attached", wsync_engine_status(engine).attached},
        {"error", wsync_engine_error(engine)}});
   wsync_engine_stop(engine);
@@ -87,12 +97,18 @@ void call_all(wsync_engine* engine) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  const bool starting = argc == 6 && std::strcmp(argv[5], "starting") == 0;
+  if (argc != 5 && !starting) return 2;
   const auto directory = wsync::CheckpointDirectory::open(argv[3]);
   if (!directory) return 2;
   const wsync_take take = std::strcmp(argv[4], "adopt") == 0 ? WSYNC_TAKE_ADOPT : WSYNC_TAKE_PIECES;
   Server server;
-  begin(server, argv[1], argv[2], directory->manifest(), take);
+  create(server, argv[1], argv[2], take);
+  if (!starting) attach(server, directory->manifest());
+  if (starting) {
+    const int code = wsync_engine_report_starting(server.link);
+    say({{"event", "starting"}, {"code", code}, {"error", wsync_engine_error(server.link)}});
+  }
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     std::string command;
@@ -102,6 +118,8 @@ int main(int argc, char** argv) {
       wsync::make_idle_child(argument);
     } else if (command == "fork_unnoticed") {
       wsync::make_unnoticed_child();
+    } else if (command == "attach") {
+      attach(server, directory->manifest());
     } else if (command == "fork_and_call") {
       wsync::in_child([&] { call_all(server.link); });
     } else if (command == "fork_engine") {

@@ -1,4 +1,5 @@
 """A fleet whose processes are killed, stopped and held in the middle of what they do."""
+import contextlib
 import hashlib
 import fcntl
 import json
@@ -162,10 +163,12 @@ def matches(event, name, fields):
 
 
 def thread_states(pid):
+    """Of the threads that have not ended meanwhile."""
     states = []
     for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8") as stat:
-            states.append(stat.read().rpartition(")")[2].split()[0])
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8") as stat:
+                states.append(stat.read().rpartition(")")[2].split()[0])
     return states
 
 

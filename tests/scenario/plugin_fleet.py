@@ -19,13 +19,14 @@ class PluginFleet(Fleet):
         super().__exit__(*rest)
 
     def program(self, ready, *command):
-        """A program of a test that takes commands; `ready` is its first event."""
+        """A program of a test that takes commands; `ready` is the first event to wait for."""
         with self.log() as log:
             process = subprocess.Popen(command, env=self.environment, text=True, stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE, stderr=log)
         process.log_path = log.name
         self.processes.append(process)
-        self.event(process, ready)
+        if ready:
+            self.event(process, ready)
         return process
 
     def trainer(self, checkpoint, *settings):

@@ -2,9 +2,10 @@
  * attached to the sidecar of its host over a Unix socket. The library needs neither ZeroMQ nor an
  * event loop library.
  *
- * Usage: call wsync_engine_create, wsync_engine_add_tensor for each tensor of this rank, and
- * wsync_engine_attach. Then either call wsync_engine_start (the library serves the link on its own
- * thread) or call wsync_engine_poll from your own loop.
+ * Usage: call wsync_engine_create, wsync_engine_report_starting if allocating the memory takes
+ * long, wsync_engine_add_tensor for each tensor of this rank, and wsync_engine_attach. Then either
+ * call wsync_engine_start (the library serves the link on its own thread) or call wsync_engine_poll
+ * from your own loop.
  *
  * Callbacks run on the thread that serves the link, one at a time. They return 0 for success; any
  * other value fails the step and is reported to the sidecar. They must not call wsync_engine_poll,
@@ -131,6 +132,12 @@ typedef struct {
 WSYNC_API wsync_engine* wsync_engine_create(const wsync_engine_options* options);
 /* Call before wsync_engine_attach. Copies everything except the destination's bytes. */
 WSYNC_API int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor);
+/* Optional, before the memory of the tensors is allocated: tells the sidecar that this rank will
+ * attach. Until it does, `wsync status`, `top` and `verify` and the answers to a push say that it
+ * is starting, instead of that no engine is attached. Waits at most 0.5 s. The sidecar forgets it
+ * when this handle is destroyed, when the process ends, and when the sidecar restarts. A failure
+ * (no sidecar listens yet) changes nothing else: the rank may attach later all the same. */
+WSYNC_API int wsync_engine_report_starting(wsync_engine* engine);
 /* Checks the description and creates the link. On a GPU it also checks that each destination is
  * memory of that GPU; the error names the tensor. The link connects, and reconnects after a loss,
  * while it is being served. */

@@ -134,6 +134,8 @@ TEST(EngineCApi, BadArgumentsAreRefusedWithASentence) {
   options = options_of(path, recorder);
   options.rank = 4;
   wsync_engine* engine = wsync_engine_create(&options);
+  EXPECT_NE(wsync_engine_report_starting(engine), 0);
+  EXPECT_THAT(wsync_engine_error(engine), HasSubstr(path));
   const std::uint64_t shape[2] = {4, 64};
   auto tensor = tensor_of(shape, nullptr);
   EXPECT_NE(wsync_engine_add_tensor(engine, &tensor), 0);

@@ -292,7 +292,7 @@ TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "UnmapArenas");
+  EXPECT_EQ(message_name(kLastMessageType), "EngineStarting");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);

@@ -118,6 +118,8 @@ TEST(SidecarReadiness, NeedsACommitOfEveryReplicaThatIsAttached) {
   ReplicaFacts gone = replica(ReplicaState::kAbsent, false, {});
   gone.report.ranks_attached = 0;
   EXPECT_EQ(sidecar_readiness({gone}).reason, "no engine is attached");
+  EXPECT_EQ(sidecar_readiness({}, {{.replica = "r", .reason = "rank 0 is starting"}}).reason,
+            "no engine is attached: replica 'r': rank 0 is starting");
   // It serves what it was started with, and nobody has decided anything.
   EXPECT_EQ(sidecar_readiness({replica(ReplicaState::kServing, true, {})}).reason,
             "replica 'a' is serving: no version has been committed to it yet");

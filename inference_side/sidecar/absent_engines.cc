@@ -1,0 +1,63 @@
+#include "inference_side/sidecar/absent_engines.h"
+
+#include <algorithm>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::agent {
+
+void AbsentEngines::add(const std::string& replica, std::uint32_t rank, Absent absent) {
+  std::erase_if(ranks_, [&](const auto& entry) { return !is_reported(entry.second, absent.at); });
+  if (replica.empty() || ranks_.size() >= limits::kReplicaCount) return;
+  ranks_[{replica, rank}] = std::move(absent);
+}
+
+void AbsentEngines::refused(const std::string& replica, std::uint32_t rank, const std::string& why,
+                            TimePoint at) {
+  add(replica, rank, {.why = "was refused: " + why, .at = at, .connection = {}});
+}
+
+void AbsentEngines::starting(const StartingRank& rank, TimePoint at) {
+  const std::string process = rank.pid == 0 ? "" : fmt::format(" (process {})", rank.pid);
+  add(rank.replica, rank.rank,
+      {.why = fmt::format("is starting{}: it attaches when its memory is allocated", process),
+       .world_size = rank.world_size,
+       .at = at,
+       .connection = rank.id});
+}
+
+bool AbsentEngines::ended(reload::EngineId id) {
+  return std::erase_if(ranks_, [id](const auto& e) { return e.second.connection == id; }) > 0;
+}
+
+void AbsentEngines::attached(const std::string& replica, std::uint32_t rank) {
+  ranks_.erase({replica, rank});
+}
+
+void AbsentEngines::add_to(std::vector<control::ReplicaReport>& reports, TimePoint now) const {
+  for (const auto& [name, absent] : ranks_) {
+    if (!is_reported(absent, now)) continue;
+    const std::string sentence = fmt::format("rank {} {}", name.second, absent.why);
+    const auto known = std::ranges::find(reports, name.first, &control::ReplicaReport::replica);
+    if (known == reports.end()) {
+      if (reports.size() < limits::kReplicaCount)
+        reports.push_back(
+            {.replica = name.first, .world_size = absent.world_size, .reason = sentence});
+    } else if (known->ranks_attached < known->world_size) {
+      known->reason += (known->reason.empty() ? "" : "; ") + sentence;
+    }
+  }
+}
+
+std::vector<control::VerifyRank> AbsentEngines::unverified(TimePoint now) const {
+  std::vector<control::VerifyRank> ranks;
+  for (const auto& [name, absent] : ranks_)
+    if (is_reported(absent, now))
+      ranks.push_back({.replica = name.first,
+                       .rank = name.second,
+                       .failure = "it is not attached: it " + absent.why});
+  return ranks;
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,95 @@
+#include "inference_side/sidecar/absent_engines.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace wsync::agent {
+namespace {
+
+constexpr TimePoint kRefusedAt{1'000'000'000};
+
+std::vector<control::ReplicaReport> reported(const AbsentEngines& refused, TimePoint at,
+                                             std::vector<control::ReplicaReport> reports = {}) {
+  refused.add_to(reports, at);
+  return reports;
+}
+
+TEST(AbsentEngines, ARefusedEngineIsAnAbsentReplicaWithItsReason) {
+  AbsentEngines refused;
+  EXPECT_TRUE(reported(refused, kRefusedAt).empty());
+  refused.refused("r", 0, "lm_head: expected BF16, found F32", kRefusedAt);
+  const auto reports = reported(refused, kRefusedAt);
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_EQ(reports[0].replica, "r");
+  EXPECT_EQ(reports[0].state, control::ReplicaState::kAbsent);
+  EXPECT_EQ(reports[0].ranks_attached, 0U);
+  EXPECT_FALSE(reports[0].ready);
+  EXPECT_EQ(reports[0].reason, "rank 0 was refused: lm_head: expected BF16, found F32");
+  ASSERT_EQ(refused.unverified(kRefusedAt).size(), 1U);
+  EXPECT_THAT(refused.unverified(kRefusedAt)[0].failure, testing::HasSubstr("expected BF16"));
+}
+
+TEST(AbsentEngines, ItEndsWhenTheRankAttachesOrAfterAWhile) {
+  AbsentEngines refused;
+  refused.refused("r", 0, "why", kRefusedAt);
+  refused.refused("r", 1, "why", kRefusedAt);
+  refused.attached("r", 0);
+  EXPECT_EQ(reported(refused, kRefusedAt).at(0).reason, "rank 1 was refused: why");
+  const TimePoint later = kRefusedAt + AbsentEngines::kept_for() + std::chrono::milliseconds(1);
+  EXPECT_TRUE(reported(refused, later).empty());
+  EXPECT_TRUE(refused.unverified(later).empty());
+}
+
+TEST(AbsentEngines, ARankOfAReplicaThatIsThere) {
+  AbsentEngines refused;
+  refused.refused("r", 1, "why", kRefusedAt);
+  control::ReplicaReport lacks{
+      .replica = "r", .world_size = 2, .ranks_attached = 1, .reason = "rank 1 is not attached"};
+  EXPECT_EQ(reported(refused, kRefusedAt, {lacks}).at(0).reason,
+            "rank 1 is not attached; rank 1 was refused: why");
+  lacks.ranks_attached = 2;
+  lacks.reason = "";
+  EXPECT_EQ(reported(refused, kRefusedAt, {lacks}).at(0).reason, "")
+      << "a second process of a rank is refused while the first one serves";
+}
+
+TEST(AbsentEngines, AStartingEngineSaysSoUntilItAttachesOrEnds) {
+  constexpr reload::EngineId kFirst{7};
+  AbsentEngines absent;
+  const StartingRank rank{.id = kFirst, .replica = "r", .rank = 1, .world_size = 2, .pid = 42};
+  absent.starting(rank, kRefusedAt);
+  const TimePoint later = kRefusedAt + 3 * AbsentEngines::kept_for();
+  const auto reports = reported(absent, later);
+  ASSERT_EQ(reports.size(), 1U) << "memory may take as long as it likes";
+  EXPECT_EQ(reports[0].world_size, 2U);
+  EXPECT_EQ(reports[0].ranks_attached, 0U);
+  EXPECT_EQ(reports[0].reason,
+            "rank 1 is starting (process 42): it attaches when its memory is allocated");
+  EXPECT_EQ(absent.unverified(later).at(0).failure,
+            "it is not attached: it is starting (process 42): it attaches when its memory is "
+            "allocated");
+  EXPECT_FALSE(absent.ended(reload::EngineId{8})) << "another connection";
+  EXPECT_TRUE(absent.ended(kFirst));
+  EXPECT_TRUE(reported(absent, later).empty());
+  absent.starting(rank, later);
+  absent.attached("r", 1);
+  EXPECT_FALSE(absent.ended(kFirst)) << "its end says nothing about the rank that is attached";
+}
+
+TEST(AbsentEngines, ARefusalReplacesTheStartOfThatRank) {
+  constexpr reload::EngineId kFirst{7};
+  AbsentEngines absent;
+  absent.starting({.id = kFirst, .replica = "r"}, kRefusedAt);
+  absent.refused("r", 0, "why", kRefusedAt);
+  EXPECT_FALSE(absent.ended(kFirst));
+  EXPECT_EQ(reported(absent, kRefusedAt).at(0).reason, "rank 0 was refused: why");
+}
+
+TEST(AbsentEngines, AnEngineWithoutANameIsNotReported) {
+  AbsentEngines refused;
+  refused.refused("", 0, "EngineHello has no replica name", kRefusedAt);
+  EXPECT_TRUE(reported(refused, kRefusedAt).empty());
+}
+
+}  // namespace
+}  // namespace wsync::agent
