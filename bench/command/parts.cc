@@ -44,6 +44,7 @@ void add_directory_option(CLI::App& command, std::string& directory) {
 struct ControlArguments {
   bench::ControlBenchOptions options;
   std::vector<unsigned> sidecars;  // empty: no fleet is measured, only its parts
+  std::string checkpoint;          // that a fleet is given; empty: one of 2 MiB
   std::string directory;
 };
 
@@ -63,19 +64,22 @@ constexpr std::chrono::milliseconds kFleetIdle{5'000};
 constexpr std::chrono::milliseconds kFleetIdleQuick{1'000};
 constexpr unsigned kFleetRounds = 5;
 
-Result<SuiteOutcome> bench_fleet(const std::vector<unsigned>& sidecars, const std::string& parent,
-                                 const BenchOptions& options, const bench::Interrupt& interrupt) {
-  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(parent));
+Result<SuiteOutcome> bench_fleet(const ControlArguments& arguments, const BenchOptions& options,
+                                 const bench::Interrupt& interrupt) {
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
   const unsigned rounds = options.repeats.value_or(options.quick ? 1 : kFleetRounds);
   trace::ProgressLine line;
   auto suite =
       WSYNC_TRY(bench::run_fleet_bench({.executable = WSYNC_TRY(find_wsync_program("wsync")),
                                         .directory = directory.path(),
-                                        .sidecars = sidecars,
+                                        .sidecars = arguments.sidecars,
+                                        .checkpoint = arguments.checkpoint,
                                         .rounds = rounds,
                                         .idle = options.quick ? kFleetIdleQuick : kFleetIdle},
                                        interrupt, show_turns(line)));
-  return part_outcome(std::move(suite), "pushes of 2 MiB, 8 replicas of each sidecar", rounds);
+  const std::string what = arguments.checkpoint.empty() ? "2 MiB" : arguments.checkpoint;
+  return part_outcome(std::move(suite),
+                      fmt::format("pushes of {}, 8 replicas of each sidecar", what), rounds);
 }
 
 // ---- transport ----
@@ -159,12 +163,17 @@ void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
                    "Measure a coordinator process with these numbers of sidecars over real "
                    "connections, one fleet after the other, and nothing else")
       ->delimiter(',');
+  command
+      ->add_option("--checkpoint", arguments->checkpoint,
+                   "With --sidecars: the checkpoint to push, for instance one of many tensors "
+                   "(default: one of 2 MiB)")
+      ->needs("--sidecars");
   add_directory_option(*command, arguments->directory);
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {
     run.add_suite("control", [&run, arguments, command](const bench::Interrupt& interrupt) {
       if (!arguments->sidecars.empty())
-        return bench_fleet(arguments->sidecars, arguments->directory, run.options, interrupt);
+        return bench_fleet(*arguments, run.options, interrupt);
       arguments->options.rounds = part_rounds(run);
       if (run.options.quick && command->count("--messages") == 0) arguments->options.messages = 200;
       if (run.options.quick && command->count("--replicas") == 0)

@@ -215,9 +215,12 @@ Result<SuiteResult> run_fleet_bench(const FleetBenchOptions& options, const Inte
   WSYNC_TRY(check_fleet(options));
   const auto busy = WSYNC_TRY(busy_with_others(interrupt));
   CpuLoad load;
-  const std::string checkpoint = options.directory + "/checkpoint";
-  (void)WSYNC_TRY(
-      cli::make_demo_checkpoint({.directory = checkpoint, .bytes = kFleetModelBytes, .shards = 1}));
+  std::string checkpoint = options.checkpoint;
+  if (checkpoint.empty()) {
+    checkpoint = options.directory + "/checkpoint";
+    (void)WSYNC_TRY(cli::make_demo_checkpoint(
+        {.directory = checkpoint, .bytes = kFleetModelBytes, .shards = 1}));
+  }
   const auto children = WSYNC_TRY(bench_children(options.directory));
   SuiteResult suite{.suite = "control"};
   std::vector<double> least;

@@ -20,6 +20,7 @@ struct FleetBenchOptions {
   std::string executable;             // of wsync
   std::string directory;              // for sockets and logs; mode 0700, the owner removes it
   std::vector<unsigned> sidecars;     // of each fleet, one after the other
+  std::string checkpoint;             // that is pushed; empty: one of 2 MiB is made
   unsigned replicas = 8;              // of each sidecar
   unsigned rounds = 5;                // measured pushes of each fleet
   std::chrono::milliseconds idle{0};  // measured time without a push
