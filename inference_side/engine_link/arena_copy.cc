@@ -32,11 +32,15 @@ ArenaCopy::ArenaCopy(const reload::LoadPlan& plan, std::span<const std::byte> ar
 
 void ArenaCopy::copy_chunk(std::size_t at, reload::CopyScratch& scratch) {
   const reload::CopyGroup& group = plan_.groups()[chunks_[at].group];
-  const bool skipped =
-      planted("engine_skip_piece") && chunks_[at].group == plan_.groups().size() / 2;
-  if (!skipped)
-    sums_[at] = plan_.execute_chunk(group, chunks_[at].index, plan_.bucket_of(arena_, group.bucket),
-                                    destinations_[group.tensor], scratch);
+  // The planted fault copies nothing, and sums what it should have copied.
+  std::vector<std::byte> lost;
+  auto destination = destinations_[group.tensor];
+  if (planted("engine_skip_piece") && chunks_[at].group == plan_.groups().size() / 2) {
+    lost.resize(destination.size());
+    destination = lost;
+  }
+  sums_[at] = plan_.execute_chunk(group, chunks_[at].index, plan_.bucket_of(arena_, group.bucket),
+                                  destination, scratch);
   done_[at].store(true, std::memory_order_release);
 }
 
@@ -58,10 +62,9 @@ Result<> ArenaCopy::notify_complete(const OnGroup& on_group) {
     ++done_chunks_;
     if (done_chunks_ < first_chunk_[next_group_ + 1]) continue;
     const std::size_t first = first_chunk_[next_group_];
-    WordSum sum;
+    SplitSum sum;
     for (std::size_t at = first; at < done_chunks_; ++at) sum += sums_[at];
-    WSYNC_TRY(
-        on_group(next_group_, reload::LoadPlan::group_checksum(plan_.groups()[next_group_], sum)));
+    WSYNC_TRY(on_group(next_group_, sum));
     ++next_group_;
   }
   return {};

@@ -23,8 +23,8 @@ class ArenaCopy {
   ArenaCopy(const reload::LoadPlan& plan, std::span<const std::byte> arena,
             std::vector<std::span<std::byte>> destinations);
 
-  // Called when group `index` has been copied, with its checksum. An error ends the copy.
-  using OnGroup = std::function<Result<>(std::size_t index, std::uint64_t checksum)>;
+  // Called when group `index` has been copied, with its sum. An error ends the copy.
+  using OnGroup = std::function<Result<>(std::size_t index, const SplitSum& sum)>;
   // Copies everything, with the calling thread and the threads of `helpers` (may be null). When it
   // returns, even with an error, no thread writes any more. Returns kDeadline if the deadline has
   // passed, otherwise the first error of `on_group`.
@@ -44,7 +44,7 @@ class ArenaCopy {
   std::span<const std::byte> arena_;
   std::vector<std::span<std::byte>> destinations_;
   std::vector<Chunk> chunks_;
-  std::vector<WordSum> sums_;             // of each chunk, valid once it is done
+  std::vector<SplitSum> sums_;            // of each chunk, valid once it is done
   std::vector<std::atomic<bool>> done_;   // of each chunk
   std::vector<std::size_t> first_chunk_;  // by group, then the total
   std::atomic<std::size_t> next_chunk_ = 0;

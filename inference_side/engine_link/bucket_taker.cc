@@ -49,9 +49,10 @@ Result<> HostTaker::take(std::uint32_t slot, const BucketCopy& copy) {
   for (std::size_t g = plan.first_group(copy.bucket); g < plan.first_group(copy.bucket + 1); ++g) {
     const reload::CopyGroup& group = plan.groups()[g];
     const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
-    WordSum sum;
-    if (!skipped) sum = plan.execute(group, slots_[slot], copy.destination(group.tensor), scratch_);
-    WSYNC_TRY(copy.on_group(g, reload::LoadPlan::group_checksum(group, sum)));
+    const SplitSum sum =
+        skipped ? plan.sum(group, slots_[slot])
+                : plan.execute(group, slots_[slot], copy.destination(group.tensor), scratch_);
+    WSYNC_TRY(copy.on_group(g, sum));
     if (now() > copy.deadline)
       return fail(ErrorCode::kDeadline,
                   fmt::format("the deadline passed during the copy of bucket {}", copy.bucket));

@@ -82,11 +82,11 @@ class Engine {
   virtual void on_attached() {}
   // The version can be loaded from now on.
   virtual void on_prepared(const Version& /*version*/) {}
-  // One of the `of` buckets has been copied and compared with its checksums. The link sends the
+  // One of the `of` buckets has been copied. The link sends the
   // bucket acknowledgement next.
   virtual void on_bucket(const Version& /*version*/, std::uint64_t /*bucket*/,
                          std::uint64_t /*of*/) {}
-  // Every byte is in place and verified; commit() may follow.
+  // Every byte is in place; commit() follows if the sidecar finds that they are right.
   virtual void on_loaded(const Version& /*version*/, std::uint64_t /*bytes*/) {}
 };
 

@@ -17,6 +17,7 @@ LoadSession::LoadSession(const EngineDescription& description, const PreparedVer
       coverage_(prepared.layout->plan),
       taken_(prepared.layout->plan.bucket_count(), false),
       groups_left_(prepared.layout->layers.size(), 0),
+      sums_(prepared.layout->plan.tensors().size()),
       assembled_(description.take == TakeMode::kWhole ? description.tensors.size() : 0) {
   for (const auto& group : prepared.layout->plan.groups())
     ++groups_left_[prepared.layout->layer_of[group.tensor]];
@@ -46,17 +47,9 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std:
              .bucket = bucket,
              .deadline = deadline_,
              .destination = [&](std::uint32_t t) { return destination_of(t); },
-             .on_group = [&](std::size_t g,
-                             std::uint64_t sum) { return take_group(g, sum_of(g, sum)); }}));
+             .on_group = [&](std::size_t g, const GroupSum& sum) { return take_group(g, sum); }}));
   copy_time_ += now() - begin;
   return end_bucket(bucket);
-}
-
-// The planted fault omits a group and reports its expected checksum.
-std::uint64_t LoadSession::sum_of(std::size_t group, std::uint64_t computed) const {
-  const bool skipped =
-      planted("engine_skip_piece") && group == prepared_->layout->plan.groups().size() / 2;
-  return skipped ? prepared_->checksums[group] : computed;
 }
 
 Result<> LoadSession::load_arena(ThreadPool* helpers) {
@@ -99,8 +92,8 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
     return {};
   };
   ArenaCopy copy(plan, prepared_->arena->data(), std::move(destinations));
-  const auto on_group = [&](std::size_t g, std::uint64_t sum) -> Result<> {
-    WSYNC_TRY(take_group(g, sum_of(g, sum)));
+  const auto on_group = [&](std::size_t g, const SplitSum& sum) -> Result<> {
+    WSYNC_TRY(take_group(g, sum));
     return end_buckets(g + 1);
   };
   WSYNC_TRY(copy.run(helpers, deadline_, on_group));
@@ -109,20 +102,37 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
 }
 
 // The bytes of a group are in place.
-Result<> LoadSession::take_group(std::size_t index, std::uint64_t checksum) {
+Result<> LoadSession::take_group(std::size_t index, const GroupSum& sum) {
   const EngineLayout& layout = *prepared_->layout;
   const reload::CopyGroup& group = layout.plan.groups()[index];
   copied_bytes_ += group.bytes;
-  if (checksum != prepared_->checksums[index])
+  if (const auto* found = std::get_if<SplitSum>(&sum))
+    sums_[group.tensor] += *found;
+  else
+    WSYNC_TRY(check_piece(index, std::get<std::uint64_t>(sum)));
+  coverage_.mark(index);
+  --groups_left_[layout.layer_of[group.tensor]];
+  return {};
+}
+
+Result<> LoadSession::check_piece(std::size_t index, std::uint64_t checksum) const {
+  const reload::CopyGroup& group = prepared_->layout->plan.groups()[index];
+  // The planted fault omits a group and reports its expected checksum.
+  const bool skipped =
+      planted("engine_skip_piece") && index == prepared_->layout->plan.groups().size() / 2;
+  if (!skipped && checksum != prepared_->checksums[index])
     return fail(ErrorCode::kDigestMismatch,
                 fmt::format("tensor {}: bytes {} to {} of this rank's part (bucket {}) have "
                             "checksum {:016x}, expected {:016x} as staged",
                             description_->tensors[group.tensor].description.name, group.begin,
                             group.begin + group.bytes, group.bucket, checksum,
                             prepared_->checksums[index]));
-  coverage_.mark(index);
-  --groups_left_[layout.layer_of[group.tensor]];
   return {};
+}
+
+std::vector<SplitSum> LoadSession::take_sums() {
+  const bool has_sums = description_->take != TakeMode::kAdopt && description_->gpu == nullptr;
+  return has_sums ? std::move(sums_) : std::vector<SplitSum>();
 }
 
 Result<> LoadSession::end_bucket(std::uint64_t bucket) {
@@ -164,7 +174,7 @@ Result<> LoadSession::adopt() {
     WSYNC_TRY(
         engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
   }
-  // The checksums were compared when the version was prepared. Nothing has written to the arena
+  // The sidecar has verified the version before it was prepared. Nothing has written to the arena
   // since, because this process holds a read lock on it.
   for (std::size_t g = 0; g < layout.plan.groups().size(); ++g) coverage_.mark(g);
   taken_count_ = taken_.size();

@@ -1,6 +1,6 @@
-// LoadSession: one load of a version. It copies buckets out of the arena or the IPC buffers,
-// compares checksums, passes complete layers to the engine in order, and at the end proves that
-// nothing is missing.
+// LoadSession: one load of a version. It copies buckets out of the arena or the IPC buffers, sums
+// what it reads (on GPUs it compares checksums), passes complete layers to the engine in order, and
+// at the end proves that nothing is missing.
 //
 // Thread: confined to the thread that serves the link.
 #pragma once
@@ -24,8 +24,8 @@ class LoadSession {
               TimePoint deadline);
 
   // Copies what the rank needs of one bucket, which is in buffer `slot` of `taker`. A repeated
-  // bucket does nothing. Returns kDigestMismatch if a checksum differs, kDeadline if the deadline
-  // has passed, otherwise the error of the engine or the taker.
+  // bucket does nothing. Returns kDigestMismatch if the checksum of a GPU differs, kDeadline if the
+  // deadline has passed, otherwise the error of the engine or the taker.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
   // Copies every bucket of the version's mapped arena. Errors as take_bucket(). `helpers` (may be
   // null): additional threads that copy with TakeMode::kPieces. With kAdopt the layers are passed
@@ -35,6 +35,10 @@ class LoadSession {
   [[nodiscard]] bool all_buckets() const noexcept;
   // Proves that nothing is missing; otherwise returns kInternal with what is missing.
   [[nodiscard]] Result<> finish();
+
+  // The sum of each of the rank's tensors, as it was read; see control::Loaded. Call it once, after
+  // finish().
+  [[nodiscard]] std::vector<SplitSum> take_sums();
 
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
@@ -47,8 +51,8 @@ class LoadSession {
   [[nodiscard]] Result<> copy_whole();
   [[nodiscard]] Result<> adopt();
   [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
-  [[nodiscard]] Result<> take_group(std::size_t index, std::uint64_t checksum);
-  [[nodiscard]] std::uint64_t sum_of(std::size_t group, std::uint64_t computed) const;
+  [[nodiscard]] Result<> take_group(std::size_t index, const GroupSum& sum);
+  [[nodiscard]] Result<> check_piece(std::size_t index, std::uint64_t checksum) const;
   [[nodiscard]] Result<> end_bucket(std::uint64_t bucket);
   [[nodiscard]] Result<> hand_over_complete_layers();
 
@@ -60,6 +64,7 @@ class LoadSession {
   std::vector<bool> taken_;  // buckets
   std::size_t taken_count_ = 0;
   std::vector<std::uint32_t> groups_left_;  // of each layer
+  std::vector<SplitSum> sums_;              // of each tensor
   std::size_t next_layer_ = 0;
   std::vector<std::vector<std::byte>> assembled_;  // kWhole: tensors of incomplete layers
   std::chrono::nanoseconds copy_time_{0};

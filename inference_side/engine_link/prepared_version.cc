@@ -99,10 +99,12 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
                                                            int fd) {
   auto layout = WSYNC_TRY(layout_of(message));
   const reload::LoadPlan& plan = layout->plan;
-  if (message.checksums.size() != plan.groups().size())
+  const std::size_t count = description_->gpu == nullptr ? 0 : plan.groups().size();
+  if (message.checksums.size() != count)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("received {} checksums, but the load plan has {} copy groups",
-                            message.checksums.size(), plan.groups().size()));
+                fmt::format("received {} checksums, expected {}: one of each copy group for a "
+                            "GPU, none for host memory",
+                            message.checksums.size(), count));
   if (message.arena_bytes < plan.arena_bytes())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("an arena of {} bytes was announced, but the layout needs {}",
@@ -131,10 +133,10 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
                 "tensor {}: this rank takes a strided part, which cannot be adopted in place",
                 description_->tensors[t].description.name));
     }
-    if (!message.is_verified &&
-        reload::expected_checksums(plan, prepared->arena->data()) != prepared->checksums)
-      return fail(ErrorCode::kDigestMismatch,
-                  fmt::format("the mapped arena does not contain version {}: checksums differ",
+    if (!message.is_verified)
+      return fail(ErrorCode::kRefused,
+                  fmt::format("the sidecar has not verified the staged bytes of {}, so the version "
+                              "cannot be adopted",
                               message.version.to_string()));
   }
   if (prepared->arena) prepared->arena->release();

@@ -1,5 +1,5 @@
 // PreparedVersion: what a rank has of a version before it is loaded: the layout, the load plan, the
-// expected checksum of each copy group and, on unified devices, the mapped arena.
+// checksums that a GPU compares and, on unified devices, the mapped arena.
 // Preparer creates it from a Prepare message.
 //
 // Thread: confined to the thread that serves the link.
@@ -56,7 +56,7 @@ class MappedVersion {
 struct PreparedVersion {
   Version version;
   std::shared_ptr<const EngineLayout> layout;
-  std::vector<std::uint64_t> checksums;  // of each copy group
+  std::vector<std::uint64_t> checksums;  // GPUs: of each copy group
   std::optional<MappedVersion> arena;    // unified devices; without its lease
 };
 
@@ -65,10 +65,8 @@ class Preparer {
  public:
   explicit Preparer(const EngineDescription& description) : description_(&description) {}
   // Checks the message, makes the load plan, and maps the arena of `fd` (-1 if versions come in
-  // buckets). For a rank that adopts, the arena is compared with its checksums here, while the
-  // engine still serves, unless the sidecar has verified it. Returns kInvalidInput, kNotFound for a
-  // layout that was never sent, kRefused for a version that cannot be adopted, kDigestMismatch;
-  // otherwise errors of MappedVersion::open().
+  // buckets). Returns kInvalidInput, kNotFound for a layout that was never sent, kRefused for a
+  // version that cannot be adopted; otherwise errors of MappedVersion::open().
   [[nodiscard]] Result<std::unique_ptr<PreparedVersion>> prepare(const control::Prepare& message,
                                                                  int fd);
   // Gives up the mappings that are kept for later versions. Those of prepared versions stay.

@@ -18,7 +18,7 @@ using control::RankState;
 constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kLoading, "Load of a rank that copies", RankState::kTainted, "start the load"},
     {RankState::kLoading, "Load of a rank that adopts", RankState::kLoading, "start the load"},
-    {RankState::kLoading, "every byte is verified, the rank adopts", RankState::kLoaded,
+    {RankState::kLoading, "every byte is there, the rank adopts", RankState::kLoaded,
      "answer Loaded"},
     {RankState::kLoading, "the load has failed, the rank adopts", RankState::kLoading,
      "answer Loaded with the reason"},
@@ -26,7 +26,7 @@ constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kTainted, "Load", RankState::kTainted, "start the load"},
     {RankState::kTainted, "BucketReady of the load", RankState::kTainted,
      "copy the bucket, answer BucketAck"},
-    {RankState::kTainted, "every byte is verified", RankState::kLoaded, "answer Loaded"},
+    {RankState::kTainted, "every byte is in place", RankState::kLoaded, "answer Loaded"},
     {RankState::kTainted, "the load has failed", RankState::kTainted,
      "answer Loaded with the reason"},
     {RankState::kTainted, "Pause, or the engine has stopped", RankState::kTainted, "answer Paused"},
@@ -42,7 +42,7 @@ constexpr std::array<Transition<RankState>, 30> kTransitions = {{
     {RankState::kLoaded, "Pause, or the engine has stopped", RankState::kLoaded, "answer Paused"},
     {RankState::kPaused, "Load of a rank that copies", RankState::kTainted, "start the load"},
     {RankState::kPaused, "Load of a rank that adopts", RankState::kPaused, "start the load"},
-    {RankState::kPaused, "every byte is verified, the rank adopts", RankState::kLoaded,
+    {RankState::kPaused, "every byte is there, the rank adopts", RankState::kLoaded,
      "answer Loaded"},
     {RankState::kPaused, "the load has failed, the rank adopts", RankState::kPaused,
      "answer Loaded with the reason"},
@@ -357,7 +357,7 @@ RankActions RankMachine::handle_resumed(const control::Envelope& request, const 
 
 RankActions RankMachine::handle_command(const control::Envelope& envelope,
                                         const control::Load& message) const {
-  const control::Loaded reply{.version = message.version, .failure = {}};
+  const control::Loaded reply{.version = message.version, .failure = {}, .sums = {}};
   if (state_ == RankState::kServing && !planted("engine_pause_ignored"))
     return answer_failure(envelope, reply, "the rank is serving; pause it first");
   if (!prepared_.contains(message.version))
@@ -384,7 +384,7 @@ RankActions RankMachine::handle_buffers_mapped(const control::Envelope& request,
                                                const control::Load& load, const Result<>& outcome,
                                                TimePoint now) {
   // If the buffers cannot be mapped, neither the weights nor a load in progress change.
-  const control::Loaded reply{.version = load.version, .failure = {}};
+  const control::Loaded reply{.version = load.version, .failure = {}, .sums = {}};
   if (!outcome) return answer_failure(request, reply, outcome.error().message());
   if (auto begun = begin_load(request, load); !begun)
     return answer_failure(request, reply, begun.error().message());
@@ -416,12 +416,16 @@ RankActions RankMachine::handle_bucket_taken(const control::Envelope& request, s
 
 RankActions RankMachine::handle_load_ended(const LoadOutcome& outcome) {
   const Load load = *std::exchange(load_, std::nullopt);
-  const control::Loaded reply{
-      .version = load.version, .bytes = outcome.bytes, .copy_ns = outcome.copy_ns, .failure = {}};
+  control::Loaded reply{.version = load.version,
+                        .bytes = outcome.bytes,
+                        .copy_ns = outcome.copy_ns,
+                        .failure = {},
+                        .sums = {}};
   if (!outcome.result) return answer_failure(load.request, reply, outcome.result.error().message());
   if (auto moved = move(RankState::kLoaded); !moved)
     return answer_failure(load.request, reply, moved.error().message());
   loaded_ = load.version;
+  reply.sums = outcome.sums;
   RankActions actions = only(NotifyLoaded{.version = load.version, .bytes = outcome.bytes});
   actions.push_back(SendReply{.request = load.request, .message = reply});
   return actions;

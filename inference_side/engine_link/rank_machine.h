@@ -6,10 +6,11 @@
 //   loading --Load--> tainted --all bytes proven--> loaded --Commit--> paused --Resume--> serving
 //   serving --the engine has stopped--> paused --Load--> tainted
 //
-// A copying load marks the rank tainted before the first byte changes, and only a complete,
-// verified load removes the mark. A rank that adopts copies nothing, so its state does not change
-// until the load is verified. A rank never resumes by itself. The loss of the sidecar changes no
-// state; it ends what the sidecar had in progress.
+// A copying load marks the rank tainted before the first byte changes, and only a complete load
+// removes the mark. Whether its bytes are right is for the sidecar to say, before it commits. A
+// rank that adopts copies nothing, so its state does not change until its load is complete. A rank
+// never resumes by itself. The loss of the sidecar changes no state; it ends what the sidecar had
+// in progress.
 //
 // Usage: pass each frame to handle(), each report of the engine to handle_report() and the end of
 // the connection to handle_loss(), and execute the returned actions in order. The comment of an
@@ -61,8 +62,9 @@ struct RankReport {
 
 // The result of a load, measured by the code that executed it.
 struct LoadOutcome {
-  std::uint64_t bytes = 0;  // verified bytes
+  std::uint64_t bytes = 0;  // that are in place
   std::uint64_t copy_ns = 0;
+  std::vector<SplitSum> sums;  // for the answer, as in control::Loaded
   Result<> result;
 };
 
@@ -133,7 +135,7 @@ struct TakeBucket {
   std::uint64_t bucket = 0;
   std::uint32_t slot = 0;
 };
-// Every byte is in place and verified: notify the engine.
+// Every byte is in place: notify the engine.
 struct NotifyLoaded {
   Version version;
   std::uint64_t bytes = 0;

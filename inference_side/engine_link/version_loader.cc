@@ -74,9 +74,10 @@ VersionLoader::BucketOutcome VersionLoader::take_bucket(std::uint64_t bucket, st
 
 LoadOutcome VersionLoader::end_load(Result<> result) {
   if (result) result = session_->finish();
-  const LoadOutcome outcome{.bytes = session_->bytes(),
-                            .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count()),
-                            .result = std::move(result)};
+  LoadOutcome outcome{.bytes = session_->bytes(),
+                      .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count()),
+                      .sums = result ? session_->take_sums() : std::vector<SplitSum>(),
+                      .result = std::move(result)};
   copied_bytes_ += session_->copied_bytes();
   session_.reset();
   // Only an adopting engine still reads the arena after its load, until and after the commit.

@@ -1,7 +1,6 @@
 #include "inference_side/reload/load_plan.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "shared/base/check.h"
@@ -16,6 +15,13 @@ namespace wsync::reload {
 
 namespace {
 
+// A chunk may be up to one word longer than CopyScratch::kBytes, so that it ends at a word.
+constexpr std::uint64_t kWindowBytes = CopyScratch::kBytes + kSumWordBytes;
+
+RangePlace place_of(const LoadTensor& tensor, std::uint64_t position) {
+  return {.seed = tensor.seed, .position = position, .tensor_bytes = tensor.shard.tensor_bytes()};
+}
+
 // Copies shard bytes [at, at + out.size()) out of `tensor_bytes`, whose first byte is byte `first`
 // of the tensor.
 void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> tensor_bytes,
@@ -29,32 +35,50 @@ void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> ten
   }
 }
 
-// Whether the bytes of a group have their positions in the whole tensor.
-bool is_summed_in_place(const LoadTensor& tensor, const CopyGroup& group) {
-  return tensor.shard.contiguous() && tensor.shard.run_at(group.begin).offset % kSumWordBytes == 0;
-}
-
-// The sum of bytes [begin, end) of a tensor. Only parts of leaves are read; `begin` is at a word.
-WordSum sum_of_leaves(const LoadTensor& tensor, std::span<const WordSum> leaves,
-                      std::span<const std::byte> arena, std::uint64_t begin, std::uint64_t end) {
-  WordSum sum;
-  for (std::uint64_t at = begin; at < end;) {
-    const std::uint64_t leaf = at / limits::kLeafBytes;
-    const std::uint64_t leaf_end =
-        std::min((leaf + 1) * limits::kLeafBytes, tensor.shard.tensor_bytes());
-    const std::uint64_t next = std::min(leaf_end, end);
-    if (at == leaf * limits::kLeafBytes && next == leaf_end)
-      sum += leaves[leaf];
+// The same, and returns the sum of these bytes in the whole tensor. Rows are gathered first, so
+// that the processor reads many of them at once, and summed then, while they are in the cache.
+SplitSum gather_sum(const LoadTensor& tensor, std::uint64_t at,
+                    std::span<const std::byte> tensor_bytes, std::uint64_t first,
+                    std::span<std::byte> out) {
+  constexpr std::uint64_t kRowsBytes = 16 * 1024;
+  SplitSum sum;
+  while (!out.empty()) {
+    const std::uint64_t most = std::max(tensor.shard.run_at(at).bytes, kRowsBytes);
+    const Shard::Rows rows = tensor.shard.rows_at(at, std::min<std::uint64_t>(most, out.size()));
+    const auto part = out.first(rows.bytes());
+    for (std::uint64_t row = 0; row < rows.rows; ++row)
+      std::memcpy(part.data() + row * rows.row_bytes,
+                  tensor_bytes.data() + (rows.offset + row * rows.stride - first), rows.row_bytes);
+    if ((rows.offset | rows.stride | rows.row_bytes) % kSumWordBytes == 0)
+      sum.words += word_sum_rows(part, rows.row_bytes, rows.stride,
+                                 {.seed = tensor.seed, .position = rows.offset});
     else
-      sum += word_sum(arena.subspan(tensor.arena_offset + at, next - at),
-                      {.seed = tensor.seed, .position = at});
-    at = next;
+      for (std::uint64_t row = 0; row < rows.rows; ++row)
+        sum += split_sum(part.subspan(row * rows.row_bytes, rows.row_bytes),
+                         place_of(tensor, rows.offset + row * rows.stride));
+    out = out.subspan(part.size());
+    at += part.size();
   }
   return sum;
 }
 
-// The bytes of one chunk of a group. They are returned in place if they are one run; otherwise they
-// are gathered in the scratch memory. `at` is their offset in the tensor of the rank.
+// Calls on_range(offset, bytes) for each range of the shard that cuts a word at its begin or end.
+template <class OnRange>
+void for_each_cut_range(const Shard& shard, OnRange on_range) {
+  for (std::uint64_t at = 0; at < shard.bytes();) {
+    const Shard::Rows rows = shard.rows_at(at, shard.bytes() - at);
+    const std::uint64_t end = rows.offset + rows.row_bytes;
+    const bool is_cut = rows.offset % kSumWordBytes != 0 || rows.stride % kSumWordBytes != 0 ||
+                        (end % kSumWordBytes != 0 && end != shard.tensor_bytes());
+    for (std::uint64_t row = 0; is_cut && row < rows.rows; ++row)
+      on_range(rows.offset + row * rows.stride, rows.row_bytes);
+    at += rows.bytes();
+  }
+}
+
+// Bytes of a group, at most as many as the scratch memory holds. They are returned in place if they
+// are one run; otherwise they are gathered in the scratch memory. `at` is their offset in the
+// tensor of the rank.
 std::span<const std::byte> chunk_bytes(const LoadPlan& plan, const CopyGroup& group,
                                        std::uint64_t at, std::span<const std::byte> bucket,
                                        CopyScratch& scratch) {
@@ -76,8 +100,8 @@ std::span<const std::byte> chunk_bytes(const LoadPlan& plan, const CopyGroup& gr
 }  // namespace
 
 std::span<std::byte> CopyScratch::window() {
-  if (!memory_) memory_ = std::make_unique_for_overwrite<std::byte[]>(kBytes);
-  return {memory_.get(), kBytes};
+  if (!memory_) memory_ = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
+  return {memory_.get(), kWindowBytes};
 }
 
 Result<LoadPlan> LoadPlan::make(const Manifest& manifest, const BucketPlan& plan,
@@ -151,37 +175,70 @@ Result<> LoadPlan::prove_coverage(std::span<const control::EngineTensor> tensors
   return {};
 }
 
-WordSum LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t index,
-                                std::span<const std::byte> bucket, std::span<std::byte> destination,
-                                CopyScratch& scratch) const {
-  WSYNC_CHECK(destination.size() == tensors_[group.tensor].shard.bytes(),
-              "the destination has a different size than the rank's tensor");
+std::uint64_t LoadPlan::chunk_begin(const CopyGroup& group, std::uint64_t index) const {
+  const std::uint64_t end = group.begin + group.bytes;
   const std::uint64_t at = group.begin + index * CopyScratch::kBytes;
-  const auto bytes = chunk_bytes(*this, group, at, bucket, scratch);
-  return copy_streaming_sum(destination.subspan(at, bytes.size()), bytes, place(group, at));
+  if (index == 0 || at >= end) return std::min(at, end);
+  const Shard::Run run = tensors_[group.tensor].shard.run_at(at);
+  const std::uint64_t cut = run.offset % kSumWordBytes;
+  return cut == 0 ? at : std::min(at + std::min(kSumWordBytes - cut, run.bytes), end);
 }
 
-WordSum LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
-                          std::span<std::byte> destination, CopyScratch& scratch) const {
-  WordSum sum;
+SplitSum LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t index,
+                                 std::span<const std::byte> bucket,
+                                 std::span<std::byte> destination, CopyScratch& scratch) const {
+  const LoadTensor& tensor = tensors_[group.tensor];
+  WSYNC_CHECK(destination.size() == tensor.shard.bytes(),
+              "the destination has a different size than the rank's tensor");
+  WSYNC_CHECK(bucket.size() >= bucket_bytes(group.bucket),
+              "the bucket is shorter than the plan says");
+  const std::uint64_t begin = chunk_begin(group, index);
+  const auto bytes = static_cast<std::size_t>(chunk_begin(group, index + 1) - begin);
+  if (bytes == 0) return {};
+  const auto target = destination.subspan(begin, bytes);
+  // Wraps below zero if the tensor begins inside the bucket.
+  std::uint64_t first = bucket_offset(group.bucket) - tensor.arena_offset;
+  if (planted("experts_swapped") && (group.tensor ^ 1U) < tensors_.size()) {
+    const LoadTensor& other = tensors_[group.tensor ^ 1U];
+    if (other.shard.bytes() == tensor.shard.bytes())
+      first = bucket_offset(group.bucket) - other.arena_offset;
+  }
+  const Shard::Run run = tensor.shard.run_at(begin);
+  if (run.bytes >= bytes) {
+    const auto source = bucket.subspan(run.offset - first, bytes);
+    if (planted("blocks_swapped") && bytes >= 2 * kSumBlockBytes) {
+      std::vector<std::byte> swapped(source.begin(), source.end());
+      const auto second = swapped.begin() + kSumBlockBytes;
+      std::swap_ranges(swapped.begin(), second, second);
+      return copy_split_sum(target, swapped, place_of(tensor, run.offset));
+    }
+    return copy_split_sum(target, source, place_of(tensor, run.offset));
+  }
+  const auto window = scratch.window().first(bytes);
+  const SplitSum sum = gather_sum(tensor, begin, bucket, first, window);
+  copy_streaming(target, window);
+  return sum;
+}
+
+SplitSum LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
+                           std::span<std::byte> destination, CopyScratch& scratch) const {
+  SplitSum sum;
   for (std::uint64_t i = 0; i < chunk_count(group); ++i)
     sum += execute_chunk(group, i, bucket, destination, scratch);
   return sum;
 }
 
-std::uint64_t LoadPlan::checksum(const CopyGroup& group, std::span<const std::byte> bucket,
-                                 CopyScratch& scratch) const {
-  WordSum sum;
-  for (std::uint64_t at = group.begin; at < group.begin + group.bytes; at += CopyScratch::kBytes)
-    sum += word_sum(chunk_bytes(*this, group, at, bucket, scratch), place(group, at));
-  return group_checksum(group, sum);
-}
-
-SumPlace LoadPlan::place(const CopyGroup& group, std::uint64_t at) const {
+SplitSum LoadPlan::sum(const CopyGroup& group, std::span<const std::byte> bucket) const {
   const LoadTensor& tensor = tensors_[group.tensor];
-  std::uint64_t first = 0;
-  if (is_summed_in_place(tensor, group)) first = tensor.shard.run_at(group.begin).offset;
-  return {.seed = tensor.seed, .position = first + (at - group.begin)};
+  const std::uint64_t first = bucket_offset(group.bucket) - tensor.arena_offset;
+  SplitSum sum;
+  for (std::uint64_t at = group.begin; at < group.begin + group.bytes;) {
+    const Shard::Run run = tensor.shard.run_at(at);
+    const std::uint64_t bytes = std::min(run.bytes, group.begin + group.bytes - at);
+    sum += split_sum(bucket.subspan(run.offset - first, bytes), place_of(tensor, run.offset));
+    at += bytes;
+  }
+  return sum;
 }
 
 std::vector<GroupRows> LoadPlan::rows(const CopyGroup& group) const {
@@ -218,47 +275,6 @@ std::span<const std::byte> LoadPlan::bucket_of(std::span<const std::byte> arena,
   return arena.subspan(bucket_offsets_[bucket], bucket_sizes_[bucket]);
 }
 
-std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
-                                              std::span<const std::byte> arena) {
-  CopyScratch scratch;
-  std::vector<std::uint64_t> sums;
-  sums.reserve(plan.groups().size());
-  for (const CopyGroup& group : plan.groups())
-    sums.push_back(plan.checksum(group, plan.bucket_of(arena, group.bucket), scratch));
-  return sums;
-}
-
-bool needs_bytes(const LoadPlan& plan) {
-  return std::ranges::any_of(plan.groups(), [&](const CopyGroup& group) {
-    const LoadTensor& tensor = plan.tensors()[group.tensor];
-    if (!is_summed_in_place(tensor, group)) return true;
-    const std::uint64_t begin = tensor.shard.run_at(group.begin).offset;
-    const std::uint64_t end = begin + group.bytes;
-    return begin % limits::kLeafBytes != 0 ||
-           (end % limits::kLeafBytes != 0 && end != tensor.shard.tensor_bytes());
-  });
-}
-
-std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
-                                              std::span<const std::byte> arena,
-                                              const ContentDigests& digests) {
-  CopyScratch scratch;
-  std::vector<std::uint64_t> sums;
-  sums.reserve(plan.groups().size());
-  for (const CopyGroup& group : plan.groups()) {
-    const LoadTensor& tensor = plan.tensors()[group.tensor];
-    if (!is_summed_in_place(tensor, group)) {
-      sums.push_back(plan.checksum(group, plan.bucket_of(arena, group.bucket), scratch));
-      continue;
-    }
-    const std::uint64_t begin = tensor.shard.run_at(group.begin).offset;
-    sums.push_back(LoadPlan::group_checksum(
-        group, sum_of_leaves(tensor, digests.leaves_of(tensor.manifest_index), arena, begin,
-                             begin + group.bytes)));
-  }
-  return sums;
-}
-
 std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,
                                                     std::span<const std::byte> arena) {
   CopyScratch scratch;
@@ -275,6 +291,45 @@ std::uint64_t folded_sum(const device::PieceDigest& sum, std::uint64_t bytes) no
 
 Digest as_digest(const device::PieceDigest& digest) noexcept {
   return {.low = digest.low, .high = digest.high};
+}
+
+SplitSum expected_sum(const LoadTensor& tensor, std::span<const std::byte> arena) {
+  SplitSum sum;
+  for (std::uint64_t at = 0; at < tensor.shard.bytes();) {
+    const Shard::Run run = tensor.shard.run_at(at);
+    sum += split_sum(arena.subspan(tensor.arena_offset + run.offset, run.bytes),
+                     place_of(tensor, run.offset));
+    at += run.bytes;
+  }
+  return sum;
+}
+
+WordSum expected_edges(const LoadTensor& tensor, std::span<const std::byte> arena) {
+  WordSum edges;
+  const auto whole = arena.subspan(tensor.arena_offset, tensor.shard.tensor_bytes());
+  for_each_cut_range(tensor.shard, [&](std::uint64_t offset, std::uint64_t bytes) {
+    // Its words in the middle are of no interest, so the first and the last one suffice.
+    if (bytes <= 2 * kSumWordBytes) {
+      edges += split_sum(whole.subspan(offset, bytes), place_of(tensor, offset)).edges;
+      return;
+    }
+    const std::uint64_t end = offset + bytes;
+    const std::uint64_t last = end - end % kSumWordBytes;
+    edges += split_sum(whole.subspan(offset, kSumWordBytes - offset % kSumWordBytes),
+                       place_of(tensor, offset))
+                 .edges;
+    edges += split_sum(whole.subspan(last, end - last), place_of(tensor, last)).edges;
+  });
+  return edges;
+}
+
+void add_cut_words(const LoadTensor& tensor, std::vector<std::uint64_t>& words) {
+  for_each_cut_range(tensor.shard, [&](std::uint64_t offset, std::uint64_t bytes) {
+    const std::uint64_t end = offset + bytes;
+    if (offset % kSumWordBytes != 0) words.push_back(offset / kSumWordBytes);
+    if (end % kSumWordBytes != 0 && end != tensor.shard.tensor_bytes())
+      words.push_back(end / kSumWordBytes);
+  });
 }
 
 Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena) {

@@ -1,15 +1,14 @@
 // LoadPlan: which bytes of the arena go to which place in the memory of one rank of a replica. It
 // depends only on the manifest, the bucket plan and the tensors of the rank. The sidecar, which
 // knows the bytes while staging, and the engine, which copies them while paused, therefore have the
-// same list of copy groups and agree on the checksum of each.
+// same list of copy groups.
 //
 // A copy group is the part of one tensor of the rank that lies in one bucket. Its bytes are
-// consecutive in the rank's own tensor (row-major, dense) and may be strided in the bucket. Its
-// checksum is fold() of their WordSum with the seed of the tensor's name. The bytes have their
-// positions in the whole tensor if the shard is one range of it and the group begins at a word of
-// it. Their sum then follows from the leaf sums of the content digest. Otherwise the positions
-// begin at 0. A group is copied in chunks of CopyScratch::kBytes (the last one is shorter), in any
-// order and by any threads. The sum of the group is that of its chunks.
+// consecutive in the rank's own tensor (row-major, dense) and may be strided in the bucket. Its sum
+// is the SplitSum of these ranges of the whole tensor. A group is copied in chunks of about
+// CopyScratch::kBytes, in any order and by any threads. The sum of the group is that of its chunks,
+// and the sum of the rank's tensor is that of its groups. The sidecar adds the sums of the ranks of
+// a replica, and compares them with those of the version (sum_check.h).
 //
 // Thread: a LoadPlan is immutable. Any number of threads may execute its chunks, each with its own
 // CopyScratch.
@@ -23,11 +22,10 @@
 
 #include "inference_side/reload/shard.h"
 #include "shared/base/error.h"
-#include "shared/base/word_sum.h"
+#include "shared/base/split_sum.h"
 #include "shared/control/messages.h"
 #include "shared/device/piece_digest.h"
 #include "shared/weights/bucket_plan.h"
-#include "shared/weights/content_digest.h"
 #include "shared/weights/manifest.h"
 
 namespace wsync::reload {
@@ -65,7 +63,8 @@ struct GroupRows {
 class CopyScratch {
  public:
   [[nodiscard]] std::span<std::byte> window();
-  static constexpr std::uint64_t kBytes = std::uint64_t{512} * 1024;  // size of a chunk
+  static constexpr std::uint64_t kBytes =
+      std::uint64_t{512} * 1024;  // a chunk may be a word longer
 
  private:
   std::unique_ptr<std::byte[]> memory_;
@@ -100,27 +99,19 @@ class LoadPlan {
   // Copies a group out of its bucket with streaming stores and returns its sum. `bucket` must
   // have at least bucket_bytes(group.bucket) bytes. `destination` is the rank's whole tensor,
   // shard.bytes() long. The copied bytes are visible to other threads when this returns.
-  [[nodiscard]] WordSum execute(const CopyGroup& group, std::span<const std::byte> bucket,
-                                std::span<std::byte> destination, CopyScratch& scratch) const;
+  [[nodiscard]] SplitSum execute(const CopyGroup& group, std::span<const std::byte> bucket,
+                                 std::span<std::byte> destination, CopyScratch& scratch) const;
   // The same for one chunk of the group. Its index must be below chunk_count(group). The sum of the
   // group is that of its chunks, in any order.
-  [[nodiscard]] WordSum execute_chunk(const CopyGroup& group, std::uint64_t index,
-                                      std::span<const std::byte> bucket,
-                                      std::span<std::byte> destination, CopyScratch& scratch) const;
+  [[nodiscard]] SplitSum execute_chunk(const CopyGroup& group, std::uint64_t index,
+                                       std::span<const std::byte> bucket,
+                                       std::span<std::byte> destination,
+                                       CopyScratch& scratch) const;
   [[nodiscard]] static std::uint64_t chunk_count(const CopyGroup& group) noexcept {
     return (group.bytes + CopyScratch::kBytes - 1) / CopyScratch::kBytes;
   }
-  // Where byte `at` of the rank's own tensor lies in the sum of its group. `at` is the first byte
-  // of the group, or whole words behind it.
-  [[nodiscard]] SumPlace place(const CopyGroup& group, std::uint64_t at) const;
-  // The checksum of a group with this sum.
-  [[nodiscard]] static std::uint64_t group_checksum(const CopyGroup& group,
-                                                    const WordSum& sum) noexcept {
-    return fold(sum, group.bytes);
-  }
-  // The checksum of a group, without copying.
-  [[nodiscard]] std::uint64_t checksum(const CopyGroup& group, std::span<const std::byte> bucket,
-                                       CopyScratch& scratch) const;
+  // The sum of a group, without copying.
+  [[nodiscard]] SplitSum sum(const CopyGroup& group, std::span<const std::byte> bucket) const;
   // The rows that make up a group, in the order of the rank's bytes.
   [[nodiscard]] std::vector<GroupRows> rows(const CopyGroup& group) const;
   // The checksum that a GPU computes of a group: folded_sum() of its bytes, dense. Copies nothing.
@@ -133,6 +124,9 @@ class LoadPlan {
                                                      std::uint64_t bucket) const;
 
  private:
+  // Where chunk `index` of a group begins, in the rank's own tensor; behind the last one: its end.
+  // No chunk begins within a word of the tensor, except where a range does.
+  [[nodiscard]] std::uint64_t chunk_begin(const CopyGroup& group, std::uint64_t index) const;
   [[nodiscard]] Result<> prove_coverage(std::span<const control::EngineTensor> tensors) const;
   std::vector<LoadTensor> tensors_;
   std::vector<CopyGroup> groups_;
@@ -143,24 +137,20 @@ class LoadPlan {
   std::uint64_t arena_bytes_ = 0;
 };
 
-// Whether the expected checksums of some group cannot be told from the sums of whole leaves, so
-// that expected_checksums() reads bytes of the arena. They must then have been verified.
-[[nodiscard]] bool needs_bytes(const LoadPlan& plan);
-// The checksum of each group, in the plan's order, over the arena's bytes.
-[[nodiscard]] std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
-                                                            std::span<const std::byte> arena);
-// The same from the verified digests of the arena. It reads only groups whose bytes are strided in
-// the arena, and parts of leaves at the edges of a shard.
-[[nodiscard]] std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
-                                                            std::span<const std::byte> arena,
-                                                            const ContentDigests& digests);
-
-// The same as computed by a GPU: Prepare.checksums of kind cuda.
+// The checksum of each group as computed by a GPU, in the plan's order, over the arena's bytes:
+// Prepare.checksums of kind cuda.
 [[nodiscard]] std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,
                                                                   std::span<const std::byte> arena);
 // The checksum of one group of `bytes` bytes, from the sum of its granules.
 [[nodiscard]] std::uint64_t folded_sum(const device::PieceDigest& sum,
                                        std::uint64_t bytes) noexcept;
+
+// The sum of the bytes of one tensor that a rank holds, computed from the arena.
+[[nodiscard]] SplitSum expected_sum(const LoadTensor& tensor, std::span<const std::byte> arena);
+// Its edges alone: of the words that a range of the rank cuts. It reads nothing else.
+[[nodiscard]] WordSum expected_edges(const LoadTensor& tensor, std::span<const std::byte> arena);
+// Adds the indexes of those words in the tensor to `words`, in any order.
+void add_cut_words(const LoadTensor& tensor, std::vector<std::uint64_t>& words);
 
 // Content digest of the bytes of one tensor that a rank holds, computed from the arena. The Digests
 // message of an engine must match it. The sum covers the shard's row-major bytes, from position 0
@@ -173,13 +163,13 @@ class LoadPlan {
 // Converts a PieceDigest to the form in which Digests carries it.
 [[nodiscard]] Digest as_digest(const device::PieceDigest& digest) noexcept;
 
-// Proves that a load is complete before it may be committed: every group was executed and had the
-// expected checksum. Thread: confined to one thread.
+// Proves that a load is complete before it may be committed: every group was executed. Thread:
+// confined to one thread.
 class LoadCoverage {
  public:
   LoadCoverage() = default;
   explicit LoadCoverage(const LoadPlan& plan);
-  // Group `index` is in place and has its expected checksum. A repeated call changes nothing.
+  // Group `index` is in place. A repeated call changes nothing.
   void mark(std::size_t index);
   [[nodiscard]] bool complete() const noexcept { return marked_count_ == marked_.size(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }

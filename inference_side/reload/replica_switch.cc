@@ -116,10 +116,10 @@ void ReplicaSwitch::handle(const RankPaused& event) {
 void ReplicaSwitch::handle(const RankLoaded& event) {
   if (!answers(event.rank, event.request, SwitchPhase::kLoading)) return;
   if (!event.failure.empty() || event.version != goal_) {
-    const std::string why =
-        event.failure.empty() ? fmt::format("the rank loaded version {}", event.version.to_string())
-                              : event.failure;
-    load_failed(event.rank, why);
+    const std::string why = event.failure.empty()
+                                ? fmt::format("it loaded version {}", event.version.to_string())
+                                : event.failure;
+    load_failed(event.is_of_replica ? why : fmt::format("rank {}: {}", event.rank, why));
     return;
   }
   ranks_.set_answered(event.rank);
@@ -149,8 +149,9 @@ void ReplicaSwitch::handle(const LoadNotBegun& event) {
 void ReplicaSwitch::handle(const RankCommitted& event) {
   if (!answers(event.rank, event.request, SwitchPhase::kCommitting)) return;
   if (!event.failure.empty() || event.version != goal_) {
-    load_failed(event.rank,
-                event.failure.empty() ? "the rank committed another version" : event.failure);
+    load_failed(
+        fmt::format("rank {}: {}", event.rank,
+                    event.failure.empty() ? "it committed another version" : event.failure));
     return;
   }
   ranks_.commit(event.rank, goal_);
@@ -417,9 +418,9 @@ void ReplicaSwitch::begin_load(const Version& version) {
 
 // A rank could not load or commit. The version is tried a second time. Then the previous version is
 // loaded, and this one is tried again later, because a failure does not prove that its copy is bad.
-void ReplicaSwitch::load_failed(std::uint32_t rank, const std::string& why) {
+void ReplicaSwitch::load_failed(const std::string& why) {
   last_failure_ =
-      fmt::format("rank {} could not load and commit version {}: {}", rank, goal_.to_string(), why);
+      fmt::format("version {} could not be loaded and committed: {}", goal_.to_string(), why);
   if (phase_ == SwitchPhase::kLoading) out_.push_back(CancelLoad{.request = request_});
   const Version again = candidates_.loadable(target_.target) ? target_.target : goal_;
   // The copy may have been released meanwhile.

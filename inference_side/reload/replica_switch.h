@@ -100,7 +100,7 @@ class ReplicaSwitch {
   void after_pause();
   void leave_load();
   void begin_load(const Version& version);
-  void load_failed(std::uint32_t rank, const std::string& why);
+  void load_failed(const std::string& why);
   void begin_commit();
   void all_committed();
   void begin_resume();

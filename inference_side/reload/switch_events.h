@@ -50,6 +50,8 @@ struct RankLoaded {
   Version version;
   std::uint64_t bytes = 0;
   std::string failure;  // if not empty: the bytes of this rank belong to no version
+  // The failure is that of all ranks together, and says itself which rank it is.
+  bool is_of_replica = false;
 };
 // The load of this request could not begin. No rank received the load, and each rank holds the same
 // bytes as before.

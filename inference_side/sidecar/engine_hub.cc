@@ -171,6 +171,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   const auto detached = registry_->detach(rank->id);
   if (!detached) return;
   rank->attached = false;
+  loaded_sums_.forget(rank->replica);
   loads_->engine_lost(rank->replica, rank->id);
   preparation_->detached(rank);
   log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, error.message());
@@ -242,7 +243,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
             notify(rank->replica, reload::RankPaused{.rank = rank->rank, .request = request});
           },
           [&](const control::BucketAck& ack) { loads_->handle_bucket_ack(*rank, request, ack); },
-          [&](const control::Loaded& loaded) { handle_loaded(*rank, request, loaded); },
+          [&](control::Loaded& loaded) { handle_loaded(*rank, request, loaded); },
           [&](const control::Committed& committed) {
             notify(rank->replica, reload::RankCommitted{.rank = rank->rank,
                                                         .request = request,
@@ -297,6 +298,15 @@ void EngineHub::handle_starting(const std::shared_ptr<EngineRank>& rank,
   absent_changed();
 }
 
+// The connection on which the process of this rank has said that it starts.
+void EngineHub::close_starting(const EngineRank& attached) {
+  const Ranks all = ranks_;
+  for (const auto& other : all)
+    if (!other->attached && other->pid == attached.pid && other->replica == attached.replica &&
+        other->rank == attached.rank)
+      disconnect(other, Error(ErrorCode::kPeerLost, "the rank has attached"));
+}
+
 void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                              const control::Envelope& envelope, control::EngineHello hello) {
   if (rank->attached)
@@ -339,23 +349,56 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
            hello.world_size, hello.pid, hello.active.to_string());
   preparation_->attached(rank);
   absent_.attached(rank->replica, rank->rank);
+  close_starting(*rank);
   notify(rank->replica, reload::RankAttached{.rank = rank->rank,
                                              .leader = hello.leader,
                                              .state = hello.state,
                                              .active = hello.active});
 }
 
+// Why the load that runs has not brought what it had to; std::nullopt if it has, or if other ranks
+// have not answered yet.
+std::optional<reload::SumMismatch> EngineHub::check_loaded(const EngineRank& rank,
+                                                           control::Loaded& loaded) {
+  const auto version = preparation_->find(loaded.version);
+  if (version == nullptr)
+    return reload::SumMismatch{
+        .tensor = {},
+        .rank = rank.rank,
+        .why = fmt::format("version {} is no longer staged", loaded.version.to_string())};
+  std::vector<LoadedSums::Rank> ranks;
+  for (const AttachedRank& each : registry_->ranks_of(rank.replica)) {
+    ranks.push_back({.rank = each.rank,
+                     .returns_sums = each.copies && !registry_->on_gpus(),
+                     .tensors = each.tensors,
+                     .load = nullptr});
+    const auto connection = find(each.id);
+    const auto found = connection->prepared.find(loaded.version);
+    if (found != connection->prepared.end() && found->second) ranks.back().load = *found->second;
+  }
+  return loaded_sums_.add(rank.replica, rank.rank, std::move(loaded.sums), ranks, *version);
+}
+
 void EngineHub::handle_loaded(const EngineRank& rank, std::uint64_t request,
-                              const control::Loaded& loaded) {
+                              control::Loaded& loaded) {
+  bool is_of_replica = false;  // the failure
+  if (loaded.failure.empty() && loads_->is_current(rank.replica, request))
+    if (auto mismatch = check_loaded(rank, loaded)) {
+      is_of_replica = true;
+      loaded.failure = std::move(mismatch->why);
+      log_warning("replica {} did not load {}: {}", rank.replica, loaded.version.to_string(),
+                  loaded.failure);
+    }
   loads_->answered(rank, request, loaded);
-  if (!loaded.failure.empty())
+  if (!loaded.failure.empty() && !is_of_replica)
     log_warning("engine {} rank {} did not load {}: {}", rank.replica, rank.rank,
                 loaded.version.to_string(), loaded.failure);
   notify(rank.replica, reload::RankLoaded{.rank = rank.rank,
                                           .request = request,
                                           .version = loaded.version,
                                           .bytes = loaded.bytes,
-                                          .failure = loaded.failure});
+                                          .failure = loaded.failure,
+                                          .is_of_replica = is_of_replica});
 }
 
 std::shared_ptr<EngineRank> EngineHub::find(reload::EngineId id) const {
@@ -419,8 +462,19 @@ void EngineHub::send(const std::string& replica, const reload::SendPause& comman
 }
 
 void EngineHub::send(const std::string& replica, const reload::SendCommit& command) {
-  if (const auto rank = find(replica, command.rank))
-    rank->send(command.request, control::Commit{command.version});
+  const auto rank = find(replica, command.rank);
+  if (!rank) return;
+  if (loaded_sums_.is_equal(replica, command.version))
+    return rank->send(command.request, control::Commit{command.version});
+  const reload::RankCommitted refused{
+      .rank = command.rank,
+      .request = command.request,
+      .version = command.version,
+      .failure = fmt::format("what the ranks have loaded was not compared with {}",
+                             command.version.to_string())};
+  loop_.post([this, alive = alive_, replica, refused] {
+    if (*alive) notify(replica, refused);
+  });
 }
 
 void EngineHub::send(const std::string& replica, const reload::SendResume& command) {
@@ -428,6 +482,7 @@ void EngineHub::send(const std::string& replica, const reload::SendResume& comma
 }
 
 void EngineHub::send(const std::string& replica, const reload::BeginLoad& command) {
+  loaded_sums_.begin(replica);
   loads_->begin(replica, command);
 }
 

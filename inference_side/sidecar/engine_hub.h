@@ -5,6 +5,7 @@
 //   AbsentEngines       which others are known: those that were refused, and those that start
 //   LoadDriver          which loads wait, and which run together on the devices (LoadQueue)
 //   VersionPreparation  prepares ranks and devices for a version before a pause
+//   LoadedSums          compares what the ranks of a replica have loaded with the version
 //   EngineDevices       the weight pipeline and the device buffers; none on unified devices
 //   Readback            compares what engines hold with what was staged
 //
@@ -32,6 +33,7 @@
 #include "inference_side/sidecar/engine_rank.h"
 #include "inference_side/sidecar/engine_registry.h"
 #include "inference_side/sidecar/load_driver.h"
+#include "inference_side/sidecar/loaded_sums.h"
 #include "inference_side/sidecar/readback.h"
 #include "inference_side/sidecar/version_preparation.h"
 #include "inference_side/staging/sidecar.h"
@@ -124,9 +126,12 @@ class EngineHub {
                        const control::EngineStarting& starting);
   void handle_hello(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
                     control::EngineHello hello);
-  void handle_loaded(const EngineRank& rank, std::uint64_t request, const control::Loaded& loaded);
+  void handle_loaded(const EngineRank& rank, std::uint64_t request, control::Loaded& loaded);
+  [[nodiscard]] std::optional<reload::SumMismatch> check_loaded(const EngineRank& rank,
+                                                                control::Loaded& loaded);
   void refuse(EngineRank& rank, Refusal refusal);
   void absent_changed() const;
+  void close_starting(const EngineRank& attached);
   void unmap_arenas();
   [[nodiscard]] std::shared_ptr<EngineRank> find(reload::EngineId id) const;
   [[nodiscard]] std::shared_ptr<EngineRank> find(const std::string& replica,
@@ -144,6 +149,7 @@ class EngineHub {
   std::uint32_t next_engine_ = 1;
   EngineLiveness liveness_;
   AbsentEngines absent_;
+  LoadedSums loaded_sums_;
   std::unique_ptr<EngineDevices> devices_;  // null: unified
   std::unique_ptr<EngineRegistry> registry_;
   std::unique_ptr<VersionPreparation> preparation_;

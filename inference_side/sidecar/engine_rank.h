@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "inference_side/reload/weight_pipeline.h"
+#include "inference_side/sidecar/load_cache.h"
 #include "shared/base/error.h"
 #include "shared/control/unix_stream.h"
 #include "shared/loop/process_watch.h"
@@ -38,9 +39,9 @@ struct EngineRank {
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
   Digest tensors_key;
   Digest layout_sent;
-  // For each version: success if Prepare was sent, otherwise the reason why the rank cannot load
-  // it.
-  std::map<Version, Result<>> prepared;
+  // For each version: its load plan if Prepare was sent, otherwise the reason why the rank cannot
+  // load it.
+  std::map<Version, Result<std::shared_ptr<const PreparedLoad>>> prepared;
 
   // Sends a message. Does nothing if the connection has ended. A failure to send is only logged,
   // because the stream itself reports the end of the connection.

@@ -79,6 +79,8 @@ class EngineRegistry {
   // replica. Whether all of the layout is covered is checked only for complete replicas.
   [[nodiscard]] std::vector<control::Problem> check_layout(const Manifest& manifest) const;
 
+  [[nodiscard]] bool on_gpus() const noexcept { return devices_.kind == DeviceKind::kCuda; }
+
   // Returns kInternal with the first broken rule. Rules: a rank is attached once, and its number is
   // below the world size of its replica; all ranks of a replica agree on that size; a replica has
   // at most one rank on each GPU.
@@ -90,7 +92,6 @@ class EngineRegistry {
                                                         const control::Fence& fence) const;
   [[nodiscard]] std::optional<std::string> device_problem(const control::EngineHello& hello) const;
   [[nodiscard]] std::optional<std::string> gpu_problem(const control::EngineHello& hello) const;
-  [[nodiscard]] bool on_gpus() const noexcept { return devices_.kind == DeviceKind::kCuda; }
 
   const RegistryDevices devices_;
   std::vector<AttachedRank> ranks_;

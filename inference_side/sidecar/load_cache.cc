@@ -23,7 +23,7 @@ std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
 
 Result<std::shared_ptr<const PreparedLoad>> compute_load(
     const staging::HeldVersion& version, std::uint64_t bucket_bytes,
-    const std::vector<control::EngineTensor>& tensors, GroupSum sum, bool adopts,
+    const std::vector<control::EngineTensor>& tensors, bool on_gpus, bool adopts,
     ThreadPool* helpers, const std::stop_token& stop) {
   auto load = std::make_shared<PreparedLoad>();
   if (bucket_bytes == version.plan()->bucket_bytes()) {
@@ -34,11 +34,9 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(
   }
   auto plan = WSYNC_TRY(reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors));
   load->plan = std::move(plan);
-  if (adopts || sum == GroupSum::kPieceDigest || reload::needs_bytes(load->plan))
+  if (adopts || on_gpus)
     WSYNC_TRY(version.verify(std::min(kVerifyThreads, std::thread::hardware_concurrency()), stop));
-  load->checksums = sum == GroupSum::kPieceDigest
-                        ? piece_checksums(load->plan, version.data(), helpers)
-                        : reload::expected_checksums(load->plan, version.data(), version.digests());
+  if (on_gpus) load->checksums = piece_checksums(load->plan, version.data(), helpers);
   return load;
 }
 
@@ -77,9 +75,9 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
   entry.number = next_++;
   auto outcome = std::make_shared<Result<std::shared_ptr<const PreparedLoad>>>();
   const auto submitted = worker.submit(
-      [version, bucket_bytes, tensors, outcome, sum = sum_, adopts, helpers = helpers_,
+      [version, bucket_bytes, tensors, outcome, on_gpus = on_gpus_, adopts, helpers = helpers_,
        stop = entry.stop.get_token()] {
-        *outcome = compute_load(*version, bucket_bytes, *tensors, sum, adopts, helpers, stop);
+        *outcome = compute_load(*version, bucket_bytes, *tensors, on_gpus, adopts, helpers, stop);
       },
       [weak = weak_from_this(), id, number = entry.number, outcome] {
         const std::shared_ptr<LoadCache> self = weak.lock();

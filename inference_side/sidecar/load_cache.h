@@ -1,6 +1,6 @@
-// LoadCache: the load plan and the expected checksums for the tensors of a rank and a version. They
-// are computed once on a worker thread, and shared by every rank that takes the same tensors. If
-// the sums of the version's leaves do not suffice for them, the version is verified there first.
+// LoadCache: the load plan for the tensors of a rank and a version, and for GPUs the checksums that
+// they compare. It is computed once on a worker thread, and shared by every rank that takes the
+// same tensors. For a rank that adopts and for GPUs, the version is verified there first.
 #pragma once
 
 #include <functional>
@@ -20,14 +20,10 @@
 
 namespace wsync::agent {
 
-// Which checksum an engine compares: the one that host code computes while it copies, or the one
-// that a GPU computes.
-enum class GroupSum : std::uint8_t { kStreamed, kPieceDigest };
-
 struct PreparedLoad {
   std::shared_ptr<const BucketPlan> buckets;  // device buffers; unified devices: transfer buckets
   reload::LoadPlan plan;
-  std::vector<std::uint64_t> checksums;  // of the plan's groups
+  std::vector<std::uint64_t> checksums;  // GPUs: of the plan's groups
 };
 
 // Identifies the list of tensors that a rank takes. Equal lists have equal keys.
@@ -40,8 +36,8 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
   using OnReady = std::function<void(Result<std::shared_ptr<const PreparedLoad>>)>;
   // `helpers` compute piece digests in addition to the worker. It may be null; otherwise it must
   // outlive the worker's tasks.
-  explicit LoadCache(GroupSum sum = GroupSum::kStreamed, ThreadPool* helpers = nullptr)
-      : sum_(sum), helpers_(helpers) {}
+  explicit LoadCache(bool on_gpus = false, ThreadPool* helpers = nullptr)
+      : on_gpus_(on_gpus), helpers_(helpers) {}
   // Starts the computation, joins one in progress, or answers at once inside the call. `on_ready`
   // receives an error if the plan cannot be made, if the version is not what its digest says, or if
   // the worker's queue is full. `adopts`: the rank serves from the version itself, which must have
@@ -65,7 +61,7 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
     std::uint64_t number = 0;
     std::stop_source stop;  // of the computation
   };
-  const GroupSum sum_;
+  const bool on_gpus_;
   ThreadPool* helpers_;
   struct Key {
     Version version;

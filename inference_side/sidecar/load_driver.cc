@@ -90,7 +90,7 @@ LoadNeeds LoadDriver::needs_of(const std::string& replica, const Version& versio
                          .prepared = std::nullopt};
     const auto connection = options_.find(attached.id);
     if (const auto found = connection->prepared.find(version); found != connection->prepared.end())
-      rank.prepared = found->second;
+      rank.prepared = found->second ? Result<>() : fail(found->second.error());
     needs.ranks.push_back(std::move(rank));
   }
   needs.devices = options_.preparation->devices_ready(version);

@@ -42,6 +42,10 @@ class LoadDriver {
   // ---- from the switches and the engines ----
 
   void begin(const std::string& replica, const reload::BeginLoad& load);
+  // Whether this request is that of the load of the replica which runs.
+  [[nodiscard]] bool is_current(const std::string& replica, std::uint64_t request) const {
+    return queue_.is_current(replica, request);
+  }
   void cancel(const std::string& replica, std::uint64_t request);
   // See LoadQueue::expect_more.
   void expect_more(bool expected);

@@ -35,8 +35,7 @@ VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* de
       devices_(devices),
       callbacks_(std::move(callbacks)),
       digest_threads_(digest_threads(devices)),
-      cache_(std::make_shared<LoadCache>(
-          are_gpus(devices) ? GroupSum::kPieceDigest : GroupSum::kStreamed, digest_threads_.get())),
+      cache_(std::make_shared<LoadCache>(are_gpus(devices), digest_threads_.get())),
       worker_(loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount}),
       device_staging_(devices == nullptr ? nullptr
                                          : std::make_unique<DeviceStaging>(
@@ -102,10 +101,12 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
             if (*alive) callbacks_.on_differs(name, why);
           });
         if (!rank->attached || rank->silent) return;
-        const Result<> sent =
-            load ? send_prepare(*rank, *version, **load) : Result<>(fail(load.error()));
-        rank->prepared[name] = sent;
-        if (!sent) answered(rank, &name);
+        if (load)
+          if (const auto sent = send_prepare(*rank, *version, **load); !sent)
+            load = fail(sent.error());
+        const bool failed = !load;
+        rank->prepared.insert_or_assign(name, std::move(load));
+        if (failed) answered(rank, &name);
         callbacks_.on_rank_prepared(rank->replica);
       });
 }

@@ -2,9 +2,8 @@
 // loaded, while the engines still serve an older one. This work therefore does not lengthen the
 // pause.
 //
-// A worker thread computes the load plan and the expected checksums of each rank (LoadCache shares
-// them between equal ranks). Then Prepare is sent to the rank. For devices the bytes are registered
-// (DeviceStaging).
+// A worker thread computes the load plan of each rank (LoadCache shares it between equal ranks).
+// Then Prepare is sent to the rank. For devices the bytes are registered (DeviceStaging).
 //
 // Thread: the loop's; callbacks are called on the loop. The loop and the devices must outlive this
 // object.

@@ -456,4 +456,16 @@ WordSum word_sum(std::span<const std::byte> bytes, const SumPlace& place, CopyKi
   return total_of(total);
 }
 
+WordSum word_sum_rows(std::span<const std::byte> rows, std::uint64_t row_bytes,
+                      std::uint64_t stride, const SumPlace& first, CopyKind kind) noexcept {
+  WSYNC_CHECK((first.position | stride) % kSumWordBytes == 0, "a sum begins at a word");
+  const Loops loops = loops_of<Mode::kSum>(kind);
+  Lanes total;
+  SumPlace place = first;
+  for (std::size_t at = 0; at < rows.size(); at += row_bytes, place.position += stride)
+    run<Mode::kSum>(loops, nullptr, rows.subspan(at, std::min(row_bytes, rows.size() - at)), place,
+                    total);
+  return total_of(total);
+}
+
 }  // namespace wsync

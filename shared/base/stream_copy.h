@@ -46,4 +46,11 @@ void copy_streaming(std::span<std::byte> destination, std::span<const std::byte>
 [[nodiscard]] WordSum word_sum(std::span<const std::byte> bytes, const SumPlace& place,
                                CopyKind kind = best_copy_kind()) noexcept;
 
+// The sum of rows of `row_bytes` bytes each, which follow one another in `rows` and lie `stride`
+// bytes apart in what is summed. The first row lies at `first`. All are multiples of kSumWordBytes,
+// but the last row of a tensor may end within its last word.
+[[nodiscard]] WordSum word_sum_rows(std::span<const std::byte> rows, std::uint64_t row_bytes,
+                                    std::uint64_t stride, const SumPlace& first,
+                                    CopyKind kind = best_copy_kind()) noexcept;
+
 }  // namespace wsync

@@ -129,12 +129,24 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, SplitSum>
+void fields(V& v, M& m) {
+  v.number("words.product", m.words.product);
+  v.number("words.sum", m.words.sum);
+  v.number("edges.product", m.edges.product);
+  v.number("edges.sum", m.edges.sum);
+}
+
+static_assert(limits::kTensorCount * sizeof(SplitSum) <= limits::kMessageBytes / 2,
+              "the sums of a rank fit in a message");
+template <class V, class M>
   requires Is<M, Loaded>
 void fields(V& v, M& m) {
   v.version("version", m.version);
   v.number("bytes", m.bytes);
   v.number("copy_ns", m.copy_ns);
   v.sentence("failure", m.failure);
+  v.list("sums", m.sums, limits::kTensorCount);
 }
 
 template <class V, class M>

@@ -9,6 +9,7 @@
 #include "shared/base/bytes.h"
 #include "shared/base/digest.h"
 #include "shared/base/kinds.h"
+#include "shared/base/split_sum.h"
 #include "shared/control/envelope.h"
 #include "shared/weights/dtype.h"
 
@@ -79,9 +80,9 @@ struct Prepare {
   std::uint64_t arena_bytes = 0;
   // The sidecar has read every byte and compared it with the content digest.
   bool is_verified = false;
-  std::vector<std::uint64_t>
-      checksums;  // of each copy group of this rank's load plan, in plan order, as in
-                  // LoadPlan::group_checksum; cuda: the folded PieceDigest of its bytes
+  // cuda: the folded PieceDigest of each copy group of this rank's load plan, in plan order. Host
+  // memory: empty, because Loaded returns what the rank has found.
+  std::vector<std::uint64_t> checksums;
 };
 struct Prepared {
   static constexpr MessageType kType = MessageType::kPrepared;
@@ -138,6 +139,9 @@ struct Loaded {
   std::uint64_t bytes = 0;
   std::uint64_t copy_ns = 0;
   std::string failure;
+  // Of each tensor of EngineHello, in its order: what the rank has read while it copied. Empty: a
+  // rank that adopts, one on a GPU, or after a failure.
+  std::vector<SplitSum> sums;
 };
 struct Commit {
   static constexpr MessageType kType = MessageType::kCommit;

@@ -9,8 +9,7 @@
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, PromoteReply,
 //    VerifyReply, PlanReply, TraceAnswer, ForgetReply, StatusReply, Error
 //  * engine rank to sidecar: EngineStarting, EngineHello, Prepared, Paused, BucketAck, Loaded,
-//  Committed, Resumed,
-//    Digests, Pong, Error
+//    Committed, Resumed, Digests, Pong, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, Pause, Load,
 //    BucketReady, Commit, Resume, ReadDigests, Abort, Ping
 //  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor)

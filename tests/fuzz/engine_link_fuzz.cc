@@ -72,13 +72,13 @@ struct World {
     tensors[1].ranges = {{.dim = 1, .begin = 0, .length = 16}};
     ByteWriter layout;
     manifest.encode(layout);
-    const auto load_plan = reload::LoadPlan::make(manifest, plan, tensors).value();
     prepare = {.version = kVersion,
                .layout_digest = manifest.layout_digest(),
                .layout = std::move(layout).take(),
                .bucket_bytes = plan.bucket_bytes(),
                .arena_bytes = plan.arena_bytes(),
-               .checksums = reload::expected_checksums(load_plan, arena.data())};
+               .is_verified = true,
+               .checksums = {}};
   }
   ~World() { std::filesystem::remove_all(directory); }
   ListeningSocket listen() {

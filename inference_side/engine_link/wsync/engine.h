@@ -75,7 +75,8 @@ typedef struct {
   int (*pause)(void* user, wsync_pause_mode mode, uint32_t deadline_ms);
   /* The weights are about to change. May be NULL. */
   int (*load_begin)(void* user, wsync_version version);
-  /* A complete layer, in layer order. PIECES: the bytes are at their destinations (may be NULL).
+  /* A complete layer, in layer order. Its bytes are compared with the version before commit, not
+   * before this call. PIECES: the bytes are at their destinations (may be NULL).
    * WHOLE: `data` is valid during the call. ADOPT: it is valid until another version is
    * committed. */
   int (*load_layer)(void* user, wsync_version version, uint32_t layer,

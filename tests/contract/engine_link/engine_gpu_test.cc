@@ -58,7 +58,7 @@ struct GpuRank {
             .buffers = std::move(buffers)};
   }
   [[nodiscard]] control::Prepare prepare(const SharedArena& arena, Version version) const {
-    auto message = prepare_of(model, engine, arena, version);
+    auto message = prepare_of(model, version);
     message.checksums = reload::expected_piece_checksums(plan_of(model, engine), arena.data());
     return message;
   }

@@ -77,10 +77,7 @@ TEST_P(EveryTakeMode, TwoVersionsOnAUnifiedDevice) {
   EXPECT_EQ(hello.tensors.size(), model.manifest.size());
   rank.peer.welcome_unified();
   const SharedArena first = model.arena(kFirst);
-  EXPECT_EQ(
-      rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, first, kFirst), share(first))
-          .failure,
-      "");
+  EXPECT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first)).failure, "");
   rank.switch_to(kFirst);
   rank.peer.ask<control::Resumed>(control::Resume{});
   expect_holds(model, rank.engine, first);
@@ -88,11 +85,9 @@ TEST_P(EveryTakeMode, TwoVersionsOnAUnifiedDevice) {
 
   const SharedArena second = model.arena(kSecond);
   // The layout is known by now.
-  EXPECT_EQ(rank.peer
-                .ask<control::Prepared>(prepare_of(model, rank.engine, second, kSecond, false),
-                                        share(second))
-                .failure,
-            "");
+  EXPECT_EQ(
+      rank.peer.ask<control::Prepared>(prepare_of(model, kSecond, false), share(second)).failure,
+      "");
   EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kSecond}).failure,
               HasSubstr("serving"));
   EXPECT_EQ(rank.peer.ask<control::Paused>(control::Pause{}).step, 7U);
@@ -114,7 +109,7 @@ TEST_P(EveryTakeMode, DigestsAreOfTheBytesAsHeld) {
   EXPECT_THAT(rank.peer.ask<control::Digests>(control::ReadDigests{}).failure,
               HasSubstr("loading"));
   const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   const auto plan = plan_of(model, rank.engine);
   auto digests = rank.peer.ask<control::Digests>(control::ReadDigests{});
@@ -137,7 +132,7 @@ TEST(EngineLink, APauseDoesNotWaitUntilEveryTensorHasBeenRead) {
   Rank rank(model, TakeMode::kPieces);
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   rank.peer.ask<control::Resumed>(control::Resume{});
   rank.link->stop();  // from here on the test polls
@@ -159,7 +154,7 @@ TEST(EngineLink, ALoadEndsAReadingThatIsNotComplete) {
   Rank rank(model, TakeMode::kWhole);
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   rank.link->stop();  // from here on the test polls
   std::set<std::uint32_t> read;
@@ -187,7 +182,7 @@ TEST(EngineLink, OnePollReadsMoreThanOneSmallTensor) {
   Rank rank(model, TakeMode::kPieces);
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   rank.link->stop();  // from here on the test polls
   rank.peer.send(control::ReadDigests{});
@@ -207,11 +202,8 @@ TEST(EngineLink, HalfShardsOfTwoRanks) {
   for (const std::uint32_t r : {0U, 1U}) {
     Rank rank(model, TakeMode::kPieces, r, 2);
     rank.attach_unified();
-    EXPECT_EQ(
-        rank.peer
-            .ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena))
-            .failure,
-        "");
+    EXPECT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure,
+              "");
     rank.switch_to(kFirst);
     expect_holds(model, rank.engine, arena);
     if (r == 0) continue;
@@ -235,7 +227,7 @@ TEST(EngineLink, TheLeaseIsHeldDuringALoadOnly) {
   };
   std::vector<bool> during_load;
   rank.engine.on_layer = [&] { during_load.push_back(is_read()); };
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
   EXPECT_EQ(loaded.failure, "");
   EXPECT_FALSE(during_load.empty());
@@ -249,7 +241,7 @@ TEST(EngineLink, AnArenaThatWasReusedAfterThePreparationIsNotLoaded) {
     Rank rank(model, take);
     rank.attach_unified();
     SharedArena arena = model.arena(kFirst);
-    rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+    rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
     model.fill(arena, kSecond);
     const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
     EXPECT_THAT(loaded.failure,
@@ -272,13 +264,13 @@ TEST(EngineLink, AnArenaIsMappedOnceForAllItsVersionsUntilArenasHaveBeenFreed) {
     return places;
   };
   SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   const auto places = mapped();
   EXPECT_EQ(places.size(), 1U);
   rank.peer.send(control::Release{.version = kFirst});
   model.fill(arena, kSecond);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kSecond), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kSecond), share(arena));
   EXPECT_EQ(mapped(), places);
   rank.peer.send(control::UnmapArenas{});
   rank.peer.ask<control::Pong>(control::Ping{});
@@ -295,7 +287,7 @@ TEST(EngineLink, AnAdoptedVersionStaysLeasedAfterReleaseAndLoss) {
   Rank rank(model, TakeMode::kAdopt);
   rank.attach_unified();
   SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   rank.peer.send(control::Release{.version = kFirst});
   rank.peer.hang_up();
@@ -304,37 +296,38 @@ TEST(EngineLink, AnAdoptedVersionStaysLeasedAfterReleaseAndLoss) {
   expect_holds(model, rank.engine, arena);
 }
 
-TEST(EngineLink, WrongBytesTaintTheRankUntilACompleteLoad) {
+// The sidecar compares them. It commits nothing that differs, and the next load begins anew.
+TEST(EngineLink, WhatARankHasReadIsWhatItReturns) {
   const Model model = Model::make();
-  Rank rank(model, TakeMode::kPieces);
-  rank.attach_unified();
-  const SharedArena arena = model.arena(kFirst);
-  auto prepare = prepare_of(model, rank.engine, arena, kFirst);
-  prepare.checksums.back() ^= 1;
-  rank.peer.ask<control::Prepared>(prepare, share(arena));
-  const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
-  EXPECT_THAT(loaded.failure, HasSubstr("checksum"));
-  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
-  EXPECT_THAT(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure,
-              HasSubstr("tainted"));
-  rank.peer.ask<control::ErrorReply>(control::Resume{});
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst, false),
-                                   share(arena));
-  rank.switch_to(kFirst);
-  expect_holds(model, rank.engine, arena);
+  for (const TakeMode take : {TakeMode::kPieces, TakeMode::kWhole}) {
+    Rank rank(model, take);
+    rank.attach_unified();
+    const SharedArena arena = model.arena(kFirst);
+    rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
+    const auto plan = plan_of(model, rank.engine);
+    for (const std::uint64_t changed : {std::uint64_t{0}, plan.tensors().back().arena_offset}) {
+      const_cast<std::byte&>(arena.data()[changed]) ^= std::byte{1};
+      const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
+      EXPECT_EQ(loaded.failure, "");
+      ASSERT_EQ(loaded.sums.size(), plan.tensors().size());
+      for (std::size_t t = 0; t < loaded.sums.size(); ++t)
+        EXPECT_EQ(loaded.sums[t], reload::expected_sum(plan.tensors()[t], arena.data())) << t;
+    }
+  }
 }
 
-TEST(EngineLink, AnAdoptingEngineRefusesWrongBytesBeforeTheSwitch) {
+TEST(EngineLink, AnAdoptingEngineTakesOnlyWhatTheSidecarHasVerified) {
   const Model model = Model::make();
   Rank rank(model, TakeMode::kAdopt);
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
-  auto prepare = prepare_of(model, rank.engine, arena, kFirst);
-  prepare.checksums.front() ^= 1;
+  auto prepare = prepare_of(model, kFirst);
+  prepare.is_verified = false;
   EXPECT_THAT(rank.peer.ask<control::Prepared>(prepare, share(arena)).failure,
-              HasSubstr("checksums differ"));
-  prepare.is_verified = true;  // nothing is read twice
+              HasSubstr("has not verified the staged bytes"));
+  prepare.is_verified = true;
   EXPECT_EQ(rank.peer.ask<control::Prepared>(prepare, share(arena)).failure, "");
+  EXPECT_TRUE(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).sums.empty());
 }
 
 TEST(EngineLink, AFailingLayerFailsTheLoad) {
@@ -343,7 +336,7 @@ TEST(EngineLink, AFailingLayerFailsTheLoad) {
   rank.engine.fail_layer = 2;
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
               HasSubstr("no room"));
   EXPECT_EQ(rank.link->status().state, RankState::kTainted);
@@ -457,9 +450,7 @@ TEST(EngineLink, BucketsThroughTwoIpcBuffersOfASeparateDevice) {
   for (const TakeMode take : {TakeMode::kPieces, TakeMode::kWhole}) {
     SeparateRank rank(model, take, 1, 2);
     rank.attach(model);
-    EXPECT_EQ(
-        rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst)).failure,
-        "");
+    EXPECT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst)).failure, "");
     rank.peer.send(control::Load{.version = kFirst});
     const auto load_request = rank.peer.envelope.request;
     for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
@@ -487,7 +478,7 @@ TEST(EngineLink, ABucketIsAcknowledgedAfterItsCopyAndNotBefore) {
     copied.release();
   };
   rank.attach(model);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst));
   rank.peer.send(control::Load{.version = kFirst});
   for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket) {
     rank.put(model, arena, bucket);
@@ -502,7 +493,7 @@ TEST(EngineLink, ABucketThatNeverCameKeepsTheVersionFromBeingCommitted) {
   const SharedArena arena = model.arena(kFirst);
   SeparateRank rank(model, TakeMode::kPieces);
   rank.attach(model);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst));
   rank.peer.send(control::Load{.version = kFirst});
   for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
     if (bucket != 1) rank.give(model, arena, bucket);
@@ -515,14 +506,14 @@ TEST(EngineLink, LosingTheSidecarInsideALoadLeavesTheRankTainted) {
   const SharedArena arena = model.arena(kFirst);
   SeparateRank rank(model, TakeMode::kPieces);
   rank.attach(model);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst));
   rank.peer.send(control::Load{.version = kFirst});
   rank.give(model, arena, 0);
   rank.peer.hang_up();
   EXPECT_EQ(rank.peer.accept().state, RankState::kTainted);
   rank.welcome(model);
   EXPECT_NE(rank.peer.ask<control::BucketAck>(control::BucketReady{.bucket = 1}).failure, "");
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst, false));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst, false));
   rank.peer.send(control::Load{.version = kFirst});
   for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
     rank.give(model, arena, bucket);
@@ -538,7 +529,7 @@ TEST(EngineLink, AfterALossTheHelloTellsTheStateAndNothingResumesByItself) {
   Rank rank(model, TakeMode::kPieces);
   rank.attach_unified();
   SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   rank.peer.hang_up();
   auto hello = rank.peer.accept();
@@ -561,7 +552,7 @@ TEST(EngineLink, GarbageEndsTheConnectionAndChangesNothing) {
   Rank rank(model, TakeMode::kPieces);
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
   const std::vector<std::byte> noise(300, std::byte{0xe7});
   ASSERT_TRUE(send_some(rank.peer.socket(), noise));
@@ -610,7 +601,7 @@ TEST(EngineLink, AGpusBuffersAreRefusedByWeightsInHostMemory) {
   rank.peer.accept();
   rank.peer.welcome_unified();
   const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   EXPECT_THAT(
       rank.peer.ask<control::Loaded>(control::Load{.version = kFirst, .buffers = {{.opaque = {}}}})
           .failure,
@@ -635,7 +626,7 @@ TEST(EngineLink, APrepareThatDoesNotFitIsRefusedWithItsReason) {
   Rank rank(model, TakeMode::kPieces);
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
-  const auto good = prepare_of(model, rank.engine, arena, kFirst);
+  const auto good = prepare_of(model, kFirst);
   const auto refused = [&](control::Prepare prepare) {
     return rank.peer.ask<control::Prepared>(std::move(prepare), share(arena)).failure;
   };
@@ -646,8 +637,8 @@ TEST(EngineLink, APrepareThatDoesNotFitIsRefusedWithItsReason) {
   bad.layout[bad.layout.size() / 2] ^= std::byte{1};
   EXPECT_NE(refused(bad), "");
   bad = good;
-  bad.checksums.pop_back();
-  EXPECT_THAT(refused(bad), HasSubstr("checksums, but the load plan has"));
+  bad.checksums.push_back(7);
+  EXPECT_THAT(refused(bad), HasSubstr("received 1 checksums, expected 0"));
   bad = good;
   bad.version = kSecond;  // the arena says 1.1
   EXPECT_NE(refused(bad), "");

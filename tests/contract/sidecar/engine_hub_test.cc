@@ -1,6 +1,8 @@
 // The sidecar's side of its engine links, between a state machine and engines that the test plays.
 #include "inference_side/sidecar/engine_hub.h"
 
+#include <gmock/gmock.h>
+
 #include "shared/base/weight_limits.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
@@ -21,6 +23,8 @@ class EngineHubTest : public testing::Test {
                              [this](const std::string& replica, std::uint32_t, RankEvent event) {
                                if (const auto* loaded = std::get_if<reload::RankLoaded>(&event))
                                  loaded_.emplace_back(replica, *loaded);
+                               if (const auto* done = std::get_if<reload::RankCommitted>(&event))
+                                 committed_.push_back(*done);
                              })
                .value();
   }
@@ -47,7 +51,19 @@ class EngineHubTest : public testing::Test {
   Bench bench_;
   Model model_;
   staging::Store store_;
+  // The sums of a rank that has loaded the whole version.
+  [[nodiscard]] static std::vector<SplitSum> sums_of(const staging::HeldVersion& version,
+                                                     const Model& model) {
+    const auto plan =
+        reload::LoadPlan::make(*version.manifest(), *version.plan(), model.tensors()).value();
+    std::vector<SplitSum> sums;
+    for (const auto& tensor : plan.tensors())
+      sums.push_back(reload::expected_sum(tensor, version.data()));
+    return sums;
+  }
+
   std::vector<std::pair<std::string, reload::RankLoaded>> loaded_;
+  std::vector<reload::RankCommitted> committed_;
   std::unique_ptr<EngineHub> hub_;
 };
 
@@ -100,6 +116,77 @@ TEST_F(EngineHubTest, ARankThatSaysLoadedBeforeItsTurnLoadsOnceMoreLikeAnyOther)
   ASSERT_TRUE(bucket);
   EXPECT_EQ(bucket->first.request, 6U);
   EXPECT_EQ(loaded_.size(), 1U) << loaded_.back().second.failure;
+}
+
+TEST_F(EngineHubTest, NothingIsCommittedThatWasNotComparedOrDiffers) {
+  const auto a = engine("a");
+  const auto held = stage(kV1);
+  hub_->add_version(held, [] {});
+  ASSERT_TRUE(a->next<control::Prepare>());
+  const auto good = sums_of(*held, model_);
+  auto wrong = good;
+  wrong.back().words.sum ^= 1;
+  hub_->send("a", reload::SendCommit{.rank = 0, .request = 4, .version = kV1});
+  std::uint64_t request = 5;
+  for (const auto& sums : {wrong, std::vector<SplitSum>(), good}) {
+    hub_->send("a", reload::BeginLoad{.request = request, .version = kV1, .deadline_ms = 60'000});
+    ASSERT_TRUE(a->next<control::Load>());
+    a->say(control::Loaded{.version = kV1, .sums = sums}, request);
+    const std::size_t count = request - 4;
+    ASSERT_TRUE(bench_.until([&] { return loaded_.size() == count; }));
+    hub_->send("a", reload::SendCommit{.rank = 0, .request = request, .version = kV1});
+    hub_->send("a", reload::CancelLoad{.request = request});
+    ++request;
+  }
+  ASSERT_TRUE(a->next<control::Commit>()) << "of the last one";
+  EXPECT_THAT(loaded_[0].second.failure,
+              testing::HasSubstr("the bytes that rank 0 has loaded are"));
+  EXPECT_THAT(loaded_[1].second.failure, testing::HasSubstr("has returned the sums of 0 tensors"));
+  EXPECT_EQ(loaded_[2].second.failure, "");
+  ASSERT_EQ(committed_.size(), 3U);
+  for (const auto& refused : committed_)
+    EXPECT_EQ(refused.failure, "what the ranks have loaded was not compared with 1.1");
+}
+
+TEST_F(EngineHubTest, TheSumsOfAllRanksOfOneLoadAreComparedTogether) {
+  const auto held = stage(kV1);
+  const auto good = sums_of(*held, model_);
+  const auto tensors = std::make_shared<const std::vector<control::EngineTensor>>(model_.tensors());
+  auto load = std::make_shared<PreparedLoad>();
+  load->plan = reload::LoadPlan::make(*held->manifest(), *held->plan(), *tensors).value();
+  std::vector<LoadedSums::Rank> ranks = {
+      {.rank = 0, .tensors = tensors, .load = load},
+      {.rank = 1, .tensors = tensors, .load = load},
+      {.rank = 2, .returns_sums = false, .tensors = tensors, .load = load}};
+  LoadedSums sums;
+  const auto add = [&](std::uint32_t rank, std::vector<SplitSum> returned) {
+    return sums.add("a", rank, std::move(returned), ranks, *held);
+  };
+  sums.begin("a");
+  EXPECT_FALSE(add(0, good));
+  EXPECT_FALSE(add(2, {}));
+  EXPECT_FALSE(sums.is_equal("a", kV1)) << "rank 1 has not answered";
+  EXPECT_FALSE(add(1, good));
+  EXPECT_TRUE(sums.is_equal("a", kV1));
+  EXPECT_FALSE(sums.is_equal("a", {.epoch = 9, .step = 9}));
+  EXPECT_FALSE(sums.is_equal("b", kV1));
+  sums.begin("a");
+  EXPECT_FALSE(sums.is_equal("a", kV1)) << "a new load is not compared yet";
+  auto wrong = good;
+  wrong.front().words.product ^= 1;
+  EXPECT_FALSE(add(2, {}));
+  EXPECT_FALSE(add(0, wrong));
+  const auto mismatch = add(1, good);
+  ASSERT_TRUE(mismatch);
+  EXPECT_EQ(mismatch->rank, 0U);
+  EXPECT_FALSE(sums.is_equal("a", kV1));
+  EXPECT_FALSE(add(0, good)) << "it has answered once more";
+  EXPECT_TRUE(sums.is_equal("a", kV1));
+  sums.forget("a");
+  EXPECT_FALSE(sums.is_equal("a", kV1)) << "a rank is gone";
+  ranks[1].load = nullptr;
+  EXPECT_THAT(add(1, good).value().why, testing::HasSubstr("for which it was not prepared"));
+  EXPECT_THAT(add(2, good).value().why, testing::HasSubstr("expected 0"));
 }
 
 TEST_F(EngineHubTest, AnEngineOfAnotherModelIsToldByItsNameWhichTensorDoesNotFit) {

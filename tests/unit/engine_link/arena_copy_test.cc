@@ -1,4 +1,4 @@
-// A load out of a mapped arena by several threads: the same bytes and checksums as by one, told in
+// A load out of a mapped arena by several threads: the same bytes and sums as by one, told in
 // order, and nobody writes once it has ended.
 #include "inference_side/engine_link/arena_copy.h"
 
@@ -32,7 +32,8 @@ class ArenaCopyTest : public testing::Test {
     arena_.resize(plan_.arena_bytes());
     std::mt19937_64 random(5);
     for (std::byte& byte : arena_) byte = static_cast<std::byte>(random());
-    expected_ = reload::expected_checksums(plan_, arena_);
+    for (const reload::CopyGroup& group : plan_.groups())
+      expected_.push_back(plan_.sum(group, plan_.bucket_of(arena_, group.bucket)));
     for (const reload::LoadTensor& tensor : plan_.tensors())
       memory_.emplace_back(tensor.shard.bytes());
   }
@@ -46,7 +47,7 @@ class ArenaCopyTest : public testing::Test {
 
   reload::LoadPlan plan_;
   std::vector<std::byte> arena_;
-  std::vector<std::uint64_t> expected_;
+  std::vector<SplitSum> expected_;
   std::vector<std::vector<std::byte>> memory_;
 };
 
@@ -61,13 +62,14 @@ TEST_F(ArenaCopyTest, AnyNumberOfThreadsLoadsTheSame) {
     std::unique_ptr<ThreadPool> pool;
     if (helpers > 0) pool = std::make_unique<ThreadPool>(helpers);
     for (int repeat = 0; repeat < 10; ++repeat) {
-      std::vector<std::uint64_t> told;
+      std::vector<SplitSum> told;
       ArenaCopy copy(plan_, arena_, destinations());
-      const auto outcome = copy.run(pool.get(), kNoDeadline, [&](std::size_t g, std::uint64_t sum) {
-        EXPECT_EQ(g, told.size());
-        told.push_back(sum);
-        return Result<>();
-      });
+      const auto outcome =
+          copy.run(pool.get(), kNoDeadline, [&](std::size_t g, const SplitSum& sum) {
+            EXPECT_EQ(g, told.size());
+            told.push_back(sum);
+            return Result<>();
+          });
       ASSERT_TRUE(outcome) << outcome.error().message();
       EXPECT_EQ(told, expected_);
       EXPECT_EQ(memory_, by_one);
@@ -80,7 +82,7 @@ TEST_F(ArenaCopyTest, WhatHasChangedInTheArenaIsSeenInItsGroup) {
   ThreadPool pool(1);
   std::size_t differing = 0;
   ArenaCopy copy(plan_, arena_, destinations());
-  ASSERT_TRUE(copy.run(&pool, kNoDeadline, [&](std::size_t g, std::uint64_t sum) {
+  ASSERT_TRUE(copy.run(&pool, kNoDeadline, [&](std::size_t g, const SplitSum& sum) {
     if (sum != expected_[g]) ++differing;
     return Result<>();
   }));
@@ -90,7 +92,7 @@ TEST_F(ArenaCopyTest, WhatHasChangedInTheArenaIsSeenInItsGroup) {
 TEST_F(ArenaCopyTest, NobodyWritesAfterAnError) {
   ThreadPool pool(2);
   ArenaCopy copy(plan_, arena_, destinations());
-  const auto outcome = copy.run(&pool, kNoDeadline, [](std::size_t, std::uint64_t) -> Result<> {
+  const auto outcome = copy.run(&pool, kNoDeadline, [](std::size_t, const SplitSum&) -> Result<> {
     return fail(ErrorCode::kDigestMismatch, "wrong");
   });
   fill(std::byte{0xee});
@@ -109,7 +111,7 @@ TEST_F(ArenaCopyTest, NobodyWritesAfterAnError) {
 TEST_F(ArenaCopyTest, EndsAtItsDeadline) {
   ArenaCopy copy(plan_, arena_, destinations());
   const auto outcome =
-      copy.run(nullptr, now(), [](std::size_t, std::uint64_t) { return Result<>(); });
+      copy.run(nullptr, now(), [](std::size_t, const SplitSum&) { return Result<>(); });
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code(), ErrorCode::kDeadline);
 }

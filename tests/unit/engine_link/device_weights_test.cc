@@ -61,15 +61,16 @@ class DeviceWeightsTest : public testing::Test {
   }
   Result<> take(std::uint64_t bucket, TimePoint deadline) {
     fill_buffer(bucket);
-    return weights_->take(*buffer_, {.plan = &plan_,
-                                     .bucket = bucket,
-                                     .deadline = deadline,
-                                     .destination = {},
-                                     .on_group = [&](std::size_t g, std::uint64_t sum) -> Result<> {
-                                       if (refuse_ == g) return fail(ErrorCode::kIo, "refused");
-                                       sums_.emplace_back(g, sum);
-                                       return {};
-                                     }});
+    return weights_->take(*buffer_,
+                          {.plan = &plan_,
+                           .bucket = bucket,
+                           .deadline = deadline,
+                           .destination = {},
+                           .on_group = [&](std::size_t g, const GroupSum& sum) -> Result<> {
+                             if (refuse_ == g) return fail(ErrorCode::kIo, "refused");
+                             sums_.emplace_back(g, std::get<std::uint64_t>(sum));
+                             return {};
+                           }});
   }
   void expect_loaded() {
     for (std::size_t t = 0; t < memory_.size(); ++t)
