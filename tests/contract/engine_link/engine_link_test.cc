@@ -330,16 +330,25 @@ TEST(EngineLink, AnAdoptingEngineTakesOnlyWhatTheSidecarHasVerified) {
   EXPECT_TRUE(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).sums.empty());
 }
 
-TEST(EngineLink, AFailingLayerFailsTheLoad) {
+TEST(EngineLink, AFailedLoadTaintsTheRankUntilACompleteOne) {
   const Model model = Model::make();
-  Rank rank(model, TakeMode::kWhole);
-  rank.engine.fail_layer = 2;
-  rank.attach_unified();
-  const SharedArena arena = model.arena(kFirst);
-  rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
-  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
-              HasSubstr("no room"));
-  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+  for (const TakeMode take : {TakeMode::kPieces, TakeMode::kWhole}) {
+    Rank rank(model, take);
+    rank.engine.fail_layer = 2;
+    rank.attach_unified();
+    const SharedArena arena = model.arena(kFirst);
+    rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
+    const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
+    EXPECT_THAT(loaded.failure, HasSubstr("no room"));
+    EXPECT_TRUE(loaded.sums.empty());
+    EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+    EXPECT_THAT(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure,
+                HasSubstr("tainted"));
+    rank.peer.ask<control::ErrorReply>(control::Resume{});
+    rank.engine.fail_layer = UINT32_MAX;
+    rank.switch_to(kFirst);
+    expect_holds(model, rank.engine, arena);
+  }
 }
 
 TEST(EngineLink, APauseThatIsNotHonouredYetIsWithdrawnByResume) {
