@@ -149,7 +149,8 @@ class LoadPlan {
 [[nodiscard]] SplitSum expected_sum(const LoadTensor& tensor, std::span<const std::byte> arena);
 // Its edges alone: of the words that a range of the rank cuts. It reads nothing else.
 [[nodiscard]] WordSum expected_edges(const LoadTensor& tensor, std::span<const std::byte> arena);
-// Adds the indexes of those words in the tensor to `words`, in any order.
+// Adds the indexes of those words in the tensor to `words`, in ascending order. A word that two
+// ranges cut comes twice.
 void add_cut_words(const LoadTensor& tensor, std::vector<std::uint64_t>& words);
 
 // Content digest of the bytes of one tensor that a rank holds, computed from the arena. The Digests
