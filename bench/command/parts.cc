@@ -172,8 +172,7 @@ void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {
     run.add_suite("control", [&run, arguments, command](const bench::Interrupt& interrupt) {
-      if (!arguments->sidecars.empty())
-        return bench_fleet(*arguments, run.options, interrupt);
+      if (!arguments->sidecars.empty()) return bench_fleet(*arguments, run.options, interrupt);
       arguments->options.rounds = part_rounds(run);
       if (run.options.quick && command->count("--messages") == 0) arguments->options.messages = 200;
       if (run.options.quick && command->count("--replicas") == 0)
