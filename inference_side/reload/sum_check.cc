@@ -95,9 +95,11 @@ class TensorParts {
     for (const Part* part : parts) {
       if (part->sum.edges != expected_edges(*part->tensor, staged_.arena)) return false;
       sum += part->sum.words;
-      const auto before = static_cast<std::ptrdiff_t>(words.size());
-      add_cut_words(*part->tensor, words);
-      std::inplace_merge(words.begin(), words.begin() + before, words.end());
+      std::vector<std::uint64_t> own;
+      add_cut_words(*part->tensor, own);
+      std::vector<std::uint64_t> merged(words.size() + own.size());
+      std::ranges::merge(words, own, merged.begin());
+      words = std::move(merged);
     }
     if (!planted("edge_word_counted_twice"))
       words.erase(std::ranges::unique(words).begin(), words.end());
