@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command: builds for this machine, runs the GPU tests, runs them again under
-# compute-sanitizer, and measures.
+# Everything that needs a GPU, in one command: builds, asks the driver, runs the GPU tests, runs them again under
+# compute-sanitizer, and measures. The build may be made on another machine: --pack.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 
@@ -8,48 +8,57 @@ usage() {
   cat <<'TEXT'
 Usage: bench/gpu.sh [options] [-- ARGUMENTS OF wsync bench gpu]
 
-On a machine with an NVIDIA GPU: configures a release build with WSYNC_CUDA=ON, builds it, runs the tests with the label gpu
-(and the tests of the kernels' source), runs them under compute-sanitizer (memcheck, racecheck, initcheck, synccheck) if that is
-in PATH, and runs `wsync bench gpu`. Prints the table and writes the result to bench/results/<date>-gpu-<name of the GPU>.json.
-Needs no network and installs nothing.
+On a machine with an NVIDIA GPU: builds the programs and tests (release, WSYNC_CUDA=ON), then runs four parts: `probe` asks the
+driver what wsync relies on, `tests` runs the tests with the label gpu, `sanitizer` runs tests under compute-sanitizer, and `bench`
+runs `wsync bench gpu`. Each part writes its results as soon as it has them. Needs no network and installs nothing.
 
+  --pack DIR        build, and put everything that the four parts need into DIR, for a machine that has a GPU but no compiler
+                    and none of our libraries; runs nothing. There, DIR/bench/gpu.sh runs the parts
+  --prebuilt DIR    do not build: run what --pack has put into DIR
+  --only PART,...   only these of probe, tests, sanitizer and bench
+  --results DIR     directory for results (default: build/gpu-results; with --prebuilt: DIR/results)
+  --limit SECONDS   a part is stopped after this time (default: 480)
   --prefix DIR      directory of libraries and headers that the system does not have (CMAKE_PREFIX_PATH); may be repeated
   --cuda-home DIR   directory of the CUDA toolkit, if it is not found (contains bin/nvcc)
   --nccl-home DIR   directory of NCCL, if it is not found (contains include/nccl.h)
   --build DIR       build directory (default: build/gpu)
-  --output DIR      directory for the result (default: bench/results)
-  --no-tests        only measure
-  --no-sanitizer    do not run compute-sanitizer
   -h, --help        this text
 
-Exit status: 0 tests passed and the benchmark ran (its table shows whether targets were met), 1 build, tests or benchmark
-failed, 2 wrong arguments, 3 a requirement is missing on this machine.
+Exit status: 0 every part succeeded (the benchmark's table shows whether targets were met), 1 the build or a part failed, 2 wrong
+arguments, 3 a requirement is missing on this machine.
 Examples: bench/gpu.sh
-          bench/gpu.sh --prefix "$CONDA_PREFIX" -- --gpus 0 --devices 1,2
+          bench/gpu.sh --pack /tmp/wsync-gpu         # then copy /tmp/wsync-gpu to the machine with the GPU
+          /tmp/wsync-gpu/bench/gpu.sh --only probe,tests --results /tmp/results
+          bench/gpu.sh --only bench -- --gpus 0 --devices 1,2
 TEXT
 }
 
 prefixes=()
 cache=()
 folder=$root/build/gpu
-output=$root/bench/results
-tests=1
-sanitizer=1
+pack=
+kit=
+results=
+parts=probe,tests,sanitizer,bench
+limit=480
+[ ! -e "$root/kit.txt" ] || kit=$root
 while [ $# -gt 0 ]; do
   case $1 in
-    --prefix | --cuda-home | --nccl-home | --build | --output)
+    --pack | --prebuilt | --only | --results | --limit | --prefix | --cuda-home | --nccl-home | --build)
       [ $# -ge 2 ] || die 2 "$1 needs a value; see --help"
       case $1 in
+        --pack) pack=$2 ;;
+        --prebuilt) kit=$2 ;;
+        --only) parts=$2 ;;
+        --results) results=$2 ;;
+        --limit) limit=$2 ;;
         --prefix) prefixes+=("$2") ;;
         --cuda-home) cache+=("-DCUDA_HOME=$2") ;;
         --nccl-home) cache+=("-DNCCL_HOME=$2") ;;
         --build) folder=$2 ;;
-        --output) output=$2 ;;
       esac
       shift
       ;;
-    --no-tests) tests=0 ;;
-    --no-sanitizer) sanitizer=0 ;;
     -h | --help) usage; exit 0 ;;
     --) shift; break ;;
     *) die 2 "unknown argument '$1'; see --help" ;;
@@ -57,24 +66,171 @@ while [ $# -gt 0 ]; do
   shift
 done
 bench=("$@")
+[[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--limit is '$limit', expected a number of seconds of at least 1"
+for part in ${parts//,/ }; do
+  [[ $part =~ ^(probe|tests|sanitizer|bench)$ ]] || die 2 "--only has '$part', expected probe, tests, sanitizer or bench"
+done
+[ -z "$pack" ] || [ -z "$kit" ] || die 2 "--pack builds, and --prebuilt does not; give one of them"
+if [ -n "$kit" ]; then
+  [ -e "$kit/kit.txt" ] || die 2 "--prebuilt $kit has no kit.txt; expected a directory that bench/gpu.sh --pack has filled"
+  kit=$(cd "$kit" && pwd -P)
+fi
+
+# ---- building ----
+
+# The shared libraries of the programs "$@" that do not belong to the C library, which every system has.
+carried_libraries() {
+  local found
+  found=$(ldd "$@")
+  if grep 'not found' <<<"$found" >&2; then return 1; fi
+  sed -nE 's/^.* => (\/[^ ]+) \(.*$/\1/p' <<<"$found" |
+    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libutil|ld-linux[^/]*)\.so' | sort -u
+}
+
+# fill DIR: everything that the parts need, from the build in $folder.
+fill() {
+  local programs=("$folder"/deploy/cli/{wsync,wsync-bench,wsync-engine} "$folder"/bench/gpu_probe)
+  programs+=("$folder"/tests/contract/{contract_cuda_device,contract_cuda_collective} "$folder"/tests/unit/unit_device)
+  rm -rf "$1"/{bin,lib,bench,deploy,tests,python,kit.txt}
+  mkdir -p "$1"/{bin,lib,bench,deploy/cli,tests/scenario,python}
+  cp "${programs[@]}" "$1/bin"
+  cp "$folder/deploy/cli/libwsync_cuda.so" "$1/lib"
+  local libraries
+  libraries=$(carried_libraries "${programs[@]}" "$folder/deploy/cli/libwsync_cuda.so") || die 1 "a library is missing"
+  # shellcheck disable=SC2086
+  cp -L $libraries "$1/lib"
+  chmod u+w "$1"/lib/* "$1"/bin/*
+  strip "$1"/bin/* "$1"/lib/*
+  cp "$root/bench/gpu.sh" "$1/bench"
+  cp "$root/deploy/lib.sh" "$1/deploy"
+  cp -r "$root/deploy/cli/schema" "$1/deploy/cli"
+  cp "$root"/tests/scenario/{gpu_test,cuda_fleet,fleet,schema}.py "$1/tests/scenario"
+  # What the tests import that Python does not bring along; none of it is compiled code.
+  python3 - "$1/python" <<'PYTHON' || die 1 "the Python package jsonschema cannot be packed"
+import importlib.util, pathlib, shutil, sys
+sys.path.insert(0, "/usr/lib/python3/dist-packages")  # pure Python there; newer versions need compiled parts
+for name in ("jsonschema", "attr", "attrs", "pyrsistent", "_pyrsistent_version"):
+    found = importlib.util.find_spec(name)
+    if found is None:
+        sys.exit(f"{name} is missing")
+    place = pathlib.Path(found.origin)
+    if place.name == "__init__.py":
+        shutil.copytree(place.parent, f"{sys.argv[1]}/{name}", ignore=shutil.ignore_patterns("tests", "__pycache__", "benchmarks"))
+    else:
+        shutil.copy(place, sys.argv[1])
+PYTHON
+  {
+    echo "wsync of commit $(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown), built on $(distribution)"
+    echo "C library: $(ldd --version | sed -n 1p)"
+    sed -nE 's/^--   ((nvcc|cuda.h|nccl.h|kernels)[^:]*: .*)/\1/p' "$folder.log"
+  } >"$1/kit.txt"
+}
+
+build_kit() {
+  local prefix place tool targets
+  for prefix in "${prefixes[@]}"; do
+    prefix=$(cd "$prefix" && pwd -P)
+    for place in lib "lib/$(uname -m)-linux-gnu" lib64 share; do
+      PKG_CONFIG_PATH=$prefix/$place/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+    done
+    export PKG_CONFIG_PATH
+    export CMAKE_PREFIX_PATH=$prefix${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
+    # Headers that no package file names, and libraries for the programs of the build and for `ldd`.
+    export CPLUS_INCLUDE_PATH=$prefix/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
+    export PATH=$prefix/bin:$PATH
+    cache+=("-DCMAKE_INSTALL_RPATH=$prefix/lib")
+  done
+  for tool in cmake ninja g++ pkg-config strip python3; do
+    command -v "$tool" >/dev/null || die 3 "$tool is not in PATH; install it, or give its location with --prefix (DIR/bin is searched), or build on another machine: --pack"
+  done
+  folder=$(mkdir -p "$folder" && cd "$folder" && pwd -P)
+  say "configuring $folder (release, WSYNC_CUDA=ON)"
+  # The programs look for their libraries beside themselves, and so do these libraries for theirs: that takes the older tag.
+  # shellcheck disable=SC2016
+  configure release "$folder" -DWSYNC_CUDA=ON -DWSYNC_BUILD_BENCH=ON -DWSYNC_BUILD_TESTS=ON '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' \
+    -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags "${cache[@]}" ||
+    die 3 "configuring failed: the lines above name the missing parts; give their location with --prefix, --cuda-home or --nccl-home"
+  sed -n '/CUDA backend/,/kernels/p' "$folder.log"
+  targets=(wsync wsync-bench wsync-engine wsync_cuda gpu_probe unit_device tests_gpu)
+  say "building"
+  build "$folder" "${targets[@]}" || die 1 "the build failed"
+  fill "$1"
+  say "$1: $(du -sh "$1" | cut -f 1), for machines with the C library of this one or a newer one"
+}
+
+# ---- running ----
+
+failed=()
+
+# Says what became of a case, there and in the summary.
+report() {
+  say "$1"
+  echo "$1" >>"$results/summary.txt"
+}
+
+# run_case NAME COMMAND...: runs it within what is left of the part's time; its output goes to the results and here.
+run_case() {
+  local name=$1 code=0 begin=$SECONDS left=$((part_end - SECONDS))
+  shift
+  if [ "$left" -le 0 ]; then
+    report "$name: not run, because the part's $limit s were over"
+    failed+=("$name")
+    return
+  fi
+  say "$name"
+  timeout --kill-after=10 --signal=INT "$left" "$@" </dev/null 2>&1 | tee "$results/$name.txt" || code=$?
+  case $code in
+    0)
+      if grep -q 'no GPU for the tests: ' "$results/$name.txt"; then
+        report "$name: not tested: $(grep -m 1 -o 'no GPU for the tests: .*' "$results/$name.txt")"
+        return
+      fi
+      report "$name: passed in $((SECONDS - begin)) s" ;;
+    124 | 137) report "$name: stopped after $((SECONDS - begin)) s, when the part's $limit s were over"; failed+=("$name") ;;
+    *) report "$name: failed with exit status $code after $((SECONDS - begin)) s"; failed+=("$name") ;;
+  esac
+}
+
+run_probe() {
+  if command -v nvidia-smi >/dev/null; then run_case nvidia-smi nvidia-smi; fi
+  run_case probe "$kit/bin/gpu_probe"
+  run_case doctor "$kit/bin/wsync" doctor --set devices.kind=cuda
+}
+
+run_tests() {
+  run_case unit_device "$kit/bin/unit_device" --gtest_brief=1 --gtest_filter=-CudaFaults*:CudaDriver*:CudaLibrary*
+  run_case gpu_device env WSYNC_TEST_GPU=1 "$kit/bin/contract_cuda_device"
+  if [ "$gpus" -ge 2 ]; then
+    run_case gpu_collective env WSYNC_TEST_GPU=1 "$kit/bin/contract_cuda_collective" '--gtest_filter=-NcclFaults*'
+  else
+    report "gpu_collective: NCCL: not tested ($gpus GPU)"
+  fi
+  run_case gpu_fleet env PYTHONPATH="$kit/python" python3 -B "$kit/tests/scenario/gpu_test.py" -v "$kit/bin/wsync" "$kit/lib/libwsync_cuda.so"
+}
+
+# Tests provoke errors of calls, so these are not reported. racecheck and synccheck look at shared memory and barriers, which the kernels do not have. initcheck takes bytes that another
+# process has written for bytes that nobody has.
+run_sanitizer() {
+  if ! command -v compute-sanitizer >/dev/null; then
+    report "sanitizer: not run: compute-sanitizer is not in PATH (it is part of the CUDA toolkit)"
+    return
+  fi
+  run_case memcheck env WSYNC_TEST_GPU=1 compute-sanitizer --tool memcheck --target-processes all --report-api-errors no \
+    --error-exitcode 9     "$kit/bin/contract_cuda_device"
+}
+
+run_bench() { run_case bench "$kit/bin/wsync" bench gpu --output "$results/bench-gpu.json" "${bench[@]}"; }
 
 for prefix in "${prefixes[@]}"; do
   [ -d "$prefix" ] || die 2 "--prefix $prefix is not a directory"
-  prefix=$(cd "$prefix" && pwd -P)
-  for place in lib "lib/$(uname -m)-linux-gnu" lib64 share; do
-    PKG_CONFIG_PATH=$prefix/$place/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
-  done
-  export PKG_CONFIG_PATH
-  export CMAKE_PREFIX_PATH=$prefix${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
-  # Headers that no package file names.
-  export CPLUS_INCLUDE_PATH=$prefix/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
-  export PATH=$prefix/bin:$PATH
 done
-for tool in cmake ninja g++ python3; do
-  command -v "$tool" >/dev/null || die 3 "$tool is not in PATH; install it, or give its location with --prefix (DIR/bin is searched)"
-done
-# Checked first, because the build takes minutes.
-driver=$(python3 - 2>&1 <<'PYTHON'
+if [ -n "$pack" ]; then
+  mkdir -p "$pack"
+  build_kit "$(cd "$pack" && pwd -P)"
+  exit 0
+fi
+# Checked before the build, which takes minutes.
+gpus=$(python3 - 2>&1 <<'PYTHON'
 import ctypes, os, sys
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -90,70 +246,20 @@ if code not in (0, 100):  # CUDA_ERROR_NO_DEVICE
     sys.exit(f"the NVIDIA driver cannot be used: cuInit fails with {code} ({(name.value or b'unknown').decode()}); check the output of nvidia-smi and dmesg")
 if code == 100 or count.value == 0:
     sys.exit(f"the NVIDIA driver finds no GPU ({visible}); compare with the list of nvidia-smi")
+print(count.value)
 PYTHON
-) || die 3 "$(tail -n 1 <<<"$driver")"
-
-folder=$(mkdir -p "$folder" && cd "$folder" && pwd -P)
-output=$(mkdir -p "$output" && cd "$output" && pwd -P)
-say "configuring $folder (release, WSYNC_CUDA=ON)"
-configure release "$folder" -DWSYNC_CUDA=ON -DWSYNC_BUILD_BENCH=ON "-DWSYNC_BUILD_TESTS=$tests" "${cache[@]}" ||
-  die 3 "configuring failed: the lines above name the missing parts; give their location with --prefix, --cuda-home or --nccl-home"
-sed -n '/CUDA backend/,/kernels/p' "$folder.log"
-
-# under_sanitizer TOOL: the tests with the label gpu, each a line for a shell that runs it under compute-sanitizer.
-under_sanitizer() {
-  ctest --test-dir "$folder" -L '^gpu$' --show-only=json-v1 | python3 -c '
-import json, shlex, sys
-for test in json.load(sys.stdin)["tests"]:
-    if not test.get("command"):
-        sys.exit(test["name"] + " is not built")
-    environment = [pair for known in test["properties"] if known["name"] == "ENVIRONMENT" for pair in known["value"]]
-    print(shlex.join(["env", *environment, "compute-sanitizer", "--tool", sys.argv[1], "--target-processes", "all",
-                      "--error-exitcode", "9", *test["command"]]))' "$1"
-}
-
-targets=(wsync wsync-bench wsync-engine wsync_cuda)
-[ "$tests" = 0 ] || targets+=(unit_device tests_gpu)
-say "building"
-build "$folder" "${targets[@]}" || die 1 "the build failed"
-
-failed=()
-if [ "$tests" = 1 ]; then
-  say "testing: the kernels' source on the host, and everything with the label gpu"
-  run_ctest "$folder" -R '^unit_device$' || failed+=("unit_device")
-  run_ctest "$folder" -L '^gpu$' || failed+=("tests with the label gpu")
+) || die 3 "$(tail -n 1 <<<"$gpus")"
+if [ -z "$kit" ]; then
+  build_kit "$folder/kit"
+  kit=$folder/kit
+  results=${results:-$root/build/gpu-results}
 fi
-if [ "$tests" = 1 ] && [ "$sanitizer" = 1 ]; then
-  if ! command -v compute-sanitizer >/dev/null; then
-    say "compute-sanitizer is not in PATH, so the tests are not run under it (it is part of the CUDA toolkit)"
-  else
-    for tool in memcheck racecheck initcheck synccheck; do
-      commands=$(under_sanitizer "$tool") || die 1 "the tests with the label gpu cannot be listed"
-      while read -r command; do
-        say "$command"
-        bash -c "$command" </dev/null || failed+=("$command")
-      done <<<"$commands"
-    done
-  fi
-fi
-
-say "measuring"
-result=$folder/bench-gpu.json
-rm -f "$result"
-code=0
-"$folder/deploy/cli/wsync" bench gpu --output "$result" "${bench[@]}" || code=$?
-[ "$code" != 3 ] || exit 3
-[ "$code" = 0 ] || die 1 "wsync bench gpu failed"
-name=$(python3 - "$result" <<'PYTHON'
-import json, re, sys
-result = json.load(open(sys.argv[1]))["suites"][0]["details"]
-print("" if result["emulated"] else re.sub("[^a-z0-9]+", "-", result["cuda"]["gpus"][0]["name"].lower()).strip("-"))
-PYTHON
-)
-if [ -z "$name" ]; then
-  say "the driver is the emulated driver of the tests, so the result has no meaning; it stays in $result"
-else
-  cp "$result" "$output/$(date +%F)-gpu-$name.json"
-  say "result: $output/$(date +%F)-gpu-$name.json"
-fi
-[ ${#failed[@]} = 0 ] || die 1 "failed: $(printf '%s; ' "${failed[@]}")"
+results=${results:-$kit/results}
+results=$(mkdir -p "$results" && cd "$results" && pwd -P)
+{ date -u +'%F %T UTC'; cat "$kit/kit.txt"; } | tee "$results/summary.txt"
+for part in ${parts//,/ }; do
+  part_end=$((SECONDS + limit))
+  "run_$part"
+done
+[ ${#failed[@]} = 0 ] || die 1 "failed: $(printf '%s; ' "${failed[@]}")the results are in $results"
+say "results: $results"

@@ -234,12 +234,16 @@ class GpuScript(unittest.TestCase):
     def test_it_explains_itself(self):
         done = self.run_script("--help")
         self.assertEqual(done.returncode, 0, done.stderr)
-        for word in ("--prefix", "--cuda-home", "--no-sanitizer", "Exit status", "bench/results"):
+        for word in ("--prefix", "--cuda-home", "--pack", "--prebuilt", "--only", "Exit status", "build/gpu-results"):
             self.assertIn(word, done.stdout)
 
     def test_bad_arguments(self):
         for bad, sentence in ((["--what"], "unknown argument '--what'"), (["--build"], "--build needs a value"),
-                              (["--prefix", "/nowhere"], "/nowhere is not a directory")):
+                              (["--prefix", "/nowhere"], "/nowhere is not a directory"),
+                              (["--only", "probe,all"], "--only has 'all', expected probe, tests, sanitizer or bench"),
+                              (["--limit", "0"], "--limit is '0', expected a number of seconds"),
+                              (["--prebuilt", "/nowhere"], "--prebuilt /nowhere has no kit.txt"),
+                              (["--pack", "/tmp/x", "--prebuilt", "/tmp/y"], "give one of them")):
             done = self.run_script(*bad)
             self.assertEqual(done.returncode, 2, bad)
             self.assertIn(sentence, done.stderr)
