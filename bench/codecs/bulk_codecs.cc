@@ -13,7 +13,6 @@
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/stream_copy.h"
-#include "shared/device/piece_digest.h"
 #include "shared/moe/bf16.h"
 #include "shared/transport/tcp/frame_reader.h"
 #include "shared/weights/content_digest.h"
@@ -90,17 +89,6 @@ Result<nanoseconds> measure_word_sum(Ground& bench) {
   const nanoseconds taken = timed([&] { sum = word_sum(bytes, {}); });
   const CopyKind other = available_copy_kinds().front();
   WSYNC_TRY(check_equal(sum == word_sum(bytes, {}, other), "the sum of words"));
-  return taken;
-}
-
-Result<nanoseconds> measure_piece_digest(Ground& bench) {
-  const auto bytes = bench.stamped();
-  device::PieceDigest digest;
-  const nanoseconds taken = timed([&] { digest = device::piece_digest(bytes); });
-  const std::size_t half = bytes.size() / 2;
-  const device::PieceDigest sum = device::add(device::digest_sum(bytes.subspan(half), half),
-                                              device::digest_sum(bytes.first(half), 0));
-  WSYNC_TRY(check_equal(digest == device::finish_digest(sum, bytes.size()), "the piece digest"));
   return taken;
 }
 
@@ -253,7 +241,6 @@ Result<> add_bulk_codec_rows(Ground& bench, std::vector<Row>& rows) {
   });
   add("sum of words", "memcpy", [&bench] { return measure_word_sum(bench); });
   add("copy with sum of words", "streaming copy", [&bench] { return measure_summed_copy(bench); });
-  add("piece digest", "memcpy", [&bench] { return measure_piece_digest(bench); });
   add("bucket frames", "memcpy", [&bench] { return measure_frames(bench); });
   add("float32 to bfloat16", "memcpy",
       [&bench, weights = *weights] { return measure_narrow(bench, *weights); });

@@ -4,7 +4,7 @@
 //
 // Everything runs in one thread. Each result is compared with one that was computed in another way.
 //
-//   XXH3, content digest, sum of words, piece digest: they only read while memcpy also writes, so
+//   XXH3, content digest, sum of words: they only read while memcpy also writes, so
 //     ratios of up to 2 are correct.
 //   copy with sum of words: the engine's copy, compared with the streaming copy.
 //   bucket frames: the stream of the TCP transport is split into buckets of 4 MiB, with copies and

@@ -49,15 +49,16 @@ class Builder {
  private:
   void add(std::uint64_t skipped, std::uint64_t row_bytes, std::uint64_t rows, std::uint64_t stride,
            std::uint64_t position) {
-    batch_.pieces.push_back({.to = place_.to,
-                             .to_offset = place_.to_offset + at_ + position,
-                             .from = place_.from,
-                             .from_offset = place_.from_offset + at_ + skipped,
-                             .row_bytes = row_bytes,
-                             .rows = rows,
-                             .from_stride = stride,
-                             .sum = batch_.sums,
-                             .position = position});
+    batch_.pieces.push_back(
+        {.to = place_.to,
+         .to_offset = place_.to_offset + at_ + position,
+         .from = place_.from,
+         .from_offset = place_.from_offset + at_ + skipped,
+         .row_bytes = row_bytes,
+         .rows = rows,
+         .from_stride = stride,
+         .sum = batch_.sums,
+         .place = {.seed = batch_.sums, .position = skipped, .tensor_bytes = rows * stride}});
   }
   void end(std::uint64_t bytes) {
     at_ += bytes;
@@ -90,10 +91,10 @@ Batch make_batch(const BatchPlace& place) {
   return std::move(builder).take();
 }
 
-std::uint64_t check_of(std::span<const device::PieceDigest> sums) {
+std::uint64_t check_of(std::span<const SplitSum> sums) {
   // The position of each sum matters, so that two exchanged sums are detected.
   std::uint64_t check = 0;
-  for (const device::PieceDigest& sum : sums) check = check * 31 + device::fold(sum);
+  for (const SplitSum& sum : sums) check = check * 31 + fold(sum.words, 0) + 7 * fold(sum.edges, 0);
   return check;
 }
 
@@ -105,7 +106,7 @@ Result<std::uint64_t> expected_check(std::span<const std::byte> bucket) {
   auto memory =
       WSYNC_TRY((*device)->borrow({const_cast<std::byte*>(bucket.data()), bucket.size()}));
   const Batch batch = make_batch({.from = memory.get(), .bytes = bucket.size()});
-  std::vector<device::PieceDigest> sums(batch.sums);  // outlives the stream
+  std::vector<SplitSum> sums(batch.sums);  // outlives the stream
   auto work = WSYNC_TRY(TimedStream::create(**device, device::StreamRole::kReload));
   (void)WSYNC_TRY(
       work.run(1, [&](device::Stream& stream) { return stream.copy_pieces(batch.pieces, sums); }));

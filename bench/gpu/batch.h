@@ -14,14 +14,14 @@ namespace wsync::bench {
 struct BatchPlace {
   const device::Memory* from = nullptr;
   std::uint64_t from_offset = 0;
-  device::Memory* to = nullptr;  // destination; null: digests only
+  device::Memory* to = nullptr;  // destination; null: sums only
   std::uint64_t to_offset = 0;
   std::uint64_t bytes = 0;  // bytes of the bucket, all of which are copied
 };
 
 struct Batch {
   std::vector<device::Piece> pieces;
-  std::uint32_t sums = 0;  // number of digests, one per tensor
+  std::uint32_t sums = 0;  // number of sums, one per tensor
 };
 
 // Makes layers of bf16 weights: norms, q, k and v, o, gate and up, down. The hidden size is the
@@ -29,8 +29,8 @@ struct Batch {
 // are copied separately, as two tensor-parallel ranks do. The remaining bytes are one more tensor.
 [[nodiscard]] Batch make_batch(const BatchPlace& place);
 
-// Combines the digests of a batch of `bytes` bytes into one number.
-[[nodiscard]] std::uint64_t check_of(std::span<const device::PieceDigest> sums);
+// Combines the sums of a batch into one number.
+[[nodiscard]] std::uint64_t check_of(std::span<const SplitSum> sums);
 
 // The expected check of the same batch, which the host computes from host bytes.
 [[nodiscard]] Result<std::uint64_t> expected_check(std::span<const std::byte> bucket);

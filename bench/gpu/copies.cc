@@ -102,11 +102,11 @@ class Bench {
   std::unique_ptr<SharedArena> arena_;
   std::unique_ptr<device::HostRegistration> registration_;
   std::unique_ptr<device::Memory> from_, to_;
-  std::vector<device::PieceDigest> sums_;
+  std::vector<SplitSum> sums_;
   std::unique_ptr<TimedStream> h2d_, reload_;
   std::unique_ptr<Reader> reader_;
   std::uint64_t expected_ = 0;
-  Batch copied_, digested_;
+  Batch copied_, summed_;
 };
 
 Result<> Bench::make_device() {
@@ -123,7 +123,7 @@ Result<> Bench::make_device() {
     *work = std::make_unique<TimedStream>(std::move(made));
   }
   copied_ = make_batch({.from = from_.get(), .to = to_.get(), .bytes = options_.bytes});
-  digested_ = make_batch({.from = from_.get(), .bytes = options_.bytes});
+  summed_ = make_batch({.from = from_.get(), .bytes = options_.bytes});
   sums_.resize(copied_.sums);
   return {};
 }
@@ -200,9 +200,9 @@ std::vector<Contest> Bench::contests() {
       {.result = named("reload in another process", "cuMemcpyAsync", kReloadTarget),
        .ceiling = copy,
        .ours = [this](unsigned times) { return read_elsewhere(times); }},
-      {.result = named("digest", "a kernel that only reads", kDigestTarget),
+      {.result = named("sum", "a kernel that only reads", kSumTarget),
        .ceiling = [this](unsigned times) { return ceilings_->device_read(times); },
-       .ours = [this](unsigned times) { return run_batch(digested_, times, "digest"); }},
+       .ours = [this](unsigned times) { return run_batch(summed_, times, "sum"); }},
   };
 }
 
@@ -229,7 +229,7 @@ Result<std::vector<CopyCase>> run_copies(const CopyOptions& options,
   auto contests = bench.contests();
   for (Contest& contest : contests) WSYNC_TRY(choose_times(contest, options.sample_seconds));
   for (unsigned round = 0; round < options.rounds; ++round) {
-    on_progress(fmt::format("GPU {}: copies and digests", options.gpu), round, options.rounds);
+    on_progress(fmt::format("GPU {}: copies and sums", options.gpu), round, options.rounds);
     for (Contest& contest : contests) {
       WSYNC_TRY(resume(interrupt));
       WSYNC_TRY(run_round(contest, round % 2 == 0));

@@ -17,12 +17,12 @@ namespace wsync::bench {
 
 inline constexpr double kH2DTarget = 0.95;
 inline constexpr double kReloadTarget = 0.90;
-inline constexpr double kDigestTarget = 0.80;
+inline constexpr double kSumTarget = 0.80;
 
 // Pairs of samples of the upper limit and of the product, with the same bytes. Their order changes
 // with each round.
 struct CopyCase {
-  std::string name;     // "H2D", "reload", "digest", "reload in another process"
+  std::string name;     // "H2D", "reload", "sum", "reload in another process"
   std::string ceiling;  // the upper limit with which it is compared
   std::uint32_t gpu = 0;
   std::uint64_t bytes = 0;            // bytes per copy

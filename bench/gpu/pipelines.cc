@@ -130,8 +130,6 @@ class Case {
   Buckets buckets_;
   std::unique_ptr<SharedArena> arena_;
   std::vector<std::uint64_t> checks_;
-  std::shared_ptr<std::vector<device::PieceDigest>> digests_ =
-      std::make_shared<std::vector<device::PieceDigest>>();
   std::unique_ptr<LoneStages> lone_;
   std::unique_ptr<reload::PipelineRunner> two_, three_;
   std::vector<std::unique_ptr<device::HostRegistration>> registrations_;
@@ -175,7 +173,6 @@ Result<> Case::make_arena() {
   for (std::uint64_t b = 0; b < buckets_.count(); ++b) {
     const auto check = WSYNC_TRY(expected_check(buckets_.at(b)));
     checks_.push_back(check);
-    digests_->push_back(device::piece_digest(buckets_.at(b)));
   }
   return {};
 }
@@ -238,7 +235,6 @@ Result<double> Case::update(reload::PipelineRunner& runner, std::size_t first_ma
   }
   Listener listener(engines);
   job.buckets = buckets_.count();
-  job.digests = digests_;
   job.bucket_bytes = [this](std::uint64_t bucket) -> Result<std::span<const std::byte>> {
     return buckets_.at(bucket);
   };

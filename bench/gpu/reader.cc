@@ -105,7 +105,7 @@ class ReaderProcess {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Memory> own_;
   std::vector<std::unique_ptr<device::Memory>> imported_;
-  std::vector<device::PieceDigest> sums_;  // digests of the last copy; outlives the stream
+  std::vector<SplitSum> sums_;  // of the last copy; outlives the stream
   std::unique_ptr<TimedStream> work_;
 };
 

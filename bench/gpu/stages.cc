@@ -78,7 +78,7 @@ Result<> LoneStages::broadcast(std::uint64_t bucket, std::uint64_t bytes, TimePo
          .destination = {.memory = ipc, .offset = 0, .bytes = bytes},
          .root = collective::Rank{source},
          .deadline = deadline},
-        *member.broadcast_stream, &member.found));
+        *member.broadcast_stream));
   }
   return {};
 }

@@ -42,7 +42,7 @@ class LoneStages {
   // Copies bucket b into device b % N, with all devices at the same time.
   [[nodiscard]] Result<std::chrono::nanoseconds> copies_in(const Buckets& buckets);
   // Runs one broadcast after the other, with the devices as sources in turn. Each device then
-  // computes the digest of what it received and publishes it, as in an update.
+  // publishes what it received, as in an update.
   [[nodiscard]] Result<std::chrono::nanoseconds> broadcasts(const Buckets& buckets);
 
  private:
@@ -51,7 +51,6 @@ class LoneStages {
     std::unique_ptr<device::Device> device;
     std::unique_ptr<device::Memory> h2d;
     std::unique_ptr<device::Memory> ipc[2];
-    device::PieceDigest found;
     std::unique_ptr<device::Event> event;
     std::unique_ptr<collective::Communicator> communicator;
     std::unique_ptr<device::Stream> h2d_stream;

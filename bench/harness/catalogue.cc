@@ -95,14 +95,13 @@ constexpr std::array kScheduleCases{
 constexpr std::array kGpuCases{
     CaseText{"H2D", "Staged host memory is copied to the GPU", "GB/s", true,
              "cuMemcpyHtoDAsync, pinned by the driver"},
-    CaseText{
-        "reload",
-        "The pieces of an update are copied within the GPU; the same kernel computes their digests",
-        "GB/s", true, "cuMemcpyAsync"},
+    CaseText{"reload",
+             "The pieces of an update are copied within the GPU; the same kernel sums them", "GB/s",
+             true, "cuMemcpyAsync"},
     CaseText{"reload in another process",
              "An engine in another process, which has mapped the buffer, copies the pieces", "GB/s",
              true, "cuMemcpyAsync"},
-    CaseText{"digest", "The GPU computes the digests of the pieces of an update", "GB/s", true,
+    CaseText{"sum", "The GPU sums the pieces of an update", "GB/s", true,
              "a kernel that only reads"},
     CaseText{"two stages", "A whole update of a group in the two-stage form", "s", false,
              "longest stage alone"},
@@ -253,8 +252,6 @@ constexpr std::array kCodecsCases{
     CaseText{"copy with sum of words",
              "The copy of a snapshot and of an engine, which computes the sum in the same pass",
              kRate, true, kStreaming},
-    CaseText{"piece digest", "The digest that GPUs compute, computed by the host; reads only",
-             kRate, true, kMemcpy},
     CaseText{
         "bucket frames",
         "The bytes of a TCP stream are divided into buckets, and the digest of each is computed",

@@ -320,7 +320,6 @@ Result<Taken> HostPipeline::broadcasts() {
           {.device = device::DeviceIndex{d},
            .source = device::DeviceIndex{static_cast<std::uint32_t>(b % p.options.devices)},
            .slot = reload::SlotIndex{static_cast<std::uint32_t>(b % reload::kIpcSlots)},
-           .bucket = b,
            .bytes = p.bucket(b).size(),
            .deadline = deadline},
           [left](const Result<>& r) { left->done(r); }));

@@ -59,7 +59,7 @@ class PacedStream final : public device::Stream {
     return inner_->copy_on_device(to, from);
   }
   [[nodiscard]] Result<> copy_pieces(std::span<const device::Piece> pieces,
-                                     std::span<device::PieceDigest> sums) override {
+                                     std::span<SplitSum> sums) override {
     return inner_->copy_pieces(pieces, sums);
   }
   [[nodiscard]] Result<> publish(device::Memory& memory) override {

@@ -57,11 +57,13 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
               .found = "",
               .advice = "",
               .facts = gpu_facts(gpu)};
-  check.found =
-      fmt::format("{}, {}, {}, {}, compute {}, NUMA node {}, {}, peers: {}", gpu.name, gpu.uuid,
-                  gpu.pci, human_bytes(gpu.total_bytes), device::compute_text(gpu),
-                  device::numa_node_text(gpu), device::pcie_text(gpu),
-                  gpu.peers.empty() ? "none" : fmt::format("{}", fmt::join(gpu.peers, " ")));
+  check.found = fmt::format(
+      "{}, {}, {}, {}, compute {}, NUMA node {}, {}, peers: {}, pins read-only "
+      "memory: {}",
+      gpu.name, gpu.uuid, gpu.pci, human_bytes(gpu.total_bytes), device::compute_text(gpu),
+      device::numa_node_text(gpu), device::pcie_text(gpu),
+      gpu.peers.empty() ? "none" : fmt::format("{}", fmt::join(gpu.peers, " ")),
+      gpu.reads_registered_read_only ? "yes" : "no");
   const bool chosen =
       wanted.wanted && (wanted.gpus.empty() || std::ranges::count(wanted.gpus, gpu.gpu) != 0);
   if (gpu.compute_major < kComputeMajorMin) {
@@ -69,6 +71,11 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
     check.advice = fmt::format(
         "wsync needs compute capability {}.0 or newer; remove this GPU from devices.gpus",
         kComputeMajorMin);
+  } else if (!gpu.reads_registered_read_only) {
+    check.status = CheckStatus::kWarn;
+    check.advice =
+        "the memory of a trainer on this host cannot be pinned for this GPU; copies go through "
+        "pinned buffers with four threads, at less than half of the link's speed";
   } else if (!gpu.pcie_now.empty() && !gpu.pcie_max.empty() && gpu.pcie_now != gpu.pcie_max) {
     check.status = CheckStatus::kWarn;
     check.advice = fmt::format(

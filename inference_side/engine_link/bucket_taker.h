@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <variant>
 #include <vector>
 
 #include "inference_side/reload/load_plan.h"
@@ -19,10 +18,6 @@
 
 namespace wsync::engine {
 
-// Of a group that was copied: its sum, or the checksum that a GPU has computed
-// (LoadPlan::piece_checksum).
-using GroupSum = std::variant<SplitSum, std::uint64_t>;
-
 // What to copy out of one bucket. Borrowed for the call.
 struct BucketCopy {
   const reload::LoadPlan* plan = nullptr;
@@ -30,9 +25,9 @@ struct BucketCopy {
   TimePoint deadline;
   // The memory of the rank's part of a tensor. Not called if the taker knows it.
   std::function<std::span<std::byte>(std::uint32_t tensor)> destination;
-  // Called in the order of the plan when group `index` is in place, with what was found of it. An
-  // error ends the copy.
-  std::function<Result<>(std::size_t index, const GroupSum& sum)> on_group;
+  // Called in the order of the plan when group `index` is in place, with the sum of what was read.
+  // An error ends the copy.
+  std::function<Result<>(std::size_t index, const SplitSum& sum)> on_group;
 };
 
 class BucketTaker {

@@ -1,25 +1,11 @@
 #include "inference_side/engine_link/device_weights.h"
 
-#include <algorithm>
-#include <array>
-
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
 namespace wsync::engine {
-namespace {
 
 using device::Piece;
-
-// Whether every piece begins at a granule of the digest. A granule that is divided between two
-// pieces is counted in neither of them, so such a group is digested in place after the copy.
-bool begins_on_granules(const reload::CopyGroup& group, std::span<const reload::GroupRows> rows) {
-  return std::ranges::all_of(rows, [&](const reload::GroupRows& piece) {
-    return (piece.to - group.begin) % device::kDigestGranule == 0;
-  });
-}
-
-}  // namespace
 
 Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& device,
                                                              std::span<const RankTensor> tensors) {
@@ -27,6 +13,7 @@ Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& dev
   weights->tensors_.reserve(tensors.size());
   for (const RankTensor& tensor : tensors) {
     weights->tensors_.emplace_back();
+    weights->seeds_.push_back(seed_of(tensor.description.name));
     if (tensor.destination.empty()) continue;
     auto memory = device.borrow(tensor.destination);
     if (!memory)
@@ -38,19 +25,17 @@ Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& dev
   return weights;
 }
 
-Result<> DeviceWeights::enqueue(const device::Memory* acquired, std::span<Batch> batches) {
+Result<> DeviceWeights::enqueue(const device::Memory* acquired, Batch& batch) {
   if (!stream_) {
     stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
   }
   if (acquired != nullptr) WSYNC_TRY(stream_->acquire(*acquired));
-  for (Batch& batch : batches)
-    if (!batch.pieces.empty()) WSYNC_TRY(stream_->copy_pieces(batch.pieces, batch.sums));
+  WSYNC_TRY(stream_->copy_pieces(batch.pieces, batch.sums));
   return stream_->record(*event_);
 }
 
-Result<> DeviceWeights::run(const device::Memory* acquired, std::span<Batch> batches,
-                            TimePoint deadline) {
-  auto outcome = enqueue(acquired, batches);
+Result<> DeviceWeights::run(const device::Memory* acquired, Batch& batch, TimePoint deadline) {
+  auto outcome = enqueue(acquired, batch);
   if (outcome) outcome = event_->wait(deadline);
   // Running work may still read the buffer and write the sums. Destroying the stream waits for it.
   if (!outcome) stream_.reset();
@@ -66,45 +51,33 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
   const reload::LoadPlan& plan = *copy.plan;
   const std::size_t begin = plan.first_group(copy.bucket);
   const std::size_t end = plan.first_group(copy.bucket + 1);
-  std::array<Batch, 2> batches;
-  Batch& copies = batches[0];
-  Batch& reads = batches[1];
-  copies.sums.resize(end - begin);
-  std::vector<bool> read_back(end - begin);
+  Batch batch;
+  batch.sums.resize(end - begin);
   for (std::size_t g = begin; g < end; ++g) {
-    if (planted("engine_skip_piece") && g == plan.groups().size() / 2) continue;
     const reload::CopyGroup& group = plan.groups()[g];
-    const auto rows = plan.rows(group);
-    device::Memory* to = tensors_[group.tensor].get();
-    read_back[g - begin] = !begins_on_granules(group, rows);
-    for (const reload::GroupRows& piece : rows)
-      copies.pieces.push_back(
-          {.to = to,
-           .to_offset = piece.to,
-           .from = &buffer,
-           .from_offset = piece.from,
-           .row_bytes = piece.row_bytes,
-           .rows = piece.rows,
-           .from_stride = piece.stride,
-           .sum = read_back[g - begin] ? Piece::kNoSum : static_cast<std::uint32_t>(g - begin),
-           .position = read_back[g - begin] ? 0 : piece.to - group.begin});
-    if (read_back[g - begin])
-      reads.pieces.push_back({.from = to,
-                              .from_offset = group.begin,
-                              .row_bytes = group.bytes,
-                              .sum = static_cast<std::uint32_t>(g - begin)});
+    const reload::LoadTensor& tensor = plan.tensors()[group.tensor];
+    // The planted fault copies nothing of a group, and returns its sum.
+    const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
+    for (const reload::GroupRows& rows : plan.rows(group))
+      batch.pieces.push_back({.to = skipped ? nullptr : tensors_[group.tensor].get(),
+                              .to_offset = rows.to,
+                              .from = &buffer,
+                              .from_offset = rows.from,
+                              .row_bytes = rows.row_bytes,
+                              .rows = rows.rows,
+                              .from_stride = rows.stride,
+                              .sum = static_cast<std::uint32_t>(g - begin),
+                              .place = {.seed = tensor.seed,
+                                        .position = rows.position,
+                                        .tensor_bytes = tensor.shard.tensor_bytes()}});
   }
-  if (!reads.pieces.empty()) reads.sums.resize(end - begin);
-  if (auto done = run(&buffer, batches, copy.deadline); !done) {
+  if (auto done = run(&buffer, batch, copy.deadline); !done) {
     if (now() > copy.deadline)
       return fail(ErrorCode::kDeadline,
                   fmt::format("the deadline passed during the copy of bucket {}", copy.bucket));
     return fail(done.error().with_context(fmt::format("bucket {}", copy.bucket)));
   }
-  for (std::size_t g = begin; g < end; ++g) {
-    const auto& sums = read_back[g - begin] ? reads.sums : copies.sums;
-    WSYNC_TRY(copy.on_group(g, reload::folded_sum(sums[g - begin], plan.groups()[g].bytes)));
-  }
+  for (std::size_t g = begin; g < end; ++g) WSYNC_TRY(copy.on_group(g, batch.sums[g - begin]));
   return {};
 }
 
@@ -119,16 +92,17 @@ Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {
     if (size != 0)
       batch.pieces.push_back({.from = tensors_[t].get(),
                               .row_bytes = size,
-                              .sum = static_cast<std::uint32_t>(sizes.size())});
+                              .sum = static_cast<std::uint32_t>(sizes.size()),
+                              .place = {.seed = seeds_[t], .position = 0, .tensor_bytes = size}});
     sizes.push_back(size);
   }
   batch.sums.resize(sizes.size());
-  if (auto done = run(nullptr, {&batch, 1}, now() + kDigestDeadline); !done)
+  if (auto done = run(nullptr, batch, now() + kDigestDeadline); !done)
     return fail(done.error().with_context(device_.name() + ": the digests of the weights"));
   std::vector<Digest> digests;
   digests.reserve(sizes.size());
   for (std::size_t i = 0; i < sizes.size(); ++i)
-    digests.push_back(reload::as_digest(device::finish_digest(batch.sums[i], sizes[i])));
+    digests.push_back(digest_of(batch.sums[i].words, sizes[i]));
   return digests;
 }
 

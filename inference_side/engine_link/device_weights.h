@@ -1,5 +1,5 @@
 // DeviceWeights: a rank's weights in the memory of a GPU. The GPU alone copies buckets from the IPC
-// buffers of a sidecar and computes digests; no byte passes through the host.
+// buffers of a sidecar and sums what it reads; no byte passes through the host.
 //
 // Thread: confined to the thread that serves the link. When a function returns, the work that it
 // has enqueued is complete or its stream is destroyed.
@@ -27,9 +27,9 @@ class DeviceWeights {
       device::Device& device, std::span<const RankTensor> tensors);
 
   // Copies what the rank needs of the bucket in `buffer`. When the copy is complete, it calls
-  // on_group with checksums as in LoadPlan::piece_checksum(). Errors as BucketTaker::take().
+  // on_group with the sums of what was read. Errors as BucketTaker::take().
   [[nodiscard]] Result<> take(const device::Memory& buffer, const BucketCopy& copy);
-  // PieceDigests of the tensors from `first` on, in order: of at least one tensor, and of further
+  // Digests of the tensors from `first` on, in order: of at least one tensor, and of further
   // ones while all have at most kDigestBatchBytes together. Returns kDeadline if the device does
   // not complete them within kDigestDeadline.
   [[nodiscard]] Result<std::vector<Digest>> digests(std::uint32_t first);
@@ -40,17 +40,17 @@ class DeviceWeights {
 
  private:
   explicit DeviceWeights(device::Device& device) : device_(device) {}
-  // Executes the batches one after the other on the stream, and waits until they are complete.
   struct Batch {
     std::vector<device::Piece> pieces;
-    std::vector<device::PieceDigest> sums;
+    std::vector<SplitSum> sums;
   };
-  [[nodiscard]] Result<> run(const device::Memory* acquired, std::span<Batch> batches,
-                             TimePoint deadline);
-  [[nodiscard]] Result<> enqueue(const device::Memory* acquired, std::span<Batch> batches);
+  // Executes the batch on the stream, and waits until it is complete.
+  [[nodiscard]] Result<> run(const device::Memory* acquired, Batch& batch, TimePoint deadline);
+  [[nodiscard]] Result<> enqueue(const device::Memory* acquired, Batch& batch);
 
   device::Device& device_;
   std::vector<std::unique_ptr<device::Memory>> tensors_;  // null: a tensor without a byte
+  std::vector<std::uint64_t> seeds_;                      // of their names
   std::unique_ptr<device::Event> event_;
   std::unique_ptr<device::Stream> stream_;  // null: not created yet, or destroyed after a failure
 };

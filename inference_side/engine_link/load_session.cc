@@ -47,7 +47,7 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std:
              .bucket = bucket,
              .deadline = deadline_,
              .destination = [&](std::uint32_t t) { return destination_of(t); },
-             .on_group = [&](std::size_t g, const GroupSum& sum) { return take_group(g, sum); }}));
+             .on_group = [&](std::size_t g, const SplitSum& sum) { return take_group(g, sum); }}));
   copy_time_ += now() - begin;
   return end_bucket(bucket);
 }
@@ -102,37 +102,18 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
 }
 
 // The bytes of a group are in place.
-Result<> LoadSession::take_group(std::size_t index, const GroupSum& sum) {
+Result<> LoadSession::take_group(std::size_t index, const SplitSum& sum) {
   const EngineLayout& layout = *prepared_->layout;
   const reload::CopyGroup& group = layout.plan.groups()[index];
   copied_bytes_ += group.bytes;
-  if (const auto* found = std::get_if<SplitSum>(&sum))
-    sums_[group.tensor] += *found;
-  else
-    WSYNC_TRY(check_piece(index, std::get<std::uint64_t>(sum)));
+  sums_[group.tensor] += sum;
   coverage_.mark(index);
   --groups_left_[layout.layer_of[group.tensor]];
   return {};
 }
 
-Result<> LoadSession::check_piece(std::size_t index, std::uint64_t checksum) const {
-  const reload::CopyGroup& group = prepared_->layout->plan.groups()[index];
-  // The planted fault omits a group and reports its expected checksum.
-  const bool skipped =
-      planted("engine_skip_piece") && index == prepared_->layout->plan.groups().size() / 2;
-  if (!skipped && checksum != prepared_->checksums[index])
-    return fail(ErrorCode::kDigestMismatch,
-                fmt::format("tensor {}: bytes {} to {} of this rank's part (bucket {}) have "
-                            "checksum {:016x}, expected {:016x} as staged",
-                            description_->tensors[group.tensor].description.name, group.begin,
-                            group.begin + group.bytes, group.bucket, checksum,
-                            prepared_->checksums[index]));
-  return {};
-}
-
 std::vector<SplitSum> LoadSession::take_sums() {
-  const bool has_sums = description_->take != TakeMode::kAdopt && description_->gpu == nullptr;
-  return has_sums ? std::move(sums_) : std::vector<SplitSum>();
+  return description_->take == TakeMode::kAdopt ? std::vector<SplitSum>() : std::move(sums_);
 }
 
 Result<> LoadSession::end_bucket(std::uint64_t bucket) {

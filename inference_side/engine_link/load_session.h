@@ -1,5 +1,5 @@
 // LoadSession: one load of a version. It copies buckets out of the arena or the IPC buffers, sums
-// what it reads (on GPUs it compares checksums), passes complete layers to the engine in order, and
+// what it reads, passes complete layers to the engine in order, and
 // at the end proves that nothing is missing.
 //
 // Thread: confined to the thread that serves the link.
@@ -24,8 +24,8 @@ class LoadSession {
               TimePoint deadline);
 
   // Copies what the rank needs of one bucket, which is in buffer `slot` of `taker`. A repeated
-  // bucket does nothing. Returns kDigestMismatch if the checksum of a GPU differs, kDeadline if the
-  // deadline has passed, otherwise the error of the engine or the taker.
+  // bucket does nothing. Returns kDeadline if the deadline has passed, otherwise the error of the
+  // engine or the taker.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
   // Copies every bucket of the version's mapped arena. Errors as take_bucket(). `helpers` (may be
   // null): additional threads that copy with TakeMode::kPieces. With kAdopt the layers are passed
@@ -51,8 +51,7 @@ class LoadSession {
   [[nodiscard]] Result<> copy_whole();
   [[nodiscard]] Result<> adopt();
   [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
-  [[nodiscard]] Result<> take_group(std::size_t index, const GroupSum& sum);
-  [[nodiscard]] Result<> check_piece(std::size_t index, std::uint64_t checksum) const;
+  [[nodiscard]] Result<> take_group(std::size_t index, const SplitSum& sum);
   [[nodiscard]] Result<> end_bucket(std::uint64_t bucket);
   [[nodiscard]] Result<> hand_over_complete_layers();
 

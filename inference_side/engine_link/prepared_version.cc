@@ -99,12 +99,6 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
                                                            int fd) {
   auto layout = WSYNC_TRY(layout_of(message));
   const reload::LoadPlan& plan = layout->plan;
-  const std::size_t count = description_->gpu == nullptr ? 0 : plan.groups().size();
-  if (message.checksums.size() != count)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("received {} checksums, expected {}: one of each copy group for a "
-                            "GPU, none for host memory",
-                            message.checksums.size(), count));
   if (message.arena_bytes < plan.arena_bytes())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("an arena of {} bytes was announced, but the layout needs {}",
@@ -112,7 +106,6 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
   auto prepared = std::make_unique<PreparedVersion>();
   prepared->version = message.version;
   prepared->layout = std::move(layout);
-  prepared->checksums = message.checksums;
   if (fd >= 0) {
     const ArenaExpectation expected{
         .version = std::pair{std::uint64_t{message.version.epoch}, message.version.step},

@@ -1,5 +1,5 @@
-// PreparedVersion: what a rank has of a version before it is loaded: the layout, the load plan, the
-// checksums that a GPU compares and, on unified devices, the mapped arena.
+// PreparedVersion: what a rank has of a version before it is loaded: the layout, the load plan and,
+// on unified devices, the mapped arena.
 // Preparer creates it from a Prepare message.
 //
 // Thread: confined to the thread that serves the link.
@@ -56,8 +56,7 @@ class MappedVersion {
 struct PreparedVersion {
   Version version;
   std::shared_ptr<const EngineLayout> layout;
-  std::vector<std::uint64_t> checksums;  // GPUs: of each copy group
-  std::optional<MappedVersion> arena;    // unified devices; without its lease
+  std::optional<MappedVersion> arena;  // unified devices; without its lease
 };
 
 // Handles Prepare messages. It keeps the last layout, which later messages refer to by its digest.

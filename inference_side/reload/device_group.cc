@@ -65,17 +65,9 @@ Result<> make_stream(device::Device& device, device::StreamRole role,
 }  // namespace
 
 Result<> pass_on(collective::Communicator& communicator, const collective::Broadcast& broadcast,
-                 device::Stream& stream, device::PieceDigest* found) {
+                 device::Stream& stream) {
   WSYNC_TRY(communicator.broadcast(broadcast, stream));
-  device::Memory& memory = *broadcast.destination.memory;
-  if (found != nullptr) {
-    const device::Piece whole{.from = &memory,
-                              .from_offset = broadcast.destination.offset,
-                              .row_bytes = broadcast.destination.bytes,
-                              .sum = 0};
-    WSYNC_TRY(stream.copy_pieces({&whole, 1}, {found, 1}));
-  }
-  return stream.publish(memory);
+  return stream.publish(*broadcast.destination.memory);
 }
 
 Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions options) {
@@ -331,27 +323,14 @@ Result<> DeviceGroup::broadcast(const Share& share, device::StreamCallback done)
   WSYNC_CHECK(slot < kIpcSlots, fmt::format("IPC slot {} does not exist", slot));
   device::Stream& stream = *member.broadcast_stream;
   device::Memory& memory = *member.ipc[slot];
-  device::PieceDigest& found = member.found[slot];
   WSYNC_TRY(
       pass_on(*member.communicator,
               {.source = {.memory = at(share.source).h2d.get(), .offset = 0, .bytes = share.bytes},
                .destination = {.memory = &memory, .offset = 0, .bytes = share.bytes},
                .root = collective::Rank{static_cast<std::uint32_t>(share.source)},
                .deadline = share.deadline},
-              stream, share.expected ? &found : nullptr));
-  if (!share.expected) return stream.notify(std::move(done));
-  return stream.notify([share, &found, name = member.device->name(),
-                        done = std::move(done)](const Result<>& ended) {
-    if (!ended) return done(ended);
-    const device::PieceDigest digest = device::finish_digest(found, share.bytes);
-    if (digest == *share.expected) return done(ended);
-    done(fail(
-        ErrorCode::kDigestMismatch,
-        fmt::format(
-            "{}: bucket {} has digest {} after its broadcast from device {}, expected {} as staged",
-            name, share.bucket, device::to_string(digest), static_cast<std::uint32_t>(share.source),
-            device::to_string(*share.expected))));
-  });
+              stream));
+  return stream.notify(std::move(done));
 }
 
 }  // namespace wsync::reload

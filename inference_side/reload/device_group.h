@@ -21,12 +21,10 @@ namespace wsync::reload {
 inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
 
 // Enqueues on `stream` one rank's part of the broadcast of an update. The bytes are sent on, then
-// read again to compute the digest `found`, then published to engines that acquire() the
-// destination. `found` is for finish_digest() and must stay valid until the work is complete. If it
-// is null, the bytes are not read again.
+// published to engines that acquire() the destination. Nothing reads them again: each engine sums
+// what it reads.
 [[nodiscard]] Result<> pass_on(collective::Communicator& communicator,
-                               const collective::Broadcast& broadcast, device::Stream& stream,
-                               device::PieceDigest* found);
+                               const collective::Broadcast& broadcast, device::Stream& stream);
 
 struct DeviceGroupOptions {
   // All of one kind; the position is the device index.
@@ -119,15 +117,10 @@ class DeviceGroup {
     DeviceIndex device{};
     DeviceIndex source{};
     SlotIndex slot{};
-    std::uint64_t bucket = 0;  // for messages
     std::uint64_t bytes = 0;
     TimePoint deadline{};
-    // The digest that the bytes must have in the IPC buffer. std::nullopt: the bytes are not read
-    // again.
-    std::optional<device::PieceDigest> expected = std::nullopt;
   };
-  // Calls `done` when the bytes have arrived and are visible to engines that acquire() the buffer;
-  // with kDigestMismatch if the digest differs from the expected one.
+  // Calls `done` when the bytes have arrived and are visible to engines that acquire() the buffer.
   [[nodiscard]] Result<> broadcast(const Share& share, device::StreamCallback done);
 
  private:
@@ -136,7 +129,6 @@ class DeviceGroup {
     std::unique_ptr<device::Device> device;
     std::unique_ptr<device::Memory> h2d;
     std::array<std::unique_ptr<device::Memory>, kIpcSlots> ipc;
-    std::array<device::PieceDigest, kIpcSlots> found;  // of the last broadcast into each slot
     std::unique_ptr<collective::Communicator> communicator;
     std::unique_ptr<device::Stream> h2d_stream;
     std::unique_ptr<device::Stream> broadcast_stream;

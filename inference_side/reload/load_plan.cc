@@ -76,27 +76,6 @@ void for_each_cut_range(const Shard& shard, OnRange on_range) {
   }
 }
 
-// Bytes of a group, at most as many as the scratch memory holds. They are returned in place if they
-// are one run; otherwise they are gathered in the scratch memory. `at` is their offset in the
-// tensor of the rank.
-std::span<const std::byte> chunk_bytes(const LoadPlan& plan, const CopyGroup& group,
-                                       std::uint64_t at, std::span<const std::byte> bucket,
-                                       CopyScratch& scratch) {
-  const LoadTensor& tensor = plan.tensors()[group.tensor];
-  WSYNC_CHECK(bucket.size() >= plan.bucket_bytes(group.bucket),
-              "the bucket is shorter than the plan says");
-  // Offset of the bucket's byte 0 from the tensor's byte 0. It wraps below zero if the tensor
-  // begins inside the bucket.
-  const std::uint64_t first = plan.bucket_offset(group.bucket) - tensor.arena_offset;
-  const auto bytes = static_cast<std::size_t>(
-      std::min<std::uint64_t>(CopyScratch::kBytes, group.begin + group.bytes - at));
-  const Shard::Run run = tensor.shard.run_at(at);
-  if (run.bytes >= bytes) return bucket.subspan(run.offset - first, bytes);
-  const auto window = scratch.window().first(bytes);
-  gather(tensor.shard, at, bucket, first, window);
-  return window;
-}
-
 }  // namespace
 
 std::span<std::byte> CopyScratch::window() {
@@ -251,6 +230,7 @@ std::vector<GroupRows> LoadPlan::rows(const CopyGroup& group) const {
     const Shard::Rows next = tensor.shard.rows_at(at, end - at);
     rows.push_back({.to = at,
                     .from = next.offset - first,
+                    .position = next.offset,
                     .row_bytes = next.row_bytes,
                     .rows = next.rows,
                     .stride = next.stride});
@@ -259,38 +239,10 @@ std::vector<GroupRows> LoadPlan::rows(const CopyGroup& group) const {
   return rows;
 }
 
-std::uint64_t LoadPlan::piece_checksum(const CopyGroup& group, std::span<const std::byte> bucket,
-                                       CopyScratch& scratch) const {
-  static_assert(CopyScratch::kBytes % device::kDigestGranule == 0);
-  device::PieceDigest sum;
-  for (std::uint64_t at = 0; at < group.bytes; at += CopyScratch::kBytes)
-    sum = add(sum,
-              device::digest_sum(chunk_bytes(*this, group, group.begin + at, bucket, scratch), at));
-  return folded_sum(sum, group.bytes);
-}
-
 std::span<const std::byte> LoadPlan::bucket_of(std::span<const std::byte> arena,
                                                std::uint64_t bucket) const {
   WSYNC_CHECK(arena.size() >= arena_bytes_, "the arena is shorter than the plan says");
   return arena.subspan(bucket_offsets_[bucket], bucket_sizes_[bucket]);
-}
-
-std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,
-                                                    std::span<const std::byte> arena) {
-  CopyScratch scratch;
-  std::vector<std::uint64_t> sums;
-  sums.reserve(plan.groups().size());
-  for (const CopyGroup& group : plan.groups())
-    sums.push_back(plan.piece_checksum(group, plan.bucket_of(arena, group.bucket), scratch));
-  return sums;
-}
-
-std::uint64_t folded_sum(const device::PieceDigest& sum, std::uint64_t bytes) noexcept {
-  return device::fold(device::finish_digest(sum, bytes));
-}
-
-Digest as_digest(const device::PieceDigest& digest) noexcept {
-  return {.low = digest.low, .high = digest.high};
 }
 
 SplitSum expected_sum(const LoadTensor& tensor, std::span<const std::byte> arena) {
@@ -345,23 +297,6 @@ Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> aren
     sum += word_sum(part, {.seed = tensor.seed, .position = at});
   }
   return digest_of(sum, bytes);
-}
-
-Digest expected_piece_digest(const LoadTensor& tensor, std::span<const std::byte> arena) {
-  static_assert(limits::kLeafBytes % device::kDigestGranule == 0);
-  const auto whole = arena.subspan(tensor.arena_offset, tensor.shard.tensor_bytes());
-  const std::uint64_t bytes = tensor.shard.bytes();
-  if (bytes == 0) return as_digest(device::piece_digest({}));
-  if (tensor.shard.contiguous())
-    return as_digest(device::piece_digest(whole.subspan(tensor.shard.run_at(0).offset, bytes)));
-  std::vector<std::byte> leaf(limits::kLeafBytes);
-  device::PieceDigest sum;
-  for (std::uint64_t at = 0; at < bytes; at += leaf.size()) {
-    const auto part = std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), bytes - at));
-    gather(tensor.shard, at, whole, 0, part);
-    sum = add(sum, device::digest_sum(part, at));
-  }
-  return as_digest(device::finish_digest(sum, bytes));
 }
 
 LoadCoverage::LoadCoverage(const LoadPlan& plan)

@@ -24,7 +24,6 @@
 #include "shared/base/error.h"
 #include "shared/base/split_sum.h"
 #include "shared/control/messages.h"
-#include "shared/device/piece_digest.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/manifest.h"
 
@@ -49,8 +48,9 @@ struct CopyGroup {
 // Rows of a group, for a device that copies many rows at once: ranges of equal length that are
 // `stride` bytes apart in the bucket and consecutive in the tensor of the rank.
 struct GroupRows {
-  std::uint64_t to = 0;    // first byte, in the rank's own tensor
-  std::uint64_t from = 0;  // in the bucket
+  std::uint64_t to = 0;        // first byte, in the rank's own tensor
+  std::uint64_t from = 0;      // in the bucket
+  std::uint64_t position = 0;  // of the first byte, in the whole tensor; rows are `stride` apart
   std::uint64_t row_bytes = 0;
   std::uint64_t rows = 1;
   std::uint64_t stride = 0;  // 0 for a single row
@@ -114,10 +114,6 @@ class LoadPlan {
   [[nodiscard]] SplitSum sum(const CopyGroup& group, std::span<const std::byte> bucket) const;
   // The rows that make up a group, in the order of the rank's bytes.
   [[nodiscard]] std::vector<GroupRows> rows(const CopyGroup& group) const;
-  // The checksum that a GPU computes of a group: folded_sum() of its bytes, dense. Copies nothing.
-  [[nodiscard]] std::uint64_t piece_checksum(const CopyGroup& group,
-                                             std::span<const std::byte> bucket,
-                                             CopyScratch& scratch) const;
   // The bytes of the arena that form `bucket`. The arena's data must be at least arena_bytes()
   // long.
   [[nodiscard]] std::span<const std::byte> bucket_of(std::span<const std::byte> arena,
@@ -137,14 +133,6 @@ class LoadPlan {
   std::uint64_t arena_bytes_ = 0;
 };
 
-// The checksum of each group as computed by a GPU, in the plan's order, over the arena's bytes:
-// Prepare.checksums of kind cuda.
-[[nodiscard]] std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,
-                                                                  std::span<const std::byte> arena);
-// The checksum of one group of `bytes` bytes, from the sum of its granules.
-[[nodiscard]] std::uint64_t folded_sum(const device::PieceDigest& sum,
-                                       std::uint64_t bytes) noexcept;
-
 // The sum of the bytes of one tensor that a rank holds, computed from the arena.
 [[nodiscard]] SplitSum expected_sum(const LoadTensor& tensor, std::span<const std::byte> arena);
 // Its edges alone: of the words that a range of the rank cuts. It reads nothing else.
@@ -157,12 +145,6 @@ void add_cut_words(const LoadTensor& tensor, std::vector<std::uint64_t>& words);
 // message of an engine must match it. The sum covers the shard's row-major bytes, from position 0
 // on. For a whole tensor the result equals the tensor's content digest.
 [[nodiscard]] Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena);
-
-// The same for an engine on a GPU: the PieceDigest of those bytes, dense.
-[[nodiscard]] Digest expected_piece_digest(const LoadTensor& tensor,
-                                           std::span<const std::byte> arena);
-// Converts a PieceDigest to the form in which Digests carries it.
-[[nodiscard]] Digest as_digest(const device::PieceDigest& digest) noexcept;
 
 // Proves that a load is complete before it may be committed: every group was executed. Thread:
 // confined to one thread.

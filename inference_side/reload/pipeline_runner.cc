@@ -7,6 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/switch_deadlines.h"
+#include "shared/device/memory_gate.h"
 
 namespace wsync::reload {
 namespace {
@@ -84,9 +85,6 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
                 "a run is started from within the end of another one");
     driver_.join();
   }
-  if (job.digests && job.digests->size() != job.buckets)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} digests for {} buckets", job.digests->size(), job.buckets));
   if (!group_->unified() && !group_->holds_buffers())
     return fail(ErrorCode::kRefused, "the device buffers are not allocated");
   PipelineShape shape{.devices = group_->size(),
@@ -185,6 +183,7 @@ void PipelineRunner::post(Event event) {
 }
 
 void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPipeline pipeline) {
+  const auto gate = device::MemoryGate::run();
   PipelineTraceJob traced{.names = std::move(job.engine_names),
                           .version = std::move(job.version),
                           .bucket_offsets = std::move(job.bucket_offsets)};
@@ -300,8 +299,6 @@ void PipelineRunner::execute(Run& run, const StartH2D& command) {
 }
 
 void PipelineRunner::execute(Run& run, const StartBroadcast& command) {
-  std::optional<device::PieceDigest> expected;
-  if (run.job.digests) expected = (*run.job.digests)[command.bucket];
   for (std::uint32_t d = 0; d < group_->size(); ++d) {
     const BroadcastDone done{.device = DeviceIndex{d}, .bucket = command.bucket};
     if (group_->unified()) {
@@ -312,10 +309,8 @@ void PipelineRunner::execute(Run& run, const StartBroadcast& command) {
         group_->broadcast({.device = DeviceIndex{d},
                            .source = command.source,
                            .slot = command.slot,
-                           .bucket = command.bucket,
                            .bytes = run.bucket_bytes[command.bucket],
-                           .deadline = run.job.deadline,
-                           .expected = expected},
+                           .deadline = run.job.deadline},
                           [this, done](const Result<>& ended) {
                             post(ended ? Event(done) : Event(Failed{ended.error()}));
                           });

@@ -96,8 +96,6 @@ struct PipelineJob {
   // The staged bytes of a bucket. Called on the driver thread, once for each bucket. The bytes must
   // stay valid until on_finished. An error fails the run.
   std::function<Result<std::span<const std::byte>>(std::uint64_t bucket)> bucket_bytes;
-  // The digest that each bucket must have after its broadcast; null: buckets are not read again.
-  std::shared_ptr<const std::vector<device::PieceDigest>> digests = nullptr;
   std::vector<EngineSeat> engines;               // an engine must keep its id in all runs
   std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
   // Also for the trace: the version, and the offset of each bucket in its arena. Without them the
@@ -122,9 +120,9 @@ class PipelineRunner {
   PipelineRunner& operator=(const PipelineRunner&) = delete;
 
   // Begins a run and returns. `listener` must outlive the run. Returns kBusy while another run is
-  // in progress; kInvalidInput for an engine on a device that does not exist, or if the numbers of
-  // digests and buckets differ; kRefused without buffers. A run after a failed run first waits for
-  // the missing bucket acknowledgements, because engines may still be reading the buffers.
+  // in progress; kInvalidInput for an engine on a device that does not exist; kRefused without
+  // buffers. A run after a failed run first waits for the missing bucket acknowledgements, because
+  // engines may still be reading the buffers.
   [[nodiscard]] Result<> start(PipelineJob job, PipelineListener& listener);
   // Bucket acknowledgement: the engine has copied the bucket and synchronised its device, so the
   // buffer may be overwritten.

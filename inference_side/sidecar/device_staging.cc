@@ -1,13 +1,19 @@
 #include "inference_side/sidecar/device_staging.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
+#include "shared/base/weight_limits.h"
+#include "shared/device/memory_gate.h"
 
 namespace wsync::agent {
 namespace {
+
+// Unregistering a slice takes about 15 ms, for which a run may have to wait.
+constexpr std::size_t kSliceBytes = limits::kGiB;
 
 double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(now() - begin).count();
@@ -15,60 +21,67 @@ double seconds_since(TimePoint begin) {
 
 // The bytes stay where they are. A device that cannot pin them copies them all the same, but more
 // slowly.
-Result<> register_bytes(const reload::DeviceGroup& group, DeviceVersion& out) {
+Result<std::shared_ptr<RegisteredMemory>> register_mapping(const reload::DeviceGroup& group,
+                                                           const staging::HeldVersion& version) {
   const TimePoint begin = now();
-  const staging::HeldVersion& version = *out.version;
+  const std::span<const std::byte> bytes = version.mapping().bytes();
+  auto memory = std::make_shared<RegisteredMemory>();
   std::string fallback;
   std::uint32_t fallen_back = 0;
   for (std::uint32_t d = 0; d < group.size(); ++d) {
-    auto made = group.device(reload::DeviceIndex{d}).register_host(version.data());
-    if (!made) return fail(made.error().with_context("registering the staged bytes"));
-    if (!(*made)->registered()) {
-      ++fallen_back;
-      if (fallback.empty()) fallback = (*made)->fallback();
+    bool is_registered = true;
+    for (std::size_t at = 0; at < bytes.size() && is_registered; at += kSliceBytes) {
+      const auto slice = bytes.subspan(at, std::min(kSliceBytes, bytes.size() - at));
+      auto made = group.device(reload::DeviceIndex{d}).register_host(slice);
+      if (!made) return fail(made.error().with_context("registering the staged bytes"));
+      is_registered = (*made)->registered();
+      if (!is_registered && fallback.empty()) fallback = (*made)->fallback();
+      memory->add(std::move(*made));
     }
-    out.registrations.push_back(std::move(*made));
+    if (!is_registered) ++fallen_back;
   }
   if (fallen_back > 0)
     log_warning(
         "version {}: its {} bytes are not registered with {} of {} devices ({}): each copy to such "
-        "a device goes through a buffer of the driver, which is slower and makes the pause longer",
-        version.version().to_string(), version.data().size(), fallen_back, group.size(), fallback);
+        "a device goes through pinned buffers, which is slower and makes the pause longer",
+        version.version().to_string(), bytes.size(), fallen_back, group.size(), fallback);
   else
     log_debug("version {}: {} bytes registered with {} devices in {:.3f} s",
-              version.version().to_string(), version.data().size(), group.size(),
-              seconds_since(begin));
-  return {};
-}
-
-void compute_digests(ThreadPool* helpers, DeviceVersion& out) {
-  const TimePoint begin = now();
-  const BucketPlan& plan = *out.buckets;
-  const std::span<const std::byte> data = out.version->data();
-  auto digests = std::make_shared<std::vector<device::PieceDigest>>(plan.bucket_count());
-  for_each_index(helpers, plan.bucket_count(), [&](std::size_t b) {
-    (*digests)[b] = device::piece_digest(data.subspan(plan.bucket_offset(b), plan.bucket_size(b)));
-  });
-  out.digests = std::move(digests);
-  log_debug("version {}: digests of {} buckets in {:.3f} s", out.version->version().to_string(),
-            plan.bucket_count(), seconds_since(begin));
-}
-
-Result<> compute(const reload::DeviceGroup& group, ThreadPool* helpers, DeviceVersion& out) {
-  auto buckets = WSYNC_TRY(BucketPlan::create(*out.version->manifest(), group.buffer_bytes()));
-  out.buckets = std::make_shared<const BucketPlan>(std::move(buckets));
-  WSYNC_TRY(register_bytes(group, out));
-  // Not needed on host devices: the checksum of each engine finds the same errors, and a second
-  // pass over the bytes would evict them from the cache.
-  if (group.kind() == DeviceKind::kCuda) compute_digests(helpers, out);
-  return {};
+              version.version().to_string(), bytes.size(), group.size(), seconds_since(begin));
+  return memory;
 }
 
 }  // namespace
 
-DeviceStaging::DeviceStaging(Loop& loop, const reload::DeviceGroup& group, ThreadPool* helpers)
+Result<> DeviceStaging::prepare(DeviceVersion& out) {
+  auto buckets = WSYNC_TRY(BucketPlan::create(*out.version->manifest(), group_.buffer_bytes()));
+  out.buckets = std::make_shared<const BucketPlan>(std::move(buckets));
+  out.memory = WSYNC_TRY(registered(*out.version));
+  return {};
+}
+
+Result<std::shared_ptr<RegisteredMemory>> DeviceStaging::registered(
+    const staging::HeldVersion& version) {
+  std::erase_if(registered_, [](const auto& entry) { return entry.second.expired(); });
+  const std::byte* at = version.mapping().bytes().data();
+  if (const auto found = registered_.find(at); found != registered_.end())
+    if (auto memory = found->second.lock()) return memory;
+  auto memory = WSYNC_TRY(register_mapping(group_, version));
+  version.mapping().accompany(memory);
+  registered_[at] = memory;
+  return memory;
+}
+
+void RegisteredMemory::end() {
+  for (auto& slice : slices_) {
+    const auto gate = device::MemoryGate::memory_call();
+    slice.reset();
+  }
+  slices_.clear();
+}
+
+DeviceStaging::DeviceStaging(Loop& loop, const reload::DeviceGroup& group)
     : group_(group),
-      helpers_(helpers),
       worker_(loop, {.name = "device-staging", .max_queued = 4 * limits::kStagedCount}) {}
 
 DeviceStaging::~DeviceStaging() {
@@ -77,6 +90,9 @@ DeviceStaging::~DeviceStaging() {
   // Empty the cells here: a completion that still waits in the loop would otherwise unregister its
   // version after the devices are destroyed.
   for (const auto& [number, cell] : computing_) cell->reset();
+  // Mappings may outlive the devices.
+  for (const auto& [at, memory] : registered_)
+    if (const auto kept = memory.lock()) kept->end();
 }
 
 void DeviceStaging::add(std::shared_ptr<const staging::HeldVersion> version,
@@ -87,9 +103,8 @@ void DeviceStaging::add(std::shared_ptr<const staging::HeldVersion> version,
   (*cell)->version = std::move(version);
   computing_[number] = cell;
   const auto submitted = worker_.submit(
-      [&group = group_, helpers = helpers_, cell] {
-        if (const auto made = compute(group, helpers, **cell); !made)
-          (*cell)->usable = fail(made.error());
+      [this, cell] {
+        if (const auto made = prepare(**cell); !made) (*cell)->usable = fail(made.error());
       },
       [this, alive = alive_, number, on_ready] {
         if (*alive) computed(number, on_ready);

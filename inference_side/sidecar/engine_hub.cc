@@ -41,7 +41,7 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
       on_rank_(std::move(on_rank)),
       readback_worker_(loop,
                        WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount}),
-      readback_(loop, readback_worker_, options_.devices.kind == DeviceKind::kCuda),
+      readback_(loop, readback_worker_),
       liveness_timer_(loop, [this] { check_liveness(); }) {}
 
 EngineHub::~EngineHub() {
@@ -368,10 +368,8 @@ std::optional<reload::SumMismatch> EngineHub::check_loaded(const EngineRank& ran
         .why = fmt::format("version {} is no longer staged", loaded.version.to_string())};
   std::vector<LoadedSums::Rank> ranks;
   for (const AttachedRank& each : registry_->ranks_of(rank.replica)) {
-    ranks.push_back({.rank = each.rank,
-                     .returns_sums = each.copies && !registry_->on_gpus(),
-                     .tensors = each.tensors,
-                     .load = nullptr});
+    ranks.push_back(
+        {.rank = each.rank, .returns_sums = each.copies, .tensors = each.tensors, .load = nullptr});
     const auto connection = find(each.id);
     const auto found = connection->prepared.find(loaded.version);
     if (found != connection->prepared.end() && found->second) ranks.back().load = *found->second;

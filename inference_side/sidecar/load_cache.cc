@@ -9,22 +9,9 @@ namespace {
 // That verify a version before its engines are prepared.
 constexpr unsigned kVerifyThreads = 2;
 
-// Each task computes the groups of one bucket, so that the threads read different pages.
-std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
-                                           std::span<const std::byte> arena, ThreadPool* helpers) {
-  std::vector<std::uint64_t> sums(plan.groups().size());
-  for_each_index(helpers, plan.bucket_count(), [&](std::size_t bucket) {
-    reload::CopyScratch scratch;
-    for (std::size_t g = plan.first_group(bucket); g < plan.first_group(bucket + 1); ++g)
-      sums[g] = plan.piece_checksum(plan.groups()[g], plan.bucket_of(arena, bucket), scratch);
-  });
-  return sums;
-}
-
 Result<std::shared_ptr<const PreparedLoad>> compute_load(
     const staging::HeldVersion& version, std::uint64_t bucket_bytes,
-    const std::vector<control::EngineTensor>& tensors, bool on_gpus, bool adopts,
-    ThreadPool* helpers, const std::stop_token& stop) {
+    const std::vector<control::EngineTensor>& tensors, bool adopts, const std::stop_token& stop) {
   auto load = std::make_shared<PreparedLoad>();
   if (bucket_bytes == version.plan()->bucket_bytes()) {
     load->buckets = version.plan();
@@ -34,9 +21,8 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(
   }
   auto plan = WSYNC_TRY(reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors));
   load->plan = std::move(plan);
-  if (adopts || on_gpus)
+  if (adopts)
     WSYNC_TRY(version.verify(std::min(kVerifyThreads, std::thread::hardware_concurrency()), stop));
-  if (on_gpus) load->checksums = piece_checksums(load->plan, version.data(), helpers);
   return load;
 }
 
@@ -75,9 +61,8 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
   entry.number = next_++;
   auto outcome = std::make_shared<Result<std::shared_ptr<const PreparedLoad>>>();
   const auto submitted = worker.submit(
-      [version, bucket_bytes, tensors, outcome, on_gpus = on_gpus_, adopts, helpers = helpers_,
-       stop = entry.stop.get_token()] {
-        *outcome = compute_load(*version, bucket_bytes, *tensors, on_gpus, adopts, helpers, stop);
+      [version, bucket_bytes, tensors, outcome, adopts, stop = entry.stop.get_token()] {
+        *outcome = compute_load(*version, bucket_bytes, *tensors, adopts, stop);
       },
       [weak = weak_from_this(), id, number = entry.number, outcome] {
         const std::shared_ptr<LoadCache> self = weak.lock();

@@ -1,6 +1,6 @@
-// LoadCache: the load plan for the tensors of a rank and a version, and for GPUs the checksums that
-// they compare. It is computed once on a worker thread, and shared by every rank that takes the
-// same tensors. For a rank that adopts and for GPUs, the version is verified there first.
+// LoadCache: the load plan for the tensors of a rank and a version. It is computed once on a worker
+// thread, and shared by every rank that takes the same tensors. For a rank that adopts, the version
+// is verified there first.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,6 @@
 #include "inference_side/staging/store.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
-#include "shared/base/thread_pool.h"
 #include "shared/loop/worker.h"
 
 namespace wsync::agent {
@@ -23,7 +22,6 @@ namespace wsync::agent {
 struct PreparedLoad {
   std::shared_ptr<const BucketPlan> buckets;  // device buffers; unified devices: transfer buckets
   reload::LoadPlan plan;
-  std::vector<std::uint64_t> checksums;  // GPUs: of the plan's groups
 };
 
 // Identifies the list of tensors that a rank takes. Equal lists have equal keys.
@@ -34,10 +32,7 @@ struct PreparedLoad {
 class LoadCache : public std::enable_shared_from_this<LoadCache> {
  public:
   using OnReady = std::function<void(Result<std::shared_ptr<const PreparedLoad>>)>;
-  // `helpers` compute piece digests in addition to the worker. It may be null; otherwise it must
-  // outlive the worker's tasks.
-  explicit LoadCache(bool on_gpus = false, ThreadPool* helpers = nullptr)
-      : on_gpus_(on_gpus), helpers_(helpers) {}
+  LoadCache() = default;
   // Starts the computation, joins one in progress, or answers at once inside the call. `on_ready`
   // receives an error if the plan cannot be made, if the version is not what its digest says, or if
   // the worker's queue is full. `adopts`: the rank serves from the version itself, which must have
@@ -61,8 +56,6 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
     std::uint64_t number = 0;
     std::stop_source stop;  // of the computation
   };
-  const bool on_gpus_;
-  ThreadPool* helpers_;
   struct Key {
     Version version;
     Digest tensors;

@@ -242,7 +242,6 @@ Result<> LoadDriver::start_pipeline(const StartRun& run) {
     return staged->version->data().subspan(staged->buckets->bucket_offset(bucket),
                                            staged->buckets->bucket_size(bucket));
   };
-  job.digests = staged->digests;
   for (const RunSeat& seat : run.seats) {
     job.engines.push_back({.engine = seat.rank.engine, .device = seat.rank.device});
     const AttachedRank* rank = options_.registry->find(seat.replica, seat.rank.rank);

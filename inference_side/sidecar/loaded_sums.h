@@ -24,7 +24,7 @@ class LoadedSums {
   // A rank of the replica that is attached.
   struct Rank {
     std::uint32_t rank = 0;
-    bool returns_sums = true;  // it has copied into host memory of its own
+    bool returns_sums = true;  // it has copied into memory of its own
     std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
     std::shared_ptr<const PreparedLoad> load;  // of the version; null: it was not prepared for it
   };

@@ -21,8 +21,7 @@ const control::HeldTensor* answer_for(const std::vector<control::HeldTensor>& fo
 }
 
 void compare(const staging::HeldVersion& held, const std::vector<control::EngineTensor>& tensors,
-             const std::vector<control::HeldTensor>& found, bool on_gpus,
-             control::VerifyRank& verdict) {
+             const std::vector<control::HeldTensor>& found, control::VerifyRank& verdict) {
   const auto plan = reload::LoadPlan::make(*held.manifest(), *held.plan(), tensors);
   if (!plan) {
     verdict.failure = plan.error().message();
@@ -31,8 +30,7 @@ void compare(const staging::HeldVersion& held, const std::vector<control::Engine
   for (std::size_t i = 0; i < plan->tensors().size(); ++i) {
     const reload::LoadTensor& tensor = plan->tensors()[i];
     const std::string& name = held.manifest()->tensor(tensor.manifest_index).name;
-    const Digest expected = on_gpus ? reload::expected_piece_digest(tensor, held.data())
-                                    : reload::expected_digest(tensor, held.data());
+    const Digest expected = reload::expected_digest(tensor, held.data());
     ++verdict.tensors;
     verdict.bytes += tensor.shard.bytes();
     const control::HeldTensor* answer = answer_for(found, i, name);
@@ -117,10 +115,11 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
     finish_rank();
     return;
   }
-  const auto submitted =
-      worker_.submit([verdict, held, tensors = rank->tensors, found = std::move(digests.tensors),
-                      on_gpus = on_gpus_] { compare(*held, *tensors, found, on_gpus, *verdict); },
-                     finish_rank);
+  const auto submitted = worker_.submit(
+      [verdict, held, tensors = rank->tensors, found = std::move(digests.tensors)] {
+        compare(*held, *tensors, found, *verdict);
+      },
+      finish_rank);
   if (!submitted) {
     verdict->failure = submitted.error().message();
     finish_rank();

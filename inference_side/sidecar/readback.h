@@ -21,9 +21,8 @@ namespace wsync::agent {
 class Readback {
  public:
   using OnDone = std::function<void(std::vector<control::VerifyRank>)>;
-  // Expected digests are computed on `worker`. `on_gpus`: ranks answer with piece digests.
-  Readback(Loop& loop, Worker& worker, bool on_gpus)
-      : loop_(loop), worker_(worker), on_gpus_(on_gpus) {}
+  // Expected digests are computed on `worker`.
+  Readback(Loop& loop, Worker& worker) : loop_(loop), worker_(worker) {}
   Readback(const Readback&) = delete;
   Readback& operator=(const Readback&) = delete;
   // A comparison in progress does not call on_done.
@@ -52,7 +51,6 @@ class Readback {
 
   Loop& loop_;
   Worker& worker_;
-  const bool on_gpus_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<Round> round_;
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <thread>
 #include <utility>
 
 #include "shared/base/limits.h"
@@ -13,20 +12,6 @@ namespace {
 
 // A rank that is silent for this long after Prepare is no longer awaited.
 constexpr std::chrono::milliseconds kPrepareDeadline{5'000};
-// In addition to the calling thread. They have low priority, because engines serve meanwhile.
-constexpr unsigned kDigestThreads = 4;
-constexpr int kDigestNice = 10;
-
-bool are_gpus(const reload::DeviceGroup* devices) {
-  return devices != nullptr && devices->kind() == DeviceKind::kCuda;
-}
-
-std::unique_ptr<ThreadPool> digest_threads(const reload::DeviceGroup* devices) {
-  if (!are_gpus(devices)) return nullptr;
-  return std::make_unique<ThreadPool>(
-      std::clamp(std::thread::hardware_concurrency(), 1U, kDigestThreads), kDigestNice);
-}
-
 }  // namespace
 
 VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* devices,
@@ -34,12 +19,10 @@ VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* de
     : loop_(loop),
       devices_(devices),
       callbacks_(std::move(callbacks)),
-      digest_threads_(digest_threads(devices)),
-      cache_(std::make_shared<LoadCache>(are_gpus(devices), digest_threads_.get())),
+      cache_(std::make_shared<LoadCache>()),
       worker_(loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount}),
       device_staging_(devices == nullptr ? nullptr
-                                         : std::make_unique<DeviceStaging>(
-                                               loop, *devices, digest_threads_.get())) {}
+                                         : std::make_unique<DeviceStaging>(loop, *devices)) {}
 
 VersionPreparation::~VersionPreparation() {
   *alive_ = false;
@@ -129,7 +112,6 @@ Result<> VersionPreparation::send_prepare(EngineRank& rank, const staging::HeldV
   message.bucket_bytes = load.buckets->bucket_bytes();
   message.arena_bytes = version.data().size();
   message.is_verified = version.is_verified();
-  message.checksums = load.checksums;
   rank.send(0, message, std::move(fds));
   return {};
 }

@@ -19,7 +19,6 @@
 #include "inference_side/sidecar/engine_rank.h"
 #include "inference_side/sidecar/load_cache.h"
 #include "inference_side/staging/store.h"
-#include "shared/base/thread_pool.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
@@ -96,7 +95,6 @@ class VersionPreparation {
   const reload::DeviceGroup* devices_;  // null: unified
   const Callbacks callbacks_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::unique_ptr<ThreadPool> digest_threads_;  // GPUs only
   std::shared_ptr<LoadCache> cache_;
   std::map<Version, std::shared_ptr<const staging::HeldVersion>> versions_;
   std::map<Version, Waiting> waiting_;

@@ -70,6 +70,11 @@ std::shared_ptr<const void> HeldVersion::hold() const {
   return std::get<std::shared_ptr<OwnArena>>(memory_);
 }
 
+const MappedRegion& HeldVersion::mapping() const noexcept {
+  if (const auto* view = std::get_if<ArenaView>(&memory_)) return *view->region();
+  return std::get<std::shared_ptr<OwnArena>>(memory_)->arena.region();
+}
+
 Version HeldVersion::version() const noexcept { return version_of(identity_); }
 
 Result<UniqueFd> HeldVersion::share() const {

@@ -85,6 +85,9 @@ class HeldVersion {
   // another process may be written again when the version is released.
   [[nodiscard]] std::shared_ptr<const void> hold() const;
   [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const noexcept { return leaves_; }
+  // The mapping in which data() lies. Versions that are in the same memory one after the other have
+  // the same mapping.
+  [[nodiscard]] const MappedRegion& mapping() const noexcept;
   // Whether the memory is another process's arena.
   [[nodiscard]] bool is_mapped() const noexcept { return memory_.index() == 0; }
   // Whether every byte has been read and compared with digests(). Thread: any.

@@ -38,7 +38,6 @@ inline constexpr std::uint64_t kRangesPerTensor = 8;
 inline constexpr std::uint64_t kRankReportCount = 8;  // steps of one rank that wait for rank 0
 inline constexpr std::uint64_t kPublishesRemembered = 1024;  // ended ones, per trainer
 
-static_assert(kCopyGroupCount * 8 <= kMessageBytes / 2, "the checksums of a plan fit in a message");
 static_assert(kSendQueueBytes > kMessageBytes + kMiB, "the largest message can be queued");
 static_assert(kSentenceBytes <= kStringBytes && kPathBytes <= kStringBytes);
 static_assert(kMessageBytes < (1ULL << 32U), "lengths are u32 on the wire");

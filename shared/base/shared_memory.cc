@@ -189,6 +189,7 @@ Result<MappedRegion> MappedRegion::map(int fd, std::uint64_t bytes, bool writabl
 }
 
 void MappedRegion::unmap() noexcept {
+  companion_.reset();
   while (!bytes_.empty()) {
     const auto slice = bytes_.first(std::min<std::size_t>(bytes_.size(), kSliceBytes));
     ::munmap(slice.data(), slice.size());

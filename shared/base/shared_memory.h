@@ -70,11 +70,13 @@ class MappedRegion {
   MappedRegion() noexcept = default;
   // Maps the first `bytes` of fd; errors are kIo or kResourceExhausted.
   [[nodiscard]] static Result<MappedRegion> map(int fd, std::uint64_t bytes, bool writable);
-  MappedRegion(MappedRegion&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  MappedRegion(MappedRegion&& other) noexcept
+      : bytes_(std::exchange(other.bytes_, {})), companion_(std::move(other.companion_)) {}
   MappedRegion& operator=(MappedRegion&& other) noexcept {
     if (this != &other) {
       unmap();
       bytes_ = std::exchange(other.bytes_, {});
+      companion_ = std::move(other.companion_);
     }
     return *this;
   }
@@ -89,10 +91,15 @@ class MappedRegion {
   // `done`, if not null, counts the bytes.
   [[nodiscard]] Result<> populate(bool writable, unsigned threads, const std::stop_token& stop = {},
                                   std::atomic<std::uint64_t>* done = nullptr) const;
+  // Keeps `companion` with the mapping and destroys it just before the memory is unmapped. It is
+  // for what depends on the mapping, such as its registration with a GPU. There is one; an earlier
+  // one is destroyed. Thread: at most one thread at a time calls this.
+  void accompany(std::shared_ptr<const void> companion) const { companion_ = std::move(companion); }
 
  private:
   void unmap() noexcept;
   std::span<std::byte> bytes_;
+  mutable std::shared_ptr<const void> companion_;
 };
 
 // A read lock on an arena, held by its own descriptor. Destruction releases it even if a forked
@@ -214,6 +221,8 @@ class SharedArena {
   [[nodiscard]] Result<ReadLease> try_read_lease() const;
   // Returns a new read-only descriptor without any lock, for another process.
   [[nodiscard]] Result<UniqueFd> share() const;
+  // The mapping in which the data lies.
+  [[nodiscard]] const MappedRegion& region() const noexcept { return region_; }
   // Returns the ids of other processes of this user that hold a lease, for error sentences. Slow:
   // reads /proc.
   [[nodiscard]] std::vector<int> holders() const;

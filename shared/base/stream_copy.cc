@@ -30,16 +30,8 @@ struct alignas(64) Lanes {
   std::array<std::uint64_t, kLanes> sum{};
 };
 
-// Keys must have no arithmetic relation to each other: with keys in arithmetic progression, some
-// pairs of flipped bits cancel.
-struct alignas(64) Keys {
-  std::array<std::uint64_t, kLanes * kBlockStripes> words{};
-  constexpr Keys() {
-    std::uint64_t state = 0x7773796e63;  // "wsync"
-    for (std::uint64_t& word : words) word = splitmix(state += 0x9e3779b97f4a7c15);
-  }
-};
-constexpr Keys kKeys;
+static_assert(kSumKeyCount == kLanes * kBlockStripes);
+constexpr SumKeys kKeys = make_sum_keys();
 
 // What a loop does with the bytes that it reads.
 enum class Mode : std::uint8_t { kCopy, kCopySum, kSum };
@@ -54,11 +46,6 @@ struct Loops {
   void (*stripes)(std::byte* to, const std::byte* from, std::size_t count,
                   const std::uint64_t* keys, std::uint64_t factor, Lanes& total);
 };
-
-std::uint64_t keyed_product(std::uint64_t word, std::uint64_t key) noexcept {
-  const std::uint64_t keyed = word ^ key;
-  return (keyed & 0xffffffffU) * (keyed >> 32U);
-}
 
 template <Mode kMode>
 void stripes_portable(std::byte* to, const std::byte* from, std::size_t count,
@@ -86,8 +73,7 @@ template <Mode kMode>
 void groups_portable(std::byte* to, const std::byte* from, std::size_t count, std::uint64_t seed,
                      std::uint64_t block, Lanes& total) {
   for (const std::uint64_t end = block + count * kStreams; block < end; ++block, from += kBlock) {
-    stripes_portable<kMode>(to, from, kBlockStripes, kKeys.words.data(), sum_factor(seed, block),
-                            total);
+    stripes_portable<kMode>(to, from, kBlockStripes, kKeys.words, sum_factor(seed, block), total);
     if constexpr (kMode != Mode::kSum) to += kBlock;
   }
 }
@@ -155,7 +141,7 @@ WSYNC_TARGET_AVX2 void groups_avx2(std::byte* to, const std::byte* from, std::si
     __m256i product[kSide][2];
     for (std::size_t j = 0; j < kSide; ++j)
       for (std::size_t half = 0; half < 2; ++half) product[j][half] = _mm256_setzero_si256();
-    const std::uint64_t* keys = kKeys.words.data();
+    const std::uint64_t* keys = kKeys.words;
     for (std::size_t at = 0; at < kBlock; at += kStripe, keys += kLanes) {
       // All loads precede the stores. A load waits for a pending store whose address is equal
       // modulo 4 KiB, and the blocks are 4 KiB apart.
@@ -262,7 +248,7 @@ WSYNC_TARGET_AVX512 void groups_avx512(std::byte* to, const std::byte* from, std
           _mm512_stream_si512(reinterpret_cast<__m512i*>(to + j * kBlock + at), words[j]);
       }
       if constexpr (kMode != Mode::kCopy) {
-        const __m512i keys = _mm512_load_si512(kKeys.words.data() + at / sizeof(std::uint64_t));
+        const __m512i keys = _mm512_load_si512(kKeys.words + at / sizeof(std::uint64_t));
 #pragma GCC unroll 4
         for (std::size_t j = 0; j < kStreams; ++j) sum_avx512(words[j], keys, product[j], sum);
       }
@@ -344,8 +330,7 @@ void run(const Loops& loops, std::byte* to, std::span<const std::byte> from, con
     } else {
       bytes = std::min(kBlock - in_block, (from.size() - at) / kStripe * kStripe);
       loops.stripes(here(at), from.data() + at, bytes / kStripe,
-                    kKeys.words.data() + in_block / kSumWordBytes, sum_factor(place.seed, block),
-                    total);
+                    kKeys.words + in_block / kSumWordBytes, sum_factor(place.seed, block), total);
     }
     at += bytes;
   }

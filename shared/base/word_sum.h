@@ -27,6 +27,7 @@
 #include <string_view>
 
 #include "shared/base/digest.h"
+#include "shared/base/word_terms.h"
 
 namespace wsync {
 
@@ -48,21 +49,8 @@ struct SumPlace {
   std::uint64_t position = 0;  // of the first byte in the tensor: a multiple of kSumWordBytes
 };
 
-inline constexpr std::uint64_t kSumWordBytes = 8;
-inline constexpr std::uint64_t kSumBlockBytes = 4096;
-
 // The seed of a tensor: XXH3-64 of its name.
 [[nodiscard]] std::uint64_t seed_of(std::string_view tensor_name) noexcept;
-// The output function of splitmix64: a bijection of 64 bits with full avalanche.
-[[nodiscard]] constexpr std::uint64_t splitmix(std::uint64_t x) noexcept {
-  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27U)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31U);
-}
-// The factor m(b) of a block; always odd.
-[[nodiscard]] constexpr std::uint64_t sum_factor(std::uint64_t seed, std::uint64_t block) noexcept {
-  return splitmix(seed + (block + 1) * 0x9e3779b97f4a7c15) | 1U;
-}
 // The digest of a tensor of that many bytes with this sum. The length tells trailing zeros from
 // missing bytes of the last word.
 [[nodiscard]] Digest digest_of(const WordSum& sum, std::uint64_t bytes) noexcept;

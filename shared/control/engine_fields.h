@@ -72,7 +72,6 @@ void fields(V& v, M& m) {
   v.number("bucket_bytes", m.bucket_bytes);
   v.number("arena_bytes", m.arena_bytes);
   v.flag("is_verified", m.is_verified);
-  v.list("checksums", m.checksums, limits::kCopyGroupCount);
 }
 
 template <class V, class M>

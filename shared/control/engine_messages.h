@@ -80,9 +80,6 @@ struct Prepare {
   std::uint64_t arena_bytes = 0;
   // The sidecar has read every byte and compared it with the content digest.
   bool is_verified = false;
-  // cuda: the folded PieceDigest of each copy group of this rank's load plan, in plan order. Host
-  // memory: empty, because Loaded returns what the rank has found.
-  std::vector<std::uint64_t> checksums;
 };
 struct Prepared {
   static constexpr MessageType kType = MessageType::kPrepared;
@@ -163,8 +160,7 @@ struct ReadDigests {
 };
 struct HeldTensor {
   std::string name;
-  // XXH3-128 over this rank's bytes of the tensor, row-major; cuda: the piece digest of these
-  // bytes.
+  // The digest of this rank's bytes of the tensor, row-major (tensor_digest).
   Digest digest;
   std::uint64_t bytes = 0;
 };

@@ -20,8 +20,8 @@
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
+#include "shared/base/split_sum.h"
 #include "shared/base/unique_fd.h"
-#include "shared/device/piece_digest.h"
 
 namespace wsync::device {
 
@@ -72,8 +72,8 @@ struct Region {
   std::uint64_t bytes = 0;
 };
 
-// Rows of bytes that a batch copies, adds to a digest, or both. The rows are `from_stride` bytes
-// apart in `from` and contiguous in `to`.
+// Rows of bytes that a batch copies, adds to a sum, or both. The rows are `from_stride` bytes apart
+// in `from` and contiguous in `to`. Rows without gaps between them are one row.
 struct Piece {
   static constexpr std::uint32_t kNoSum = ~std::uint32_t{0};
   Memory* to = nullptr;  // null: no copy
@@ -83,12 +83,11 @@ struct Piece {
   std::uint64_t row_bytes = 0;
   std::uint64_t rows = 1;
   std::uint64_t from_stride = 0;  // at least row_bytes if there are several rows
-  // `sum` is the index of the batch's sum to which the bytes are added, in the order in which they
-  // lie (or would lie) in `to`. `position` is their offset in the digested bytes, a multiple of
-  // kDigestGranule. Only the piece at the end of the digested bytes may have a size that is not a
-  // multiple of it.
+  // `sum` is the index of the batch's sum to which the bytes are added. Each row is a range of a
+  // tensor: the first one lies at `place`, and every other one as far from it as in `from`. The
+  // rows must end at `place.tensor_bytes` at the latest.
   std::uint32_t sum = kNoSum;
-  std::uint64_t position = 0;
+  RangePlace place = {};
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return row_bytes * rows; }
 };
@@ -158,11 +157,11 @@ class Stream {
   // Copies between memories of this process's devices of the same kind. The sizes must be equal.
   [[nodiscard]] virtual Result<> copy_on_device(const Region& to, const Region& from) = 0;
   // Executes one batch: all pieces in one launch (GPU) or one pass (host). When the work is
-  // complete, each element of `sums` is the sum of its pieces, ready for finish_digest(); `sums`
-  // must stay valid until then. `from` and `to` of one batch must not overlap. kInvalidInput for
-  // rows outside their memory or for an invalid sum index.
+  // complete, each element of `sums` is the SplitSum of its pieces' rows; `sums` must stay valid
+  // until then. `from` and `to` of one batch must not overlap. kInvalidInput for rows outside their
+  // memory or their tensor, or for an invalid sum index.
   [[nodiscard]] virtual Result<> copy_pieces(std::span<const Piece> pieces,
-                                             std::span<PieceDigest> sums) = 0;
+                                             std::span<SplitSum> sums) = 0;
   // Orders later reads by other processes after the work enqueued so far, once the readers
   // acquire() `memory`, which must be an own allocation. On host devices the message that announces
   // the bytes provides this order.

@@ -223,11 +223,16 @@ Result<> check_pieces(std::span<const Piece> pieces, std::size_t sums) {
       WSYNC_TRY(check_region(
           {.memory = piece.to, .offset = piece.to_offset, .bytes = piece.bytes()}, true));
     if (piece.sum == Piece::kNoSum) continue;
-    if (piece.sum >= sums || piece.position % kDigestGranule != 0)
-      return fail(
-          ErrorCode::kInvalidInput,
-          fmt::format("a piece adds to sum {} of {} at position {}, expected a multiple of {}",
-                      piece.sum, sums, piece.position, kDigestGranule));
+    if (piece.sum >= sums)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("a piece adds to sum {} of {}", piece.sum, sums));
+    const std::uint64_t reach = steps * piece.from_stride + piece.row_bytes;
+    if (piece.place.position > piece.place.tensor_bytes ||
+        reach > piece.place.tensor_bytes - piece.place.position)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("a piece of {} bytes at position {} ends behind its tensor of {} "
+                              "bytes",
+                              reach, piece.place.position, piece.place.tensor_bytes));
   }
   return {};
 }

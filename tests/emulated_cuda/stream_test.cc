@@ -209,7 +209,7 @@ TEST(EmulatedCudaKernels, CopyAndAddUp) {
   direct.from = reinterpret_cast<std::uint64_t>(source.data());
   KernelSum sum;
   wsync::device::cuda::run_pieces_on_host(&direct, 1, 65536, 1, &sum);
-  EXPECT_NE(sum.limbs[0], 0U);
+  EXPECT_NE(sum.counters[0], 0U);
   EXPECT_EQ(session.read(memory + 2304, sizeof(KernelSum)), bytes_of(sum));
   EXPECT_EQ(cuda.emulated_cuda_count("kernel launch"), 1U);
   EXPECT_EQ(cuda.cuMemFree(memory), CUDA_SUCCESS);
@@ -309,7 +309,7 @@ TEST(EmulatedCudaKernels, ReachAnotherDeviceOnlyAsItsPeer) {
   // The other way it has not been enabled.
   EXPECT_EQ(cuda.cuCtxPushCurrent(first.context), CUDA_SUCCESS);
   const Kernels kernels_there(cuda);
-  const CUdeviceptr table = first.allocate(64);
+  const CUdeviceptr table = first.allocate(sizeof(KernelPiece));
   EXPECT_EQ(cuda.cuCtxPushCurrent(second.context), CUDA_SUCCESS);
   const CUdeviceptr far = second.allocate(16);
   EXPECT_EQ(cuda.cuCtxPopCurrent(nullptr), CUDA_SUCCESS);

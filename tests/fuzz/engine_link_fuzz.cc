@@ -77,8 +77,7 @@ struct World {
                .layout = std::move(layout).take(),
                .bucket_bytes = plan.bucket_bytes(),
                .arena_bytes = plan.arena_bytes(),
-               .is_verified = true,
-               .checksums = {}};
+               .is_verified = true};
   }
   ~World() { std::filesystem::remove_all(directory); }
   ListeningSocket listen() {

@@ -39,7 +39,7 @@ class WhatIsLinked(unittest.TestCase):
         self.assertEqual(sorted(line.split()[-1] for line in listed), ENTRIES)
 
     @unittest.skipUnless(CUDA, "this build has no CUDA backend")
-    def test_the_kernels_are_compiled_for_each_gpu_without_local_memory(self):
+    def test_the_kernels_are_compiled_for_each_gpu_and_spill_no_register(self):
         build = os.path.dirname(os.path.dirname(os.path.dirname(CUDA)))
         with open(os.path.join(build, "shared/device/cuda/kernels.fatbin.log"), encoding="utf-8") as file:
             said = file.read()
@@ -48,8 +48,15 @@ class WhatIsLinked(unittest.TestCase):
         self.assertIn("wsync_copy_pieces", names)
         for gpu in {gpu for _, gpu in kernels} | {"sm_80", "sm_90"}:
             self.assertEqual({name for name, of in kernels if of == gpu}, names, gpu)
+        # The stack is what paths that are rarely executed get as arguments.
         used = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
-        self.assertEqual(used, [("0", "0", "0")] * len(kernels), said)
+        self.assertGreaterEqual(len(used), len(kernels), said)
+        self.assertEqual([spilled for _, *spilled in used], [["0", "0"]] * len(used), said)
+        self.assertLessEqual(max(int(stack) for stack, *_ in used), 64, said)
+        # With 64 registers a multiprocessor holds 32 warps, which is enough to keep the memory busy.
+        registers = [int(number) for number in re.findall(r"Used (\d+) registers", said)]
+        self.assertEqual(len(registers), len(kernels), said)
+        self.assertLessEqual(max(registers), 64, said)
 
 
 class Doctor(unittest.TestCase):

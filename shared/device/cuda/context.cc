@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "shared/base/format.h"
+#include "shared/device/cuda/bounce_ring.h"
 #include "shared/device/cuda/fatbin.h"
 #include "shared/device/cuda/kernels.h"
 #include "shared/device/cuda_library.h"
@@ -195,6 +196,17 @@ Result<> Gpu::load_kernels() {
   module_ = OwnedModule(context_, module);
   return check(cuda(), cuda().cuModuleGetFunction(&copy_pieces_, module, kCopyPiecesKernel),
                fmt::format("the kernel {}", kCopyPiecesKernel));
+}
+
+Result<> Gpu::make_bounce_ring() const {
+  const std::lock_guard lock(bounce_mutex_);
+  if (bounce_ring_ == nullptr) bounce_ring_ = WSYNC_TRY(BounceRing::make(context_));
+  return {};
+}
+
+BounceRing* Gpu::bounce_ring() const {
+  const std::lock_guard lock(bounce_mutex_);
+  return bounce_ring_.get();
 }
 
 Result<> Gpu::usable() const {

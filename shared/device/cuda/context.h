@@ -22,6 +22,8 @@
 
 namespace wsync::device::cuda {
 
+class BounceRing;
+
 // A reference to a GPU's primary context. Thread: any.
 class Context {
  public:
@@ -179,6 +181,10 @@ class Gpu {
   [[nodiscard]] std::uint32_t multiprocessors() const noexcept { return multiprocessors_; }
   // Returns true if the GPU can read registered host memory that this process has mapped read-only.
   [[nodiscard]] bool registers_read_only() const noexcept { return registers_read_only_; }
+  // Makes the ring for memory that cannot be pinned, unless it exists.
+  [[nodiscard]] Result<> make_bounce_ring() const;
+  // Returns nullptr if it has not been made.
+  [[nodiscard]] BounceRing* bounce_ring() const;
 
  private:
   Gpu(std::shared_ptr<const Context> context, std::uint32_t number) noexcept
@@ -195,6 +201,8 @@ class Gpu {
   bool registers_read_only_ = false;
   OwnedModule module_;
   CUfunction copy_pieces_ = nullptr;
+  mutable std::mutex bounce_mutex_;
+  mutable std::shared_ptr<BounceRing> bounce_ring_;  // guarded by the mutex; never replaced
 };
 
 // Returns the number of GPUs that this process sees.

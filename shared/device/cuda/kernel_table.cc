@@ -6,7 +6,7 @@
 namespace wsync::device::cuda {
 namespace {
 
-static_assert(KernelPiece::kNoSum == Piece::kNoSum && kGranuleBytes == kDigestGranule);
+static_assert(KernelPiece::kNoSum == Piece::kNoSum);
 
 std::uint64_t address_of(const Memory* memory, std::uint64_t offset) {
   return memory == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(memory->address()) + offset;
@@ -27,7 +27,9 @@ Result<KernelTable> kernel_table(std::span<const Piece> pieces, std::uint32_t mu
                             .row_bytes = dense ? piece.bytes() : piece.row_bytes,
                             .rows = dense ? 1 : piece.rows,
                             .from_stride = dense ? 0 : piece.from_stride,
-                            .position = piece.position,
+                            .seed = piece.place.seed,
+                            .position = piece.place.position,
+                            .tensor_bytes = piece.place.tensor_bytes,
                             .sum = piece.sum});
     table.bytes += piece.bytes();
   }
@@ -46,17 +48,9 @@ Result<KernelTable> kernel_table(std::span<const Piece> pieces, std::uint32_t mu
   return table;
 }
 
-PieceDigest sum_of(const KernelSum& sum) noexcept {
-  PieceDigest total;
-  for (unsigned limb = 0; limb < 4; ++limb) {
-    const std::uint64_t count = sum.limbs[limb];
-    const unsigned shift = 32 * (limb % 2);
-    const PieceDigest part =
-        limb < 2 ? PieceDigest{.low = count << shift, .high = shift == 0 ? 0 : count >> 32U}
-                 : PieceDigest{.low = 0, .high = count << shift};
-    total = add(total, part);
-  }
-  return total;
+SplitSum sum_of(const KernelSum& sum) noexcept {
+  return {.words = {.product = sum.counters[0], .sum = sum.counters[1]},
+          .edges = {.product = sum.counters[2], .sum = sum.counters[3]}};
 }
 
 }  // namespace wsync::device::cuda

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "shared/base/error.h"
+#include "shared/base/split_sum.h"
 #include "shared/device/cuda/kernels.h"
 #include "shared/device/device.h"
-#include "shared/device/piece_digest.h"
 
 namespace wsync::device::cuda {
 
@@ -24,7 +24,7 @@ struct KernelTable {
 [[nodiscard]] Result<KernelTable> kernel_table(std::span<const Piece> pieces,
                                                std::uint32_t multiprocessors);
 
-// Returns the sum in one KernelSum after a launch, with the carries propagated.
-[[nodiscard]] PieceDigest sum_of(const KernelSum& sum) noexcept;
+// Returns the sum in one KernelSum after a launch.
+[[nodiscard]] SplitSum sum_of(const KernelSum& sum) noexcept;
 
 }  // namespace wsync::device::cuda

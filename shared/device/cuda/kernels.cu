@@ -9,36 +9,38 @@
 namespace wsync::device::cuda {
 namespace {
 
-__device__ void add_wide(LaneSum& sum, std::uint64_t low, std::uint64_t high) {
-  sum.low += low;
-  sum.high += high + (sum.low < low ? 1U : 0U);
+// Returns the sum over all lanes, in every lane.
+__device__ std::uint64_t warp_sum(std::uint64_t value) {
+#pragma unroll
+  for (std::uint32_t distance = kWarpLanes / 2; distance > 0; distance /= 2)
+    value += __shfl_xor_sync(~0U, value, distance);
+  return value;
 }
 
-// Returns the sum over all lanes, in every lane.
-__device__ LaneSum warp_sum(LaneSum sum) {
+// Adds the sums of all lanes. Most pieces have no edges.
+__device__ void add_to(KernelSum& sum, const LaneSum& own, std::uint32_t lane) {
+  const bool has_edges = __any_sync(~0U, (own.edge_product | own.edge_sum) != 0);
 #pragma unroll
-  for (std::uint32_t distance = kWarpLanes / 2; distance > 0; distance /= 2) {
-    const std::uint64_t low = __shfl_xor_sync(~0U, sum.low, distance);
-    const std::uint64_t high = __shfl_xor_sync(~0U, sum.high, distance);
-    add_wide(sum, low, high);
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    if (i >= 2 && !has_edges) break;
+    const std::uint64_t all = warp_sum(counter_of(own, i));
+    if (lane == i) atomicAdd(&sum.counters[i], all);
   }
-  return sum;
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreadsPerBlock)
+extern "C" __global__ void __launch_bounds__(kThreadsPerBlock, 4)
     wsync_copy_pieces(const KernelPiece* pieces, std::uint32_t count, std::uint64_t unit_bytes,
                       std::uint64_t units, KernelSum* sums) {
   const std::uint32_t lane = threadIdx.x % kWarpLanes;
   const std::uint64_t unit =
       static_cast<std::uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
   if (unit >= units) return;  // uniform in a warp: all lanes have the same `unit`
-  const KernelPiece piece = pieces[piece_of(pieces, count, unit)];
+  const KernelPiece& piece = pieces[piece_of(pieces, count, unit)];
   const LaneSum own = run_lane(piece, unit - piece.first_unit, unit_bytes, lane);
   if (piece.sum == KernelPiece::kNoSum) return;
-  const LaneSum all = warp_sum(own);
-  if (lane < 4) atomicAdd(&sums[piece.sum].limbs[lane], limb_of(all, lane));
+  add_to(sums[piece.sum], own, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreadsPerBlock)

@@ -8,12 +8,12 @@
 //
 // Before the launch, in the same stream, the table is copied to device memory and the sums are set
 // to zero (a memset of count * sizeof(KernelSum) bytes). After it, the sums are copied back, and
-// sum_of() of each is the PieceDigest.
+// sum_of() of each is the SplitSum.
 #pragma once
 
 #include <cstdint>
 
-#include "shared/device/granule.h"
+#include "shared/base/word_terms.h"
 
 namespace wsync::device::cuda {
 
@@ -40,26 +40,25 @@ inline constexpr const char* kReadBytesKernel = "wsync_read_bytes";
 // in a copy of the table and nothing else.
 struct KernelPiece {
   static constexpr std::uint32_t kNoSum = ~std::uint32_t{0};
-  std::uint64_t to = 0;           // 0: no copy
-  std::uint64_t from = 0;         // of the first row
-  std::uint64_t row_bytes = 0;    // at least 1
-  std::uint64_t rows = 0;         // at least 1
-  std::uint64_t from_stride = 0;  // bytes from row to row; ignored if there is one row
-  std::uint64_t position = 0;    // offset of its first byte in the digested bytes; a multiple of 16
-  std::uint64_t first_unit = 0;  // number of units in the preceding pieces
-  std::uint32_t sum = kNoSum;    // index of a KernelSum
+  std::uint64_t to = 0;            // 0: no copy
+  std::uint64_t from = 0;          // of the first row
+  std::uint64_t row_bytes = 0;     // at least 1
+  std::uint64_t rows = 0;          // at least 1
+  std::uint64_t from_stride = 0;   // bytes from row to row; ignored if there is one row
+  std::uint64_t seed = 0;          // of the tensor
+  std::uint64_t position = 0;      // of the first row's first byte, in the tensor
+  std::uint64_t tensor_bytes = 0;  // its last word may be short
+  std::uint64_t first_unit = 0;    // number of units in the preceding pieces
+  std::uint32_t sum = kNoSum;      // index of a KernelSum
   std::uint32_t unused = 0;
 };
-static_assert(sizeof(KernelPiece) == 64);
+static_assert(sizeof(KernelPiece) == 80);
 
-// A sum mod 2^128 to which any number of warps add concurrently. A 128-bit atomic addition needs a
-// carry between two words, which two 64-bit atomics cannot provide. Therefore each counter
-// accumulates one 32-bit limb of the summands. A counter cannot overflow before 2^32 additions, a
-// launch has fewer (kUnitsMax), and the order of the additions does not matter. The host propagates
-// the carries (sum_of). Four lanes of a warp add to the four counters of one 32-byte sector in one
-// instruction.
+// A SplitSum to which any number of warps add concurrently, mod 2^64 each. Four lanes of a warp add
+// to the four counters of one 32-byte sector in one instruction.
 struct alignas(32) KernelSum {
-  unsigned long long limbs[4] = {};  // in units of 2^0, 2^32, 2^64, 2^96
+  unsigned long long counters[4] =
+      {};  // product and sum of the words, product and sum of the edges
 };
 static_assert(sizeof(KernelSum) == 32);
 
@@ -73,8 +72,7 @@ inline constexpr std::uint64_t kGranuleBytes = 16;
 // reduction of the sums; smaller units spread a small batch over more multiprocessors.
 inline constexpr std::uint64_t kUnitBytesMin = kGranuleBytes * kWarpLanes * kAccesses;
 inline constexpr std::uint64_t kUnitBytesMax = 16 * kUnitBytesMin;
-// Even with 32 additions per unit, where every lane adds separately, a KernelSum cannot overflow:
-// 32 * 2^27 = 2^32. With kUnitBytesMax this allows 4 TiB in one batch.
+// A launch has fewer than 2^31 blocks in x. With kUnitBytesMax this allows 4 TiB in one batch.
 inline constexpr std::uint64_t kUnitsMax = std::uint64_t{1} << 27U;
 
 struct Launch {

@@ -6,20 +6,30 @@
 #include <cstdint>
 #include <cstring>
 
+#include "shared/base/word_terms.h"
 #include "shared/device/cuda/kernels.h"
-#include "shared/device/granule.h"
 
 #ifdef __CUDACC__
 #define WSYNC_UNROLL _Pragma("unroll")
+// What is rarely executed is called, so that the kernel does not hold registers for it.
+#define WSYNC_NOINLINE __noinline__
 #else
 #define WSYNC_UNROLL
+#define WSYNC_NOINLINE
 #endif
 
 namespace wsync::device::cuda {
 
+#ifdef __CUDACC__
+__device__ constexpr SumKeys kKernelKeys = make_sum_keys();
+#endif
+
+// What a lane adds to a KernelSum: its counters, by name.
 struct LaneSum {
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
+  std::uint64_t product = 0;
+  std::uint64_t sum = 0;
+  std::uint64_t edge_product = 0;
+  std::uint64_t edge_sum = 0;
 };
 
 // 16 bytes as the words of a granule.
@@ -90,6 +100,7 @@ class Cursor {
     jump_ = rows_ahead * stride_;
   }
   [[nodiscard]] WSYNC_HOST_DEVICE std::uint64_t address() const { return row_at_ + column_; }
+  [[nodiscard]] WSYNC_HOST_DEVICE std::uint64_t column() const { return column_; }
   WSYNC_HOST_DEVICE void go_ahead() {
     row_at_ += jump_;
     step(columns_ahead_);
@@ -112,166 +123,311 @@ class Cursor {
   std::uint64_t jump_ = 0;
 };
 
-// The whole granules of a unit: `granules` of them, starting at byte `offset` of the piece. Lane l
-// processes granules l, l + 32, and so on.
+// The bytes of a unit, starting at byte `offset` of the piece. Lane l processes their granules l,
+// l + 32, and so on.
 struct UnitRange {
   std::uint64_t offset = 0;
-  std::uint32_t granules = 0;
+  std::uint32_t bytes = 0;
   std::uint32_t lane = 0;
 };
 
-WSYNC_HOST_DEVICE inline void count_granule(std::uint64_t i, const Words& words, LaneSum& sum) {
-  granule::add(i, words.a, words.b, sum.low, sum.high);
+// The two keys of granule `i` of a block.
+WSYNC_HOST_DEVICE inline Words keys_of(std::uint32_t i) {
+#ifdef __CUDA_ARCH__
+  // Read through the cache of the multiprocessor, in which the whole table stays.
+  const ulonglong2 keys = __ldg(reinterpret_cast<const ulonglong2*>(kKernelKeys.words) + i);
+  return {keys.x, keys.y};
+#else
+  constexpr SumKeys kKeys = make_sum_keys();
+  return {kKeys.words[2 * i], kKeys.words[2 * i + 1]};
+#endif
 }
 
-// One row, aligned to 16 bytes. kAccesses loads are issued before the first result is used.
-WSYNC_HOST_DEVICE inline void run_whole(const KernelPiece& piece, const UnitRange& range,
+// Adds whole words to a lane's sum. It keeps the factor of the block and the product that has to be
+// multiplied by it, because the next words are mostly in the same block.
+class WordAdder {
+ public:
+  // `first` is the granule of the tensor from which add() counts.
+  WSYNC_HOST_DEVICE WordAdder(std::uint64_t seed, std::uint64_t first)
+      : seed_(seed),
+        first_block_(first / kGranulesPerBlock),
+        first_(static_cast<std::uint32_t>(first % kGranulesPerBlock)) {}
+  // The two words of the granule that is `ahead` granules behind the first one.
+  WSYNC_HOST_DEVICE void add(std::uint32_t ahead, const Words& words, LaneSum& sum) {
+    const std::uint32_t granule = first_ + ahead;
+    if (granule / kGranulesPerBlock != block_) begin(granule / kGranulesPerBlock, sum);
+    const Words keys = keys_of(granule % kGranulesPerBlock);
+    product_ += keyed_product(words.a, keys.a);
+    product_ += keyed_product(words.b, keys.b);
+    sum.sum += words.a + words.b;
+  }
+  WSYNC_HOST_DEVICE void end(LaneSum& sum) const { sum.product += product_ * factor_; }
+
+ private:
+  static constexpr std::uint32_t kGranulesPerBlock = kSumBlockBytes / kGranuleBytes;
+  WSYNC_HOST_DEVICE void begin(std::uint32_t block, LaneSum& sum) {
+    end(sum);
+    block_ = block;
+    factor_ = sum_factor(seed_, first_block_ + block);
+    product_ = 0;
+  }
+  std::uint64_t seed_;
+  std::uint64_t first_block_;
+  std::uint32_t first_;  // in its block
+  std::uint32_t block_ = ~std::uint32_t{0};
+  std::uint64_t factor_ = 0;
+  std::uint64_t product_ = 0;
+};
+
+// The product of one word of a tensor, with its key and the factor of its block.
+WSYNC_HOST_DEVICE inline std::uint64_t word_product(std::uint64_t seed, std::uint64_t index,
+                                                    std::uint64_t word) {
+  const Words keys = keys_of(static_cast<std::uint32_t>(index % kSumKeyCount / 2));
+  return keyed_product(word, index % 2 == 0 ? keys.a : keys.b) *
+         sum_factor(seed, index / kSumKeyCount);
+}
+
+// Adds the words whose first byte in their row is one of the `bytes` bytes at `at`. A word that
+// begins there is read to its end, also behind these bytes.
+WSYNC_HOST_DEVICE inline void add_words(const KernelPiece& piece, Cursor at, std::uint32_t bytes,
                                         LaneSum& sum) {
-  const std::uint64_t from = piece.from + range.offset;
-  const std::uint64_t to = piece.to + range.offset;
-  const std::uint64_t first = (piece.position + range.offset) / kGranuleBytes;
-  const bool copied = piece.to != 0;
-  const bool counted = piece.sum != KernelPiece::kNoSum;
-  std::uint32_t g = range.lane;
-  for (; g + (kAccesses - 1) * kWarpLanes < range.granules; g += kAccesses * kWarpLanes) {
+  while (bytes > 0) {
+    const std::uint64_t position = piece.position + (at.address() - piece.from);
+    const auto cut = static_cast<std::uint32_t>(position % kSumWordBytes);
+    const std::uint64_t room = piece.row_bytes - at.column();
+    auto length = static_cast<std::uint32_t>(kSumWordBytes) - cut;
+    if (room < length) length = static_cast<std::uint32_t>(room);
+    if (cut == 0 || at.column() == 0) {
+      std::uint64_t word = 0;
+      if (length == kSumWordBytes && at.address() % kSumWordBytes == 0) {
+        word = load<std::uint64_t>(at.address());
+      } else {
+        for (std::uint32_t k = 0; k < length; ++k) {
+          const std::uint64_t byte = load<unsigned char>(at.address() + k);
+          word |= byte << (8U * (cut + k));
+        }
+      }
+      const bool is_whole =
+          cut == 0 && (length == kSumWordBytes || position + length == piece.tensor_bytes);
+      const std::uint64_t product = word_product(piece.seed, position / kSumWordBytes, word);
+      sum.product += is_whole ? product : 0;
+      sum.sum += is_whole ? word : 0;
+      sum.edge_product += is_whole ? 0 : product;
+      sum.edge_sum += is_whole ? 0 : word;
+    }
+    const std::uint32_t step = length < bytes ? length : bytes;
+    at.step(step);
+    bytes -= step;
+  }
+}
+
+// A part of a row, aligned to 16 bytes.
+struct Segment {
+  std::uint64_t to = 0;  // 0: no copy
+  std::uint64_t from = 0;
+  std::uint64_t granule = 0;  // the first one's number in the tensor
+  std::uint32_t granules = 0;
+};
+
+// kAccesses loads are issued before the first result is used.
+WSYNC_HOST_DEVICE inline void run_segment(const Segment& segment, std::uint64_t seed, bool counted,
+                                          std::uint32_t lane, LaneSum& sum) {
+  const std::uint64_t from = segment.from;
+  const std::uint64_t to = segment.to;
+  const std::uint32_t granules = segment.granules;
+  WordAdder adder(seed, segment.granule);
+  std::uint32_t g = lane;
+  for (; g + (kAccesses - 1) * kWarpLanes < granules; g += kAccesses * kWarpLanes) {
     Words words[kAccesses];
     WSYNC_UNROLL
     for (std::uint32_t k = 0; k < kAccesses; ++k)
       words[k] = load<Words>(from + (g + k * kWarpLanes) * kGranuleBytes);
-    if (copied) {
+    if (to != 0) {
       WSYNC_UNROLL
       for (std::uint32_t k = 0; k < kAccesses; ++k)
         store(to + (g + k * kWarpLanes) * kGranuleBytes, words[k]);
     }
     if (counted) {
       WSYNC_UNROLL
-      for (std::uint32_t k = 0; k < kAccesses; ++k)
-        count_granule(first + g + k * kWarpLanes, words[k], sum);
+      for (std::uint32_t k = 0; k < kAccesses; ++k) adder.add(g + k * kWarpLanes, words[k], sum);
     }
   }
-  for (; g < range.granules; g += kWarpLanes) {
+  for (; g < granules; g += kWarpLanes) {
     const auto words = load<Words>(from + g * kGranuleBytes);
-    if (copied) store(to + g * kGranuleBytes, words);
-    if (counted) count_granule(first + g, words, sum);
+    if (to != 0) store(to + g * kGranuleBytes, words);
+    if (counted) adder.add(g, words, sum);
+  }
+  adder.end(sum);
+}
+
+// Rows whose size, addresses, stride and positions are multiples of 16, and which are so long that
+// a warp works on one at a time.
+WSYNC_HOST_DEVICE WSYNC_NOINLINE inline void run_long_rows(const KernelPiece& piece,
+                                                           const UnitRange& range, LaneSum& sum) {
+  const std::uint64_t row = range.offset / piece.row_bytes;
+  std::uint64_t column = range.offset - row * piece.row_bytes;
+  std::uint64_t skipped = row * piece.from_stride;  // from the first row to the present one
+  std::uint64_t to = piece.to == 0 ? 0 : piece.to + range.offset;
+  for (auto left = static_cast<std::uint32_t>(range.bytes / kGranuleBytes); left > 0;) {
+    const std::uint64_t room = (piece.row_bytes - column) / kGranuleBytes;
+    const std::uint32_t granules = room < left ? static_cast<std::uint32_t>(room) : left;
+    run_segment({.to = to,
+                 .from = piece.from + skipped + column,
+                 .granule = (piece.position + skipped + column) / kGranuleBytes,
+                 .granules = granules},
+                piece.seed, piece.sum != KernelPiece::kNoSum, range.lane, sum);
+    if (to != 0) to += granules * kGranuleBytes;
+    left -= granules;
+    column = 0;
+    skipped += piece.from_stride;
   }
 }
 
-// Rows whose size, addresses and stride are multiples of 16.
-WSYNC_HOST_DEVICE inline void run_rows(const KernelPiece& piece, const UnitRange& range,
-                                       LaneSum& sum) {
-  if (range.lane >= range.granules) return;
-  const std::uint64_t to = piece.to + range.offset;
-  const std::uint64_t first = (piece.position + range.offset) / kGranuleBytes;
-  const bool copied = piece.to != 0;
+// The same for short rows, several of which a warp reads at once. Each granule may be in another
+// block.
+WSYNC_HOST_DEVICE WSYNC_NOINLINE inline void run_short_rows(const KernelPiece& piece,
+                                                            const UnitRange& range, LaneSum& sum) {
+  const auto granules = static_cast<std::uint32_t>(range.bytes / kGranuleBytes);
+  const std::uint64_t to = piece.to;
+  const std::uint64_t seed = piece.seed;
+  const std::uint64_t ahead = piece.position - piece.from;  // of addresses, mod 2^64
   const bool counted = piece.sum != KernelPiece::kNoSum;
+  const auto add = [&](std::uint64_t address, const Words& words) {
+    const std::uint64_t index = (ahead + address) / kSumWordBytes;
+    const Words keys = keys_of(static_cast<std::uint32_t>(index % kSumKeyCount / 2));
+    sum.product += (keyed_product(words.a, keys.a) + keyed_product(words.b, keys.b)) *
+                   sum_factor(seed, index / kSumKeyCount);
+    sum.sum += words.a + words.b;
+  };
   Cursor cursor(piece, range.offset + range.lane * kGranuleBytes, kWarpLanes * kGranuleBytes);
+  std::uint64_t at = to + range.offset + range.lane * kGranuleBytes;
   std::uint32_t g = range.lane;
-  for (; g + (kAccesses - 1) * kWarpLanes < range.granules; g += kAccesses * kWarpLanes) {
+  for (; g + (kAccesses - 1) * kWarpLanes < granules; g += kAccesses * kWarpLanes) {
     Words words[kAccesses];
+    std::uint64_t addresses[kAccesses];
     WSYNC_UNROLL
     for (std::uint32_t k = 0; k < kAccesses; ++k) {
-      words[k] = load<Words>(cursor.address());
+      addresses[k] = cursor.address();
+      words[k] = load<Words>(addresses[k]);
       cursor.go_ahead();
     }
-    if (copied) {
-      WSYNC_UNROLL
-      for (std::uint32_t k = 0; k < kAccesses; ++k)
-        store(to + (g + k * kWarpLanes) * kGranuleBytes, words[k]);
+    WSYNC_UNROLL
+    for (std::uint32_t k = 0; k < kAccesses; ++k) {
+      if (to != 0) store(at + k * kWarpLanes * kGranuleBytes, words[k]);
+      if (counted) add(addresses[k], words[k]);
     }
-    if (counted) {
-      WSYNC_UNROLL
-      for (std::uint32_t k = 0; k < kAccesses; ++k)
-        count_granule(first + g + k * kWarpLanes, words[k], sum);
-    }
+    at += kAccesses * kWarpLanes * kGranuleBytes;
   }
-  for (; g < range.granules; g += kWarpLanes) {
+  for (; g < granules; g += kWarpLanes) {
     const auto words = load<Words>(cursor.address());
+    if (to != 0) store(at, words);
+    if (counted) add(cursor.address(), words);
     cursor.go_ahead();
-    if (copied) store(to + g * kGranuleBytes, words);
-    if (counted) count_granule(first + g, words, sum);
+    at += kWarpLanes * kGranuleBytes;
   }
 }
 
-// For alignments smaller than 16: all values are multiples of the word's size. A granule is
-// gathered word by word, across the ends of rows.
-template <class Word>
-WSYNC_HOST_DEVICE inline void run_words(const KernelPiece& piece, const UnitRange& range,
-                                        LaneSum& sum) {
-  constexpr std::uint32_t kWords = kGranuleBytes / sizeof(Word);
-  if (range.lane >= range.granules) return;
-  const std::uint64_t to = piece.to + range.offset;
-  const std::uint64_t first = (piece.position + range.offset) / kGranuleBytes;
+// Rows whose size, addresses, stride and positions are multiples of a word of the sum.
+WSYNC_HOST_DEVICE WSYNC_NOINLINE inline void run_word_rows(const KernelPiece& piece,
+                                                           const UnitRange& range, LaneSum& sum) {
+  constexpr std::uint32_t kWords = kGranuleBytes / kSumWordBytes;
+  const std::uint64_t to = piece.to;
+  const std::uint64_t seed = piece.seed;
+  const std::uint64_t ahead = piece.position - piece.from;  // of addresses, mod 2^64
+  const bool counted = piece.sum != KernelPiece::kNoSum;
   Cursor cursor(piece, range.offset + range.lane * kGranuleBytes, kWarpLanes * kGranuleBytes);
-  for (std::uint32_t g = range.lane; g < range.granules; g += kWarpLanes) {
-    Word words[kWords];
-    Cursor at = cursor;
+  for (std::uint32_t at = range.lane * kGranuleBytes; at < range.bytes;
+       at += kWarpLanes * kGranuleBytes) {
+    Cursor word = cursor;
     WSYNC_UNROLL
     for (std::uint32_t k = 0; k < kWords; ++k) {
-      words[k] = load<Word>(at.address());
-      at.step(sizeof(Word));
+      if (at + k * kSumWordBytes >= range.bytes) break;
+      const auto value = load<std::uint64_t>(word.address());
+      if (to != 0) store(to + range.offset + at + k * kSumWordBytes, value);
+      if (counted) {
+        sum.product += word_product(seed, (ahead + word.address()) / kSumWordBytes, value);
+        sum.sum += value;
+      }
+      word.step(kSumWordBytes);
     }
     cursor.go_ahead();
-    if (piece.to != 0) {
-      WSYNC_UNROLL
-      for (std::uint32_t k = 0; k < kWords; ++k)
-        store(to + g * kGranuleBytes + k * sizeof(Word), words[k]);
-    }
-    Words granule;
+  }
+}
+
+// Copies a unit where all addresses and sizes are multiples of the word's size.
+template <class Word>
+WSYNC_HOST_DEVICE inline void copy_words(const KernelPiece& piece, const UnitRange& range) {
+  // Loads that are issued before the first result is used.
+  constexpr std::uint32_t kWords = sizeof(Word) == 1 ? 4 : kGranuleBytes / sizeof(Word);
+  constexpr auto kStep = static_cast<std::uint32_t>(kWords * sizeof(Word));
+  const std::uint64_t to = piece.to + range.offset;
+  Cursor cursor(piece, range.offset + range.lane * kStep, kWarpLanes * kStep);
+  for (std::uint32_t at = range.lane * kStep; at < range.bytes; at += kWarpLanes * kStep) {
+    Word words[kWords] = {};
+    Cursor word = cursor;
     WSYNC_UNROLL
     for (std::uint32_t k = 0; k < kWords; ++k) {
-      const std::uint64_t value = words[k];
-      const std::uint32_t byte = k * static_cast<std::uint32_t>(sizeof(Word));
-      (byte < 8 ? granule.a : granule.b) |= value << (8U * (byte % 8U));
+      if (at + k * sizeof(Word) < range.bytes) words[k] = load<Word>(word.address());
+      word.step(sizeof(Word));
     }
-    if (piece.sum != KernelPiece::kNoSum) count_granule(first + g, granule, sum);
+    cursor.go_ahead();
+    WSYNC_UNROLL
+    for (std::uint32_t k = 0; k < kWords; ++k)
+      if (at + k * sizeof(Word) < range.bytes) store(to + at + k * sizeof(Word), words[k]);
   }
 }
 
-// The last bytes of a piece that do not fill a granule, padded with zeros.
-WSYNC_HOST_DEVICE inline void run_end(const KernelPiece& piece, std::uint64_t offset,
-                                      std::uint32_t bytes, LaneSum& sum) {
-  Words granule;
-  Cursor cursor(piece, offset, 1);
-  for (std::uint32_t k = 0; k < bytes; ++k) {
-    const auto value = load<unsigned char>(cursor.address());
-    cursor.step(1);
-    if (piece.to != 0) store(piece.to + offset + k, value);
-    const std::uint64_t wide = value;
-    (k < 8 ? granule.a : granule.b) |= wide << (8U * (k % 8U));
+// Everything else. Bytes are copied by granules of the piece, and summed by words of the tensor,
+// which begin elsewhere; what is read twice is in the cache.
+WSYNC_HOST_DEVICE WSYNC_NOINLINE inline void run_unaligned(const KernelPiece& piece,
+                                                           const UnitRange& range,
+                                                           std::uint64_t bits, LaneSum& sum) {
+  if (piece.to != 0) {
+    // The lowest bit set in any of the values is their largest common alignment.
+    if (bits % 4 == 0)
+      copy_words<std::uint32_t>(piece, range);
+    else if (bits % 2 == 0)
+      copy_words<std::uint16_t>(piece, range);
+    else
+      copy_words<std::uint8_t>(piece, range);
   }
-  if (piece.sum != KernelPiece::kNoSum)
-    count_granule((piece.position + offset) / kGranuleBytes, granule, sum);
+  if (piece.sum == KernelPiece::kNoSum) return;
+  Cursor cursor(piece, range.offset + range.lane * kGranuleBytes, kWarpLanes * kGranuleBytes);
+  for (std::uint32_t at = range.lane * kGranuleBytes; at < range.bytes;
+       at += kWarpLanes * kGranuleBytes) {
+    const std::uint32_t left = range.bytes - at;
+    add_words(piece, cursor, left < kGranuleBytes ? left : kGranuleBytes, sum);
+    cursor.go_ahead();
+  }
 }
 
-// Executes lane `lane` of unit `unit` of `piece`, counted from the piece's first unit. Returns the
+// Executes lane `lane` of unit `unit` of `stored`, counted from the piece's first unit. Returns the
 // lane's contribution to the sum.
-WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& piece, std::uint64_t unit,
+WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& stored, std::uint64_t unit,
                                           std::uint64_t unit_bytes, std::uint32_t lane) {
+  const KernelPiece piece = stored;  // read at once; what is rarely executed reads it again
   LaneSum sum;
   const std::uint64_t all = piece.row_bytes * piece.rows;
   const std::uint64_t offset = unit * unit_bytes;
   const std::uint64_t bytes = all - offset < unit_bytes ? all - offset : unit_bytes;
-  const UnitRange range{offset, static_cast<std::uint32_t>(bytes / kGranuleBytes), lane};
-  const bool rows = piece.rows > 1;
-  // The lowest bit set in any of the values is their largest common alignment.
-  const std::uint64_t bits =
-      piece.to | piece.from | (rows ? piece.row_bytes | piece.from_stride : 0U);
-  if (bits % 16 == 0 && !rows)
-    run_whole(piece, range, sum);
-  else if (bits % 16 == 0)
-    run_rows(piece, range, sum);
-  else if (bits % 8 == 0)
-    run_words<std::uint64_t>(piece, range, sum);
-  else if (bits % 4 == 0)
-    run_words<std::uint32_t>(piece, range, sum);
-  else if (bits % 2 == 0)
-    run_words<std::uint16_t>(piece, range, sum);
+  const UnitRange range{offset, static_cast<std::uint32_t>(bytes), lane};
+  std::uint64_t bits = piece.to | piece.from | bytes;
+  if (piece.rows > 1) bits |= piece.row_bytes | piece.from_stride;
+  const std::uint64_t counted = piece.sum == KernelPiece::kNoSum ? bits : bits | piece.position;
+  if (counted % kGranuleBytes == 0 && piece.rows == 1)
+    run_segment({.to = piece.to == 0 ? 0 : piece.to + offset,
+                 .from = piece.from + offset,
+                 .granule = (piece.position + offset) / kGranuleBytes,
+                 .granules = range.bytes / static_cast<std::uint32_t>(kGranuleBytes)},
+                piece.seed, piece.sum != KernelPiece::kNoSum, lane, sum);
+  else if (counted % kGranuleBytes == 0 && piece.row_bytes >= kUnitBytesMin)
+    run_long_rows(stored, range, sum);
+  else if (counted % kGranuleBytes == 0)
+    run_short_rows(stored, range, sum);
+  else if (counted % kSumWordBytes == 0)
+    run_word_rows(stored, range, sum);
   else
-    run_words<std::uint8_t>(piece, range, sum);
-  // Executed by the lane with the least work.
-  if (const auto end = static_cast<std::uint32_t>(bytes % kGranuleBytes);
-      end != 0 && lane == kWarpLanes - 1)
-    run_end(piece, offset + bytes - end, end, sum);
+    run_unaligned(stored, range, bits, sum);
   return sum;
 }
 
@@ -290,10 +446,11 @@ WSYNC_HOST_DEVICE inline std::uint32_t piece_of(const KernelPiece* pieces, std::
   return low;
 }
 
-// Returns the summand for limb `limb` (0 to 3) of a KernelSum.
-WSYNC_HOST_DEVICE inline std::uint64_t limb_of(const LaneSum& sum, std::uint32_t limb) {
-  const std::uint64_t word = limb < 2 ? sum.low : sum.high;
-  return (limb % 2 == 0 ? word : word >> 32U) & 0xffffffffU;
+// Returns what the lane adds to counter `i` of a KernelSum.
+WSYNC_HOST_DEVICE inline std::uint64_t counter_of(const LaneSum& sum, std::uint32_t i) {
+  const std::uint64_t words = i == 0 ? sum.product : sum.sum;
+  const std::uint64_t edges = i == 2 ? sum.edge_product : sum.edge_sum;
+  return i < 2 ? words : edges;
 }
 
 // Executes the reads of lane `lane` of warp `warp` over `granules` granules.
@@ -341,8 +498,7 @@ inline void run_pieces_on_host(const KernelPiece* pieces, std::uint32_t count,
     for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
       const LaneSum sum = run_lane(piece, unit - piece.first_unit, unit_bytes, lane);
       if (piece.sum == KernelPiece::kNoSum) continue;
-      for (std::uint32_t limb = 0; limb < 4; ++limb)
-        sums[piece.sum].limbs[limb] += limb_of(sum, limb);
+      for (std::uint32_t i = 0; i < 4; ++i) sums[piece.sum].counters[i] += counter_of(sum, i);
     }
   }
 }

@@ -75,11 +75,14 @@ void unpin(const std::vector<std::uintptr_t>& begins) {
 
 std::string fallback_sentence(const Gpu& gpu, std::span<const std::byte> range,
                               std::string_view why) {
+  const auto made = gpu.make_bounce_ring();
   return fmt::format(
-      "{}: {} bytes of host memory cannot be pinned: {}; each copy from this memory first goes "
-      "through the driver's own pinned buffer, which costs the processor one more pass over host "
-      "memory, and the worker of the stream waits for that pass",
-      gpu.name(), range.size(), why);
+      "{}: {} bytes of host memory cannot be pinned: {}; each copy from this memory goes through "
+      "{} "
+      "pinned buffers, which costs the processors one more pass over host memory",
+      gpu.name(), range.size(), why,
+      made ? std::string("wsync's own")
+           : fmt::format("the driver's (wsync's own cannot be made: {})", made.error().message()));
 }
 
 }  // namespace
@@ -145,7 +148,7 @@ Registration::~Registration() {
   unpin(chunks_);
 }
 
-std::uint64_t whole_part(const std::byte* at, std::uint64_t bytes) {
+HostPart first_part(const std::byte* at, std::uint64_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(at);
   const auto end = begin + bytes;
   auto& chunks = pinned_chunks();
@@ -153,10 +156,11 @@ std::uint64_t whole_part(const std::byte* at, std::uint64_t bytes) {
   const auto next = chunks.all.upper_bound(begin);
   if (next != chunks.all.begin()) {
     if (const auto holder = std::prev(next)->second.end; begin < holder)
-      return std::min(end, holder) - begin;
+      return {.bytes = std::min(end, holder) - begin, .is_pinned = true};
   }
   // Not in a chunk: up to the next one.
-  return (next == chunks.all.end() ? end : std::min(end, next->first)) - begin;
+  const auto limit = next == chunks.all.end() ? end : std::min(end, next->first);
+  return {.bytes = limit - begin, .is_pinned = false};
 }
 
 }  // namespace wsync::device::cuda

@@ -4,7 +4,7 @@
 // Pinned chunks are recorded for the whole process. A range that several devices register is pinned
 // once, for all contexts (CU_MEMHOSTREGISTER_PORTABLE), until the last device releases it. A copy
 // must lie in one registration or in none, or the driver refuses it. Streams split their copies
-// accordingly (whole_part()).
+// accordingly (first_part()).
 //
 // Thread: any.
 #pragma once
@@ -41,8 +41,13 @@ class Registration final : public HostRegistration {
   std::string fallback_;
 };
 
-// Returns how many of the `bytes` bytes (at least 1) starting at `at` lie in one chunk, or in none.
-[[nodiscard]] std::uint64_t whole_part(const std::byte* at, std::uint64_t bytes);
+// The beginning of a range of host memory, as far as it lies in one chunk, or in none.
+struct HostPart {
+  std::uint64_t bytes = 0;
+  bool is_pinned = false;
+};
+// Of the `bytes` bytes (at least 1) starting at `at`.
+[[nodiscard]] HostPart first_part(const std::byte* at, std::uint64_t bytes);
 
 // Returns true if this process may write every page of the range, or if `maps`, the text of
 // /proc/self/maps, does not list it.

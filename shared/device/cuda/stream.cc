@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "shared/base/format.h"
+#include "shared/device/cuda/bounce_ring.h"
 #include "shared/device/cuda/memory.h"
 #include "shared/device/cuda/registration.h"
 
@@ -23,6 +24,9 @@ constexpr unsigned long kTimerSlack = 1'000;
 // Room for the table of a bucket with some thousand pieces. It is allocated before any work runs,
 // because a GPU allocation may wait for running kernels.
 constexpr std::uint64_t kScratchBytesMin = std::uint64_t{1} << 20U;
+
+// Smaller copies from memory that is not pinned are left to the driver.
+constexpr std::uint64_t kBounceBytesMin = std::uint64_t{1} << 20U;
 
 CUdeviceptr device_address(const std::byte* address) {
   return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
@@ -158,13 +162,18 @@ Result<> CudaStream::copy(std::byte* to, const std::byte* from, std::uint64_t by
 // The driver requires that a copy lies in one registration of host memory or in none.
 Result<> CudaStream::copy_in(CUdeviceptr to, std::span<const std::byte> source,
                              const std::stop_token& stop) {
+  BounceRing* ring = gpu_->bounce_ring();
   for (std::uint64_t at = 0; at < source.size();) {
     if (stop.stop_requested()) return fail(stopped(at, source.size()));
-    const auto bytes = whole_part(source.data() + at, source.size() - at);
-    WSYNC_TRY(
-        submit(gpu_->cuda().cuMemcpyHtoDAsync(to + at, source.data() + at, bytes, stream_.get()),
-               "a copy to the GPU"));
-    at += bytes;
+    const auto part = first_part(source.data() + at, source.size() - at);
+    if (ring != nullptr && !part.is_pinned && part.bytes >= kBounceBytesMin)
+      WSYNC_TRY(
+          ring->copy(to + at, source.subspan(at, part.bytes), stream_.get(), settle_limit_, stop));
+    else
+      WSYNC_TRY(submit(
+          gpu_->cuda().cuMemcpyHtoDAsync(to + at, source.data() + at, part.bytes, stream_.get()),
+          "a copy to the GPU"));
+    at += part.bytes;
   }
   return {};
 }
@@ -173,7 +182,7 @@ Result<> CudaStream::copy_out(std::span<std::byte> to, CUdeviceptr from,
                               const std::stop_token& stop) {
   for (std::uint64_t at = 0; at < to.size();) {
     if (stop.stop_requested()) return fail(stopped(at, to.size()));
-    const auto bytes = whole_part(to.data() + at, to.size() - at);
+    const auto bytes = first_part(to.data() + at, to.size() - at).bytes;
     WSYNC_TRY(
         submit(gpu_->cuda().cuMemcpyDtoHAsync(to.data() + at, from + at, bytes, stream_.get()),
                "a copy from the GPU"));
@@ -206,7 +215,7 @@ Result<> CudaStream::copy_to_host(std::span<std::byte> to, const Region& from) {
   return {};
 }
 
-Result<> CudaStream::copy_pieces(std::span<const Piece> pieces, std::span<PieceDigest> sums) {
+Result<> CudaStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitSum> sums) {
   WSYNC_TRY(check_pieces(pieces, sums.size()));
   for (const Piece& piece : pieces) {
     WSYNC_TRY(is_own_memory(piece.from, *gpu_, name()));
@@ -230,12 +239,12 @@ Result<> CudaStream::make_room(std::uint64_t bytes) {
   return {};
 }
 
-Result<> CudaStream::run_batch(const KernelTable& table, std::span<PieceDigest> sums) {
+Result<> CudaStream::run_batch(const KernelTable& table, std::span<SplitSum> sums) {
   // The previous batch may still read its table and write its sums.
   if (counted_ != nullptr) WSYNC_TRY(settle());
   counted_ = nullptr;
   if (table.pieces.empty()) {
-    std::ranges::fill(sums, PieceDigest{});
+    std::ranges::fill(sums, SplitSum{});
     return {};
   }
   const Driver& cuda = gpu_->cuda();

@@ -38,7 +38,7 @@ class CudaStream final : public WorkerStream {
                                         std::span<const std::byte> source) override;
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
-                                     std::span<PieceDigest> sums) override;
+                                     std::span<SplitSum> sums) override;
   [[nodiscard]] Result<> publish(Memory& memory) override;
   [[nodiscard]] Result<> acquire(const Memory& memory) override;
 
@@ -65,7 +65,7 @@ class CudaStream final : public WorkerStream {
                                  const std::stop_token& stop);
   [[nodiscard]] Result<> copy_out(std::span<std::byte> to, CUdeviceptr from,
                                   const std::stop_token& stop);
-  [[nodiscard]] Result<> run_batch(const KernelTable& table, std::span<PieceDigest> sums);
+  [[nodiscard]] Result<> run_batch(const KernelTable& table, std::span<SplitSum> sums);
   [[nodiscard]] Result<> launch(const KernelTable& table, CUdeviceptr pieces, CUdeviceptr sums);
   [[nodiscard]] Result<> make_room(std::uint64_t bytes);
   [[nodiscard]] Result<> warm_up();
@@ -78,7 +78,7 @@ class CudaStream final : public WorkerStream {
   // ---- used by the worker only ----
   std::optional<Error> fault_;
   Scratch scratch_;
-  std::span<PieceDigest> wanted_;  // sums of the running batch
+  std::span<SplitSum> wanted_;  // sums of the running batch
   const KernelSum* counted_ = nullptr;
 };
 

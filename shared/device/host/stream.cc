@@ -12,20 +12,15 @@ namespace {
 
 constexpr std::uint64_t kCopyWindowBytes = 4 * limits::kMiB;
 
-// A granule may span rows. If rows are not whole granules, the bytes are gathered before they are
-// digested.
-void sum_rows(const Piece& piece, const std::byte* from, PieceDigest& sum) {
-  if (piece.rows == 1 || piece.row_bytes % kDigestGranule == 0) {
-    for (std::uint64_t row = 0; row < piece.rows; ++row)
-      sum = add(sum, digest_sum({from + row * piece.from_stride, piece.row_bytes},
-                                piece.position + row * piece.row_bytes));
-    return;
+SplitSum sum_rows(const Piece& piece, const std::byte* from) {
+  if (piece.from_stride == piece.row_bytes) return split_sum({from, piece.bytes()}, piece.place);
+  SplitSum sum;
+  for (std::uint64_t row = 0; row < piece.rows; ++row) {
+    RangePlace place = piece.place;
+    place.position += row * piece.from_stride;
+    sum += split_sum({from + row * piece.from_stride, piece.row_bytes}, place);
   }
-  std::vector<std::byte> dense(piece.bytes());
-  for (std::uint64_t row = 0; row < piece.rows; ++row)
-    std::memcpy(dense.data() + row * piece.row_bytes, from + row * piece.from_stride,
-                piece.row_bytes);
-  sum = add(sum, digest_sum(dense, piece.position));
+  return sum;
 }
 
 }  // namespace
@@ -64,18 +59,18 @@ Result<> HostStream::copy_to_host(std::span<std::byte> to, const Region& from) {
   return {};
 }
 
-Result<> HostStream::copy_pieces(std::span<const Piece> pieces, std::span<PieceDigest> sums) {
+Result<> HostStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitSum> sums) {
   WSYNC_TRY(check_pieces(pieces, sums.size()));
   enqueue([this, batch = std::vector<Piece>(pieces.begin(), pieces.end()),
            sums](const std::stop_token& stop) -> Result<> {
-    std::ranges::fill(sums, PieceDigest{});
+    std::ranges::fill(sums, SplitSum{});
     for (const Piece& piece : batch) {
       if (piece.bytes() == 0) continue;
       const std::byte* from = piece.from->address() + piece.from_offset;
       for (std::uint64_t row = 0; piece.to != nullptr && row < piece.rows; ++row)
         WSYNC_TRY(copy(piece.to->address() + piece.to_offset + row * piece.row_bytes,
                        from + row * piece.from_stride, piece.row_bytes, stop));
-      if (piece.sum != Piece::kNoSum) sum_rows(piece, from, sums[piece.sum]);
+      if (piece.sum != Piece::kNoSum) sums[piece.sum] += sum_rows(piece, from);
     }
     return {};
   });

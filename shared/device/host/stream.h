@@ -18,7 +18,7 @@ class HostStream final : public WorkerStream {
                                         std::span<const std::byte> source) override;
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
-                                     std::span<PieceDigest> sums) override;
+                                     std::span<SplitSum> sums) override;
   [[nodiscard]] Result<> publish(Memory& memory) override;
   [[nodiscard]] Result<> acquire(const Memory& memory) override;
 

@@ -115,6 +115,36 @@ TEST_F(CudaDevice, CopiesReachTheMemoryOfAnotherGpu) {
   EXPECT_NE(handle.error().message().find(other->uuid()), std::string::npos);
 }
 
+// A range that is pinned in part cannot be pinned as a whole. What is not pinned goes through
+// pinned buffers.
+TEST_F(CudaDevice, BytesThatCannotBePinnedArriveAllTheSame) {
+  constexpr std::size_t kBytes = 150 * limits::kMiB + 4097;  // more than the buffers have
+  Bytes data = pattern(kBytes, 9);
+  for (std::size_t at = 0; at < kBytes; at += limits::kMiB) data[at] = std::byte(at / limits::kMiB);
+  const auto inside = std::span(data).subspan(kBytes / 2, 100);
+  const auto part = device_->register_host(inside);
+  ASSERT_TRUE((*part)->registered()) << (*part)->fallback();
+  const auto all = device_->register_host(data);
+  ASSERT_TRUE(all.has_value());
+  ASSERT_FALSE((*all)->registered());
+  EXPECT_NE((*all)->fallback().find("goes through wsync's own pinned buffers"), std::string::npos)
+      << (*all)->fallback();
+  auto memory = std::move(*device_->allocate(kBytes));
+  auto work = device_->create_stream(StreamRole::kHostToDevice);
+  for (const std::size_t skipped : {0U, 3U}) {
+    const auto source = std::span(data).subspan(skipped);
+    Bytes back(source.size());
+    ASSERT_TRUE((*work)->copy_to_device(
+        {.memory = memory.get(), .offset = skipped, .bytes = source.size()}, source));
+    ASSERT_TRUE((*work)->copy_to_host(
+        back, {.memory = memory.get(), .offset = skipped, .bytes = source.size()}));
+    const auto done = drained(*device_, **work);
+    ASSERT_TRUE(done.has_value()) << done.error().message();
+    EXPECT_TRUE(std::ranges::equal(back, source));
+    std::ranges::reverse(data);
+  }
+}
+
 TEST_F(CudaDevice, CopiesCrossTheEndsOfRegistrations) {
   // Three pages registered apart, with one between them that is not.
   const auto data = pattern(5 * 4096, 3);
@@ -203,7 +233,7 @@ TEST_F(CudaDevice, DISABLED_ImportingProcess) {
   for (char order = 0; receive_value(kChildSocket, order) && order == 'r';) {
     const auto found = read(*device_, **imported);
     ASSERT_TRUE(found.has_value()) << found.error().message();
-    ASSERT_TRUE(send_value(kChildSocket, piece_digest(*found)));
+    ASSERT_TRUE(send_value(kChildSocket, digest_of(*found)));
   }
 }
 
@@ -226,9 +256,9 @@ class CudaProcesses : public CudaDevice {
                 send_bytes(child.socket(), handle->opaque));
   }
   static void expect_read(ChildProcess& child, const Bytes& data) {
-    PieceDigest found;
+    Digest found;
     ASSERT_TRUE(send_value(child.socket(), 'r') && receive_value(child.socket(), found));
-    EXPECT_EQ(found, piece_digest(data));
+    EXPECT_EQ(found, digest_of(data));
   }
 };
 

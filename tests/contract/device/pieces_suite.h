@@ -1,4 +1,4 @@
-// What every device backend promises of batches with digests, of events between processes and of
+// What every device backend promises of batches with sums, of events between processes and of
 // borrowed memory. More of the suite in device_suite.h, for the same instantiations.
 #pragma once
 
@@ -20,6 +20,20 @@ inline Bytes dense(const Piece& piece, const Bytes& from) {
     std::memcpy(bytes.data() + row * piece.row_bytes,
                 from.data() + piece.from_offset + row * piece.from_stride, piece.row_bytes);
   return bytes;
+}
+
+// Their sum, row by row.
+inline SplitSum sum_of_rows(const Piece& piece, const Bytes& from) {
+  const bool is_one_row = piece.from_stride == piece.row_bytes;
+  const std::uint64_t row_bytes = is_one_row ? piece.bytes() : piece.row_bytes;
+  SplitSum sum;
+  for (std::uint64_t row = 0; row < (is_one_row ? 1 : piece.rows); ++row) {
+    RangePlace place = piece.place;
+    place.position += row * piece.from_stride;
+    sum += split_sum(
+        std::span(from).subspan(piece.from_offset + row * piece.from_stride, row_bytes), place);
+  }
+  return sum;
 }
 
 class PieceContract : public DeviceContract {
@@ -44,18 +58,19 @@ class PieceContract : public DeviceContract {
             .to_offset = to,
             .from = from_.get(),
             .from_offset = from,
-            .row_bytes = bytes};
+            .row_bytes = bytes,
+            .place = {.seed = 3, .position = 0, .tensor_bytes = kBytes}};
   }
   // Runs the batch and compares every byte of the target and every sum with what they must be.
   void expect_batch(const std::vector<Piece>& pieces, std::size_t sums) {
-    std::vector<PieceDigest> expected(sums);
+    std::vector<SplitSum> expected(sums);
     for (const Piece& one : pieces) {
       const auto bytes = dense(one, source_);
       if (one.to != nullptr) std::ranges::copy(bytes, target_.begin() + to_offset(one));
-      if (one.sum != Piece::kNoSum)
-        expected[one.sum] = add(expected[one.sum], digest_sum(bytes, one.position));
+      if (one.sum != Piece::kNoSum && !bytes.empty())
+        expected[one.sum] += sum_of_rows(one, source_);
     }
-    std::vector<PieceDigest> found(sums, PieceDigest{.low = 1, .high = 2});
+    std::vector<SplitSum> found(sums, SplitSum{.words = {.product = 1, .sum = 2}, .edges = {}});
     Bytes back(kBytes);
     ASSERT_TRUE(work_->copy_pieces(pieces, found));
     ASSERT_TRUE(work_->copy_to_host(back, whole(*to_)));
@@ -82,7 +97,7 @@ TEST_P(PieceContract, OneBatchCopiesAndCountsAllItsPieces) {
   batch.back().sum = 0;
   batch.push_back(piece(kPart + 3, 4096 + 7, kPart + 1024));  // misaligned, the end
   batch.back().sum = 0;
-  batch.back().position = kPart;
+  batch.back().place.position = kPart + 5;
   batch.push_back(piece(2 * kPart, 1000, 2 * kPart + 5));  // copied only
   batch.push_back(piece(17, 160, 0));                      // counted only
   batch.back().to = nullptr;
@@ -111,39 +126,39 @@ TEST_P(PieceContract, RowsAreGatheredFromTheirStrides) {
   expect_batch(batch, 4);
 }
 
-TEST_P(PieceContract, TheSumOfThePartsIsTheDigestOfTheWhole) {
+TEST_P(PieceContract, TheSumOfThePartsIsThatOfTheWhole) {
   std::vector<Piece> batch;
   for (std::uint64_t at = 0; at < 100'000; at += 16'000) {
     batch.push_back(piece(5 + at, std::min<std::uint64_t>(16'000, 100'000 - at), at));
     batch.back().sum = 0;
-    batch.back().position = at;
+    batch.back().place = {.seed = 3, .position = at, .tensor_bytes = 100'000};
   }
   std::ranges::reverse(batch);
-  std::vector<PieceDigest> sums(1);
+  std::vector<SplitSum> sums(1);
   ASSERT_TRUE(work_->copy_pieces(batch, sums));
   ASSERT_TRUE(drain(*work_));
-  EXPECT_EQ(finish_digest(sums[0], 100'000), piece_digest(std::span(source_).subspan(5, 100'000)));
+  EXPECT_EQ(sums[0], split_sum(std::span(source_).subspan(5, 100'000),
+                               {.seed = 3, .position = 0, .tensor_bytes = 100'000}));
 }
 
 TEST_P(PieceContract, BatchesBehindEachOtherKeepTheirSums) {
-  std::vector<std::vector<PieceDigest>> sums(5, std::vector<PieceDigest>(3));
+  std::vector<std::vector<SplitSum>> sums(5, std::vector<SplitSum>(3));
   for (std::uint64_t turn = 0; turn < sums.size(); ++turn) {
     // Of growing size, so that what a backend keeps between batches has to grow with them.
     std::vector<Piece> batch;
     for (std::uint64_t i = 0; i < 1 + 700 * turn; ++i) {
       batch.push_back(piece(turn * 1000 + i * 16, 16, i * 16));
       batch.back().sum = static_cast<std::uint32_t>(i % 3);
-      batch.back().position = i * 16;
+      batch.back().place.position = i * 16;
     }
     ASSERT_TRUE(work_->copy_pieces(batch, sums[turn]));
   }
   ASSERT_TRUE(drain(*work_));
   for (std::uint64_t turn = 0; turn < sums.size(); ++turn) {
-    std::vector<PieceDigest> expected(3);
+    std::vector<SplitSum> expected(3);
     for (std::uint64_t i = 0; i < 1 + 700 * turn; ++i)
-      expected[i % 3] =
-          add(expected[i % 3],
-              digest_sum(std::span(source_).subspan(turn * 1000 + i * 16, 16), i * 16));
+      expected[i % 3] += split_sum(std::span(source_).subspan(turn * 1000 + i * 16, 16),
+                                   {.seed = 3, .position = i * 16, .tensor_bytes = kBytes});
     EXPECT_EQ(sums[turn], expected) << "batch " << turn;
   }
 }
@@ -160,7 +175,7 @@ TEST_P(PieceContract, BatchesWithoutBytesAreDoneAndTheirSumsZero) {
 }
 
 TEST_P(PieceContract, PiecesOutsideTheirMemoryAreRefused) {
-  std::vector<PieceDigest> sums(1);
+  std::vector<SplitSum> sums(1);
   const auto refused = [&](Piece bad) {
     const auto result = work_->copy_pieces(std::span(&bad, 1), sums);
     return !result && result.error().code() == ErrorCode::kInvalidInput;
@@ -180,10 +195,12 @@ TEST_P(PieceContract, PiecesOutsideTheirMemoryAreRefused) {
   auto no_sum = piece(0, 16, 0);
   no_sum.sum = 1;
   EXPECT_TRUE(refused(no_sum));
-  auto between_granules = piece(0, 16, 0);
-  between_granules.sum = 0;
-  between_granules.position = 8;
-  EXPECT_TRUE(refused(between_granules));
+  auto behind_its_tensor = piece(0, 16, 0);
+  behind_its_tensor.sum = 0;
+  behind_its_tensor.place.position = kBytes - 15;
+  EXPECT_TRUE(refused(behind_its_tensor));
+  behind_its_tensor.place.position = ~0ULL;
+  EXPECT_TRUE(refused(behind_its_tensor));
   auto from_nowhere = piece(0, 16, 0);
   from_nowhere.from = nullptr;
   EXPECT_TRUE(refused(from_nowhere));
@@ -206,7 +223,7 @@ TEST_P(PieceContract, AnImporterReadsWhatWasPublishedIntoItsOwnMemory) {
   EXPECT_EQ((*weights)->bytes(), 8192U);
   EXPECT_EQ((*weights)->export_handle().error().code(), ErrorCode::kRefused);
   auto engine = stream(StreamRole::kReload);
-  std::vector<PieceDigest> sums(1);
+  std::vector<SplitSum> sums(1);
   for (unsigned round = 0; round < 3; ++round) {  // the event is used again
     const auto bucket = pattern(kBytes, 20 + round);
     ASSERT_TRUE(work_->copy_to_device(whole(*from_), bucket));
@@ -218,13 +235,14 @@ TEST_P(PieceContract, AnImporterReadsWhatWasPublishedIntoItsOwnMemory) {
                      .from = imported->get(),
                      .from_offset = 100,
                      .row_bytes = 8192,
-                     .sum = 0};
+                     .sum = 0,
+                     .place = {.seed = 3, .position = 0, .tensor_bytes = 8192}};
     ASSERT_TRUE(engine->copy_pieces(std::span(&part, 1), sums));
     Bytes back(8192);
     ASSERT_TRUE(engine->copy_to_host(back, whole(**weights)));
     ASSERT_TRUE(drain(*engine));
     EXPECT_TRUE(std::ranges::equal(back, std::span(bucket).subspan(100, 8192)));
-    EXPECT_EQ(sums[0], digest_sum(back, 0));
+    EXPECT_EQ(sums[0], split_sum(back, {.seed = 3, .position = 0, .tensor_bytes = 8192}));
   }
 }
 

@@ -100,8 +100,7 @@ TEST(EngineCApi, LoadsServesAndReportsItsState) {
                                  .layout_digest = model.manifest.layout_digest(),
                                  .layout = std::move(layout).take(),
                                  .bucket_bytes = model.plan.bucket_bytes(),
-                                 .arena_bytes = model.plan.arena_bytes(),
-                                 .checksums = {}};
+                                 .arena_bytes = model.plan.arena_bytes()};
   EXPECT_EQ(peer.ask<control::Prepared>(prepare, share(arena)).failure, "");
   EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = kFirst}).bytes, weights.size());
   EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
@@ -217,8 +216,7 @@ TEST(EngineCApi, TheCExampleTakesAVersionAndServesIt) {
                                                .layout_digest = model.manifest.layout_digest(),
                                                .layout = std::move(layout).take(),
                                                .bucket_bytes = model.plan.bucket_bytes(),
-                                               .arena_bytes = model.plan.arena_bytes(),
-                                               .checksums = {}},
+                                               .arena_bytes = model.plan.arena_bytes()},
                               share(arena));
   EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure, "");
   EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");

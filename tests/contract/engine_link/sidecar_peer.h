@@ -258,8 +258,7 @@ inline control::Prepare prepare_of(const Model& model, Version version, bool wit
           .layout = std::move(layout).take(),
           .bucket_bytes = model.plan.bucket_bytes(),
           .arena_bytes = model.plan.arena_bytes(),
-          .is_verified = true,
-          .checksums = {}};
+          .is_verified = true};
 }
 
 inline std::vector<UniqueFd> share(const SharedArena& arena) {

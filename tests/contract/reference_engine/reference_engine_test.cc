@@ -138,8 +138,7 @@ struct RankUnderTest {
                          .layout = std::move(layout).take(),
                          .bucket_bytes = world_->model().plan.bucket_bytes(),
                          .arena_bytes = world_->model().plan.arena_bytes(),
-                         .is_verified = true,
-                         .checksums = {}},
+                         .is_verified = true},
         test::share(arena));
     EXPECT_EQ(prepared.failure, "");
   }

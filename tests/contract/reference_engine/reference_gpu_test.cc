@@ -83,16 +83,15 @@ TEST_F(ReferenceEngineOnGpu, ServesItsCheckpointAndThenTheNextVersion) {
   const auto plan = reload::LoadPlan::make(model_.manifest, model_.plan, hello.tensors).value();
   ByteWriter layout;
   model_.manifest.encode(layout);
-  EXPECT_EQ(peer_
-                .ask<control::Prepared>(control::Prepare{
-                    .version = kNext,
-                    .layout_digest = model_.manifest.layout_digest(),
-                    .layout = std::move(layout).take(),
-                    .bucket_bytes = model_.plan.bucket_bytes(),
-                    .arena_bytes = model_.plan.arena_bytes(),
-                    .checksums = reload::expected_piece_checksums(plan, arena.data())})
-                .failure,
-            "");
+  EXPECT_EQ(
+      peer_
+          .ask<control::Prepared>(control::Prepare{.version = kNext,
+                                                   .layout_digest = model_.manifest.layout_digest(),
+                                                   .layout = std::move(layout).take(),
+                                                   .bucket_bytes = model_.plan.bucket_bytes(),
+                                                   .arena_bytes = model_.plan.arena_bytes()})
+          .failure,
+      "");
   peer_.ask<control::Paused>(control::Pause{});
   peer_.send(control::Load{.version = kNext});
   for (std::uint64_t bucket = 0; bucket < plan.bucket_count(); ++bucket) {
@@ -110,8 +109,7 @@ TEST_F(ReferenceEngineOnGpu, ServesItsCheckpointAndThenTheNextVersion) {
   EXPECT_EQ(digests.failure, "");
   ASSERT_EQ(digests.tensors.size(), plan.tensors().size());
   for (std::size_t t = 0; t < plan.tensors().size(); ++t)
-    EXPECT_EQ(digests.tensors[t].digest,
-              reload::expected_piece_digest(plan.tensors()[t], arena.data()));
+    EXPECT_EQ(digests.tensors[t].digest, reload::expected_digest(plan.tensors()[t], arena.data()));
   engine->stop();
   const ServingStats stats = engine->stats();
   EXPECT_EQ(stats.torn, 0U);

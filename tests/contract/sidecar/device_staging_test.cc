@@ -28,7 +28,8 @@ class DeviceStagingTest : public testing::Test {
     return stage(version, model_.arena(version));
   }
   [[nodiscard]] std::shared_ptr<const staging::HeldVersion> stage(Version version,
-                                                                  const SharedArena& arena) {
+                                                                  const SharedArena& arena,
+                                                                  KeptMappings* kept = nullptr) {
     staging::StagingJob job;
     job.identity = model_.identity(version);
     job.manifest = model_.manifest;
@@ -36,7 +37,7 @@ class DeviceStagingTest : public testing::Test {
     job.leaves = model_.leaves;
     std::shared_ptr<const staging::HeldVersion> held;
     EXPECT_TRUE(store_.begin(std::move(job), [&](auto staged) { held = staged.value(); }));
-    store_.view_arrived(ArenaView::open(arena.share()->get()).value());
+    store_.view_arrived(ArenaView::open(arena.share()->get(), {}, 1, kept).value());
     EXPECT_TRUE(bench_.until([&] { return held != nullptr; }));
     return held;
   }
@@ -48,7 +49,7 @@ class DeviceStagingTest : public testing::Test {
 };
 
 TEST_F(DeviceStagingTest, AVersionIsFoundWhenItIsRegisteredWithEveryDeviceUntilItIsRemoved) {
-  DeviceStaging staging(bench_.loop(), *group_, nullptr);
+  DeviceStaging staging(bench_.loop(), *group_);
   const auto held = stage(kV1);
   bool ready = false;
   staging.add(held, [&] { ready = true; });
@@ -58,15 +59,43 @@ TEST_F(DeviceStagingTest, AVersionIsFoundWhenItIsRegisteredWithEveryDeviceUntilI
   ASSERT_NE(found, nullptr);
   EXPECT_TRUE(found->usable.has_value());
   EXPECT_EQ(found->version, held);
-  EXPECT_EQ(found->registrations.size(), 2U);
+  ASSERT_NE(found->memory, nullptr);
+  EXPECT_EQ(found->memory->slices(), 2U);
   EXPECT_EQ(found->buckets->bucket_bytes(), group_->buffer_bytes());
-  EXPECT_EQ(found->digests, nullptr) << "host devices read their buffers once";
   staging.remove(kV1);
   EXPECT_EQ(staging.find(kV1), nullptr);
 }
 
+TEST_F(DeviceStagingTest, MemoryIsRegisteredOnceForAllVersionsThatComeIntoIt) {
+  DeviceStaging staging(bench_.loop(), *group_);
+  const Version second{.epoch = 1, .step = 2};
+  const auto added = [&](const std::shared_ptr<const staging::HeldVersion>& held) {
+    bool ready = false;
+    staging.add(held, [&] { ready = true; });
+    EXPECT_TRUE(bench_.until([&] { return ready; }));
+    return staging.find(held->version())->memory;
+  };
+  SharedArena arena = model_.arena(kV1);
+  KeptMappings kept;
+  std::weak_ptr<const RegisteredMemory> first;
+  {
+    const auto held = stage(kV1, arena, &kept);
+    first = added(held);
+    staging.remove(kV1);
+    store_.release(kV1);
+  }
+  EXPECT_FALSE(first.expired()) << "the mapping is kept, so it stays registered";
+  ASSERT_TRUE(model_.write(arena, second));
+  const auto held = stage(second, arena, &kept);
+  EXPECT_EQ(added(held), first.lock());
+  const Version third{.epoch = 1, .step = 3};
+  EXPECT_NE(added(stage(third)), first.lock()) << "another mapping";
+  (void)kept.take_all();
+  EXPECT_FALSE(first.expired()) << "a version is in the mapping";
+}
+
 TEST_F(DeviceStagingTest, OneThatIsRemovedBeforeItIsReadyIsNotFound) {
-  DeviceStaging staging(bench_.loop(), *group_, nullptr);
+  DeviceStaging staging(bench_.loop(), *group_);
   const Version second{.epoch = 1, .step = 2};
   bool first_ready = false;
   bool second_ready = false;
@@ -83,26 +112,11 @@ TEST_F(DeviceStagingTest, OneThatIsStillInTheLoopAtTheEndLetsItsVersionGo) {
   auto held = stage(kV1);
   const std::weak_ptr<const staging::HeldVersion> watched = held;
   {
-    DeviceStaging staging(bench_.loop(), *group_, nullptr);
+    DeviceStaging staging(bench_.loop(), *group_);
     staging.add(std::move(held), [] { FAIL() << "its owner is gone"; });
   }
   store_.release(kV1);
   EXPECT_TRUE(watched.expired());
-}
-
-TEST_F(DeviceStagingTest, EnginesOnGpusAreToldTheFoldedPieceDigestOfEachGroup) {
-  const auto held = stage(kV1);
-  const auto tensors = std::make_shared<const std::vector<control::EngineTensor>>(model_.tensors());
-  Worker worker(bench_.loop(), {.name = "plans"});
-  ThreadPool pool(2);
-  for (ThreadPool* helpers : {static_cast<ThreadPool*>(nullptr), &pool}) {
-    const auto cache = std::make_shared<LoadCache>(true, helpers);
-    std::shared_ptr<const PreparedLoad> load;
-    cache->request(worker, held, limits::kBucketBytesMin, tensors, tensors_key(*tensors), false,
-                   [&](auto made) { load = made.value(); });
-    ASSERT_TRUE(bench_.until([&] { return load != nullptr; }));
-    EXPECT_EQ(load->checksums, reload::expected_piece_checksums(load->plan, held->data()));
-  }
 }
 
 // ---- bytes that nobody has read ----

@@ -79,7 +79,7 @@ TEST(DoctorCuda, EachGpuIsALineAndFields) {
   const Check& gpu = named(checks, "gpu 1");
   EXPECT_EQ(gpu.found,
             "NVIDIA H200, GPU-00000000-0000-0000-0000-000000000001, 0000:17:00.0, 141.0 GiB, "
-            "compute 9.0, NUMA node 1, 32.0 GT/s PCIe x16, peers: 0");
+            "compute 9.0, NUMA node 1, 32.0 GT/s PCIe x16, peers: 0, pins read-only memory: yes");
   EXPECT_EQ(gpu.facts.at("uuid"), "GPU-00000000-0000-0000-0000-000000000001");
   EXPECT_EQ(gpu.facts.at("total_bytes"), 141ULL << 30U);
   EXPECT_EQ(gpu.facts.at("numa_node"), 1);
@@ -101,6 +101,17 @@ TEST(DoctorCuda, WhatTheSystemDoesNotSayIsNotGuessed) {
   EXPECT_THAT(gpu.found, HasSubstr("NUMA node not reported, PCIe link not reported, peers: 1"));
   EXPECT_TRUE(gpu.facts.at("numa_node").is_null());
   EXPECT_THAT(named(checks, "cuda").found, HasSubstr("driver of unknown release for CUDA 13.1"));
+}
+
+TEST(DoctorCuda, AGpuForWhichATrainersMemoryCannotBePinnedIsAWarning) {
+  device::CudaFacts facts = two_gpus();
+  facts.gpus[0].reads_registered_read_only = false;
+  const auto checks = cuda_checks(facts, kNccl, kWanted);
+  EXPECT_EQ(failures(checks), 0);
+  const Check& gpu = named(checks, "gpu 0");
+  EXPECT_EQ(gpu.status, CheckStatus::kWarn);
+  EXPECT_THAT(gpu.found, HasSubstr("pins read-only memory: no"));
+  EXPECT_THAT(gpu.advice, HasSubstr("pinned buffers"));
 }
 
 TEST(DoctorCuda, ASlowLinkIsAWarningThatSaysWhatItCanDo) {

@@ -141,13 +141,15 @@ TEST_F(CudaFaults, AKernelThatDoesNotStartIsAnErrorAndItsSumsAreNotRead) {
   const auto another = (*device)->create_stream(StreamRole::kBroadcast);
   ASSERT_FALSE(another) << "a stream launches the kernel once when it is made";
   expect(another.error(), ErrorCode::kIo, "CUDA_ERROR_LAUNCH_FAILED");
-  const Piece piece{.from = memory->get(), .row_bytes = kPage, .sum = 0};
-  std::vector<PieceDigest> sums(1, PieceDigest{.low = 7, .high = 8});
+  const Piece piece{
+      .from = memory->get(), .row_bytes = kPage, .sum = 0, .place = {.tensor_bytes = kPage}};
+  const SplitSum unread{.words = {.product = 7, .sum = 8}, .edges = {}};
+  std::vector<SplitSum> sums(1, unread);
   ASSERT_TRUE((*work)->copy_pieces(std::span(&piece, 1), sums));
   const auto result = drained(**device, **work);
   ASSERT_FALSE(result);
   expect(result.error(), ErrorCode::kIo, "the kernel of a batch: CUDA_ERROR_LAUNCH_FAILED");
-  EXPECT_EQ(sums[0], (PieceDigest{.low = 7, .high = 8}));
+  EXPECT_EQ(sums[0], unread);
 }
 
 // A fault of a kernel or of the hardware comes with a later call, and with every one after it.
@@ -275,9 +277,9 @@ TEST_F(CudaRegistration, ARangeIsPinnedInChunksOfWholePages) {
   const auto all = Registration::make(*gpu(), range(10, 5 * kPage), 2 * kPage);
   EXPECT_TRUE(all->registered()) << all->fallback();
   EXPECT_EQ(calls, 3) << "pages 0 to 5, two at a time";
-  EXPECT_EQ(whole_part(pages_ + 10, 8 * kPage - 10), 2 * kPage - 10);
-  EXPECT_EQ(whole_part(pages_ + 2 * kPage, 100), 100U);
-  EXPECT_EQ(whole_part(pages_ + 6 * kPage, 2 * kPage), 2 * kPage) << "behind what is pinned";
+  EXPECT_EQ(first_part(pages_ + 10, 8 * kPage - 10).bytes, 2 * kPage - 10);
+  EXPECT_EQ(first_part(pages_ + 2 * kPage, 100).bytes, 100U);
+  EXPECT_EQ(first_part(pages_ + 6 * kPage, 2 * kPage).bytes, 2 * kPage) << "behind what is pinned";
 }
 
 TEST_F(CudaRegistration, SeveralUsersOfARangePinItOnce) {
@@ -287,10 +289,10 @@ TEST_F(CudaRegistration, SeveralUsersOfARangePinItOnce) {
   EXPECT_EQ(calls, 2);
   first.reset();
   EXPECT_EQ(undone, 0);
-  EXPECT_EQ(whole_part(pages_, 8 * kPage), 2 * kPage);
+  EXPECT_EQ(first_part(pages_, 8 * kPage).bytes, 2 * kPage);
   second.reset();
   EXPECT_EQ(undone, 2);
-  EXPECT_EQ(whole_part(pages_, 8 * kPage), 8 * kPage);
+  EXPECT_EQ(first_part(pages_, 8 * kPage).bytes, 8 * kPage);
 }
 
 TEST_F(CudaRegistration, AFailureHalfWayIsUndoneAndSaysWhatItCosts) {
@@ -303,9 +305,9 @@ TEST_F(CudaRegistration, AFailureHalfWayIsUndoneAndSaysWhatItCosts) {
   EXPECT_EQ(calls, 3);
   EXPECT_NE(all->fallback().find("CUDA_ERROR_OUT_OF_MEMORY"), std::string_view::npos)
       << all->fallback();
-  EXPECT_NE(all->fallback().find("costs the processor one more pass over host memory"),
+  EXPECT_NE(all->fallback().find("costs the processors one more pass over host memory"),
             std::string_view::npos);
-  EXPECT_EQ(whole_part(pages_, 8 * kPage), 8 * kPage);
+  EXPECT_EQ(first_part(pages_, 8 * kPage).bytes, 8 * kPage);
 }
 
 TEST_F(CudaRegistration, RangesThatOverlapInPartFallBack) {

@@ -21,14 +21,34 @@ constexpr std::uint32_t kMultiprocessors = 132;
 
 using Buffer = std::vector<std::byte>;
 
-// What a batch must leave behind, byte by byte and granule by granule.
+// What a batch must leave behind, byte by byte and row by row.
 struct Expected {
   Buffer to;
-  std::vector<PieceDigest> sums;
+  std::vector<SplitSum> sums;
 };
 
+// The sum of one row by its definition (word_sum.h, split_sum.h), byte by byte.
+SplitSum sum_of_row(std::span<const std::byte> row, const RangePlace& place) {
+  static constexpr SumKeys kKeys = make_sum_keys();
+  const std::uint64_t end = place.position + row.size();
+  SplitSum sum;
+  for (std::uint64_t word = place.position / 8; word * 8 < end; ++word) {
+    std::uint64_t value = 0;
+    for (std::uint64_t at = std::max(word * 8, place.position); at < std::min(word * 8 + 8, end);
+         ++at)
+      value |= std::uint64_t{static_cast<std::uint8_t>(row[at - place.position])} << (at % 8 * 8);
+    const bool is_whole =
+        word * 8 >= place.position && (word * 8 + 8 <= end || end == place.tensor_bytes);
+    WordSum& part = is_whole ? sum.words : sum.edges;
+    part.product +=
+        keyed_product(value, kKeys.words[word % 512]) * sum_factor(place.seed, word / 512);
+    part.sum += value;
+  }
+  return sum;
+}
+
 Expected expected_of(std::span<const Piece> pieces, const Buffer& to, std::size_t sums) {
-  Expected expected{.to = to, .sums = std::vector<PieceDigest>(sums)};
+  Expected expected{.to = to, .sums = std::vector<SplitSum>(sums)};
   for (const Piece& piece : pieces) {
     Buffer dense(piece.bytes());
     for (std::size_t i = 0; i < dense.size(); ++i)
@@ -38,11 +58,15 @@ Expected expected_of(std::span<const Piece> pieces, const Buffer& to, std::size_
     if (piece.to != nullptr)
       std::copy(dense.begin(), dense.end(),
                 expected.to.begin() + static_cast<std::ptrdiff_t>(piece.to_offset));
-    for (std::size_t at = 0; piece.sum != Piece::kNoSum && at < dense.size(); at += kDigestGranule)
-      expected.sums[piece.sum] =
-          add(expected.sums[piece.sum],
-              digest_sum(std::span(dense).subspan(at, std::min(kDigestGranule, dense.size() - at)),
-                         piece.position + at));
+    if (piece.sum == Piece::kNoSum || dense.empty()) continue;
+    const bool is_one_row = piece.from_stride == piece.row_bytes;
+    const std::uint64_t row_bytes = is_one_row ? dense.size() : piece.row_bytes;
+    for (std::uint64_t row = 0; row * row_bytes < dense.size(); ++row) {
+      RangePlace place = piece.place;
+      place.position += row * piece.from_stride;
+      expected.sums[piece.sum] +=
+          sum_of_row(std::span(dense).subspan(row * row_bytes, row_bytes), place);
+    }
   }
   return expected;
 }
@@ -75,7 +99,7 @@ class Kernels : public ::testing::Test {
       ASSERT_EQ(sum_of(kernel_sums[i]), expected.sums[i]) << what << ", sum " << i;
     ASSERT_TRUE(to_bytes_ == expected.to) << what;
     std::ranges::copy(original_, to_bytes_.begin());
-    std::vector<PieceDigest> host_sums(sums);
+    std::vector<SplitSum> host_sums(sums);
     auto stream = *device_->create_stream(StreamRole::kReload);
     auto event = *device_->create_event();
     ASSERT_TRUE(stream->copy_pieces(pieces, host_sums).has_value()) << what;
@@ -85,6 +109,13 @@ class Kernels : public ::testing::Test {
     ASSERT_TRUE(to_bytes_ == expected.to) << what;
   }
   std::uint64_t below(std::uint64_t limit) { return random_() % limit; }
+  // The place of a piece in a tensor that ends with it, or goes on behind it.
+  RangePlace place_of(const Piece& piece, std::uint64_t position, bool ends) {
+    const std::uint64_t reach = (piece.rows - 1) * piece.from_stride + piece.row_bytes;
+    return {.seed = random_(),
+            .position = position,
+            .tensor_bytes = position + reach + (ends ? 0 : 1 + below(20))};
+  }
 
   std::mt19937_64 random_{42};
   Buffer from_bytes_, to_bytes_, original_;
@@ -98,38 +129,68 @@ std::string text_of(const Piece& piece) {
          std::to_string(piece.from_offset) + " to " + std::to_string(piece.to_offset);
 }
 
-TEST_F(Kernels, OneRowOfEverySizeAndAlignment) {
+TEST_F(Kernels, OneRowOfEverySizeAlignmentAndPosition) {
   for (const std::uint64_t bytes :
        {1U, 2U, 7U, 15U, 16U, 17U, 511U, 512U, 513U, 2047U, 2048U, 2049U, 4099U, 70'001U})
     for (const std::uint64_t from : {0U, 1U, 2U, 4U, 8U, 48U})
-      for (const std::uint64_t to : {0U, 1U, 2U, 4U, 8U, 48U}) {
-        const Piece piece{.to = to_.get(),
-                          .to_offset = to,
-                          .from = from_.get(),
-                          .from_offset = from,
-                          .row_bytes = bytes,
-                          .sum = 0,
-                          .position = 32};
-        ASSERT_NO_FATAL_FAILURE(check({&piece, 1}, 1, text_of(piece)));
-      }
+      for (const std::uint64_t to : {0U, 1U, 4U, 8U, 48U})
+        for (const std::uint64_t position : {0U, 3U, 8U, 32U, 4095U, 40'960U}) {
+          Piece piece{.to = to_.get(),
+                      .to_offset = to,
+                      .from = from_.get(),
+                      .from_offset = from,
+                      .row_bytes = bytes,
+                      .sum = 0};
+          piece.place = place_of(piece, position, (bytes + position) % 2 == 0);
+          ASSERT_NO_FATAL_FAILURE(
+              check({&piece, 1}, 1, text_of(piece) + " position " + std::to_string(position)));
+        }
 }
 
 TEST_F(Kernels, RowsOfEveryWidthAndStride) {
-  for (const std::uint64_t row : {1U, 2U, 3U, 4U, 8U, 12U, 16U, 24U, 48U, 496U, 512U, 528U, 4098U})
+  for (const std::uint64_t row :
+       {1U, 2U, 3U, 4U, 8U, 12U, 16U, 24U, 48U, 496U, 512U, 528U, 2048U, 2064U, 4098U, 4112U})
     for (const std::uint64_t gap : {0U, 1U, 2U, 4U, 8U, 16U, 4096U})
-      for (const std::uint64_t rows : {2U, 3U, 37U, 300U}) {
-        const Piece piece{.to = to_.get(),
-                          .to_offset = 16,
-                          .from = from_.get(),
-                          .from_offset = 64,
-                          .row_bytes = row,
-                          .rows = rows,
-                          .from_stride = row + gap,
-                          .sum = 0,
-                          .position = 0};
-        if (64 + rows * piece.from_stride > kMemoryBytes) continue;
-        ASSERT_NO_FATAL_FAILURE(check({&piece, 1}, 1, text_of(piece)));
-      }
+      for (const std::uint64_t rows : {2U, 3U, 37U, 300U})
+        for (const std::uint64_t position : {0U, 16U, 21U}) {
+          Piece piece{.to = to_.get(),
+                      .to_offset = 16,
+                      .from = from_.get(),
+                      .from_offset = 64,
+                      .row_bytes = row,
+                      .rows = rows,
+                      .from_stride = row + gap,
+                      .sum = 0};
+          if (64 + rows * piece.from_stride > kMemoryBytes) continue;
+          piece.place = place_of(piece, position, rows % 2 == 0);
+          ASSERT_NO_FATAL_FAILURE(check({&piece, 1}, 1, text_of(piece)));
+        }
+}
+
+// The parts of a tensor that two ranks hold, by rows or by columns, and what a bucket ends.
+TEST_F(Kernels, TheSumsOfThePartsAreTheSumOfTheTensor) {
+  for (const std::uint64_t columns : {8U, 64U, 1000U, 4096U}) {
+    const std::uint64_t row_bytes = 2 * columns;
+    const std::uint64_t bytes = 50 * row_bytes;
+    const RangePlace whole{.seed = 9, .position = 0, .tensor_bytes = bytes};
+    std::vector<Piece> pieces;
+    for (std::uint32_t rank = 0; rank < 2; ++rank)
+      pieces.push_back(
+          {.from = from_.get(),
+           .from_offset = rank * row_bytes / 2,
+           .row_bytes = row_bytes / 2,
+           .rows = 50,
+           .from_stride = row_bytes,
+           .sum = rank,
+           .place = {.seed = 9, .position = rank * row_bytes / 2, .tensor_bytes = bytes}});
+    const auto table = kernel_table(pieces, kMultiprocessors);
+    std::vector<KernelSum> sums(2);
+    run_pieces_on_host(table->pieces.data(), 2, table->launch.unit_bytes, table->launch.units,
+                       sums.data());
+    SplitSum both = sum_of(sums[0]);
+    both += sum_of(sums[1]);
+    EXPECT_EQ(both, split_sum(std::span(from_bytes_).first(bytes), whole)) << columns;
+  }
 }
 
 // Many pieces of very different sizes, some only digested, some only copied, some of nothing.
@@ -155,7 +216,8 @@ TEST_F(Kernels, RandomBatches) {
       }
       if (below(4) != 0) {
         piece.sum = static_cast<std::uint32_t>(below(kSums));
-        piece.position = kDigestGranule * below(std::uint64_t{1} << 34U);
+        if (piece.bytes() > 0)
+          piece.place = place_of(piece, word * below(std::uint64_t{1} << 34U), below(2) == 0);
       }
       pieces.push_back(piece);
     }
@@ -227,24 +289,6 @@ TEST(KernelLaunch, UnitsAreSmallForSmallBatchesAndLargeForLargeOnes) {
     EXPECT_LE(unit, kUnitBytesMax);
   }
   EXPECT_LE(units_of(limits::kBucketBytesMax, kUnitBytesMax), kUnitsMax);
-}
-
-TEST(KernelSums, CarryOverAllLimbs) {
-  KernelSum sum;
-  PieceDigest expected;
-  std::mt19937_64 random(1);
-  for (int i = 0; i < 100'000; ++i) {
-    const LaneSum lane{.low = random() | 0xffffffff00000000U, .high = random()};
-    for (std::uint32_t limb = 0; limb < 4; ++limb) sum.limbs[limb] += limb_of(lane, limb);
-    expected = add(expected, {.low = lane.low, .high = lane.high});
-  }
-  EXPECT_EQ(sum_of(sum), expected);
-  // The most that kUnitsMax units of 32 lanes can add: limbs that are nearly full, mod 2^128.
-  const std::uint64_t max = 32 * kUnitsMax * 0xffffffffU;
-  sum = {{max, max, max, max}};
-  PieceDigest sum_of_all_ones;  // 2^32 * (2^128 - 1) = -2^32
-  sum_of_all_ones = {.low = 0 - (std::uint64_t{1} << 32U), .high = ~std::uint64_t{0}};
-  EXPECT_EQ(sum_of(sum), sum_of_all_ones);
 }
 
 }  // namespace

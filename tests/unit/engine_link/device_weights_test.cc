@@ -1,5 +1,5 @@
-// Buckets taken by the memory of a device: the same bytes as on the host, and the checksums that
-// the sidecar expects. On a host device with memory of its own, which copies as a GPU does.
+// Buckets taken by the memory of a device: the same bytes as on the host, and the same sums. On a
+// host device with memory of its own, which copies as a GPU does.
 #include "inference_side/engine_link/device_weights.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 TimePoint in_good_time() { return now() + std::chrono::seconds(20); }
 
-// Tensors of several buckets, in rows that begin on granules of the digest and in rows that do not.
+// Tensors of several buckets, in rows that are aligned and in rows that are not.
 class DeviceWeightsTest : public testing::Test {
  protected:
   DeviceWeightsTest() {
@@ -66,11 +66,18 @@ class DeviceWeightsTest : public testing::Test {
                            .bucket = bucket,
                            .deadline = deadline,
                            .destination = {},
-                           .on_group = [&](std::size_t g, const GroupSum& sum) -> Result<> {
+                           .on_group = [&](std::size_t g, const SplitSum& sum) -> Result<> {
                              if (refuse_ == g) return fail(ErrorCode::kIo, "refused");
-                             sums_.emplace_back(g, std::get<std::uint64_t>(sum));
+                             sums_.emplace_back(g, sum);
                              return {};
                            }});
+  }
+  // Of each group, as the host computes them.
+  std::vector<SplitSum> expected_sums() const {
+    std::vector<SplitSum> sums;
+    for (const reload::CopyGroup& group : plan_.groups())
+      sums.push_back(plan_.sum(group, plan_.bucket_of(arena_, group.bucket)));
+    return sums;
   }
   void expect_loaded() {
     for (std::size_t t = 0; t < memory_.size(); ++t)
@@ -87,13 +94,13 @@ class DeviceWeightsTest : public testing::Test {
   std::unique_ptr<device::Memory> buffer_;
   std::unique_ptr<DeviceWeights> weights_;
   std::optional<std::size_t> refuse_;
-  std::vector<std::pair<std::size_t, std::uint64_t>> sums_;  // as they were told
+  std::vector<std::pair<std::size_t, SplitSum>> sums_;  // as they were told
 };
 
-TEST_F(DeviceWeightsTest, EveryGroupLiesInPlaceWithTheChecksumThatTheSidecarExpects) {
+TEST_F(DeviceWeightsTest, EveryGroupLiesInPlaceWithTheSumThatTheHostComputes) {
   for (std::uint64_t bucket = 0; bucket < plan_.bucket_count(); ++bucket)
     ASSERT_TRUE(take(bucket, in_good_time()));
-  const auto expected = reload::expected_piece_checksums(plan_, arena_);
+  const auto expected = expected_sums();
   ASSERT_EQ(sums_.size(), expected.size());
   for (std::size_t g = 0; g < sums_.size(); ++g) {
     EXPECT_EQ(sums_[g].first, g);
@@ -102,8 +109,8 @@ TEST_F(DeviceWeightsTest, EveryGroupLiesInPlaceWithTheChecksumThatTheSidecarExpe
   expect_loaded();
 }
 
-TEST_F(DeviceWeightsTest, AChangedByteOfABufferChangesTheChecksumOfItsGroupAlone) {
-  const auto expected = reload::expected_piece_checksums(plan_, arena_);
+TEST_F(DeviceWeightsTest, AChangedByteOfABufferChangesTheSumOfItsGroupAlone) {
+  const auto expected = expected_sums();
   const std::uint64_t bucket = plan_.bucket_count() - 1;
   const std::size_t first = plan_.first_group(bucket);
   const reload::GroupRows rows = plan_.rows(plan_.groups()[first + 1]).front();
@@ -121,11 +128,11 @@ TEST_F(DeviceWeightsTest, DigestsAreOfTheBytesAsHeldAndBatchesMissNoTensor) {
     ASSERT_TRUE(digests);
     ASSERT_EQ(digests->size(), memory_.size() - first);
     for (std::size_t t = first; t < memory_.size(); ++t)
-      EXPECT_EQ((*digests)[t - first], reload::expected_piece_digest(plan_.tensors()[t], arena_));
+      EXPECT_EQ((*digests)[t - first], reload::expected_digest(plan_.tensors()[t], arena_));
   }
   memory_[2][1000] ^= std::byte{1};
   EXPECT_NE(weights_->digests(2).value().front(),
-            reload::expected_piece_digest(plan_.tensors()[2], arena_));
+            reload::expected_digest(plan_.tensors()[2], arena_));
 }
 
 TEST_F(DeviceWeightsTest, ABucketPastItsDeadlineIsNotBegunAndTheNextOneIsTaken) {
