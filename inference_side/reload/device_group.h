@@ -21,9 +21,8 @@ namespace wsync::reload {
 inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
 
 // Enqueues on `stream` one rank's part of the broadcast of an update. The bytes are sent on, then
-// read again to compute the digest `found`, then published to engines that acquire() the
-// destination. `found` is for finish_digest() and must stay valid until the work is complete. If it
-// is null, the bytes are not read again.
+// read again to compute the digest `found`. `found` is for finish_digest() and must stay valid
+// until the work is complete. If it is null, the bytes are not read again.
 [[nodiscard]] Result<> pass_on(collective::Communicator& communicator,
                                const collective::Broadcast& broadcast, device::Stream& stream,
                                device::PieceDigest* found);
@@ -88,8 +87,8 @@ class DeviceGroup {
   // free bytes, before anything is allocated on a GPU that has too little memory. After an error no
   // buffer exists.
   [[nodiscard]] Result<> hold_buffers();
-  // Frees the buffers. The caller must know that no engine has them mapped and that no operation is
-  // running.
+  // Frees the buffers. The caller must know that no operation of this process is running. An engine
+  // that still has a buffer mapped keeps its memory, which is free only when the engine unmaps it.
   void free_buffers();
   [[nodiscard]] bool holds_buffers() const noexcept { return holds_buffers_; }
 
@@ -126,7 +125,7 @@ class DeviceGroup {
     // again.
     std::optional<device::PieceDigest> expected = std::nullopt;
   };
-  // Calls `done` when the bytes have arrived and are visible to engines that acquire() the buffer;
+  // Calls `done` when the bytes have arrived and are visible to engines that are then told of them;
   // with kDigestMismatch if the digest differs from the expected one.
   [[nodiscard]] Result<> broadcast(const Share& share, device::StreamCallback done);
 

@@ -255,11 +255,10 @@ Result<EngineDevices::Exported> EngineDevices::export_buffers(
   for (std::uint32_t slot = 0; slot < reload::kIpcSlots; ++slot) {
     auto handle =
         WSYNC_TRY(group().ipc_handle(reload::DeviceIndex{device}, reload::SlotIndex{slot}));
+    exported.fds.push_back(std::move(handle.fd));
     if (on_gpus())
       exported.handles.push_back(
           {.opaque = std::move(handle.opaque), .generation = options_.generation});
-    else
-      exported.fds.push_back(std::move(handle.fd));
   }
   // Only GPUs record who maps the buffers. Host memory can be freed safely while another process
   // has it mapped.

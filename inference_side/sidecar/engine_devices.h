@@ -95,7 +95,7 @@ class EngineDevices {
   void free_unused(bool in_use);
   [[nodiscard]] bool keeps_buffers() const noexcept { return buffers_.kept(); }
 
-  // The IPC buffers of a rank's device: file descriptors for separate devices, handles for GPUs.
+  // The IPC buffers of a rank's device: a file descriptor for each, and a handle for each on GPUs.
   // `request`: the Load that carries them; std::nullopt for a welcome.
   struct Exported {
     std::vector<UniqueFd> fds;

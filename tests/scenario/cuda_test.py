@@ -219,7 +219,7 @@ class Cuda(unittest.TestCase):
         with CudaFleet() as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER, "--set", "devices.keep_buffers=false",
-                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:8+:CUDA_ERROR_OUT_OF_MEMORY")
+                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemCreate:7+:CUDA_ERROR_OUT_OF_MEMORY")
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
             trainer = fleet.start("trainer", "--set", "arenas=4")
             first = self.push(fleet, one)
@@ -287,7 +287,9 @@ class Cuda(unittest.TestCase):
                                  ["3 buffers of 2.00 MiB do not fit beside the 388 MiB that streams"],
                                  WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
             self.refused_sidecar(fleet, cuda("0", *BUFFER), ["lower devices.buffer_bytes", "free"],
-                                 WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:2+:CUDA_ERROR_OUT_OF_MEMORY")
+                                 WSYNC_EMULATED_CUDA_FAULTS="cuMemCreate:2+:CUDA_ERROR_OUT_OF_MEMORY")
+            self.refused_sidecar(fleet, cuda("0", *BUFFER), ["device 0", "GPU 0", "cannot share memory with other processes"],
+                                 WSYNC_EMULATED_CUDA_DESCRIPTORS="0")
 
     def test_engines_that_do_not_fit_the_devices(self):
         with CudaFleet() as fleet:
