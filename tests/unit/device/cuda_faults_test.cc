@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <sys/mman.h>
+#include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/units.h"
@@ -252,6 +253,38 @@ TEST_F(CudaFaults, AGpuWithOtherBlocksThanWePlanWithIsRefused) {
   const auto device = open();
   ASSERT_FALSE(device);
   expect(device.error(), ErrorCode::kRefused, "blocks of 4194304 bytes, but wsync plans with 2097");
+}
+
+// The driver's own switch for peers (cuCtxEnablePeerAccess) has no effect on this memory.
+TEST_F(CudaFaults, PeersThatAreOpenHaveAccessToNewMemory) {
+  static std::vector<int> devices;
+  devices.clear();
+  cuda_.cuMemSetAccess = [](CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* access,
+                            std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      devices.push_back(access[i].location.id);
+      undone += access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? 0 : 1;
+    }
+    return real->cuMemSetAccess(address, bytes, access, count);
+  };
+  auto first = open();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_TRUE((*first)->allocate(kPage).has_value());
+  EXPECT_EQ(devices, std::vector{0});
+  {
+    const auto second = make_cuda_device(cuda_, {.kind = DeviceKind::kCuda, .gpu = 1});
+    ASSERT_TRUE(second.has_value()) << second.error().message();
+    devices.clear();
+    EXPECT_TRUE((*first)->allocate(kPage).has_value());
+    EXPECT_EQ(devices, (std::vector{0, 1}));
+    devices.clear();
+    EXPECT_TRUE((*second)->allocate(kPage).has_value());
+    EXPECT_EQ(devices, (std::vector{1, 0}));
+  }
+  devices.clear();
+  EXPECT_TRUE((*first)->allocate(kPage).has_value());
+  EXPECT_EQ(devices, std::vector{0}) << "the other one is closed";
+  EXPECT_EQ(undone, 0);
 }
 
 // Whatever step fails, what the steps before it made is given back: the emulated driver reports
