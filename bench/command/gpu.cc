@@ -120,6 +120,8 @@ void add_gpu_reader(CLI::App& parent, Context& context) {
   command->add_option("--device-index", options->device_index, "Index of the device in its group");
   command->add_option("--bytes", options->bytes, "Bytes of this process's own GPU memory")
       ->required();
+  command->add_option("--socket", options->socket,
+                      "Unix socket through which the descriptors of the memory come");
   command->callback([&context, options] {
     context.run("bench gpu-reader", [&]() -> Result<Outcome> {
       WSYNC_TRY(bench::run_reader(*options));

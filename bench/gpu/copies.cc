@@ -162,9 +162,7 @@ Result<> Bench::prepare(const device::CudaBackend& backend, const Interrupt& int
   ceilings_ = WSYNC_TRY(backend.make_ceilings(options_.gpu, options_.bytes));
   WSYNC_TRY(make_arena(notes));
   WSYNC_TRY(make_reader(interrupt));
-  (void)WSYNC_TRY(copy_in(1));
-  return reload_->run(1, [&](device::Stream& stream) { return stream.publish(*from_); })
-      .map([](nanoseconds) {});
+  return copy_in(1).map([](nanoseconds) {});
 }
 
 Result<nanoseconds> Bench::copy_in(unsigned times) {

@@ -10,8 +10,8 @@
 //     cuMemcpyHtoDAsync from memory of cuMemAllocHost.
 //   reload: Stream::copy_pieces of the tensors of transformer layers, some by columns, with a
 //     digest of each in the same pass (batch.h). Limit: cuMemcpyAsync of as many bytes on the GPU.
-//   reload in another process: the same copy out of memory that a separate process has mapped by
-//     its IPC handle, after the event of publish() (reader.h).
+//   reload in another process: the same copy out of memory that a separate process has mapped
+//     (reader.h).
 //   digest: copy_pieces without a destination. Limit: a kernel that only reads as many bytes.
 //
 // Updates (pipelines.h): the sidecar's pipeline with a process per device that maps the IPC buffers

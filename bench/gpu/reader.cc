@@ -9,6 +9,7 @@
 #include "bench/gpu/batch.h"
 #include "bench/gpu/timing.h"
 #include "shared/base/format.h"
+#include "shared/base/unix_socket.h"
 
 namespace wsync::bench {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 constexpr std::size_t kHandleHexMax = 8192;
 constexpr std::chrono::minutes kReaderDeadline{3};
 constexpr std::chrono::seconds kStopWaitLimit{10};
+constexpr std::chrono::seconds kSocketDeadline{10};
 constexpr unsigned kCopiesMax = 100'000;
 
 std::string hex_of(const Bytes& bytes) {
@@ -52,6 +54,8 @@ class ReaderProcess {
     made.own_ = WSYNC_TRY(made.device_->allocate(options.bytes));
     auto work = WSYNC_TRY(TimedStream::create(*made.device_, device::StreamRole::kReload));
     made.work_ = std::make_unique<TimedStream>(std::move(work));
+    if (!options.socket.empty())
+      made.socket_ = WSYNC_TRY(connect_unix(options.socket, now() + kSocketDeadline));
     return made;
   }
 
@@ -72,12 +76,27 @@ class ReaderProcess {
     std::string hex;
     words >> bytes >> hex;
     auto opaque = WSYNC_TRY(bytes_of_hex(hex));
+    auto fd = WSYNC_TRY(receive_descriptor());
     auto memory = WSYNC_TRY(device_->import_memory({.kind = DeviceKind::kCuda,
                                                     .bytes = bytes,
-                                                    .fd = UniqueFd(),
+                                                    .fd = std::move(fd),
                                                     .opaque = std::move(opaque)}));
     imported_.push_back(std::move(memory));
     return fmt::format("imported {}", imported_.size() - 1);
+  }
+
+  // One byte carries each descriptor.
+  Result<UniqueFd> receive_descriptor() {
+    if (!socket_.valid())
+      return fail(ErrorCode::kInvalidInput, "memory is imported only with --socket");
+    WSYNC_TRY(wait_readable(socket_.get(), now() + kSocketDeadline));
+    std::byte byte{};
+    std::vector<UniqueFd> fds;
+    (void)WSYNC_TRY(receive_some(socket_.get(), {&byte, 1}, fds));
+    if (fds.size() != 1)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("received {} descriptors, expected 1", fds.size()));
+    return std::move(fds.front());
   }
 
   Result<std::string> copy(std::istringstream& words) {
@@ -95,7 +114,6 @@ class ReaderProcess {
     if (batch.sums > sums_.size()) sums_.resize(batch.sums);
     const auto sums = std::span(sums_).first(batch.sums);
     const auto taken = work_->run(times, [&](device::Stream& stream) -> Result<> {
-      WSYNC_TRY(stream.acquire(from));
       return stream.copy_pieces(batch.pieces, sums);
     });
     if (!taken) return fail(taken.error());
@@ -107,14 +125,14 @@ class ReaderProcess {
   std::vector<std::unique_ptr<device::Memory>> imported_;
   std::vector<SplitSum> sums_;  // of the last copy; outlives the stream
   std::unique_ptr<TimedStream> work_;
+  UniqueFd socket_;
 };
 
 }  // namespace
 
 Result<> run_reader(const ReaderOptions& options) {
   auto process = WSYNC_TRY(ReaderProcess::create(options));
-  // SIGTERM is ignored. The process ends in order when its input ends, so that nothing is mapped
-  // when the owner frees the memory.
+  // SIGTERM is ignored. The process ends in order when its input ends.
   std::signal(SIGTERM, SIG_IGN);
   answer_with("ready");
   for (std::string line; std::getline(std::cin, line);) {
@@ -126,15 +144,21 @@ Result<> run_reader(const ReaderOptions& options) {
 
 Result<Reader> Reader::start(const std::string& executable, const std::string& log_file,
                              const ReaderOptions& options, const Interrupt& interrupt) {
-  auto child = WSYNC_TRY(Child::start(
-      {.command = {executable, "bench", "gpu-reader", "--gpu", std::to_string(options.gpu),
-                   "--device-index", std::to_string(options.device_index), "--bytes",
-                   std::to_string(options.bytes)},
-       .environment = {},
-       .log_file = log_file}));
-  Reader reader(std::move(child), options, interrupt);
+  auto listening = WSYNC_TRY(ListeningSocket::bind(log_file + ".socket"));
+  ReaderOptions all = options;
+  all.socket = listening.path();
+  auto child = WSYNC_TRY(
+      Child::start({.command = {executable, "bench", "gpu-reader", "--gpu", std::to_string(all.gpu),
+                                "--device-index", std::to_string(all.device_index), "--bytes",
+                                std::to_string(all.bytes), "--socket", all.socket},
+                    .environment = {},
+                    .log_file = log_file}));
+  Reader reader(std::move(child), std::move(all), interrupt);
   if (auto ready = reader.answer("ready"); !ready)
     return fail(ready.error().with_context("a process that reads the buffers"));
+  // It has connected before it said so.
+  auto accepted = WSYNC_TRY(listening.accept(now() + kSocketDeadline));
+  reader.socket_ = std::move(accepted.socket);
   return reader;
 }
 
@@ -152,6 +176,10 @@ Result<std::string> Reader::answer(const std::string& verb) {
 }
 
 Result<std::size_t> Reader::import(const device::MemoryHandle& handle) {
+  const std::byte byte{};
+  const int fd = handle.fd.get();
+  WSYNC_TRY(wait_writable(socket_.get(), now() + kSocketDeadline));
+  (void)WSYNC_TRY(send_some(socket_.get(), {&byte, 1}, {&fd, 1}));
   WSYNC_TRY(child_->say(fmt::format("import {} {}", handle.bytes, hex_of(handle.opaque))));
   const auto number = WSYNC_TRY(answer("imported"));
   return static_cast<std::size_t>(std::stoull(number));

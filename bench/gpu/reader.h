@@ -1,9 +1,10 @@
 // A process that reads GPU buffers of another process, as an engine does.
 //
 // The process exchanges lines with the process that started it. Its standard input:
-//   import <bytes> <hex>: maps the memory of an IPC handle. Mappings are numbered from 0.
-//   copy <number> <bytes> <offset> <times>: acquires and copies that many bytes, as make_batch()
-//     does, to `offset` of its own memory, `times` times, one after the other.
+//   import <bytes> <hex>: maps the memory of a handle. Its descriptor has been sent through the
+//     socket before. Mappings are numbered from 0.
+//   copy <number> <bytes> <offset> <times>: copies that many bytes, as make_batch() does, to
+//     `offset` of its own memory, `times` times, one after the other.
 //
 // Its standard output: "ready", "imported <number>", "copied <ns> <check>" (check_of() of the last
 // copy), or "failed <why>".
@@ -17,6 +18,7 @@
 
 #include "bench/harness/child.h"
 #include "shared/base/error.h"
+#include "shared/base/unique_fd.h"
 #include "shared/device/device.h"
 
 namespace wsync::bench {
@@ -25,6 +27,7 @@ struct ReaderOptions {
   std::uint32_t gpu = 0;
   std::uint32_t device_index = 0;
   std::uint64_t bytes = 0;  // bytes of its own memory
+  std::string socket;       // where the process that started it listens; empty: it imports nothing
 };
 
 // Runs the process until the end of its input. Returns an error if it could not start.
@@ -58,15 +61,16 @@ class Reader {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return options_.bytes; }
 
  private:
-  Reader(Child child, const ReaderOptions& options, const Interrupt& interrupt)
+  Reader(Child child, ReaderOptions options, const Interrupt& interrupt)
       : child_(std::make_unique<Child>(std::move(child))),
-        options_(options),
+        options_(std::move(options)),
         interrupt_(&interrupt) {}
   // Returns the text after `verb` in the next line.
   [[nodiscard]] Result<std::string> answer(const std::string& verb);
 
   std::unique_ptr<Child> child_;
   ReaderOptions options_;
+  UniqueFd socket_;  // on which descriptors are sent to the process
   const Interrupt* interrupt_;
 };
 

@@ -4,7 +4,6 @@
 #include <thread>
 
 #include "bench/gpu/timing.h"
-#include "inference_side/reload/device_group.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {
@@ -72,8 +71,7 @@ Result<> LoneStages::broadcast(std::uint64_t bucket, std::uint64_t bytes, TimePo
   const auto source = static_cast<std::uint32_t>(bucket % members_.size());
   for (Member& member : members_) {
     device::Memory* ipc = member.ipc[bucket % 2].get();
-    WSYNC_TRY(reload::pass_on(
-        *member.communicator,
+    WSYNC_TRY(member.communicator->broadcast(
         {.source = {.memory = members_[source].h2d.get(), .offset = 0, .bytes = bytes},
          .destination = {.memory = ipc, .offset = 0, .bytes = bytes},
          .root = collective::Rank{source},

@@ -62,12 +62,6 @@ class PacedStream final : public device::Stream {
                                      std::span<SplitSum> sums) override {
     return inner_->copy_pieces(pieces, sums);
   }
-  [[nodiscard]] Result<> publish(device::Memory& memory) override {
-    return inner_->publish(memory);
-  }
-  [[nodiscard]] Result<> acquire(const device::Memory& memory) override {
-    return inner_->acquire(memory);
-  }
   [[nodiscard]] Result<> record(device::Event& event) override { return inner_->record(event); }
   [[nodiscard]] Result<> wait(const device::Event& event) override { return inner_->wait(event); }
   [[nodiscard]] Result<> notify(device::StreamCallback callback) override {

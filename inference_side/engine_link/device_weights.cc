@@ -1,11 +1,26 @@
 #include "inference_side/engine_link/device_weights.h"
 
+#include <cerrno>
+#include <fcntl.h>
+
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
 namespace wsync::engine {
 
 using device::Piece;
+
+namespace {
+
+// The message's descriptors stay with its frame.
+Result<UniqueFd> duplicated(const UniqueFd& fd) {
+  UniqueFd own(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!own.valid())
+    return fail_errno("the descriptor of an IPC buffer cannot be duplicated", errno);
+  return own;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& device,
                                                              std::span<const RankTensor> tensors) {
@@ -25,17 +40,16 @@ Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& dev
   return weights;
 }
 
-Result<> DeviceWeights::enqueue(const device::Memory* acquired, Batch& batch) {
+Result<> DeviceWeights::enqueue(Batch& batch) {
   if (!stream_) {
     stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
   }
-  if (acquired != nullptr) WSYNC_TRY(stream_->acquire(*acquired));
   WSYNC_TRY(stream_->copy_pieces(batch.pieces, batch.sums));
   return stream_->record(*event_);
 }
 
-Result<> DeviceWeights::run(const device::Memory* acquired, Batch& batch, TimePoint deadline) {
-  auto outcome = enqueue(acquired, batch);
+Result<> DeviceWeights::run(Batch& batch, TimePoint deadline) {
+  auto outcome = enqueue(batch);
   if (outcome) outcome = event_->wait(deadline);
   // Running work may still read the buffer and write the sums. Destroying the stream waits for it.
   if (!outcome) stream_.reset();
@@ -71,7 +85,7 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
                                         .position = rows.position,
                                         .tensor_bytes = tensor.shard.tensor_bytes()}});
   }
-  if (auto done = run(&buffer, batch, copy.deadline); !done) {
+  if (auto done = run(batch, copy.deadline); !done) {
     if (now() > copy.deadline)
       return fail(ErrorCode::kDeadline,
                   fmt::format("the deadline passed during the copy of bucket {}", copy.bucket));
@@ -97,7 +111,7 @@ Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {
     sizes.push_back(size);
   }
   batch.sums.resize(sizes.size());
-  if (auto done = run(nullptr, batch, now() + kDigestDeadline); !done)
+  if (auto done = run(batch, now() + kDigestDeadline); !done)
     return fail(done.error().with_context(device_.name() + ": the digests of the weights"));
   std::vector<Digest> digests;
   digests.reserve(sizes.size());
@@ -107,14 +121,20 @@ Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {
 }
 
 Result<std::unique_ptr<BucketTaker>> DeviceTaker::import(
-    DeviceWeights& weights, std::span<const control::BufferHandle> handles, std::uint64_t bytes) {
-  if (handles.size() != 2)
+    DeviceWeights& weights, std::span<const control::BufferHandle> handles,
+    std::span<const UniqueFd> fds, std::uint64_t bytes) {
+  if (handles.size() != 2 || fds.size() != handles.size())
     return fail(ErrorCode::kRefused,
-                fmt::format("received {} handles of IPC buffers, expected 2", handles.size()));
+                fmt::format("received {} handles of IPC buffers with {} descriptors, expected 2 "
+                            "with 2",
+                            handles.size(), fds.size()));
   std::unique_ptr<DeviceTaker> taker(new DeviceTaker(weights));
   for (std::size_t i = 0; i < handles.size(); ++i) {
-    auto memory = weights.device().import_memory(
-        {.kind = weights.device().kind(), .bytes = bytes, .fd = {}, .opaque = handles[i].opaque});
+    auto fd = WSYNC_TRY(duplicated(fds[i]));
+    auto memory = weights.device().import_memory({.kind = weights.device().kind(),
+                                                  .bytes = bytes,
+                                                  .fd = std::move(fd),
+                                                  .opaque = handles[i].opaque});
     if (!memory) return fail(memory.error().with_context(fmt::format("IPC buffer {}", i)));
     taker->buffers_.push_back(std::move(*memory));
   }

@@ -14,6 +14,7 @@
 #include "inference_side/engine_link/bucket_taker.h"
 #include "inference_side/engine_link/engine.h"
 #include "shared/base/digest.h"
+#include "shared/base/unique_fd.h"
 #include "shared/control/messages.h"
 #include "shared/device/device.h"
 
@@ -45,8 +46,8 @@ class DeviceWeights {
     std::vector<SplitSum> sums;
   };
   // Executes the batch on the stream, and waits until it is complete.
-  [[nodiscard]] Result<> run(const device::Memory* acquired, Batch& batch, TimePoint deadline);
-  [[nodiscard]] Result<> enqueue(const device::Memory* acquired, Batch& batch);
+  [[nodiscard]] Result<> run(Batch& batch, TimePoint deadline);
+  [[nodiscard]] Result<> enqueue(Batch& batch);
 
   device::Device& device_;
   std::vector<std::unique_ptr<device::Memory>> tensors_;  // null: a tensor without a byte
@@ -58,11 +59,13 @@ class DeviceWeights {
 // IPC buffers of a sidecar on the same GPU. They are mapped while this object exists.
 class DeviceTaker final : public BucketTaker {
  public:
-  // Imports two handles of buffers of `bytes` each. `weights` is borrowed and must outlive the
-  // result. Returns kRefused for another number of handles; otherwise the errors of
-  // Device::import_memory, with the buffer.
+  // Imports two handles of buffers of `bytes` each, with a descriptor for each. `weights` is
+  // borrowed and must outlive the result; `fds` are borrowed until this returns. Returns kRefused
+  // for another number of handles or descriptors; otherwise the errors of Device::import_memory,
+  // with the buffer.
   [[nodiscard]] static Result<std::unique_ptr<BucketTaker>> import(
-      DeviceWeights& weights, std::span<const control::BufferHandle> handles, std::uint64_t bytes);
+      DeviceWeights& weights, std::span<const control::BufferHandle> handles,
+      std::span<const UniqueFd> fds, std::uint64_t bytes);
 
   [[nodiscard]] std::uint32_t slots() const noexcept override {
     return static_cast<std::uint32_t>(buffers_.size());

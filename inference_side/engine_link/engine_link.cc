@@ -249,7 +249,7 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
           execute(machine_.handle_pause_failed(a.request, paused.error()));
       },
       [&](const MapBuffers& a) {
-        const auto mapped = loader_->buffers().map(*a.message);
+        const auto mapped = loader_->buffers().map(*a.message, fds);
         execute(machine_.handle_buffers_mapped(a.request, *a.message, mapped, now()));
       },
       [&](const StartLoad& a) {

@@ -8,8 +8,8 @@
 namespace wsync::engine {
 namespace {
 
-// A handle of a replaced sidecar is stale. The driver must not import it: it might still map it,
-// but to other memory.
+// A handle of a replaced sidecar is stale: the memory that it names may still exist, but nobody
+// fills it any more.
 Result<> check_generation(std::span<const control::BufferHandle> handles,
                           std::uint64_t generation) {
   for (std::size_t i = 0; i < handles.size(); ++i)
@@ -50,7 +50,7 @@ Result<> IpcBuffers::check_device(const control::EngineWelcome& welcome) const {
 
 Result<> IpcBuffers::map(const control::EngineWelcome& welcome, std::span<const UniqueFd> fds) {
   WSYNC_TRY(check_device(welcome));
-  taker_.reset();  // a driver does not map a handle twice in one process
+  taker_.reset();  // those of an earlier sidecar, also if these cannot be mapped
   switch (welcome.device_kind) {
     case DeviceKind::kUnified:
       break;
@@ -60,7 +60,8 @@ Result<> IpcBuffers::map(const control::EngineWelcome& welcome, std::span<const 
     case DeviceKind::kCuda:
       if (welcome.buffers.empty()) break;  // each Load brings them
       WSYNC_TRY(check_generation(welcome.buffers, welcome.generation));
-      taker_ = WSYNC_TRY(DeviceTaker::import(*weights_, welcome.buffers, welcome.buffer_bytes));
+      taker_ =
+          WSYNC_TRY(DeviceTaker::import(*weights_, welcome.buffers, fds, welcome.buffer_bytes));
       break;
   }
   kind_ = welcome.device_kind;
@@ -70,7 +71,7 @@ Result<> IpcBuffers::map(const control::EngineWelcome& welcome, std::span<const 
   return {};
 }
 
-Result<> IpcBuffers::map(const control::Load& load) {
+Result<> IpcBuffers::map(const control::Load& load, std::span<const UniqueFd> fds) {
   if (kind_ != DeviceKind::kCuda) {
     if (load.buffers.empty()) return {};
     return fail(ErrorCode::kInvalidInput,
@@ -79,7 +80,7 @@ Result<> IpcBuffers::map(const control::Load& load) {
   if (load.buffers.empty() && taker_ && !of_load_) return {};
   WSYNC_TRY(check_generation(load.buffers, generation_));
   taker_.reset();
-  taker_ = WSYNC_TRY(DeviceTaker::import(*weights_, load.buffers, bytes_));
+  taker_ = WSYNC_TRY(DeviceTaker::import(*weights_, load.buffers, fds, bytes_));
   of_load_ = true;
   return {};
 }

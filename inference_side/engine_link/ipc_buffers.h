@@ -1,7 +1,7 @@
 // IpcBuffers: the mapped device buffers of a sidecar, from which this rank copies buckets. Host
-// buffers arrive as two memfds with the welcome. GPU buffers arrive as two handles, with the
-// welcome or with each Load. A sidecar with unified devices has no buffers; there the rank maps
-// whole versions.
+// buffers arrive as two memfds with the welcome. GPU buffers arrive as two handles and their two
+// descriptors, with the welcome or with each Load. A sidecar with unified devices has no buffers;
+// there the rank maps whole versions.
 //
 // Thread: confined to the thread that serves the link.
 #pragma once
@@ -29,7 +29,7 @@ class IpcBuffers {
   [[nodiscard]] Result<> map(const control::EngineWelcome& welcome, std::span<const UniqueFd> fds);
   // Maps the buffers of a Load; keeps those of the welcome if the Load has none. Returns
   // kInvalidInput for handles if the sidecar's device is not a GPU; otherwise as above.
-  [[nodiscard]] Result<> map(const control::Load& load);
+  [[nodiscard]] Result<> map(const control::Load& load, std::span<const UniqueFd> fds);
   // Unmaps the buffers of the Load. Those of the welcome stay mapped.
   void end_load() noexcept;
   // Unmaps everything.

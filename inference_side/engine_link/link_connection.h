@@ -31,8 +31,8 @@ class LinkHandler {
   virtual void handle_malformed(const std::optional<control::Envelope>& envelope,
                                 const Error& error) = 0;
   // The connection ends for the reason `why`, or could not be established. Everything mapped from
-  // the sidecar must be unmapped before this returns, because the sidecar frees that memory as soon
-  // as it sees the closed socket. Nothing sent now arrives.
+  // the sidecar must be unmapped before this returns, so that its memory is free when the sidecar
+  // sees the closed socket and frees it. Nothing sent now arrives.
   virtual void handle_loss(const std::string& why) = 0;
 
  protected:

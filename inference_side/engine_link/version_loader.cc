@@ -82,8 +82,8 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
   session_.reset();
   // Only an adopting engine still reads the arena after its load, until and after the commit.
   if (!outcome.result || description_.take != TakeMode::kAdopt) drop_loading();
-  // Unmap before the answer is sent, because the sidecar frees the buffers of a load when it has
-  // every answer.
+  // Unmap before the answer is sent. The sidecar frees the buffers of a load when it has every
+  // answer, and their memory is then free.
   buffers_.end_load();
   return outcome;
 }

@@ -6,18 +6,16 @@
 #include "shared/base/format.h"
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
+#include "shared/device/device.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::reload {
 namespace {
 
-// The driver allocates exported memory in blocks of this size.
-constexpr std::uint64_t kGpuBlockBytes = 2 * limits::kMiB;
-
 // Memory that the driver allocates for one buffer of a device of that kind.
 std::uint64_t buffer_takes(DeviceKind kind, std::uint64_t buffer_bytes) {
   if (kind != DeviceKind::kCuda) return buffer_bytes;
-  return (buffer_bytes + kGpuBlockBytes - 1) / kGpuBlockBytes * kGpuBlockBytes;
+  return device::whole_blocks(buffer_bytes);
 }
 
 std::uint64_t usable(const BufferRoom& room) {
@@ -28,7 +26,7 @@ std::uint64_t usable(const BufferRoom& room) {
 // The largest buffer size, in whole MiB, with which the buffers of all devices fit.
 std::uint64_t largest_buffer(DeviceKind kind, const BufferRoom& room) {
   const std::uint64_t each = usable(room) / (kBuffersPerDevice * room.devices);
-  const std::uint64_t unit = kind == DeviceKind::kCuda ? kGpuBlockBytes : limits::kMiB;
+  const std::uint64_t unit = kind == DeviceKind::kCuda ? device::kGpuBlockBytes : limits::kMiB;
   return each / unit * unit;
 }
 

@@ -64,12 +64,6 @@ Result<> make_stream(device::Device& device, device::StreamRole role,
 
 }  // namespace
 
-Result<> pass_on(collective::Communicator& communicator, const collective::Broadcast& broadcast,
-                 device::Stream& stream) {
-  WSYNC_TRY(communicator.broadcast(broadcast, stream));
-  return stream.publish(*broadcast.destination.memory);
-}
-
 Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions options) {
   WSYNC_TRY(check_devices(options.devices));
   if (options.collective == collective::GroupKind::kNccl) WSYNC_TRY(check_nccl(options.devices));
@@ -323,13 +317,12 @@ Result<> DeviceGroup::broadcast(const Share& share, device::StreamCallback done)
   WSYNC_CHECK(slot < kIpcSlots, fmt::format("IPC slot {} does not exist", slot));
   device::Stream& stream = *member.broadcast_stream;
   device::Memory& memory = *member.ipc[slot];
-  WSYNC_TRY(
-      pass_on(*member.communicator,
-              {.source = {.memory = at(share.source).h2d.get(), .offset = 0, .bytes = share.bytes},
-               .destination = {.memory = &memory, .offset = 0, .bytes = share.bytes},
-               .root = collective::Rank{static_cast<std::uint32_t>(share.source)},
-               .deadline = share.deadline},
-              stream));
+  WSYNC_TRY(member.communicator->broadcast(
+      {.source = {.memory = at(share.source).h2d.get(), .offset = 0, .bytes = share.bytes},
+       .destination = {.memory = &memory, .offset = 0, .bytes = share.bytes},
+       .root = collective::Rank{static_cast<std::uint32_t>(share.source)},
+       .deadline = share.deadline},
+      stream));
   return stream.notify(std::move(done));
 }
 

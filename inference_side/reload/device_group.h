@@ -20,12 +20,6 @@ namespace wsync::reload {
 
 inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
 
-// Enqueues on `stream` one rank's part of the broadcast of an update. The bytes are sent on, then
-// published to engines that acquire() the destination. Nothing reads them again: each engine sums
-// what it reads.
-[[nodiscard]] Result<> pass_on(collective::Communicator& communicator,
-                               const collective::Broadcast& broadcast, device::Stream& stream);
-
 struct DeviceGroupOptions {
   // All of one kind; the position is the device index.
   std::vector<std::unique_ptr<device::Device>> devices;
@@ -86,8 +80,8 @@ class DeviceGroup {
   // free bytes, before anything is allocated on a GPU that has too little memory. After an error no
   // buffer exists.
   [[nodiscard]] Result<> hold_buffers();
-  // Frees the buffers. The caller must know that no engine has them mapped and that no operation is
-  // running.
+  // Frees the buffers. The caller must know that no operation of this process is running. An engine
+  // that still has a buffer mapped keeps its memory, which is free only when the engine unmaps it.
   void free_buffers();
   [[nodiscard]] bool holds_buffers() const noexcept { return holds_buffers_; }
 
@@ -120,7 +114,7 @@ class DeviceGroup {
     std::uint64_t bytes = 0;
     TimePoint deadline{};
   };
-  // Calls `done` when the bytes have arrived and are visible to engines that acquire() the buffer.
+  // Calls `done` when the bytes have arrived and are visible to engines that are then told of them.
   [[nodiscard]] Result<> broadcast(const Share& share, device::StreamCallback done);
 
  private:

@@ -19,15 +19,12 @@ constexpr std::array<Transition<BuffersState>, 6> kBuffers = {{
     {BuffersState::kFreeing, "they cannot be freed", BuffersState::kHeld, ""},
 }};
 
-constexpr std::array<Transition<MappingState>, 6> kMappings = {{
+constexpr std::array<Transition<MappingState>, 4> kMappings = {{
     {MappingState::kUnmapped, "the handles are sent with a welcome or a Load",
      MappingState::kMapped, ""},
     {MappingState::kMapped, "the handles are sent with another Load", MappingState::kMapped, ""},
     {MappingState::kMapped, "the Load that brought them is answered", MappingState::kUnmapped, ""},
-    {MappingState::kMapped, "both ends of the connection are closed", MappingState::kUnmapped, ""},
-    {MappingState::kMapped, "the connection ends on this side", MappingState::kDeparting,
-     "watch for the end of the other side"},
-    {MappingState::kDeparting, "the other side is closed", MappingState::kUnmapped, ""},
+    {MappingState::kMapped, "the connection ends", MappingState::kUnmapped, ""},
 }};
 
 constexpr std::array<Transition<GroupState>, 5> kGroup = {{
@@ -69,8 +66,6 @@ std::string_view state_name(MappingState state) noexcept {
       return "unmapped";
     case MappingState::kMapped:
       return "mapped";
-    case MappingState::kDeparting:
-      return "departing";
   }
   return "unknown";
 }
@@ -188,20 +183,8 @@ void DeviceBuffers::answered(reload::EngineId engine, std::uint64_t request) {
   (void)move(engine, MappingState::kUnmapped);
 }
 
-void DeviceBuffers::disconnected(reload::EngineId engine, bool closed) {
-  if (mapping_of(engine) != MappingState::kMapped) return;
-  (void)move(engine, closed ? MappingState::kUnmapped : MappingState::kDeparting);
-}
-
-void DeviceBuffers::closed(reload::EngineId engine) {
-  if (mapping_of(engine) == MappingState::kDeparting) (void)move(engine, MappingState::kUnmapped);
-}
-
-std::vector<reload::EngineId> DeviceBuffers::departing() const {
-  std::vector<reload::EngineId> engines;
-  for (const auto& [engine, mapping] : mappings_)
-    if (mapping.state == MappingState::kDeparting) engines.push_back(engine);
-  return engines;
+void DeviceBuffers::disconnected(reload::EngineId engine) {
+  if (mapping_of(engine) == MappingState::kMapped) (void)move(engine, MappingState::kUnmapped);
 }
 
 MappingState DeviceBuffers::mapping_of(reload::EngineId engine) const {
@@ -231,17 +214,12 @@ Result<> DeviceBuffers::run_finished(bool connected) {
 // ---- invariants ----
 
 Result<> DeviceBuffers::invariants() const {
-  for (const auto& [engine, mapping] : mappings_) {
+  for (const auto& [engine, mapping] : mappings_)
     if (!held())
       return fail(
           ErrorCode::kInternal,
           fmt::format("engine {} has the buffers {} while they are {}", reload::number(engine),
                       state_name(mapping.state), state_name(buffers_)));
-    if (mapping.state == MappingState::kDeparting && mapping.due)
-      return fail(ErrorCode::kInternal,
-                  fmt::format("engine {} is departing and a Load to it is not answered",
-                              reload::number(engine)));
-  }
   if (kept_ && !held())
     return fail(ErrorCode::kInternal,
                 fmt::format("the buffers are kept, and they are {}", state_name(buffers_)));

@@ -3,10 +3,11 @@
 // decisions.
 //
 // Kept buffers exist from the start to the end. Other buffers (GPUs with keep_buffers: false) exist
-// from the first load of a run until no load needs them and no engine has them mapped, because
-// freeing memory that another process has mapped is undefined behaviour in CUDA. An engine has the
-// buffers mapped from the Load that brought their handles (kept buffers: from its welcome) until it
-// has answered that load, or until its process has closed its end of the connection.
+// from the first load of a run until no load needs them and no connected engine has them mapped.
+// Memory that an engine has mapped stays taken when the sidecar frees it, and the buffers of the
+// next load would need as much again. An engine has the buffers mapped from the Load that brought
+// their handles (kept buffers: from its welcome) until it has answered that load, or until its
+// connection ends.
 //
 // Pure: no I/O, no time. Thread: confined to one thread.
 #pragma once
@@ -15,7 +16,6 @@
 #include <map>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include "inference_side/reload/weight_pipeline.h"
 #include "shared/base/error.h"
@@ -27,8 +27,7 @@ enum class BuffersState : std::uint8_t { kNone, kAllocating, kHeld, kFreeing };
 // How one engine uses the buffers.
 enum class MappingState : std::uint8_t {
   kUnmapped,
-  kMapped,     // their handles were sent to it
-  kDeparting,  // connection ended here; its process has not closed its end yet
+  kMapped,  // their handles were sent to it
 };
 // The streams and communicators of the group.
 enum class GroupState : std::uint8_t { kConnected, kDisconnected, kConnecting };
@@ -74,13 +73,8 @@ class DeviceBuffers {
   // The engine has answered the Load of `request` and has unmapped the buffers of that Load. An
   // answer to another Load, or from an engine without a mapping, is ignored.
   void answered(reload::EngineId engine, std::uint64_t request);
-  // The engine's connection has ended on this side. `closed`: its process has closed its end too,
-  // and unmapped everything before that.
-  void disconnected(reload::EngineId engine, bool closed);
-  // The process of a departing engine has closed its end.
-  void closed(reload::EngineId engine);
-  // Engines whose process has not closed its end yet.
-  [[nodiscard]] std::vector<reload::EngineId> departing() const;
+  // The engine's connection has ended. Its process unmaps everything when it notices.
+  void disconnected(reload::EngineId engine);
   [[nodiscard]] MappingState mapping_of(reload::EngineId engine) const;
 
   // ---- the group ----
@@ -100,7 +94,7 @@ class DeviceBuffers {
   [[nodiscard]] BuffersState buffers() const noexcept { return buffers_; }
   [[nodiscard]] GroupState group() const noexcept { return group_; }
   // Returns kInternal with the first broken rule. Rules: an engine has the buffers mapped only
-  // while they exist; a departing engine owes no answer; kept buffers always exist.
+  // while they exist; kept buffers always exist.
   [[nodiscard]] Result<> invariants() const;
 
  private:

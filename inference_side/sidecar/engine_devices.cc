@@ -1,7 +1,5 @@
 #include "inference_side/sidecar/engine_devices.h"
 
-#include <poll.h>
-#include <sys/socket.h>
 #include <utility>
 
 #include "shared/base/check.h"
@@ -13,12 +11,6 @@
 
 namespace wsync::agent {
 namespace {
-
-// At an orderly shutdown, engines have this long to unmap.
-constexpr std::chrono::milliseconds kUnmapDeadline{1'000};
-// After this side has closed its connection, no event reports that the peer has closed its end, so
-// it is polled.
-constexpr std::chrono::milliseconds kHangupPoll{100};
 
 std::optional<collective::GroupKind> group_kind(Collective collective) {
   switch (collective) {
@@ -34,11 +26,6 @@ std::optional<collective::GroupKind> group_kind(Collective collective) {
 
 double mib(std::uint64_t bytes) {
   return static_cast<double>(bytes) / static_cast<double>(limits::kMiB);
-}
-
-bool hung_up(int fd) {
-  pollfd peer{.fd = fd, .events = 0, .revents = 0};
-  return ::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
 bool keep_buffers(const config::DevicesConfig& config) {
@@ -112,7 +99,6 @@ EngineDevices::EngineDevices(Loop& loop, EngineDevicesOptions options,
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
       buffers_(keep_buffers(options_.config)),
-      hangup_timer_(loop, [this] { watch_departing(); }),
       events_(std::make_unique<Events>(*this)),
       worker_(loop, WorkerOptions{.name = "device-buffers"}) {}
 
@@ -166,7 +152,7 @@ RegistryDevices EngineDevices::registry_devices() const {
 }
 
 // A transition that is not in the tables is a defect of this class or of its user. Abort, because
-// continuing could free memory that an engine has mapped.
+// continuing could free memory that a run of this process still uses.
 void EngineDevices::check(const Result<>& moved) const {
   WSYNC_CHECK(moved.has_value(), moved.error().message());
   const Result<> rules = buffers_.invariants();
@@ -233,7 +219,6 @@ void EngineDevices::allocate_finished(const Result<>& outcome) {
 }
 
 void EngineDevices::free_unused(bool in_use) {
-  note_closed_ends();
   if (!buffers_.begin_free(in_use || runner_->running())) return;
   auto outcome = std::make_shared<Result<>>();
   const auto submitted = worker_.submit([this, outcome] { *outcome = runner_->free_buffers(); },
@@ -255,14 +240,12 @@ Result<EngineDevices::Exported> EngineDevices::export_buffers(
   for (std::uint32_t slot = 0; slot < reload::kIpcSlots; ++slot) {
     auto handle =
         WSYNC_TRY(group().ipc_handle(reload::DeviceIndex{device}, reload::SlotIndex{slot}));
+    exported.fds.push_back(std::move(handle.fd));
     if (on_gpus())
       exported.handles.push_back(
           {.opaque = std::move(handle.opaque), .generation = options_.generation});
-    else
-      exported.fds.push_back(std::move(handle.fd));
   }
-  // Only GPUs record who maps the buffers. Host memory can be freed safely while another process
-  // has it mapped.
+  // Only GPUs record who maps the buffers. Buffers of host devices are always kept.
   if (on_gpus()) check(buffers_.exported(rank.id, request));
   return exported;
 }
@@ -271,35 +254,13 @@ void EngineDevices::answered(reload::EngineId engine, std::uint64_t request) {
   buffers_.answered(engine, request);
 }
 
-void EngineDevices::disconnected(EngineRank& rank) {
-  UniqueFd hangup = std::move(rank.hangup);
+void EngineDevices::disconnected(const EngineRank& rank) {
   if (buffers_.mapping_of(rank.id) != MappingState::kMapped) return;
-  // The process sees the end of the stream, unmaps, and then closes its own end.
-  if (hangup.valid()) (void)::shutdown(hangup.get(), SHUT_WR);
-  const bool closed = !hangup.valid() || hung_up(hangup.get());
-  buffers_.disconnected(rank.id, closed);
+  buffers_.disconnected(rank.id);
   check({});
-  if (!closed) {
-    hangups_[rank.id] = std::move(hangup);
-    hangup_timer_.start(kHangupPoll);
-  }
   loop_.post([this, alive = alive_] {
     if (*alive) callbacks_.on_unmapped();
   });
-}
-
-void EngineDevices::note_closed_ends() {
-  std::erase_if(hangups_, [this](const auto& entry) {
-    if (!hung_up(entry.second.get())) return false;
-    buffers_.closed(entry.first);
-    return true;
-  });
-}
-
-void EngineDevices::watch_departing() {
-  note_closed_ends();
-  if (!hangups_.empty()) hangup_timer_.start(kHangupPoll);
-  callbacks_.on_unmapped();
 }
 
 // ---- shutdown ----
@@ -307,23 +268,6 @@ void EngineDevices::watch_departing() {
 void EngineDevices::stop_runs() {
   runner_->abort({ErrorCode::kCancelled, "the sidecar is shutting down"});
   (void)runner_->wait();
-}
-
-// Wait until engines have unmapped: freeing memory that another process has mapped is undefined
-// behaviour in CUDA.
-void EngineDevices::shutdown() {
-  worker_.stop();
-  const TimePoint deadline = now() + kUnmapDeadline;
-  note_closed_ends();
-  while (!hangups_.empty()) {
-    pollfd first{.fd = hangups_.begin()->second.get(), .events = 0, .revents = 0};
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now());
-    if (left.count() <= 0 || ::poll(&first, 1, static_cast<int>(left.count())) == 0) break;
-    note_closed_ends();
-  }
-  if (!hangups_.empty())
-    log_warning("{} engines have not unmapped their buffers within {} ms", hangups_.size(),
-                kUnmapDeadline.count());
 }
 
 }  // namespace wsync::agent

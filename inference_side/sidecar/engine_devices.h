@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,7 +19,6 @@
 #include "inference_side/sidecar/engine_registry.h"
 #include "shared/config/devices_config.h"
 #include "shared/loop/loop.h"
-#include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
 #include "shared/observe/trace/recorder.h"
 
@@ -42,7 +40,7 @@ struct EngineDevicesCallbacks {
   std::function<void(const Result<>&)> on_allocated;
   // An attempt to free the buffers has ended. A load may have requested them meanwhile.
   std::function<void()> on_freed;
-  // An engine has unmapped its buffers: call free_unused().
+  // An engine that had mapped the buffers is gone: call free_unused().
   std::function<void()> on_unmapped;
 };
 
@@ -54,7 +52,7 @@ class EngineDevices {
   // PipelineRunner::create.
   [[nodiscard]] static Result<std::unique_ptr<EngineDevices>> open(
       Loop& loop, EngineDevicesOptions options, EngineDevicesCallbacks callbacks);
-  // Call shutdown() first.
+  // Call stop_runs() first.
   ~EngineDevices();
   EngineDevices(const EngineDevices&) = delete;
   EngineDevices& operator=(const EngineDevices&) = delete;
@@ -90,12 +88,12 @@ class EngineDevices {
   // Allocates buffers that are not kept. Does nothing if they exist, or while they are being
   // allocated or freed.
   void allocate();
-  // Frees buffers that are not kept, as soon as no engine has them mapped. `in_use`: a load needs
-  // them.
+  // Frees buffers that are not kept, as soon as no connected engine has them mapped. `in_use`: a
+  // load needs them.
   void free_unused(bool in_use);
   [[nodiscard]] bool keeps_buffers() const noexcept { return buffers_.kept(); }
 
-  // The IPC buffers of a rank's device: file descriptors for separate devices, handles for GPUs.
+  // The IPC buffers of a rank's device: a file descriptor for each, and a handle for each on GPUs.
   // `request`: the Load that carries them; std::nullopt for a welcome.
   struct Exported {
     std::vector<UniqueFd> fds;
@@ -105,15 +103,11 @@ class EngineDevices {
                                                 std::optional<std::uint64_t> request);
   // The rank has answered the Load of this request, so it has unmapped the buffers of that load.
   void answered(reload::EngineId engine, std::uint64_t request);
-  // The rank's connection has ended on this side.
-  void disconnected(EngineRank& rank);
-
-  // ---- shutdown, in this order ----
+  // The rank's connection has ended.
+  void disconnected(const EngineRank& rank);
 
   // Ends the run in progress and waits for its end. Nothing reads the staged bytes afterwards.
   void stop_runs();
-  // Waits up to one second until the processes of disconnected engines have closed their ends.
-  void shutdown();
 
  private:
   class Events;
@@ -122,8 +116,6 @@ class EngineDevices {
   void connect_finished(const Result<>& outcome);
   void allocate_finished(const Result<>& outcome);
   void free_finished(const Result<>& outcome);
-  void note_closed_ends();
-  void watch_departing();
   void check(const Result<>& moved) const;
 
   Loop& loop_;
@@ -132,9 +124,6 @@ class EngineDevices {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   DeviceBuffers buffers_;
   std::string connect_failure_;  // already logged
-  // Duplicated socket descriptors of departing engines.
-  std::map<reload::EngineId, UniqueFd> hangups_;
-  Timer hangup_timer_;
   std::unique_ptr<reload::PipelineListener> events_;
   std::unique_ptr<reload::PipelineRunner> runner_;
   Worker worker_;  // allocates, frees and connects, one task at a time

@@ -1,7 +1,6 @@
 #include "inference_side/sidecar/engine_hub.h"
 
 #include <algorithm>
-#include <fcntl.h>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -53,11 +52,7 @@ EngineHub::~EngineHub() {
   devices_->stop_runs();
   preparation_.reset();
   listener_.reset();
-  for (const auto& rank : std::exchange(ranks_, {})) {
-    rank->stream.reset();
-    devices_->disconnected(*rank);
-  }
-  devices_->shutdown();
+  for (const auto& rank : std::exchange(ranks_, {})) rank->stream.reset();
 }
 
 Result<> EngineHub::open() {
@@ -115,8 +110,6 @@ void EngineHub::accept(UniqueFd socket, pid_t pid) {
   rank->pid = pid;
   rank->id = reload::EngineId{next_engine_++};
   rank->fence = &fence_;
-  if (devices_ && devices_->on_gpus())
-    rank->hangup = UniqueFd(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   const std::weak_ptr<EngineRank> weak = rank;
   auto stream = control::UnixStream::adopt(loop_, std::move(socket),
                                            {.on_frame =

@@ -32,10 +32,6 @@ struct EngineRank {
   bool silent = false;  // it does not poll its link (EngineLiveness)
   std::string replica;
   std::uint32_t rank = 0;
-  // GPUs: a duplicate of the socket's descriptor. It shows when the engine's process has closed its
-  // end, even after `stream` is closed. The process has unmapped the IPC buffers before it closes
-  // its end.
-  UniqueFd hangup;
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
   Digest tensors_key;
   Digest layout_sent;

@@ -198,13 +198,15 @@ Result<> LoadDriver::send_load(const SendLoad& load, const LoadRank& seat) {
   control::Load message{.version = load.version,
                         .deadline_ms = load.deadline_ms,
                         .copy_threads = copy_threads(options_.registry->ranks().size())};
+  std::vector<UniqueFd> fds;
   // The welcome already carried the handles of kept buffers.
   if (options_.devices != nullptr && !options_.devices->keeps_buffers()) {
     const auto device = static_cast<std::uint32_t>(reload::index_of(seat.device));
-    message.buffers =
-        WSYNC_TRY(options_.devices->export_buffers(*rank, device, load.request)).handles;
+    auto buffers = WSYNC_TRY(options_.devices->export_buffers(*rank, device, load.request));
+    message.buffers = std::move(buffers.handles);
+    fds = std::move(buffers.fds);
   }
-  rank->send(load.request, message);
+  rank->send(load.request, message, std::move(fds));
   return {};
 }
 

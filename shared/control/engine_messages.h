@@ -55,12 +55,14 @@ struct EngineStarting {
   static constexpr MessageType kType = MessageType::kEngineStarting;
   std::uint32_t world_size = 1;
 };
-// One IPC buffer on a GPU, in the form of device::MemoryHandle::opaque.
+// One IPC buffer on a GPU, in the form of device::MemoryHandle::opaque. Its descriptor comes with
+// the message, in the order of the handles.
 struct BufferHandle {
   Bytes opaque;
   std::uint64_t generation = 0;  // of the sidecar process that made it, as in EngineWelcome
 };
-// Descriptors: the two IPC buffers (memfd) for separate devices; none for unified devices and cuda.
+// Descriptors: the two IPC buffers for separate devices (memfd), and for cuda if they are kept;
+// otherwise none.
 struct EngineWelcome {
   static constexpr MessageType kType = MessageType::kEngineWelcome;
   std::uint64_t generation = 0;  // of the sidecar process
@@ -106,6 +108,7 @@ struct Paused {
   static constexpr MessageType kType = MessageType::kPaused;
   std::uint64_t step = 0;
 };
+// Descriptors: the two IPC buffers for cuda without kept buffers; otherwise none.
 struct Load {
   static constexpr MessageType kType = MessageType::kLoad;
   Version version;

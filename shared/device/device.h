@@ -31,8 +31,8 @@ enum class DeviceIndex : std::uint32_t {};
 // Returns "unified", "separate" or "cuda".
 [[nodiscard]] std::string_view device_kind_name(DeviceKind kind) noexcept;
 
-// The data that another process needs to map a device's memory. Host: a sealed memfd. CUDA: the IPC
-// handles of the memory and of the event used by Stream::publish(), the GPU's UUID and the
+// The data that another process needs to map a device's memory. Host: a sealed memfd. CUDA: a
+// descriptor of the memory from the driver, and in `opaque` its size, its GPU's UUID and the
 // exporting process. Sent over the engine link only.
 struct MemoryHandle {
   DeviceKind kind = DeviceKind::kSeparate;
@@ -141,6 +141,11 @@ using StreamWork = std::function<Result<>(StreamTurn& turn)>;
 // An ordered queue of asynchronous work on one device. Every function may be called from any
 // thread; work runs in the order of the calls. Destroying a stream cancels work that has not
 // started, notifies its callbacks, and waits for running work.
+//
+// A process that has imported memory reads there what the owner's stream had written before
+// notify() called back or an event completed, if it learns of that by a message. On every kind of
+// device, the host has then seen the end of the work, so work that is enqueued after the message
+// arrived sees the bytes. Nothing else orders the work of two processes.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -162,12 +167,6 @@ class Stream {
   // memory or their tensor, or for an invalid sum index.
   [[nodiscard]] virtual Result<> copy_pieces(std::span<const Piece> pieces,
                                              std::span<SplitSum> sums) = 0;
-  // Orders later reads by other processes after the work enqueued so far, once the readers
-  // acquire() `memory`, which must be an own allocation. On host devices the message that announces
-  // the bytes provides this order.
-  [[nodiscard]] virtual Result<> publish(Memory& memory) = 0;
-  // Importer's side: later work of this stream starts after the work that the owner published last.
-  [[nodiscard]] virtual Result<> acquire(const Memory& memory) = 0;
   // For communicators: executes `work` in this stream's order, on a thread of the stream. Work
   // enqueued before is complete when it starts. An error of `work` becomes the stream's error.
   [[nodiscard]] virtual Result<> run(StreamWork work) = 0;
@@ -198,6 +197,14 @@ class HostRegistration {
  protected:
   HostRegistration() = default;
 };
+
+// GPU memory is allocated in whole blocks of this size, the granularity of the driver on every GPU
+// that it runs on. Other GPUs are refused (make_device).
+inline constexpr std::uint64_t kGpuBlockBytes = std::uint64_t{2} << 20U;
+// Returns the size of the blocks that `bytes` bytes of GPU memory take.
+[[nodiscard]] constexpr std::uint64_t whole_blocks(std::uint64_t bytes) noexcept {
+  return (bytes + kGpuBlockBytes - 1) / kGpuBlockBytes * kGpuBlockBytes;
+}
 
 struct MemoryInfo {
   std::uint64_t total_bytes = 0;
@@ -234,8 +241,9 @@ class Device {
   // kInvalidInput unless the range lies inside one allocation of this GPU.
   [[nodiscard]] virtual Result<std::unique_ptr<Memory>> borrow(std::span<std::byte> range) = 0;
   // Maps memory that another process (or this one) exported, read-only. kInvalidInput for a handle
-  // of another kind, size or GPU; kPeerLost if the memory no longer exists. CUDA: the exporter must
-  // keep its memory until the importers in other processes have closed it.
+  // of another kind, size or GPU, or without a descriptor of such memory; kPeerLost if this process
+  // exported the memory and has freed it. The memory exists as long as the exporter, a descriptor
+  // or an importer refers to it, so the exporter may free it, or end, at any time.
   [[nodiscard]] virtual Result<std::unique_ptr<Memory>> import_memory(MemoryHandle handle) = 0;
   // Prepares a host range for copies. A failed registration leads to a fallback, not to an error.
   [[nodiscard]] virtual Result<std::unique_ptr<HostRegistration>> register_host(
@@ -255,7 +263,8 @@ struct DeviceOptions {
   std::uint32_t gpu = 0;
 };
 // The only function that knows every backend. kCuda is loaded at run time (cuda_library.h).
-// kRefused, naming what is missing, without the library, a driver or that GPU.
+// kRefused, naming what is missing, without the library, a driver or that GPU, and for a GPU that
+// cannot share its memory with other processes.
 [[nodiscard]] Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options);
 
 }  // namespace wsync::device

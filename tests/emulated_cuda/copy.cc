@@ -2,6 +2,7 @@
 // documentation of the driver says (API synchronization behavior): what is copied from it is read
 // at the call; what is copied to it is there when the call returns.
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "tests/emulated_cuda/call.h"
@@ -32,8 +33,22 @@ Op copy_op(const Place& to, const Place& from, std::size_t bytes) {
   return op;
 }
 
+// Instead of a copy that a device may not carry out: it fails at its turn, and so does all after
+// it.
+Op denied_op(const char* name, const std::string& why) {
+  return {.kind = "copy", .work = [name, why](std::byte*&) {
+            return misuse(name, CUDA_ERROR_ILLEGAL_ADDRESS, "a copy " + why);
+          }};
+}
+
+// The devices that write and that read: -1 for that of the stream.
+struct Engines {
+  int writes = -1;
+  int reads = -1;
+};
+
 CUresult copy(const char* name, const Place& to, const Place& from, std::size_t bytes,
-              CUstream handle) {
+              CUstream handle, const Engines& engines = {}) {
   std::shared_ptr<Stream> stream;
   if (const CUresult bad = find_stream(name, handle, stream)) return bad;
   if (to.read_only)
@@ -42,7 +57,10 @@ CUresult copy(const char* name, const Place& to, const Place& from, std::size_t 
   if (to.at < from.at + bytes && from.at < to.at + bytes)
     return misuse(name, CUDA_ERROR_INVALID_VALUE, "source and destination overlap");
   if (to.pageable || from.pageable) add_count("pageable copy");
-  stream->push(copy_op(to, from, bytes));
+  const int own = stream->context().device;
+  auto denied = why_denied(to, engines.writes < 0 ? own : engines.writes, true);
+  if (denied.empty()) denied = why_denied(from, engines.reads < 0 ? own : engines.reads, false);
+  stream->push(denied.empty() ? copy_op(to, from, bytes) : denied_op(name, denied));
   if (!to.pageable) return CUDA_SUCCESS;
   stream->wait_idle();
   return static_cast<CUresult>(stream->context().error.load());
@@ -61,6 +79,10 @@ CUresult fill(const char* name, CUdeviceptr address, const void* pattern, std::s
   std::memcpy(one.data(), pattern, width);
   Op op{.kind = "memset"};
   op.holds.emplace_back(to.used);
+  if (const auto denied = why_denied(to, stream->context().device, true); !denied.empty()) {
+    stream->push(denied_op(name, denied));
+    return CUDA_SUCCESS;
+  }
   op.work = [at = to.at, one = std::move(one), count](std::byte*&) {
     if (one.size() == 1) {
       std::memset(at, std::to_integer<int>(one[0]), count);
@@ -126,6 +148,31 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
     if (const CUresult bad = any_place(kName, to, bytes, target)) return bad;
     if (const CUresult bad = any_place(kName, from, bytes, source)) return bad;
     return copy(kName, target, source, bytes, stream);
+  });
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                           CUcontext from_context, size_t bytes, CUstream stream) {
+  constexpr const char* kName = "cuMemcpyPeerAsync";
+  return call(kName, Needs::kContext, [&]() -> CUresult {
+    Engines engines;
+    {
+      State& all = state();
+      const std::scoped_lock lock(all.mutex);
+      const auto writes = all.contexts.find(id_of(HandleKind::kContext, to_context));
+      const auto reads = all.contexts.find(id_of(HandleKind::kContext, from_context));
+      if (writes == all.contexts.end() || reads == all.contexts.end())
+        return misuse(kName, CUDA_ERROR_INVALID_CONTEXT, "no such context, or no longer");
+      engines = {.writes = writes->second->device, .reads = reads->second->device};
+    }
+    Place target;
+    Place source;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (const CUresult bad = device_place(kName, to, bytes, target)) return bad;
+    if (const CUresult bad = device_place(kName, from, bytes, source)) return bad;
+    if (target.device != engines.writes || source.device != engines.reads)
+      return misuse(kName, CUDA_ERROR_INVALID_VALUE, "an address is not of the context beside it");
+    return copy(kName, target, source, bytes, stream, engines);
   });
 }
 

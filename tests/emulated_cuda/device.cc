@@ -12,7 +12,6 @@ namespace emulated_cuda {
 namespace {
 
 // Attributes by number: the oldest cuda.h that is taken lacks their names.
-constexpr int kIpcEventSupported = 125;
 constexpr int kHostNumaId = 134;
 constexpr int kOldVersion = 11040;  // a driver of CUDA 11.4
 
@@ -49,8 +48,10 @@ int device_attribute(CUdevice_attribute attribute, int device) {
     case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-    case kIpcEventSupported:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       return 1;
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+      return settings().descriptors ? 1 : 0;
     case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
       return settings().reads_read_only ? 1 : 0;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:

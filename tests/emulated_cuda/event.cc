@@ -3,36 +3,26 @@
 #include <string>
 
 #include "tests/emulated_cuda/call.h"
-#include "tests/emulated_cuda/process.h"
 #include "tests/emulated_cuda/stream.h"
 
 namespace emulated_cuda {
 namespace {
 
 void complete(EventState& event, std::uint64_t ticket) {
-  auto& completed = event.completed();
-  std::uint64_t before = completed;
-  while (before < ticket && !completed.compare_exchange_weak(before, ticket)) {
+  std::uint64_t before = event.completed;
+  while (before < ticket && !event.completed.compare_exchange_weak(before, ticket)) {
   }
 }
 
 // What never comes holds up the stream for good, as a GPU's semaphore would.
-CUresult wait_for(EventState& event, std::uint64_t ticket) {
-  bool told = false;
-  while (event.completed() < ticket) {
-    if (!pause_unless_stopping()) return CUDA_SUCCESS;
-    if (!told && event.imported && !process_of(event.exporter).lives &&
-        event.completed() < ticket) {
-      report("cuStreamWaitEvent: a stream waits for an event of process " +
-             std::to_string(event.exporter) + ", which died before");
-      told = true;
-    }
+CUresult wait_for(const EventState& event, std::uint64_t ticket) {
+  while (event.completed < ticket && pause_unless_stopping()) {
   }
   return CUDA_SUCCESS;
 }
 
-CUresult query(EventState& event) {
-  return event.completed() >= event.recorded() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+CUresult query(const EventState& event) {
+  return event.completed >= event.recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 }  // namespace
@@ -45,9 +35,6 @@ CUresult find_event(const char* name, CUevent handle, std::shared_ptr<EventState
   if (found == all.events.end())
     return misuse(name, CUDA_ERROR_INVALID_HANDLE,
                   id == 0 ? "no event" : "the event has been destroyed");
-  if (found->second->gone())
-    return misuse(name, CUDA_ERROR_INVALID_HANDLE,
-                  "the process that exported the event has destroyed it");
   event = found->second;
   return CUDA_SUCCESS;
 }
@@ -61,21 +48,16 @@ extern "C" {
 CUresult cuEventCreate(CUevent* event, unsigned int flags) {
   constexpr const char* kName = "cuEventCreate";
   return call(kName, Needs::kContext, [&]() -> CUresult {
-    constexpr unsigned kKnown =
-        CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
-    const bool shared = (flags & CU_EVENT_INTERPROCESS) != 0;
-    if ((flags & ~kKnown) != 0 || (shared && (flags & CU_EVENT_DISABLE_TIMING) == 0))
+    constexpr unsigned kKnown = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
+    if ((flags & ~kKnown) != 0)
       return misuse(kName, CUDA_ERROR_INVALID_VALUE,
-                    "flags " + std::to_string(flags) + " (an interprocess event has no timing)");
+                    "flags " + std::to_string(flags) + " (interprocess events are not emulated)");
     const auto context = current();
     State& all = state();
     const std::scoped_lock lock(all.mutex);
     const std::uint64_t id = all.next_id++;
     auto made = std::make_shared<EventState>();
     made->context = context->id;
-    made->flags = flags;
-    if (shared && (made->storage = Storage::create(id, 0)) == nullptr)
-      return CUDA_ERROR_OUT_OF_MEMORY;
     all.events[id] = std::move(made);
     *event = make_handle<CUevent>(HandleKind::kEvent, id);
     return CUDA_SUCCESS;
@@ -91,14 +73,6 @@ CUresult cuEventDestroy(CUevent handle) {
     const auto found = all.events.find(id_of(HandleKind::kEvent, handle));
     if (found == all.events.end())
       return misuse(kName, CUDA_ERROR_INVALID_HANDLE, "no event, or destroyed before");
-    const EventState& event = *found->second;
-    if (event.storage && event.imported) event.storage->import(false);
-    if (event.storage && !event.imported) {
-      if (const int importers = event.storage->importers(); importers > 0)
-        report(std::string(kName) + ": " + std::to_string(importers) +
-               " other processes have the event open");
-      event.storage->page().freed = 1;
-    }
     all.events.erase(found);
     return CUDA_SUCCESS;
   });
@@ -113,8 +87,8 @@ CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
     if (const CUresult bad = find_event(kName, handle, event)) return bad;
     if (event->context != stream->context().id)
       return misuse(kName, CUDA_ERROR_INVALID_HANDLE, "event and stream are of two contexts");
-    const std::uint64_t ticket = ++event->recorded();
-    // Also after a failure: another process may wait for it, and learns of the failure elsewhere.
+    const std::uint64_t ticket = ++event->recorded;
+    // Also after a failure: who waits for it learns of the failure elsewhere.
     stream->push({.kind = "event",
                   .work =
                       [event, ticket](std::byte*&) {
@@ -134,7 +108,7 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int 
     std::shared_ptr<EventState> event;
     if (const CUresult bad = find_stream(kName, stream_handle, stream)) return bad;
     if (const CUresult bad = find_event(kName, handle, event)) return bad;
-    const std::uint64_t ticket = event->recorded();
+    const std::uint64_t ticket = event->recorded;
     stream->push({.kind = "wait",
                   .work = [event, ticket](std::byte*&) { return wait_for(*event, ticket); }});
     return CUDA_SUCCESS;

@@ -25,13 +25,26 @@ bool excused(const State& all, std::uint64_t context) {
   return found == all.contexts.end() || found->second->error != CUDA_SUCCESS;
 }
 
+// The same for memory of no context.
+bool excused_on(const State& all, int device) {
+  const auto& context = all.primary[static_cast<std::size_t>(device)];
+  return context != nullptr && context->error != CUDA_SUCCESS;
+}
+
 void report_leaks(const State& all) {
   std::size_t memories = 0;
-  std::size_t imported = 0;
+  std::size_t mapped = 0;
   for (const auto& [address, block] : all.blocks) {
-    if (block.storage == nullptr || excused(all, block.context)) continue;
-    ++(block.was_imported ? imported : memories);
+    if (block.storage == nullptr) continue;
+    if (block.mapping != nullptr)
+      mapped += !excused_on(all, block.device);
+    else
+      memories += !excused(all, block.context);
   }
+  std::size_t handles = 0;
+  for (const auto& [id, physical] : all.physical) handles += !excused_on(all, physical.device);
+  std::size_t reserved = 0;
+  for (const auto& [address, reservation] : all.reservations) reserved += !reservation.freed;
   std::size_t allocated = 0;
   std::size_t registered = 0;
   for (const auto& [address, range] : all.pinned) {
@@ -47,7 +60,9 @@ void report_leaks(const State& all) {
   for (const auto& context : all.primary)
     contexts += context != nullptr && context->error == CUDA_SUCCESS;
   report_number(memories, "device memories are not freed");
-  report_number(imported, "memories of other processes are not closed");
+  report_number(mapped, "mappings are not unmapped");
+  report_number(handles, "handles of memory are not released");
+  report_number(reserved, "reserved ranges of addresses are not freed");
   report_number(allocated, "pinned host memories are not freed");
   report_number(registered, "registered host memories are not unregistered");
   report_number(streams, "streams are not destroyed");

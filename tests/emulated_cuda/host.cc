@@ -100,7 +100,8 @@ bool pointer_attribute(CUpointer_attribute attribute, CUdeviceptr pointer, void*
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       if (!device) return false;
       *static_cast<CUcontext*>(value) =
-          make_handle<CUcontext>(HandleKind::kContext, block->context);
+          block->context == 0 ? nullptr
+                              : make_handle<CUcontext>(HandleKind::kContext, block->context);
       return true;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       *static_cast<CUdeviceptr*>(value) = pointer;
@@ -113,7 +114,7 @@ bool pointer_attribute(CUpointer_attribute attribute, CUdeviceptr pointer, void*
       *static_cast<unsigned long long*>(value) = block->id;
       return true;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      *static_cast<unsigned*>(value) = device && !block->was_imported ? 1 : 0;
+      *static_cast<unsigned*>(value) = device && block->mapping == nullptr ? 1 : 0;
       return true;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       if (!device) return false;

@@ -39,12 +39,15 @@ namespace emulated_cuda_test {
   CALL(cuMemGetInfo) CALL(cuMemAlloc) CALL(cuMemFree) CALL(cuMemAllocHost) CALL(cuMemHostAlloc)   \
   CALL(cuMemFreeHost) CALL(cuMemHostRegister) CALL(cuMemHostUnregister)                           \
   CALL(cuMemGetAddressRange) CALL(cuPointerGetAttribute) CALL(cuMemcpyHtoDAsync)                  \
-  CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyDtoDAsync) CALL(cuMemcpyAsync) CALL(cuMemsetD8Async)       \
+  CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyDtoDAsync) CALL(cuMemcpyAsync) CALL(cuMemcpyPeerAsync)     \
+  CALL(cuMemGetAllocationGranularity) CALL(cuMemCreate) CALL(cuMemRelease)                        \
+  CALL(cuMemAddressReserve) CALL(cuMemAddressFree) CALL(cuMemMap) CALL(cuMemUnmap)                \
+  CALL(cuMemSetAccess) CALL(cuMemExportToShareableHandle)                                         \
+  CALL(cuMemImportFromShareableHandle) CALL(cuMemsetD8Async)                                      \
   CALL(cuMemsetD32Async) CALL(cuStreamCreate) CALL(cuStreamCreateWithPriority)                    \
   CALL(cuStreamDestroy) CALL(cuStreamQuery) CALL(cuStreamSynchronize) CALL(cuStreamWaitEvent)     \
   CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord) CALL(cuEventQuery)                 \
-  CALL(cuEventSynchronize) CALL(cuIpcGetMemHandle) CALL(cuIpcOpenMemHandle)                       \
-  CALL(cuIpcCloseMemHandle) CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle)                  \
+  CALL(cuEventSynchronize)                                                                        \
   CALL(emulated_cuda_enqueue) CALL(emulated_cuda_view) CALL(emulated_cuda_stream_device)          \
   CALL(emulated_cuda_report) CALL(emulated_cuda_count) CALL(emulated_cuda_stopping)
 // clang-format on

@@ -44,9 +44,10 @@ class CopyPiecesRun {
 
  private:
   // The address at which the host finds the bytes; 0: outside, which is reported.
-  std::uint64_t view(std::uint64_t address, std::uint64_t bytes) {
+  std::uint64_t view(std::uint64_t address, std::uint64_t bytes, bool writes = false) {
     Place place;
-    if (kernel_place(kCopyPieces, context_, address, bytes, place) != CUDA_SUCCESS) return 0;
+    if (kernel_place(kCopyPieces, context_, address, bytes, writes, place) != CUDA_SUCCESS)
+      return 0;
     holds_.emplace_back(place.used);
     return reinterpret_cast<std::uint64_t>(place.at);
   }
@@ -66,7 +67,7 @@ class CopyPiecesRun {
     max_sum_ =
         piece.sum == cuda::KernelPiece::kNoSum ? max_sum_ : std::max(max_sum_, piece.sum + 1);
     if (piece.to == 0) return true;
-    piece.to = view(piece.to, bytes);
+    piece.to = view(piece.to, bytes, true);
     return piece.to != 0;
   }
 
@@ -80,7 +81,7 @@ class CopyPiecesRun {
     }
     if (max_sum_ == 0) return true;
     sums_ = reinterpret_cast<cuda::KernelSum*>(
-        view(launch_.sums, std::uint64_t{max_sum_} * sizeof(cuda::KernelSum)));
+        view(launch_.sums, std::uint64_t{max_sum_} * sizeof(cuda::KernelSum), true));
     return sums_ != nullptr;
   }
 
@@ -116,9 +117,9 @@ CUresult run_read_bytes(const ReadBytes& launch, const Context& context) {
   Place from;
   Place folded;
   const char* name = cuda::kReadBytesKernel;
-  if (kernel_place(name, context, launch.from, launch.granules * cuda::kGranuleBytes, from) !=
-          CUDA_SUCCESS ||
-      kernel_place(name, context, launch.folded, sizeof(unsigned long long), folded) !=
+  if (kernel_place(name, context, launch.from, launch.granules * cuda::kGranuleBytes, false,
+                   from) != CUDA_SUCCESS ||
+      kernel_place(name, context, launch.folded, sizeof(unsigned long long), true, folded) !=
           CUDA_SUCCESS)
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   const Hold holds[] = {Hold(from.used), Hold(folded.used)};

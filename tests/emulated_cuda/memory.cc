@@ -38,17 +38,17 @@ CUresult in_block(const char* name, const Block& block, CUdeviceptr address, std
   if (block.storage == nullptr)
     return misuse(name, CUDA_ERROR_INVALID_VALUE,
                   span_text(address, bytes) + " are of memory " + std::to_string(block.id) +
-                      ", which has been " + (block.was_imported ? "closed" : "freed"));
+                      ", which has been " + (block.was_mapped ? "unmapped" : "freed"));
   if (offset > block.bytes || bytes > block.bytes - offset)
     return misuse(name, CUDA_ERROR_INVALID_VALUE,
                   span_text(address, bytes) + " reach outside of memory " +
                       std::to_string(block.id) + " of " + std::to_string(block.bytes) +
                       " bytes at " + hex(block.address));
-  if (block.opens > 0 && block.storage->page().freed != 0)
-    return misuse(name, CUDA_ERROR_INVALID_VALUE,
-                  span_text(address, bytes) + " are of memory that process " +
-                      std::to_string(block.exporter) + " exported and has freed");
-  place = {.at = block.storage->bytes() + offset, .used = block.storage};
+  place = {.at = block.storage->bytes() + offset,
+           .used = block.usable(),
+           .device = block.device,
+           .mapped = block.mapping != nullptr};
+  if (place.mapped) place.access = block.mapping->access;
   return CUDA_SUCCESS;
 }
 
@@ -78,10 +78,22 @@ Block* block_at(CUdeviceptr address) {
 }
 
 // A page more than needed, so that no two allocations touch.
-CUdeviceptr reserve(std::uint64_t bytes) {
-  const std::uint64_t all = (bytes + kPage - 1) / kPage * kPage + kPage;
+CUdeviceptr reserve(std::uint64_t bytes, std::uint64_t alignment) {
+  const std::uint64_t all = (bytes + kPage - 1) / kPage * kPage + kPage + alignment - 1;
   void* at = ::mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return at == MAP_FAILED ? 0 : reinterpret_cast<CUdeviceptr>(at);
+  if (at == MAP_FAILED) return 0;
+  return (reinterpret_cast<CUdeviceptr>(at) + alignment - 1) / alignment * alignment;
+}
+
+std::string why_denied(const Place& place, int device, bool writes) {
+  if (!place.mapped) return {};
+  const auto found = place.access.find(device);
+  const Access access = found == place.access.end() ? Access::kNone : found->second;
+  if (access == Access::kReadWrite || (access == Access::kRead && !writes)) return {};
+  return std::string(access == Access::kRead ? "writes to memory that device "
+                                             : "uses memory that device ") +
+         std::to_string(device) + (access == Access::kRead ? " may only read" : " may not access") +
+         " (cuMemSetAccess)";
 }
 
 CUresult device_place(const char* name, CUdeviceptr address, std::size_t bytes, Place& place) {
@@ -93,8 +105,11 @@ CUresult device_place(const char* name, CUdeviceptr address, std::size_t bytes, 
 }
 
 CUresult kernel_place(const char* name, const Context& context, CUdeviceptr address,
-                      std::size_t bytes, Place& place) {
+                      std::size_t bytes, bool writes, Place& place) {
   if (const CUresult bad = device_place(name, address, bytes, place)) return bad;
+  if (const auto denied = why_denied(place, context.device, writes); !denied.empty())
+    return misuse(name, CUDA_ERROR_ILLEGAL_ADDRESS, span_text(address, bytes) + ": it " + denied);
+  if (place.mapped) return CUDA_SUCCESS;
   const std::scoped_lock lock(state().mutex);
   const Block* block = block_at(address);
   if (block == nullptr || reaches(context, block->device)) return CUDA_SUCCESS;
@@ -160,7 +175,7 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
                 .bytes = bytes,
                 .device = context->device,
                 .context = context->id};
-    block.storage = Storage::create(block.id, bytes);
+    block.storage = Storage::create(machine_number(context->device), bytes);
     if (block.address == 0 || block.storage == nullptr) {
       give_back(machine_number(context->device), bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -178,7 +193,7 @@ CUresult cuMemFree(CUdeviceptr address) {
     State& all = state();
     const std::scoped_lock lock(all.mutex);
     Block* block = block_at(address);
-    if (block == nullptr || block->address != address || block->was_imported)
+    if (block == nullptr || block->address != address || block->was_mapped)
       return misuse(kName, CUDA_ERROR_INVALID_VALUE,
                     hex(address) + " is not the beginning of an allocation");
     if (block->storage == nullptr)
@@ -187,10 +202,6 @@ CUresult cuMemFree(CUdeviceptr address) {
     if (block->storage->in_use > 0)
       report(std::string(kName) + ": memory " + std::to_string(block->id) +
              " is freed while queued work uses it");
-    if (const int importers = block->storage->importers(); importers > 0)
-      report(std::string(kName) + ": memory " + std::to_string(block->id) + " is freed while " +
-             std::to_string(importers) + " other processes have it open");
-    block->storage->page().freed = 1;
     block->storage = nullptr;
     give_back(machine_number(block->device), block->bytes);
     return CUDA_SUCCESS;
@@ -224,7 +235,7 @@ void* emulated_cuda_view(CUstream stream, CUdeviceptr address, size_t bytes) {
     return nullptr;
   }
   Place place;
-  return kernel_place("emulated_cuda_view", *context, address, bytes, place) == CUDA_SUCCESS
+  return kernel_place("emulated_cuda_view", *context, address, bytes, true, place) == CUDA_SUCCESS
              ? place.at
              : nullptr;
 }

@@ -146,6 +146,7 @@ Settings read_settings() {
     refuse("WSYNC_EMULATED_CUDA_DELAY_US", delay, "microseconds, or microseconds,seed");
   all.peers = number_of("WSYNC_EMULATED_CUDA_PEERS", 1, 1) == 1;
   all.reads_read_only = number_of("WSYNC_EMULATED_CUDA_READ_ONLY_REGISTER", 1, 1) == 1;
+  all.descriptors = number_of("WSYNC_EMULATED_CUDA_DESCRIPTORS", 1, 1) == 1;
   all.machine = text_of("WSYNC_EMULATED_CUDA_MACHINE");
   all.report = text_of("WSYNC_EMULATED_CUDA_REPORT");
   all.faults = read_faults();

@@ -30,6 +30,7 @@ struct Settings {
   std::uint64_t seed = 1;
   bool peers = true;
   bool reads_read_only = true;  // READ_ONLY_HOST_REGISTER_SUPPORTED
+  bool descriptors = true;      // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
   std::string machine;          // file of what all processes have taken of the GPUs; empty: none
   std::string report;           // error file; empty: stderr
   std::vector<Fault> faults;

@@ -50,40 +50,32 @@ class Hold {
   std::shared_ptr<Usable> what_;
 };
 
-// The first page of the memfd behind an allocation or an interprocess event: what processes share.
+// The first page of the memfd behind an allocation: by it another process knows a descriptor.
 struct SharedPage {
   static constexpr std::size_t kBytes = 4096;
-  static constexpr int kMaxImporters = 64;
-  std::uint64_t id = 0;
-  std::uint64_t random = 0;
+  static constexpr std::uint64_t kMagic = 0x6375'6465'6d75'6c65;
+  std::uint64_t magic = kMagic;
   std::uint64_t bytes = 0;
-  std::atomic<std::uint32_t> freed = 0;         // by its owner
-  std::atomic<int> importers[kMaxImporters]{};  // processes that have it mapped
-  std::atomic<std::uint64_t> recorded = 0;      // of an event: as in EventState
-  std::atomic<std::uint64_t> completed = 0;
+  unsigned char gpu[16] = {};  // UUID of the GPU
 };
 static_assert(sizeof(SharedPage) <= SharedPage::kBytes);
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// A mapped memfd: the shared page, and the bytes behind it.
+// A mapped memfd: the shared page, and the bytes behind it. They are there as long as a Storage or
+// a descriptor of any process refers to them.
 class Storage : public Usable {
  public:
   ~Storage() override;
-  // A new memfd of that many bytes; null when there is no memory.
-  static std::shared_ptr<Storage> create(std::uint64_t id, std::uint64_t bytes);
-  // Another process's, of which `fd` is taken over; null when it cannot be mapped, or is not the
-  // one with this id and random number.
-  static std::shared_ptr<Storage> open(int fd, std::uint64_t id, std::uint64_t random);
+  // A new memfd of that many bytes, on GPU `number` of the machine; null when there is no memory.
+  static std::shared_ptr<Storage> create(int number, std::uint64_t bytes);
+  // The one that a descriptor refers to, which stays the caller's; null when that is no memory of
+  // an emulated GPU.
+  static std::shared_ptr<Storage> open(int fd);
 
   [[nodiscard]] SharedPage& page() const { return *static_cast<SharedPage*>(base_); }
   [[nodiscard]] std::byte* bytes() const {
     return static_cast<std::byte*>(base_) + SharedPage::kBytes;
   }
   [[nodiscard]] int fd() const { return fd_; }
-  // Notes that this process has it mapped, or no longer has.
-  void import(bool mapped);
-  // Living processes that have it mapped.
-  [[nodiscard]] int importers() const;
 
  private:
   Storage(int fd, void* base, std::size_t mapped) : fd_(fd), base_(base), mapped_(mapped) {}
@@ -92,17 +84,54 @@ class Storage : public Usable {
   std::size_t mapped_;
 };
 
+// Memory of a GPU that this process is charged for, until nothing of the process refers to it.
+struct Charge {
+  Charge(int gpu, std::uint64_t count) : number(gpu), bytes(count) {}
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+  ~Charge();
+  int number;
+  std::uint64_t bytes;
+};
+
+// Memory of cuMemCreate or cuMemImportFromShareableHandle, as its handle names it.
+struct Physical {
+  std::shared_ptr<Storage> storage;
+  std::shared_ptr<Charge> charge;  // null: of another process
+  int device = 0;
+  bool has_descriptors = false;
+};
+
+enum class Access : std::uint8_t { kNone, kRead, kReadWrite };
+
+// One mapping of such memory, which queued work uses.
+struct Mapping : Usable {
+  Mapping(std::shared_ptr<Storage> memory, std::shared_ptr<Charge> cost)
+      : storage(std::move(memory)), charge(std::move(cost)) {}
+  std::shared_ptr<Storage> storage;
+  std::shared_ptr<Charge> charge;
+  std::map<int, Access> access;  // of devices; nobody has any at first
+};
+
+// Addresses of cuMemAddressReserve.
+struct Reservation {
+  std::uint64_t bytes = 0;
+  bool freed = false;  // the addresses are not used again
+};
+
 // Device memory as the program sees it: addresses behind which nothing can be read.
 struct Block {
   std::uint64_t id = 0;
   CUdeviceptr address = 0;
   std::uint64_t bytes = 0;
   int device = 0;
-  std::uint64_t context = 0;
-  std::shared_ptr<Storage> storage;  // null once it is freed; the addresses are not used again
-  int opens = 0;                     // imported: how often; 0: an own allocation
-  bool was_imported = false;
-  int exporter = 0;
+  std::uint64_t context = 0;           // 0: of no context, because it was mapped
+  std::shared_ptr<Storage> storage;    // null once it is freed or unmapped
+  std::shared_ptr<Mapping> mapping{};  // of memory that was mapped; null: of cuMemAlloc
+  bool was_mapped = false;
+  [[nodiscard]] std::shared_ptr<Usable> usable() const {
+    return mapping != nullptr ? std::shared_ptr<Usable>(mapping) : storage;
+  }
 };
 
 // Pinned host memory.
@@ -135,7 +164,9 @@ struct State {
   std::map<std::uint64_t, std::shared_ptr<EventState>> events;
   std::map<std::uint64_t, Module> modules;
   std::map<std::uint64_t, Function> functions;
-  std::map<CUdeviceptr, Block> blocks;  // freed ones too
+  std::map<CUdeviceptr, Block> blocks;         // freed ones too
+  std::map<std::uint64_t, Physical> physical;  // by the number of the handle
+  std::map<CUdeviceptr, Reservation> reservations;
   std::map<std::uintptr_t, std::shared_ptr<HostRange>> pinned;
   std::atomic<bool> stopping = false;
 };
@@ -144,7 +175,14 @@ struct State {
 
 // ---- handles ----
 
-enum class HandleKind : std::uint64_t { kContext = 1, kStream, kEvent, kModule, kFunction };
+enum class HandleKind : std::uint64_t {
+  kContext = 1,
+  kStream,
+  kEvent,
+  kModule,
+  kFunction,
+  kMemory  // CUmemGenericAllocationHandle, which is a number
+};
 
 // No address of a process on x86-64 or AArch64 begins like this.
 constexpr std::uint64_t handle_bits(HandleKind kind) {

@@ -5,15 +5,44 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/emulated_cuda/process.h"
 #include "tests/emulated_cuda/settings.h"
 
 namespace emulated_cuda {
 namespace {
+
+// What the system says of a process.
+struct Process {
+  bool lives = false;         // and has not only to be reaped
+  std::uint64_t started = 0;  // tells it from a later one of the same number
+};
+
+Process process_of(int id) {
+  char path[48];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", id);
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  char text[1024];
+  const ssize_t bytes = ::read(fd, text, sizeof text - 1);
+  ::close(fd);
+  if (bytes <= 0) return {};
+  const std::string_view line(text, static_cast<std::size_t>(bytes));
+  // pid (name, which may hold anything) state ...: the start time is field 22.
+  std::size_t at = line.rfind(')');
+  if (at == std::string_view::npos || at + 2 >= line.size()) return {};
+  Process process{.lives = line[at + 2] != 'Z' && line[at + 2] != 'X'};
+  for (int field = 2; field < 22 && at != std::string_view::npos; ++field)
+    at = line.find(' ', at + 1);
+  if (at == std::string_view::npos) return {};
+  for (++at; at < line.size() && line[at] >= '0' && line[at] <= '9'; ++at)
+    process.started = process.started * 10 + static_cast<std::uint64_t>(line[at] - '0');
+  return process;
+}
 
 class Ledger {
  public:

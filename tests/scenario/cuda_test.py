@@ -33,7 +33,7 @@ class Cuda(CudaCase):
     def test_buffers_that_are_not_kept(self):
         self.run_through([0, 1], "--set", "devices.keep_buffers=false")
 
-    def test_a_sidecar_that_ends_before_its_engines_frees_what_they_have_unmapped(self):
+    def test_a_sidecar_ends_before_its_engines(self):
         with self.fleet() as fleet:
             one = fleet.checkpoint("one", 1)
             sidecar, socket = fleet.sidecar("s0", *cuda("0,0"), *BUFFER)
@@ -99,7 +99,7 @@ class Cuda(CudaCase):
         with self.fleet() as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER, "--set", "devices.keep_buffers=false",
-                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:8+:CUDA_ERROR_OUT_OF_MEMORY")
+                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemCreate:7+:CUDA_ERROR_OUT_OF_MEMORY")
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
             trainer = fleet.start("trainer", "--set", "arenas=4")
             first = self.push(fleet, one)
@@ -167,7 +167,9 @@ class Cuda(CudaCase):
                                  ["3 buffers of 2.00 MiB do not fit beside the 388 MiB that streams"],
                                  WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
             self.refused_sidecar(fleet, cuda("0", *BUFFER), ["lower devices.buffer_bytes", "free"],
-                                 WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:2+:CUDA_ERROR_OUT_OF_MEMORY")
+                                 WSYNC_EMULATED_CUDA_FAULTS="cuMemCreate:2+:CUDA_ERROR_OUT_OF_MEMORY")
+            self.refused_sidecar(fleet, cuda("0", *BUFFER), ["device 0", "GPU 0", "cannot share memory with other processes"],
+                                 WSYNC_EMULATED_CUDA_DESCRIPTORS="0")
 
     def test_engines_that_do_not_fit_the_devices(self):
         with self.fleet() as fleet:

@@ -52,8 +52,6 @@ void SimulatedHub::restart() {
   queue_ = std::make_unique<LoadQueue>(on_devices());
   buffers_ = std::make_unique<DeviceBuffers>(devices_ != HubDevices::kFreedBuffers);
   connections_.clear();
-  departing_.clear();
-  watching_ = false;
   versions_.clear();
   copies_.clear();
   run_.reset();
@@ -138,7 +136,7 @@ void SimulatedHub::detached(EngineGroup& group, std::uint32_t rank) {
   const auto id = id_of(group, rank);
   if (!id) return;
   forget(*id);
-  buffers_->disconnected(*id, true);
+  buffers_->disconnected(*id);
   check();
   later(std::chrono::nanoseconds(0), [this] { free_unused(); });
   hooks_.notify(group.name(), reload::RankDetached{.rank = rank});
@@ -172,7 +170,8 @@ void SimulatedHub::handle(EngineGroup& group, std::uint32_t rank, const control:
   }
 }
 
-// The run gives up an engine. Its process notices later and keeps the buffers mapped until then.
+// The run gives up an engine. Its process notices later and keeps the buffers mapped until then,
+// which nobody waits for.
 void SimulatedHub::drop(EngineId id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
@@ -180,29 +179,12 @@ void SimulatedHub::drop(EngineId id) {
   const Connection connection = found->second;
   forget(id);
   if (buffers_->mapping_of(id) == MappingState::kMapped) {
-    buffers_->disconnected(id, false);
-    departing_[id] = connection;
-    watch_departing();
+    buffers_->disconnected(id);
+    later({}, [this] { free_unused(); });
   }
   check();
   connection.group->drop_link(connection.rank);
   hooks_.notify(connection.group->name(), reload::RankDetached{.rank = connection.rank});
-}
-
-void SimulatedHub::watch_departing() {
-  if (std::exchange(watching_, true)) return;
-  later(std::chrono::milliseconds(5), [this] {
-    watching_ = false;
-    std::erase_if(departing_, [this](const auto& entry) {
-      const auto& [id, connection] = entry;
-      if (connection.group->ranks()[connection.rank].mapped_link == connection.link) return false;
-      buffers_->closed(id);
-      return true;
-    });
-    check();
-    if (!departing_.empty()) watch_departing();
-    free_unused();
-  });
 }
 
 // ---- versions ----
@@ -482,7 +464,6 @@ void SimulatedHub::check_unmapped(const char* when) {
                                    connection.rank, connection.group->name()));
   };
   for (const auto& [id, connection] : connections_) check_one(connection);
-  for (const auto& [id, connection] : departing_) check_one(connection);
 }
 
 }  // namespace wsync::simulation

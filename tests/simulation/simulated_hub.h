@@ -152,7 +152,6 @@ class SimulatedHub {
   // the devices
   void connect();
   void free_unused();
-  void watch_departing();
   void check_unmapped(const char* when);
   void check(const Result<>& moved);
   void check();
@@ -166,8 +165,6 @@ class SimulatedHub {
   std::unique_ptr<LoadQueue> queue_;
   std::unique_ptr<DeviceBuffers> buffers_;
   std::map<reload::EngineId, Connection> connections_;
-  std::map<reload::EngineId, Connection> departing_;
-  bool watching_ = false;
   // known versions, and whether the devices can read them
   std::map<Version, std::optional<Result<>>> versions_;
   std::map<std::string, Copy> copies_;  // newest load of each replica

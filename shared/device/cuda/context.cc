@@ -8,6 +8,7 @@
 #include "shared/device/cuda/bounce_ring.h"
 #include "shared/device/cuda/fatbin.h"
 #include "shared/device/cuda/kernels.h"
+#include "shared/device/cuda/mapped_memory.h"
 #include "shared/device/cuda_library.h"
 
 namespace wsync::device::cuda {
@@ -25,18 +26,18 @@ OpenGpus& open_gpus() {
   return gpus;
 }
 
-// Enables direct access from GPU `from` to the memory of GPU `to`. If this is not possible (no such
-// link, too many peers), the driver copies through host memory. That is slower but correct, and
-// `wsync doctor` shows it.
-void enable_peer(const Context& from, const Context& to) {
+// Enables direct access from GPU `from` to the memory of GPU `to`, and returns whether it is
+// enabled. If this is not possible (no such link, too many peers), the driver copies through host
+// memory. That is slower but correct, and `wsync doctor` shows it.
+bool enable_peer(const Context& from, const Context& to) {
   const Driver& cuda = from.cuda();
   int can = 0;
   if (cuda.cuDeviceCanAccessPeer(&can, from.device(), to.device()) != CUDA_SUCCESS || can == 0)
-    return;
+    return false;
   const ContextGuard guard(from);
-  // The result is ignored: access is either already enabled by a framework that shares the context,
-  // or refused, and then the driver's fallback applies.
-  static_cast<void>(cuda.cuCtxEnablePeerAccess(to.handle(), 0));
+  const CUresult code = cuda.cuCtxEnablePeerAccess(to.handle(), 0);
+  // A framework that shares the context may have enabled it.
+  return code == CUDA_SUCCESS || code == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 
 }  // namespace
@@ -141,11 +142,32 @@ Result<std::shared_ptr<const Gpu>> Gpu::open(const Driver& cuda, std::uint32_t n
   for (const auto& [key, other] : open.all) {
     const auto peer = other.lock();
     if (key.first != &cuda || peer == nullptr) continue;
-    enable_peer(*gpu->context_, *peer->context_);
-    enable_peer(*peer->context_, *gpu->context_);
+    if (enable_peer(*gpu->context_, *peer->context_)) peer->add_peer(gpu);
+    if (enable_peer(*peer->context_, *gpu->context_)) gpu->add_peer(peer);
   }
   slot = gpu;
   return gpu;
+}
+
+std::shared_ptr<const Gpu> Gpu::find(const Driver& cuda, std::uint32_t number) {
+  auto& open = open_gpus();
+  const std::lock_guard lock(open.mutex);
+  const auto found = open.all.find({&cuda, number});
+  return found == open.all.end() ? nullptr : found->second.lock();
+}
+
+void Gpu::add_peer(const std::shared_ptr<const Gpu>& peer) const {
+  const std::lock_guard lock(peers_mutex_);
+  std::erase_if(peers_, [](const auto& one) { return one.expired(); });
+  peers_.push_back(peer);
+}
+
+std::vector<std::shared_ptr<const Gpu>> Gpu::peers() const {
+  std::vector<std::shared_ptr<const Gpu>> open;
+  const std::lock_guard lock(peers_mutex_);
+  for (const auto& peer : peers_)
+    if (auto there = peer.lock()) open.push_back(std::move(there));
+  return open;
 }
 
 Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number) {
@@ -167,6 +189,8 @@ Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number)
   if (!context) return fail(context.error().with_context(what));
   std::shared_ptr<Gpu> gpu(new Gpu(std::move(*context), number));
   if (auto read = gpu->read_properties(); !read) return fail(read.error().with_context(what));
+  if (auto shares = check_shares_memory(cuda, device); !shares)
+    return fail(shares.error().with_context(gpu->name()));
   if (auto loaded = gpu->load_kernels(); !loaded)
     return fail(loaded.error().with_context(gpu->name()));
   return gpu;

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "shared/base/error.h"
 #include "shared/device/cuda/driver.h"
@@ -115,10 +116,6 @@ struct ReleaseStream {
   static constexpr auto kCall = &Driver::cuStreamDestroy;
   static constexpr const char* kName = "cuStreamDestroy";
 };
-struct ReleaseEvent {
-  static constexpr auto kCall = &Driver::cuEventDestroy;
-  static constexpr const char* kName = "cuEventDestroy";
-};
 struct ReleaseModule {
   static constexpr auto kCall = &Driver::cuModuleUnload;
   static constexpr const char* kName = "cuModuleUnload";
@@ -135,20 +132,19 @@ struct ReleaseRegistered {
   static constexpr auto kCall = &Driver::cuMemHostUnregister;
   static constexpr const char* kName = "cuMemHostUnregister";
 };
-struct ReleaseMapping {
-  static constexpr auto kCall = &Driver::cuIpcCloseMemHandle;
-  static constexpr const char* kName = "cuIpcCloseMemHandle";
+struct ReleaseHandle {
+  static constexpr auto kCall = &Driver::cuMemRelease;
+  static constexpr const char* kName = "cuMemRelease";
 };
 using OwnedStream = Owned<CUstream, ReleaseStream>;
-using OwnedEvent = Owned<CUevent, ReleaseEvent>;
 using OwnedModule = Owned<CUmodule, ReleaseModule>;
-using OwnedMemory = Owned<CUdeviceptr, ReleaseMemory>;    // own allocation
+using OwnedMemory = Owned<CUdeviceptr, ReleaseMemory>;    // that no other process uses
 using OwnedPinned = Owned<void*, ReleasePinned>;          // page-locked host memory
 using OwnedRegistered = Owned<void*, ReleaseRegistered>;  // pinned host memory of another owner
-using OwnedMapping = Owned<CUdeviceptr, ReleaseMapping>;  // another process's allocation
+using OwnedHandle = Owned<CUmemGenericAllocationHandle, ReleaseHandle>;  // of cuMemCreate
 
-// Allocates `bytes` bytes of device memory or of pinned host memory. kResourceExhausted if there is
-// not enough.
+// Allocates `bytes` bytes of device memory that is not shared (mapped_memory.h has memory that is),
+// or of pinned host memory. kResourceExhausted if there is not enough.
 [[nodiscard]] Result<OwnedMemory> allocate_memory(const std::shared_ptr<const Context>& context,
                                                   std::uint64_t bytes);
 [[nodiscard]] Result<OwnedPinned> allocate_pinned(const std::shared_ptr<const Context>& context,
@@ -164,9 +160,11 @@ class Gpu {
  public:
   // Returns this process's object of the GPU. The first caller opens it; it is closed when the last
   // reference is released. kRefused if this process does not see the GPU, has abandoned it, or has
-  // no kernels for it.
+  // no kernels for it, or if the GPU cannot share memory with other processes.
   [[nodiscard]] static Result<std::shared_ptr<const Gpu>> open(const Driver& cuda,
                                                                std::uint32_t number);
+  // Returns the GPU if this process has it open; otherwise null.
+  [[nodiscard]] static std::shared_ptr<const Gpu> find(const Driver& cuda, std::uint32_t number);
 
   [[nodiscard]] const Driver& cuda() const noexcept { return context_->cuda(); }
   [[nodiscard]] const std::shared_ptr<const Context>& context() const noexcept { return context_; }
@@ -179,6 +177,8 @@ class Gpu {
   [[nodiscard]] Result<> usable() const;
   [[nodiscard]] CUfunction copy_pieces() const noexcept { return copy_pieces_; }
   [[nodiscard]] std::uint32_t multiprocessors() const noexcept { return multiprocessors_; }
+  // Returns the other open GPUs of this process that can use this GPU's memory directly.
+  [[nodiscard]] std::vector<std::shared_ptr<const Gpu>> peers() const;
   // Returns true if the GPU can read registered host memory that this process has mapped read-only.
   [[nodiscard]] bool registers_read_only() const noexcept { return registers_read_only_; }
   // Makes the ring for memory that cannot be pinned, unless it exists.
@@ -192,6 +192,7 @@ class Gpu {
   [[nodiscard]] static Result<std::shared_ptr<Gpu>> make(const Driver& cuda, std::uint32_t number);
   [[nodiscard]] Result<> read_properties();
   [[nodiscard]] Result<> load_kernels();
+  void add_peer(const std::shared_ptr<const Gpu>& peer) const;
 
   std::shared_ptr<const Context> context_;
   std::uint32_t number_;
@@ -203,6 +204,8 @@ class Gpu {
   CUfunction copy_pieces_ = nullptr;
   mutable std::mutex bounce_mutex_;
   mutable std::shared_ptr<BounceRing> bounce_ring_;  // guarded by the mutex; never replaced
+  mutable std::mutex peers_mutex_;
+  mutable std::vector<std::weak_ptr<const Gpu>> peers_;  // guarded by the mutex
 };
 
 // Returns the number of GPUs that this process sees.

@@ -30,11 +30,12 @@ namespace wsync::device::cuda {
   CALL(cuModuleGetFunction) CALL(cuLaunchKernel) CALL(cuMemGetInfo) CALL(cuMemAlloc)        \
   CALL(cuMemFree) CALL(cuMemAllocHost) CALL(cuMemFreeHost) CALL(cuMemHostRegister)          \
   CALL(cuMemHostUnregister) CALL(cuMemGetAddressRange) CALL(cuPointerGetAttribute)          \
-  CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyAsync) CALL(cuMemsetD8Async) \
-  CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)                \
-  CALL(cuStreamWaitEvent) CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord)      \
-  CALL(cuEventQuery) CALL(cuIpcGetMemHandle) CALL(cuIpcOpenMemHandle)                       \
-  CALL(cuIpcCloseMemHandle) CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle)
+  CALL(cuMemGetAllocationGranularity) CALL(cuMemCreate) CALL(cuMemRelease)                  \
+  CALL(cuMemAddressReserve) CALL(cuMemAddressFree) CALL(cuMemMap) CALL(cuMemUnmap)          \
+  CALL(cuMemSetAccess) CALL(cuMemExportToShareableHandle)                                   \
+  CALL(cuMemImportFromShareableHandle) CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync)      \
+  CALL(cuMemcpyAsync) CALL(cuMemcpyPeerAsync) CALL(cuMemsetD8Async)                         \
+  CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)
 // clang-format on
 
 // Tests inject failures with a copy that contains other functions.

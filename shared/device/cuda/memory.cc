@@ -1,6 +1,7 @@
 #include "shared/device/cuda/memory.h"
 
 #include <map>
+#include <mutex>
 #include <unistd.h>
 
 #include "shared/base/format.h"
@@ -21,10 +22,6 @@ struct Allocations {
 Allocations& allocations() {
   static Allocations own;
   return own;
-}
-
-std::uint64_t whole_granules(std::uint64_t bytes) {
-  return (bytes + kSharedGranuleBytes - 1) / kSharedGranuleBytes * kSharedGranuleBytes;
 }
 
 Error out_of_memory(const Gpu& gpu, std::uint64_t bytes, const Error& error) {
@@ -87,8 +84,8 @@ Result<std::shared_ptr<Allocation>> Allocation::make(std::shared_ptr<const Gpu> 
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: memory of {} bytes cannot be allocated, expected 1 to {}",
                             gpu->name(), bytes, limits::kBucketBytesMax));
-  auto memory = allocate_memory(gpu->context(), whole_granules(bytes));
-  if (!memory) return fail(out_of_memory(*gpu, whole_granules(bytes), memory.error()));
+  auto memory = MappedMemory::make(*gpu, whole_blocks(bytes));
+  if (!memory) return fail(out_of_memory(*gpu, whole_blocks(bytes), memory.error()));
   auto& own = allocations();
   const std::lock_guard lock(own.mutex);
   std::shared_ptr<Allocation> made(
@@ -105,18 +102,20 @@ std::shared_ptr<Allocation> Allocation::find(std::uint64_t id) {
   return at == own.all.end() ? nullptr : at->second.lock();
 }
 
-Result<CUevent> Allocation::published() {
-  const std::lock_guard lock(mutex_);
-  if (published_) return published_.get();
-  const ContextGuard guard(*gpu_->context());
-  WSYNC_TRY(guard.entered());
-  CUevent event = nullptr;
-  WSYNC_TRY(
-      check(gpu_->cuda(),
-            gpu_->cuda().cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING),
-            gpu_->name() + ": cannot create an event for other processes"));
-  published_ = OwnedEvent(gpu_->context(), event);
-  return event;
+Result<MemoryHandle> Allocation::export_handle() const {
+  auto fd = memory_.descriptor();
+  if (!fd)
+    return fail(fd.error().with_context(gpu_->name() +
+                                        ": its memory cannot be shared with other processes"));
+  return MemoryHandle{.kind = DeviceKind::kCuda,
+                      .bytes = bytes_,
+                      .fd = std::move(*fd),
+                      .opaque = encode({.pid = static_cast<std::uint32_t>(::getpid()),
+                                        .process = this_process(),
+                                        .allocation = id_,
+                                        .bytes = bytes_,
+                                        .mapped_bytes = whole_blocks(bytes_),
+                                        .uuid = gpu_->uuid()})};
 }
 
 Result<std::unique_ptr<CudaMemory>> CudaMemory::allocate(const std::shared_ptr<const Gpu>& gpu,
@@ -150,7 +149,7 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::import(const std::shared_ptr<con
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("a cuda device cannot import a handle of a {} device",
                             device_kind_name(handle.kind)));
-  auto said = WSYNC_TRY(decode_ipc_handle(handle.opaque));
+  auto said = WSYNC_TRY(decode_description(handle.opaque));
   if (said.bytes != handle.bytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("imported GPU memory: expected {} bytes, but the handle says {}",
@@ -160,7 +159,7 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::import(const std::shared_ptr<con
         ErrorCode::kInvalidInput,
         fmt::format("imported GPU memory of process {} is on GPU {}, but this device is GPU {}",
                     said.pid, said.uuid, gpu->uuid()));
-  if (said.process != this_process()) return open(gpu, said);
+  if (said.process != this_process()) return open(gpu, said, handle.fd.get());
   auto own = Allocation::find(said.allocation);
   if (own == nullptr || own->bytes() != said.bytes || &own->gpu() != gpu.get())
     return fail(ErrorCode::kPeerLost,
@@ -173,62 +172,26 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::import(const std::shared_ptr<con
 }
 
 Result<std::unique_ptr<CudaMemory>> CudaMemory::open(const std::shared_ptr<const Gpu>& gpu,
-                                                     const IpcHandle& handle) {
-  const Driver& cuda = gpu->cuda();
-  const ContextGuard guard(*gpu->context());
-  WSYNC_TRY(guard.entered());
-  const auto failed = [&](const Error& error) {
-    return fail(
-        error.code() == ErrorCode::kResourceExhausted ? error.code() : ErrorCode::kPeerLost,
-        fmt::format(
-            "the GPU memory of process {} cannot be mapped (did it free the memory or exit? "
-            "containers must share /dev/shm, and their process numbers must differ): {}",
-            handle.pid, error.message()));
-  };
-  CUdeviceptr address = 0;
-  // This is the only flag that exists. It has no effect on the exporter's own GPU.
-  if (auto done = check(
-          cuda,
-          cuda.cuIpcOpenMemHandle(&address, handle.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-          "cuIpcOpenMemHandle");
-      !done)
-    return failed(done.error());
-  std::unique_ptr<CudaMemory> memory(new CudaMemory(gpu, Origin::kImported, address, handle.bytes));
-  memory->mapping_ = OwnedMapping(gpu->context(), address);
-  CUevent event = nullptr;
-  if (auto done =
-          check(cuda, cuda.cuIpcOpenEventHandle(&event, handle.event), "cuIpcOpenEventHandle");
-      !done)
-    return failed(done.error());
-  memory->event_ = OwnedEvent(gpu->context(), event);
+                                                     const AllocationDescription& said, int fd) {
+  if (fd < 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the handle of GPU memory of process {} came without its file "
+                            "descriptor",
+                            said.pid));
+  auto mapping = MappedMemory::import(*gpu, fd, said.mapped_bytes);
+  if (!mapping)
+    return fail(mapping.error().with_context(
+        fmt::format("the GPU memory of process {} cannot be mapped", said.pid)));
+  std::unique_ptr<CudaMemory> memory(
+      new CudaMemory(gpu, Origin::kImported, mapping->address(), said.bytes));
+  memory->mapping_ = std::move(*mapping);
   return memory;
-}
-
-Result<CUevent> CudaMemory::published() const {
-  if (allocation_ != nullptr) return allocation_->published();
-  if (event_) return event_.get();
-  return fail(ErrorCode::kInvalidInput,
-              gpu_->name() + ": borrowed memory cannot be published or acquired");
 }
 
 Result<MemoryHandle> CudaMemory::export_handle() const {
   if (origin_ != Origin::kOwn)
     return fail(ErrorCode::kRefused, "only memory that a device allocated itself can be exported");
-  const Driver& cuda = gpu_->cuda();
-  const auto event = WSYNC_TRY(published());
-  const ContextGuard guard(*gpu_->context());
-  WSYNC_TRY(guard.entered());
-  IpcHandle handle{.pid = static_cast<std::uint32_t>(::getpid()),
-                   .process = this_process(),
-                   .allocation = allocation_->id(),
-                   .bytes = bytes_,
-                   .uuid = gpu_->uuid()};
-  WSYNC_TRY(check(cuda, cuda.cuIpcGetMemHandle(&handle.memory, address_),
-                  gpu_->name() + ": its memory cannot be shared with other processes"));
-  WSYNC_TRY(check(cuda, cuda.cuIpcGetEventHandle(&handle.event, event),
-                  gpu_->name() + ": its events cannot be shared with other processes"));
-  return MemoryHandle{
-      .kind = DeviceKind::kCuda, .bytes = bytes_, .fd = {}, .opaque = encode(handle)};
+  return allocation_->export_handle();
 }
 
 }  // namespace wsync::device::cuda

@@ -152,11 +152,32 @@ Result<> CudaStream::copy(std::byte* to, const std::byte* from, std::uint64_t by
                           const std::stop_token& stop) {
   if (stop.stop_requested()) return fail(stopped(0, bytes));
   if (bytes == 0) return {};
-  // Addresses are unique over all GPUs, so this also copies from another GPU: directly between
-  // peers, otherwise through host memory.
+  const Driver& cuda = gpu_->cuda();
+  const auto target = WSYNC_TRY(gpu_at(to));
+  const auto source = WSYNC_TRY(gpu_at(from));
+  if (target == gpu_ && source == gpu_)
+    return submit(
+        cuda.cuMemcpyAsync(device_address(to), device_address(from), bytes, stream_.get()),
+        "a copy on the GPU");
+  // Directly between peers, otherwise through host memory. cuMemcpyAsync does not do that for
+  // mapped memory: it needs access of one GPU to both sides.
   return submit(
-      gpu_->cuda().cuMemcpyAsync(device_address(to), device_address(from), bytes, stream_.get()),
-      "a copy on the GPU");
+      cuda.cuMemcpyPeerAsync(device_address(to), target->context()->handle(), device_address(from),
+                             source->context()->handle(), bytes, stream_.get()),
+      "a copy between GPUs");
+}
+
+Result<std::shared_ptr<const Gpu>> CudaStream::gpu_at(const std::byte* address) const {
+  int number = 0;
+  WSYNC_TRY(check(gpu_->cuda(),
+                  gpu_->cuda().cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                                     device_address(address)),
+                  "the GPU of an address"));
+  if (static_cast<std::uint32_t>(number) == gpu_->number()) return gpu_;
+  auto other = Gpu::find(gpu_->cuda(), static_cast<std::uint32_t>(number));
+  if (other != nullptr) return other;
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("a copy uses memory of GPU {}, which is not open", number));
 }
 
 // The driver requires that a copy lies in one registration of host memory or in none.
@@ -279,54 +300,6 @@ Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdevi
                                             1, 1, kThreadsPerBlock, 1, 1, 0, stream_.get(),
                                             arguments.data(), nullptr),
                 "the kernel of a batch");
-}
-
-Result<> CudaStream::publish(Memory& memory) {
-  auto* own = dynamic_cast<CudaMemory*>(&memory);
-  if (own == nullptr || !own->own())
-    return fail(ErrorCode::kInvalidInput,
-                name() + ": only memory that a device allocated itself can be published");
-  const auto event = own->published();
-  if (!event) return fail(event.error());
-  enqueue([this, event = *event](const std::stop_token&) {
-    return submit(gpu_->cuda().cuEventRecord(event, stream_.get()), "an event for other processes");
-  });
-  return {};
-}
-
-Result<> CudaStream::acquire(const Memory& memory) {
-  const auto* there = dynamic_cast<const CudaMemory*>(&memory);
-  if (there == nullptr)
-    return fail(ErrorCode::kInvalidInput, name() + ": the memory is not GPU memory");
-  const auto event = there->published();
-  if (!event) return fail(event.error());
-  enqueue([this, event = *event](const std::stop_token& stop) { return wait_for(event, stop); });
-  return {};
-}
-
-// A stream that waits on the GPU for the event of a dead process would wait without end. Therefore
-// the event is given to the stream only after it has occurred. The wait then costs nothing and
-// orders the reads after the owner's writes.
-Result<> CudaStream::wait_for(CUevent event, const std::stop_token& stop) {
-  const Driver& cuda = gpu_->cuda();
-  for (const TimePoint begin = now();;) {
-    const CUresult code = cuda.cuEventQuery(event);
-    if (code == CUDA_SUCCESS) break;
-    if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "an event of another process");
-    if (stop.stop_requested())
-      return fail(ErrorCode::kCancelled,
-                  "the stream was closed while it waited for another process");
-    const auto waited = now() - begin;
-    if (waited >= settle_limit_)
-      return fail(
-          ErrorCode::kDeadline,
-          fmt::format(
-              "another process has not published its memory within {} s: has that process ended?",
-              seconds(settle_limit_)));
-    if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
-  }
-  return submit(cuda.cuStreamWaitEvent(stream_.get(), event, CU_EVENT_WAIT_DEFAULT),
-                "an event of another process");
 }
 
 }  // namespace wsync::device::cuda

@@ -17,7 +17,7 @@
 namespace wsync::device::cuda {
 
 // Work that the GPU has not completed by then is given up. A copy or batch of one call takes at
-// most some seconds, so longer work hangs or waits for an event of a dead process.
+// most some seconds, so longer work hangs.
 inline constexpr std::chrono::seconds kSettleLimit{60};
 
 struct StreamOptions {
@@ -39,8 +39,6 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
                                      std::span<SplitSum> sums) override;
-  [[nodiscard]] Result<> publish(Memory& memory) override;
-  [[nodiscard]] Result<> acquire(const Memory& memory) override;
 
   // For communicators, while their work runs (run()) on a thread where the GPU's context is
   // current. Work submitted to this CUstream is settled afterwards.
@@ -61,6 +59,8 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<> copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
                               const std::stop_token& stop) override;
   [[nodiscard]] Result<> submit(CUresult code, std::string_view what);
+  // Returns the open GPU whose memory is at the address. Its context must be current.
+  [[nodiscard]] Result<std::shared_ptr<const Gpu>> gpu_at(const std::byte* address) const;
   [[nodiscard]] Result<> copy_in(CUdeviceptr to, std::span<const std::byte> source,
                                  const std::stop_token& stop);
   [[nodiscard]] Result<> copy_out(std::span<std::byte> to, CUdeviceptr from,
@@ -70,7 +70,6 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<> make_room(std::uint64_t bytes);
   [[nodiscard]] Result<> warm_up();
   [[nodiscard]] Result<> wait_for_gpu();
-  [[nodiscard]] Result<> wait_for(CUevent event, const std::stop_token& stop);
 
   const std::shared_ptr<const Gpu> gpu_;
   const std::chrono::nanoseconds settle_limit_;

@@ -77,14 +77,4 @@ Result<> HostStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitS
   return {};
 }
 
-// Nothing to do: the message that announces the bytes to another process orders its reads.
-Result<> HostStream::publish(Memory& memory) {
-  return check_region({.memory = &memory, .offset = 0, .bytes = memory.bytes()}, true);
-}
-
-Result<> HostStream::acquire(const Memory& memory) {
-  return check_region(
-      {.memory = const_cast<Memory*>(&memory), .offset = 0, .bytes = memory.bytes()}, false);
-}
-
 }  // namespace wsync::device::host

@@ -19,8 +19,6 @@ class HostStream final : public WorkerStream {
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
                                      std::span<SplitSum> sums) override;
-  [[nodiscard]] Result<> publish(Memory& memory) override;
-  [[nodiscard]] Result<> acquire(const Memory& memory) override;
 
  private:
   // Copies in windows of a few MiB, so that a stream that is being destroyed ends its copy early

@@ -17,6 +17,8 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/unix_socket.h"
+#include "shared/device/device.h"
 
 namespace wsync::device {
 
@@ -59,6 +61,24 @@ inline bool receive_bytes(int fd, Bytes& bytes) {
   if (!receive_value(fd, n) || n > 4096) return false;
   bytes.resize(n);
   return receive_all(fd, bytes);
+}
+
+// A handle of memory, with its descriptor.
+inline bool send_handle(int fd, const MemoryHandle& handle) {
+  const std::byte byte{1};
+  const int own = handle.fd.get();
+  const auto sent = send_some(fd, {&byte, 1}, {&own, 1});
+  return sent && *sent == 1 && send_value(fd, handle.bytes) && send_bytes(fd, handle.opaque);
+}
+inline bool receive_handle(int fd, MemoryHandle& handle) {
+  pollfd wait{.fd = fd, .events = POLLIN, .revents = 0};
+  if (::poll(&wait, 1, kChildDeadlineMs) <= 0) return false;
+  std::byte byte{};
+  std::vector<UniqueFd> fds;
+  if (!receive_some(fd, {&byte, 1}, fds) || fds.size() != 1) return false;
+  handle.kind = DeviceKind::kCuda;
+  handle.fd = std::move(fds.front());
+  return receive_value(fd, handle.bytes) && receive_bytes(fd, handle.opaque);
 }
 
 class ChildProcess {

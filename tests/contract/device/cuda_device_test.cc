@@ -1,7 +1,10 @@
 // The suite on GPUs, and what is CUDA's own. Run twice: on the emulated driver, which is strict and
 // writes down every misuse, and on a real GPU where there is one (label gpu).
 #include <cstdlib>
+#include <fcntl.h>
+#include <filesystem>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "shared/base/units.h"
 #include "tests/contract/device/child_process.h"
@@ -17,6 +20,16 @@ INSTANTIATE_TEST_SUITE_P(Cuda, PieceContract, ::testing::Values(DeviceKind::kCud
 
 [[maybe_unused]] const auto* const kNoMisuse =
     ::testing::AddGlobalTestEnvironment(new MisuseReport);
+
+constexpr std::size_t kExported = 4096;  // of DISABLED_ExportingProcess
+constexpr std::string_view kWithout = "came without its file descriptor";
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++count;
+  return count;
+}
 
 class CudaDevice : public ::testing::Test {
  protected:
@@ -36,7 +49,6 @@ class CudaDevice : public ::testing::Test {
     EXPECT_TRUE(memory.has_value()) << memory.error().message();
     auto work = device_->create_stream(StreamRole::kHostToDevice);
     EXPECT_TRUE((*work)->copy_to_device(whole(**memory), data));
-    EXPECT_TRUE((*work)->publish(**memory));
     EXPECT_TRUE(drained(*device_, **work));
     return std::move(*memory);
   }
@@ -49,7 +61,6 @@ class CudaDevice : public ::testing::Test {
     auto work = device.create_stream(StreamRole::kReload);
     if (!work) return fail(work.error());
     Bytes back(memory.bytes());
-    WSYNC_TRY((*work)->acquire(memory));
     WSYNC_TRY((*work)->copy_to_host(back, whole(memory)));
     WSYNC_TRY(drained(device, **work));
     return back;
@@ -199,8 +210,10 @@ TEST_F(CudaDevice, HandlesOfFreedMemoryAndBrokenOnesAreRefused) {
   auto handle = *(*own)->export_handle();
   for (std::size_t n = 0; n < handle.opaque.size(); ++n) {
     Bytes cut(handle.opaque.begin(), handle.opaque.begin() + static_cast<std::ptrdiff_t>(n));
-    const auto imported =
-        device_->import_memory({.kind = DeviceKind::kCuda, .bytes = 4096, .fd = {}, .opaque = cut});
+    const auto imported = device_->import_memory({.kind = DeviceKind::kCuda,
+                                                  .bytes = 4096,
+                                                  .fd = std::move((*own)->export_handle()->fd),
+                                                  .opaque = cut});
     ASSERT_FALSE(imported) << n;
     EXPECT_EQ(imported.error().code(), ErrorCode::kInvalidInput) << n;
   }
@@ -210,39 +223,60 @@ TEST_F(CudaDevice, HandlesOfFreedMemoryAndBrokenOnesAreRefused) {
   EXPECT_EQ(stale.error().code(), ErrorCode::kPeerLost);
 }
 
-TEST_F(CudaDevice, BorrowedMemoryIsNeitherPublishedNorAcquired) {
+TEST_F(CudaDevice, DescriptorsAreClosedByExecAndDoNotPileUp) {
   auto own = device_->allocate(4096);
-  auto borrowed = device_->borrow({(*own)->address(), 4096});
-  ASSERT_TRUE(borrowed.has_value());
-  auto work = device_->create_stream(StreamRole::kReload);
-  EXPECT_EQ((*work)->publish(**borrowed).error().code(), ErrorCode::kInvalidInput);
-  EXPECT_EQ((*work)->acquire(**borrowed).error().code(), ErrorCode::kInvalidInput);
-  EXPECT_TRUE((*work)->status().has_value());
+  const auto before = open_descriptors();
+  {
+    std::vector<MemoryHandle> handles;
+    for (int i = 0; i < 3; ++i) {
+      handles.push_back(std::move(*(*own)->export_handle()));
+      ASSERT_TRUE(handles.back().fd.valid());
+      EXPECT_NE(::fcntl(handles.back().fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+    }
+    EXPECT_EQ(open_descriptors(), before + handles.size());
+    // In this process, an import is the allocation itself and drops the descriptor.
+    for (auto& handle : handles) {
+      const auto imported = device_->import_memory(std::move(handle));
+      ASSERT_TRUE(imported.has_value()) << imported.error().message();
+      EXPECT_EQ((*imported)->address(), (*own)->address());
+    }
+  }
+  EXPECT_EQ(open_descriptors(), before);
 }
 
 // ---- two processes ----
 
-// What the importing process does: reads a handle, and answers every 'r' with what it reads.
+// What the importing process does: reads a handle, and answers every 'r' with what it reads. 'w'
+// tries to write there.
 TEST_F(CudaDevice, DISABLED_ImportingProcess) {
-  Bytes opaque;
-  std::uint64_t bytes = 0;
-  ASSERT_TRUE(receive_value(kChildSocket, bytes) && receive_bytes(kChildSocket, opaque));
-  auto imported = device_->import_memory(
-      {.kind = DeviceKind::kCuda, .bytes = bytes, .fd = {}, .opaque = opaque});
+  MemoryHandle handle;
+  ASSERT_TRUE(receive_handle(kChildSocket, handle));
+  {
+    const auto first = filled(pattern(4096, 1));  // what the driver opens at its first use
+    ASSERT_TRUE(read(*device_, *first).has_value());
+  }
+  const auto before = open_descriptors();
+  auto imported = device_->import_memory(std::move(handle));
   ASSERT_TRUE(imported.has_value()) << imported.error().message();
+  EXPECT_FALSE((*imported)->writable());
+  auto work = device_->create_stream(StreamRole::kHostToDevice);
+  EXPECT_EQ((*work)->copy_to_device(whole(**imported), Bytes((*imported)->bytes())).error().code(),
+            ErrorCode::kInvalidInput);
   for (char order = 0; receive_value(kChildSocket, order) && order == 'r';) {
     const auto found = read(*device_, **imported);
     ASSERT_TRUE(found.has_value()) << found.error().message();
     ASSERT_TRUE(send_value(kChildSocket, digest_of(*found)));
   }
+  imported->reset();
+  EXPECT_LT(open_descriptors(), before) << "the descriptor goes with the import";
 }
 
 // Exports, tells, and waits to be killed.
 TEST_F(CudaDevice, DISABLED_ExportingProcess) {
-  auto own = filled(pattern(4096, 1));
+  auto own = filled(pattern(kExported, 1));
   const auto handle = own->export_handle();
   ASSERT_TRUE(handle.has_value()) << handle.error().message();
-  ASSERT_TRUE(send_bytes(kChildSocket, handle->opaque));
+  ASSERT_TRUE(send_handle(kChildSocket, *handle));
   char never = 0;
   EXPECT_FALSE(receive_value(kChildSocket, never));
 }
@@ -252,17 +286,24 @@ class CudaProcesses : public CudaDevice {
   static void notify(ChildProcess& child, const Memory& memory) {
     const auto handle = memory.export_handle();
     ASSERT_TRUE(handle.has_value()) << handle.error().message();
-    ASSERT_TRUE(send_value(child.socket(), handle->bytes) &&
-                send_bytes(child.socket(), handle->opaque));
+    ASSERT_TRUE(send_handle(child.socket(), *handle));
   }
   static void expect_read(ChildProcess& child, const Bytes& data) {
     Digest found;
     ASSERT_TRUE(send_value(child.socket(), 'r') && receive_value(child.socket(), found));
     EXPECT_EQ(found, digest_of(data));
   }
+  // What a process exports that is dead by then.
+  static MemoryHandle of_the_dead() {
+    ChildProcess exporter("CudaDevice.DISABLED_ExportingProcess");
+    MemoryHandle handle;
+    EXPECT_TRUE(receive_handle(exporter.socket(), handle));
+    EXPECT_TRUE(WIFSIGNALED(exporter.end(SIGKILL)));
+    return handle;
+  }
 };
 
-TEST_F(CudaProcesses, AnotherProcessReadsWhatIsPublished) {
+TEST_F(CudaProcesses, AnotherProcessReadsWhatItIsToldOf) {
   auto data = pattern(3 * limits::kMiB + 40, 1);
   auto own = filled(data);
   ChildProcess importer("CudaDevice.DISABLED_ImportingProcess");
@@ -272,10 +313,22 @@ TEST_F(CudaProcesses, AnotherProcessReadsWhatIsPublished) {
   for (unsigned round = 2; round < 5; ++round) {  // through the same mapping
     data = pattern(data.size(), round);
     ASSERT_TRUE((*work)->copy_to_device(whole(*own), data));
-    ASSERT_TRUE((*work)->publish(*own));
     ASSERT_TRUE(drained(*device_, **work));
     expect_read(importer, data);
   }
+  ASSERT_TRUE(send_value(importer.socket(), 'q'));
+  EXPECT_EQ(importer.end(0), 0);
+}
+
+TEST_F(CudaProcesses, AnImporterReadsOnAfterTheOwnerHasFreedTheMemory) {
+  const auto data = pattern(limits::kMiB, 3);
+  auto own = filled(data);
+  ChildProcess importer("CudaDevice.DISABLED_ImportingProcess");
+  notify(importer, *own);
+  expect_read(importer, data);
+  own.reset();
+  auto other = filled(pattern(limits::kMiB, 4));  // it does not get the same memory
+  expect_read(importer, data);
   ASSERT_TRUE(send_value(importer.socket(), 'q'));
   EXPECT_EQ(importer.end(0), 0);
 }
@@ -287,6 +340,7 @@ TEST_F(CudaProcesses, MemoryOfAKilledImporterIsFreedAndUsedAgain) {
   notify(importer, *own);
   expect_read(importer, data);
   EXPECT_TRUE(WIFSIGNALED(importer.end(SIGKILL)));
+  EXPECT_EQ(read(*device_, *own), data);
   ChildProcess next("CudaDevice.DISABLED_ImportingProcess");
   notify(next, *own);
   expect_read(next, data);
@@ -295,16 +349,43 @@ TEST_F(CudaProcesses, MemoryOfAKilledImporterIsFreedAndUsedAgain) {
   EXPECT_TRUE(filled(data) != nullptr);
 }
 
-TEST_F(CudaProcesses, AHandleOfAProcessThatIsGoneIsRefused) {
-  ChildProcess exporter("CudaDevice.DISABLED_ExportingProcess");
-  Bytes opaque;
-  ASSERT_TRUE(receive_bytes(exporter.socket(), opaque));
-  EXPECT_TRUE(WIFSIGNALED(exporter.end(SIGKILL)));
-  const auto imported = device_->import_memory(
-      {.kind = DeviceKind::kCuda, .bytes = 4096, .fd = {}, .opaque = opaque});
-  ASSERT_FALSE(imported);
-  EXPECT_EQ(imported.error().code(), ErrorCode::kPeerLost);
+TEST_F(CudaProcesses, MemoryOutlivesAnExporterThatIsKilled) {
+  const auto before = open_descriptors();
+  auto imported = device_->import_memory(of_the_dead());
+  ASSERT_TRUE(imported.has_value()) << imported.error().message();
+  EXPECT_EQ(read(*device_, **imported), pattern(kExported, 1));
+  imported->reset();
+  EXPECT_EQ(open_descriptors(), before);
   EXPECT_TRUE(filled(pattern(4096, 2)) != nullptr) << "the device is as it was";
+}
+
+TEST_F(CudaProcesses, HandlesWithoutADescriptorOfGpuMemoryAreRefused) {
+  const auto refused = [this](UniqueFd fd, std::string_view text) {
+    auto handle = of_the_dead();
+    handle.fd = std::move(fd);
+    const auto before = open_descriptors();
+    const auto imported = device_->import_memory(std::move(handle));
+    ASSERT_FALSE(imported);
+    EXPECT_EQ(imported.error().code(), ErrorCode::kInvalidInput);
+    EXPECT_NE(imported.error().message().find(text), std::string::npos)
+        << imported.error().message();
+    EXPECT_EQ(open_descriptors(), before - (text == kWithout ? 0 : 1));
+  };
+  refused({}, kWithout);
+  refused(UniqueFd(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), "cannot be mapped");
+  refused(UniqueFd(::memfd_create("other", MFD_CLOEXEC)), "cannot be mapped");
+  EXPECT_TRUE(filled(pattern(4096, 2)) != nullptr) << "the device is as it was";
+}
+
+TEST_F(CudaProcesses, MoreBytesThanThereAreAreNotMapped) {
+  auto handle = of_the_dead();
+  auto large = *(*device_->allocate(8 * limits::kMiB))->export_handle();
+  large.fd = std::move(handle.fd);   // as if a sidecar had said too much
+  large.opaque[16] ^= std::byte{1};  // of another process
+  const auto imported = device_->import_memory(std::move(large));
+  ASSERT_FALSE(imported);
+  EXPECT_NE(imported.error().message().find("cannot be mapped"), std::string::npos)
+      << imported.error().message();
 }
 
 }  // namespace

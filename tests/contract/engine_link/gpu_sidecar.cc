@@ -1,9 +1,10 @@
-// The memory of a sidecar on a GPU, as a process of its own: CUDA opens handles only in another one
-// than made them. Driven over its standard input (gpu_sidecar.h), ends with it.
+// The memory of a sidecar on a GPU, as a process of its own: in the process that made it, a handle
+// is not mapped a second time. Driven over its standard input (gpu_sidecar.h), ends with it.
 //
-// Usage: gpu_sidecar GPU BYTES
-//   start        prints the handles of two buffers of BYTES, hexadecimal, a line each
-//   put SLOT N   followed by N bytes: they lie in that buffer, published: "done"
+// Usage: gpu_sidecar GPU BYTES SOCKET
+//   start        prints the handles of two buffers of BYTES, hexadecimal, a line each, and sends
+//                their descriptors through the socket with that number
+//   put SLOT N   followed by N bytes: they lie in that buffer: "done"
 //   free         gives both buffers back: "done"
 #include <array>
 #include <charconv>
@@ -14,6 +15,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/unix_socket.h"
 #include "shared/device/device.h"
 
 namespace {
@@ -31,8 +33,11 @@ T value_or_exit(Result<T> result) {
   if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
 
-void print_handle(const device::Memory& memory) {
+void print_handle(const device::Memory& memory, int socket) {
   const auto handle = value_or_exit(memory.export_handle());
+  const std::byte one{1};
+  const int fd = handle.fd.get();
+  if (value_or_exit(send_some(socket, {&one, 1}, {&fd, 1})) != 1) std::exit(1);
   for (const std::byte byte : handle.opaque) fmt::print("{:02x}", static_cast<unsigned>(byte));
   fmt::print("\n");
 }
@@ -42,7 +47,6 @@ void put(device::Device& device, device::Stream& stream, device::Memory& memory,
   std::vector<std::byte> source(bytes);
   if (std::fread(source.data(), 1, bytes, stdin) != bytes) std::exit(1);
   value_or_exit(stream.copy_to_device({.memory = &memory, .offset = 0, .bytes = bytes}, source));
-  value_or_exit(stream.publish(memory));
   const auto event = value_or_exit(device.create_event());
   value_or_exit(stream.record(*event));
   value_or_exit(event->wait(now() + std::chrono::seconds(20)));
@@ -51,13 +55,13 @@ void put(device::Device& device, device::Stream& stream, device::Memory& memory,
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   const auto device = value_or_exit(device::make_device(
       {.kind = DeviceKind::kCuda, .gpu = static_cast<std::uint32_t>(std::atoi(argv[1]))}));
   std::array<std::unique_ptr<device::Memory>, 2> buffers;
   for (auto& buffer : buffers)
     buffer = value_or_exit(device->allocate(std::strtoull(argv[2], nullptr, 10)));
-  for (const auto& buffer : buffers) print_handle(*buffer);
+  for (const auto& buffer : buffers) print_handle(*buffer, std::atoi(argv[3]));
   const auto stream = value_or_exit(device->create_stream(device::StreamRole::kBroadcast));
   std::fflush(stdout);
   std::array<char, 64> line{};

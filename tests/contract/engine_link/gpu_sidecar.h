@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "shared/base/format.h"
+#include "shared/base/unique_fd.h"
+#include "shared/base/unix_socket.h"
 #include "shared/control/messages.h"
 #include "tests/contract/engine_link/sidecar_peer.h"
 
@@ -31,23 +33,38 @@ class GpuSidecar {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, in[0], 0);
     posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    auto sockets = unix_socket_pair().value();
+    posix_spawn_file_actions_adddup2(&actions, sockets.second.get(), kSocket);
+    std::string socket = std::to_string(kSocket);
     std::string number = std::to_string(gpu);
     std::string size = std::to_string(bytes);
     std::string program = WSYNC_GPU_SIDECAR;
-    std::vector<char*> argv = {program.data(), number.data(), size.data(), nullptr};
+    std::vector<char*> argv = {program.data(), number.data(), size.data(), socket.data(), nullptr};
     EXPECT_EQ(::posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv.data(), environ), 0);
     posix_spawn_file_actions_destroy(&actions);
     ::close(in[0]);
     ::close(out[1]);
     to_ = ::fdopen(in[1], "w");
     from_ = ::fdopen(out[0], "r");
-    for (int i = 0; i < 2; ++i) handles_.push_back(read_handle());
+    for (int i = 0; i < 2; ++i) {
+      handles_.push_back(read_handle());
+      EXPECT_TRUE(wait_readable(sockets.first.get(), soon()).has_value());
+      std::byte byte{};
+      EXPECT_TRUE(receive_some(sockets.first.get(), {&byte, 1}, fds_).has_value());
+    }
+    EXPECT_EQ(fds_.size(), 2U);
   }
   GpuSidecar(const GpuSidecar&) = delete;
   GpuSidecar& operator=(const GpuSidecar&) = delete;
   ~GpuSidecar() { end(); }
 
   [[nodiscard]] const std::vector<control::BufferHandle>& handles() const { return handles_; }
+  // The descriptors of the handles, for a message that carries them.
+  [[nodiscard]] std::vector<UniqueFd> fds() const {
+    std::vector<UniqueFd> copies;
+    for (const UniqueFd& fd : fds_) copies.emplace_back(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+    return copies;
+  }
   [[nodiscard]] pid_t pid() const { return pid_; }
   // They lie in the buffer when it returns.
   void put(std::uint32_t slot, std::span<const std::byte> bytes) {
@@ -70,6 +87,7 @@ class GpuSidecar {
   }
 
  private:
+  static constexpr int kSocket = 3;  // in the other process
   std::string read_line() {
     char* line = nullptr;
     std::size_t room = 0;
@@ -109,6 +127,7 @@ class GpuSidecar {
   std::FILE* to_ = nullptr;
   std::FILE* from_ = nullptr;
   std::vector<control::BufferHandle> handles_;
+  std::vector<UniqueFd> fds_;
   bool ended_ = false;
 };
 

@@ -78,7 +78,8 @@ TEST_F(ReferenceEngineOnGpu, ServesItsCheckpointAndThenTheNextVersion) {
   peer_.send(control::EngineWelcome{.generation = test::GpuSidecar::kGeneration,
                                     .device_kind = DeviceKind::kCuda,
                                     .buffer_bytes = model_.plan.largest_bucket(),
-                                    .buffers = sidecar.handles()});
+                                    .buffers = sidecar.handles()},
+             sidecar.fds());
   const SharedArena arena = model_.arena(kNext);
   const auto plan = reload::LoadPlan::make(model_.manifest, model_.plan, hello.tensors).value();
   ByteWriter layout;

@@ -10,10 +10,10 @@
 
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
+#include "shared/device/cuda/allocation_description.h"
 #include "shared/device/cuda/context.h"
 #include "shared/device/cuda/driver.h"
 #include "shared/device/cuda/facts.h"
-#include "shared/device/cuda/ipc_handle.h"
 
 namespace wsync::device::cuda {
 namespace {
@@ -108,42 +108,37 @@ TEST(CudaDriver, UuidsAreWrittenAsTheToolsDo) {
 
 // ---- handles ----
 
-IpcHandle some_handle() {
-  IpcHandle handle{.pid = 17,
-                   .process = 0x123456789abcdef0,
-                   .allocation = 5,
-                   .bytes = 4096,
-                   .uuid = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"};
-  for (int i = 0; i < CU_IPC_HANDLE_SIZE; ++i) {
-    handle.memory.reserved[i] = static_cast<char>(i);
-    handle.event.reserved[i] = static_cast<char>(-i);
-  }
-  return handle;
+AllocationDescription some_handle() {
+  return {.pid = 17,
+          .process = 0x123456789abcdef0,
+          .allocation = 5,
+          .bytes = 4096,
+          .mapped_bytes = kGpuBlockBytes,
+          .uuid = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"};
 }
 
 bool refused(std::span<const std::byte> bytes, std::string_view field) {
-  const auto decoded = decode_ipc_handle(bytes);
+  const auto decoded = decode_description(bytes);
   return !decoded && decoded.error().code() == ErrorCode::kInvalidInput &&
          says(decoded.error(), field);
 }
 
 TEST(CudaHandle, WhatIsEncodedIsDecoded) {
   const auto handle = some_handle();
-  const auto decoded = decode_ipc_handle(encode(handle));
+  const auto decoded = decode_description(encode(handle));
   ASSERT_TRUE(decoded.has_value()) << decoded.error().message();
   EXPECT_EQ(decoded->pid, handle.pid);
   EXPECT_EQ(decoded->process, handle.process);
   EXPECT_EQ(decoded->allocation, handle.allocation);
   EXPECT_EQ(decoded->bytes, handle.bytes);
+  EXPECT_EQ(decoded->mapped_bytes, handle.mapped_bytes);
   EXPECT_EQ(decoded->uuid, handle.uuid);
-  EXPECT_EQ(std::memcmp(&decoded->memory, &handle.memory, sizeof handle.memory), 0);
-  EXPECT_EQ(std::memcmp(&decoded->event, &handle.event, sizeof handle.event), 0);
 }
 
 TEST(CudaHandle, BytesThatAreNoHandleAreRefused) {
   const auto good = encode(some_handle());
   for (std::size_t n = 0; n < good.size(); ++n)
-    EXPECT_FALSE(decode_ipc_handle(std::span(good).first(n)).has_value()) << n;
+    EXPECT_FALSE(decode_description(std::span(good).first(n)).has_value()) << n;
   auto longer = good;
   longer.push_back(std::byte{0});
   EXPECT_TRUE(refused(longer, "1 bytes left over"));
@@ -152,13 +147,18 @@ TEST(CudaHandle, BytesThatAreNoHandleAreRefused) {
   EXPECT_TRUE(refused(magic, "magic"));
   auto version = good;
   version[8] ^= std::byte{2};
-  EXPECT_TRUE(refused(version, "version: 3, expected 1"));
+  EXPECT_TRUE(refused(version, "version: 0, expected 2"));
   auto empty = some_handle();
   empty.bytes = 0;
   EXPECT_TRUE(refused(encode(empty), "bytes: 0"));
   auto huge = some_handle();
   huge.bytes = limits::kBucketBytesMax + 1;
   EXPECT_TRUE(refused(encode(huge), "bytes"));
+  for (const std::uint64_t mapped : {std::uint64_t{0}, std::uint64_t{4096}, 2 * kGpuBlockBytes}) {
+    auto wrong = some_handle();
+    wrong.mapped_bytes = mapped;
+    EXPECT_TRUE(refused(encode(wrong), "mapped bytes"));
+  }
   auto no_gpu = some_handle();
   no_gpu.uuid.clear();
   EXPECT_TRUE(refused(encode(no_gpu), "uuid"));
@@ -175,8 +175,9 @@ TEST(CudaHandle, RandomBytesAreRefusedWithoutHarm) {
     // The counts and lengths too: everything behind the magic number.
     for (int flips = 0; flips < 4; ++flips)
       bytes[8 + random() % (bytes.size() - 8)] = static_cast<std::byte>(random());
-    const auto decoded = decode_ipc_handle(bytes);
+    const auto decoded = decode_description(bytes);
     if (decoded) {
+      EXPECT_EQ(decoded->mapped_bytes, whole_blocks(decoded->bytes));
       EXPECT_LE(decoded->uuid.size(), limits::kGpuUuidBytes);
     }
   }

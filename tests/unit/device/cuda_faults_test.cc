@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <sys/mman.h>
+#include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/units.h"
@@ -78,7 +79,8 @@ TEST_F(CudaFaults, AGpuThatTheKernelsAreNotBuiltForIsRefused) {
 }
 
 TEST_F(CudaFaults, MemoryThatIsNotThereIsSaidWithWhatIsFree) {
-  cuda_.cuMemAlloc = [](CUdeviceptr*, std::size_t) { return CUDA_ERROR_OUT_OF_MEMORY; };
+  cuda_.cuMemCreate = [](CUmemGenericAllocationHandle*, std::size_t, const CUmemAllocationProp*,
+                         unsigned long long) { return CUDA_ERROR_OUT_OF_MEMORY; };
   auto device = open();
   ASSERT_TRUE(device.has_value()) << device.error().message();
   const auto memory = (*device)->allocate(limits::kMiB);
@@ -189,6 +191,14 @@ TEST_F(CudaFaults, WorkThatDoesNotEndIsGivenUpAtItsLimit) {
     ++undone;
     return CUDA_SUCCESS;
   };
+  cuda_.cuMemUnmap = [](CUdeviceptr, std::size_t) {
+    ++undone;
+    return CUDA_SUCCESS;
+  };
+  cuda_.cuMemRelease = [](CUmemGenericAllocationHandle) {
+    ++undone;
+    return CUDA_SUCCESS;
+  };
   cuda_.cuStreamDestroy = [](CUstream) {
     ++undone;
     return CUDA_SUCCESS;
@@ -211,38 +221,131 @@ TEST_F(CudaFaults, WhatCannotBeSharedIsNotExported) {
   auto device = open();
   ASSERT_TRUE(device.has_value());
   auto memory = (*device)->allocate(kPage);
-  cuda_.cuIpcGetMemHandle = [](CUipcMemHandle*, CUdeviceptr) { return CUDA_ERROR_NOT_SUPPORTED; };
-  auto handle = (*memory)->export_handle();
+  cuda_.cuMemExportToShareableHandle = [](void*, CUmemGenericAllocationHandle,
+                                          CUmemAllocationHandleType,
+                                          unsigned long long) { return CUDA_ERROR_NOT_SUPPORTED; };
+  const auto handle = (*memory)->export_handle();
   ASSERT_FALSE(handle);
   expect(handle.error(), ErrorCode::kRefused, "cannot be shared with other processes");
-  auto other = (*device)->allocate(kPage);
-  cuda_.cuEventCreate = [](CUevent*, unsigned int) { return CUDA_ERROR_NOT_SUPPORTED; };
-  handle = (*other)->export_handle();
-  ASSERT_FALSE(handle);
-  expect(handle.error(), ErrorCode::kRefused, "cannot create an event for other processes");
+  expect(handle.error(), ErrorCode::kRefused, "cuMemExportToShareableHandle");
 }
 
-TEST_F(CudaFaults, AnEventThatCannotBeOpenedClosesTheMappingAgain) {
+TEST_F(CudaFaults, AGpuThatCannotShareMemoryIsRefused) {
+  for (const auto missing : {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}) {
+    static std::atomic<int> lacks = 0;
+    lacks = missing;
+    cuda_.cuDeviceGetAttribute = [](int* value, CUdevice_attribute which, CUdevice device) {
+      if (which != lacks) return real->cuDeviceGetAttribute(value, which, device);
+      *value = 0;
+      return CUDA_SUCCESS;
+    };
+    const auto device = open();
+    ASSERT_FALSE(device);
+    expect(device.error(), ErrorCode::kRefused, "GPU 0 (Emulated GPU): it cannot share memory");
+  }
+}
+
+TEST_F(CudaFaults, AGpuWithOtherBlocksThanWePlanWithIsRefused) {
+  cuda_.cuMemGetAllocationGranularity = [](std::size_t* bytes, const CUmemAllocationProp*,
+                                           CUmemAllocationGranularity_flags) {
+    *bytes = 2 * kGpuBlockBytes;
+    return CUDA_SUCCESS;
+  };
+  const auto device = open();
+  ASSERT_FALSE(device);
+  expect(device.error(), ErrorCode::kRefused, "blocks of 4194304 bytes, but wsync plans with 2097");
+}
+
+// The driver's own switch for peers (cuCtxEnablePeerAccess) has no effect on this memory.
+TEST_F(CudaFaults, PeersThatAreOpenHaveAccessToNewMemory) {
+  static std::vector<int> devices;
+  devices.clear();
+  cuda_.cuMemSetAccess = [](CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* access,
+                            std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      devices.push_back(access[i].location.id);
+      undone += access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? 0 : 1;
+    }
+    return real->cuMemSetAccess(address, bytes, access, count);
+  };
+  auto first = open();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_TRUE((*first)->allocate(kPage).has_value());
+  EXPECT_EQ(devices, std::vector{0});
+  {
+    const auto second = make_cuda_device(cuda_, {.kind = DeviceKind::kCuda, .gpu = 1});
+    ASSERT_TRUE(second.has_value()) << second.error().message();
+    devices.clear();
+    EXPECT_TRUE((*first)->allocate(kPage).has_value());
+    EXPECT_EQ(devices, (std::vector{0, 1}));
+    devices.clear();
+    EXPECT_TRUE((*second)->allocate(kPage).has_value());
+    EXPECT_EQ(devices, (std::vector{1, 0}));
+  }
+  devices.clear();
+  EXPECT_TRUE((*first)->allocate(kPage).has_value());
+  EXPECT_EQ(devices, std::vector{0}) << "the other one is closed";
+  EXPECT_EQ(undone, 0);
+}
+
+// Whatever step fails, what the steps before it made is given back: the emulated driver reports
+// what is left at the end, and the free memory is what it was.
+TEST_F(CudaFaults, AStepThatFailsUndoesTheStepsBeforeIt) {
   auto device = open();
   ASSERT_TRUE(device.has_value());
-  auto own = (*device)->allocate(kPage);
-  auto handle = *(*own)->export_handle();
-  auto told = *decode_ipc_handle(handle.opaque);
-  told.process ^= 1;  // of another process
-  handle.opaque = encode(told);
-  cuda_.cuIpcOpenMemHandle = [](CUdeviceptr* address, CUipcMemHandle, unsigned int) {
-    *address = 0x1000;
-    return CUDA_SUCCESS;
+  const auto free = (*device)->memory_info()->free_bytes;
+  const auto failed = [&](std::string_view step) {
+    const auto memory = (*device)->allocate(kPage);
+    ASSERT_FALSE(memory) << step;
+    expect(memory.error(), ErrorCode::kIo, step);
+    EXPECT_EQ((*device)->memory_info()->free_bytes, free) << step;
   };
-  cuda_.cuIpcOpenEventHandle = [](CUevent*, CUipcEventHandle) { return CUDA_ERROR_INVALID_HANDLE; };
-  cuda_.cuIpcCloseMemHandle = [](CUdeviceptr address) {
-    undone += address == 0x1000 ? 1 : 100;
-    return CUDA_SUCCESS;
+  cuda_.cuMemAddressReserve = [](CUdeviceptr*, std::size_t, std::size_t, CUdeviceptr,
+                                 unsigned long long) { return CUDA_ERROR_UNKNOWN; };
+  failed("cuMemAddressReserve: CUDA_ERROR_UNKNOWN");
+  cuda_.cuMemAddressReserve = real->cuMemAddressReserve;
+  cuda_.cuMemMap = [](CUdeviceptr, std::size_t, std::size_t, CUmemGenericAllocationHandle,
+                      unsigned long long) { return CUDA_ERROR_UNKNOWN; };
+  failed("cuMemMap: CUDA_ERROR_UNKNOWN");
+  cuda_.cuMemMap = real->cuMemMap;
+  cuda_.cuMemSetAccess = [](CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) {
+    return CUDA_ERROR_UNKNOWN;
   };
-  const auto imported = (*device)->import_memory(std::move(handle));
+  failed("cuMemSetAccess: CUDA_ERROR_UNKNOWN");
+  cuda_.cuMemSetAccess = real->cuMemSetAccess;
+  EXPECT_TRUE((*device)->allocate(kPage).has_value());
+}
+
+// The same for memory of another process, which it seems to be when its number is changed.
+TEST_F(CudaFaults, AnImportThatFailsLeavesNothing) {
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  const auto own = (*device)->allocate(kPage);
+  const auto other_process = [&] {
+    auto handle = *(*own)->export_handle();
+    auto told = *decode_description(handle.opaque);
+    told.process ^= 1;
+    handle.opaque = encode(told);
+    return handle;
+  };
+  EXPECT_TRUE((*device)->import_memory(other_process()).has_value());
+  cuda_.cuMemImportFromShareableHandle = [](CUmemGenericAllocationHandle*, void*,
+                                            CUmemAllocationHandleType) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  };
+  auto imported = (*device)->import_memory(other_process());
   ASSERT_FALSE(imported);
-  expect(imported.error(), ErrorCode::kPeerLost, "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_HANDLE");
-  EXPECT_EQ(undone, 1);
+  expect(imported.error(), ErrorCode::kRefused, "cannot be mapped: cuMemImportFromShareableHandle");
+  cuda_.cuMemImportFromShareableHandle = real->cuMemImportFromShareableHandle;
+  cuda_.cuMemSetAccess = [](CUdeviceptr, std::size_t, const CUmemAccessDesc* access, std::size_t) {
+    undone += access->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? 1 : 100;
+    return CUDA_ERROR_UNKNOWN;
+  };
+  imported = (*device)->import_memory(other_process());
+  ASSERT_FALSE(imported);
+  expect(imported.error(), ErrorCode::kIo, "cannot be mapped: cuMemSetAccess");
+  EXPECT_EQ(undone, 1) << "for reading only";
 }
 
 // ---- registered host memory ----

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <optional>
 #include <random>
+#include <sys/mman.h>
 
 #include "shared/base/units.h"
 #include "shared/weights/content_digest.h"
@@ -153,11 +154,17 @@ TEST_F(DeviceWeightsTest, ABucketPastItsDeadlineIsNotBegunAndTheNextOneIsTaken) 
 
 TEST_F(DeviceWeightsTest, HandlesThatCannotBeMappedAreRefusedByName) {
   std::vector<control::BufferHandle> handles(1);
-  auto taker = DeviceTaker::import(*weights_, handles, 2 * limits::kMiB);
+  std::vector<UniqueFd> fds;
+  auto taker = DeviceTaker::import(*weights_, handles, fds, 2 * limits::kMiB);
   ASSERT_FALSE(taker);
-  EXPECT_THAT(taker.error().message(), HasSubstr("received 1 handles of IPC buffers, expected 2"));
+  EXPECT_THAT(taker.error().message(),
+              HasSubstr("received 1 handles of IPC buffers with 0 descriptors, expected 2 with 2"));
   handles.resize(2);
-  taker = DeviceTaker::import(*weights_, handles, 2 * limits::kMiB);
+  taker = DeviceTaker::import(*weights_, handles, fds, 2 * limits::kMiB);
+  ASSERT_FALSE(taker);
+  EXPECT_THAT(taker.error().message(), HasSubstr("with 0 descriptors"));
+  for (int i = 0; i < 2; ++i) fds.emplace_back(::memfd_create("buffer", MFD_CLOEXEC));
+  taker = DeviceTaker::import(*weights_, handles, fds, 2 * limits::kMiB);
   ASSERT_FALSE(taker);
   EXPECT_THAT(taker.error().message(), HasSubstr("IPC buffer 0: separate host device 0"));
 }

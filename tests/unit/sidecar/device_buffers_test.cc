@@ -11,7 +11,6 @@ namespace wsync::agent {
 namespace {
 
 using reload::EngineId;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr EngineId kA{1};
@@ -47,13 +46,10 @@ TEST(DeviceBuffersTables, HaveARowForTheseMovesAndNoOther) {
        {BuffersState::kHeld, BuffersState::kFreeing},
        {BuffersState::kFreeing, BuffersState::kNone},
        {BuffersState::kFreeing, BuffersState::kHeld}});
-  expect_table<MappingState, 3>(
-      {MappingState::kUnmapped, MappingState::kMapped, MappingState::kDeparting},
-      {{MappingState::kUnmapped, MappingState::kMapped},
-       {MappingState::kMapped, MappingState::kMapped},
-       {MappingState::kMapped, MappingState::kUnmapped},
-       {MappingState::kMapped, MappingState::kDeparting},
-       {MappingState::kDeparting, MappingState::kUnmapped}});
+  expect_table<MappingState, 2>({MappingState::kUnmapped, MappingState::kMapped},
+                                {{MappingState::kUnmapped, MappingState::kMapped},
+                                 {MappingState::kMapped, MappingState::kMapped},
+                                 {MappingState::kMapped, MappingState::kUnmapped}});
   expect_table<GroupState, 3>(
       {GroupState::kConnected, GroupState::kDisconnected, GroupState::kConnecting},
       {{GroupState::kConnected, GroupState::kDisconnected},
@@ -118,7 +114,7 @@ TEST(KeptDeviceBuffers, AreAlwaysThere) {
   EXPECT_TRUE(buffers.exported(kA, std::nullopt));
   buffers.answered(kA, 7);
   EXPECT_EQ(buffers.mapping_of(kA), MappingState::kMapped) << "until it is gone";
-  buffers.disconnected(kA, true);
+  buffers.disconnected(kA);
   EXPECT_EQ(buffers.mapping_of(kA), MappingState::kUnmapped);
   EXPECT_TRUE(buffers.invariants().has_value());
 }
@@ -160,30 +156,21 @@ TEST_F(DeviceBuffersTest, AreNotHandedOutWhileThereAreNone) {
   EXPECT_EQ(buffers_.mapping_of(kA), MappingState::kUnmapped);
 }
 
-TEST_F(DeviceBuffersTest, AnEngineWhoseConnectionEndsHasThemUntilItsProcessHasClosedItsEnd) {
+TEST_F(DeviceBuffersTest, AnEngineWhoseConnectionEndsIsNotWaitedFor) {
   hold();
   EXPECT_TRUE(buffers_.exported(kA, 7));
   EXPECT_TRUE(buffers_.exported(kB, 8));
-  buffers_.disconnected(kA, false);
-  buffers_.disconnected(kB, true);
-  EXPECT_EQ(buffers_.mapping_of(kA), MappingState::kDeparting);
-  EXPECT_EQ(buffers_.mapping_of(kB), MappingState::kUnmapped);
-  EXPECT_THAT(buffers_.departing(), ElementsAre(kA));
+  buffers_.disconnected(kA);
+  EXPECT_EQ(buffers_.mapping_of(kA), MappingState::kUnmapped);
+  EXPECT_FALSE(buffers_.begin_free(false)) << "the other one has them";
   buffers_.answered(kA, 7);
-  EXPECT_FALSE(buffers_.begin_free(false)) << "what it says now does not count";
-  EXPECT_FALSE(buffers_.exported(kA, 9)) << "it is told nothing more";
-  buffers_.disconnected(kA, true);
-  EXPECT_EQ(buffers_.mapping_of(kA), MappingState::kDeparting);
-  buffers_.closed(kA);
-  EXPECT_TRUE(buffers_.departing().empty());
+  buffers_.answered(kB, 8);
   EXPECT_TRUE(buffers_.begin_free(false));
 }
 
 TEST_F(DeviceBuffersTest, TheEndOfAnEngineThatHasNothingMeansNothing) {
   hold();
-  buffers_.disconnected(kA, false);
-  buffers_.closed(kA);
-  EXPECT_TRUE(buffers_.departing().empty());
+  buffers_.disconnected(kA);
   EXPECT_TRUE(buffers_.begin_free(false));
 }
 
