@@ -116,6 +116,10 @@ struct ReleaseStream {
   static constexpr auto kCall = &Driver::cuStreamDestroy;
   static constexpr const char* kName = "cuStreamDestroy";
 };
+struct ReleaseEvent {
+  static constexpr auto kCall = &Driver::cuEventDestroy;
+  static constexpr const char* kName = "cuEventDestroy";
+};
 struct ReleaseModule {
   static constexpr auto kCall = &Driver::cuModuleUnload;
   static constexpr const char* kName = "cuModuleUnload";
@@ -137,6 +141,7 @@ struct ReleaseHandle {
   static constexpr const char* kName = "cuMemRelease";
 };
 using OwnedStream = Owned<CUstream, ReleaseStream>;
+using OwnedEvent = Owned<CUevent, ReleaseEvent>;
 using OwnedModule = Owned<CUmodule, ReleaseModule>;
 using OwnedMemory = Owned<CUdeviceptr, ReleaseMemory>;    // that no other process uses
 using OwnedPinned = Owned<void*, ReleasePinned>;          // page-locked host memory

@@ -35,7 +35,8 @@ namespace wsync::device::cuda {
   CALL(cuMemSetAccess) CALL(cuMemExportToShareableHandle)                                   \
   CALL(cuMemImportFromShareableHandle) CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync)      \
   CALL(cuMemcpyAsync) CALL(cuMemcpyPeerAsync) CALL(cuMemsetD8Async)                         \
-  CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)
+  CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)                \
+  CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord) CALL(cuEventQuery)
 // clang-format on
 
 // Tests inject failures with a copy that contains other functions.
