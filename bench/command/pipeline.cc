@@ -128,7 +128,7 @@ void add_bench_pipeline(CLI::App& parent, Context& context, BenchRun& run) {
                       "Bytes of the model; at most 16MiB over links (default: 256MiB)");
   command->add_option(
       "--buffer", arguments->buffer,
-      "Bytes of each of the three buffers of a device; at most 512KiB over links (default: 4MiB)");
+      "Bytes of each buffer of a device; at most 512KiB over links (default: 4MiB)");
   command->add_option("--rounds", arguments->rounds, "Rounds of each case (default: 15)")
       ->check(CLI::Range(1U, kPipelineRoundsMax));
   add_bench_options(*command, run);

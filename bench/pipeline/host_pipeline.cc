@@ -301,16 +301,21 @@ Result<Taken> HostPipeline::h2d() {
   Parts& p = *parts_;
   auto left = std::make_shared<Countdown>(p.count());
   const Stopwatch watch;
-  for (std::uint64_t b = 0; b < p.count(); ++b)
+  for (std::uint64_t b = 0; b < p.count(); ++b) {
+    std::optional<reload::SlotIndex> slot;
+    if (p.h2d_group->alone())
+      slot = reload::SlotIndex{static_cast<std::uint32_t>(b % reload::kIpcSlots)};
     WSYNC_TRY(
         p.h2d_group->copy_in(device::DeviceIndex{static_cast<std::uint32_t>(b % p.options.devices)},
-                             p.bucket(b), [left](const Result<>& r) { left->done(r); }));
+                             slot, p.bucket(b), [left](const Result<>& r) { left->done(r); }));
+  }
   WSYNC_TRY(left->wait(now() + kStageDeadline));
   return watch.taken();
 }
 
 Result<Taken> HostPipeline::broadcasts() {
   Parts& p = *parts_;
+  if (p.broadcast_group->alone()) return Taken{};
   const TimePoint deadline = now() + kStageDeadline;
   const Stopwatch watch;
   for (std::uint64_t b = 0; b < p.count(); ++b) {

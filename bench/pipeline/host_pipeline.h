@@ -20,7 +20,7 @@ struct Taken {
 struct HostPipelineOptions {
   std::uint32_t devices = 2;
   std::uint64_t bytes = 256ULL << 20U;       // bytes of the model
-  std::uint64_t buffer_bytes = 4ULL << 20U;  // bytes of each of the three buffers of a device
+  std::uint64_t buffer_bytes = 4ULL << 20U;  // bytes of each buffer of a device
   LinkRates rates;
 };
 

@@ -103,7 +103,8 @@ bool HostPipelineCase::met() const noexcept {
 
 double hand_over_s(const Taken& hand_overs, std::uint64_t buckets, std::uint32_t devices) {
   const std::uint64_t rounds = (buckets + devices - 1) / devices;
-  return hand_overs.wall_s / static_cast<double>(rounds + buckets + 1);
+  const std::uint64_t broadcasts = devices == 1 ? 0 : buckets;
+  return hand_overs.wall_s / static_cast<double>(rounds + broadcasts + 1);
 }
 
 double contention(const HostPipelineRound& alone) {
@@ -122,7 +123,7 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
   if (!paced && n >= cores) {
     here = 0;
     for (const Taken* stage : {&alone.h2d, &alone.broadcast, &alone.reload})
-      here = std::max(here, stage->cpu_s / stage->wall_s);
+      if (stage->wall_s > 0) here = std::max(here, stage->cpu_s / stage->wall_s);
   }
   const double slower = paced ? 1 : contention(alone);
   const auto beside_others = [slower](LaneCost cost) {
@@ -134,7 +135,7 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
   const LaneCost reload = beside_others(lane_cost(alone.reload, buckets * n, n, here));
   SharedLinks links;
   const LinkId processor = links.add("cores", here);
-  const LinkId ring = links.add("broadcasts", 1 / broadcast.seconds);
+  const LinkId ring = links.add("broadcasts", n == 1 ? 1 : 1 / broadcast.seconds);
   std::vector<LinkId> devices;
   std::vector<LinkId> engines;
   for (std::uint32_t d = 0; d < n; ++d) {
@@ -155,7 +156,8 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
       .broadcast = [&](std::uint64_t b) { return flow(ring, broadcast, b, 0); },
       .reload = [&](std::uint32_t engine,
                     std::uint64_t b) { return flow(engines[engine], reload, b, late); }};
-  reload::PipelineShape shape{.devices = n, .buckets = count, .ipc_slots = 2, .engines = {}};
+  reload::PipelineShape shape{
+      .devices = n, .buckets = count, .ipc_slots = 2, .direct = n == 1, .engines = {}};
   for (std::uint32_t d = 0; d < n; ++d)
     shape.engines.push_back({.engine = reload::EngineId{d}, .device = reload::DeviceIndex{d}});
   const auto made = WSYNC_TRY(simulate_pipeline(shape, stages, flows, std::move(links)));

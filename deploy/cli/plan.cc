@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/remote.h"
@@ -130,12 +131,12 @@ Result<std::uint64_t> described_buffer(const PlanOptions& options) {
     return wanted == 0 ? limits::kHostBufferBytesDefault : wanted;
   if (options.gpu_memory.empty()) return wanted == 0 ? limits::kGpuBufferBytesDefault : wanted;
   const auto memory = WSYNC_TRY(size_option("--gpu-memory", options.gpu_memory));
-  const reload::BufferRoom room{
-      .name = "a GPU",
-      .devices = 1,
-      .free_bytes = memory,
-      .reserved_bytes = described_streams(options) + reload::kContextBytes};
-  return reload::choose_buffer_bytes(DeviceKind::kCuda, {&room, 1}, wanted, "--buffer");
+  const std::vector<reload::BufferRoom> rooms(
+      options.devices, {.name = "a GPU",
+                        .devices = 1,
+                        .free_bytes = memory,
+                        .reserved_bytes = described_streams(options) + reload::kContextBytes});
+  return reload::choose_buffer_bytes(DeviceKind::kCuda, rooms, wanted, "--buffer");
 }
 
 // Reports how much memory the buffers use on a GPU and how much they leave to engines.
@@ -179,7 +180,8 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
   outcome.result["rounds"] = rounds;
   outcome.text += fmt::format("  {} rounds on {} devices\n", rounds, options.devices);
   if (options.device_kind != "cuda") {
-    peak.buffers = reload::buffers_take(DeviceKind::kSeparate, options.devices, buffer_bytes);
+    peak.buffers =
+        reload::buffers_take(DeviceKind::kSeparate, options.devices, options.devices, buffer_bytes);
     return {};
   }
   peak.engines = 0;  // engine weights are on the GPUs
@@ -190,15 +192,16 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
   }
   outcome.text +=
       fmt::format("  buffers of {} on a GPU for each device\n", config::format_size(buffer_bytes));
-  report_gpu({.name = "each GPU",
-              .uuid = {},
-              .devices = 1,
-              .total_bytes = memory,
-              .free_bytes = memory,
-              .peak_bytes = reload::buffers_take(DeviceKind::kCuda, 1, buffer_bytes),
-              .streams_bytes = described_streams(options),
-              .context_bytes = reload::kContextBytes},
-             outcome);
+  report_gpu(
+      {.name = "each GPU",
+       .uuid = {},
+       .devices = 1,
+       .total_bytes = memory,
+       .free_bytes = memory,
+       .peak_bytes = reload::buffers_take(DeviceKind::kCuda, 1, options.devices, buffer_bytes),
+       .streams_bytes = described_streams(options),
+       .context_bytes = reload::kContextBytes},
+      outcome);
   return {};
 }
 
@@ -264,8 +267,8 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
   peak.staged += offer.buckets.arena_bytes() * sidecar.own_arenas;
   peak.engines += sidecar.engine_bytes;
   if (sidecar.gpus.empty())
-    peak.buffers +=
-        reload::buffers_take(DeviceKind::kSeparate, sidecar.devices, sidecar.buffer_bytes);
+    peak.buffers += reload::buffers_take(DeviceKind::kSeparate, sidecar.devices, sidecar.devices,
+                                         sidecar.buffer_bytes);
   outcome.text +=
       fmt::format("  sidecar {}: {}, {}: {}\n", sidecar.name, counted(sidecar.replicas, "replica"),
                   devices, sidecar.problems.empty() ? "would accept it" : "would refuse it:");

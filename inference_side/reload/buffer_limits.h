@@ -7,7 +7,7 @@
 
 namespace wsync::limits {
 
-// Share of the free memory that the three buffers of a device may use.
+// Share of the free memory that the buffers of a device may use.
 inline constexpr std::uint64_t kDeviceMemoryPercent = 90;
 // Small enough to stay in the cache.
 inline constexpr std::uint64_t kHostBufferBytesDefault = 4 * kMiB;

@@ -24,15 +24,15 @@ std::uint64_t usable(const BufferRoom& room) {
 }
 
 // The largest buffer size, in whole MiB, with which the buffers of all devices fit.
-std::uint64_t largest_buffer(DeviceKind kind, const BufferRoom& room) {
-  const std::uint64_t each = usable(room) / (kBuffersPerDevice * room.devices);
+std::uint64_t largest_buffer(DeviceKind kind, const BufferRoom& room, std::uint32_t group_devices) {
+  const std::uint64_t each = usable(room) / (buffers_per_device(group_devices) * room.devices);
   const std::uint64_t unit = kind == DeviceKind::kCuda ? device::kGpuBlockBytes : limits::kMiB;
   return each / unit * unit;
 }
 
-Error does_not_fit(DeviceKind kind, const BufferRoom& room, std::uint64_t buffer_bytes,
-                   std::string_view setting) {
-  const std::uint64_t largest = largest_buffer(kind, room);
+Error does_not_fit(DeviceKind kind, const BufferRoom& room, std::uint32_t group_devices,
+                   std::uint64_t buffer_bytes, std::string_view setting) {
+  const std::uint64_t largest = largest_buffer(kind, room, group_devices);
   const std::string advice =
       largest >= limits::kBucketBytesMin
           ? fmt::format("set {} to at most {}MiB", setting, largest / limits::kMiB)
@@ -45,7 +45,7 @@ Error does_not_fit(DeviceKind kind, const BufferRoom& room, std::uint64_t buffer
   return {ErrorCode::kResourceExhausted,
           fmt::format("{}: {} buffers of {} do not fit{}: {} are free, of which {} % may be used; "
                       "{}",
-                      room.name, kBuffersPerDevice * room.devices,
+                      room.name, buffers_per_device(group_devices) * room.devices,
                       trace::format_bytes(buffer_bytes), reserved,
                       trace::format_bytes(room.free_bytes), limits::kDeviceMemoryPercent, advice)};
 }
@@ -57,22 +57,26 @@ std::uint64_t streams_take(DeviceKind kind, std::uint32_t devices, bool nccl) {
   return devices * (kTablesBytes + (nccl ? kNcclBytes : 0));
 }
 
-std::uint64_t buffers_take(DeviceKind kind, std::uint32_t devices, std::uint64_t buffer_bytes) {
-  return kBuffersPerDevice * devices * buffer_takes(kind, buffer_bytes);
+std::uint64_t buffers_take(DeviceKind kind, std::uint32_t devices, std::uint32_t group_devices,
+                           std::uint64_t buffer_bytes) {
+  return buffers_per_device(group_devices) * devices * buffer_takes(kind, buffer_bytes);
 }
 
 Result<std::uint64_t> choose_buffer_bytes(DeviceKind kind, std::span<const BufferRoom> rooms,
                                           std::uint64_t wanted, std::string_view setting) {
+  std::uint32_t group_devices = 0;
+  for (const BufferRoom& room : rooms) group_devices += room.devices;
   std::uint64_t bytes = wanted;
   if (bytes == 0 && kind != DeviceKind::kCuda) bytes = limits::kHostBufferBytesDefault;
   if (bytes == 0) {
     bytes = limits::kGpuBufferBytesDefault;
-    for (const BufferRoom& room : rooms) bytes = std::min(bytes, largest_buffer(kind, room));
+    for (const BufferRoom& room : rooms)
+      bytes = std::min(bytes, largest_buffer(kind, room, group_devices));
     bytes = std::max(bytes, limits::kBucketBytesMin);
   }
   for (const BufferRoom& room : rooms)
-    if (buffers_take(kind, room.devices, bytes) > usable(room))
-      return fail(does_not_fit(kind, room, bytes, setting));
+    if (buffers_take(kind, room.devices, group_devices, bytes) > usable(room))
+      return fail(does_not_fit(kind, room, group_devices, bytes, setting));
   return bytes;
 }
 

@@ -13,8 +13,10 @@
 
 namespace wsync::reload {
 
-// One H2D buffer and the IPC buffers.
-inline constexpr std::uint64_t kBuffersPerDevice = 1 + limits::kIpcBufferCount;
+// The IPC buffers, and an H2D buffer if the group has several devices.
+[[nodiscard]] constexpr std::uint64_t buffers_per_device(std::uint32_t group_devices) noexcept {
+  return limits::kIpcBufferCount + (group_devices > 1 ? 1 : 0);
+}
 
 // GPU memory that is used in addition to the buffers. It is measured where possible; otherwise
 // these estimates apply. The memory of a context cannot be measured, because the driver calls that
@@ -35,9 +37,9 @@ struct BufferRoom {
   std::uint64_t reserved_bytes = 0;
 };
 
-// Memory that all buffers of `devices` devices need.
+// Memory that all buffers of `devices` devices of a group of `group_devices` need.
 [[nodiscard]] std::uint64_t buffers_take(DeviceKind kind, std::uint32_t devices,
-                                         std::uint64_t buffer_bytes);
+                                         std::uint32_t group_devices, std::uint64_t buffer_bytes);
 
 // Chooses the size of each buffer. `wanted` is the size that the user has set, or 0 for automatic.
 // The automatic size is limits::kHostBufferBytesDefault on host devices. On GPUs it is the largest

@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t kWarmUpBytes = 4 * limits::kMiB;
 constexpr std::uint64_t kMeasuredMax = 4;  // factor of the estimate
 
-static_assert(kBuffersPerDevice == 1 + kIpcSlots);
+static_assert(buffers_per_device(2) == 1 + kIpcSlots);
 
 Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devices) {
   if (devices.empty() || devices.size() > limits::kDeviceCount)
@@ -117,7 +117,7 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
   }
   const std::lock_guard lock(measured_mutex_);
   for (DeviceRoom& room : rooms) {
-    room.peak_bytes = unified() ? 0 : buffers_take(kind(), room.devices, buffer_bytes_);
+    room.peak_bytes = unified() ? 0 : buffers_take(kind(), room.devices, size(), buffer_bytes_);
     if (kind() != DeviceKind::kCuda) continue;
     room.streams_bytes = streams_take(kind(), room.devices, by_nccl());
     const auto measured = std::ranges::find(measured_, room.uuid, &Measured::uuid);
@@ -140,7 +140,7 @@ Result<> DeviceGroup::check_room() const {
       return fail(ErrorCode::kResourceExhausted,
                   fmt::format("{}: {} buffers of {} bytes take {} bytes, but {} are free: lower "
                               "devices.buffer_bytes, or free memory there",
-                              room.name, kBuffersPerDevice * room.devices, buffer_bytes_,
+                              room.name, buffers_per_device(size()) * room.devices, buffer_bytes_,
                               room.peak_bytes, room.free_bytes));
   return {};
 }
@@ -159,7 +159,8 @@ Result<> DeviceGroup::hold_buffers() {
 }
 
 Result<> DeviceGroup::allocate_buffers(Member& member) {
-  std::vector<std::unique_ptr<device::Memory>*> all = {&member.h2d};
+  std::vector<std::unique_ptr<device::Memory>*> all;
+  if (!alone()) all.push_back(&member.h2d);
   for (auto& ipc : member.ipc) all.push_back(&ipc);
   for (auto* memory : all) {
     auto made = member.device->allocate(buffer_bytes_);
@@ -253,6 +254,7 @@ Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
 // Do it here, because during a pause it would lengthen the pause and distort the measurement of
 // stages.
 Result<> DeviceGroup::warm_up(TimePoint deadline) {
+  if (alone()) return {};
   for (std::uint32_t source = 0; source < size(); ++source) {
     for (std::uint32_t d = 0; d < size(); ++d)
       WSYNC_TRY(broadcast({.device = DeviceIndex{d},
@@ -274,6 +276,7 @@ Result<> DeviceGroup::connect_members(TimePoint deadline) {
   for (Member& member : members_) {
     devices.push_back(member.device.get());
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kHostToDevice, member.h2d_stream));
+    if (alone()) return {};
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kBroadcast, member.broadcast_stream));
   }
   auto joined = WSYNC_TRY(collective::join_all(collective_.kind, devices, deadline));
@@ -294,19 +297,22 @@ void DeviceGroup::break_up(const Error& reason) {
 
 Result<> DeviceGroup::health() const {
   for (const Member& member : members_) {
+    if (member.h2d_stream) WSYNC_TRY(member.h2d_stream->status());
     if (!member.communicator) continue;
     WSYNC_TRY(member.communicator->health());
-    WSYNC_TRY(member.h2d_stream->status());
     WSYNC_TRY(member.broadcast_stream->status());
   }
   return {};
 }
 
-Result<> DeviceGroup::copy_in(DeviceIndex device, std::span<const std::byte> bytes,
-                              device::StreamCallback done) {
+Result<> DeviceGroup::copy_in(DeviceIndex device, std::optional<SlotIndex> slot,
+                              std::span<const std::byte> bytes, device::StreamCallback done) {
   const Member& member = at(device);
-  WSYNC_TRY(member.h2d_stream->copy_to_device(
-      {.memory = member.h2d.get(), .offset = 0, .bytes = bytes.size()}, bytes));
+  WSYNC_CHECK(slot.has_value() == alone(), "only a device that is alone is filled directly");
+  WSYNC_CHECK(!slot || index_of(*slot) < kIpcSlots, "no such IPC slot");
+  device::Memory* to = slot ? member.ipc[index_of(*slot)].get() : member.h2d.get();
+  WSYNC_TRY(
+      member.h2d_stream->copy_to_device({.memory = to, .offset = 0, .bytes = bytes.size()}, bytes));
   return member.h2d_stream->notify(std::move(done));
 }
 

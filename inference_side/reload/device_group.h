@@ -46,7 +46,8 @@ struct DeviceRoom {
   std::uint64_t context_bytes = 0;  // upper limit
 };
 
-// Devices of one kind. Separate devices and GPUs have one H2D buffer and two IPC buffers each. The
+// Devices of one kind. Separate devices and GPUs have one H2D buffer and two IPC buffers each; a
+// device that is alone has the two IPC buffers. The
 // buffers either exist as long as the group, so that engines map them once, or are allocated for
 // each load. Unified devices have no buffers.
 //
@@ -68,6 +69,8 @@ class DeviceGroup {
   }
   [[nodiscard]] DeviceKind kind() const noexcept { return members_[0].device->kind(); }
   [[nodiscard]] bool unified() const noexcept { return kind() == DeviceKind::kUnified; }
+  // One device that has buffers. Nothing is broadcast, and it has no H2D buffer.
+  [[nodiscard]] bool alone() const noexcept { return size() == 1 && !unified(); }
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
   [[nodiscard]] bool keeps_buffers() const noexcept { return keep_buffers_; }
   // How broadcasts are executed, and why NCCL was not chosen.
@@ -103,9 +106,9 @@ class DeviceGroup {
   // The first error of a stream or communicator, including errors that no callback has reported.
   [[nodiscard]] Result<> health() const;
 
-  // Copies into the device's H2D buffer; `done` as Stream::notify.
-  [[nodiscard]] Result<> copy_in(DeviceIndex device, std::span<const std::byte> bytes,
-                                 device::StreamCallback done);
+  // Copies into the device's H2D buffer, or into the IPC buffer `slot`; `done` as Stream::notify.
+  [[nodiscard]] Result<> copy_in(DeviceIndex device, std::optional<SlotIndex> slot,
+                                 std::span<const std::byte> bytes, device::StreamCallback done);
   // One device's part of a broadcast from the source's H2D buffer into the device's own IPC buffer.
   struct Share {
     DeviceIndex device{};
@@ -121,10 +124,11 @@ class DeviceGroup {
   // Streams must be destroyed before the memory that their work uses.
   struct Member {
     std::unique_ptr<device::Device> device;
-    std::unique_ptr<device::Memory> h2d;
+    std::unique_ptr<device::Memory> h2d;  // null: the device is alone
     std::array<std::unique_ptr<device::Memory>, kIpcSlots> ipc;
-    std::unique_ptr<collective::Communicator> communicator;
     std::unique_ptr<device::Stream> h2d_stream;
+    // Null if the device is alone.
+    std::unique_ptr<collective::Communicator> communicator;
     std::unique_ptr<device::Stream> broadcast_stream;
   };
   // The memory of a GPU.

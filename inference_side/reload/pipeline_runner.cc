@@ -90,6 +90,7 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
   PipelineShape shape{.devices = group_->size(),
                       .buckets = job.buckets,
                       .ipc_slots = kIpcSlots,
+                      .direct = group_->alone(),
                       .engines = job.engines};
   if (group_->unified())
     shape.ipc_slots = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, job.buckets));
@@ -290,9 +291,10 @@ void PipelineRunner::execute(Run& run, const StartH2D& command) {
     if (group_->unified()) {
       run.at_once.push_back({.event = done, .at = now()});
     } else {
-      started = group_->copy_in(command.device, *bytes, [this, done](const Result<>& ended) {
-        post(ended ? Event(done) : Event(Failed{ended.error()}));
-      });
+      started = group_->copy_in(command.device, command.slot, *bytes,
+                                [this, done](const Result<>& ended) {
+                                  post(ended ? Event(done) : Event(Failed{ended.error()}));
+                                });
     }
   }
   if (!started) run.at_once.push_front({.event = Failed{started.error()}, .at = now()});

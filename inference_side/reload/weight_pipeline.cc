@@ -27,6 +27,10 @@ Result<WeightPipeline> WeightPipeline::create(PipelineShape shape, StageChoice c
                             limits::kDeviceCount));
   if (shape.ipc_slots == 0)
     return fail(ErrorCode::kInvalidInput, "a pipeline needs an IPC buffer on each device");
+  if (shape.direct && shape.devices != 1)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("a pipeline without broadcasts over {} devices, expected 1", shape.devices));
   std::vector<EngineId> ids;
   for (const EngineSeat& seat : shape.engines) {
     if (index_of(seat.device) >= shape.devices)
@@ -65,6 +69,7 @@ void WeightPipeline::on(const Begin&, TimePoint) {
 }
 
 void WeightPipeline::on(const H2DDone& event, TimePoint at) {
+  if (shape_.direct) return direct_copy_ended(event, at);
   const auto device = index_of(event.device);
   if (device >= shape_.devices || !copying_[device] ||
       buffers_.bucket(h2d_buffer(event.device)) != event.bucket)
@@ -141,8 +146,12 @@ void WeightPipeline::on(const Failed& event, TimePoint) { fail_with(event.error)
 
 // Start broadcasts first: a broadcast that starts now may allow the copies of the next round.
 void WeightPipeline::pump(TimePoint at) {
-  start_broadcast(at);
-  start_copies(at);
+  if (shape_.direct) {
+    start_direct_copy(at);
+  } else {
+    start_broadcast(at);
+    start_copies(at);
+  }
   if (done_ == shape_.buckets) phase_ = PipelinePhase::kFinished;
 }
 
@@ -158,8 +167,37 @@ void WeightPipeline::start_copies(TimePoint at) {
     copying_[d] =
         Running{.since = at, .company = broadcasting_ ? Company::kTogether : Company::kAlone};
     if (broadcasting_) broadcasting_->company = Company::kTogether;
-    commands_.emplace_back(StartH2D{.device = device, .bucket = bucket});
+    commands_.emplace_back(StartH2D{.device = device, .bucket = bucket, .slot = std::nullopt});
   }
+}
+
+void WeightPipeline::start_direct_copy(TimePoint at) {
+  const std::uint64_t bucket = next_h2d_[0];
+  const SlotIndex slot = slot_of(bucket);
+  const bool is_free = buffers_.slot_free(slot) || planted("pipeline_direct_into_read_slot");
+  if (copying_[0] || bucket >= shape_.buckets || !is_free) return;
+  moved(buffers_.fill(ipc_buffer(DeviceIndex{0}, slot), bucket), slot);
+  slots_[index_of(slot)] = Slot{.bucket = bucket, .broadcasts_left = 1, .readers = {}};
+  copying_[0] = Running{.since = at};
+  next_h2d_[0] = bucket + 1;
+  next_broadcast_ = bucket + 1;
+  commands_.emplace_back(StartH2D{.device = DeviceIndex{0}, .bucket = bucket, .slot = slot});
+}
+
+void WeightPipeline::direct_copy_ended(const H2DDone& event, TimePoint at) {
+  const SlotIndex slot = slot_of(event.bucket);
+  const BufferId buffer = ipc_buffer(DeviceIndex{0}, slot);
+  if (index_of(event.device) != 0 || !copying_[0] || buffers_.bucket(buffer) != event.bucket ||
+      buffers_.state(buffer) != BufferState::kFilling)
+    return fail_with(
+        {ErrorCode::kInternal,
+         fmt::format("an H2D copy of bucket {} on device {} ended that was not started",
+                     event.bucket, index_of(event.device))});
+  copying_[0].reset();
+  moved(buffers_.filled(buffer), slot);
+  slots_[index_of(slot)].broadcasts_left = 0;
+  start_reloads(event.device, event.bucket, at);
+  count_if_done(slot);
 }
 
 bool WeightPipeline::copying() const noexcept {

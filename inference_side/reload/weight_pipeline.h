@@ -10,6 +10,9 @@
 //     bucket b goes to IPC slot b % slots of every device;
 //   - a broadcast into a slot starts only when the slot is free on every device, which means that
 //     every bucket acknowledgement for it has arrived;
+//   - a device that is alone needs no broadcast: bucket b is copied straight into IPC slot b %
+//   slots,
+//     as soon as that slot is free and the copy before has ended;
 //   - two stages: H2D never overlaps a broadcast. The H2D copies of a round start after the last
 //     broadcast of the previous round, its broadcasts after its last H2D copy;
 //   - three stages: the next H2D copy of a device starts as soon as its own broadcast has ended.
@@ -45,7 +48,9 @@ struct EngineSeat {
 struct PipelineShape {
   std::uint32_t devices = 1;
   std::uint64_t buckets = 0;
-  std::uint32_t ipc_slots = 2;      // unified devices: one for each bucket
+  std::uint32_t ipc_slots = 2;  // unified devices: one for each bucket
+  // H2D copies go straight into the IPC slots, and there are no broadcasts. One device only.
+  bool direct = false;
   std::vector<EngineSeat> engines;  // any number on each device
 };
 
@@ -53,6 +58,7 @@ struct PipelineShape {
 struct StartH2D {
   DeviceIndex device{};
   std::uint64_t bucket = 0;
+  std::optional<SlotIndex> slot;  // straight into this one; none: into the H2D buffer
 };
 struct StartBroadcast {
   std::uint64_t bucket = 0;
@@ -100,7 +106,7 @@ enum class PipelinePhase : std::uint8_t { kIdle, kRunning, kFinished, kFailed };
 class WeightPipeline {
  public:
   // Returns kInvalidInput for no device, more than limits::kDeviceCount, an engine on a device that
-  // does not exist, or two engines with the same id.
+  // does not exist, two engines with the same id, or several devices with `direct`.
   [[nodiscard]] static Result<WeightPipeline> create(PipelineShape shape, StageChoice choice);
 
   // Returns the operations to start now. A bucket acknowledgement that is not expected is counted
@@ -162,6 +168,8 @@ class WeightPipeline {
   void pump(TimePoint at);
   void start_copies(TimePoint at);
   void start_broadcast(TimePoint at);
+  void start_direct_copy(TimePoint at);
+  void direct_copy_ended(const H2DDone& event, TimePoint at);
   void start_reloads(DeviceIndex device, std::uint64_t bucket, TimePoint at);
   void broadcast_ended(std::uint64_t bucket, TimePoint at);
   void reader_ended(SlotIndex slot, const Reader& reader);

@@ -42,7 +42,7 @@ void log_gpus(const reload::DeviceGroup& group, Collective wanted) {
   }
   log_info("{} on GPUs, each with {} buffers of {} bytes, {}{}",
            group.size() == 1 ? "1 device" : fmt::format("{} devices", group.size()),
-           reload::kBuffersPerDevice, group.buffer_bytes(),
+           reload::buffers_per_device(group.size()), group.buffer_bytes(),
            group.keeps_buffers() ? "kept between updates" : "allocated for each update", passing);
   const auto rooms = group.rooms();
   if (!rooms)

@@ -66,6 +66,15 @@ class World {
   }
   void begin(const StartH2D& c) {
     ASSERT_EQ(c.bucket % shape_.devices, raw(c.device));
+    ASSERT_EQ(c.slot.has_value(), shape_.direct);
+    if (c.slot) {
+      ASSERT_TRUE(copying_.empty()) << "two copies at once";
+      for (const auto& [engine, reads] : reading_)
+        ASSERT_EQ(reads.count(raw(*c.slot)), 0U) << "copied into while an engine reads it";
+      copying_.insert(raw(c.device));
+      ipc_[{raw(c.device), raw(*c.slot)}] = kNoBucket;
+      return;
+    }
     ASSERT_NE(broadcast_source_, raw(c.device)) << "H2D into a buffer that is being broadcast";
     if (stages_ == Stages::kTwo) {
       ASSERT_EQ(broadcasting_, kNoBucket) << "H2D beside a broadcast";
@@ -74,6 +83,7 @@ class World {
     h2d_[raw(c.device)] = kNoBucket;  // torn until it ends
   }
   void begin(const StartBroadcast& c) {
+    ASSERT_FALSE(shape_.direct);
     ASSERT_EQ(broadcasting_, kNoBucket) << "two broadcasts at once";
     ASSERT_EQ(h2d_[raw(c.source)], c.bucket) << "the source does not hold the bucket";
     if (stages_ == Stages::kTwo) {
@@ -92,7 +102,10 @@ class World {
     ASSERT_TRUE(reading_[c.engine].insert(raw(c.slot)).second);
   }
   void end(const StartH2D& c) {
-    h2d_[raw(c.device)] = c.bucket;
+    if (c.slot)
+      ipc_[{raw(c.device), raw(*c.slot)}] = c.bucket;
+    else
+      h2d_[raw(c.device)] = c.bucket;
     copying_.erase(raw(c.device));
     take(pipeline_.step(H2DDone{.device = c.device, .bucket = c.bucket}, at(now_)));
   }
@@ -158,6 +171,7 @@ PipelineShape random_shape(std::mt19937& random) {
   };
   PipelineShape shape{.devices = pick(1, 6), .buckets = pick(0, 30), .ipc_slots = 2, .engines = {}};
   if (pick(0, 4) == 0) shape.ipc_slots = pick(1, 30);
+  shape.direct = shape.devices == 1 && pick(0, 2) != 0;
   const auto engines = pick(0, 8);
   for (std::uint32_t e = 0; e < engines; ++e)
     shape.engines.push_back(
@@ -254,6 +268,34 @@ TEST(WeightPipeline, AnAbortEndsItAndNothingStartsAfterwards) {
   EXPECT_EQ(pipeline.outstanding().size(), 1U);  // the engine still reads bucket 0
 }
 
+// While the engine reads one slot, the next bucket is copied into the other one, and no further.
+TEST(WeightPipeline, ADeviceThatIsAloneIsFilledDirectly) {
+  PipelineShape shape = one_device(3, 1);
+  shape.direct = true;
+  auto pipeline = make(shape);
+  const auto copied = [&](std::uint64_t bucket) {
+    return pipeline.step(H2DDone{.device = DeviceIndex{0}, .bucket = bucket}, at(1));
+  };
+  ASSERT_EQ(pipeline.step(Begin{}, at(0)).size(), 1U);
+  const auto first = copied(0);
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(std::get<StartReload>(first[0]).slot, SlotIndex{0});
+  EXPECT_EQ(std::get<StartH2D>(first[1]).slot, SlotIndex{1});
+  EXPECT_EQ(copied(1).size(), 1U) << "no slot is free for bucket 2";
+  const auto freed = pipeline.step(BucketAck{.engine = EngineId{0}, .bucket = 0}, at(2));
+  ASSERT_EQ(freed.size(), 1U);
+  EXPECT_EQ(std::get<StartH2D>(freed[0]).bucket, 2U);
+  EXPECT_TRUE(pipeline.step(BucketAck{.engine = EngineId{0}, .bucket = 1}, at(3)).empty());
+  EXPECT_EQ(copied(2).size(), 1U);
+  EXPECT_EQ(pipeline.phase(), PipelinePhase::kRunning);
+  EXPECT_TRUE(pipeline.step(BucketAck{.engine = EngineId{0}, .bucket = 2}, at(4)).empty());
+  EXPECT_EQ(pipeline.phase(), PipelinePhase::kFinished);
+  auto wrong = make(shape);
+  (void)wrong.step(Begin{}, at(0));
+  (void)wrong.step(H2DDone{.device = DeviceIndex{0}, .bucket = 1}, at(1));
+  EXPECT_EQ(wrong.phase(), PipelinePhase::kFailed);
+}
+
 TEST(WeightPipeline, NoBucketIsNoWork) {
   auto pipeline = make(one_device(0, 1));
   EXPECT_TRUE(pipeline.step(Begin{}, at(0)).empty());
@@ -268,6 +310,7 @@ TEST(WeightPipeline, ShapesThatCannotBeAreRefused) {
   EXPECT_TRUE(refused({.devices = 0, .buckets = 1}));
   EXPECT_TRUE(refused({.devices = 65, .buckets = 1}));
   EXPECT_TRUE(refused({.devices = 1, .buckets = 1, .ipc_slots = 0}));
+  EXPECT_TRUE(refused({.devices = 2, .buckets = 1, .direct = true}));
   EXPECT_TRUE(refused({.devices = 2,
                        .buckets = 1,
                        .engines = {{.engine = EngineId{0}, .device = DeviceIndex{2}}}}));
