@@ -48,7 +48,8 @@ nlohmann::json gpu_facts(const device::GpuFacts& gpu) {
           {"pcie_now", gpu.pcie_now},
           {"pcie_most", gpu.pcie_max},
           {"peers", gpu.peers},
-          {"pins_read_only_memory", gpu.reads_registered_read_only}};
+          {"pins_read_only_memory", gpu.reads_registered_read_only},
+          {"shares_memory", gpu.shares_memory}};
 }
 
 Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
@@ -71,6 +72,11 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
     check.advice = fmt::format(
         "wsync needs compute capability {}.0 or newer; remove this GPU from devices.gpus",
         kComputeMajorMin);
+  } else if (!gpu.shares_memory) {
+    check.status = chosen ? CheckStatus::kFail : CheckStatus::kWarn;
+    check.advice =
+        "this GPU cannot share memory with other processes by file descriptors, as a sidecar and "
+        "its engines do; remove it from devices.gpus";
   } else if (!gpu.reads_registered_read_only) {
     check.status = CheckStatus::kWarn;
     check.advice =

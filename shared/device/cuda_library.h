@@ -34,6 +34,7 @@ struct GpuFacts {
   std::string pcie_max;                     // maximum of slot and card
   std::vector<std::uint32_t> peers;         // GPUs whose memory it can access
   bool reads_registered_read_only = false;  // can pin memory that this process maps read-only
+  bool shares_memory = false;               // can share memory with other processes; needed
 };
 
 struct CudaFacts {

@@ -7,6 +7,7 @@
 
 #include "shared/base/format.h"
 #include "shared/device/cuda/context.h"
+#include "shared/device/cuda/mapped_memory.h"
 
 namespace wsync::device::cuda {
 namespace {
@@ -133,6 +134,7 @@ Result<GpuFacts> facts_of(const Driver& cuda, std::uint32_t gpu, std::uint32_t c
   facts.reads_registered_read_only =
       attribute(cuda, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, device).value_or(0) !=
       0;
+  facts.shares_memory = check_shares_memory(cuda, device).has_value();
   facts.pci = fmt::format("{:04x}:{:02x}:{:02x}.0", domain, bus, slot);
   const auto folder = root / "sys/bus/pci/devices" / facts.pci;
   facts.numa_node = numa_node(folder);

@@ -21,7 +21,8 @@ device::GpuFacts one_gpu(std::uint32_t number) {
           .pcie_now = "32.0 GT/s PCIe x16",
           .pcie_max = "32.0 GT/s PCIe x16",
           .peers = {},
-          .reads_registered_read_only = true};
+          .reads_registered_read_only = true,
+          .shares_memory = true};
 }
 
 device::CudaFacts two_gpus() {
@@ -151,6 +152,19 @@ TEST(DoctorCuda, AnOldGpuFailsWhereItIsChosen) {
   EXPECT_EQ(failures(cuda_checks(facts, kNccl, kWanted)), 1);
   const CudaWanted second{.wanted = true, .gpus = {1}};
   const auto checks = cuda_checks(facts, kNccl, second);
+  EXPECT_EQ(failures(checks), 0);
+  EXPECT_EQ(named(checks, "gpu 0").status, CheckStatus::kWarn);
+}
+
+TEST(DoctorCuda, AGpuThatCannotShareMemoryFailsWhereItIsChosen) {
+  device::CudaFacts facts = two_gpus();
+  facts.gpus[0].shares_memory = false;
+  auto checks = cuda_checks(facts, kNccl, kWanted);
+  EXPECT_EQ(failures(checks), 1);
+  EXPECT_THAT(named(checks, "gpu 0").advice, HasSubstr("cannot share memory"));
+  EXPECT_EQ(named(checks, "gpu 0").facts.at("shares_memory"), false);
+  EXPECT_EQ(named(checks, "gpu 1").facts.at("shares_memory"), true);
+  checks = cuda_checks(facts, kNccl, {.wanted = true, .gpus = {1}});
   EXPECT_EQ(failures(checks), 0);
   EXPECT_EQ(named(checks, "gpu 0").status, CheckStatus::kWarn);
 }

@@ -256,6 +256,7 @@ TEST_F(CudaFactsTest, TheSystemsFilesAreRead) {
   EXPECT_EQ(all.built_with, static_cast<std::uint32_t>(CUDA_VERSION));
   EXPECT_EQ(all.gpus[0].gpu, 0U);
   EXPECT_EQ(all.gpus[0].peers, (std::vector<std::uint32_t>{1}));
+  EXPECT_TRUE(all.gpus[0].shares_memory);
 }
 
 TEST_F(CudaFactsTest, FilesThatSayNothingLeaveTheirFactsEmpty) {
