@@ -62,9 +62,9 @@ class Cuda(CudaCase):
     def test_flipped_bits_are_refused_and_the_old_weights_kept(self):
         with self.fleet() as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
-            # One bucket, so a load is two copies: to the device, and into the IPC buffer. One more warms the group up. Flipped are
-            # the first of the second load, and the second of the third, which is the second version's second try.
-            faults = "copy:4:flip,copy:7:flip"
+            # One bucket, so a load of a device that is alone is one copy. Flipped are those of the second load, and of the third,
+            # which is the second version's second try.
+            faults = "copy:2:flip,copy:3:flip"
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), "--set", "devices.buffer_bytes=32MiB",
                                             WSYNC_EMULATED_CUDA_FAULTS=faults)
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
@@ -99,7 +99,7 @@ class Cuda(CudaCase):
         with self.fleet() as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER, "--set", "devices.keep_buffers=false",
-                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemCreate:7+:CUDA_ERROR_OUT_OF_MEMORY")
+                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemCreate:5+:CUDA_ERROR_OUT_OF_MEMORY")
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
             trainer = fleet.start("trainer", "--set", "arenas=4")
             first = self.push(fleet, one)
