@@ -90,8 +90,14 @@ Result<MappedMemory> MappedMemory::import(const Gpu& gpu, int fd, std::uint64_t 
   WSYNC_TRY(guard.entered());
   CUmemGenericAllocationHandle handle = 0;
   auto* const as_pointer = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
-  WSYNC_TRY(check(cuda, cuda.cuMemImportFromShareableHandle(&handle, as_pointer, kDescriptor),
-                  "cuMemImportFromShareableHandle"));
+  // Drivers have different errors for a descriptor of something else.
+  if (const auto done =
+          check(cuda, cuda.cuMemImportFromShareableHandle(&handle, as_pointer, kDescriptor),
+                "cuMemImportFromShareableHandle");
+      !done)
+    return fail(done.error().code() == ErrorCode::kResourceExhausted ? done.error().code()
+                                                                     : ErrorCode::kInvalidInput,
+                done.error().message());
   const OwnedHandle owned(gpu.context(), handle);
   auto range = WSYNC_TRY(MappedRange::map(gpu, handle, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ));
   return MappedMemory(gpu.context(), {}, std::move(range));
