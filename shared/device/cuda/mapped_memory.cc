@@ -95,9 +95,9 @@ Result<MappedMemory> MappedMemory::import(const Gpu& gpu, int fd, std::uint64_t 
           check(cuda, cuda.cuMemImportFromShareableHandle(&handle, as_pointer, kDescriptor),
                 "cuMemImportFromShareableHandle");
       !done)
-    return fail(done.error().code() == ErrorCode::kResourceExhausted ? done.error().code()
-                                                                     : ErrorCode::kInvalidInput,
-                done.error().message());
+    return fail(
+        done.error().code() == ErrorCode::kIo ? ErrorCode::kInvalidInput : done.error().code(),
+        done.error().message());
   const OwnedHandle owned(gpu.context(), handle);
   auto range = WSYNC_TRY(MappedRange::map(gpu, handle, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ));
   return MappedMemory(gpu.context(), {}, std::move(range));
