@@ -91,7 +91,7 @@ carried_libraries() {
 fill() {
   local programs=("$folder"/deploy/cli/{wsync,wsync-bench,wsync-engine} "$folder"/bench/gpu_probe)
   programs+=("$folder"/tests/contract/{contract_cuda_device,contract_cuda_collective} "$folder"/tests/unit/unit_device)
-  rm -rf "$1"/{bin,lib,bench,deploy,tests,python,kit.txt}
+  rm -rf "$1"/{bin,lib,bench,deploy,tests,python}
   mkdir -p "$1"/{bin,lib,bench,deploy/cli,tests/scenario,python}
   cp "${programs[@]}" "$1/bin"
   cp "$folder/deploy/cli/libwsync_cuda.so" "$1/lib"
@@ -128,6 +128,10 @@ PYTHON
 
 build_kit() {
   local prefix place tool targets
+  # fill() removes what a former kit has there.
+  if [ ! -e "$1/kit.txt" ] && [ -n "$(ls -A "$1")" ]; then
+    die 2 "$1 is not empty, and has no kit.txt of an earlier --pack; give an empty or a new directory"
+  fi
   for prefix in "${prefixes[@]}"; do
     prefix=$(cd "$prefix" && pwd -P)
     for place in lib "lib/$(uname -m)-linux-gnu" lib64 share; do
@@ -250,6 +254,7 @@ print(count.value)
 PYTHON
 ) || die 3 "$(tail -n 1 <<<"$gpus")"
 if [ -z "$kit" ]; then
+  mkdir -p "$folder/kit"
   build_kit "$folder/kit"
   kit=$folder/kit
   results=${results:-$root/build/gpu-results}

@@ -23,7 +23,7 @@
 //   tmpfs read: a memfd with the same bytes, read with pread in pieces of 4 MiB.
 //   H2D, D2D, GPU read: cuMemcpyHtoDAsync from memory of cuMemAllocHost, cuMemcpyAsync on the GPU,
 //     and a kernel that only reads, for each GPU.
-//   broadcast: one GPU's buffer to all GPUs, with the digests that an update computes of it.
+//   broadcast: one GPU's buffer to all GPUs.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Compares one GPU with its hardware limits: copies from pinned host memory, copies and digests on
+// Compares one GPU with its hardware limits: copies from pinned host memory, copies and sums on
 // the GPU, and copies out of another process's buffers.
 #pragma once
 

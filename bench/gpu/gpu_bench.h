@@ -9,21 +9,21 @@
 //   H2D: Stream::copy_to_device from an arena (a shared memory file), registered in place. Limit:
 //     cuMemcpyHtoDAsync from memory of cuMemAllocHost.
 //   reload: Stream::copy_pieces of the tensors of transformer layers, some by columns, with a
-//     digest of each in the same pass (batch.h). Limit: cuMemcpyAsync of as many bytes on the GPU.
+//     sum of each in the same pass (batch.h). Limit: cuMemcpyAsync of as many bytes on the GPU.
 //   reload in another process: the same copy out of memory that a separate process has mapped
 //     (reader.h).
-//   digest: copy_pieces without a destination. Limit: a kernel that only reads as many bytes.
+//   sum: copy_pieces without a destination. Limit: a kernel that only reads as many bytes.
 //
 // Updates (pipelines.h): the sidecar's pipeline with a process per device that maps the IPC buffers
 // and copies out each bucket on command. Each stage is also measured alone with every bucket, on
-// all devices at once (stages.h). A broadcast includes its digests, and a reload includes the
+// all devices at once (stages.h). A reload includes the
 // messages to the processes. The ratio compares the whole update, from the first copy to the last
 // bucket acknowledgement, with the longest of its stages alone.
 //
 // Pause (pause.h): a fleet as in `wsync bench sync`, with an engine on the first GPU and with one
 // on each GPU.
 //
-// Each batch's digests are compared with those that the host computed from the arena, in every
+// Each batch's sums are compared with those that the host computed from the arena, in every
 // sample and for every bucket of every update. If there is too little memory, model and buffers are
 // smaller than requested. The result has both sizes. Without a GPU: exit 3.
 #pragma once

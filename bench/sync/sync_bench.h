@@ -28,9 +28,8 @@
 //     the maximum of all rounds. The limit of the PSS is the bytes of the versions that the sidecar
 //     holds + 64 MiB.
 //
-// An engine reports a byte as loaded only if the checksum of its piece, computed during the copy,
-// equals the checksum from staging. At the end `wsync verify` reads back the weights of every
-// engine.
+// A version is committed only if the sums that the engines computed during their copies make up
+// those of the version. At the end `wsync verify` reads back the weights of every engine.
 #pragma once
 
 #include <chrono>

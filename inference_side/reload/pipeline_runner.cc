@@ -39,6 +39,7 @@ namespace {
 // present.
 Result<> connect_gpus(DeviceGroup& group) {
   if (group.kind() != DeviceKind::kCuda || group.connected()) return {};
+  const auto gate = device::MemoryGate::run();  // devices are warmed up by broadcasts
   const bool held = group.holds_buffers();
   if (auto made = group.hold_buffers(); !made && group.keeps_buffers()) return made;
   const auto connected =
@@ -386,6 +387,8 @@ void PipelineRunner::finish(Run& run) {
     for (const auto& open : run.pipeline.outstanding()) owed_.insert({open.engine, open.bucket});
     // Bucket acknowledgements that arrived after the end must still be counted, because the next
     // run waits for them.
+    for (const Posted& posted : run.at_once) events_.push_back(posted);
+    run.at_once.clear();
     for (const Posted& posted : std::exchange(events_, {})) {
       if (const auto* ack = std::get_if<BucketAck>(&posted.event))
         owed_.erase({ack->engine, ack->bucket});

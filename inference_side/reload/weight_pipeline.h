@@ -10,9 +10,8 @@
 //     bucket b goes to IPC slot b % slots of every device;
 //   - a broadcast into a slot starts only when the slot is free on every device, which means that
 //     every bucket acknowledgement for it has arrived;
-//   - a device that is alone needs no broadcast: bucket b is copied straight into IPC slot b %
-//   slots,
-//     as soon as that slot is free and the copy before has ended;
+//   - a device that is alone needs no broadcast: a bucket is copied straight into its IPC slot, as
+//     soon as that slot is free and the copy before has ended;
 //   - two stages: H2D never overlaps a broadcast. The H2D copies of a round start after the last
 //     broadcast of the previous round, its broadcasts after its last H2D copy;
 //   - three stages: the next H2D copy of a device starts as soon as its own broadcast has ended.

@@ -51,6 +51,18 @@ Result<std::shared_ptr<RegisteredMemory>> register_mapping(const reload::DeviceG
   return memory;
 }
 
+// Goes with the mapping, and unregisters it just before.
+class EndOfMapping {
+ public:
+  explicit EndOfMapping(std::shared_ptr<RegisteredMemory> memory) : memory_(std::move(memory)) {}
+  EndOfMapping(const EndOfMapping&) = delete;
+  EndOfMapping& operator=(const EndOfMapping&) = delete;
+  ~EndOfMapping() { memory_->end(); }
+
+ private:
+  std::shared_ptr<RegisteredMemory> memory_;
+};
+
 }  // namespace
 
 Result<> DeviceStaging::prepare(DeviceVersion& out) {
@@ -62,17 +74,43 @@ Result<> DeviceStaging::prepare(DeviceVersion& out) {
 
 Result<std::shared_ptr<RegisteredMemory>> DeviceStaging::registered(
     const staging::HeldVersion& version) {
-  std::erase_if(registered_, [](const auto& entry) { return entry.second.expired(); });
+  std::erase_if(registered_, [](const auto& entry) { return entry.second->ended(); });
   const std::byte* at = version.mapping().bytes().data();
-  if (const auto found = registered_.find(at); found != registered_.end())
-    if (auto memory = found->second.lock()) return memory;
+  if (const auto found = registered_.find(at); found != registered_.end()) {
+    if (found->second->complete()) return found->second;
+    // What was refused for the version before may be granted now, such as memory to lock.
+    found->second->end();
+  }
   auto memory = WSYNC_TRY(register_mapping(group_, version));
-  version.mapping().accompany(memory);
   registered_[at] = memory;
+  version.mapping().accompany(std::make_shared<const EndOfMapping>(memory));
   return memory;
 }
 
+void RegisteredMemory::add(std::unique_ptr<device::HostRegistration> slice) {
+  const std::lock_guard lock(mutex_);
+  if (!slice->registered()) complete_ = false;
+  slices_.push_back(std::move(slice));
+}
+
+bool RegisteredMemory::ended() const {
+  const std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+std::size_t RegisteredMemory::slices() const {
+  const std::lock_guard lock(mutex_);
+  return slices_.size();
+}
+
+bool RegisteredMemory::complete() const {
+  const std::lock_guard lock(mutex_);
+  return complete_;
+}
+
 void RegisteredMemory::end() {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
   for (auto& slice : slices_) {
     const auto gate = device::MemoryGate::memory_call();
     slice.reset();
@@ -91,8 +129,7 @@ DeviceStaging::~DeviceStaging() {
   // version after the devices are destroyed.
   for (const auto& [number, cell] : computing_) cell->reset();
   // Mappings may outlive the devices.
-  for (const auto& [at, memory] : registered_)
-    if (const auto kept = memory.lock()) kept->end();
+  for (const auto& [at, memory] : registered_) memory->end();
 }
 
 void DeviceStaging::add(std::shared_ptr<const staging::HeldVersion> version,

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,19 +24,28 @@ namespace wsync::agent {
 
 // A mapping that is registered with every device of the group, in slices. Each slice is
 // unregistered by itself while no run of the pipeline is on (memory_gate.h).
+//
+// Thread: any.
 class RegisteredMemory {
  public:
   RegisteredMemory() = default;
   ~RegisteredMemory() { end(); }
   RegisteredMemory(const RegisteredMemory&) = delete;
   RegisteredMemory& operator=(const RegisteredMemory&) = delete;
-  void add(std::unique_ptr<device::HostRegistration> slice) { slices_.push_back(std::move(slice)); }
-  // Unregisters everything. The devices must still exist.
+  void add(std::unique_ptr<device::HostRegistration> slice);
+  // Unregisters everything, while the devices and the memory still exist. When it returns, nothing
+  // is registered, also if another thread has called it first. It waits for the end of a run.
   void end();
-  [[nodiscard]] std::size_t slices() const noexcept { return slices_.size(); }
+  [[nodiscard]] bool ended() const;
+  [[nodiscard]] std::size_t slices() const;
+  // Whether every slice is registered with every device.
+  [[nodiscard]] bool complete() const;
 
  private:
-  std::vector<std::unique_ptr<device::HostRegistration>> slices_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<device::HostRegistration>> slices_;  // under mutex_
+  bool complete_ = true;
+  bool ended_ = false;
 };
 
 // A version in the form that devices read. It keeps the version and its registrations alive.
@@ -80,7 +90,7 @@ class DeviceStaging {
   std::map<std::uint64_t, std::shared_ptr<Cell>> computing_;  // by number
   std::uint64_t next_ = 1;
   // By the first byte of the mapping. Used on the worker's thread, and here when that has ended.
-  std::map<const std::byte*, std::weak_ptr<RegisteredMemory>> registered_;
+  std::map<const std::byte*, std::shared_ptr<RegisteredMemory>> registered_;
   Worker worker_;  // declared last: it must end before the members that its work uses
 };
 

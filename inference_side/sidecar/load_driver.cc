@@ -72,7 +72,7 @@ void LoadDriver::handle_bucket_ack(const EngineRank& rank, std::uint64_t request
   if (ack.failure.empty())
     options_.devices->handle_bucket_ack(rank.id, ack.bucket);
   else
-    options_.devices->engine_lost(rank.id, Error(ErrorCode::kDigestMismatch, ack.failure));
+    options_.devices->engine_lost(rank.id, Error(ErrorCode::kRefused, ack.failure));
 }
 
 void LoadDriver::release(const Version& version) { execute(queue_.release(version)); }

@@ -131,7 +131,7 @@ struct BucketReady {
 struct BucketAck {
   static constexpr MessageType kType = MessageType::kBucketAck;
   std::uint64_t bucket = 0;
-  std::string failure;  // not empty: a checksum did not match, or the callback failed
+  std::string failure;  // not empty: the copy or the callback failed
 };
 struct Loaded {
   static constexpr MessageType kType = MessageType::kLoaded;
@@ -140,7 +140,7 @@ struct Loaded {
   std::uint64_t copy_ns = 0;
   std::string failure;
   // Of each tensor of EngineHello, in its order: what the rank has read while it copied. Empty: a
-  // rank that adopts, one on a GPU, or after a failure.
+  // rank that adopts, or after a failure.
   std::vector<SplitSum> sums;
 };
 struct Commit {

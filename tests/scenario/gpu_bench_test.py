@@ -243,7 +243,8 @@ class GpuScript(unittest.TestCase):
                               (["--only", "probe,all"], "--only has 'all', expected probe, tests, sanitizer or bench"),
                               (["--limit", "0"], "--limit is '0', expected a number of seconds"),
                               (["--prebuilt", "/nowhere"], "--prebuilt /nowhere has no kit.txt"),
-                              (["--pack", "/tmp/x", "--prebuilt", "/tmp/y"], "give one of them")):
+                              (["--pack", "/tmp/x", "--prebuilt", "/tmp/y"], "give one of them"),
+                              (["--pack", "/etc"], "/etc is not empty, and has no kit.txt")):
             done = self.run_script(*bad)
             self.assertEqual(done.returncode, 2, bad)
             self.assertIn(sentence, done.stderr)

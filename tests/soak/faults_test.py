@@ -5,7 +5,7 @@ import subprocess
 import sys
 import unittest
 
-from faults import ALL, MIB, MORE_BYTES, MORE_DESCRIPTORS, FaultFleet, FaultRun
+from faults import ALL, MIB, MORE_ARENAS, MORE_BYTES, MORE_DESCRIPTORS, FaultFleet, FaultRun
 
 PROGRAMS = sys.argv[-3:]  # wsync, trainer_rank, forking_engine
 del sys.argv[-3:]
@@ -41,6 +41,7 @@ class Faults(unittest.TestCase):
             self.addCleanup(process.send_signal, signal.SIGKILL)
             before["used"]["s0"] = [n - more - MIB for n, more in zip(before["used"]["s0"], (MORE_DESCRIPTORS, MORE_BYTES))]
             before["arenas"].clear()
+            before["arenas"]["fewer"] = -MORE_ARENAS
             found = "\n".join(fleet.left_over(before)[0])
             for words in ("files of run: .*'stray'", rf"process {process.pid} is left", r"s0 \(process \d+\) has \d+ descriptors",
                           r"s0 \(process \d+\) has \d+ MiB", r"\d+ arenas, and before"):

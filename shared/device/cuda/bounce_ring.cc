@@ -51,7 +51,7 @@ Result<> BounceRing::copy(CUdeviceptr to, std::span<const std::byte> source, CUs
       const std::size_t from = std::min(i * share, part.size());
       const auto own = part.subspan(from, std::min(share, part.size() - from));
       if (own.empty()) return;
-      results[i] = pass(slots_[next_ * kTogether + i], to + done + from, own, stream, limit);
+      results[i] = pass(slots_[next_ * kTogether + i], to + done + from, own, stream, limit, stop);
     });
     for (const auto& result : results) WSYNC_TRY(result);
     next_ = 1 - next_;
@@ -61,25 +61,30 @@ Result<> BounceRing::copy(CUdeviceptr to, std::span<const std::byte> source, CUs
 }
 
 Result<> BounceRing::pass(Slot& slot, CUdeviceptr to, std::span<const std::byte> part,
-                          CUstream stream, std::chrono::nanoseconds limit) {
+                          CUstream stream, std::chrono::nanoseconds limit,
+                          const std::stop_token& stop) {
   const Driver& cuda = context_->cuda();
   const ContextGuard guard(*context_);
   WSYNC_TRY(guard.entered());
-  WSYNC_TRY(until_read(slot, limit));
+  WSYNC_TRY(until_read(slot, limit, stop));
   copy_streaming({slot.at, part.size()}, part);
   WSYNC_TRY(
       check(cuda, cuda.cuMemcpyHtoDAsync(to, slot.at, part.size(), stream), "a copy to the GPU"));
   return check(cuda, cuda.cuEventRecord(slot.read.get(), stream), "an event of a pinned buffer");
 }
 
-Result<> BounceRing::until_read(const Slot& slot, std::chrono::nanoseconds limit) const {
+Result<> BounceRing::until_read(const Slot& slot, std::chrono::nanoseconds limit,
+                                const std::stop_token& stop) const {
   const Driver& cuda = context_->cuda();
   for (const TimePoint begin = now();;) {
     const CUresult code = cuda.cuEventQuery(slot.read.get());
     if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "a copy to the GPU");
+    if (stop.stop_requested())
+      return fail(ErrorCode::kCancelled, "the stream was closed while the GPU read a buffer");
     if (now() - begin >= limit)
-      return fail(ErrorCode::kDeadline,
-                  fmt::format("the GPU has not read a pinned buffer within {} s", seconds(limit)));
+      context_->abandon(
+          fmt::format("the GPU has not read a pinned buffer within {} s", seconds(limit)));
+    if (context_->abandoned()) return fail(ErrorCode::kDeadline, context_->why_abandoned());
     std::this_thread::sleep_for(kReadPause);
   }
 }

@@ -26,7 +26,7 @@ class BounceRing {
       const std::shared_ptr<const Context>& context);
 
   // Enqueues the copy on `stream`. When it returns, `source` has been read. kCancelled when `stop`
-  // is requested, kDeadline if the GPU does not complete a copy within `limit`.
+  // is requested. A GPU that does not complete a copy within `limit` is abandoned: kDeadline.
   [[nodiscard]] Result<> copy(CUdeviceptr to, std::span<const std::byte> source, CUstream stream,
                               std::chrono::nanoseconds limit, const std::stop_token& stop);
 
@@ -41,8 +41,10 @@ class BounceRing {
   };
   explicit BounceRing(std::shared_ptr<const Context> context);
   [[nodiscard]] Result<> pass(Slot& slot, CUdeviceptr to, std::span<const std::byte> part,
-                              CUstream stream, std::chrono::nanoseconds limit);
-  [[nodiscard]] Result<> until_read(const Slot& slot, std::chrono::nanoseconds limit) const;
+                              CUstream stream, std::chrono::nanoseconds limit,
+                              const std::stop_token& stop);
+  [[nodiscard]] Result<> until_read(const Slot& slot, std::chrono::nanoseconds limit,
+                                    const std::stop_token& stop) const;
 
   std::shared_ptr<const Context> context_;
   OwnedPinned memory_;

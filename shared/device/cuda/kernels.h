@@ -54,13 +54,19 @@ struct KernelPiece {
 };
 static_assert(sizeof(KernelPiece) == 80);
 
-// A SplitSum to which any number of warps add concurrently, mod 2^64 each. Four lanes of a warp add
-// to the four counters of one 32-byte sector in one instruction.
+// A SplitSum to which any number of warps add concurrently, mod 2^64 each. It lies in one sector of
+// 32 bytes.
 struct alignas(32) KernelSum {
   unsigned long long counters[4] =
       {};  // product and sum of the words, product and sum of the edges
 };
 static_assert(sizeof(KernelSum) == 32);
+
+// Where the sums begin in memory that begins with a table of `pieces` pieces.
+constexpr std::uint64_t sums_offset(std::uint64_t pieces) {
+  return (pieces * sizeof(KernelPiece) + alignof(KernelSum) - 1) / alignof(KernelSum) *
+         alignof(KernelSum);
+}
 
 inline constexpr std::uint32_t kWarpLanes = 32;
 inline constexpr std::uint32_t kWarpsPerBlock = 8;

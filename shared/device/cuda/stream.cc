@@ -270,22 +270,23 @@ Result<> CudaStream::run_batch(const KernelTable& table, std::span<SplitSum> sum
   }
   const Driver& cuda = gpu_->cuda();
   const std::uint64_t table_bytes = table.pieces.size() * sizeof(KernelPiece);
+  const std::uint64_t sums_at = sums_offset(table.pieces.size());
   const std::uint64_t sum_bytes = sums.size() * sizeof(KernelSum);
-  WSYNC_TRY(make_room(table_bytes + sum_bytes));
+  WSYNC_TRY(make_room(sums_at + sum_bytes));
   auto* host = static_cast<std::byte*>(scratch_.host.get());
   const CUdeviceptr device = scratch_.device.get();
   std::memcpy(host, table.pieces.data(), table_bytes);
-  counted_ = reinterpret_cast<const KernelSum*>(host + table_bytes);
+  counted_ = reinterpret_cast<const KernelSum*>(host + sums_at);
   WSYNC_TRY(submit(cuda.cuMemcpyHtoDAsync(device, host, table_bytes, stream_.get()),
                    "the table of a batch"));
   if (sum_bytes > 0)
-    WSYNC_TRY(submit(cuda.cuMemsetD8Async(device + table_bytes, 0, sum_bytes, stream_.get()),
+    WSYNC_TRY(submit(cuda.cuMemsetD8Async(device + sums_at, 0, sum_bytes, stream_.get()),
                      "the sums of a batch"));
-  WSYNC_TRY(launch(table, device, device + table_bytes));
+  WSYNC_TRY(launch(table, device, device + sums_at));
   if (sum_bytes > 0)
-    WSYNC_TRY(submit(
-        cuda.cuMemcpyDtoHAsync(host + table_bytes, device + table_bytes, sum_bytes, stream_.get()),
-        "the sums of a batch"));
+    WSYNC_TRY(
+        submit(cuda.cuMemcpyDtoHAsync(host + sums_at, device + sums_at, sum_bytes, stream_.get()),
+               "the sums of a batch"));
   wanted_ = sums;
   return {};
 }

@@ -32,8 +32,8 @@ class CudaStream final : public WorkerStream {
                                                                 StreamOptions options);
   ~CudaStream() override { close(); }
 
-  // Copies directly from registered host memory. Other memory is copied by the driver through its
-  // own buffer, and the submitting call blocks the worker for that time.
+  // Copies directly from registered host memory. Other memory is copied through
+  // pinned buffers (bounce_ring.h; the driver's own, if it is little), which blocks the worker.
   [[nodiscard]] Result<> copy_to_device(const Region& to,
                                         std::span<const std::byte> source) override;
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;

@@ -315,15 +315,17 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
     pending = std::exchange(pending_, std::nullopt);
   }
   if (pending) finish(std::move(*pending), fail(error));
-  give_up(kept_.take_all());
   if (error.code() != ErrorCode::kPeerLost) {
     log_warning("{}; the connection is closed", error.message());
+    give_up(kept_.take_all());
     return;
   }
   // The owner may end the connection before this runs.
   post_([alive = alive_, watched, on_lost = options_.on_lost, error] {
     if (*alive && *watched) on_lost(error);
   });
+  // Last, because it takes long, and longer while a load is running on GPUs.
+  give_up(kept_.take_all());
 }
 
 MemfdSink::MemfdSink(std::unique_ptr<Link> link) : link_(std::move(link)) {}

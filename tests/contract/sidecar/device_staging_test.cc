@@ -77,21 +77,26 @@ TEST_F(DeviceStagingTest, MemoryIsRegisteredOnceForAllVersionsThatComeIntoIt) {
   };
   SharedArena arena = model_.arena(kV1);
   KeptMappings kept;
-  std::weak_ptr<const RegisteredMemory> first;
+  std::shared_ptr<const RegisteredMemory> first;
   {
     const auto held = stage(kV1, arena, &kept);
     first = added(held);
     staging.remove(kV1);
     store_.release(kV1);
   }
-  EXPECT_FALSE(first.expired()) << "the mapping is kept, so it stays registered";
+  EXPECT_FALSE(first->ended()) << "the mapping is kept, so it stays registered";
   ASSERT_TRUE(model_.write(arena, second));
-  const auto held = stage(second, arena, &kept);
-  EXPECT_EQ(added(held), first.lock());
-  const Version third{.epoch = 1, .step = 3};
-  EXPECT_NE(added(stage(third)), first.lock()) << "another mapping";
-  (void)kept.take_all();
-  EXPECT_FALSE(first.expired()) << "a version is in the mapping";
+  {
+    const auto held = stage(second, arena, &kept);
+    EXPECT_EQ(added(held), first);
+    const Version third{.epoch = 1, .step = 3};
+    EXPECT_NE(added(stage(third)), first) << "another mapping";
+    (void)kept.take_all();
+    EXPECT_FALSE(first->ended()) << "a version is in the mapping";
+    staging.remove(second);
+    store_.release(second);
+  }
+  EXPECT_TRUE(bench_.until([&] { return first->ended(); })) << "the mapping has ended";
 }
 
 TEST_F(DeviceStagingTest, OneThatIsRemovedBeforeItIsReadyIsNotFound) {
