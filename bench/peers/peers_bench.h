@@ -9,8 +9,8 @@
 // Trainer and engines of every peer compute XXH3-128 of all tensors in their own memory, in a
 // thread that runs in parallel to the transfer. The benchmark compares it with the model's digest,
 // which it has computed itself. Two models take turns, so that bytes of the previous model are a
-// mismatch. wsync computes a digest of every tensor during staging, and engines verify a checksum
-// of each piece as they copy it. The version's content digest is compared with the benchmark's, and
+// mismatch. wsync's engines sum what they copy, and the sums are compared with those of the
+// version. The version's content digest is compared with the benchmark's, and
 // `wsync verify` reads back after each turn, outside of the measured time.
 //
 // The floor (copier.h): one process per engine copies the model once from a shared mapping into its
