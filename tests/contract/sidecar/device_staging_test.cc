@@ -1,11 +1,14 @@
 // What devices need of a version before a pause, on host devices: the same code serves GPUs.
 #include "inference_side/sidecar/device_staging.h"
 
+#include <atomic>
 #include <future>
+#include <thread>
 
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/load_cache.h"
 #include "shared/base/weight_limits.h"
+#include "shared/device/memory_gate.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
 #include "tests/support/versions.h"
@@ -97,6 +100,47 @@ TEST_F(DeviceStagingTest, MemoryIsRegisteredOnceForAllVersionsThatComeIntoIt) {
     store_.release(second);
   }
   EXPECT_TRUE(bench_.until([&] { return first->ended(); })) << "the mapping has ended";
+}
+
+// A registration that says whether a run was on when it went.
+class WatchedSlice final : public device::HostRegistration {
+ public:
+  WatchedSlice(const std::atomic<bool>& running, std::atomic<bool>& gone, bool& beside_a_run)
+      : running_(running), gone_(gone), beside_a_run_(beside_a_run) {}
+  ~WatchedSlice() override {
+    beside_a_run_ = running_;
+    gone_ = true;
+  }
+  [[nodiscard]] bool registered() const noexcept override { return true; }
+  [[nodiscard]] std::string_view fallback() const noexcept override { return {}; }
+
+ private:
+  const std::atomic<bool>& running_;
+  std::atomic<bool>& gone_;
+  bool& beside_a_run_;
+};
+
+TEST(RegisteredMemoryTest, IsUnregisteredBetweenRuns) {
+  std::atomic<bool> running = true;
+  std::atomic<bool> gone = false;
+  bool beside_a_run = true;
+  RegisteredMemory memory;
+  memory.add(std::make_unique<WatchedSlice>(running, gone, beside_a_run));
+  auto run = device::MemoryGate::run();
+  std::promise<void> begun;
+  std::thread ends([&] {
+    begun.set_value();
+    memory.end();
+  });
+  begun.get_future().wait();
+  for (int i = 0; i < 10'000 && !gone; ++i) std::this_thread::yield();  // the chance to be wrong
+  running = false;
+  run.unlock();
+  ends.join();
+  EXPECT_TRUE(gone);
+  EXPECT_FALSE(beside_a_run);
+  EXPECT_TRUE(memory.ended());
+  memory.end();
 }
 
 TEST_F(DeviceStagingTest, OneThatIsRemovedBeforeItIsReadyIsNotFound) {
