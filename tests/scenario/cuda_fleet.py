@@ -160,3 +160,13 @@ class CudaCase(unittest.TestCase):
             third = self.push(fleet, one)
             self.verified(fleet, third, len(gpus))
             self.stopped(fleet, *engines, trainer, sidecar)
+
+    def sidecar_ends_first(self):
+        """The engines go on with what they have."""
+        with self.fleet() as fleet:
+            one = fleet.checkpoint("one", 1)
+            sidecar, socket = fleet.sidecar("s0", *cuda("0,0"), *BUFFER)
+            engines = [fleet.gpu_engine(socket, name, one, 0, device) for device, name in enumerate("ab")]
+            trainer = fleet.start("trainer")
+            self.push(fleet, one)
+            self.stopped(fleet, sidecar, trainer, *engines)

@@ -33,14 +33,8 @@ class Cuda(CudaCase):
     def test_buffers_that_are_not_kept(self):
         self.run_through([0, 1], "--set", "devices.keep_buffers=false")
 
-    def test_a_sidecar_ends_before_its_engines(self):
-        with self.fleet() as fleet:
-            one = fleet.checkpoint("one", 1)
-            sidecar, socket = fleet.sidecar("s0", *cuda("0,0"), *BUFFER)
-            engines = [fleet.gpu_engine(socket, name, one, 0, device) for device, name in enumerate("ab")]
-            trainer = fleet.start("trainer")
-            self.push(fleet, one)
-            self.stopped(fleet, sidecar, trainer, *engines)
+    def test_a_sidecar_that_ends_before_its_engines(self):
+        self.sidecar_ends_first()
 
     def test_staged_bytes_that_cannot_be_pinned_are_copied_all_the_same(self):
         with self.fleet() as fleet:

@@ -42,13 +42,7 @@ class Gpu(CudaCase):
         self.run_through([0, 0], "--set", "devices.keep_buffers=false")
 
     def test_a_sidecar_that_ends_before_its_engines(self):
-        with self.fleet() as fleet:
-            one = fleet.checkpoint("one", 1)
-            sidecar, socket = fleet.sidecar("s0", *cuda("0,0"), *BUFFER)
-            engines = [fleet.gpu_engine(socket, name, one, 0, device) for device, name in enumerate("ab")]
-            trainer = fleet.start("trainer")
-            self.push(fleet, one)
-            self.stopped(fleet, sidecar, trainer, *engines)
+        self.sidecar_ends_first()
 
     def test_models_of_a_gigabyte_by_large_buffers(self):
         with self.fleet() as fleet:
