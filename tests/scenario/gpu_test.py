@@ -4,7 +4,7 @@ import random
 import sys
 import unittest
 
-from cuda_fleet import BUFFER, CudaCase, CudaFleet, cuda, gpus_of_this_machine
+from cuda_fleet import CudaCase, CudaFleet, cuda, gpus_of_this_machine
 
 WSYNC, LIBRARY = sys.argv[-2:]
 del sys.argv[-2:]
