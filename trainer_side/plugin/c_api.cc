@@ -236,7 +236,11 @@ void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
 }
 
 // Returns the result of a wait that has ended with this status.
-Result<> judge(const wsync::control::PublishStatus& status) {
+Result<> judge(const wsync::plugin::PublishView& view, PublishState awaited) {
+  // A round may end before the waiting thread runs again. The weights may be overwritten all the
+  // same, so the result of this wait does not depend on which of the two comes first.
+  if (awaited == PublishState::kSnapshotted && view.is_snapshotted) return {};
+  const wsync::control::PublishStatus& status = view.status;
   if (status.state == PublishState::kFailed) return wsync::fail(status.code, status.reason);
   if (status.state == PublishState::kSuperseded)
     return wsync::fail(ErrorCode::kCancelled, status.reason);
@@ -531,7 +535,7 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
     const auto view = WSYNC_TRY(waited ? waited : trainer->trainer->look(publish));
     if (status != nullptr) fill(*status, view);
     if (!waited) return wsync::fail(waited.error());
-    return judge(view.status);
+    return judge(view, *awaited);
   });
 }
 

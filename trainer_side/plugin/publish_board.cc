@@ -28,6 +28,8 @@ void PublishBoard::update(std::uint64_t id, const control::PublishStatus& status
   control::PublishStatus& known = found->second.status;
   if (is_final(known.state) || status.state < known.state) return;
   known = status;
+  if (status.state >= PublishState::kSnapshotted && status.state <= PublishState::kCommitted)
+    found->second.is_snapshotted = true;
   if (is_final(known.state)) ended(id);
   changed_.notify_all();
 }

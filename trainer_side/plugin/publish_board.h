@@ -18,6 +18,8 @@ namespace wsync::plugin {
 // `done_bytes` of `total_bytes` of the current phase. Both are 0 if the phase has no byte count.
 struct PublishView {
   control::PublishStatus status;
+  // The weights were snapshotted. It stays set if the publish fails or is superseded later.
+  bool is_snapshotted = false;
   control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
   std::uint64_t done_bytes = 0;
   std::uint64_t total_bytes = 0;

@@ -26,6 +26,21 @@ TEST(PublishBoard, StatesOnlyGoForward) {
   EXPECT_EQ(becomes(PublishState::kFailed), PublishState::kCommitted);
 }
 
+TEST(PublishBoard, ASnapshotIsRememberedAfterTheEnd) {
+  PublishBoard board;
+  const auto ends_as = [&](PublishState end, bool is_snapshotted) {
+    const std::uint64_t id = board.open(0).value();
+    EXPECT_FALSE(board.look(id)->is_snapshotted);
+    if (is_snapshotted) board.update(id, {.state = PublishState::kSnapshotted});
+    board.update(id, {.state = end});
+    return board.look(id)->is_snapshotted;
+  };
+  EXPECT_TRUE(ends_as(PublishState::kFailed, true));
+  EXPECT_TRUE(ends_as(PublishState::kSuperseded, true));
+  EXPECT_TRUE(ends_as(PublishState::kCommitted, false));
+  EXPECT_FALSE(ends_as(PublishState::kFailed, false));
+}
+
 TEST(PublishBoard, AWaitEndsWithTheStateOrWithThePublish) {
   PublishBoard board;
   const std::uint64_t id = board.open(0).value();

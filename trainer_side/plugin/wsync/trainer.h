@@ -163,7 +163,8 @@ WSYNC_API void wsync_trainer_clear_tensors(wsync_trainer* trainer);
 WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
 
 /* Publishes the current weights. Returns when they may be overwritten (state SNAPSHOTTED or later),
- * or with the code of the failure. It waits for no sidecar and no engine: until enough of them are
+ * or with the reason why there is no snapshot. What becomes of the publish afterwards is told by
+ * wsync_trainer_wait and _poll only. It waits for no sidecar and no engine: until enough of them are
  * there, the newest snapshot is kept, and `reason` of its status says what it waits for. It waits
  * for memory at most `deadlines.snapshot` (WSYNC_BUSY, with the processes that still read; the next
  * publish may succeed), and for the copy until `deadlines.publish`. `step` 0 selects the next free
@@ -212,7 +213,9 @@ WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish pu
  * COMMITTED as requested; WSYNC_CANCELLED if it was superseded; the code of the failure if it
  * failed (WSYNC_CANCELLED: by `wsync cancel`; WSYNC_REFUSED: every engine keeps its version;
  * WSYNC_PARTIAL: decided, so some replicas serve it, and the others go on trying); WSYNC_DEADLINE
- * if the time is over. `status` (may be NULL) is set in each of these cases. */
+ * if the time is over. A wait for SNAPSHOTTED succeeds if the snapshot was taken, even if the
+ * publish has failed or was superseded since. `status` (may be NULL) is set in each of these cases.
+ */
 WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_state state, int timeout_ms,
                                         wsync_publish_status* status);
