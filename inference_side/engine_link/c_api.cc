@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,15 +22,14 @@ namespace {
 
 using wsync::ErrorCode;
 using wsync::Result;
+using wsync::engine::Answer;
 
 wsync_version c_version(const wsync::Version& version) {
   return {.epoch = version.epoch, .step = version.step};
 }
 
-Result<> outcome(int code, std::string_view callback) {
-  if (code == 0) return {};
-  return wsync::fail(ErrorCode::kRefused,
-                     fmt::format("the engine's {} callback failed with {}", callback, code));
+wsync::Version version_of(const wsync_version& version) {
+  return {.epoch = version.epoch, .step = version.step};
 }
 
 wsync_pause_mode c_pause_mode(wsync::PauseMode mode) {
@@ -65,28 +65,54 @@ class CallbackEngine final : public wsync::engine::Engine {
   CallbackEngine(const wsync_engine_callbacks& callbacks, void* user)
       : callbacks_(callbacks), user_(user) {}
 
-  Result<> pause(wsync::PauseMode mode, std::uint32_t deadline_ms) override {
-    return outcome(callbacks_.pause(user_, c_pause_mode(mode), deadline_ms), "pause");
+  // Why the next call or report fails. Any thread.
+  void explain(const char* sentence) {
+    const std::lock_guard lock(mutex_);
+    why_ = sentence == nullptr ? "" : sentence;
+  }
+  // The result of something that ended with `code`. `what` is the subject of the error.
+  Result<> outcome(int code, std::string_view what) {
+    std::string why;
+    {
+      const std::lock_guard lock(mutex_);
+      why.swap(why_);  // a sentence belongs to one answer only
+    }
+    if (code == 0) return {};
+    return wsync::fail(ErrorCode::kRefused,
+                       why.empty() ? fmt::format("the engine's {} failed with {}", what, code)
+                                   : fmt::format("the engine's {} failed: {}", what, why));
+  }
+
+  Result<> pause(const wsync::engine::PauseRequest& request) override {
+    const wsync_pause pause{.mode = c_pause_mode(request.mode),
+                            .deadline_ms = request.deadline_ms,
+                            .version = c_version(request.version),
+                            .bytes = request.bytes};
+    return outcome(callbacks_.pause(user_, &pause), "pause callback");
+  }
+  Result<> check_version(const wsync::Version& version) override {
+    if (callbacks_.check_version == nullptr) return {};
+    return outcome(callbacks_.check_version(user_, c_version(version)), "check_version callback");
   }
   Result<> load_begin(const wsync::Version& version) override {
     if (callbacks_.load_begin == nullptr) return {};
-    return outcome(callbacks_.load_begin(user_, c_version(version)), "load_begin");
+    return outcome(callbacks_.load_begin(user_, c_version(version)), "load_begin callback");
   }
-  Result<> load_layer(const wsync::Version& version, std::uint32_t layer,
-                      std::span<const wsync::engine::LayerTensor> tensors) override {
-    if (callbacks_.load_layer == nullptr) return {};
+  Result<Answer> load_layer(const wsync::Version& version, std::uint32_t layer,
+                            std::span<const wsync::engine::LayerTensor> tensors) override {
+    if (callbacks_.load_layer == nullptr) return Answer::kNow;
     std::vector<wsync_layer_tensor> list;
     list.reserve(tensors.size());
     for (const auto& t : tensors)
       list.push_back({.tensor = t.tensor, .data = t.bytes.data(), .bytes = t.bytes.size()});
-    return outcome(
-        callbacks_.load_layer(user_, c_version(version), layer, list.data(), list.size()),
-        "load_layer");
+    return answer(callbacks_.load_layer(user_, c_version(version), layer, list.data(), list.size()),
+                  "load_layer callback");
   }
-  Result<> commit(const wsync::Version& version) override {
-    return outcome(callbacks_.commit(user_, c_version(version)), "commit");
+  Result<Answer> commit(const wsync::Version& version) override {
+    if (callbacks_.commit == nullptr) return Answer::kNow;  // a controller
+    return answer(callbacks_.commit(user_, c_version(version)), "commit callback");
   }
-  Result<> resume() override { return outcome(callbacks_.resume(user_), "resume"); }
+  Result<> resume() override { return outcome(callbacks_.resume(user_), "resume callback"); }
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override {
     if (callbacks_.read_tensor == nullptr)
@@ -94,12 +120,20 @@ class CallbackEngine final : public wsync::engine::Engine {
           ErrorCode::kRefused,
           "tensors cannot be read back from this engine: it has no read_tensor callback");
     return outcome(callbacks_.read_tensor(user_, tensor, offset, out.data(), out.size()),
-                   "read_tensor");
+                   "read_tensor callback");
   }
 
  private:
+  Result<Answer> answer(int code, std::string_view callback) {
+    if (code == WSYNC_LATER) return Answer::kLater;
+    WSYNC_TRY(outcome(code, callback));
+    return Answer::kNow;
+  }
+
   wsync_engine_callbacks callbacks_;
   void* user_;
+  std::mutex mutex_;
+  std::string why_;  // protected by mutex_
 };
 
 Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tensor,
@@ -160,6 +194,8 @@ std::optional<wsync::control::TakeMode> take_mode_of(int number) {
       return wsync::control::TakeMode::kWhole;
     case WSYNC_TAKE_ADOPT:
       return wsync::control::TakeMode::kAdopt;
+    case WSYNC_TAKE_BORROW:
+      return wsync::control::TakeMode::kBorrow;
     default:
       return std::nullopt;
   }
@@ -186,8 +222,9 @@ Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu
 
 struct wsync_engine {
   wsync::HomeProcess home;
-  CallbackEngine callbacks;
+  std::unique_ptr<CallbackEngine> callbacks;
   std::string socket_path;
+  bool has_controller;
   wsync_take take;
   int weights_on;
   int gpu_number;
@@ -220,36 +257,33 @@ namespace {
 bool is_here(const wsync_engine* engine) { return engine != nullptr && engine->home.is_here(); }
 bool is_attached(const wsync_engine* engine) { return is_here(engine) && engine->link; }
 
+Result<std::shared_ptr<const wsync::engine::EngineLayout>> layout_of(const wsync_engine& engine,
+                                                                     wsync_version version) {
+  auto layout = engine.link->layout(version_of(version));
+  if (layout == nullptr)
+    return wsync::fail(ErrorCode::kNotFound,
+                       fmt::format("version {} is neither staged nor served here",
+                                   version_of(version).to_string()));
+  return layout;
+}
+
 }  // namespace
 
-wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
-  // Register at the first handle, not earlier: a program without a handle may pass descriptors to
-  // processes that it starts.
-  wsync::close_descriptors_in_children();
-  if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
-      options->callbacks.pause == nullptr || options->callbacks.commit == nullptr ||
-      options->callbacks.resume == nullptr)
-    return nullptr;
-  const auto take = take_mode_of(number_of(options->take));
-  if (!take ||
-      (*take != wsync::control::TakeMode::kPieces && options->callbacks.load_layer == nullptr))
-    return nullptr;
+namespace {
+
+// Returns NULL if there is no memory.
+wsync_engine* make_engine(const wsync_engine_options& options,
+                          wsync::engine::EngineDescription description) {
   try {
     auto engine = std::make_unique<wsync_engine>(
         wsync_engine{.home = {},
-                     .callbacks = CallbackEngine(options->callbacks, options->user),
-                     .socket_path = options->socket_path,
-                     .take = options->take,
-                     .weights_on = number_of(options->weights_on),
-                     .gpu_number = options->gpu,
-                     .description = {.replica = options->replica,
-                                     .rank = options->rank,
-                                     .world_size = options->world_size,
-                                     .leader = options->leader != 0,
-                                     .device = options->device,
-                                     .take = *take,
-                                     .serving = options->serving != 0,
-                                     .tensors = {}},
+                     .callbacks = std::make_unique<CallbackEngine>(options.callbacks, options.user),
+                     .socket_path = options.socket_path,
+                     .has_controller = options.has_controller != 0,
+                     .take = options.take,
+                     .weights_on = number_of(options.weights_on),
+                     .gpu_number = options.gpu,
+                     .description = std::move(description),
                      .gpu = nullptr,
                      .link = nullptr,
                      .starting = std::nullopt,
@@ -261,6 +295,52 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
   }
 }
 
+// The sidecar sees a controller as one more rank, which takes no tensor.
+wsync_engine* make_controller(const wsync_engine_options& options) {
+  return make_engine(options, {.replica = options.replica,
+                               .rank = options.world_size,
+                               .world_size = options.world_size + 1,
+                               .leader = true,
+                               .device = options.device,
+                               .take = wsync::control::TakeMode::kPieces,
+                               .serving = options.serving != 0,
+                               .tensors = {}});
+}
+
+bool is_controller(const wsync_engine& engine) {
+  return engine.description.leader &&
+         engine.description.rank + 1 == engine.description.world_size && engine.has_controller;
+}
+
+}  // namespace
+
+wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
+  // Register at the first handle, not earlier: a program without a handle may pass descriptors to
+  // processes that it starts.
+  wsync::close_descriptors_in_children();
+  if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
+      options->callbacks.pause == nullptr || options->callbacks.resume == nullptr)
+    return nullptr;
+  const auto take = take_mode_of(number_of(options->take));
+  if (!take) return nullptr;
+  const bool leader = options->leader != 0;
+  const bool has_controller = options->has_controller != 0;
+  if (has_controller && leader) return make_controller(*options);
+  if (options->callbacks.commit == nullptr ||
+      (*take != wsync::control::TakeMode::kPieces && options->callbacks.load_layer == nullptr))
+    return nullptr;
+  return make_engine(*options, {.replica = options->replica,
+                                .rank = options->rank,
+                                // The sidecar counts the controller as the last rank.
+                                .world_size = options->world_size + (has_controller ? 1U : 0U),
+                                .leader = leader,
+                                .device = options->device,
+                                .take = *take,
+                                .any_layout = options->any_layout != 0,
+                                .serving = options->serving != 0,
+                                .tensors = {}});
+}
+
 int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
   if (!is_here(engine) || tensor == nullptr) return -1;
   return engine->run([&]() -> Result<> {
@@ -268,6 +348,10 @@ int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
       return wsync::fail(
           ErrorCode::kInvalidInput,
           "a tensor cannot be added after wsync_engine_attach; add all tensors before it");
+    if (is_controller(*engine))
+      return wsync::fail(
+          ErrorCode::kInvalidInput,
+          "a controller has no weights; add the tensors to the ranks of its replica");
     auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take));
     engine->description.tensors.push_back(std::move(read));
     return {};
@@ -299,7 +383,7 @@ int wsync_engine_attach(wsync_engine* engine) {
     auto description = engine->description;
     description.gpu = gpu.get();
     auto link = WSYNC_TRY(wsync::engine::EngineLink::create(
-        std::move(description), engine->socket_path, engine->callbacks));
+        std::move(description), engine->socket_path, *engine->callbacks));
     engine->gpu = std::move(gpu);
     engine->link = std::move(link);
     return {};
@@ -326,6 +410,53 @@ void wsync_engine_report_paused(wsync_engine* engine, uint64_t step) {
 
 void wsync_engine_report_running(wsync_engine* engine, uint64_t step) {
   if (is_attached(engine)) engine->link->report_running(step);
+}
+
+void wsync_engine_fail(wsync_engine* engine, const char* sentence) {
+  if (is_here(engine)) engine->callbacks->explain(sentence);
+}
+
+void wsync_engine_report_loaded(wsync_engine* engine, wsync_version version, int code) {
+  if (is_attached(engine))
+    engine->link->report_loaded(version_of(version), engine->callbacks->outcome(code, "load"));
+}
+
+void wsync_engine_report_committed(wsync_engine* engine, wsync_version version, int code) {
+  if (is_attached(engine))
+    engine->link->report_committed(version_of(version), engine->callbacks->outcome(code, "commit"));
+}
+
+int wsync_engine_tensor_count(wsync_engine* engine, wsync_version version, uint32_t* count) {
+  if (!is_attached(engine) || count == nullptr) return -1;
+  return engine->run([&]() -> Result<> {
+    const auto layout = WSYNC_TRY(layout_of(*engine, version));
+    *count = static_cast<uint32_t>(layout->plan.tensors().size());
+    return {};
+  });
+}
+
+int wsync_engine_tensor_info(wsync_engine* engine, wsync_version version, uint32_t tensor,
+                             wsync_tensor_info* info) {
+  if (!is_attached(engine) || info == nullptr) return -1;
+  return engine->run([&]() -> Result<> {
+    const auto layout = WSYNC_TRY(layout_of(*engine, version));
+    const std::size_t count = layout->plan.tensors().size();
+    if (tensor >= count)
+      return wsync::fail(ErrorCode::kInvalidInput,
+                         fmt::format("version {} has {} tensors for this rank, so number {} does "
+                                     "not exist",
+                                     version_of(version).to_string(), count, tensor));
+    // The layout is held by the link for as long as the header promises these pointers.
+    const wsync::control::EngineTensor& described =
+        engine->description.any_layout ? layout->tensors[tensor]
+                                       : engine->description.tensors[tensor].description;
+    *info = {.name = described.name.c_str(),
+             .dtype = wsync::dtype_name(described.dtype).data(),
+             .shape = described.shape.data(),
+             .shape_count = described.shape.size(),
+             .bytes = layout->plan.tensors()[tensor].shard.bytes()};
+    return {};
+  });
 }
 
 wsync_engine_state wsync_engine_status(const wsync_engine* engine) {

@@ -36,6 +36,9 @@ struct EngineDescription {
   bool leader = true;
   std::uint32_t device = 0;  // index of the sidecar's device
   control::TakeMode take = control::TakeMode::kPieces;
+  // The rank takes all tensors of a version as a whole, whatever the layout; `tensors` is empty.
+  // Only kAdopt and kBorrow.
+  bool any_layout = false;
   // The engine serves weights without a version when it attaches; otherwise it waits for a load.
   bool serving = false;
   std::vector<RankTensor> tensors;
@@ -46,34 +49,53 @@ struct EngineDescription {
 
 // A tensor of a complete layer.
 struct LayerTensor {
-  std::uint32_t tensor = 0;  // index into EngineDescription::tensors
+  // Index into EngineDescription::tensors; with `any_layout`, into the version's own tensors.
+  std::uint32_t tensor = 0;
   std::span<const std::byte> bytes;
 };
+
+// What a pause is for.
+struct PauseRequest {
+  PauseMode mode = PauseMode::kAbort;
+  std::uint32_t deadline_ms = 0;  // the sidecar resumes the old version after this time
+  Version version;                // to be loaded; 0.0 = not known
+  std::uint64_t bytes = 0;        // of the whole version; 0 = not known
+};
+
+// When an engine answers a call: with its return, or later with EngineLink::report_loaded() or
+// report_committed().
+enum class Answer : std::uint8_t { kNow, kLater };
 
 class Engine {
  public:
   virtual ~Engine() = default;
 
   // Leader only: stop serving at a step that all ranks agree on. Returns at once. Every rank then
-  // calls report_paused() of its own link when it has stopped. `deadline_ms`: how long the sidecar
-  // waits before it resumes the old version.
-  [[nodiscard]] virtual Result<> pause(PauseMode mode, std::uint32_t deadline_ms) = 0;
-  // The weights are about to change (kPieces, kWhole). From now on they belong to no version until
+  // calls report_paused() of its own link when it has stopped.
+  [[nodiscard]] virtual Result<> pause(const PauseRequest& request) = 0;
+  // A version is staged, and its tensors are known. The engine still serves. An error refuses the
+  // version.
+  [[nodiscard]] virtual Result<> check_version(const Version& /*version*/) { return {}; }
+  // The weights are about to change (unless kAdopt). From now on they belong to no version until
   // commit().
   [[nodiscard]] virtual Result<> load_begin(const Version& version) = 0;
   // A complete layer, in layer order. kPieces: the bytes are at their destinations, and no work
   // that writes there is in progress, on a GPU either. kWhole: `bytes` are valid during the call.
-  // kAdopt: they are mapped read-only and valid until another version has been committed.
-  [[nodiscard]] virtual Result<> load_layer(const Version& version, std::uint32_t layer,
-                                            std::span<const LayerTensor> tensors) = 0;
-  // Every byte of `version` is in place and verified. The rank stays paused.
-  [[nodiscard]] virtual Result<> commit(const Version& version) = 0;
+  // kAdopt: they are mapped read-only and valid until another version has been committed. kBorrow:
+  // the same, until the commit of this version is answered, or the load has failed. kLater (kAdopt,
+  // kBorrow): the engine has not used this layer yet; the load ends with report_loaded(), once for
+  // all layers, and the bytes stay valid until then.
+  [[nodiscard]] virtual Result<Answer> load_layer(const Version& version, std::uint32_t layer,
+                                                  std::span<const LayerTensor> tensors) = 0;
+  // Every byte of `version` is in place and verified. The rank stays paused. kLater:
+  // report_committed() follows.
+  [[nodiscard]] virtual Result<Answer> commit(const Version& version) = 0;
   // Leader only: start serving. A follower resumes when the leader's next step reaches it, and then
   // calls report_running(). This also cancels a pause() that has not taken effect yet.
   [[nodiscard]] virtual Result<> resume() = 0;
-  // kWhole only: copies bytes of a tensor, as the engine holds them, for the digest. `offset` and
-  // `out` are within the rank's part. Returns kRefused if the engine cannot return the checkpoint's
-  // bytes.
+  // kWhole and kBorrow: copies bytes of a tensor, as the engine holds them, for the digest.
+  // `offset` and `out` are within the rank's part. Returns kRefused if the engine cannot return the
+  // checkpoint's bytes.
   [[nodiscard]] virtual Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                                              std::span<std::byte> out) = 0;
 

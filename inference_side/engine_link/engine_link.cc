@@ -47,6 +47,19 @@ Result<> check_gpu(const EngineDescription& description) {
   return {};
 }
 
+Result<> check_any_layout(const EngineDescription& description) {
+  if (!description.any_layout) return {};
+  if (!control::maps_version(description.take))
+    return fail(ErrorCode::kInvalidInput,
+                "only a rank that borrows or adopts can take any layout: for pieces and whole "
+                "tensors, describe the tensors");
+  if (!description.tensors.empty())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the rank takes any layout, but {} tensors were described for it",
+                            description.tensors.size()));
+  return {};
+}
+
 }  // namespace
 
 EngineLink::EngineLink(EngineDescription description, Engine& engine)
@@ -76,6 +89,7 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
                 fmt::format("{} tensors, at most {} are allowed", description.tensors.size(),
                             limits::kTensorCount));
   WSYNC_TRY(check_gpu(description));
+  WSYNC_TRY(check_any_layout(description));
   std::unique_ptr<EngineLink> link(new EngineLink(std::move(description), engine));
   link->connection_ = WSYNC_TRY(LinkConnection::create(std::move(socket_path), *link));
   link->loader_ = WSYNC_TRY(VersionLoader::create(link->description_, engine));
@@ -145,14 +159,64 @@ void EngineLink::report_running(std::uint64_t step) {
   report({.what = RankReport::What::kRunning, .step = step});
 }
 
+void EngineLink::report_late(LateAnswer answer) {
+  {
+    const std::lock_guard lock(mutex_);
+    late_answers_.push_back(std::move(answer));
+  }
+  connection_->wake();
+}
+
+void EngineLink::report_loaded(const Version& version, Result<> result) {
+  report_late({.call = LateAnswer::Call::kLoad, .version = version, .result = std::move(result)});
+}
+void EngineLink::report_committed(const Version& version, Result<> result) {
+  report_late({.call = LateAnswer::Call::kCommit, .version = version, .result = std::move(result)});
+}
+
 void EngineLink::handle_wake() {
   // Release the lock before handling reports: an answer calls the engine, which may report again.
   std::deque<RankReport> reports;
+  std::deque<LateAnswer> late;
   {
     const std::lock_guard lock(mutex_);
     reports.swap(reports_);
+    late.swap(late_answers_);
   }
   for (const RankReport& report : reports) execute(machine_.handle_report(report));
+  for (LateAnswer& answer : late) handle_late(std::move(answer));
+}
+
+void EngineLink::handle_late(LateAnswer answer) {
+  const auto awaited = answer.call == LateAnswer::Call::kLoad ? loader_->awaited()
+                       : committing_                          ? std::optional(committing_->version)
+                                                              : std::nullopt;
+  if (awaited != answer.version)
+    return note_error(fmt::format(
+        "the engine reports that it has {} {}, but {}",
+        answer.call == LateAnswer::Call::kLoad ? "loaded" : "committed", answer.version.to_string(),
+        awaited ? fmt::format("{} is awaited", awaited->to_string()) : "nothing is awaited"));
+  if (answer.call == LateAnswer::Call::kLoad) {
+    // The sidecar may have been lost meanwhile, or may have given this load up.
+    if (machine_.loading() == answer.version)
+      return end_load(loader_->end_load(std::move(answer.result)));
+    return loader_->drop_awaited();
+  }
+  const CommitEngine commit = *std::exchange(committing_, std::nullopt);
+  if (machine_.state() == RankState::kLoaded)
+    execute(machine_.handle_committed(commit.request, commit.version, answer.result));
+}
+
+std::shared_ptr<const EngineLayout> EngineLink::layout(const Version& version) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = layouts_.find(version);
+  return found == layouts_.end() ? nullptr : found->second;
+}
+
+void EngineLink::publish_layouts() {
+  auto layouts = loader_->layouts();
+  const std::lock_guard lock(mutex_);
+  layouts_.swap(layouts);
 }
 
 LinkStatus EngineLink::status() const {
@@ -185,6 +249,7 @@ std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
                              .state = machine_.state(),
                              .active = machine_.active(),
                              .step = machine_.step()};
+  hello.any_layout = description_.any_layout;
   hello.tensors.reserve(description_.tensors.size());
   if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();
   for (const auto& tensor : description_.tensors) hello.tensors.push_back(tensor.description);
@@ -237,34 +302,32 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
       },
       [&](const NoteError& a) { note_error(a.sentence); },
       [&](const AcceptWelcome& a) { accept_welcome(a, fds); },
-      [&](const PrepareVersion& a) {
-        const auto prepared = loader_->prepare(*a.message, fds);
-        execute(machine_.handle_prepared(a.request, a.message->version, prepared));
-      },
+      [&](const PrepareVersion& a) { prepare(a, fds); },
       [&](const NotifyPrepared& a) { engine_.on_prepared(a.version); },
-      [&](const ForgetVersion& a) { loader_->forget(a.version); },
+      [&](const ForgetVersion& a) {
+        loader_->forget(a.version);
+        publish_layouts();
+      },
       [&](const ForgetArenas&) { loader_->forget_arenas(); },
       [&](const PauseEngine& a) {
-        if (auto paused = engine_.pause(a.mode, a.deadline_ms); !paused)
+        if (auto paused = engine_.pause(a.what); !paused)
           execute(machine_.handle_pause_failed(a.request, paused.error()));
       },
       [&](const MapBuffers& a) {
         const auto mapped = loader_->buffers().map(*a.message, fds);
         execute(machine_.handle_buffers_mapped(a.request, *a.message, mapped, now()));
       },
-      [&](const StartLoad& a) {
-        if (const auto ended = loader_->start_load(a.version, a.deadline, a.copy_threads))
-          end_load(*ended);
-      },
+      [&](const StartLoad& a) { start_load(a); },
       [&](const CancelLoad&) {
         end_load(loader_->end_load(fail(ErrorCode::kCancelled, "the load was cancelled")));
       },
       [&](const TakeBucket& a) { take_bucket(a); },
       [&](const NotifyLoaded& a) { engine_.on_loaded(a.version, a.bytes); },
-      [&](const CommitEngine& a) {
-        execute(machine_.handle_committed(a.request, a.version, engine_.commit(a.version)));
+      [&](const CommitEngine& a) { commit(a); },
+      [&](const ActivateLoaded&) {
+        loader_->activate();
+        publish_layouts();
       },
-      [&](const ActivateLoaded&) { loader_->activate(); },
       [&](const ResumeEngine& a) { resume_engine(a); },
       [&](const ReadTensors& a) { reading_.emplace(a.request, a.version); },
   };
@@ -286,6 +349,42 @@ void EngineLink::accept_welcome(const AcceptWelcome& action, std::span<const Uni
     status_.last_error.clear();
   }
   engine_.on_attached();
+}
+
+void EngineLink::prepare(const PrepareVersion& action, std::span<const UniqueFd> fds) {
+  const Version version = action.message->version;
+  auto outcome = loader_->prepare(*action.message, fds);
+  publish_layouts();
+  const bool is_prepared = outcome.has_value();
+  if (is_prepared) outcome = engine_.check_version(version);
+  if (is_prepared && !outcome) {
+    loader_->forget(version);
+    publish_layouts();
+  }
+  execute(machine_.handle_prepared(action.request, version, outcome, is_prepared && !outcome));
+}
+
+void EngineLink::start_load(const StartLoad& action) {
+  if (committing_)
+    return end_load(
+        {.result = fail(ErrorCode::kBusy,
+                        fmt::format("the engine has not reported yet that it has committed {}",
+                                    committing_->version.to_string()))});
+  const auto ended = loader_->start_load(action.version, action.deadline, action.copy_threads);
+  if (ended) end_load(*ended);
+}
+
+void EngineLink::commit(const CommitEngine& action) {
+  if (committing_) {
+    committing_->request = action.request;
+    return;
+  }
+  const auto answer = engine_.commit(action.version);
+  if (answer && *answer == Answer::kLater)
+    committing_ = action;
+  else
+    execute(machine_.handle_committed(action.request, action.version,
+                                      answer ? Result<>{} : fail(answer.error())));
 }
 
 void EngineLink::take_bucket(const TakeBucket& action) {

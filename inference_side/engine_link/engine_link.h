@@ -11,6 +11,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -73,6 +74,13 @@ class EngineLink final : private LinkHandler {
   // This rank serves again, beginning with step `step`. Followers must call this; for the leader,
   // resume() implies it.
   void report_running(std::uint64_t step);
+  // The engine has used all layers of a load that it has answered with Answer::kLater, or it has
+  // failed.
+  void report_loaded(const Version& version, Result<> result);
+  // The same for a commit.
+  void report_committed(const Version& version, Result<> result);
+  // The layout of a version that is prepared, loaded or active; null if there is none.
+  [[nodiscard]] std::shared_ptr<const EngineLayout> layout(const Version& version) const;
   // The newest state, as of the last event.
   [[nodiscard]] LinkStatus status() const;
 
@@ -93,9 +101,21 @@ class EngineLink final : private LinkHandler {
   void accept_welcome(const AcceptWelcome& action, std::span<const UniqueFd> fds);
   void take_bucket(const TakeBucket& action);
   void end_load(const LoadOutcome& outcome) { execute(machine_.handle_load_ended(outcome)); }
+  void prepare(const PrepareVersion& action, std::span<const UniqueFd> fds);
+  void start_load(const StartLoad& action);
+  void commit(const CommitEngine& action);
   void resume_engine(const ResumeEngine& action);
   void read_tensors();
   void report(RankReport report);
+  struct LateAnswer {
+    enum class Call : std::uint8_t { kLoad, kCommit };
+    Call call = Call::kLoad;
+    Version version;
+    Result<> result;
+  };
+  void report_late(LateAnswer answer);
+  void handle_late(LateAnswer answer);
+  void publish_layouts();
   void publish_status();
   void note_error(const std::string& sentence);
 
@@ -107,9 +127,13 @@ class EngineLink final : private LinkHandler {
   std::unique_ptr<LinkConnection> connection_;
   std::unique_ptr<VersionLoader> loader_;
   std::optional<ReadBack> reading_;  // each poll() continues it
+  // The commit that the engine has answered with Answer::kLater.
+  std::optional<CommitEngine> committing_;
 
   mutable std::mutex mutex_;  // guards the members below
   std::deque<RankReport> reports_;
+  std::deque<LateAnswer> late_answers_;
+  std::map<Version, std::shared_ptr<const EngineLayout>> layouts_;
   LinkStatus status_;
   bool stopping_ = false;
   std::thread thread_;  // owner's thread only

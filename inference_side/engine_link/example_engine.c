@@ -17,9 +17,9 @@ struct server {
   long commits_left;
 };
 
-static int on_pause(void* user, wsync_pause_mode mode, uint32_t deadline_ms) {
+static int on_pause(void* user, const wsync_pause* pause) {
   struct server* server = user;
-  (void)mode, (void)deadline_ms;
+  (void)pause;         /* the mode, the version that comes, its size */
   server->serving = 0; /* called between two steps, so the step is over */
   wsync_engine_report_paused(server->link, server->step);
   return 0;

@@ -87,9 +87,7 @@ Result<> LinkConnection::poll(int timeout_ms) {
       drain(timer_.get());
       handle_timer();
     } else if (event.data.fd == socket_.get()) {
-      handler_.handle_wake();
-      // An answer to a report may have ended the connection.
-      if (socket_.valid() && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
+      if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
     }
   }
   return {};
@@ -136,6 +134,9 @@ void LinkConnection::receive() {
     const auto received = receive_some(socket_.get(), buffer, fds);
     if (!received) return disconnect(received.error().message());
     if (*received == 0) return;
+    // What the engine has reported before the sidecar sent this. It may end the connection.
+    handler_.handle_wake();
+    if (!socket_.valid()) return;
     if (auto fed = reader_.feed(std::span(buffer).first(*received), std::move(fds)); !fed)
       return disconnect(fed.error().message());
     // Handling a frame may end the connection; the frames behind it are then invalid.

@@ -57,7 +57,8 @@ Result<> LoadSession::load_arena(ThreadPool* helpers) {
     case TakeMode::kPieces:
       return copy_pieces(helpers);
     case TakeMode::kAdopt:
-      return adopt();
+    case TakeMode::kBorrow:
+      return pass_mapped_layers();
     case TakeMode::kWhole:
       break;
   }
@@ -113,7 +114,7 @@ Result<> LoadSession::take_group(std::size_t index, const SplitSum& sum) {
 }
 
 std::vector<SplitSum> LoadSession::take_sums() {
-  return description_->take == TakeMode::kAdopt ? std::vector<SplitSum>() : std::move(sums_);
+  return control::maps_version(description_->take) ? std::vector<SplitSum>() : std::move(sums_);
 }
 
 Result<> LoadSession::end_bucket(std::uint64_t bucket) {
@@ -130,8 +131,7 @@ Result<> LoadSession::hand_over_complete_layers() {
     std::vector<LayerTensor> tensors;
     for (const std::uint32_t t : layout.layers[next_layer_])
       tensors.push_back({.tensor = t, .bytes = destination_of(t)});
-    WSYNC_TRY(
-        engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
+    WSYNC_TRY(pass_layer(tensors));
     if (description_->take == TakeMode::kWhole)
       for (const std::uint32_t t : layout.layers[next_layer_])
         std::vector<std::byte>().swap(assembled_[t]);
@@ -139,7 +139,20 @@ Result<> LoadSession::hand_over_complete_layers() {
   return {};
 }
 
-Result<> LoadSession::adopt() {
+Result<> LoadSession::pass_layer(std::span<const LayerTensor> tensors) {
+  const auto answer = WSYNC_TRY(
+      engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
+  if (answer == Answer::kNow) return {};
+  // The bytes of whole tensors are given up after the call, and pieces are overwritten by the next
+  // load, which would not wait.
+  if (!control::maps_version(description_->take))
+    return fail(ErrorCode::kInvalidInput,
+                "the engine answers a layer later, which only a rank that borrows or adopts can");
+  awaits_engine_ = true;
+  return {};
+}
+
+Result<> LoadSession::pass_mapped_layers() {
   const EngineLayout& layout = *prepared_->layout;
   const auto arena = prepared_->arena->data();
   for (; next_layer_ < layout.layers.size(); ++next_layer_) {
@@ -152,8 +165,7 @@ Result<> LoadSession::adopt() {
                      : arena.subspan(tensor.arena_offset + tensor.shard.run_at(0).offset, bytes);
       tensors.push_back({.tensor = t, .bytes = part});
     }
-    WSYNC_TRY(
-        engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
+    WSYNC_TRY(pass_layer(tensors));
   }
   // The sidecar has verified the version before it was prepared. Nothing has written to the arena
   // since, because this process holds a read lock on it.

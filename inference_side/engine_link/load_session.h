@@ -28,8 +28,8 @@ class LoadSession {
   // engine or the taker.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
   // Copies every bucket of the version's mapped arena. Errors as take_bucket(). `helpers` (may be
-  // null): additional threads that copy with TakeMode::kPieces. With kAdopt the layers are passed
-  // to the engine in place.
+  // null): additional threads that copy with TakeMode::kPieces. With kAdopt and kBorrow the
+  // layers are passed to the engine in place.
   [[nodiscard]] Result<> load_arena(ThreadPool* helpers);
   // Whether every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;
@@ -40,16 +40,19 @@ class LoadSession {
   // finish().
   [[nodiscard]] std::vector<SplitSum> take_sums();
 
+  // The engine has answered at least one layer with Answer::kLater, and has all layers by now.
+  [[nodiscard]] bool awaits_engine() const noexcept { return awaits_engine_; }
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
-  // Bytes copied so far, each counted once; 0 if the version is adopted.
+  // Bytes copied so far, each counted once; 0 if the version is mapped.
   [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
   [[nodiscard]] std::chrono::nanoseconds copy_time() const noexcept { return copy_time_; }
 
  private:
   [[nodiscard]] Result<> copy_pieces(ThreadPool* helpers);
   [[nodiscard]] Result<> copy_whole();
-  [[nodiscard]] Result<> adopt();
+  [[nodiscard]] Result<> pass_mapped_layers();
+  [[nodiscard]] Result<> pass_layer(std::span<const LayerTensor> tensors);
   [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
   [[nodiscard]] Result<> take_group(std::size_t index, const SplitSum& sum);
   [[nodiscard]] Result<> end_bucket(std::uint64_t bucket);
@@ -68,6 +71,7 @@ class LoadSession {
   std::vector<std::vector<std::byte>> assembled_;  // kWhole: tensors of incomplete layers
   std::chrono::nanoseconds copy_time_{0};
   std::uint64_t copied_bytes_ = 0;
+  bool awaits_engine_ = false;
 };
 
 }  // namespace wsync::engine

@@ -12,8 +12,12 @@ Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
     const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description) {
   const auto buckets = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
   std::vector<control::EngineTensor> tensors;
-  tensors.reserve(description.tensors.size());
-  for (const auto& tensor : description.tensors) tensors.push_back(tensor.description);
+  if (description.any_layout) {
+    tensors = reload::whole_tensors(manifest);
+  } else {
+    tensors.reserve(description.tensors.size());
+    for (const auto& tensor : description.tensors) tensors.push_back(tensor.description);
+  }
   auto plan = WSYNC_TRY(reload::LoadPlan::make(manifest, buckets, tensors));
   auto layout = std::make_shared<EngineLayout>();
   layout->digest = manifest.layout_digest();
@@ -42,6 +46,7 @@ Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
                 tensors[t].name, description.tensors[t].destination.size(), bytes));
     }
   }
+  if (description.any_layout) layout->tensors = std::move(tensors);
   return std::shared_ptr<const EngineLayout>(std::move(layout));
 }
 
@@ -106,31 +111,34 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
   auto prepared = std::make_unique<PreparedVersion>();
   prepared->version = message.version;
   prepared->layout = std::move(layout);
-  if (fd >= 0) {
+  // A rank without tensors, such as a controller, has nothing to read there.
+  if (fd >= 0 && !plan.tensors().empty()) {
     const ArenaExpectation expected{
         .version = std::pair{std::uint64_t{message.version.epoch}, message.version.step},
         .layout = message.layout_digest};
     auto arena = WSYNC_TRY(MappedVersion::open(fd, expected, plan.arena_bytes(), kept_));
     prepared->arena = std::move(arena);
   }
-  if (description_->take == control::TakeMode::kAdopt) {
+  if (control::maps_version(description_->take) && !plan.tensors().empty()) {
+    const bool adopts = description_->take == control::TakeMode::kAdopt;
     if (!prepared->arena)
       return fail(ErrorCode::kRefused,
-                  "adoption needs a unified device: the staged version of a separate device cannot "
-                  "be mapped as a whole");
+                  fmt::format("{} needs a unified device: the staged version of a separate device "
+                              "cannot be mapped as a whole",
+                              adopts ? "adoption" : "borrowing"));
     for (std::size_t t = 0; t < plan.tensors().size(); ++t) {
       if (!plan.tensors()[t].shard.contiguous())
         return fail(
             ErrorCode::kRefused,
-            fmt::format(
-                "tensor {}: this rank takes a strided part, which cannot be adopted in place",
-                description_->tensors[t].description.name));
+            fmt::format("tensor {}: this rank takes a strided part, which cannot be {} in place",
+                        description_->tensors[t].description.name,
+                        adopts ? "adopted" : "borrowed"));
     }
     if (!message.is_verified)
       return fail(ErrorCode::kRefused,
                   fmt::format("the sidecar has not verified the staged bytes of {}, so the version "
-                              "cannot be adopted",
-                              message.version.to_string()));
+                              "cannot be {}",
+                              message.version.to_string(), adopts ? "adopted" : "borrowed"));
   }
   if (prepared->arena) prepared->arena->release();
   return prepared;

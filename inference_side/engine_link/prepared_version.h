@@ -25,6 +25,8 @@ struct EngineLayout {
   std::vector<std::vector<std::uint32_t>>
       layers;                           // the rank's tensors of each layer, in manifest order
   std::vector<std::uint32_t> layer_of;  // of each of the rank's tensors: index into `layers`
+  // EngineDescription::any_layout: the rank's tensors, which are those of the manifest.
+  std::vector<control::EngineTensor> tensors;
   // Returns kInvalidInput if the rank's tensors do not fit the manifest.
   [[nodiscard]] static Result<std::shared_ptr<const EngineLayout>> make(
       const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description);

@@ -236,9 +236,12 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
 }
 
 RankActions RankMachine::handle_prepared(const control::Envelope& request, const Version& version,
-                                         const Result<>& outcome) {
-  const control::Prepared reply{.version = version, .failure = {}};
-  if (!outcome) return answer_failure(request, reply, outcome.error().message());
+                                         const Result<>& outcome, bool is_refused) {
+  control::Prepared reply{.version = version, .failure = {}};
+  if (!outcome) {
+    reply.is_refused = is_refused;
+    return answer_failure(request, reply, outcome.error().message());
+  }
   RankActions actions;
   // No sidecar holds this many versions, so drop the oldest one.
   while (prepared_.size() >= limits::kStagedCount) {
@@ -292,8 +295,11 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
   if (!identity_.leader)
     return refuse(envelope, ErrorCode::kRefused, "only the leader of a replica can begin a pause");
   pending_pause_ = envelope;
-  return only(
-      PauseEngine{.request = envelope, .mode = message.mode, .deadline_ms = message.deadline_ms});
+  return only(PauseEngine{.request = envelope,
+                          .what = {.mode = message.mode,
+                                   .deadline_ms = message.deadline_ms,
+                                   .version = message.version,
+                                   .bytes = message.bytes}});
 }
 
 RankActions RankMachine::handle_pause_failed(const control::Envelope& request, const Error& error) {

@@ -28,6 +28,7 @@
 #include <variant>
 #include <vector>
 
+#include "inference_side/engine_link/engine.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/transitions.h"
@@ -91,7 +92,8 @@ struct AcceptWelcome {
   control::Envelope request;
   const control::EngineWelcome* message = nullptr;  // borrowed from the frame
 };
-// Plan and map the version, then call handle_prepared().
+// Plan and map the version, ask the engine, then call handle_prepared(); `is_refused`: the engine
+// has refused it.
 struct PrepareVersion {
   control::Envelope request;
   const control::Prepare* message = nullptr;  // borrowed from the frame
@@ -110,8 +112,7 @@ struct ForgetArenas {};
 // has paused.
 struct PauseEngine {
   control::Envelope request;
-  PauseMode mode = PauseMode::kAbort;
-  std::uint32_t deadline_ms = 0;
+  PauseRequest what;
 };
 // Map the buffers that the load needs, then call handle_buffers_mapped().
 struct MapBuffers {
@@ -140,7 +141,8 @@ struct NotifyLoaded {
   Version version;
   std::uint64_t bytes = 0;
 };
-// Let the engine commit, then call handle_committed().
+// Let the engine commit, then call handle_committed(), at once or when the engine has answered. A
+// repetition for the same version, while the engine has not answered, replaces only the request.
 struct CommitEngine {
   control::Envelope request;
   Version version;
@@ -185,7 +187,8 @@ class RankMachine {
 
   void handle_welcomed();
   [[nodiscard]] RankActions handle_prepared(const control::Envelope& request,
-                                            const Version& version, const Result<>& outcome);
+                                            const Version& version, const Result<>& outcome,
+                                            bool is_refused = false);
   [[nodiscard]] RankActions handle_pause_failed(const control::Envelope& request,
                                                 const Error& error);
   // `now` is the beginning of the load; its deadline is measured from there.

@@ -14,7 +14,7 @@ namespace {
 // Digest of a tensor that the engine returns in pieces of one leaf, so that no second copy of the
 // tensor is needed.
 Result<Digest> digest_of_whole(const HeldWeights& weights, std::uint32_t tensor) {
-  const control::EngineTensor& description = weights.description->tensors[tensor].description;
+  const control::EngineTensor& description = weights.tensor(tensor);
   const auto shard = WSYNC_TRY(
       reload::Shard::make(dtype_bits(description.dtype), description.shape, description.ranges));
   std::vector<std::byte> leaf(limits::kLeafBytes);
@@ -40,6 +40,7 @@ Result<Digest> digest_of_tensor(const HeldWeights& weights, std::uint32_t tensor
       return reload::expected_digest(weights.adopted->layout->plan.tensors()[tensor],
                                      weights.adopted->arena->data());
     case control::TakeMode::kWhole:
+    case control::TakeMode::kBorrow:
       break;
   }
   return digest_of_whole(weights, tensor);
@@ -54,13 +55,23 @@ Result<std::vector<Digest>> digests_from(const HeldWeights& weights, std::uint32
 
 }  // namespace
 
+Result<std::size_t> HeldWeights::tensor_count() const {
+  if (!description->any_layout) return description->tensors.size();
+  if (layout == nullptr)
+    return fail(ErrorCode::kRefused, "this rank has not loaded a version, so it has no tensors");
+  return layout->tensors.size();
+}
+
+const control::EngineTensor& HeldWeights::tensor(std::size_t index) const {
+  return description->any_layout ? layout->tensors[index] : description->tensors[index].description;
+}
+
 Result<bool> ReadBack::read_some(const HeldWeights& weights) {
-  const auto& tensors = weights.description->tensors;
-  if (reply_.tensors.size() >= tensors.size()) return true;
+  if (reply_.tensors.size() >= WSYNC_TRY(weights.tensor_count())) return true;
   const auto digests =
       WSYNC_TRY(digests_from(weights, static_cast<std::uint32_t>(reply_.tensors.size())));
   for (const Digest& digest : digests) {
-    const control::EngineTensor& tensor = tensors[reply_.tensors.size()].description;
+    const control::EngineTensor& tensor = weights.tensor(reply_.tensors.size());
     const auto shard = reload::Shard::make(dtype_bits(tensor.dtype), tensor.shape, tensor.ranges);
     reply_.tensors.push_back(
         {.name = tensor.name, .digest = digest, .bytes = shard ? shard->bytes() : 0});

@@ -22,6 +22,12 @@ struct HeldWeights {
   DeviceWeights* on_gpu = nullptr;  // null: in host memory
   // TakeMode::kAdopt: what the engine serves from; null: nothing.
   const PreparedVersion* adopted = nullptr;
+  // The layout of the active version; null: nothing was loaded.
+  const EngineLayout* layout = nullptr;
+
+  // The rank's tensors. Returns kRefused if they depend on the version and nothing was loaded.
+  [[nodiscard]] Result<std::size_t> tensor_count() const;
+  [[nodiscard]] const control::EngineTensor& tensor(std::size_t index) const;
 };
 
 class ReadBack {

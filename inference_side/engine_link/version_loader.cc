@@ -35,6 +35,11 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   const auto found = prepared_.find(version);
   WSYNC_CHECK(found != prepared_.end(),
               fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
+  if (const auto busy = awaited())
+    return LoadOutcome{.result =
+                           fail(ErrorCode::kBusy,
+                                fmt::format("the engine has not reported yet that it has loaded {}",
+                                            busy->to_string()))};
   session_.reset();  // it borrows from loading_
   drop_loading();
   loading_ = found->second;
@@ -45,9 +50,15 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   if (loading_->arena) {
     ThreadPool* const helpers =
         description_.take == TakeMode::kPieces ? copiers(copy_threads) : nullptr;
-    return end_load(session_->load_arena(helpers));
+    auto loaded = session_->load_arena(helpers);
+    // After an error too: the engine may still read the layers that it was given.
+    if (session_->awaits_engine()) {
+      late_failure_ = loaded ? Result<>{} : std::move(loaded);
+      return std::nullopt;
+    }
+    return end_load(std::move(loaded));
   }
-  if (session_->all_buckets()) return end_load({});
+  if (buffers_.needs_arenas() || session_->all_buckets()) return end_load({});
   return std::nullopt;
 }
 
@@ -72,7 +83,18 @@ VersionLoader::BucketOutcome VersionLoader::take_bucket(std::uint64_t bucket, st
   return {.result = std::move(taken), .ends_load = ends_load};
 }
 
+std::optional<Version> VersionLoader::awaited() const {
+  if (!session_ || !session_->awaits_engine()) return std::nullopt;
+  return session_->prepared().version;
+}
+
+void VersionLoader::drop_awaited() {
+  session_.reset();
+  drop_loading();
+}
+
 LoadOutcome VersionLoader::end_load(Result<> result) {
+  if (const Result<> late = std::exchange(late_failure_, Result<>{}); !late) result = late;
   if (result) result = session_->finish();
   LoadOutcome outcome{.bytes = session_->bytes(),
                       .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count()),
@@ -80,8 +102,8 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
                       .result = std::move(result)};
   copied_bytes_ += session_->copied_bytes();
   session_.reset();
-  // Only an adopting engine still reads the arena after its load, until and after the commit.
-  if (!outcome.result || description_.take != TakeMode::kAdopt) drop_loading();
+  // An engine that borrows or adopts still reads the arena after its load.
+  if (!outcome.result || !control::maps_version(description_.take)) drop_loading();
   // Unmap before the answer is sent. The sidecar frees the buffers of a load when it has every
   // answer, and their memory is then free.
   buffers_.end_load();
@@ -89,6 +111,10 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
 }
 
 void VersionLoader::activate() {
+  if (loading_) {
+    active_ = loading_->version;
+    active_layout_ = loading_->layout;
+  }
   // An adopting engine reads the mapped arena until another version is committed. The lease must
   // outlive Release and the sidecar; otherwise a trainer could overwrite the weights that the
   // engine serves.
@@ -111,17 +137,29 @@ void VersionLoader::release(bool keep_loaded) {
   // would say either that an arena has been freed.
   prepared_.clear();
   forget_arenas();
-  session_.reset();
-  // An adopting engine already has pointers to the loaded version, and may still receive a commit.
-  if (!keep_loaded || description_.take != TakeMode::kAdopt) drop_loading();
+  // An engine that has not answered still reads its layers. Otherwise, an engine that borrows or
+  // adopts has pointers to the loaded version, and may still receive a commit.
+  if (!awaited()) {
+    session_.reset();
+    if (!keep_loaded || !control::maps_version(description_.take)) drop_loading();
+  }
   buffers_.release();
+}
+
+std::map<Version, std::shared_ptr<const EngineLayout>> VersionLoader::layouts() const {
+  std::map<Version, std::shared_ptr<const EngineLayout>> layouts;
+  if (active_layout_) layouts[active_] = active_layout_;
+  for (const auto& [version, prepared] : prepared_) layouts[version] = prepared->layout;
+  if (loading_) layouts[loading_->version] = loading_->layout;
+  return layouts;
 }
 
 HeldWeights VersionLoader::held() const {
   return {.description = &description_,
           .engine = &engine_,
           .on_gpu = weights_.get(),
-          .adopted = adopted_.get()};
+          .adopted = adopted_.get(),
+          .layout = active_layout_.get()};
 }
 
 }  // namespace wsync::engine

@@ -45,7 +45,8 @@ class VersionLoader {
   void forget_arenas() { preparer_.forget_arenas(); }
 
   // Starts to load a prepared version, in place of any load in progress. Returns the outcome if the
-  // load has already ended: if an arena is mapped, or after an error of the engine.
+  // load has already ended: if an arena is mapped and the engine does not answer later, or after an
+  // error of the engine. Returns kBusy while the engine still reads the bytes of an earlier load.
   [[nodiscard]] std::optional<LoadOutcome> start_load(const Version& version, TimePoint deadline,
                                                       std::uint32_t copy_threads);
   struct BucketOutcome {
@@ -58,11 +59,17 @@ class VersionLoader {
   // Ends the load in progress. Proves that nothing is missing unless `result` is an error, and
   // unmaps the buffers that came with the load.
   [[nodiscard]] LoadOutcome end_load(Result<> result);
+  // The version whose bytes the engine reads until it has answered (Answer::kLater).
+  [[nodiscard]] std::optional<Version> awaited() const;
+  // The engine has answered a load whose outcome nobody waits for any more.
+  void drop_awaited();
   // The loaded version has been committed.
   void activate();
   // The sidecar is lost. `keep_loaded`: the rank has loaded a version that is not committed yet.
   void release(bool keep_loaded);
 
+  // The layouts of the versions that are prepared, loaded or active.
+  [[nodiscard]] std::map<Version, std::shared_ptr<const EngineLayout>> layouts() const;
   // The weights that `wsync verify` reads.
   [[nodiscard]] HeldWeights held() const;
   // Bytes of weights that all completed loads have copied.
@@ -90,7 +97,11 @@ class VersionLoader {
   std::shared_ptr<PreparedVersion> loading_;
   // TakeMode::kAdopt: what the engine serves from. Its arena's lease is held.
   std::shared_ptr<PreparedVersion> adopted_;
+  // The version that was committed last, and its layout; null before the first one.
+  Version active_;
+  std::shared_ptr<const EngineLayout> active_layout_;
   std::unique_ptr<LoadSession> session_;  // the load in progress
+  Result<> late_failure_;                 // of session_, which ends when the engine has answered
   std::unique_ptr<ThreadPool> copiers_;   // kept for the next load
   std::uint64_t copied_bytes_ = 0;
 };

@@ -302,8 +302,8 @@ void ReferenceEngine::report_stats() {
 
 // ---- calls of the link ----
 
-Result<> ReferenceEngine::pause(PauseMode mode, std::uint32_t /*deadline_ms*/) {
-  serving_->pause(mode);
+Result<> ReferenceEngine::pause(const PauseRequest& request) {
+  serving_->pause(request.mode);
   return {};
 }
 
@@ -316,16 +316,16 @@ Result<> ReferenceEngine::load_begin(const Version& version) {
   return {};
 }
 
-Result<> ReferenceEngine::load_layer(const Version& version, std::uint32_t layer,
-                                     std::span<const LayerTensor> tensors) {
+Result<Answer> ReferenceEngine::load_layer(const Version& version, std::uint32_t layer,
+                                           std::span<const LayerTensor> tensors) {
   model_->take_layer(version, tensors);
   if (planted("rank_flips_early") && layer + 1 == model_->layer_count())
     (void)gate_.commit(version);
   say("layer", {{"version", version.to_string()}, {"layer", std::uint64_t{layer}}});
-  return {};
+  return Answer::kNow;
 }
 
-Result<> ReferenceEngine::commit(const Version& version) {
+Result<Answer> ReferenceEngine::commit(const Version& version) {
   // Block steps until commit(): no step may begin after the weights have changed and before their
   // version has.
   WSYNC_TRY(gate_.begin_load(true));
@@ -333,7 +333,7 @@ Result<> ReferenceEngine::commit(const Version& version) {
   if (generator_ != nullptr) generator_->weights_changed();
   WSYNC_TRY(gate_.commit(version));
   say("committed", {{"version", version.to_string()}});
-  return {};
+  return Answer::kNow;
 }
 
 Result<> ReferenceEngine::resume() {

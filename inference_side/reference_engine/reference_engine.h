@@ -112,11 +112,11 @@ class ReferenceEngine final : private Engine {
   [[nodiscard]] Generator::State state() const;
   void say(std::string name, std::vector<std::pair<std::string, EngineEvent::Value>> fields = {});
 
-  Result<> pause(PauseMode mode, std::uint32_t deadline_ms) override;
+  Result<> pause(const PauseRequest& request) override;
   Result<> load_begin(const Version& version) override;
-  Result<> load_layer(const Version& version, std::uint32_t layer,
-                      std::span<const LayerTensor> tensors) override;
-  Result<> commit(const Version& version) override;
+  Result<Answer> load_layer(const Version& version, std::uint32_t layer,
+                            std::span<const LayerTensor> tensors) override;
+  Result<Answer> commit(const Version& version) override;
   Result<> resume() override;
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override;

@@ -78,6 +78,15 @@ void for_each_cut_range(const Shard& shard, OnRange on_range) {
 
 }  // namespace
 
+std::vector<control::EngineTensor> whole_tensors(const Manifest& manifest) {
+  std::vector<control::EngineTensor> tensors;
+  tensors.reserve(manifest.size());
+  for (const TensorInfo& tensor : manifest.tensors())
+    tensors.push_back(
+        {.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .ranges = {}});
+  return tensors;
+}
+
 std::span<std::byte> CopyScratch::window() {
   if (!memory_) memory_ = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
   return {memory_.get(), kWindowBytes};

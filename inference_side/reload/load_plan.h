@@ -37,6 +37,9 @@ struct LoadTensor {
   Shard shard;
 };
 
+// Every tensor of the manifest as a whole, in its order: what a rank takes that fits any layout.
+[[nodiscard]] std::vector<control::EngineTensor> whole_tensors(const Manifest& manifest);
+
 struct CopyGroup {
   std::uint32_t tensor = 0;  // index into tensors()
   std::uint64_t bucket = 0;

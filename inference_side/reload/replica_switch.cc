@@ -389,7 +389,8 @@ void ReplicaSwitch::begin_pause() {
     out_.push_back(SendPause{.rank = ranks_.leader(),
                              .request = request_,
                              .mode = retried_ ? options_.fallback_mode : target_.mode,
-                             .deadline_ms = as_ms(target_.pause_deadline)});
+                             .deadline_ms = as_ms(target_.pause_deadline),
+                             .version = target_.target});
 }
 
 void ReplicaSwitch::after_pause() {

@@ -122,6 +122,7 @@ struct SendPause {
   std::uint64_t request = 0;
   PauseMode mode = PauseMode::kAbort;
   std::uint32_t deadline_ms = 0;
+  Version version;  // the target
 };
 // Load `version` into every rank: by a Load to each rank (unified devices), or by the pipeline of
 // the device group (separate devices). The answer is a RankLoaded of each rank with this request,

@@ -64,7 +64,7 @@ Result<> EngineHub::open() {
       VersionPreparation::Callbacks{
           .on_rank_prepared = [this](const std::string& replica) { loads_->advance(replica); },
           .on_devices_ready = [this] { loads_->advance_all(); },
-          .on_differs = options_.on_differs});
+          .on_unusable = options_.on_unusable});
   loads_ = std::make_unique<LoadDriver>(
       loop_,
       LoadDriverOptions{.registry = registry_.get(),
@@ -324,7 +324,8 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
     }
   }
   rank->attached = true;
-  rank->adopts = hello.take == control::TakeMode::kAdopt;
+  rank->maps_version = control::maps_version(hello.take);
+  rank->any_layout = hello.any_layout;
   rank->hello_deadline.reset();
   liveness_.attach(rank->id);
   rank->tensors =
@@ -335,7 +336,8 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .rank = rank->rank,
                      .world_size = hello.world_size,
                      .device = hello.device,
-                     .copies = !rank->adopts,
+                     .copies = !rank->maps_version,
+                     .any_layout = rank->any_layout,
                      .tensors = rank->tensors});
   rank->send(envelope.request, welcome, std::move(fds));
   log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
@@ -447,9 +449,13 @@ void EngineHub::remove_version(const Version& version) {
 // ---- commands of the switches ----
 
 void EngineHub::send(const std::string& replica, const reload::SendPause& command) {
-  if (const auto rank = find(replica, command.rank))
-    rank->send(command.request,
-               control::Pause{.mode = command.mode, .deadline_ms = command.deadline_ms});
+  const auto rank = find(replica, command.rank);
+  if (!rank) return;
+  const auto held = preparation_->find(command.version);
+  rank->send(command.request, control::Pause{.mode = command.mode,
+                                             .deadline_ms = command.deadline_ms,
+                                             .version = command.version,
+                                             .bytes = held ? held->manifest()->total_bytes() : 0});
 }
 
 void EngineHub::send(const std::string& replica, const reload::SendCommit& command) {

@@ -60,9 +60,9 @@ struct EngineHubOptions {
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
   // absent() reports something else. May be empty.
   std::function<void()> on_absent_changed = {};
-  // The bytes of a version are not those of its digest.
-  std::function<void(const Version& version, const Error& why)> on_differs = [](const Version&,
-                                                                                const Error&) {};
+  // The bytes of a version are not those of its digest, or an engine refuses it.
+  std::function<void(const Version& version, const Error& why)> on_unusable = [](const Version&,
+                                                                                 const Error&) {};
 };
 
 // This class has more than 25 methods: it forwards every command of the agent to the class that

@@ -28,8 +28,9 @@ struct EngineRank {
   pid_t pid = 0;
   std::unique_ptr<ProcessWatch> process;  // null if it cannot be watched
   bool attached = false;
-  bool adopts = false;  // it serves from the staged version itself
-  bool silent = false;  // it does not poll its link (EngineLiveness)
+  bool maps_version = false;  // it reads the staged version itself
+  bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty
+  bool silent = false;        // it does not poll its link (EngineLiveness)
   std::string replica;
   std::uint32_t rank = 0;
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;

@@ -25,7 +25,15 @@ std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envel
     return Refusal{.reason = std::move(*problem), .problems = {}};
   if (auto problem = device_problem(hello))
     return Refusal{.reason = std::move(*problem), .problems = {}};
-  if (served == nullptr) return std::nullopt;
+  if (hello.any_layout && (!control::maps_version(hello.take) || !hello.tensors.empty()))
+    return Refusal{
+        .reason = fmt::format(
+            "replica '{}' rank {} takes any layout, but it {}", envelope.replica, envelope.rank,
+            hello.tensors.empty()
+                ? "does not read the staged version: only a rank that borrows or adopts can"
+                : "names tensors of one layout"),
+        .problems = {}};
+  if (served == nullptr || hello.any_layout) return std::nullopt;
   std::vector<control::Problem> problems = reload::check_layout(*served, hello.tensors);
   if (problems.empty()) return std::nullopt;
   std::string reason = fmt::format(
@@ -72,9 +80,10 @@ std::optional<std::string> EngineRegistry::device_problem(const control::EngineH
         "device {} does not exist: this sidecar has {} devices, so the engine's --device-index "
         "must be below {}",
         hello.device, devices_.devices.size(), devices_.devices.size());
-  if (hello.take == control::TakeMode::kAdopt)
-    return fmt::format("{} do not support adoption: load pieces or whole tensors",
-                       on_gpus() ? "buffers of GPUs" : "separate devices");
+  if (control::maps_version(hello.take))
+    return fmt::format("{} do not support {}: load pieces or whole tensors",
+                       on_gpus() ? "buffers of GPUs" : "separate devices",
+                       hello.take == control::TakeMode::kAdopt ? "adoption" : "borrowing");
   return on_gpus() ? gpu_problem(hello) : std::nullopt;
 }
 
@@ -169,12 +178,18 @@ std::vector<control::Problem> EngineRegistry::check_layout(const Manifest& manif
     }
   };
   std::map<std::string, std::vector<std::span<const control::EngineTensor>>> replicas;
+  std::set<std::string_view> covered;  // replicas with a rank that takes everything
   for (const AttachedRank& rank : ranks_) {
+    if (rank.any_layout) {
+      covered.insert(rank.replica);
+      continue;
+    }
     replicas[rank.replica].emplace_back(*rank.tensors);
     add(rank.replica, reload::check_layout(manifest, *rank.tensors));
   }
   for (const auto& [replica, parts] : replicas)
-    if (whole(replica)) add(replica, reload::check_replica_coverage(manifest, parts));
+    if (whole(replica) && !covered.contains(replica))
+      add(replica, reload::check_replica_coverage(manifest, parts));
   return problems;
 }
 

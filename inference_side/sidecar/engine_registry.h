@@ -28,6 +28,7 @@ struct AttachedRank {
   std::uint32_t world_size = 1;  // ranks of its replica
   std::uint32_t device = 0;      // index of the sidecar's device it runs on
   bool copies = true;            // into memory of its own; false: it maps the staged version
+  bool any_layout = false;       // it takes all tensors of each version; `tensors` is empty
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
 };
 

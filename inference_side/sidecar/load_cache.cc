@@ -9,9 +9,10 @@ namespace {
 // That verify a version before its engines are prepared.
 constexpr unsigned kVerifyThreads = 2;
 
-Result<std::shared_ptr<const PreparedLoad>> compute_load(
-    const staging::HeldVersion& version, std::uint64_t bucket_bytes,
-    const std::vector<control::EngineTensor>& tensors, bool adopts, const std::stop_token& stop) {
+Result<std::shared_ptr<const PreparedLoad>> compute_load(const staging::HeldVersion& version,
+                                                         std::uint64_t bucket_bytes,
+                                                         const TakenTensors& tensors,
+                                                         const std::stop_token& stop) {
   auto load = std::make_shared<PreparedLoad>();
   if (bucket_bytes == version.plan()->bucket_bytes()) {
     load->buckets = version.plan();
@@ -19,9 +20,11 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(
     auto buckets = WSYNC_TRY(BucketPlan::create(*version.manifest(), bucket_bytes));
     load->buckets = std::make_shared<const BucketPlan>(std::move(buckets));
   }
-  auto plan = WSYNC_TRY(reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors));
+  auto plan = WSYNC_TRY(reload::LoadPlan::make(
+      *version.manifest(), *load->buckets,
+      tensors.list ? *tensors.list : reload::whole_tensors(*version.manifest())));
   load->plan = std::move(plan);
-  if (adopts)
+  if (tensors.maps_version)
     WSYNC_TRY(version.verify(std::min(kVerifyThreads, std::thread::hardware_concurrency()), stop));
   return load;
 }
@@ -47,10 +50,11 @@ Digest tensors_key(std::span<const control::EngineTensor> tensors) {
 }
 
 void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
-                        std::uint64_t bucket_bytes,
-                        const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
-                        const Digest& key, bool adopts, OnReady on_ready) {
-  const Key id{.version = version->version(), .tensors = key, .adopts = adopts};
+                        std::uint64_t bucket_bytes, const TakenTensors& tensors, OnReady on_ready) {
+  const Key id{.version = version->version(),
+               .tensors = tensors.key,
+               .any_layout = tensors.list == nullptr,
+               .maps_version = tensors.maps_version};
   Entry& entry = entries_[id];
   if (entry.ready) {
     on_ready(entry.ready);
@@ -61,8 +65,8 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
   entry.number = next_++;
   auto outcome = std::make_shared<Result<std::shared_ptr<const PreparedLoad>>>();
   const auto submitted = worker.submit(
-      [version, bucket_bytes, tensors, outcome, adopts, stop = entry.stop.get_token()] {
-        *outcome = compute_load(*version, bucket_bytes, *tensors, adopts, stop);
+      [version, bucket_bytes, tensors, outcome, stop = entry.stop.get_token()] {
+        *outcome = compute_load(*version, bucket_bytes, tensors, stop);
       },
       [weak = weak_from_this(), id, number = entry.number, outcome] {
         const std::shared_ptr<LoadCache> self = weak.lock();

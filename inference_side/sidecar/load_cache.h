@@ -1,6 +1,6 @@
 // LoadCache: the load plan for the tensors of a rank and a version. It is computed once on a worker
-// thread, and shared by every rank that takes the same tensors. For a rank that adopts, the version
-// is verified there first.
+// thread, and shared by every rank that takes the same tensors. For a rank that maps the version,
+// it is verified there first.
 #pragma once
 
 #include <functional>
@@ -27,6 +27,14 @@ struct PreparedLoad {
 // Identifies the list of tensors that a rank takes. Equal lists have equal keys.
 [[nodiscard]] Digest tensors_key(std::span<const control::EngineTensor> tensors);
 
+// The tensors that a rank takes, and how.
+struct TakenTensors {
+  std::shared_ptr<const std::vector<control::EngineTensor>> list;  // null: all of each version
+  Digest key;                                                      // tensors_key(*list)
+  // The rank reads the version itself, so the version must have been verified.
+  bool maps_version = false;
+};
+
 // Thread: the loop's. Create it with make_shared, because a computation that outlives the cache
 // must drop its result.
 class LoadCache : public std::enable_shared_from_this<LoadCache> {
@@ -35,12 +43,9 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
   LoadCache() = default;
   // Starts the computation, joins one in progress, or answers at once inside the call. `on_ready`
   // receives an error if the plan cannot be made, if the version is not what its digest says, or if
-  // the worker's queue is full. `adopts`: the rank serves from the version itself, which must have
-  // been verified.
+  // the worker's queue is full.
   void request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
-               std::uint64_t bucket_bytes,
-               const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
-               const Digest& key, bool adopts, OnReady on_ready);
+               std::uint64_t bucket_bytes, const TakenTensors& tensors, OnReady on_ready);
   // Drops everything about a version. Computations in progress for it are stopped, so that they
   // hold it no longer than needed, and call no callback.
   void forget(const Version& version);
@@ -59,7 +64,8 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
   struct Key {
     Version version;
     Digest tensors;
-    bool adopts = false;
+    bool any_layout = false;
+    bool maps_version = false;
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   std::map<Key, Entry> entries_;

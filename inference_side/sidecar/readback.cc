@@ -116,8 +116,10 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
     return;
   }
   const auto submitted = worker_.submit(
-      [verdict, held, tensors = rank->tensors, found = std::move(digests.tensors)] {
-        compare(*held, *tensors, found, *verdict);
+      [verdict, held, tensors = rank->any_layout ? nullptr : rank->tensors,
+       found = std::move(digests.tensors)] {
+        compare(*held, tensors ? *tensors : reload::whole_tensors(*held->manifest()), found,
+                *verdict);
       },
       finish_rank);
   if (!submitted) {

@@ -138,8 +138,8 @@ Result<> SidecarAgent::open() {
            [this] {
              if (sidecar_->welcomed()) execute(staging::BeatNow{});
            },
-       .on_differs = [this](const Version& version,
-                            const Error& why) { receiver_->differs(version, why); }},
+       .on_unusable = [this](const Version& version,
+                             const Error& why) { receiver_->unusable(version, why); }},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
         handle_rank(replica, world_size, std::move(event));
       });

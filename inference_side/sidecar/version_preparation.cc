@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
 
@@ -75,13 +76,16 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
   const std::uint64_t bucket_bytes =
       devices_ != nullptr ? devices_->buffer_bytes() : version->plan()->bucket_bytes();
   cache_->request(
-      worker_, version, bucket_bytes, rank->tensors, rank->tensors_key, rank->adopts,
+      worker_, version, bucket_bytes,
+      {.list = rank->any_layout ? nullptr : rank->tensors,
+       .key = rank->tensors_key,
+       .maps_version = rank->maps_version},
       [this, alive = alive_, rank, version](Result<std::shared_ptr<const PreparedLoad>> load) {
         const Version name = version->version();
         if (!*alive || !versions_.contains(name)) return;
         if (!load && load.error().code() == ErrorCode::kDigestMismatch)
           loop_.post([this, alive, name, why = load.error()] {
-            if (*alive) callbacks_.on_differs(name, why);
+            if (*alive) callbacks_.on_unusable(name, why);
           });
         if (!rank->attached || rank->silent) return;
         if (load)
@@ -118,6 +122,15 @@ Result<> VersionPreparation::send_prepare(EngineRank& rank, const staging::HeldV
 
 void VersionPreparation::handle(const std::shared_ptr<EngineRank>& rank,
                                 const control::Prepared& prepared) {
+  // Before the rank counts as prepared, so that the version is not announced as staged.
+  if (prepared.is_refused)
+    loop_.post(
+        [this, alive = alive_, version = prepared.version,
+         why = Error(ErrorCode::kRefused,
+                     fmt::format("replica '{}' rank {} refuses {}: {}", rank->replica, rank->rank,
+                                 prepared.version.to_string(), prepared.failure))] {
+          if (*alive) callbacks_.on_unusable(version, why);
+        });
   answered(rank, &prepared.version);
   if (prepared.failure.empty()) return;
   log_warning("engine {} rank {} cannot load {}: {}", rank->replica, rank->rank,

@@ -33,8 +33,9 @@ class VersionPreparation {
     std::function<void(const std::string& replica)> on_rank_prepared;
     // The devices can read a version now, or it is known that they cannot.
     std::function<void()> on_devices_ready;
-    // The bytes of a version are not those of its digest. Not called inside a call.
-    std::function<void(const Version& version, const Error& why)> on_differs;
+    // The bytes of a version are not those of its digest, or an engine refuses it. Not called
+    // inside a call.
+    std::function<void(const Version& version, const Error& why)> on_unusable;
   };
   // `devices`: null for unified devices.
   VersionPreparation(Loop& loop, const reload::DeviceGroup* devices, Callbacks callbacks);

@@ -274,7 +274,7 @@ void VersionReceiver::staged(std::uint64_t attempt,
   });
 }
 
-void VersionReceiver::differs(const Version& version, const Error& why) {
+void VersionReceiver::unusable(const Version& version, const Error& why) {
   if (arriving_ && arriving_->held && arriving_->version == version)
     failed(arriving_->attempt, why);
 }

@@ -76,7 +76,7 @@ class VersionReceiver {
   void release(const staging::ReleaseVersion& command);
   void check_copy(const staging::CheckCopy& command);
   // The bytes of a version are not those of its digest. If it is still arriving, its staging fails.
-  void differs(const Version& version, const Error& why);
+  void unusable(const Version& version, const Error& why);
   // Connects to the trainer by those kinds that keep a connection, so that its end is noticed.
   // `sources`: where the trainer serves versions.
   void watch(const std::vector<control::TransportAddress>& sources);

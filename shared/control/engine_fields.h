@@ -33,7 +33,8 @@ void fields(V& v, M& m) {
   v.flag("leader", m.leader);
   v.bounded("device", m.device, limits::kDeviceCount - 1);
   v.number("pid", m.pid);
-  v.choice("take", m.take, TakeMode::kAdopt);
+  v.choice("take", m.take, TakeMode::kBorrow);
+  v.flag("any_layout", m.any_layout);
   v.choice("state", m.state, RankState::kTainted);
   v.version("active", m.active);
   v.number("step", m.step);
@@ -79,6 +80,7 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.version("version", m.version);
   v.sentence("failure", m.failure);
+  v.flag("is_refused", m.is_refused);
 }
 
 template <class V, class M>
@@ -96,6 +98,8 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.choice("mode", m.mode, PauseMode::kKeep);
   v.number("deadline_ms", m.deadline_ms);
+  v.version("version", m.version);
+  v.number("bytes", m.bytes);
 }
 
 template <class V, class M>

@@ -33,7 +33,12 @@ enum class TakeMode : std::uint8_t {
   kPieces,  // copies pieces into its own memory
   kWhole,   // requests whole tensors, one layer at a time
   kAdopt,   // maps the staged version and uses it in place
+  kBorrow,  // maps the staged version and reads it until its commit is answered
 };
+// Whether a rank reads the bytes of the staged version itself, so that the library copies nothing.
+[[nodiscard]] constexpr bool maps_version(TakeMode take) noexcept {
+  return take == TakeMode::kAdopt || take == TakeMode::kBorrow;
+}
 // Sent once after connecting. The envelope names the replica and the rank.
 struct EngineHello {
   static constexpr MessageType kType = MessageType::kEngineHello;
@@ -42,6 +47,9 @@ struct EngineHello {
   std::uint32_t device = 0;  // index of the sidecar's device that it runs on
   std::uint32_t pid = 0;
   TakeMode take = TakeMode::kPieces;
+  // It takes every tensor of a version as a whole, whatever the layout; `tensors` is empty. Only a
+  // rank that maps versions can.
+  bool any_layout = false;
   RankState state = RankState::kLoading;
   Version active;  // 0.0 = no version
   std::uint64_t step = 0;
@@ -87,6 +95,8 @@ struct Prepared {
   static constexpr MessageType kType = MessageType::kPrepared;
   Version version;
   std::string failure;  // not empty: it cannot load this version
+  // With a failure: the engine itself refuses the version, so nobody else should switch to it.
+  bool is_refused = false;
 };
 // The sidecar no longer holds the version. The engine gives it up unless it is in use, and keeps
 // the mapping of its arena for later versions.
@@ -103,6 +113,8 @@ struct Pause {
   static constexpr MessageType kType = MessageType::kPause;
   PauseMode mode = PauseMode::kAbort;
   std::uint32_t deadline_ms = 0;
+  Version version;          // to be loaded; 0.0 = not known
+  std::uint64_t bytes = 0;  // of the whole version; 0 = not known
 };
 struct Paused {
   static constexpr MessageType kType = MessageType::kPaused;

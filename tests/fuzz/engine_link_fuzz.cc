@@ -104,18 +104,18 @@ class CheckedEngine final : public engine::Engine {
                                                         ? std::span(memory_[t])
                                                         : std::span<std::byte>()});
   }
-  Result<> pause(PauseMode, std::uint32_t) override {
+  Result<> pause(const engine::PauseRequest&) override {
     link->report_paused(1);
     return {};
   }
   Result<> load_begin(const Version&) override { return {}; }
-  Result<> load_layer(const Version&, std::uint32_t,
-                      std::span<const engine::LayerTensor> tensors) override {
+  Result<engine::Answer> load_layer(const Version&, std::uint32_t,
+                                    std::span<const engine::LayerTensor> tensors) override {
     if (description.take == control::TakeMode::kPieces) return {};
     for (const auto& t : tensors) memory_[t.tensor].assign(t.bytes.begin(), t.bytes.end());
     return {};
   }
-  Result<> commit(const Version& version) override {
+  Result<engine::Answer> commit(const Version& version) override {
     if (version != kVersion) return {};  // a version that the input itself has prepared
     for (std::size_t t = 0; t < memory_.size(); ++t)
       WSYNC_CHECK(

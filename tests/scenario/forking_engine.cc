@@ -23,7 +23,7 @@ struct Server {
   std::deque<std::vector<std::byte>> memory;  // of the tensors
 };
 
-int on_pause(void* user, wsync_pause_mode /*mode*/, std::uint32_t /*deadline_ms*/) {
+int on_pause(void* user, const wsync_pause* /*pause*/) {
   wsync_engine_report_paused(static_cast<Server*>(user)->link, 1);
   return 0;
 }

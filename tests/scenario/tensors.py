@@ -32,6 +32,13 @@ def write_file(path, header, data, length=None):
         out.write(struct.pack("<Q", len(text) if length is None else length) + text + data)
 
 
+def read_file(path):
+    """The header of a file, and its data."""
+    with open(path, "rb") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        return json.loads(file.read(size)), file.read()
+
+
 def data_of(size, seed):
     # bf16 values of ordinary size, other ones for each seed.
     return bytes(b if i % 2 == 0 else 0x3C for i, b in enumerate((i * 31 + seed * 7) % 251 for i in range(size)))

@@ -7,11 +7,13 @@
  * call wsync_engine_start (the library serves the link on its own thread) or call wsync_engine_poll
  * from your own loop.
  *
- * Callbacks run on the thread that serves the link, one at a time. They return 0 for success; any
- * other value fails the step and is reported to the sidecar. They must not call wsync_engine_poll,
- * _stop or _destroy. Functions that return int return 0 for success; after a failure
- * wsync_engine_error returns one sentence. wsync_engine_report_* and _status may be called from any
- * thread, the others only from the owner's thread. While a version is being loaded, helper threads
+ * Callbacks run on the thread that serves the link, one at a time. They return 0 for success. Where
+ * their comment allows it, they return WSYNC_LATER and answer with a report. Any other value fails
+ * the step and is reported to the sidecar, with the sentence that wsync_engine_fail was given. They
+ * must not call wsync_engine_poll, _stop or _destroy. Functions that return int return 0 for
+ * success; after a failure wsync_engine_error returns one sentence. wsync_engine_report_*, _fail
+ * and _status may be called from any thread, the others only from the owner's thread or inside a
+ * callback. While a version is being loaded, helper threads
  * of the library may also write to the tensors' memory. The sidecar limits their number for this
  * rank; there are none if its engines share few cores.
  *
@@ -43,8 +45,14 @@ typedef struct wsync_engine wsync_engine;
 typedef enum {
   WSYNC_TAKE_PIECES = 0, /* the library copies into `destination` of each tensor */
   WSYNC_TAKE_WHOLE = 1,  /* load_layer gets complete tensors in the library's memory */
-  WSYNC_TAKE_ADOPT = 2   /* load_layer gets read-only pointers to use in place */
+  WSYNC_TAKE_ADOPT = 2,  /* load_layer gets read-only pointers to use in place */
+  WSYNC_TAKE_BORROW = 3  /* load_layer gets read-only pointers, valid until the commit: for an
+                          * engine that packs or fuses the weights into memory of its own */
 } wsync_take;
+
+/* Returned by load_layer or commit: the answer follows with wsync_engine_report_loaded or
+ * wsync_engine_report_committed, from any thread. */
+enum { WSYNC_LATER = -30000 };
 
 typedef enum {
   WSYNC_STATE_LOADING = 0, /* holds nothing yet */
@@ -62,7 +70,16 @@ typedef enum {
 
 typedef enum { WSYNC_PAUSE_ABORT = 0, WSYNC_PAUSE_WAIT = 1, WSYNC_PAUSE_KEEP = 2 } wsync_pause_mode;
 
-/* A tensor of a complete layer. `tensor`: index in the order of wsync_engine_add_tensor. */
+/* What a pause is for, so that the engine can choose what becomes of its requests and caches. */
+typedef struct {
+  wsync_pause_mode mode;
+  uint32_t deadline_ms;  /* the sidecar resumes the old version after this time */
+  wsync_version version; /* that will be loaded; it may still be replaced by a newer one */
+  uint64_t bytes;        /* of the whole version, all ranks together; 0: not known */
+} wsync_pause;
+
+/* A tensor of a complete layer. `tensor`: index in the order of wsync_engine_add_tensor; with
+ * any_layout, index for wsync_engine_tensor_info. */
 typedef struct {
   uint32_t tensor;
   const void* data; /* CUDA: the device pointer given as its destination */
@@ -72,30 +89,41 @@ typedef struct {
 typedef struct {
   /* Leader only: stop serving at a step that all ranks agree on. Return at once. Every rank calls
    * wsync_engine_report_paused when it has stopped. */
-  int (*pause)(void* user, wsync_pause_mode mode, uint32_t deadline_ms);
+  int (*pause)(void* user, const wsync_pause* pause);
   /* The weights are about to change. May be NULL. */
   int (*load_begin)(void* user, wsync_version version);
   /* A complete layer, in layer order. Its bytes are compared with the version before commit, not
    * before this call. PIECES: the bytes are at their destinations (may be NULL).
    * WHOLE: `data` is valid during the call. ADOPT: it is valid until another version is
-   * committed. */
+   * committed. BORROW: it is valid until the commit of this version has been answered, or until the
+   * load has failed: when a callback returns an error, or another load begins.
+   * ADOPT and BORROW may return WSYNC_LATER for any layer: the engine has the pointers, and reads
+   * them on another thread. The layers that follow are passed all the same. The load ends with one
+   * wsync_engine_report_loaded, which is due even if a later layer fails. Until then the pointers
+   * stay valid, also if the sidecar is lost or has given the load up. */
   int (*load_layer)(void* user, wsync_version version, uint32_t layer,
                     const wsync_layer_tensor* tensors, size_t count);
-  /* Every byte is in place and verified. The rank stays paused. */
+  /* Every byte is in place and verified. The rank stays paused. May return WSYNC_LATER. NULL is
+   * allowed for a controller only. */
   int (*commit)(void* user, wsync_version version);
   /* Leader only: start serving. Also cancels a pause that has not taken effect yet. */
   int (*resume)(void* user);
-  /* WHOLE only, may be NULL: return bytes of a tensor as held, for `wsync verify`. */
+  /* WHOLE and BORROW, may be NULL: return bytes of a tensor as held, for `wsync verify`. Without
+   * it, verify says that this engine cannot be read, never that it is equal. */
   int (*read_tensor)(void* user, uint32_t tensor, uint64_t offset, void* out, uint64_t bytes);
+  /* May be NULL. A version is staged, and wsync_engine_tensor_info tells its tensors. An error
+   * refuses it: this replica keeps the version that it serves. Called while the engine serves, so
+   * it must return soon. */
+  int (*check_version)(void* user, wsync_version version);
 } wsync_engine_callbacks;
 
 typedef struct {
   const char* socket_path; /* absolute path of the sidecar's engine socket */
   const char* replica;     /* name of the replica, 1 to 128 bytes */
   uint32_t rank;
-  uint32_t world_size;
-  int leader;      /* 1 on exactly one rank of the replica */
-  uint32_t device; /* index of the sidecar's device */
+  uint32_t world_size; /* ranks that have weights */
+  int leader;          /* 1 on exactly one rank of the replica, or on its controller */
+  uint32_t device;     /* index of the sidecar's device */
   wsync_take take;
   int serving; /* 1: serves weights without a version when it attaches */
   wsync_engine_callbacks callbacks;
@@ -107,6 +135,15 @@ typedef struct {
   wsync_device weights_on;
   int gpu; /* CUDA: index of the GPU among those that this process sees; the sidecar's device
               must be on the same GPU */
+  /* BORROW and ADOPT: 1 takes every tensor of a version as a whole, whatever its names, dtypes and
+   * shapes. wsync_engine_add_tensor is not called then. Use check_version to refuse what does not
+   * fit: the sidecar cannot know it. */
+  int any_layout;
+  /* 1 on all ranks of a replica that has a controller, and on the controller: a process that can
+   * pause and resume the replica, and has no weights. The controller sets `leader`; its `rank` is
+   * ignored, and it adds no tensor. It calls wsync_engine_report_paused as each rank does. `wsync
+   * status` lists it as rank `world_size`. */
+  int has_controller;
 } wsync_engine_options;
 
 typedef struct {
@@ -120,6 +157,15 @@ typedef struct {
                          while attached. CUDA: a device pointer; the whole part must be inside one
                          allocation (of cudaMalloc, cuMemAlloc or a framework's pool) */
 } wsync_tensor;
+
+/* Pointers are borrowed; see wsync_engine_tensor_info. */
+typedef struct {
+  const char* name;      /* as in the checkpoint */
+  const char* dtype;     /* as in safetensors */
+  const uint64_t* shape; /* full shape */
+  size_t shape_count;
+  uint64_t bytes; /* of this rank's part */
+} wsync_tensor_info;
 
 typedef struct {
   int attached;
@@ -156,6 +202,24 @@ WSYNC_API int wsync_engine_fd(const wsync_engine* engine);
 WSYNC_API void wsync_engine_report_paused(wsync_engine* engine, uint64_t step);
 /* Followers: this rank serves again, beginning with `step`. */
 WSYNC_API void wsync_engine_report_running(wsync_engine* engine, uint64_t step);
+/* Why the callback that is running, or the next report, fails: one sentence, which is copied. The
+ * fleet reads it in the outcome of the publish and in `wsync status`. Call it before the error is
+ * returned or reported. NULL removes the sentence. */
+WSYNC_API void wsync_engine_fail(wsync_engine* engine, const char* sentence);
+/* Ends a load that load_layer has answered with WSYNC_LATER: all its layers have been used, or with
+ * a code other than 0 it has failed. The pointers of ADOPT and BORROW stay valid after a success,
+ * as load_layer says. */
+WSYNC_API void wsync_engine_report_loaded(wsync_engine* engine, wsync_version version, int code);
+/* Ends a commit that was answered with WSYNC_LATER. */
+WSYNC_API void wsync_engine_report_committed(wsync_engine* engine, wsync_version version, int code);
+/* The number of tensors that this rank takes of a version which is staged, being loaded, or served
+ * here. */
+WSYNC_API int wsync_engine_tensor_count(wsync_engine* engine, wsync_version version,
+                                        uint32_t* count);
+/* Describes one of them. The pointers are valid during the callbacks for this version, until its
+ * load and its commit are reported, and, once it is committed, until another one is. */
+WSYNC_API int wsync_engine_tensor_info(wsync_engine* engine, wsync_version version, uint32_t tensor,
+                                       wsync_tensor_info* info);
 WSYNC_API wsync_engine_state wsync_engine_status(const wsync_engine* engine);
 /* The last failure as one sentence; "" if there was none. Valid until the next call for this
  * engine. */

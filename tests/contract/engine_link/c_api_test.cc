@@ -37,7 +37,7 @@ wsync_engine_options options_of(const std::string& path, Recorder& recorder) {
   options.world_size = 1;
   options.leader = 1;
   options.user = &recorder;
-  options.callbacks.pause = [](void* user, wsync_pause_mode, std::uint32_t) {
+  options.callbacks.pause = [](void* user, const wsync_pause*) {
     auto& r = *static_cast<Recorder*>(user);
     r.calls.emplace_back("pause");
     wsync_engine_report_paused(r.engine, 3);
@@ -154,6 +154,148 @@ TEST(EngineCApi, BadArgumentsAreRefusedWithASentence) {
   EXPECT_NE(wsync_engine_poll(engine, 0), 0);
   wsync_engine_destroy(engine);
   wsync_engine_destroy(nullptr);
+}
+
+TEST(EngineCApi, TheSentenceOfTheEngineIsWhatTheFleetReads) {
+  const Model model = one_tensor(4096);
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  auto options = options_of(path, recorder);
+  options.take = WSYNC_TAKE_BORROW;
+  options.any_layout = 1;
+  options.callbacks.check_version = [](void* user, wsync_version version) {
+    auto& r = *static_cast<Recorder*>(user);
+    std::uint32_t count = 0;
+    wsync_tensor_info info{};
+    EXPECT_EQ(wsync_engine_tensor_count(r.engine, version, &count), 0);
+    EXPECT_EQ(wsync_engine_tensor_info(r.engine, version, 0, &info), 0);
+    r.calls.push_back(std::to_string(count) + " tensor: " + info.name + " " + info.dtype + " [" +
+                      std::to_string(info.shape[0]) + ", " + std::to_string(info.shape[1]) + "], " +
+                      std::to_string(info.bytes) + " bytes");
+    EXPECT_NE(wsync_engine_tensor_info(r.engine, version, 1, &info), 0);
+    EXPECT_THAT(wsync_engine_error(r.engine), HasSubstr("1 tensors for this rank, so number 1"));
+    EXPECT_NE(wsync_engine_tensor_count(r.engine, {.epoch = 9, .step = 9}, &count), 0);
+    EXPECT_THAT(wsync_engine_error(r.engine), HasSubstr("9.9 is neither staged nor served here"));
+    return 0;
+  };
+  options.callbacks.load_layer = [](void*, wsync_version, std::uint32_t, const wsync_layer_tensor*,
+                                    std::size_t) -> int { return WSYNC_LATER; };
+  options.callbacks.commit = [](void* user, wsync_version) {
+    auto& r = *static_cast<Recorder*>(user);
+    wsync_engine_fail(r.engine, "the head could not be packed");
+    return r.commit_code;
+  };
+  recorder.engine = wsync_engine_create(&options);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0) << wsync_engine_error(recorder.engine);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  EXPECT_TRUE(peer.accept().any_layout);
+  peer.welcome_unified();
+  const SharedArena arena = model.arena(kFirst);
+  EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+  EXPECT_THAT(recorder.calls,
+              testing::ElementsAre("1 tensor: model.w BF16 [4096, 64], 524288 bytes"));
+  const auto load = [&](int code, const char* why) {
+    peer.send(control::Load{.version = kFirst});
+    const auto request = peer.envelope.request;
+    peer.ask<control::Pong>(control::Ping{});
+    wsync_engine_fail(recorder.engine, why);
+    wsync_engine_report_loaded(recorder.engine, {.epoch = 1, .step = 1}, code);
+    const auto loaded = peer.expect<control::Loaded>();
+    EXPECT_EQ(peer.last_envelope.request, request);
+    return loaded.failure;
+  };
+  EXPECT_EQ(load(5, "expert 7 does not fit"), "the engine's load failed: expert 7 does not fit");
+  EXPECT_EQ(load(5, nullptr), "the engine's load failed with 5");
+  EXPECT_EQ(load(0, "of a call that has succeeded"), "");
+  recorder.commit_code = 9;
+  EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure,
+            "the engine's commit callback failed: the head could not be packed");
+  EXPECT_EQ(load(0, nullptr), "");
+  recorder.commit_code = WSYNC_LATER;
+  peer.send(control::Commit{.version = kFirst});
+  peer.ask<control::Pong>(control::Ping{});
+  wsync_engine_fail(recorder.engine, nullptr);
+  wsync_engine_report_committed(recorder.engine, {.epoch = 1, .step = 1}, 0);
+  EXPECT_EQ(peer.expect<control::Committed>().failure, "");
+  EXPECT_EQ(wsync_engine_status(recorder.engine).active.step, 1U);
+  wsync_engine_destroy(recorder.engine);
+}
+
+TEST(EngineCApi, APauseSaysWhatItIsFor) {
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  auto options = options_of(path, recorder);
+  options.serving = 1;
+  options.callbacks.pause = [](void* user, const wsync_pause* pause) {
+    auto& r = *static_cast<Recorder*>(user);
+    r.calls.push_back(std::to_string(pause->mode) + " for " + std::to_string(pause->version.step) +
+                      ": " + std::to_string(pause->bytes) + " bytes in " +
+                      std::to_string(pause->deadline_ms));
+    wsync_engine_report_paused(r.engine, 3);
+    return 0;
+  };
+  recorder.engine = wsync_engine_create(&options);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  peer.accept();
+  peer.welcome_unified();
+  peer.ask<control::Paused>(control::Pause{
+      .mode = PauseMode::kKeep, .deadline_ms = 250, .version = kFirst, .bytes = 1'000});
+  wsync_engine_destroy(recorder.engine);
+  EXPECT_THAT(recorder.calls, testing::ElementsAre("2 for 1: 1000 bytes in 250"));
+}
+
+TEST(EngineCApi, AControllerIsTheLastRankAndHasNoWeights) {
+  const Model model = one_tensor(4096);
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  auto options = options_of(path, recorder);
+  options.rank = 99;  // ignored
+  options.world_size = 2;
+  options.has_controller = 1;
+  options.callbacks.commit = nullptr;
+  options.callbacks.load_layer = nullptr;
+  EXPECT_NE(recorder.engine = wsync_engine_create(&options), nullptr);
+  const std::uint64_t shape[2] = {4, 64};
+  std::byte memory[4 * 64 * 2];
+  const wsync_tensor tensor = tensor_of(shape, memory);
+  EXPECT_NE(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("a controller has no weights"));
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  const auto hello = peer.accept();
+  EXPECT_EQ(peer.last_envelope.rank, 2U);
+  EXPECT_EQ(hello.world_size, 3U);
+  EXPECT_TRUE(hello.leader);
+  EXPECT_TRUE(hello.tensors.empty());
+  peer.envelope.rank = 2;
+  peer.welcome_unified();
+  SharedArena arena = model.arena(kFirst);
+  EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+  EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure, "");
+  EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+  peer.ask<control::Resumed>(control::Resume{});
+  EXPECT_EQ(peer.ask<control::Paused>(control::Pause{}).step, 3U);
+  const auto state = wsync_engine_status(recorder.engine);
+  EXPECT_EQ(state.active.step, 1U);
+  wsync_engine_destroy(recorder.engine);
+  EXPECT_THAT(recorder.calls, testing::ElementsAre("resume", "pause"));
+
+  // A rank of the same replica.
+  options = options_of(path, recorder);
+  options.leader = 0;
+  options.rank = 1;
+  options.world_size = 2;
+  options.has_controller = 1;
+  recorder.engine = wsync_engine_create(&options);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  EXPECT_EQ(peer.accept().world_size, 3U);
+  EXPECT_EQ(peer.last_envelope.rank, 1U);
+  wsync_engine_destroy(recorder.engine);
 }
 
 TEST(EngineCApi, ADeviceThatDoesNotExistIsRefusedWhenItIsAttached) {

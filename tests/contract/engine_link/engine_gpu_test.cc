@@ -459,7 +459,7 @@ wsync_engine_options c_options(const std::string& path, int gpu) {
   options.replica = "r0";
   options.world_size = 1;
   options.leader = 1;
-  options.callbacks.pause = [](void*, wsync_pause_mode, std::uint32_t) { return 0; };
+  options.callbacks.pause = [](void*, const wsync_pause*) { return 0; };
   options.callbacks.commit = [](void*, wsync_version) { return 0; };
   options.callbacks.resume = [](void*) { return 0; };
   options.weights_on = WSYNC_DEVICE_CUDA;

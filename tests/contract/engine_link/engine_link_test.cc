@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 
 #include "shared/base/format.h"
-#include "tests/contract/engine_link/sidecar_peer.h"
+#include "tests/contract/engine_link/attached_rank.h"
 
 namespace wsync::engine::test {
 namespace {
@@ -24,48 +24,10 @@ using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr Version kFirst{.epoch = 1, .step = 1};
-constexpr Version kSecond{.epoch = 1, .step = 2};
-
-struct Rank {
-  Rank(const Model& model, TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1)
-      : engine(model, take, rank, world) {
-    peer.envelope.rank = rank;
-  }
-  void start() {
-    link = EngineLink::create(engine.description, peer.path(), engine).value();
-    engine.on_pause = [this]() -> Result<> {
-      link->report_paused(7);
-      return {};
-    };
-    EXPECT_TRUE(link->start().has_value());
-  }
-  void attach_unified() {
-    start();
-    peer.accept();
-    peer.welcome_unified();
-  }
-  // Load and Commit of a version that is prepared.
-  void switch_to(Version version) {
-    EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = version}).failure, "");
-    EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = version}).failure, "");
-  }
-  SidecarPeer peer;
-  FakeEngine engine;
-  std::unique_ptr<EngineLink> link;  // destroyed first
-};
-
-void expect_holds(const Model& model, const FakeEngine& engine, const SharedArena& arena) {
-  const auto plan = plan_of(model, engine);
-  for (std::size_t t = 0; t < plan.tensors().size(); ++t)
-    EXPECT_EQ(tensor_digest(plan.tensors()[t].seed, engine.held(t)),
-              reload::expected_digest(plan.tensors()[t], arena.data()))
-        << engine.description.tensors[t].description.name;
-}
-
 class EveryTakeMode : public testing::TestWithParam<TakeMode> {};
 INSTANTIATE_TEST_SUITE_P(Engine, EveryTakeMode,
-                         testing::Values(TakeMode::kPieces, TakeMode::kWhole, TakeMode::kAdopt));
+                         testing::Values(TakeMode::kPieces, TakeMode::kWhole, TakeMode::kAdopt,
+                                         TakeMode::kBorrow));
 
 TEST_P(EveryTakeMode, TwoVersionsOnAUnifiedDevice) {
   const Model model = Model::make();
@@ -95,11 +57,11 @@ TEST_P(EveryTakeMode, TwoVersionsOnAUnifiedDevice) {
   rank.peer.ask<control::Resumed>(control::Resume{});
   expect_holds(model, rank.engine, second);
   EXPECT_EQ(rank.link->status().active, kSecond);
-  EXPECT_THAT(
-      rank.engine.calls,
-      testing::ElementsAre("begin 1.1", "layer 0", "layer 1", "layer 2", "layer 3", "layer 4",
-                           "commit 1.1", "resume", "pause", "begin 1.2", "layer 0", "layer 1",
-                           "layer 2", "layer 3", "layer 4", "commit 1.2", "resume"));
+  EXPECT_THAT(rank.engine.calls,
+              testing::ElementsAre("check 1.1", "begin 1.1", "layer 0", "layer 1", "layer 2",
+                                   "layer 3", "layer 4", "commit 1.1", "resume", "check 1.2",
+                                   "pause", "begin 1.2", "layer 0", "layer 1", "layer 2", "layer 3",
+                                   "layer 4", "commit 1.2", "resume"));
 }
 
 TEST_P(EveryTakeMode, DigestsAreOfTheBytesAsHeld) {

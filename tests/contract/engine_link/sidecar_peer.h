@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,29 +107,38 @@ class FakeEngine : public Engine {
     adopted.resize(memory.size());
   }
 
-  Result<> pause(PauseMode, std::uint32_t) override {
+  Result<> pause(const PauseRequest&) override {
     calls.emplace_back("pause");
     return on_pause ? on_pause() : Result<>{};
+  }
+  Result<> check_version(const Version& version) override {
+    calls.push_back("check " + version.to_string());
+    if (!unfit.empty()) return fail(ErrorCode::kRefused, unfit);
+    return {};
   }
   Result<> load_begin(const Version& version) override {
     calls.push_back("begin " + version.to_string());
     return {};
   }
-  Result<> load_layer(const Version&, std::uint32_t layer,
-                      std::span<const LayerTensor> tensors) override {
+  Result<Answer> load_layer(const Version&, std::uint32_t layer,
+                            std::span<const LayerTensor> tensors) override {
     calls.push_back("layer " + std::to_string(layer));
     for (const LayerTensor& tensor : tensors) {
       if (description.take == control::TakeMode::kWhole)
         memory[tensor.tensor].assign(tensor.bytes.begin(), tensor.bytes.end());
-      if (description.take == control::TakeMode::kAdopt) adopted[tensor.tensor] = tensor.bytes;
+      if (control::maps_version(description.take)) adopted[tensor.tensor] = tensor.bytes;
     }
     if (on_layer) on_layer();
-    return fail_layer == layer ? Result<>(fail(ErrorCode::kIo, "no room for this layer"))
-                               : Result<>{};
+    if (fail_layer == layer) return fail(ErrorCode::kIo, "no room for this layer");
+    return late_layers.contains(layer) ? Answer::kLater : Answer::kNow;
   }
-  Result<> commit(const Version& version) override {
+  Result<Answer> commit(const Version& version) override {
     calls.push_back("commit " + version.to_string());
-    return {};
+    // The last moment at which borrowed bytes may be read.
+    if (description.take == control::TakeMode::kBorrow)
+      for (std::size_t t = 0; t < adopted.size(); ++t)
+        memory[t].assign(adopted[t].begin(), adopted[t].end());
+    return late_commit ? Answer::kLater : Answer::kNow;
   }
   Result<> resume() override {
     calls.emplace_back("resume");
@@ -161,6 +171,9 @@ class FakeEngine : public Engine {
   std::function<void()> after_copy;                   // of each bucket; in the link's thread
   std::function<void()> on_layer;                     // a layer is passed to the engine
   std::uint32_t fail_layer = UINT32_MAX;
+  std::set<std::uint32_t> late_layers;  // answered with Answer::kLater
+  bool late_commit = false;
+  std::string unfit;  // why check_version() refuses every version; empty: it does not
 };
 
 // One connection of one rank, driven by the test.

@@ -174,10 +174,11 @@ TEST_F(DeviceStagingTest, AVersionIsVerifiedForThoseWhoReturnNoSums) {
   Worker worker(bench_.loop(), {.name = "plans"});
   const auto cache = std::make_shared<LoadCache>();
   const auto prepare = [&](const std::shared_ptr<const staging::HeldVersion>& held,
-                           std::vector<control::EngineTensor> tensors, bool adopts) {
+                           std::vector<control::EngineTensor> tensors, bool maps) {
     const auto shared = std::make_shared<const std::vector<control::EngineTensor>>(tensors);
     std::optional<Result<std::shared_ptr<const PreparedLoad>>> made;
-    cache->request(worker, held, limits::kBucketBytesMin, shared, tensors_key(*shared), adopts,
+    cache->request(worker, held, limits::kBucketBytesMin,
+                   {.list = shared, .key = tensors_key(*shared), .maps_version = maps},
                    [&](auto load) { made = std::move(load); });
     EXPECT_TRUE(bench_.until([&] { return made.has_value(); }));
     return *made;
@@ -203,7 +204,8 @@ TEST_F(DeviceStagingTest, AVersionThatIsForgottenIsNotReadToItsEnd) {
   std::promise<void> forgotten;
   ASSERT_TRUE(worker.submit([&] { forgotten.get_future().wait(); }, [] {}).has_value());
   bool is_answered = false;
-  cache->request(worker, held, limits::kBucketBytesMin, tensors, tensors_key(*tensors), true,
+  cache->request(worker, held, limits::kBucketBytesMin,
+                 {.list = tensors, .key = tensors_key(*tensors), .maps_version = true},
                  [&](const auto&) { is_answered = true; });
   cache->forget(kV1);
   forgotten.set_value();

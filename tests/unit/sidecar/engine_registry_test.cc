@@ -130,6 +130,27 @@ TEST_F(EngineRegistryTest, ALayoutIsComparedWithEveryRankAndItsCoverageWithWhole
   EXPECT_THAT(problems[0].detail, HasSubstr("replica 'full': "));
 }
 
+TEST_F(EngineRegistryTest, ARankThatTakesAnyLayoutFitsEveryModelAndCoversIt) {
+  const Manifest served = model();
+  control::EngineHello hello{.world_size = 1, .take = control::TakeMode::kBorrow};
+  hello.any_layout = true;
+  EXPECT_FALSE(registry_.refusal_of(from("r"), hello, fence_, &served));
+  registry_.attach({.id = EngineId{7},
+                    .replica = "r",
+                    .copies = false,
+                    .any_layout = true,
+                    .tensors = std::make_shared<const std::vector<control::EngineTensor>>()});
+  EXPECT_TRUE(registry_.check_layout(served).empty());
+  EXPECT_EQ(registry_.copied_bytes(), 0U);
+  hello.take = control::TakeMode::kWhole;
+  EXPECT_THAT(registry_.refusal_of(from("q"), hello, fence_, nullptr)->reason,
+              HasSubstr("'q' rank 0 takes any layout, but it does not read the staged version"));
+  hello.take = control::TakeMode::kAdopt;
+  hello.tensors = tensors(served);
+  EXPECT_THAT(registry_.refusal_of(from("q"), hello, fence_, nullptr)->reason,
+              HasSubstr("takes any layout, but it names tensors of one layout"));
+}
+
 TEST_F(EngineRegistryTest, ItsRulesNameWhatIsBroken) {
   attach("a", 0);
   attach("a", 0);

@@ -1,0 +1,119 @@
+"""An engine that borrows each version, whatever its layout, and whose controller is apart from its weights: the C example."""
+import functools
+import operator
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+import tensors
+from fleet import DEADLINE_S, Fleet
+
+WSYNC, LOADER = sys.argv[-2:]
+
+
+def packed(directory):
+    """The exclusive or of all bytes of a checkpoint, and the number of its tensors."""
+    value = count = 0
+    for shard in sorted(os.listdir(directory)):
+        if not shard.endswith(".safetensors"):
+            continue
+        header, data = tensors.read_file(os.path.join(directory, shard))
+        value ^= functools.reduce(operator.xor, data, 0)
+        count += sum(name != "__metadata__" for name in header)
+    return f"{count} tensors, xor {value:02x}"
+
+
+class LoaderFleet(Fleet):
+    def loader(self, engines, replica, *more):
+        with self.log() as log:
+            process = subprocess.Popen([LOADER, engines, replica, *more], env=self.environment, text=True,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        self.processes.append(process)
+        self.until(lambda: self.replicas().get(replica, {}).get("ranks_attached") == 2, "controller and rank")
+        return process
+
+    def pushed(self, path):
+        code, answer = self.ask("push", path)
+        if code != 0:
+            raise AssertionError(answer)
+        return answer["result"]["version"]
+
+
+class Borrow(unittest.TestCase):
+    def lines(self, process):
+        """What it has said, after it has ended."""
+        process.stdin.close()
+        self.assertEqual(process.wait(DEADLINE_S), 0)
+        return process.stdout.read().splitlines()
+
+    def test_versions_of_two_layouts(self):
+        with LoaderFleet(WSYNC) as fleet:
+            one, fused = tensors.make(fleet.path("one"), 1), fleet.path("fused")
+            os.makedirs(fused)
+            header, size = tensors.layout({"fused.qkv.weight": [96, 32], "head": [7]})
+            tensors.write_file(os.path.join(fused, "model.safetensors"), header, tensors.data_of(size, 5))
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            process = fleet.loader(engines, "a")
+            expected = []
+            for path in (one, fused, one):
+                version = fleet.pushed(path)
+                size = sum(len(tensors.read_file(os.path.join(path, n))[1]) for n in os.listdir(path) if n.endswith(".safetensors"))
+                expected += [f"pauses for version {version} of {size} bytes", f"holds version {version}: {packed(path)}"]
+            # It served nothing before the first version, so nothing had to be paused for it.
+            self.assertEqual(self.lines(process), expected[1:])
+
+    def test_verify_does_not_say_equal_of_what_it_cannot_read(self):
+        with LoaderFleet(WSYNC) as fleet:
+            one = tensors.make(fleet.path("one"), 1)
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            process = fleet.loader(engines, "a")
+            version = fleet.pushed(one)
+            code, answer = fleet.ask("verify")
+            self.assertNotEqual(code, 0)
+            ranks = {rank["rank"]: rank for rank in answer["result"]["ranks"]}
+            self.assertEqual(ranks[0]["failure"], "tensors cannot be read back from this engine: it has no read_tensor callback")
+            self.assertEqual((ranks[1]["failure"], ranks[1]["tensors"], ranks[1]["version"]), ("", 0, version))
+            self.lines(process)
+
+    def test_a_version_that_it_refuses(self):
+        with LoaderFleet(WSYNC) as fleet:
+            one = tensors.make(fleet.path("one"), 1)
+            other = fleet.path("other")
+            os.makedirs(other)
+            header, size = tensors.layout({"fits.not": [8, 8]})
+            tensors.write_file(os.path.join(other, "model.safetensors"), header, tensors.data_of(size, 5))
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            process = fleet.loader(engines, "a", "fits.not")
+            first = fleet.pushed(one)
+            code, answer = fleet.ask("push", other)
+            self.assertEqual(code, 1, answer)
+            self.assertIn("this engine has no place for tensor fits.not", answer["result"]["reason"])
+            replica = fleet.replicas()["a"]
+            self.assertEqual((replica["version"], replica["state"], replica["ready"]), (first, "serving", True), replica)
+            second = fleet.pushed(one)
+            lines = self.lines(process)
+            self.assertEqual([line.split(":")[0] for line in lines if line.startswith("holds")],
+                             [f"holds version {v}" for v in (first, second)])
+
+    def test_a_sidecar_that_is_killed_and_comes_back(self):
+        with LoaderFleet(WSYNC) as fleet:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            sidecar, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            process = fleet.loader(engines, "a")
+            fleet.pushed(one)
+            sidecar.send_signal(signal.SIGKILL)
+            sidecar.wait()
+            fleet.sidecar("s0")
+            fleet.until(lambda: fleet.replicas().get("a", {}).get("ranks_attached") == 2, "both again")
+            version = fleet.pushed(two)
+            self.assertEqual(self.lines(process)[-1], f"holds version {version}: {packed(two)}")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:-2])
