@@ -78,6 +78,7 @@ LIBRARIES = (
     Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda", "tests/emulated_cuda", "tests/emulated_nccl",
                                                      "bench/gpu_probe")),
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/broadcast/nccl", "tests/emulated_nccl")),
+    Library("nanobind", re.compile(r"nanobind/"), ("deploy/python/extension",)),
     Library("Gloo", re.compile(r"gloo/"), ("shared/process_group/gloo",)),
     Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx", "bench/peers/scripts")),
     Library("cpp-httplib", re.compile(r"httplib\.h"), ("tests/unit/observe", "tests/unit/reference_engine/http", "tests/unit/rollout"), 'include "shared/observe/http/..."'),

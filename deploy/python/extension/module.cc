@@ -1,0 +1,27 @@
+// The extension module wsync._native.core.
+#include <cstring>
+#include <nanobind/nanobind.h>
+
+#include "deploy/python/extension/calls.h"
+#include "deploy/python/extension/engine.h"
+#include "deploy/python/extension/memory.h"
+#include "deploy/python/extension/trainer.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(core, module) {
+  module.doc() = "The C APIs of wsync, for the modules of this package alone.";
+  // At exit, objects of this module may be alive in other modules: that is no leak to report.
+  nb::set_leak_warnings(false);
+  wsync::python::bind_memory(module);
+  wsync::python::bind_trainer(module);
+  wsync::python::bind_engine(module);
+  module.def("end_calls", &wsync::python::end_calls, nb::arg("limit_s"));
+  module.def(
+      "copy_out",
+      [](std::uintptr_t from, std::uintptr_t into, std::size_t bytes) {
+        const wsync::python::WithoutGil unlocked;
+        std::memcpy(reinterpret_cast<void*>(into), reinterpret_cast<const void*>(from), bytes);
+      },
+      nb::arg("from_address"), nb::arg("into_address"), nb::arg("bytes"));
+}

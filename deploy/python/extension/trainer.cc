@@ -1,0 +1,464 @@
+#include "deploy/python/extension/trainer.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <thread>
+#include <tuple>
+#include <unistd.h>
+#include <vector>
+
+#include "deploy/python/extension/calls.h"
+#include "deploy/python/extension/memory.h"
+#include "trainer_side/plugin/wsync/trainer.h"
+
+namespace nb = nanobind;
+
+namespace wsync::python {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Shape = std::vector<std::uint64_t>;
+using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;
+// In the order of wsync_publish_status.
+using Status = std::tuple<int, int, std::uint64_t, std::uint32_t, std::uint64_t, std::uint64_t,
+                          std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                          std::uint32_t, std::uint64_t, std::uint64_t, std::string>;
+
+Status status_of(const wsync_publish_status& s) {
+  return {s.state,
+          s.code,
+          s.step,
+          s.version.epoch,
+          s.version.step,
+          s.content_digest[0],
+          s.content_digest[1],
+          s.bytes,
+          s.snapshot_ns,
+          s.staged_ns,
+          s.paused_ns,
+          s.replicas,
+          s.done_bytes,
+          s.total_bytes,
+          s.reason};
+}
+
+Failure failure_of(wsync_code code) {
+  if (code == WSYNC_OK) return {};
+  return {code, wsync_trainer_error()};
+}
+
+// A handle, and the calls that use it. Closing it waits for these.
+class Handle {
+ public:
+  explicit Handle(wsync_trainer* trainer) : trainer_(trainer) {}
+  ~Handle() { close(); }
+
+  // Calls `use` with the handle, from any thread, without the GIL.
+  Failure call(const std::function<wsync_code(wsync_trainer*)>& use) {
+    // The locks of a child may be held by threads that it does not have. The library itself refuses
+    // the call there.
+    if (!is_here()) return failure_of(use(trainer_));
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_closed_) return {kClosed, "the publisher has been closed"};
+      ++users_;
+    }
+    const Failure failure = failure_of(use(trainer_));
+    const std::lock_guard lock(mutex_);
+    if (--users_ == 0) idle_.notify_all();
+    return failure;
+  }
+
+  bool is_here() const { return ::getpid() == home_; }
+
+  // Without the GIL: it waits for the calls that run.
+  void close() {
+    if (!is_here()) return;
+    wsync_trainer* ended = nullptr;
+    {
+      std::unique_lock lock(mutex_);
+      is_closed_ = true;
+      idle_.wait(lock, [&] { return users_ == 0; });
+      std::swap(ended, trainer_);
+    }
+    wsync_trainer_destroy(ended);
+  }
+
+  bool is_closed() const {
+    if (!is_here()) return false;
+    const std::lock_guard lock(mutex_);
+    return is_closed_;
+  }
+
+ private:
+  const pid_t home_ = ::getpid();
+  wsync_trainer* trainer_;
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  int users_ = 0;
+  bool is_closed_ = false;
+};
+
+// A call on a thread of its own, because the library's call waits for a time that the caller must
+// be able to cut short.
+class Task {
+ public:
+  // Runs `work` and waits for it. If a signal handler raises an exception, or the interpreter ends,
+  // it waits no longer: `drop` is then called with the end of the work, on the other thread.
+  static Failure run(std::function<Failure()> work, std::function<void()> drop) {
+    auto task = std::make_shared<Task>();
+    {
+      const WithoutGil unlocked;
+      const WithoutSignals blocked;
+      std::thread([task, work = std::move(work), drop = std::move(drop)] {
+        Failure failure = work();
+        const std::lock_guard lock(task->mutex_);
+        if (task->is_dropped_ && !failure) drop();
+        task->failure_ = std::move(failure);
+        task->is_done_ = true;
+        task->done_.notify_all();
+      }).detach();
+    }
+    try {
+      while (!task->wait_slice()) check_signals();
+    } catch (...) {
+      task->drop_it(drop);
+      throw;
+    }
+    return task->failure_;
+  }
+
+ private:
+  bool wait_slice() {
+    const WithoutGil unlocked;
+    std::unique_lock lock(mutex_);
+    return done_.wait_for(lock, kSlice, [&] { return is_done_; });
+  }
+
+  void drop_it(const std::function<void()>& drop) {
+    bool is_done = false;
+    {
+      const std::lock_guard lock(mutex_);
+      is_dropped_ = true;
+      is_done = is_done_ && !failure_;
+    }
+    if (is_done) drop();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool is_done_ = false;
+  bool is_dropped_ = false;
+  Failure failure_;
+};
+
+std::optional<wsync_range> range_of(const std::optional<Range>& range) {
+  if (!range) return std::nullopt;
+  return wsync_range{
+      .dim = std::get<0>(*range), .begin = std::get<1>(*range), .length = std::get<2>(*range)};
+}
+
+class Draft {
+ public:
+  Draft(std::shared_ptr<Handle> handle, wsync_draft id) : handle_(std::move(handle)), id_(id) {}
+
+  // The caller keeps the arrays at the addresses alive.
+  void put(const std::string& name, const std::string& dtype,
+           const std::optional<std::string>& publish_dtype, const Shape& shape,
+           const std::optional<Range>& range, std::uintptr_t data, std::uintptr_t scales,
+           std::size_t scale_count, bool compute_scales) {
+    Failure failure;
+    {
+      const WithoutGil unlocked;
+      const auto part_range = range_of(range);
+      const wsync_trainer_part part{
+          .name = name.c_str(),
+          .dtype = dtype.c_str(),
+          .publish_dtype = publish_dtype ? publish_dtype->c_str() : nullptr,
+          .shape = shape.data(),
+          .shape_count = shape.size(),
+          .ranges = part_range ? &*part_range : nullptr,
+          .range_count = part_range ? 1U : 0U,
+          .data = reinterpret_cast<const void*>(data),
+          .scales = reinterpret_cast<const float*>(scales),
+          .scale_count = scale_count,
+          .compute_scales = compute_scales ? 1 : 0};
+      failure = while_open(
+          name, [&](wsync_trainer* trainer) { return wsync_trainer_put(trainer, id_, &part); });
+    }
+    raise_if(failure);
+  }
+
+  // Returns a second mapping of the tensor's memory.
+  nb::object map(const std::string& name) {
+    void* data = nullptr;
+    std::uint64_t bytes = 0;
+    Failure failure;
+    {
+      const WithoutGil unlocked;
+      failure = while_open(name, [&](wsync_trainer* trainer) {
+        return wsync_trainer_map(trainer, id_, name.c_str(), &data, &bytes);
+      });
+    }
+    raise_if(failure);
+    return nb::module_::import_("wsync._native.core")
+        .attr("Memory")(reinterpret_cast<std::uintptr_t>(data), static_cast<std::size_t>(bytes),
+                        true);
+  }
+
+  // Returns the publish, after the version has been summed and, with several ranks, all of them
+  // have written their parts. Waits for the puts that run.
+  std::uint64_t end() {
+    close();
+    auto publish = std::make_shared<wsync_publish>(0);
+    const Failure failure = Task::run(
+        [handle = handle_, id = id_, publish] {
+          return handle->call([&](wsync_trainer* trainer) {
+            const wsync_code code = wsync_trainer_end(trainer, id, publish.get());
+            return code;
+          });
+        },
+        [] {});
+    if (failure) {
+      drop();
+      raise(failure);
+    }
+    return *publish;
+  }
+
+  void abandon() {
+    close();
+    drop();
+  }
+
+ private:
+  Failure while_open(const std::string& name,
+                     const std::function<wsync_code(wsync_trainer*)>& use) {
+    if (!handle_->is_here()) return handle_->call(use);
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_closed_)
+        return {WSYNC_REFUSED, "tensor " + name + ": the version has been ended or abandoned"};
+      ++users_;
+    }
+    const Failure failure = handle_->call(use);
+    const std::lock_guard lock(mutex_);
+    if (--users_ == 0) idle_.notify_all();
+    return failure;
+  }
+
+  void close() {
+    if (!handle_->is_here()) return;
+    const WithoutGil unlocked;
+    std::unique_lock lock(mutex_);
+    is_closed_ = true;
+    idle_.wait(lock, [&] { return users_ == 0; });
+  }
+
+  void drop() {
+    const WithoutGil unlocked;
+    (void)handle_->call(
+        [&](wsync_trainer* trainer) { return wsync_trainer_abandon(trainer, id_); });
+  }
+
+  std::shared_ptr<Handle> handle_;
+  wsync_draft id_;
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  int users_ = 0;
+  bool is_closed_ = false;
+};
+
+// The rest of a time limit in slices. Without a limit it is never over.
+class SlicedTime {
+ public:
+  explicit SlicedTime(double seconds) {
+    if (seconds >= 0)
+      end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                std::chrono::duration<double>(std::min(seconds, 1e9)));
+  }
+  bool is_over() const { return end_ && Clock::now() >= *end_; }
+  int next_ms() const {
+    if (!end_) return static_cast<int>(kSlice.count());
+    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(*end_ - Clock::now());
+    return static_cast<int>(std::clamp(rest, std::chrono::milliseconds(0), kSlice).count());
+  }
+
+ private:
+  std::optional<Clock::time_point> end_;
+};
+
+class Trainer {
+ public:
+  Trainer(const std::optional<std::string>& config, const std::vector<std::string>& settings,
+          std::uint32_t rank, std::uint32_t world_size) {
+    Failure failure;
+    {
+      const WithoutGil unlocked;
+      std::vector<const char*> texts;
+      texts.reserve(settings.size());
+      for (const auto& setting : settings) texts.push_back(setting.c_str());
+      const wsync_trainer_options options{.config_file = config ? config->c_str() : nullptr,
+                                          .settings = texts.data(),
+                                          .setting_count = texts.size(),
+                                          .rank = rank,
+                                          .world_size = world_size};
+      wsync_trainer* trainer = nullptr;
+      failure = failure_of(wsync_trainer_create(&options, &trainer));
+      handle_ = std::make_shared<Handle>(trainer);
+    }
+    raise_if(failure);
+  }
+  ~Trainer() {
+    if (!handle_->is_here() || Py_IsInitialized() == 0 || is_ending()) return;
+    const WithoutGil unlocked;
+    handle_->close();
+  }
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  void start() { call(&wsync_trainer_start); }
+  void check() { call(&wsync_trainer_check); }
+
+  void add_tensor(const std::string& name, const std::string& dtype, const Shape& shape,
+                  const std::optional<Range>& range) {
+    call([&](wsync_trainer* trainer) {
+      const auto part_range = range_of(range);
+      const wsync_trainer_tensor tensor{.name = name.c_str(),
+                                        .dtype = dtype.c_str(),
+                                        .shape = shape.data(),
+                                        .shape_count = shape.size(),
+                                        .ranges = part_range ? &*part_range : nullptr,
+                                        .range_count = part_range ? 1U : 0U,
+                                        .data = nullptr,
+                                        .read = nullptr,
+                                        .user = nullptr};
+      return wsync_trainer_add_tensor(trainer, &tensor);
+    });
+  }
+
+  void clear_tensors() {
+    call([](wsync_trainer* trainer) {
+      wsync_trainer_clear_tensors(trainer);
+      return WSYNC_OK;
+    });
+  }
+
+  // Waits for memory.
+  std::unique_ptr<Draft> begin(std::uint64_t step) {
+    auto draft = std::make_shared<wsync_draft>(0);
+    const Failure failure = Task::run(
+        [handle = handle_, step, draft] {
+          return handle->call([&](wsync_trainer* trainer) {
+            return wsync_trainer_begin(trainer, step, draft.get());
+          });
+        },
+        [handle = handle_, draft] {
+          (void)handle->call(
+              [&](wsync_trainer* trainer) { return wsync_trainer_abandon(trainer, *draft); });
+        });
+    raise_if(failure);
+    return std::make_unique<Draft>(handle_, *draft);
+  }
+
+  Status poll(std::uint64_t publish) {
+    wsync_publish_status status{};
+    call([&](wsync_trainer* trainer) { return wsync_trainer_poll(trainer, publish, &status); });
+    return status_of(status);
+  }
+
+  // Returns the failure and the status. Less than 0 seconds: without a limit.
+  std::tuple<int, std::string, Status> wait(std::uint64_t publish, int state, double seconds) {
+    const SlicedTime time(seconds);
+    wsync_publish_status status{};
+    while (true) {
+      Failure failure;
+      {
+        const WithoutGil unlocked;
+        failure = handle_->call([&](wsync_trainer* trainer) {
+          return wsync_trainer_wait(trainer, publish, static_cast<wsync_publish_state>(state),
+                                    time.next_ms(), &status);
+        });
+      }
+      const bool has_ended = status.state >= WSYNC_PUBLISH_COMMITTED;
+      if (failure.code != WSYNC_DEADLINE || has_ended || time.is_over())
+        return {failure.code, failure.sentence, status_of(status)};
+      check_signals();
+    }
+  }
+
+  // Returns the failure and (epoch, step) before and after. -1: as long as a switch may take.
+  std::tuple<int, std::string,
+             std::tuple<std::uint32_t, std::uint64_t, std::uint32_t, std::uint64_t>>
+  roll_back(std::uint32_t epoch, std::uint64_t step, int timeout_ms) {
+    auto result = std::make_shared<wsync_rollback>();
+    const Failure failure = Task::run(
+        [handle = handle_, epoch, step, timeout_ms, result] {
+          return handle->call([&](wsync_trainer* trainer) {
+            return wsync_trainer_roll_back(trainer, {.epoch = epoch, .step = step}, timeout_ms,
+                                           result.get());
+          });
+        },
+        [] {});
+    return {failure.code,
+            failure.sentence,
+            {result->from.epoch, result->from.step, result->to.epoch, result->to.step}};
+  }
+
+  void close() {
+    if (is_ending()) return;  // everything was closed before
+    const WithoutGil unlocked;
+    handle_->close();
+  }
+  bool is_closed() const { return handle_->is_closed(); }
+
+ private:
+  void call(const std::function<wsync_code(wsync_trainer*)>& use) {
+    Failure failure;
+    {
+      const WithoutGil unlocked;
+      failure = handle_->call(use);
+    }
+    raise_if(failure);
+  }
+
+  std::shared_ptr<Handle> handle_;
+};
+
+}  // namespace
+
+void bind_trainer(nb::module_& module) {
+  nb::class_<Draft>(module, "Draft")
+      .def("put", &Draft::put, nb::arg("name"), nb::arg("dtype"), nb::arg("publish_dtype").none(),
+           nb::arg("shape"), nb::arg("range").none(), nb::arg("data"), nb::arg("scales"),
+           nb::arg("scale_count"), nb::arg("compute_scales"))
+      .def("map", &Draft::map, nb::arg("name"))
+      .def("end", &Draft::end)
+      .def("abandon", &Draft::abandon);
+  nb::class_<Trainer>(module, "Trainer")
+      .def(nb::init<const std::optional<std::string>&, const std::vector<std::string>&,
+                    std::uint32_t, std::uint32_t>(),
+           nb::arg("config").none(), nb::arg("settings"), nb::arg("rank"), nb::arg("world_size"))
+      .def("start", &Trainer::start)
+      .def("check", &Trainer::check)
+      .def("add_tensor", &Trainer::add_tensor, nb::arg("name"), nb::arg("dtype"), nb::arg("shape"),
+           nb::arg("range").none())
+      .def("clear_tensors", &Trainer::clear_tensors)
+      .def("begin", &Trainer::begin, nb::arg("step"))
+      .def("poll", &Trainer::poll, nb::arg("publish"))
+      .def("wait", &Trainer::wait, nb::arg("publish"), nb::arg("state"), nb::arg("seconds"))
+      .def("roll_back", &Trainer::roll_back, nb::arg("epoch"), nb::arg("step"),
+           nb::arg("timeout_ms"))
+      .def("close", &Trainer::close)
+      .def_prop_ro("is_closed", &Trainer::is_closed);
+}
+
+}  // namespace wsync::python
