@@ -1,0 +1,16 @@
+"""wsync: the weights of inference engines follow those of a trainer.
+
+`Publisher` is for trainers, `Replica` for inference engines. Both talk to `wsync sidecar`, which the same package brings as the
+command `wsync`.
+"""
+from ._errors import (Busy, Cancelled, Closed, Code, DeadlineExceeded, DigestMismatch, EngineRefused, Error, Fenced, Internal,
+                      InvalidInput, IoFailure, NotFound, Partial, PeerLost, Refused, ResourceExhausted)
+from ._tensors import Array, Range, Shard, Spec, as_dtype
+from ._values import PauseMode, PublishState, PublishStatus, RankState, ReplicaStatus, RollBack, Version
+from .publisher import Draft, Publish, Publisher
+from .replica import Replica
+
+__all__ = ["Array", "Busy", "Cancelled", "Closed", "Code", "DeadlineExceeded", "DigestMismatch", "Draft", "EngineRefused", "Error",
+           "Fenced", "Internal", "InvalidInput", "IoFailure", "NotFound", "Partial", "PauseMode", "PeerLost", "Publish", "PublishState",
+           "PublishStatus", "Publisher", "Range", "RankState", "Refused", "Replica", "ReplicaStatus", "ResourceExhausted", "RollBack",
+           "Shard", "Spec", "Version", "as_dtype"]

@@ -1,0 +1,214 @@
+"""Tensors of NumPy and torch as name of the dtype, shape and address. Nothing here imports torch: a tensor of torch can only come
+from a program that has imported it."""
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from ._errors import InvalidInput
+
+# The names of safetensors, and the bytes of an element. Types that NumPy does not have are unsigned integers there.
+_NUMPY = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+          "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64"}
+_RAW = {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8", "F8_E8M0": "uint8", "F8_E4M3FNUZ": "uint8",
+        "F8_E5M2FNUZ": "uint8"}
+_NAME_OF = {np.dtype(known): name for name, known in _NUMPY.items()}
+# The dtypes of the package ml_dtypes, if the program uses it, and those of torch.
+_NAME_OF_WORD = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+                 "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"} | {known: name for name, known in _NUMPY.items()}
+CASTS = ("F32", "F16", "BF16")  # converted into each other, and to F8_E4M3
+
+
+def storage_dtype(dtype_name: str) -> np.dtype:
+    """The NumPy dtype that holds elements of a dtype of safetensors: of BF16 and the F8 types an unsigned integer of that size.
+
+    Raises:
+        InvalidInput: the name is not known.
+    """
+    found = _NUMPY.get(dtype_name) or _RAW.get(dtype_name)
+    if found is None:
+        raise InvalidInput(f"dtype '{dtype_name}' is unknown; expected one of {', '.join(sorted(_NUMPY | _RAW))}")
+    return np.dtype(found)
+
+
+class Array(np.ndarray):
+    """A NumPy array that knows the dtype of its elements where NumPy has no name for it.
+
+    `array.dtype_name` is the name in safetensors, for example "BF16" for an array of uint16. Slices and views keep it as long as
+    their dtype is that unsigned integer.
+    """
+
+    _raw_name: Optional[str] = None
+
+    def __array_finalize__(self, source: Any) -> None:
+        self._raw_name = getattr(source, "_raw_name", None)
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of the dtype, as in safetensors."""
+        if self._raw_name is not None and self.dtype == storage_dtype(self._raw_name):
+            return self._raw_name
+        return _NAME_OF.get(self.dtype, str(self.dtype))
+
+
+def as_dtype(array: np.ndarray, dtype_name: str) -> Array:
+    """The same memory, known as elements of `dtype_name`: for example uint16 as "BF16".
+
+    Args:
+        array: elements of the same size as `dtype_name`.
+        dtype_name: a name of safetensors.
+
+    Raises:
+        InvalidInput: the elements have another size, or the name is not known.
+    """
+    wanted = storage_dtype(dtype_name)
+    if array.dtype.itemsize != wanted.itemsize:
+        raise InvalidInput(f"elements of {array.dtype} have {array.dtype.itemsize} bytes, those of {dtype_name} {wanted.itemsize}")
+    view = array.view(wanted).view(Array)
+    view._raw_name = dtype_name if dtype_name in _RAW else None
+    return view
+
+
+class Range(NamedTuple):
+    """A range of one dimension of a tensor, in elements."""
+
+    dim: int
+    begin: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a tensor that this rank has: the part itself, the shape of the whole tensor, and which part it is.
+
+    A trainer's part is one range along one dimension. An engine's part may have several ranges.
+    """
+
+    tensor: Any
+    shape: Sequence[int]
+    ranges: Sequence[Range] = ()
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The description of a tensor without its memory."""
+
+    dtype: str  # a name of safetensors
+    shape: Sequence[int]  # of the whole tensor
+    ranges: Sequence[Range] = field(default=())
+
+
+class Described(NamedTuple):
+    """A tensor for the library."""
+
+    name: str
+    dtype: str
+    shape: tuple  # of the whole tensor
+    ranges: tuple
+    own: Any  # the array or tensor of this part; None: no memory
+
+    def dense(self) -> tuple:
+        """The address of the part's bytes in row-major order, and what keeps them alive. A copy, if the part is not contiguous."""
+        if isinstance(self.own, np.ndarray):
+            array = self.own if self.own.flags.c_contiguous else np.ascontiguousarray(self.own)
+            return array.ctypes.data, array
+        tensor = self.own.contiguous()
+        return tensor.data_ptr(), tensor
+
+    def memory(self) -> tuple:
+        """What is equal for two names of the same memory (tied weights)."""
+        if isinstance(self.own, np.ndarray):
+            return self.own.ctypes.data, self.own.strides, self.dtype, self.shape, self.ranges
+        return self.own.data_ptr(), self.own.stride(), self.dtype, self.shape, self.ranges
+
+
+def part_shape(shape: Sequence[int], ranges: Sequence[Range]) -> tuple:
+    """The shape of the part that the ranges take."""
+    part = list(shape)
+    for dim in {r.dim for r in ranges}:
+        part[dim] = sum(r.length for r in ranges if r.dim == dim)
+    return tuple(part)
+
+
+def is_torch(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "Tensor") and isinstance(tensor, torch.Tensor)
+
+
+def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
+    torch = sys.modules["torch"]
+    if hasattr(tensor, "to_local") or hasattr(tensor, "full_tensor"):
+        raise InvalidInput(f"tensor {name} is a {type(tensor).__name__}: give its local part as wsync.Shard(tensor.to_local(), shape, "
+                           "ranges), or tensor.full_tensor()", tensor=name)
+    if tensor.device.type != "cpu":
+        raise InvalidInput(f"tensor {name} is on {tensor.device}; only memory of the host can be given", tensor=name)
+    if tensor.layout != torch.strided:
+        raise InvalidInput(f"tensor {name} has the layout {tensor.layout}; only dense tensors can be given", tensor=name)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    word = str(tensor.dtype).removeprefix("torch.")
+    dtype = _NAME_OF_WORD.get(word)
+    if dtype is None:
+        raise InvalidInput(f"tensor {name} has the dtype {tensor.dtype}, which has no name in safetensors", tensor=name)
+    if writable and not tensor.is_contiguous():
+        raise InvalidInput(f"tensor {name} is not contiguous, so the library cannot write into it", tensor=name)
+    return dtype, tuple(tensor.shape), tensor.detach()
+
+
+def _read_numpy(name: str, array: np.ndarray, writable: bool) -> tuple:
+    dtype = getattr(array, "dtype_name", None) or _NAME_OF.get(array.dtype) or _NAME_OF_WORD.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise InvalidInput(f"tensor {name} has the NumPy dtype {array.dtype}; expected numbers in the byte order of this machine; for "
+                           "BF16 and F8 use wsync.as_dtype, or ml_dtypes", tensor=name)
+    if writable and not (array.flags.c_contiguous and array.flags.writeable):
+        raise InvalidInput(f"tensor {name} must be contiguous and writable, because the library writes into it", tensor=name)
+    return dtype, tuple(array.shape), array
+
+
+def describe(name: str, given: Any, *, writable: bool = False, memory: bool = True) -> Described:
+    """Reads what a user gives for a tensor: an array, a tensor of torch, a `Shard` or a `Spec`.
+
+    `memory`: whether a `Spec`, which has none, is refused. `writable`: whether the library is to write into the memory.
+    """
+    if isinstance(given, Spec):
+        if memory:
+            raise InvalidInput(f"tensor {name} is a description; its memory is needed here", tensor=name)
+        storage_dtype(given.dtype)
+        return Described(name, given.dtype, tuple(given.shape), tuple(Range(*r) for r in given.ranges), None)
+    shape: Optional[Sequence[int]] = None
+    ranges: tuple = ()
+    if isinstance(given, Shard):
+        shape, ranges, given = given.shape, tuple(Range(*r) for r in given.ranges), given.tensor
+    if is_torch(given):
+        dtype, own_shape, own = _read_torch(name, given, writable)
+    elif isinstance(given, (np.ndarray, np.generic)):
+        dtype, own_shape, own = _read_numpy(name, np.asanyarray(given), writable)
+    elif hasattr(given, "__array_interface__"):
+        dtype, own_shape, own = _read_numpy(name, np.asarray(given), writable)
+    else:
+        raise InvalidInput(f"tensor {name} is a {type(given).__name__}; expected an array of NumPy or a tensor of torch", tensor=name)
+    whole = own_shape if shape is None else tuple(shape)
+    expected = part_shape(whole, ranges) if all(0 <= r.dim < len(whole) for r in ranges) else None
+    if expected is not None and expected != own_shape:
+        raise InvalidInput(f"tensor {name}: the part has the shape {list(own_shape)}, its ranges {[tuple(r) for r in ranges]} of "
+                           f"{list(whole)} have {list(expected)}", tensor=name)
+    return Described(name, dtype, whole, ranges, own)
+
+
+def pairs(tensors: Union[Mapping, Iterable]) -> Iterable:
+    """(name, tensor) of a mapping, of an iterable of such pairs, or of a module with state_dict()."""
+    if not isinstance(tensors, Mapping) and hasattr(tensors, "state_dict"):
+        tensors = tensors.state_dict()
+    return tensors.items() if isinstance(tensors, Mapping) else tensors
+
+
+def array_of(memory: Any, dtype: str, shape: Sequence[int]) -> Array:
+    """An array over an object with the buffer protocol."""
+    if math.prod(shape) == 0:
+        return as_dtype(np.empty(shape, storage_dtype(dtype)), dtype)
+    return as_dtype(np.frombuffer(memory, storage_dtype(dtype)).reshape(shape), dtype)

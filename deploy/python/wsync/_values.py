@@ -1,0 +1,106 @@
+"""What the calls return: versions, states and statuses, as typed values that do not change."""
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Optional
+
+from ._errors import Code, InvalidInput
+
+
+@dataclass(frozen=True, order=True)
+class Version:
+    """A version of the weights. Later versions are greater; `str(version)` is, for example, "1.3"."""
+
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Version":
+        """The version of a text such as "1.3"."""
+        epoch, dot, step = text.partition(".")
+        if dot and epoch.isdecimal() and step.isdecimal():
+            return cls(int(epoch), int(step))
+        raise InvalidInput(f"'{text}' is no version; expected epoch.step, such as 1.3")
+
+
+def version_or_none(epoch: int, step: int) -> Optional[Version]:
+    """0.0 is no version."""
+    return Version(epoch, step) if (epoch, step) != (0, 0) else None
+
+
+class PublishState(enum.IntEnum):
+    """How far a publish is. States up to COMMITTED follow each other; the last two end it without success."""
+
+    PENDING = 0
+    SNAPSHOTTED = 1
+    STAGED = 2
+    COMMITTED = 3
+    SUPERSEDED = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True)
+class PublishStatus:
+    """The status of a publish. Times are in seconds."""
+
+    state: PublishState
+    code: Optional[Code]  # if it failed: the kind of the failure
+    step: int
+    version: Optional[Version]  # None until it exists: the publish waits for sidecars
+    content_digest: Optional[str]  # 32 hexadecimal digits, as `wsync status` prints them; None until it has ended
+    bytes: int  # of the whole model; 0 until it has ended
+    snapshot_s: float
+    staged_s: float
+    paused_s: float  # the longest pause of a replica
+    replicas: int  # that have committed
+    done_bytes: int  # of the current phase, on rank 0
+    total_bytes: Optional[int]  # None: not known yet
+    reason: str  # if it failed, was superseded or waits: one sentence; otherwise ""
+
+
+def publish_status(raw: tuple) -> PublishStatus:
+    (state, code, step, epoch, version_step, low, high, size, snapshot_ns, staged_ns, paused_ns, replicas, done, total,
+     reason) = raw
+    return PublishStatus(PublishState(state), Code(code) if code else None, step, version_or_none(epoch, version_step),
+                         f"{high:016x}{low:016x}" if (high, low) != (0, 0) else None, size, snapshot_ns / 1e9, staged_ns / 1e9,
+                         paused_ns / 1e9, replicas, done, total or None, reason)
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """A rollback of the fleet."""
+
+    before: Optional[Version]
+    after: Optional[Version]
+
+
+class PauseMode(enum.IntEnum):
+    """What becomes of the requests that run when an engine pauses."""
+
+    ABORT = 0  # they are ended
+    WAIT = 1  # they finish first
+    KEEP = 2  # they go on with the new weights
+
+
+class RankState(enum.IntEnum):
+    """What a rank of a replica holds."""
+
+    LOADING = 0  # nothing yet
+    SERVING = 1
+    PAUSED = 2
+    LOADED = 3  # every byte has arrived; not committed
+    TAINTED = 4  # the memory belongs to no version
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """The state of a rank, as its library has it."""
+
+    attached: bool
+    state: RankState
+    active: Optional[Version]  # the version that it serves
+    refusals: int  # messages and commands that were refused

@@ -1,0 +1,395 @@
+"""Publishing weights from a trainer."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from . import _tensors
+from ._errors import Busy, Code, DeadlineExceeded, Error, InvalidInput, make
+from ._exit import close_at_exit
+from ._native import core
+from ._tensors import Array, Range, array_of, describe, pairs
+from ._values import PublishState, PublishStatus, RollBack, Version, publish_status, version_or_none
+
+Tensors = Union[Mapping[str, Any], Iterable[tuple]]
+_WAIT_FOR = {state.name.lower(): state for state in (PublishState.SNAPSHOTTED, PublishState.STAGED, PublishState.COMMITTED)}
+
+
+def _texts(settings: Union[Mapping[str, Any], Iterable[str], None], prefix: str = "") -> list:
+    """Settings as "key=value"; a mapping may be nested, as the file is."""
+    if settings is None:
+        return []
+    if not isinstance(settings, Mapping):
+        return [str(setting) for setting in settings]
+    texts = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            texts += _texts(value, f"{prefix}{key}.")
+        else:
+            texts.append(f"{prefix}{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return texts
+
+
+def _step(step: Optional[int]) -> int:
+    if step is None:
+        return 0
+    if step < 1:
+        raise InvalidInput(f"step is {step}; steps begin with 1, and None takes the next free one")
+    return step
+
+
+def _range(name: str, ranges: Sequence) -> Optional[tuple]:
+    if len(ranges) > 1:
+        raise InvalidInput(f"tensor {name} has {len(ranges)} ranges; a rank of a trainer has one range of a tensor", tensor=name)
+    return tuple(Range(*ranges[0])) if ranges else None
+
+
+_NO_SCALES = np.empty(0, np.float32)
+
+
+def _put(raw: "core.Draft", part: _tensors.Described, dtype: Optional[str] = None, scales: np.ndarray = _NO_SCALES,
+         compute_scales: bool = False) -> None:
+    """Writes a part. The memory is kept alive until the library has returned."""
+    address, owner = part.dense()
+    try:
+        raw.put(part.name, part.dtype, dtype, list(part.shape), _range(part.name, part.ranges), address, scales.ctypes.data,
+                scales.size, compute_scales)
+    except Error as failure:
+        failure.tensor = part.name
+        raise
+    del owner
+
+
+class Publish:
+    """A publish on its way to the replicas. `Publisher.publish` and `Draft.publish` return it; it is then snapshotted."""
+
+    def __init__(self, raw: "core.Trainer", number: int):
+        self._raw = raw
+        self._number = number
+
+    def status(self) -> PublishStatus:
+        """The status now. The last 1024 publishes that have ended are kept."""
+        return publish_status(self._raw.poll(self._number))
+
+    @property
+    def step(self) -> int:
+        """The step under which it was published."""
+        return self.status().step
+
+    def wait(self, state: Union[str, PublishState] = "committed", timeout: Optional[float] = None) -> PublishStatus:
+        """Waits until the publish is in a state, or in a later one. Ctrl-C ends the wait; the publish goes on.
+
+        Args:
+            state: "snapshotted" (the weights may change), "staged" (every byte is on the inference side and verified) or
+                "committed" (the replicas serve it).
+            timeout: seconds. None: until the publish itself has ended, which it does within `deadlines.publish` once enough
+                sidecars and engines are there.
+
+        Returns:
+            The status in that state.
+
+        Raises:
+            DeadlineExceeded: the time is over. The publish goes on.
+            Cancelled: a newer publish superseded it, or `wsync cancel` ended it.
+            Partial: it is decided, but not every replica serves it yet.
+            Error: it failed; the class tells how. `error.status` has the status in each of these cases.
+        """
+        wanted = _WAIT_FOR.get(state.lower()) if isinstance(state, str) else state
+        if wanted not in _WAIT_FOR.values():
+            raise InvalidInput(f"state is {state!r}, expected one of {', '.join(_WAIT_FOR)}")
+        if timeout is not None and timeout < 0:
+            raise InvalidInput(f"timeout is {timeout}, expected seconds from 0 on, or None")
+        code, sentence, raw = self._raw.wait(self._number, int(wanted), -1.0 if timeout is None else float(timeout))
+        if code == 0:
+            return publish_status(raw)
+        failure = make(code, sentence)
+        if code != Code.CLOSED:
+            failure.status = publish_status(raw)
+        if isinstance(failure, DeadlineExceeded) and failure.status.reason:
+            failure.args = (f"{sentence} ({failure.status.reason})",)
+        raise failure
+
+    def __repr__(self) -> str:
+        return f"<wsync.Publish {self._number}>"
+
+
+class Draft:
+    """A version that is being written: `with publisher.version() as version`. It is published at the end of the block, and
+    abandoned if the block raises an exception."""
+
+    def __init__(self, publisher: "Publisher", raw: "core.Draft", described: dict):
+        self._publisher = publisher
+        self._raw = raw
+        self._described = described  # name -> (dtype, shape of this rank's part), as far as Python knows
+        self._views: dict = {}
+        self._publish: Optional[Publish] = None
+
+    @property
+    def publish(self) -> Publish:
+        """The publish, after the block."""
+        if self._publish is None:
+            raise InvalidInput("the version has not been published; `publish` is there after the end of its block")
+        return self._publish
+
+    def put(self, name: str, tensor: Any, *, dtype: Optional[str] = None, scales: Any = None, ranges: Sequence = (),
+            shape: Optional[Sequence[int]] = None) -> None:
+        """Writes a tensor, or a part of one, into the version. Any order, any thread, several at a time.
+
+        The bytes are converted, copied and summed in one pass; the tensor may be changed after the call. One that is not
+        contiguous in row-major order is first copied as a whole, which is the only other copy.
+
+        Args:
+            name: the name that the engines have.
+            tensor: an array of NumPy or a tensor of torch in the memory of the host.
+            dtype: the dtype that is published, as in safetensors. None: as described, or that of the tensor. F32, F16 and BF16 are
+                converted into each other and to F8_E4M3, rounded to nearest, ties to even.
+            scales: for F8_E4M3; a published value times its scale is the weight. A number: the scale of the whole part. An array
+                of float32: one scale for each block of 128 x 128 of the last two dimensions, row-major. "compute": each block's
+                scale is its largest magnitude / 448, and is published as the F32 tensor `name`_scale_inv.
+            ranges: at most one (dim, begin, length): `tensor` is that part of the whole tensor.
+            shape: the shape of the whole tensor, if `ranges` is given.
+
+        Raises:
+            NotFound: the version has no tensor of that name.
+            InvalidInput: shape, dtype, range or scales do not fit.
+            Refused: this part was put already, or the version has ended. Nothing counts as put then.
+        """
+        if isinstance(tensor, _tensors.Shard) and (ranges or shape is not None):
+            raise InvalidInput(f"tensor {name} is a Shard, which has its shape and ranges already", tensor=name)
+        if ranges and shape is None:
+            raise InvalidInput(f"tensor {name}: ranges need the shape of the whole tensor", tensor=name)
+        if shape is not None:
+            tensor = _tensors.Shard(tensor, shape, ranges)
+        part = describe(name, tensor)
+        computes = isinstance(scales, str)
+        if computes and scales != "compute":
+            raise InvalidInput(f"tensor {name}: scales is '{scales}', expected 'compute', a number or an array of float32", tensor=name)
+        numbers = np.empty(0, np.float32)
+        if scales is not None and not computes:
+            numbers = np.ascontiguousarray(scales, dtype=np.float32).reshape(-1)
+        _put(self._raw, part, dtype, numbers, computes)
+        self._described.setdefault(name, (dtype or part.dtype, _tensors.part_shape(part.shape, part.ranges)))
+
+    def tensor(self, name: str) -> Array:
+        """The memory of a tensor in the version, to be written in place, without any copy: this rank's part, in the published dtype.
+
+        The tensor must have been described, by an earlier version or by `Publisher.describe`. All of it must be written before the
+        end of the block. At the end, the array is taken off the version: it may be kept, but it reads zeros from then on, and what
+        is written to it is lost. It never changes a version that has been published.
+
+        Raises:
+            NotFound: nobody has described it.
+            Refused: a part of the tensor was put, or the version has ended.
+        """
+        try:
+            memory = self._raw.map(name)
+        except Error as failure:
+            failure.tensor = name
+            raise
+        self._views.setdefault(name, []).append(memory)
+        dtype, shape = self._described.get(name, ("U8", (len(memory),)))
+        return array_of(memory, dtype, shape)
+
+    def _detach(self) -> None:
+        for memories in self._views.values():
+            for memory in memories:
+                memory.detach()
+        self._views.clear()
+
+    def end(self) -> Publish:
+        """Publishes what was written; the end of the block calls it. After a failure the version is abandoned.
+
+        Returns when the weights of all ranks are in the version.
+
+        Raises:
+            Refused: a tensor is not complete; the sentence names it.
+        """
+        self._detach()
+        self._publish = Publish(self._publisher._raw, self._raw.end())
+        return self._publish
+
+    def abandon(self) -> None:
+        """Drops the version."""
+        self._detach()
+        self._raw.abandon()
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.end()
+        else:
+            self.abandon()
+
+
+class Publisher:
+    """One rank of a trainer. Rank 0 coordinates the fleet; the other ranks of the same host give their parts to rank 0.
+
+    All methods may be called from any thread. The library's own threads do the work, and the GIL is released in every call that
+    can wait. A forked child cannot use a publisher of its parent: every call raises `InvalidInput` there, with the reason, and
+    nothing of the parent is affected. A child may make its own.
+
+    Args:
+        config: a YAML file, as for `wsync trainer -c`. None: the defaults.
+        settings: a mapping such as {"bucket_bytes": "8MiB", "deadlines": {"publish": "30s"}}, or "key=value" texts. They override
+            the environment (WSYNC_KEY) and the file.
+        rank, world_size: of this process among those that publish one model.
+
+    Raises:
+        InvalidInput: a setting breaks a rule; for an unknown key the sentence has the most similar known one.
+        Busy: another trainer uses the addresses.
+    """
+
+    def __init__(self, config: Optional[str] = None, settings: Union[Mapping[str, Any], Iterable[str], None] = None, rank: int = 0,
+                 world_size: int = 1):
+        self._raw = core.Trainer(None if config is None else str(config), _texts(settings), rank, world_size)
+        self._layout: Optional[list] = None  # as described to the library; None: by nobody, or by the parts of a version
+        self._known: dict = {}  # name -> (dtype, shape of this rank's part)
+        self._publishing = threading.Lock()
+        close_at_exit(self)
+        try:
+            self._raw.start()
+        except BaseException:
+            self._raw.close()
+            raise
+
+    def describe(self, tensors: Tensors) -> None:
+        """Describes the tensors of later versions, so that `Draft.tensor` works in the first one, and so that several ranks can
+        begin a version. `publish` does it by itself.
+
+        Args:
+            tensors: a mapping, or (name, value) pairs, with arrays, tensors, `Shard`s or `Spec`s as values. Only dtype, shape and
+                ranges are used.
+        """
+        self._describe([describe(name, given, memory=False) for name, given in pairs(tensors)])
+
+    def _describe(self, tensors: list, dtypes: Optional[dict] = None) -> None:
+        layout = [(t.name, (dtypes or {}).get(t.name, t.dtype), t.shape, t.ranges) for t in tensors]
+        if layout == self._layout:
+            return
+        self._layout = None
+        self._raw.clear_tensors()
+        for name, dtype, shape, ranges in layout:
+            try:
+                self._raw.add_tensor(name, dtype, list(shape), _range(name, ranges))
+            except Error as failure:
+                failure.tensor = name
+                raise
+        self._layout = layout
+        self._known = {name: (dtype, _tensors.part_shape(shape, ranges)) for name, dtype, shape, ranges in layout}
+
+    def publish(self, tensors: Tensors, step: Optional[int] = None, *, dtype: Union[str, Mapping[str, str], None] = None,
+                tied: str = "every") -> Publish:
+        """Publishes the current weights. Returns when they may change again; the version travels meanwhile.
+
+        The weights are copied once, straight to where the engines read them. A tensor that is not contiguous in row-major order is
+        first copied as a whole. It waits for no sidecar and no engine. Ctrl-C ends it: nothing is published then, and the weights
+        may change at once.
+
+        Args:
+            tensors: a mapping of names to tensors (`model.state_dict()`), an iterable of (name, tensor), or an object with
+                `state_dict()`. Tensors are arrays of NumPy, tensors of torch in the memory of the host, or a `Shard` of either.
+            step: the number of the training step, greater than those before. None: the next free one (one rank only). With several
+                ranks, all of them publish each step under the same number.
+            dtype: the dtype that is published: one name for all tensors of F32, F16 or BF16, or a mapping from names of tensors.
+            tied: what to do with tensors that are the same memory. "every": publish each under its name. "once": publish the first
+                of them only, as checkpoints do.
+
+        Returns:
+            The publish, which is snapshotted.
+
+        Raises:
+            Busy: no memory is free, because processes still read older versions, which the sentence names; or another thread
+                publishes. The next publish may succeed.
+            InvalidInput: a tensor cannot be published; `error.tensor` is its name.
+            Refused: another rank or the inference side refuses.
+        """
+        if tied not in ("every", "once"):
+            raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
+        number = _step(step)
+        self._raw.check()
+        described = [describe(name, given) for name, given in pairs(tensors)]
+        if tied == "once":
+            first: dict = {}
+            for one in described:
+                first.setdefault(one.memory(), one)
+            described = list(first.values())
+        if isinstance(dtype, str):
+            dtypes = {one.name: dtype for one in described if one.dtype in _tensors.CASTS}
+        else:
+            dtypes = dict(dtype or {})
+        if not self._publishing.acquire(blocking=False):
+            raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
+        try:
+            self._describe(described, dtypes)
+            raw = self._raw.begin(number)
+            with Draft(self, raw, self._known) as draft:
+                for one in described:
+                    _put(raw, one)
+            return draft.publish
+        finally:
+            self._publishing.release()
+
+    def version(self, step: Optional[int] = None) -> Draft:
+        """Begins a version that you write: `with publisher.version(step) as version: version.put(name, tensor)`.
+
+        Without a description (`describe`, or an earlier version), the parts of this version describe it, and are kept in memory of
+        their own until its end. One version can be open at a time.
+
+        Raises:
+            Busy: no memory is free within `deadlines.snapshot`.
+        """
+        return Draft(self, self._raw.begin(_step(step)), self._known)
+
+    def roll_back(self, to: Union[Version, str, None] = None, timeout: Optional[float] = None) -> RollBack:
+        """Rank 0: returns the fleet to a version, and withdraws newer ones.
+
+        Args:
+            to: the version. None: the one before the current one.
+            timeout: seconds. None: as long as a switch may take.
+
+        Raises:
+            Refused: it is not possible, and nothing changed.
+            Partial: decided, but some replicas have not switched back yet; `error.roll_back` has the versions.
+            DeadlineExceeded: not done in time. The rollback continues, also after Ctrl-C.
+        """
+        if isinstance(to, str):
+            to = Version.parse(to)
+        target = to or Version(0, 0)
+        milliseconds = -1 if timeout is None else max(0, round(timeout * 1000))
+        code, sentence, raw = self._raw.roll_back(target.epoch, target.step, milliseconds)
+        result = RollBack(version_or_none(raw[0], raw[1]), version_or_none(raw[2], raw[3]))
+        if code == 0:
+            return result
+        failure = make(code, sentence)
+        failure.roll_back = result
+        raise failure
+
+    def check(self) -> None:
+        """Returns if this publisher can still publish.
+
+        Raises:
+            Fenced: a newer trainer controls the fleet, or another process has replaced this rank.
+            IoFailure: its `state_dir` cannot be written.
+        """
+        self._raw.check()
+
+    def close(self) -> None:
+        """Stops the trainer. Publishes that have not ended are dropped, so wait for them first. May be called twice; calls of
+        other threads end first. Does nothing in a forked child."""
+        self._raw.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._raw.is_closed
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
