@@ -58,6 +58,9 @@ libclang-rt-19-dev  file    /usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.
 environment_needs='
 python3-venv        file    /usr/lib/python3*/ensurepip/__init__.py
 '
+python_needs="$environment_needs
+python3-dev         file    /usr/include/python3.*/Python.h
+"
 
 # Prints the headers of "$@" that the compiler does not find.
 missing_headers() {
@@ -161,6 +164,31 @@ ensure_cuda() {
     rm -rf "$environment"
     say "the CUDA backend is not built: $missing cannot be installed: $(tail -n 1 "$log") (complete log: build/cuda.log)"
   fi
+}
+
+# What the Python package is built with, as pinned packages in build/python/env. Without them everything else is built: it says in
+# one line why they are not there, and goes on.
+ensure_python() {
+  local file=$root/deploy/python/requirements.txt environment=$root/build/python/env log=$root/build/python/env.log
+  if cmp -s "$file" "$environment/installed.txt"; then
+    say "the build tools of the Python package are installed (in build/python/env)"
+  elif [ "$may_install" = 0 ]; then
+    say "the Python package is not built: its build tools are missing, and --no-install is given"
+  else
+    mkdir -p "$root/build/python"
+    say "installing into build/python/env: the build tools of the Python package"
+    if (ensure "$python_needs" && python_environment "$environment" "$file") >"$log" 2>&1; then return; fi
+    rm -rf "$environment"
+    say "the Python package is not built: its build tools cannot be installed: $(tail -n 1 "$log") (complete log: build/python/env.log)"
+  fi
+}
+
+# Prints what a build is configured with to make the Python package, one option a line; nothing without its build tools.
+python_options() {
+  local environment=$root/build/python/env
+  cmp -s "$root/deploy/python/requirements.txt" "$environment/installed.txt" || return 0
+  printf '%s\n' -DWSYNC_PYTHON=ON "-DPython_EXECUTABLE=$environment/bin/python" \
+    "-Dnanobind_DIR=$("$environment/bin/python" -m nanobind --cmake_dir)"
 }
 
 # say_cuda FOLDER: what became of the CUDA backend in a build, and whether anything ran on a GPU.
