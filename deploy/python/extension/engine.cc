@@ -81,6 +81,8 @@ class Link : public std::enable_shared_from_this<Link> {
   Failure add_tensor(const std::string& name, const std::string& dtype, const Shape& shape,
                      const std::vector<Range>& ranges, std::uintptr_t destination);
   Failure attach();
+  // Whether it can be polled: it is attached, and this is not a child.
+  Failure check();
 
   // Lets the thread handle events once, within the time; returns false if there is nothing to do
   // and no time. Then next_call() until it returns nothing.
@@ -206,12 +208,18 @@ Failure Link::attach() {
   return {};
 }
 
+Failure Link::check() {
+  if (!is_here()) return failure_of(wsync_engine_poll(engine_, 0));
+  const std::lock_guard lock(mutex_);
+  if (is_closing_) return {kClosed, "the replica has been closed"};
+  if (!is_running_) return {kEngineRefused, "the replica is not attached"};
+  return {};
+}
+
 std::tuple<Failure, bool> Link::begin_poll(std::optional<Clock::time_point> end) {
-  if (!is_here()) return {failure_of(wsync_engine_poll(engine_, 0)), false};
+  if (Failure failure = check()) return {std::move(failure), false};
   {
     const std::lock_guard lock(mutex_);
-    if (is_closing_) return {Failure{kClosed, "the replica has been closed"}, false};
-    if (!is_running_) return {Failure{kEngineRefused, "the replica is not attached"}, false};
     if (is_polling_)
       return {Failure{WSYNC_BUSY,
                       "another thread polls this replica, or one of its callbacks "
@@ -439,6 +447,8 @@ class Engine {
     raise_if(failure);
   }
 
+  void check() { raise_if(link_->check()); }
+
   // Less than 0 seconds: without a limit.
   bool begin_poll(double seconds) {
     std::optional<Clock::time_point> end;
@@ -519,6 +529,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("ranges"), nb::arg("destination"))
       .def("report_starting", &Engine::report_starting)
       .def("attach", &Engine::attach)
+      .def("check", &Engine::check)
       .def("begin_poll", &Engine::begin_poll, nb::arg("seconds"))
       .def("end_poll_early", &Engine::end_poll_early)
       .def("next_call", &Engine::next_call)
@@ -530,6 +541,7 @@ void bind_engine(nb::module_& module) {
       .def("fileno", &Engine::fileno)
       .def("close", &Engine::close)
       .def_prop_ro("is_closed", &Engine::is_closed);
+  module.attr("passes_sentences") = wsync_engine_fail != nullptr;
 }
 
 }  // namespace wsync::python

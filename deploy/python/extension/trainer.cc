@@ -55,39 +55,69 @@ Failure failure_of(wsync_code code) {
   return {code, wsync_trainer_error()};
 }
 
-// A handle, and the calls that use it. Closing it waits for these.
+// A handle, and the calls that use it.
 class Handle {
  public:
+  using Use = std::function<wsync_code(wsync_trainer*)>;
+  // A call for whose end nobody waits any more is in the background.
+  struct Token {
+    bool is_background = false;
+    bool has_ended = false;
+  };
+
   explicit Handle(wsync_trainer* trainer) : trainer_(trainer) {}
   ~Handle() { close(); }
 
   // Calls `use` with the handle, from any thread, without the GIL.
-  Failure call(const std::function<wsync_code(wsync_trainer*)>& use) {
+  Failure call(const Use& use) {
+    Token token;
+    return call(use, token);
+  }
+  Failure call(const Use& use, Token& token) {
     // The locks of a child may be held by threads that it does not have. The library itself refuses
     // the call there.
     if (!is_here()) return failure_of(use(trainer_));
     {
       const std::lock_guard lock(mutex_);
-      if (is_closed_) return {kClosed, "the publisher has been closed"};
-      ++users_;
+      if (is_closed_) return closed();
+      ++waited_for_;
     }
-    const Failure failure = failure_of(use(trainer_));
-    const std::lock_guard lock(mutex_);
-    if (--users_ == 0) idle_.notify_all();
+    Failure failure = failure_of(use(trainer_));
+    wsync_trainer* ended = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      token.has_ended = true;
+      if (!token.is_background && --waited_for_ == 0) idle_.notify_all();
+      if (token.is_background && --background_ == 0 && is_left_) std::swap(ended, trainer_);
+    }
+    wsync_trainer_destroy(ended);
     return failure;
+  }
+
+  // Nobody waits for this call any more, so close() does not either.
+  void to_background(Token& token) {
+    const std::lock_guard lock(mutex_);
+    if (token.has_ended || token.is_background) return;
+    token.is_background = true;
+    ++background_;
+    if (--waited_for_ == 0) idle_.notify_all();
   }
 
   bool is_here() const { return ::getpid() == home_; }
 
-  // Without the GIL: it waits for the calls that run.
+  // Without the GIL: waits for the calls that run, and ends those that check is_closed(). If one is
+  // in the background, its end is that of the trainer.
   void close() {
     if (!is_here()) return;
     wsync_trainer* ended = nullptr;
     {
       std::unique_lock lock(mutex_);
       is_closed_ = true;
-      idle_.wait(lock, [&] { return users_ == 0; });
-      std::swap(ended, trainer_);
+      idle_.wait(lock, [&] { return waited_for_ == 0; });
+      if (background_ == 0)
+        std::swap(ended, trainer_);
+      else
+        is_left_ = true;
     }
     wsync_trainer_destroy(ended);
   }
@@ -98,65 +128,98 @@ class Handle {
     return is_closed_;
   }
 
+  static Failure closed() { return {kClosed, "the publisher has been closed"}; }
+
  private:
   const pid_t home_ = ::getpid();
   wsync_trainer* trainer_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // of all below
   std::condition_variable idle_;
-  int users_ = 0;
+  int waited_for_ = 0;
+  int background_ = 0;
   bool is_closed_ = false;
+  bool is_left_ = false;  // to the last call in the background
 };
 
 // A call on a thread of its own, because the library's call waits for a time that the caller must
 // be able to cut short.
 class Task {
  public:
-  // Runs `work` and waits for it. If a signal handler raises an exception, or the interpreter ends,
-  // it waits no longer: `drop` is then called with the end of the work, on the other thread.
-  static Failure run(std::function<Failure()> work, std::function<void()> drop) {
+  // Calls `use` and waits for its end. If a signal handler raises an exception, the handle is
+  // closed or the interpreter ends, it waits no longer: `drop` is then called on the other thread,
+  // after a `use` that has succeeded, and `left` is set to the task.
+  static Failure run(std::shared_ptr<Handle> handle, Handle::Use use, Handle::Use drop,
+                     std::shared_ptr<Task>* left = nullptr) {
     auto task = std::make_shared<Task>();
     {
       const WithoutGil unlocked;
       const WithoutSignals blocked;
-      std::thread([task, work = std::move(work), drop = std::move(drop)] {
-        Failure failure = work();
-        const std::lock_guard lock(task->mutex_);
-        if (task->is_dropped_ && !failure) drop();
-        task->failure_ = std::move(failure);
+      std::thread([task, handle, use = std::move(use), drop = std::move(drop)] {
+        Failure failure = handle->call(use, task->token_);
+        std::unique_lock lock(task->mutex_);
         task->is_done_ = true;
+        task->failure_ = std::move(failure);
+        task->done_.notify_all();
+        if (task->is_dropped_ && !task->failure_ && drop) {
+          lock.unlock();
+          (void)handle->call(drop);
+          lock.lock();
+        }
+        task->is_settled_ = true;
         task->done_.notify_all();
       }).detach();
     }
     try {
-      while (!task->wait_slice()) check_signals();
+      while (!task->wait_slice()) {
+        check_signals();
+        if (handle->is_closed()) raise(Handle::closed());
+      }
     } catch (...) {
-      task->drop_it(drop);
+      if (task->drop_it()) {
+        handle->to_background(task->token_);
+        if (left != nullptr) *left = task;
+        throw;
+      }
+      // It was done in the meantime. Then its result counts, except for the exception.
+      if (!task->failure_ && drop) (void)handle->call(drop);
       throw;
     }
     return task->failure_;
   }
 
- private:
   bool wait_slice() {
     const WithoutGil unlocked;
     std::unique_lock lock(mutex_);
     return done_.wait_for(lock, kSlice, [&] { return is_done_; });
   }
 
-  void drop_it(const std::function<void()>& drop) {
-    bool is_done = false;
-    {
-      const std::lock_guard lock(mutex_);
-      is_dropped_ = true;
-      is_done = is_done_ && !failure_;
+  // Waits for the end of a task that was left, with what follows it.
+  void settle(const Handle& handle) {
+    while (true) {
+      {
+        const WithoutGil unlocked;
+        std::unique_lock lock(mutex_);
+        if (done_.wait_for(lock, kSlice, [&] { return is_settled_; })) return;
+      }
+      check_signals();
+      if (handle.is_closed()) raise(Handle::closed());
     }
-    if (is_done) drop();
   }
 
+ private:
+  // Returns false if it is done.
+  bool drop_it() {
+    const std::lock_guard lock(mutex_);
+    is_dropped_ = !is_done_;
+    return is_dropped_;
+  }
+
+  Handle::Token token_;  // protected by the handle
   std::mutex mutex_;
   std::condition_variable done_;
   bool is_done_ = false;
   bool is_dropped_ = false;
+  bool is_settled_ = false;  // also what follows a dropped one
   Failure failure_;
 };
 
@@ -220,13 +283,11 @@ class Draft {
     close();
     auto publish = std::make_shared<wsync_publish>(0);
     const Failure failure = Task::run(
-        [handle = handle_, id = id_, publish] {
-          return handle->call([&](wsync_trainer* trainer) {
-            const wsync_code code = wsync_trainer_end(trainer, id, publish.get());
-            return code;
-          });
+        handle_,
+        [id = id_, publish](wsync_trainer* trainer) {
+          return wsync_trainer_end(trainer, id, publish.get());
         },
-        [] {});
+        nullptr);
     if (failure) {
       drop();
       raise(failure);
@@ -352,19 +413,22 @@ class Trainer {
     });
   }
 
-  // Waits for memory.
+  // Waits for memory. One that was interrupted keeps its place in the library until its own wait is
+  // over.
   std::unique_ptr<Draft> begin(std::uint64_t step) {
+    if (left_begin_ && handle_->is_here()) {
+      const auto left = left_begin_;
+      left->settle(*handle_);
+      left_begin_.reset();
+    }
     auto draft = std::make_shared<wsync_draft>(0);
     const Failure failure = Task::run(
-        [handle = handle_, step, draft] {
-          return handle->call([&](wsync_trainer* trainer) {
-            return wsync_trainer_begin(trainer, step, draft.get());
-          });
+        handle_,
+        [step, draft](wsync_trainer* trainer) {
+          return wsync_trainer_begin(trainer, step, draft.get());
         },
-        [handle = handle_, draft] {
-          (void)handle->call(
-              [&](wsync_trainer* trainer) { return wsync_trainer_abandon(trainer, *draft); });
-        });
+        [draft](wsync_trainer* trainer) { return wsync_trainer_abandon(trainer, *draft); },
+        &left_begin_);
     raise_if(failure);
     return std::make_unique<Draft>(handle_, *draft);
   }
@@ -401,13 +465,12 @@ class Trainer {
   roll_back(std::uint32_t epoch, std::uint64_t step, int timeout_ms) {
     auto result = std::make_shared<wsync_rollback>();
     const Failure failure = Task::run(
-        [handle = handle_, epoch, step, timeout_ms, result] {
-          return handle->call([&](wsync_trainer* trainer) {
-            return wsync_trainer_roll_back(trainer, {.epoch = epoch, .step = step}, timeout_ms,
-                                           result.get());
-          });
+        handle_,
+        [epoch, step, timeout_ms, result](wsync_trainer* trainer) {
+          return wsync_trainer_roll_back(trainer, {.epoch = epoch, .step = step}, timeout_ms,
+                                         result.get());
         },
-        [] {});
+        nullptr);
     return {failure.code,
             failure.sentence,
             {result->from.epoch, result->from.step, result->to.epoch, result->to.step}};
@@ -431,6 +494,7 @@ class Trainer {
   }
 
   std::shared_ptr<Handle> handle_;
+  std::shared_ptr<Task> left_begin_;  // protected by the GIL
 };
 
 }  // namespace

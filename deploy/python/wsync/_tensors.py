@@ -120,8 +120,10 @@ class Described(NamedTuple):
         tensor = self.own.contiguous()
         return tensor.data_ptr(), tensor
 
-    def memory(self) -> tuple:
-        """What is equal for two names of the same memory (tied weights)."""
+    def memory(self) -> Optional[tuple]:
+        """What is equal for two names of the same memory (tied weights). None: it has no bytes."""
+        if math.prod(self.own.shape) == 0:
+            return None
         if isinstance(self.own, np.ndarray):
             return self.own.ctypes.data, self.own.strides, self.dtype, self.shape, self.ranges
         return self.own.data_ptr(), self.own.stride(), self.dtype, self.shape, self.ranges

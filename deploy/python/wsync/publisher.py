@@ -283,12 +283,12 @@ class Publisher:
         self._known = {name: (dtype, _tensors.part_shape(shape, ranges)) for name, dtype, shape, ranges in layout}
 
     def publish(self, tensors: Tensors, step: Optional[int] = None, *, dtype: Union[str, Mapping[str, str], None] = None,
-                tied: str = "every") -> Publish:
+                tied: str = "once") -> Publish:
         """Publishes the current weights. Returns when they may change again; the version travels meanwhile.
 
         The weights are copied once, straight to where the engines read them. A tensor that is not contiguous in row-major order is
-        first copied as a whole. It waits for no sidecar and no engine. Ctrl-C ends it: nothing is published then, and the weights
-        may change at once.
+        first copied as a whole. It waits for no sidecar and no engine. Ctrl-C ends it, and the weights may change at once: nothing is
+        published, unless every tensor had been written already.
 
         Args:
             tensors: a mapping of names to tensors (`model.state_dict()`), an iterable of (name, tensor), or an object with
@@ -296,8 +296,8 @@ class Publisher:
             step: the number of the training step, greater than those before. None: the next free one (one rank only). With several
                 ranks, all of them publish each step under the same number.
             dtype: the dtype that is published: one name for all tensors of F32, F16 or BF16, or a mapping from names of tensors.
-            tied: what to do with tensors that are the same memory. "every": publish each under its name. "once": publish the first
-                of them only, as checkpoints do.
+            tied: what becomes of several names for the same memory. "once": the first of them is published, as in checkpoints and as
+                engines expect it, which refuse a name that none of their ranks loads. "every": each name is.
 
         Returns:
             The publish, which is snapshotted.
@@ -316,7 +316,7 @@ class Publisher:
         if tied == "once":
             first: dict = {}
             for one in described:
-                first.setdefault(one.memory(), one)
+                first.setdefault(one.memory() or one.name, one)
             described = list(first.values())
         if isinstance(dtype, str):
             dtypes = {one.name: dtype for one in described if one.dtype in _tensors.CASTS}

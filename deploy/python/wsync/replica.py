@@ -223,7 +223,7 @@ class Replica:
                                "is for a loop that calls poll()")
         if self._thread is not None:
             raise InvalidInput(f"replica '{self.name}' was started before")
-        self._raw.begin_poll(0.0)  # so that a forked child is refused here
+        self._raw.check()  # not in a forked child
         self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._raw), name=f"wsync {self.name}", daemon=True)
         self._thread.start()
 
