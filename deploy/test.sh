@@ -9,7 +9,8 @@ Usage: deploy/test.sh [options]
 
 Installs missing packages (Debian 12, as root or with sudo), builds into build/<preset>, runs the tests with ctest, and prints
 which tests were skipped and why. The CUDA backend is built with the toolkit and NCCL of the system, or with pinned Python
-packages that are installed into build/cuda. If these cannot be installed, everything else is built and tested.
+packages that are installed into build/cuda. The wheel of the Python package is made of the same build with pinned tools in
+build/python/env, and tested in build/python/test. If one of these cannot be installed, everything else is built and tested.
 
   --no-install      install nothing: list the missing packages and stop (without its toolkit the CUDA backend is left out)
   --with-reference  also install the reference libraries (pinned Python packages in a separate environment under build/),
@@ -17,7 +18,7 @@ packages that are installed into build/cuda. If these cannot be installed, every
                     transformers and the optimizer with torch
   --with-browser    also install Chromium, which the test of the coordinator's web page needs; without it that test is skipped
   --preset NAME     dev (default), release, asan or tsan
-  --label REGEX     run only tests with this label: unit, contract, scenario, simulation, gpu, soak; default: all except soak
+  --label REGEX     run only tests with this label: unit, contract, scenario, simulation, gpu, python, soak; default: all except soak
   -h, --help        this text
 
 Exit status: 0 every test passed, 1 build or tests failed, 2 wrong arguments, 3 a requirement is missing on this machine.
@@ -30,9 +31,10 @@ preset=dev
 reference=0
 browser=0
 select=(-LE soak)
+install=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --no-install) may_install=0 ;;
+    --no-install) may_install=0 install=(--no-install) ;;
     --with-reference) reference=1 ;;
     --with-browser) browser=1 ;;
     --preset | --label)
@@ -55,10 +57,20 @@ needs=("$build_needs" "$test_needs")
 [ "$reference" = 0 ] || needs+=("$environment_needs")
 ensure "${needs[@]}"
 ensure_cuda
+python=()
+# A sanitizer would have to be in the interpreter as well.
+if [ "$preset" = dev ] || [ "$preset" = release ]; then
+  ensure_python
+  mapfile -t python < <(python_options)
+fi
 say "building build/$preset"
 mkdir -p "$root/build"
-configure "$preset" || die 1 "configuring failed"
+configure "$preset" "$root/build/$preset" "${python[@]:--DWSYNC_PYTHON=OFF}" || die 1 "configuring failed"
 build "$root/build/$preset" || die 1 "the build failed"
+if [ ${#python[@]} -gt 0 ]; then
+  say "making the wheel of the Python package"
+  "$root/deploy/python/build.sh" "${install[@]}" --build-dir "$root/build/$preset" --test-environment || die 1 "there is no wheel; see above"
+fi
 say "testing"
 passed=1
 run_ctest "$root/build/$preset" "${select[@]}" || passed=0

@@ -1,0 +1,360 @@
+"""The package in whole processes: signals, forks, workers, and the end of the interpreter at every moment."""
+import pickle
+import signal
+import unittest
+
+import wsync
+from package_fleet import DEADLINE_S, PackageFleet, empty_like, equal, interrupt, weights_of
+
+# What each program begins with. `entered` is called where the test takes over.
+BEGIN = """
+import os, signal, sys, threading, time
+import numpy as np
+import wsync
+from package_fleet import DEADLINE_S, NAMES, Served, empty_like, weights_of
+
+run_dir, state_dir, socket = sys.argv[1:4]
+SETTINGS = {"run_dir": run_dir, "state_dir": state_dir, "log.level": "warning", "bucket_bytes": "1MiB"}
+
+def publisher(**more):
+    return wsync.Publisher(settings=SETTINGS | more)
+
+def entered(word="ready"):
+    print(word, flush=True)
+"""
+
+
+class ProcessCase(unittest.TestCase):
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.sidecar, self.socket = self.fleet.sidecar()
+
+    def program(self, text):
+        return self.fleet.program(BEGIN + text, self.fleet.run_dir, self.fleet.path("state_of_program"), self.socket)
+
+    def tell(self, process):
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    def ends(self, process, code, *words):
+        """It ends with that exit status (a signal is negative), having said the words on its standard error."""
+        found, out, said = self.fleet.end(process)
+        self.assertEqual(found, code, said)
+        for word in words:
+            self.assertIn(word, said)
+        for crash in ("Fatal Python error", "terminate called", "Segmentation", "Exception ignored", "rethrown"):
+            self.assertNotIn(crash, said)
+        return out
+
+
+class Interrupting(ProcessCase):
+    def interrupted(self, text):
+        process = self.program(text)
+        self.fleet.ready(process)
+        interrupt(process)
+        out = self.ends(process, 0)
+        self.assertIn("interrupted", out)
+        return out
+
+    def test_a_wait_for_a_publish(self):
+        self.interrupted("""
+with publisher() as p:
+    publish = p.publish(weights_of(1))  # there is no engine
+    try:
+        entered()
+        publish.wait("committed")
+    except KeyboardInterrupt:
+        entered("interrupted")
+    assert publish.status().state < wsync.PublishState.COMMITTED
+""")
+
+    def test_a_publish_that_waits_for_memory_publishes_nothing(self):
+        """A sidecar that stands still reads two versions, and the third waits for it: there is no memory for a fourth."""
+        held = empty_like(weights_of(0))
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        trainer = self.program("""
+p = publisher(**{"deadlines.snapshot": "10m", "deadlines.publish": "10m"})
+for step in (1, 2):
+    p.publish(weights_of(step), step=step).wait("committed", DEADLINE_S)
+entered("halt it")
+sys.stdin.readline()
+third = p.publish(weights_of(3), step=3)
+main = threading.get_ident()
+def watch():
+    while sys._current_frames()[main].f_code.co_name != "publish":
+        pass
+    entered()
+threading.Thread(target=watch).start()
+try:
+    p.publish(weights_of(4), step=4)
+except KeyboardInterrupt:
+    entered("interrupted")
+sys.stdin.readline()
+third.wait("committed", DEADLINE_S)
+p.publish(weights_of(5), step=5).wait("committed", DEADLINE_S)  # nothing was left open
+""")
+        self.fleet.ready(trainer, "halt it")
+        self.sidecar.send_signal(signal.SIGSTOP)
+        self.tell(trainer)
+        self.fleet.ready(trainer)
+        interrupt(trainer)
+        self.fleet.ready(trainer, "interrupted")
+        self.sidecar.send_signal(signal.SIGCONT)
+        self.tell(trainer)
+        self.ends(trainer, 0)
+        equal(self, held, weights_of(5))
+
+    def test_a_poll_without_limit(self):
+        self.interrupted("""
+with wsync.Replica(socket, "r0", empty_like(weights_of(0))) as replica:
+    while not replica.status().attached:
+        replica.poll(0.05)
+    replica.poll(0)
+    try:
+        entered()
+        while True:
+            replica.poll(None)
+    except KeyboardInterrupt:
+        entered("interrupted")
+    replica.poll(0.01)  # it goes on
+""")
+
+    def test_a_rollback_that_waits(self):
+        self.interrupted("""
+blocked = threading.Event()
+class Engine(wsync.Replica):
+    def on_pause(self, mode, deadline_s):
+        if self.step:
+            entered()  # it never reports that it has paused
+        else:
+            self.paused(0)
+held = empty_like(weights_of(0))
+engine = Engine(socket, "r0", held, serving=True)
+engine.start()
+with publisher(**{"deadlines.pause": "5m", "deadlines.publish": "10m"}) as p:
+    p.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+    p.publish(weights_of(2)).wait(timeout=DEADLINE_S)
+    engine.step = 1
+    try:
+        p.roll_back()  # its pause says that it is ready
+    except KeyboardInterrupt:
+        entered("interrupted")
+    engine.close()
+""")
+
+    def test_the_default_of_python_ends_the_process(self):
+        process = self.program("""
+p = publisher()
+publish = p.publish(weights_of(1))
+entered()
+publish.wait("committed")
+""")
+        self.fleet.ready(process)
+        interrupt(process)
+        self.ends(process, -signal.SIGINT, "KeyboardInterrupt")
+
+
+class Forking(ProcessCase):
+    def test_what_a_child_calls_is_refused_with_the_reason(self):
+        out = self.ends(self.program("""
+held = empty_like(weights_of(0))
+p = publisher()
+replica = wsync.Replica(socket, "r0", held)
+served = Served(replica)
+publish = p.publish(weights_of(1))
+publish.wait("committed", DEADLINE_S)
+version = p.version()
+view = version.tensor(NAMES[0])
+view[:] = 7
+child = os.fork()
+if child == 0:
+    refused = []
+    for call in (p.check, p.version, p.roll_back, publish.status, publish.wait, lambda: p.publish(weights_of(2)),
+                 lambda: version.put(NAMES[1], weights_of(2)[NAMES[1]]), lambda: version.tensor(NAMES[1]), version.end,
+                 lambda: replica.poll(0), lambda: replica.poll(None), lambda: replica.poll(1)):
+        try:
+            call()
+        except wsync.Error as failure:
+            refused.append(failure.sentence)
+    assert len(refused) == 12, refused
+    assert all("process" in sentence for sentence in refused), refused
+    assert view.max() == 0  # the parent's memory is not there, and reading it is no fault
+    view[:] = 9
+    assert replica.status() == wsync.ReplicaStatus(False, wsync.RankState.LOADING, None, 0)
+    assert replica.fileno() == -1
+    replica.paused(1), replica.running(1), replica.close(), p.close(), version.abandon
+    # It may make its own.
+    with wsync.Replica(socket, "child", empty_like(weights_of(0))) as own:
+        while not own.status().attached:
+            own.poll(0.05)
+    sys.exit(3)  # with all exit handlers and destructors
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+assert view[0, 0] == 7
+for name in NAMES:
+    version.tensor(name)[:] = 5
+version.end().wait("committed", DEADLINE_S)
+assert all(array.min() == array.max() == 5 for array in held.values())
+served.stop()
+p.close()
+entered("done")
+"""), 0)
+        self.assertIn("done", out)
+
+    def test_workers_of_multiprocessing(self):
+        """A trainer's data loader: workers that are forked while a version travels, and workers that are spawned."""
+        with open(self.fleet.path("work.py"), "w", encoding="utf-8") as file:
+            file.write("import wsync\n\ndef square(x):\n    return x * x\n")
+        out = self.ends(self.program("""
+import multiprocessing
+from work import square
+
+if __name__ == "__main__":
+    held = empty_like(weights_of(0))
+    p = publisher()
+    served = Served(wsync.Replica(socket, "r0", held))
+    for method in ("fork", "spawn"):
+        for step in (1, 2):
+            publish = p.publish(weights_of(step))
+            with multiprocessing.get_context(method).Pool(2) as pool:
+                assert pool.map(square, range(10)) == [x * x for x in range(10)]
+            publish.wait("committed", DEADLINE_S)
+            assert all(np.array_equal(held[name], weights_of(step)[name]) for name in NAMES)
+    served.stop()
+    p.close()
+    entered("done")
+"""), 0)
+        self.assertIn("done", out)
+
+    def test_a_child_that_is_forked_inside_of_a_callback(self):
+        self.ends(self.program("""
+class Engine(wsync.Replica):
+    def on_pause(self, mode, deadline_s):
+        self.paused(0)
+    def on_commit(self, version):
+        child = os.fork()
+        if child == 0:
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+engine = Engine(socket, "r0", empty_like(weights_of(0)))
+engine.start()
+with publisher() as p:
+    p.publish(weights_of(1)).wait("committed", DEADLINE_S)
+assert engine.error is None
+engine.close()
+"""), 0)
+
+    def test_exceptions_are_pickled(self):
+        failure = wsync.Partial("a sentence", tensor="x")
+        copied = pickle.loads(pickle.dumps(failure))
+        self.assertEqual((type(copied), copied.sentence, copied.code, copied.tensor), (wsync.Partial, "a sentence", wsync.Code.PARTIAL, "x"))
+
+
+class Ending(ProcessCase):
+    """Nothing is closed by these programs."""
+
+    def test_with_everything_open(self):
+        self.ends(self.program("""
+class Engine(wsync.Replica):
+    def on_pause(self, mode, deadline_s):
+        self.paused(0)
+engine = Engine(socket, "r0", empty_like(weights_of(0)), serving=True)
+engine.start()
+p = publisher()
+publish = p.publish(weights_of(1))
+publish.wait("committed", DEADLINE_S)
+version = p.version()
+view = version.tensor(NAMES[0])
+"""), 0)
+
+    def test_while_daemon_threads_wait(self):
+        self.ends(self.program("""
+replica = wsync.Replica(socket, "r0", empty_like(weights_of(0)))
+p = publisher()
+publish = p.publish(weights_of(1))
+entries = []
+def run(call):
+    entries.append(1)
+    call()
+for call in (lambda: replica.poll(None), publish.wait, lambda: publish.wait("staged")):
+    threading.Thread(target=run, args=(call,), daemon=True).start()
+while len(entries) < 3:
+    pass
+"""), 0)
+
+    def test_while_a_callback_hangs(self):
+        for hang in ("threading.Event().wait()", "time.sleep(3600)", "[0 for _ in iter(int, 1)]"):
+            process = self.program(f"""
+class Engine(wsync.Replica):
+    def on_pause(self, mode, deadline_s):
+        self.paused(0)
+    def on_commit(self, version):
+        committing.set()
+        {hang}
+committing = threading.Event()
+engine = Engine(socket, "r0", empty_like(weights_of(0)))
+engine.start()
+p = publisher()
+publish = p.publish(weights_of(1))
+assert committing.wait(DEADLINE_S)
+""")
+            self.ends(process, 0)
+
+    def test_in_the_middle_of_a_switch_at_any_moment(self):
+        """The interpreter ends while callbacks run on a thread of start() and others put tensors."""
+        for seed in range(8):
+            self.ends(self.program(f"""
+class Engine(wsync.Replica):
+    def on_pause(self, mode, deadline_s):
+        self.paused(0)
+    def on_load_layer(self, version, layer, tensors):
+        sum(range(2000))
+engine = Engine(socket, "r{seed}", empty_like(weights_of(0)), serving=True)
+engine.start()
+p = publisher()
+def train():
+    for step in range(1, 10**6):
+        p.publish(weights_of(1), step=step)
+thread = threading.Thread(target=train, daemon=True)
+thread.start()
+while engine.status().active is None:
+    pass
+sum(range({seed} * 40000))
+"""), 0)
+
+    def test_an_error_ends_the_program_with_its_sentence(self):
+        self.ends(self.program("""
+replica = wsync.Replica(socket, "r0", empty_like(weights_of(0)))
+p = publisher()
+p.publish({"x": [1]})
+"""), 1, "wsync._errors.InvalidInput: tensor x is a list; expected an array of NumPy or a tensor of torch")
+
+
+class Killing(ProcessCase):
+    def test_a_trainer_that_is_killed_in_the_middle_of_a_put(self):
+        held = empty_like(weights_of(0, (2048, 2048)))
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        trainer = self.program("""
+p = publisher()
+p.publish(weights_of(1, (2048, 2048))).wait("committed", DEADLINE_S)
+weights = weights_of(2, (2048, 2048))
+version = p.version()
+entered()
+while True:
+    for row in range(2048):
+        version.put(NAMES[0], weights[NAMES[0]][row:row + 1], shape=(2048, 2048), ranges=[(0, row, 1)])
+    version.abandon()
+    version = p.version()
+""")
+        self.fleet.ready(trainer)
+        trainer.kill()
+        trainer.wait()
+        equal(self, held, weights_of(1, (2048, 2048)))
+        # The next trainer takes over, and nothing of the torn version is served.
+        with self.fleet.publisher(state_dir=self.fleet.path("state_of_program")) as publisher:
+            status = publisher.publish(weights_of(3, (2048, 2048))).wait("committed", DEADLINE_S)
+        self.assertEqual(status.version.epoch, 2)
+        equal(self, held, weights_of(3, (2048, 2048)))
+
+
+if __name__ == "__main__":
+    unittest.main()

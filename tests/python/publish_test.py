@@ -1,0 +1,347 @@
+"""Publishing from NumPy: what arrives, what is converted, and what is refused."""
+import threading
+import unittest
+
+import numpy as np
+import wsync
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, weights_of
+
+
+class Publishing(unittest.TestCase):
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+
+    def replica(self, held, name="r0", **options):
+        replica = wsync.Replica(self.socket, name, held, **options)
+        self.fleet.serve(replica)
+        return replica
+
+    def fleet_of(self, held):
+        _, self.socket = self.fleet.sidecar()
+        replica = self.replica(held)
+        return replica, self.enterContext(self.fleet.publisher())
+
+    def test_three_versions_arrive_byte_for_byte(self):
+        held = empty_like(weights_of(0))
+        replica, publisher = self.fleet_of(held)
+        for step in (1, 2, 7):
+            weights = weights_of(step)
+            publish = publisher.publish(weights, step=step)
+            for array in weights.values():
+                array[:] = 0  # they may change as soon as publish() has returned
+            status = publish.wait("committed", DEADLINE_S)
+            self.assertEqual((status.state, status.step, str(status.version), status.replicas, status.code, status.reason),
+                             (wsync.PublishState.COMMITTED, step, f"1.{step}", 1, None, ""))
+            self.assertEqual(status.bytes, sum(array.nbytes for array in weights.values()))
+            self.assertEqual(len(status.content_digest), 32)
+            equal(self, held, weights_of(step))
+        self.assertEqual(replica.status().active, wsync.Version(1, 7))
+
+    def test_views_that_are_not_contiguous_arrive_as_they_look(self):
+        base = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
+        views = {"transposed": base.T, "strided": base[::3, 5:40:7], "reversed": base[::-1], "fortran": np.asfortranarray(base),
+                 "scalar": np.float32(3.5), "row": base[5], "empty": base[:0], "read_only": base[2:4]}
+        views["read_only"].flags.writeable = False
+        held = {name: np.zeros(np.shape(view), np.float32) for name, view in views.items()}
+        _, publisher = self.fleet_of(held)
+        publisher.publish(views).wait(timeout=DEADLINE_S)
+        for name, view in views.items():
+            np.testing.assert_array_equal(held[name], view, name)
+
+    def test_each_dtype_of_numpy_arrives(self):
+        kinds = ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
+        weights = {kind: np.arange(24).reshape(4, 6).astype(kind) for kind in kinds}
+        weights["F8_E5M2"] = wsync.as_dtype(np.arange(24, dtype=np.uint8), "F8_E5M2")
+        held = {name: np.zeros_like(array) for name, array in weights.items()}
+        _, publisher = self.fleet_of(held)
+        publisher.publish(weights).wait(timeout=DEADLINE_S)
+        equal(self, held, weights)
+
+    def test_f32_masters_are_rounded_to_bf16(self):
+        values = np.random.default_rng(3).standard_normal((300, 7), np.float32)
+        values[0, :4] = [1.00390625, 1.01171875, -1.00390625, 6.1e4]  # three ties
+        held = {"a": wsync.as_dtype(np.zeros((300, 7), np.uint16), "BF16"), "count": np.zeros(2, np.int64)}
+        _, publisher = self.fleet_of(held)
+        weights = {"a": values, "count": np.array([5, 6])}
+        publisher.publish(weights, dtype="BF16").wait(timeout=DEADLINE_S)
+        equal(self, held, {"a": bf16(values), "count": weights["count"]})
+        with publisher.version() as version:
+            version.put("count", np.array([7, 8]))
+            version.put("a", values.astype(np.float16))
+        version.publish.wait(timeout=DEADLINE_S)
+        equal(self, held, {"a": bf16(values.astype(np.float16).astype(np.float32)), "count": np.array([7, 8])})
+
+    def test_f8_with_scales_that_are_computed_or_given(self):
+        values = np.random.default_rng(4).standard_normal((256, 130), np.float32) * 50
+        f8 = wsync.as_dtype(np.zeros((256, 130), np.uint8), "F8_E4M3")
+        held = {"a": f8, "a_scale_inv": np.zeros((2, 2), np.float32)}
+        _, publisher = self.fleet_of(held)
+        with publisher.version() as version:
+            version.put("a", values, dtype="F8_E4M3", scales="compute")
+        version.publish.wait(timeout=DEADLINE_S)
+        blocks = np.array([[np.abs(values[i:i + 128, j:j + 128]).max() for j in (0, 128)] for i in (0, 128)]) / 448
+        np.testing.assert_allclose(held["a_scale_inv"], blocks, rtol=1e-6)
+        # Three bits of mantissa: an error of 1/16 at most, of values that are not subnormal.
+        scale = np.repeat(np.repeat(held["a_scale_inv"], 128, 0), 128, 1)[:, :130]
+        codes = f8.view(np.uint8)
+        exponent, mantissa = (codes.astype(np.int32) >> 3) & 15, codes & 7
+        found = np.where(exponent, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0 ** -6) * np.where(codes & 128, -1, 1) * scale
+        near = np.abs(values) > scale * 2.0 ** -6
+        self.assertLess(np.max(np.abs(found - values)[near] / np.abs(values)[near]), 1 / 16 + 1e-6)
+
+    def test_parts_in_any_order_from_several_threads(self):
+        whole = weights_of(5, (96, 32))
+        held = empty_like(whole)
+        _, publisher = self.fleet_of(held)
+        publisher.describe({name: wsync.Spec("BF16", (96, 32)) for name in NAMES})
+        with publisher.version(step=9) as version:
+            def put(begin):
+                for name in reversed(NAMES):
+                    version.put(name, whole[name][begin:begin + 32], shape=(96, 32), ranges=[(0, begin, 32)])
+            threads = [threading.Thread(target=put, args=(begin,)) for begin in (64, 0, 32)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(version.publish.wait(timeout=DEADLINE_S).step, 9)
+        equal(self, held, whole)
+
+    def test_the_memory_of_a_version_is_written_in_place(self):
+        held = empty_like(weights_of(0))
+        _, publisher = self.fleet_of(held)
+        publisher.describe(weights_of(0))
+        weights = weights_of(1)
+        with publisher.version() as version:
+            views = {name: version.tensor(name) for name in NAMES}
+            for name, view in views.items():
+                self.assertEqual((view.dtype_name, view.shape, view.flags.writeable), ("BF16", (64, 32), True))
+                view[:] = weights[name]
+        version.publish.wait(timeout=DEADLINE_S)
+        equal(self, held, weights)
+        # Afterwards the arrays belong to no version: not to this one, and not to one that is written into the same memory.
+        for view in views.values():
+            self.assertEqual(view.max(), 0)
+            view[:] = 0xFFFF
+        for step in range(2, 8):
+            weights = weights_of(step)
+            with publisher.version() as version:
+                for name in NAMES:
+                    version.tensor(name)[:] = weights[name]
+                for view in views.values():
+                    view[:] = 0x1234
+            version.publish.wait(timeout=DEADLINE_S)
+            equal(self, held, weights)
+
+    def test_a_view_outlives_its_publisher(self):
+        publisher = self.fleet.publisher()
+        publisher.describe(weights_of(0))
+        version = publisher.version()
+        view = version.tensor(NAMES[0])
+        view[:] = 7
+        version.abandon()
+        publisher.close()
+        del publisher, version
+        view[:] = 8
+        self.assertEqual(view[3, 3], 8)
+
+    def test_tied_weights(self):
+        shared = weights_of(1)[NAMES[0]]
+        weights = {"model.embed_tokens.weight": shared, "lm_head.weight": shared}
+        held = {"model.embed_tokens.weight": wsync.as_dtype(np.zeros((64, 32), np.uint16), "BF16")}
+        _, publisher = self.fleet_of(held)
+        status = publisher.publish(weights).wait(timeout=DEADLINE_S)
+        self.assertEqual(status.bytes, shared.nbytes)
+        equal(self, held, {"model.embed_tokens.weight": shared})
+        # Each name is published if that is wanted, and equal bytes in other memory are not tied: this engine refuses both.
+        for publish, word in ((publisher.publish(weights, tied="every"), "lm_head.weight"),
+                              (publisher.publish(weights | {"copy": shared.copy()}), "copy")):
+            with self.assertRaises(wsync.Refused) as caught:
+                publish.wait(timeout=DEADLINE_S)
+            self.assertIn(word, caught.exception.sentence)
+
+    def test_two_replicas_serve_it(self):
+        held = [empty_like(weights_of(0)) for _ in range(2)]
+        _, self.socket = self.fleet.sidecar()
+        for number in range(2):
+            self.replica(held[number], f"r{number}")
+        publisher = self.enterContext(self.fleet.publisher(min_replicas=2))
+        self.assertEqual(publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S).replicas, 2)
+        for one in held:
+            equal(self, one, weights_of(1))
+        publisher.publish(weights_of(2)).wait(timeout=DEADLINE_S)
+        undone = publisher.roll_back()
+        self.assertEqual((str(undone.before), str(undone.after)), ("1.2", "1.1"))
+        for one in held:
+            equal(self, one, weights_of(1))
+        with self.assertRaises(wsync.Refused):
+            publisher.roll_back("1.2")  # it is withdrawn
+
+    def test_two_ranks_publish_their_parts(self):
+        whole = weights_of(6, (64, 32))
+        held = empty_like(whole)
+        _, self.socket = self.fleet.sidecar()
+        self.replica(held)
+        program = self.fleet.program(RANK_1, self.fleet.run_dir, self.fleet.path("state_1"))
+        publisher = self.enterContext(wsync.Publisher(settings=self.fleet.settings, rank=0, world_size=2))
+        for step in (1, 2):
+            parts = {name: wsync.Shard(whole[name][:40], (64, 32), [(0, 0, 40)]) for name in NAMES}
+            publisher.publish(parts, step=step).wait(timeout=DEADLINE_S)
+            equal(self, held, whole)
+        code, _, said = self.fleet.end(program)
+        self.assertEqual(code, 0, said)
+        publisher.close()
+
+
+RANK_1 = """
+import sys
+import wsync
+from package_fleet import DEADLINE_S, NAMES, weights_of
+whole = weights_of(6, (64, 32))
+settings = {"run_dir": sys.argv[1], "state_dir": sys.argv[2], "log.level": "warning", "bucket_bytes": "1MiB"}
+with wsync.Publisher(settings=settings, rank=1, world_size=2) as publisher:
+    for step in (1, 2):
+        parts = {name: wsync.Shard(whole[name][40:], (64, 32), [(0, 40, 24)]) for name in NAMES}
+        publisher.publish(parts, step=step).wait("committed", DEADLINE_S)
+"""
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+
+    def test_a_setting_with_a_wrong_key(self):
+        with self.assertRaises(wsync.InvalidInput) as caught:
+            wsync.Publisher(settings={"bucket_byte": "1MiB"})
+        failure = caught.exception
+        self.assertEqual((failure.code, failure.sentence, str(failure)), (wsync.Code.INVALID_INPUT, str(failure), failure.sentence))
+        self.assertIn("did you mean bucket_bytes?", failure.sentence)
+        self.assertIsInstance(failure, ValueError)
+
+    def test_two_trainers_at_one_address(self):
+        self.enterContext(self.fleet.publisher())
+        with self.assertRaises(wsync.Busy) as caught:
+            self.fleet.publisher()
+        self.assertEqual(caught.exception.code, wsync.Code.BUSY)
+
+    def test_a_publish_waits_for_nobody_and_a_wait_ends_in_time(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        publish = publisher.publish(weights_of(1))  # there is no sidecar
+        self.assertEqual(publish.wait("snapshotted").state, wsync.PublishState.SNAPSHOTTED)
+        with self.assertRaises(TimeoutError) as caught:
+            publish.wait("committed", timeout=0.2)
+        self.assertIsInstance(caught.exception, wsync.DeadlineExceeded)
+        self.assertEqual(caught.exception.status.state, wsync.PublishState.SNAPSHOTTED)
+        self.assertIn(caught.exception.status.reason, str(caught.exception))
+        self.assertIn("sidecar", str(caught.exception))
+        newer = publisher.publish(weights_of(2))
+        with self.assertRaises(wsync.Cancelled) as caught:
+            publish.wait("committed", timeout=DEADLINE_S)
+        self.assertEqual(caught.exception.status.state, wsync.PublishState.SUPERSEDED)
+        self.assertEqual(newer.status().state, wsync.PublishState.SNAPSHOTTED)
+
+    def test_what_an_engine_refuses(self):
+        held = empty_like(weights_of(0))
+        _, socket = self.fleet.sidecar()
+        self.fleet.serve(wsync.Replica(socket, "r0", held))
+        publisher = self.enterContext(self.fleet.publisher())
+        weights = weights_of(1)
+        publisher.publish(weights).wait(timeout=DEADLINE_S)
+        other_names = {name.replace("mlp.weight", "mlp.up_proj.weight"): array for name, array in weights.items()}
+        as_f32 = {name: float_of(array) for name, array in weights.items()}
+        for wrong, words in ((other_names, ["model.layers.0.mlp.weight", "nearest: model.layers.0.mlp.up_proj.weight"]),
+                             (as_f32, ["model.layers.0.mlp.weight", "BF16", "F32"])):
+            with self.assertRaises(wsync.Refused) as caught:
+                publisher.publish(wrong).wait(timeout=DEADLINE_S)
+            status = caught.exception.status
+            self.assertEqual((status.state, status.code, status.replicas), (wsync.PublishState.FAILED, wsync.Code.REFUSED, 0))
+            self.assertEqual(status.reason, caught.exception.sentence)
+            for word in words:
+                self.assertIn(word, caught.exception.sentence)
+        equal(self, held, weights)  # it serves what it served
+        publisher.publish(weights_of(2)).wait(timeout=DEADLINE_S)
+        equal(self, held, weights_of(2))
+
+    def test_what_the_package_refuses_names_the_tensor(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        swapped = np.zeros(4, np.dtype(np.float32).newbyteorder())
+        for wrong, word in (([1.0], "list"), (np.array(["x"]), "<U1"), (swapped, swapped.dtype.str), (np.zeros(2, np.complex128), "complex"),
+                            (wsync.Spec("BF16", (2,)), "description"), (wsync.Shard(np.zeros(3), (9,), [(0, 0, 4)]), "ranges"),
+                            (wsync.Shard(np.zeros((2, 2)), (4, 4), [(0, 0, 2), (1, 0, 2)]), "2 ranges")):
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                publisher.publish({"good": np.zeros(3), "bad": wrong})
+            self.assertEqual(caught.exception.tensor, "bad", wrong)
+            self.assertIn(word, caught.exception.sentence)
+        with self.assertRaises(wsync.InvalidInput) as caught:
+            publisher.publish({"x": np.zeros(3, np.int32)}, dtype={"x": "BF16"})
+        self.assertEqual(caught.exception.tensor, "x")
+        with self.assertRaises(wsync.InvalidInput):
+            publisher.publish(weights_of(1), step=0)
+        # None of these has left a version open.
+        publisher.publish(weights_of(1)).wait("snapshotted")
+
+    def test_what_a_version_refuses(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        publisher.describe(weights_of(0))
+        array = weights_of(0)[NAMES[0]]
+        with self.assertRaises(wsync.NotFound) as caught:
+            with publisher.version() as version:
+                version.put("model.layer.0.mlp.weight", array)
+        self.assertEqual(caught.exception.tensor, "model.layer.0.mlp.weight")
+        with self.assertRaises(wsync.Refused) as caught:
+            version.put(NAMES[0], array)  # after the end
+        self.assertIn("ended or abandoned", caught.exception.sentence)
+        with self.assertRaises(wsync.Refused) as caught:
+            with publisher.version() as version:
+                version.put(NAMES[0], array)
+                version.put(NAMES[0], array)
+        self.assertEqual(caught.exception.tensor, NAMES[0])
+        with self.assertRaises(wsync.Refused) as caught:
+            with publisher.version() as version:
+                version.put(NAMES[0], array)
+        self.assertIn(NAMES[1], caught.exception.sentence)  # it is not complete
+        version = publisher.version()
+        with self.assertRaises(wsync.InvalidInput):
+            publisher.version()  # one at a time
+        version.abandon()
+        with self.assertRaises(ZeroDivisionError):
+            with publisher.version() as version:
+                version.put(NAMES[0], array)
+                1 / 0
+        publisher.publish(weights_of(1)).wait("snapshotted")
+
+    def test_a_closed_publisher(self):
+        publisher = self.fleet.publisher()
+        publish = publisher.publish(weights_of(1))
+        waited = []
+
+        def wait():
+            try:
+                publish.wait("committed")
+            except wsync.Error as failure:
+                waited.append(failure)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        publisher.close()
+        publisher.close()
+        thread.join(DEADLINE_S)
+        self.assertIsInstance(waited[0], (wsync.Closed, wsync.Cancelled))
+        self.assertTrue(publisher.closed)
+        for call in (publish.status, publisher.check, publisher.version, publisher.roll_back, lambda: publisher.publish(weights_of(2)),
+                     lambda: publish.wait("snapshotted")):
+            with self.assertRaises(wsync.Closed):
+                call()
+
+    def test_a_publish_while_a_version_is_open(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        with publisher.version() as version:
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                publisher.publish(weights_of(2))
+            self.assertIn("is open", caught.exception.sentence)
+            for name, array in weights_of(1).items():
+                version.put(name, array)
+        self.assertEqual(version.publish.wait("snapshotted").state, wsync.PublishState.SNAPSHOTTED)
+
+
+if __name__ == "__main__":
+    unittest.main()

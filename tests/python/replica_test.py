@@ -1,0 +1,390 @@
+"""Engines in Python: how weights arrive, what callbacks may do, and what the fleet is told."""
+import gc
+import os
+import select
+import signal
+import threading
+import unittest
+import weakref
+
+import numpy as np
+import wsync
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, Served, empty_like, equal, until, weights_of
+from wsync._native import core
+
+SPECS = {name: wsync.Spec("BF16", (64, 32)) for name in NAMES}
+
+
+class Engines(unittest.TestCase):
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.sidecar, self.socket = self.fleet.sidecar()
+        self.publisher = self.enterContext(self.fleet.publisher(**{"deadlines.load": "10s"}))
+
+    def committed(self, seed, step=None):
+        return self.publisher.publish(weights_of(seed), step=step).wait(timeout=DEADLINE_S)
+
+    def failed(self, seed):
+        with self.assertRaises(wsync.Error) as caught:
+            self.committed(seed)
+        return caught.exception
+
+
+class Taking(Engines):
+    def test_whole_tensors_belong_to_the_engine(self):
+        kept = {}
+
+        def load_layer(version, layer, tensors):
+            self.assertEqual(list(tensors), [NAMES[layer]])
+            for name, array in tensors.items():
+                self.assertEqual((array.dtype_name, array.shape, array.dtype), ("BF16", (64, 32), np.uint16))
+                kept[str(version), name] = array
+
+        def read_tensor(name, offset, out):
+            active = str(replica.status().active)
+            out[:] = kept[active, name].view(np.uint8).reshape(-1)[offset:offset + out.size]
+
+        replica = wsync.Replica(self.socket, "r0", SPECS, take="whole", load_layer=load_layer, read_tensor=read_tensor)
+        self.fleet.serve(replica)
+        for step in (1, 2, 3):
+            self.committed(step, step)
+        for step in (1, 2, 3):
+            equal(self, {name: kept[f"1.{step}", name] for name in NAMES}, weights_of(step))
+            kept[f"1.{step}", NAMES[0]][:] = 1  # they are writable
+        code, answer = self.fleet.ask("verify")
+        self.assertEqual(code, 1, answer)
+        self.assertEqual([found["tensor"] for found in answer["result"]["ranks"][0]["mismatches"]], [NAMES[0]])  # just overwritten
+        kept["1.3", NAMES[0]][:] = weights_of(3)[NAMES[0]]
+        code, answer = self.fleet.ask("verify")
+        self.assertEqual(code, 0, answer)
+
+    def test_an_engine_that_cannot_read_back_says_so(self):
+        self.fleet.serve(wsync.Replica(self.socket, "r0", SPECS, take="whole", load_layer=lambda *_: None))
+        self.committed(1)
+        code, answer = self.fleet.ask("verify")
+        self.assertNotEqual(code, 0)
+        self.assertIn("cannot be read back", str(answer))
+
+    def test_adopted_arrays_are_the_version_until_the_next_commit(self):
+        held = {}
+        replica = wsync.Replica(self.socket, "r0", SPECS, take="adopt", load_layer=lambda version, layer, tensors: held.update(tensors))
+        self.fleet.serve(replica)
+        self.committed(1)
+        equal(self, held, weights_of(1))
+        old = dict(held)
+        self.assertFalse(old[NAMES[0]].flags.writeable)
+        with self.assertRaises(ValueError):
+            old[NAMES[0]][:] = 1
+        self.committed(2)
+        equal(self, held, weights_of(2))
+        for array in old.values():
+            self.assertEqual(np.asarray(array).max(), 0)  # no crash, and no other version's bytes
+        code, answer = self.fleet.ask("verify")
+        self.assertEqual(code, 0, answer)
+        replica.close()
+        for array in held.values():
+            self.assertEqual(np.asarray(array).max(), 0)
+
+    def test_a_layer_that_was_adopted_and_never_committed(self):
+        held, refuse = [], []
+
+        def commit(version):
+            if refuse:
+                raise RuntimeError("not this one")
+
+        self.enterContext(self.assertLogs("wsync", "ERROR"))
+        self.fleet.serve(wsync.Replica(self.socket, "r0", SPECS, take="adopt", commit=commit,
+                                       load_layer=lambda version, layer, tensors: held.append((str(version), dict(tensors)))))
+        self.committed(1)
+        refuse.append(True)
+        self.failed(2)
+        refuse.clear()
+        status = self.committed(3)
+        for version, tensors in held:
+            for name, array in tensors.items():
+                if version == str(status.version):
+                    equal(self, {name: array}, {name: weights_of(3)[name]})
+                else:
+                    self.assertEqual(np.asarray(array).max(), 0, version)
+
+    def test_pieces_of_a_part(self):
+        whole = weights_of(4)
+        held = [{name: wsync.as_dtype(np.zeros((32, 32), np.uint16), "BF16") for name in NAMES} for _ in range(2)]
+        paused = []
+        leader = wsync.Replica(self.socket, "r0", {name: wsync.Shard(array, (64, 32), [(0, 0, 32)]) for name, array in held[0].items()},
+                               rank=0, world_size=2, serving=True, pause=lambda mode, deadline_s: paused.append((mode, deadline_s)))
+        follower = wsync.Replica(self.socket, "r0", {name: wsync.Shard(array, (64, 32), [(0, 32, 32)]) for name, array in held[1].items()},
+                                 rank=1, world_size=2, leader=False, serving=True)
+        for replica in (leader, follower):
+            self.fleet.serve(replica)
+        publish = self.publisher.publish(whole)
+
+        def ranks_stop():
+            if paused and not stopped:
+                stopped.append(True)
+                leader.paused(5)
+                follower.paused(5)
+            return publish.status().state >= wsync.PublishState.COMMITTED
+        stopped = []
+        until(ranks_stop, "the switch of two ranks")
+        publish.wait("committed", DEADLINE_S)
+        follower.running(6)
+        self.assertEqual(paused[0][0], wsync.PauseMode.ABORT)
+        self.assertGreater(paused[0][1], 0)
+        for name in NAMES:
+            equal(self, {"x": np.concatenate([held[0][name], held[1][name]])}, {"x": whole[name]})
+
+    def test_a_leader_without_weights(self):
+        held = empty_like(weights_of(0))
+        controller = wsync.Replica(self.socket, "r0", rank=0, world_size=2)
+        worker = wsync.Replica(self.socket, "r0", held, rank=1, world_size=2, leader=False)
+        worker.on_pause = None  # never called
+        self.fleet.serve(controller)
+        self.fleet.serve(worker)
+        publish = self.publisher.publish(weights_of(1))
+        until(lambda: worker.paused(1) or publish.status().state >= wsync.PublishState.COMMITTED, "the switch")
+        publish.wait("committed", DEADLINE_S)
+        equal(self, held, weights_of(1))
+
+
+class Serving(Engines):
+    def test_the_thread_of_start(self):
+        held = empty_like(weights_of(0))
+
+        class Engine(wsync.Replica):
+            def on_pause(self, mode, deadline_s):
+                threads.add(threading.current_thread().name)
+                self.paused(1)
+
+        threads = set()
+        replica = self.enterContext(Engine(self.socket, "r0", held, serving=True))
+        replica.start()
+        with self.assertRaises(wsync.InvalidInput):
+            replica.start()
+        self.committed(1)
+        equal(self, held, weights_of(1))
+        self.assertEqual(threads, {"wsync r0"})
+        plain = wsync.Replica(self.socket, "r1", held)
+        with self.assertRaises(wsync.InvalidInput) as caught:
+            plain.start()
+        self.assertIn("pause callback", caught.exception.sentence)
+        plain.close()
+
+    def test_select_and_poll_without_waiting(self):
+        held = empty_like(weights_of(0))
+        replica = self.enterContext(wsync.Replica(self.socket, "r0", held))
+        publish = self.publisher.publish(weights_of(1))
+
+        def step():
+            ready, _, _ = select.select([replica], [], [], 0.05)
+            replica.poll(0)  # also without an event: it returns at once
+            return publish.status().state == wsync.PublishState.COMMITTED
+        until(step, "the switch")
+        equal(self, held, weights_of(1))
+
+    def test_only_one_thread_polls(self):
+        replica = wsync.Replica(self.socket, "r0", empty_like(weights_of(0)))
+        begun, refused = threading.Event(), []
+
+        def commit(version):
+            for call in (lambda: replica.poll(0.01), lambda: replica.poll(None)):
+                try:
+                    call()
+                except wsync.Busy as failure:
+                    refused.append(failure.sentence)
+            begun.set()
+        replica.on_commit = commit
+        self.fleet.serve(replica)
+        self.committed(1)
+        self.assertTrue(begun.is_set())
+        self.assertEqual(len(refused), 2)
+        self.assertIn("another thread polls", refused[0])
+
+    def test_the_sidecar_is_killed_and_comes_back(self):
+        held = empty_like(weights_of(0))
+        replica = wsync.Replica(self.socket, "r0", held)
+        self.fleet.serve(replica)
+        self.committed(1)
+        self.sidecar.kill()
+        self.sidecar.wait()
+        until(lambda: not replica.status().attached, "the loss of the sidecar")
+        equal(self, held, weights_of(1))  # it serves on
+        self.fleet.sidecar()
+        until(lambda: replica.status().attached, "the next sidecar")
+        self.committed(2)
+        equal(self, held, weights_of(2))
+        self.assertIsNone(replica.error)
+
+    def test_wrong_descriptions(self):
+        array = np.zeros((4, 4), np.float32)
+        read_only = array.copy()
+        read_only.flags.writeable = False
+        for tensors, word in (({"x": array.T[::2]}, "contiguous"), ({"x": read_only}, "writable"), ({"x": wsync.Spec("F32", (4, 4))}, "memory"),
+                              ({"x": wsync.Shard(array, (8, 4), [(0, 6, 4)])}, "x")):
+            with self.assertRaises(wsync.Error) as caught:
+                wsync.Replica(self.socket, "r0", tensors)
+            self.assertEqual(caught.exception.tensor, "x", word)
+            self.assertIn(word, caught.exception.sentence)
+        for arguments, word in ((("relative", "r0"), "absolute"), ((self.socket, ""), "1 to 128"), ((self.socket, "x" * 200), "200")):
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                wsync.Replica(*arguments, {"x": array})
+            self.assertIn(word, caught.exception.sentence)
+        with self.assertRaises(wsync.InvalidInput):
+            wsync.Replica(self.socket, "r0", SPECS, take="whole")  # without load_layer
+        with self.assertRaises(wsync.InvalidInput):
+            wsync.Replica(self.socket, "r0", SPECS, take="borrow-it")
+
+
+class Failing(Engines):
+    def is_read(self, sentence, failure):
+        """The fleet reads the sentence, or as long as the library takes none, the callback's name."""
+        self.assertIn(sentence if core.passes_sentences else "callback failed", failure.sentence)
+
+    def test_an_exception_is_the_sentence_that_the_fleet_reads(self):
+        held = empty_like(weights_of(0))
+        fail_in = []
+
+        class Engine(wsync.Replica):
+            def fail(self, here):
+                if here in fail_in:
+                    raise KeyError(f"the expert of\n{here}")
+
+            def on_load_begin(self, version):
+                self.fail("load_begin")
+
+            def on_load_layer(self, version, layer, tensors):
+                self.fail("load_layer")
+
+            def on_commit(self, version):
+                self.fail("commit")
+
+        replica = Engine(self.socket, "r0", held)
+        self.fleet.serve(replica)
+        self.committed(1)
+        for callback in ("load_begin", "load_layer", "commit"):
+            fail_in[:] = [callback]
+            with self.assertLogs("wsync", "ERROR") as logs:
+                failure = self.failed(2)
+            self.assertIn("KeyError", logs.output[0])
+            self.assertIn(f"the expert of\\n{callback}", replica.error)
+            self.is_read(replica.error, failure)
+            self.assertIn("r0", failure.sentence)
+            fail_in.clear()
+            self.committed(3)  # it is repaired
+            equal(self, held, weights_of(3))
+
+    def test_an_error_of_the_package_in_a_callback(self):
+        def commit(version):
+            wsync.as_dtype(np.zeros(2), "BF16")
+        replica = wsync.Replica(self.socket, "r0", empty_like(weights_of(0)), commit=commit)
+        self.fleet.serve(replica)
+        with self.assertLogs("wsync", "ERROR"):
+            failure = self.failed(1)
+        self.assertEqual(replica.error, "elements of float64 have 8 bytes, those of BF16 2")
+        self.is_read(replica.error, failure)
+
+    def test_a_callback_that_hangs_is_left_by_close(self):
+        entered, leave = threading.Event(), threading.Event()
+        self.addCleanup(leave.set)
+
+        def commit(version):
+            entered.set()
+            leave.wait()
+        replica = wsync.Replica(self.socket, "r0", empty_like(weights_of(0)), commit=commit)
+        served = Served(replica)
+        publish = self.publisher.publish(weights_of(1))
+        self.assertTrue(entered.wait(DEADLINE_S))
+        replica.close()  # returns although the callback does not
+        self.assertTrue(replica.closed)
+        with self.assertRaises(wsync.Error) as caught:
+            publish.wait("committed", DEADLINE_S)
+        self.assertIn("r0", caught.exception.sentence)
+        leave.set()
+        served.thread.join(DEADLINE_S)
+        self.assertIsInstance(served.failure, wsync.Closed)
+
+    def test_close_inside_of_a_callback(self):
+        replica = wsync.Replica(self.socket, "r0", empty_like(weights_of(0)), load_layer=lambda *_: replica.close())
+        served = Served(replica)
+        failure = self.failed(1)
+        self.assertIn("r0", failure.sentence)
+        served.thread.join(DEADLINE_S)
+        self.assertIsInstance(served.failure, wsync.Closed)
+
+    def test_ctrl_c_in_a_callback_leaves_poll_and_fails_the_step(self):
+        held = empty_like(weights_of(0))
+        interrupts = [True]
+
+        def commit(version):
+            if interrupts:
+                interrupts.clear()
+                signal.raise_signal(signal.SIGINT)
+        replica = self.enterContext(wsync.Replica(self.socket, "r0", held, commit=commit))
+        publish = self.publisher.publish(weights_of(1))
+        with self.assertRaises(KeyboardInterrupt):
+            while publish.status().state < wsync.PublishState.COMMITTED:
+                replica.poll(0.05)
+        self.assertEqual(replica.error, "KeyboardInterrupt")
+        self.fleet.serve(replica)  # it goes on, and the sidecar tries again
+        until(lambda: publish.status().state >= wsync.PublishState.COMMITTED, "the end of the publish")
+        self.committed(2)
+        equal(self, held, weights_of(2))
+
+
+class Collecting(Engines):
+    def test_a_replica_that_is_dropped_detaches(self):
+        replica = wsync.Replica(self.socket, "r0", empty_like(weights_of(0)))
+        until(lambda: replica.poll(0.01) or replica.status().attached, "the attach")
+        descriptors = len(os.listdir("/proc/self/fd"))
+        gone = weakref.ref(replica)
+        del replica
+        gc.collect()
+        self.assertIsNone(gone())
+        self.assertLess(len(os.listdir("/proc/self/fd")), descriptors)
+        # The name is free again.
+        replica = wsync.Replica(self.socket, "r0", empty_like(weights_of(0)))
+        self.fleet.serve(replica)
+        self.committed(1)
+
+    def test_a_started_replica_that_is_dropped_ends_its_thread(self):
+        class Engine(wsync.Replica):
+            def on_pause(self, mode, deadline_s):
+                self.paused(0)
+        replica = Engine(self.socket, "r0", empty_like(weights_of(0)))
+        replica.start()
+        thread = replica._thread
+        self.committed(1)
+        gone = weakref.ref(replica)
+        del replica
+        until(lambda: gc.collect() is not None and gone() is None, "the end of the replica")
+        thread.join(DEADLINE_S)
+        self.assertFalse(thread.is_alive())
+
+    def test_the_last_reference_goes_in_a_callback(self):
+        class Engine(wsync.Replica):
+            def on_pause(self, mode, deadline_s):
+                self.paused(0)
+
+            def on_commit(self, version):
+                box.clear()  # the library is in the middle of this step
+        box = [Engine(self.socket, "r0", empty_like(weights_of(0)))]
+        box[0].start()
+        thread = box[0]._thread
+        publish = self.publisher.publish(weights_of(1))
+        until(lambda: publish.status().state >= wsync.PublishState.COMMITTED, "the end of the publish")
+        until(lambda: gc.collect() is not None and not thread.is_alive(), "the end of the thread")
+
+    def test_memory_lives_as_long_as_the_library_writes_into_it(self):
+        held = empty_like(weights_of(0))
+        references = [weakref.ref(array) for array in held.values()]
+        replica = wsync.Replica(self.socket, "r0", held)
+        del held
+        gc.collect()
+        self.assertTrue(all(reference() is not None for reference in references))
+        self.fleet.serve(replica)
+        self.committed(1)
+        equal(self, {name: reference() for name, reference in zip(NAMES, references)}, weights_of(1))
+
+
+if __name__ == "__main__":
+    unittest.main()
