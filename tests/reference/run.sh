@@ -36,3 +36,9 @@ mkdir "$work/models"
 "$venv/bin/python" tests/reference/check_optimizer.py "$moe_tool" "$work/models"
 "$venv/bin/python" tests/reference/check_training.py "$wsync" "$work/models"
 "$venv/bin/python" tests/reference/check_generation.py "$wsync" "$work/models"
+
+# The Python package beside torch, if its wheel was made.
+if compgen -G 'build/python/dist/wsync-*.whl' >/dev/null; then
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall build/python/dist/wsync-*.whl
+  "$venv/bin/python" -B tests/python/torch_test.py
+fi

@@ -10,13 +10,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-#include <thread>
 #include <tuple>
 #include <unistd.h>
 #include <vector>
 
 #include "deploy/python/extension/calls.h"
 #include "deploy/python/extension/memory.h"
+#include "deploy/python/extension/trainer_handle.h"
 #include "trainer_side/plugin/wsync/trainer.h"
 
 namespace nb = nanobind;
@@ -49,179 +49,6 @@ Status status_of(const wsync_publish_status& s) {
           s.total_bytes,
           s.reason};
 }
-
-Failure failure_of(wsync_code code) {
-  if (code == WSYNC_OK) return {};
-  return {code, wsync_trainer_error()};
-}
-
-// A handle, and the calls that use it.
-class Handle {
- public:
-  using Use = std::function<wsync_code(wsync_trainer*)>;
-  // A call for whose end nobody waits any more is in the background.
-  struct Token {
-    bool is_background = false;
-    bool has_ended = false;
-  };
-
-  explicit Handle(wsync_trainer* trainer) : trainer_(trainer) {}
-  ~Handle() { close(); }
-
-  // Calls `use` with the handle, from any thread, without the GIL.
-  Failure call(const Use& use) {
-    Token token;
-    return call(use, token);
-  }
-  Failure call(const Use& use, Token& token) {
-    // The locks of a child may be held by threads that it does not have. The library itself refuses
-    // the call there.
-    if (!is_here()) return failure_of(use(trainer_));
-    {
-      const std::lock_guard lock(mutex_);
-      if (is_closed_) return closed();
-      ++waited_for_;
-    }
-    Failure failure = failure_of(use(trainer_));
-    wsync_trainer* ended = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      token.has_ended = true;
-      if (!token.is_background && --waited_for_ == 0) idle_.notify_all();
-      if (token.is_background && --background_ == 0 && is_left_) std::swap(ended, trainer_);
-    }
-    wsync_trainer_destroy(ended);
-    return failure;
-  }
-
-  // Nobody waits for this call any more, so close() does not either.
-  void to_background(Token& token) {
-    const std::lock_guard lock(mutex_);
-    if (token.has_ended || token.is_background) return;
-    token.is_background = true;
-    ++background_;
-    if (--waited_for_ == 0) idle_.notify_all();
-  }
-
-  bool is_here() const { return ::getpid() == home_; }
-
-  // Without the GIL: waits for the calls that run, and ends those that check is_closed(). If one is
-  // in the background, its end is that of the trainer.
-  void close() {
-    if (!is_here()) return;
-    wsync_trainer* ended = nullptr;
-    {
-      std::unique_lock lock(mutex_);
-      is_closed_ = true;
-      idle_.wait(lock, [&] { return waited_for_ == 0; });
-      if (background_ == 0)
-        std::swap(ended, trainer_);
-      else
-        is_left_ = true;
-    }
-    wsync_trainer_destroy(ended);
-  }
-
-  bool is_closed() const {
-    if (!is_here()) return false;
-    const std::lock_guard lock(mutex_);
-    return is_closed_;
-  }
-
-  static Failure closed() { return {kClosed, "the publisher has been closed"}; }
-
- private:
-  const pid_t home_ = ::getpid();
-  wsync_trainer* trainer_;
-  mutable std::mutex mutex_;  // of all below
-  std::condition_variable idle_;
-  int waited_for_ = 0;
-  int background_ = 0;
-  bool is_closed_ = false;
-  bool is_left_ = false;  // to the last call in the background
-};
-
-// A call on a thread of its own, because the library's call waits for a time that the caller must
-// be able to cut short.
-class Task {
- public:
-  // Calls `use` and waits for its end. If a signal handler raises an exception, the handle is
-  // closed or the interpreter ends, it waits no longer: `drop` is then called on the other thread,
-  // after a `use` that has succeeded, and `left` is set to the task.
-  static Failure run(std::shared_ptr<Handle> handle, Handle::Use use, Handle::Use drop,
-                     std::shared_ptr<Task>* left = nullptr) {
-    auto task = std::make_shared<Task>();
-    {
-      const WithoutGil unlocked;
-      const WithoutSignals blocked;
-      std::thread([task, handle, use = std::move(use), drop = std::move(drop)] {
-        Failure failure = handle->call(use, task->token_);
-        std::unique_lock lock(task->mutex_);
-        task->is_done_ = true;
-        task->failure_ = std::move(failure);
-        task->done_.notify_all();
-        if (task->is_dropped_ && !task->failure_ && drop) {
-          lock.unlock();
-          (void)handle->call(drop);
-          lock.lock();
-        }
-        task->is_settled_ = true;
-        task->done_.notify_all();
-      }).detach();
-    }
-    try {
-      while (!task->wait_slice()) {
-        check_signals();
-        if (handle->is_closed()) raise(Handle::closed());
-      }
-    } catch (...) {
-      if (task->drop_it()) {
-        handle->to_background(task->token_);
-        if (left != nullptr) *left = task;
-        throw;
-      }
-      // It was done in the meantime. Then its result counts, except for the exception.
-      if (!task->failure_ && drop) (void)handle->call(drop);
-      throw;
-    }
-    return task->failure_;
-  }
-
-  bool wait_slice() {
-    const WithoutGil unlocked;
-    std::unique_lock lock(mutex_);
-    return done_.wait_for(lock, kSlice, [&] { return is_done_; });
-  }
-
-  // Waits for the end of a task that was left, with what follows it.
-  void settle(const Handle& handle) {
-    while (true) {
-      {
-        const WithoutGil unlocked;
-        std::unique_lock lock(mutex_);
-        if (done_.wait_for(lock, kSlice, [&] { return is_settled_; })) return;
-      }
-      check_signals();
-      if (handle.is_closed()) raise(Handle::closed());
-    }
-  }
-
- private:
-  // Returns false if it is done.
-  bool drop_it() {
-    const std::lock_guard lock(mutex_);
-    is_dropped_ = !is_done_;
-    return is_dropped_;
-  }
-
-  Handle::Token token_;  // protected by the handle
-  std::mutex mutex_;
-  std::condition_variable done_;
-  bool is_done_ = false;
-  bool is_dropped_ = false;
-  bool is_settled_ = false;  // also what follows a dropped one
-  Failure failure_;
-};
 
 std::optional<wsync_range> range_of(const std::optional<Range>& range) {
   if (!range) return std::nullopt;

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from . import _tensors
-from ._errors import Busy, Code, DeadlineExceeded, Error, InvalidInput, make
+from ._errors import Busy, Code, Error, InvalidInput, make
 from ._exit import close_at_exit
 from ._native import core
 from ._tensors import Array, Range, array_of, describe, pairs
@@ -92,7 +92,7 @@ class Publish:
             The status in that state.
 
         Raises:
-            DeadlineExceeded: the time is over. The publish goes on.
+            DeadlineExceeded: the time is over, and the publish goes on; or its own deadline is over, and `error.status.state` is FAILED.
             Cancelled: a newer publish superseded it, or `wsync cancel` ended it.
             Partial: it is decided, but not every replica serves it yet.
             Error: it failed; the class tells how. `error.status` has the status in each of these cases.
@@ -105,11 +105,11 @@ class Publish:
         code, sentence, raw = self._raw.wait(self._number, int(wanted), -1.0 if timeout is None else float(timeout))
         if code == 0:
             return publish_status(raw)
+        status = publish_status(raw)
+        if code == Code.DEADLINE and status.reason and status.reason not in sentence:
+            sentence = f"{sentence} ({status.reason})"
         failure = make(code, sentence)
-        if code != Code.CLOSED:
-            failure.status = publish_status(raw)
-        if isinstance(failure, DeadlineExceeded) and failure.status.reason:
-            failure.args = (f"{sentence} ({failure.status.reason})",)
+        failure.status = status if code != Code.CLOSED else None
         raise failure
 
     def __repr__(self) -> str:

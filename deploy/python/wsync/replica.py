@@ -13,7 +13,7 @@ from . import _tensors
 from ._errors import Closed, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
-from ._tensors import Array, Spec, array_of, describe, pairs
+from ._tensors import Shard, array_of, describe, pairs
 from ._values import PauseMode, RankState, ReplicaStatus, Version, version_or_none
 
 _log = logging.getLogger("wsync")
@@ -109,7 +109,7 @@ class Replica:
                        if value is not None}
         if take != "pieces" and not self._has("load_layer"):
             raise InvalidInput(f"take is '{take}', so load_layer must be given, or on_load_layer overridden")
-        self._tensors: list = []
+        self._tensors: list = []  # (description, what was given: it keeps the memory alive)
         self._adopted: dict = {}  # version -> the memory that its arrays look at
         self._thread: Optional[threading.Thread] = None
         self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, self._has("read_tensor"))
@@ -117,7 +117,8 @@ class Replica:
         try:
             self._raw.report_starting()
             for tensor_name, given in pairs(tensors or {}):
-                self._add(describe(tensor_name, given, writable=take == "pieces", memory=take == "pieces"))
+                self._add(describe(tensor_name, given, writable=take == "pieces", memory=take == "pieces"),
+                          given.tensor if isinstance(given, Shard) else given)
             self._raw.attach()
         except BaseException:
             self._raw.close()
@@ -126,14 +127,14 @@ class Replica:
     def _has(self, callback: str) -> bool:
         return callback in self._given or getattr(type(self), f"on_{callback}") is not getattr(Replica, f"on_{callback}")
 
-    def _add(self, tensor: _tensors.Described) -> None:
-        address, owner = tensor.dense() if self._take == "pieces" else (0, None)
+    def _add(self, tensor: _tensors.Described, given: Any) -> None:
+        address = tensor.dense()[0] if self._take == "pieces" else 0
         try:
             self._raw.add_tensor(tensor.name, tensor.dtype, list(tensor.shape), [tuple(r) for r in tensor.ranges], address)
         except Error as failure:
             failure.tensor = tensor.name
             raise
-        self._tensors.append((tensor._replace(own=None), tensor.own if owner is not None else None))
+        self._tensors.append((tensor._replace(own=None), given if self._take == "pieces" else None))
 
     # Callbacks.
 
@@ -343,6 +344,3 @@ def _serve(reference: "weakref.ref[Replica]", raw: "core.Engine") -> None:
         return
     except Error as failure:
         _log.error("the link of a replica cannot be served: %s", failure)
-
-
-__all__ = ["Array", "Replica", "Spec"]

@@ -1,0 +1,274 @@
+#include "deploy/python/extension/polled_engine.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <thread>
+#include <utility>
+
+#include "trainer_side/plugin/wsync/trainer.h"
+
+// Of the library, where it has it.
+extern "C" void wsync_engine_fail(wsync_engine* engine, const char* sentence) __attribute__((weak));
+
+namespace wsync::python {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kCallbackNames[] = {"pause",  "load_begin", "load_layer",
+                                          "commit", "resume",     "read_tensor"};
+
+}  // namespace
+
+bool passes_sentences() { return wsync_engine_fail != nullptr; }
+
+Failure PolledEngine::create() {
+  if (options_.socket.empty() || options_.socket.front() != '/')
+    return {WSYNC_INVALID_INPUT, "socket is '" + options_.socket +
+                                     "', expected the absolute path of a sidecar's engine socket"};
+  if (options_.replica.empty() || options_.replica.size() > 128)
+    return {WSYNC_INVALID_INPUT, "the name of a replica has 1 to 128 bytes, '" + options_.replica +
+                                     "' has " + std::to_string(options_.replica.size())};
+  wake_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd_ < 0) return {WSYNC_IO, std::string("eventfd: ") + std::strerror(errno)};
+  const wsync_engine_options options{.socket_path = options_.socket.c_str(),
+                                     .replica = options_.replica.c_str(),
+                                     .rank = options_.rank,
+                                     .world_size = options_.world_size,
+                                     .leader = options_.leader ? 1 : 0,
+                                     .device = options_.device,
+                                     .take = static_cast<wsync_take>(options_.take),
+                                     .serving = options_.serving ? 1 : 0,
+                                     .callbacks = callbacks(true, options_.can_read),
+                                     .user = this,
+                                     .weights_on = WSYNC_DEVICE_HOST,
+                                     .gpu = 0};
+  engine_ = wsync_engine_create(&options);
+  if (engine_ == nullptr)
+    return {WSYNC_RESOURCE_EXHAUSTED, "the engine cannot be created: there is no memory"};
+  return {};
+}
+
+Failure PolledEngine::add_tensor(const std::string& name, const std::string& dtype,
+                                 const std::vector<std::uint64_t>& shape,
+                                 const std::vector<wsync_range>& ranges,
+                                 std::uintptr_t destination) {
+  const wsync_tensor tensor{.name = name.c_str(),
+                            .dtype = dtype.c_str(),
+                            .shape = shape.data(),
+                            .shape_count = shape.size(),
+                            .ranges = ranges.data(),
+                            .range_count = ranges.size(),
+                            .destination = reinterpret_cast<void*>(destination)};
+  return failure_of(wsync_engine_add_tensor(engine_, &tensor));
+}
+
+Failure PolledEngine::attach() {
+  if (const Failure failure = with_engine(&wsync_engine_attach)) return failure;
+  fd_ = wsync_engine_fd(engine_);
+  const WithoutSignals blocked;
+  is_running_ = true;
+  std::thread([self = shared_from_this()] { self->serve(); }).detach();
+  return {};
+}
+
+Failure PolledEngine::check() {
+  if (!is_here()) return failure_of(wsync_engine_poll(engine_, 0));
+  const std::lock_guard lock(mutex_);
+  if (is_closing_) return {kClosed, "the replica has been closed"};
+  if (!is_running_) return {kEngineRefused, "the replica is not attached"};
+  return {};
+}
+
+std::tuple<Failure, bool> PolledEngine::begin_poll(std::optional<Clock::time_point> end) {
+  if (Failure failure = check()) return {std::move(failure), false};
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_polling_)
+      return {Failure{WSYNC_BUSY,
+                      "another thread polls this replica, or one of its callbacks "
+                      "does; poll it from one thread, outside of the callbacks"},
+              false};
+    pollfd events{.fd = fd_, .events = POLLIN, .revents = 0};
+    if (end && *end <= Clock::now() && ::poll(&events, 1, 0) == 0) return {Failure{}, false};
+    is_polling_ = true;
+    has_polled_ = false;
+    end_early_ = false;
+    poll_end_ = end;
+    poll_failure_ = {};
+  }
+  changed_.notify_all();
+  return {Failure{}, true};
+}
+
+void PolledEngine::end_poll_early() {
+  if (!is_here()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    end_early_ = true;
+  }
+  (void)::eventfd_write(wake_fd_, 1);
+}
+
+PolledEngine::Next PolledEngine::next_call() {
+  if (!is_here())
+    return {.has_ended = true,
+            .failure = failure_of(wsync_engine_poll(engine_, 0)),
+            .call = std::nullopt};
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kSlice,
+                    [&] { return has_polled_ || is_closing_ || (call_ && !is_taken_); });
+  if (call_ && !is_taken_ && !is_closing_) {
+    is_taken_ = true;
+    return {.has_ended = false, .failure = {}, .call = *call_};
+  }
+  if (!has_polled_ && !is_closing_) return {};
+  is_polling_ = false;
+  Failure failure = std::exchange(poll_failure_, {});
+  if (is_closing_ && !failure) failure = {kClosed, "the replica has been closed"};
+  return {.has_ended = true, .failure = std::move(failure), .call = std::nullopt};
+}
+
+bool PolledEngine::answer(bool ok, const std::string& sentence, const void* read,
+                          std::size_t read_bytes) {
+  if (!is_here()) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!call_ || !is_taken_ || is_closing_) return false;
+    if (ok && call_->out != nullptr)
+      std::memcpy(call_->out, read, std::min<std::size_t>(read_bytes, call_->bytes));
+    sentence_ = sentence;
+    is_ok_ = ok;
+    is_answered_ = true;
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void PolledEngine::close() {
+  if (!is_here()) return;
+  std::unique_lock lock(mutex_);
+  is_closing_ = true;
+  changed_.notify_all();
+  (void)::eventfd_write(wake_fd_, 1);
+  changed_.wait(lock, [&] { return !is_running_; });
+  lock.unlock();
+  // Without a thread, if it was never attached.
+  const std::lock_guard engine_lock(engine_mutex_);
+  wsync_engine_destroy(std::exchange(engine_, nullptr));
+}
+
+void PolledEngine::serve() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return is_closing_ || (is_polling_ && !has_polled_); });
+      if (is_closing_) break;
+    }
+    Failure failure;
+    if (wait_for_events()) failure = failure_of(wsync_engine_poll(engine_, 0));
+    const std::lock_guard lock(mutex_);
+    poll_failure_ = std::move(failure);
+    has_polled_ = true;
+    changed_.notify_all();
+  }
+  {
+    const std::lock_guard lock(engine_mutex_);
+    wsync_engine_destroy(std::exchange(engine_, nullptr));
+  }
+  const std::lock_guard lock(mutex_);
+  is_running_ = false;
+  changed_.notify_all();
+}
+
+// Returns false if the time is over or the poll is to end.
+bool PolledEngine::wait_for_events() {
+  while (true) {
+    int timeout_ms = -1;
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_closing_ || end_early_) return false;
+      if (poll_end_)
+        timeout_ms = static_cast<int>(
+            std::clamp(std::chrono::ceil<std::chrono::milliseconds>(*poll_end_ - Clock::now()),
+                       std::chrono::milliseconds(0), std::chrono::milliseconds(1 << 30))
+                .count());
+    }
+    pollfd events[2] = {{.fd = fd_, .events = POLLIN, .revents = 0},
+                        {.fd = wake_fd_, .events = POLLIN, .revents = 0}};
+    const int ready = ::poll(events, 2, timeout_ms);
+    if (ready == 0) return false;
+    eventfd_t count = 0;
+    if (ready > 0 && events[1].revents != 0) (void)::eventfd_read(wake_fd_, &count);
+    if (ready > 0 && events[0].revents != 0) return true;
+  }
+}
+
+// Inside of wsync_engine_poll.
+int PolledEngine::hand_over(Call call) {
+  std::unique_lock lock(mutex_);
+  const char* const name = kCallbackNames[static_cast<int>(call.callback)];
+  call_ = std::move(call);
+  is_taken_ = false;
+  is_answered_ = false;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return is_answered_ || is_closing_; });
+  call_.reset();
+  if (is_answered_ && is_ok_) return 0;
+  const std::string sentence =
+      is_answered_
+          ? std::exchange(sentence_, {})
+          : std::string("the replica was closed before its callback ") + name + " returned";
+  lock.unlock();
+  if (wsync_engine_fail != nullptr) wsync_engine_fail(engine_, sentence.c_str());
+  return 1;
+}
+
+template <class Fill>
+int PolledEngine::called(void* user, Callback callback, Fill fill) {
+  Call call{.callback = callback};
+  fill(call);
+  return static_cast<PolledEngine*>(user)->hand_over(std::move(call));
+}
+
+wsync_engine_callbacks PolledEngine::callbacks(bool has_layers, bool can_read) {
+  wsync_engine_callbacks all{};
+  all.pause = [](void* user, wsync_pause_mode mode, std::uint32_t deadline_ms) {
+    return called(user, Callback::kPause, [&](Call& call) {
+      call.mode = mode;
+      call.deadline_ms = deadline_ms;
+    });
+  };
+  all.load_begin = [](void* user, wsync_version version) {
+    return called(user, Callback::kLoadBegin, [&](Call& call) { call.version = version; });
+  };
+  if (has_layers)
+    all.load_layer = [](void* user, wsync_version version, std::uint32_t layer,
+                        const wsync_layer_tensor* tensors, std::size_t count) {
+      return called(user, Callback::kLoadLayer, [&](Call& call) {
+        call.version = version;
+        call.layer = layer;
+        call.tensors.assign(tensors, tensors + count);
+      });
+    };
+  all.commit = [](void* user, wsync_version version) {
+    return called(user, Callback::kCommit, [&](Call& call) { call.version = version; });
+  };
+  all.resume = [](void* user) { return called(user, Callback::kResume, [](Call&) {}); };
+  if (can_read)
+    all.read_tensor = [](void* user, std::uint32_t tensor, std::uint64_t offset, void* out,
+                         std::uint64_t bytes) {
+      return called(user, Callback::kReadTensor, [&](Call& call) {
+        call.tensor = tensor;
+        call.offset = offset;
+        call.out = static_cast<std::byte*>(out);
+        call.bytes = bytes;
+      });
+    };
+  return all;
+}
+
+}  // namespace wsync::python

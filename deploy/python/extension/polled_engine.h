@@ -1,0 +1,145 @@
+// An engine of the C library whose callbacks are taken from it by calls. The library's calls and
+// callbacks run on a thread of this class that never enters Python: a callback is handed to the
+// thread that is in next_call(), and that thread's answer is handed back.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unistd.h>
+#include <vector>
+
+#include "deploy/python/extension/calls.h"
+#include "inference_side/engine_link/wsync/engine.h"
+
+namespace wsync::python {
+
+// In the order of wsync_engine_callbacks; wsync/replica.py has the same numbers.
+enum class Callback { kPause, kLoadBegin, kLoadLayer, kCommit, kResume, kReadTensor };
+// A callback of the library, until it is answered. Only the fields of its kind are set.
+struct Call {
+  Callback callback{};
+  int mode = 0;
+  std::uint32_t deadline_ms = 0;
+  wsync_version version{};
+  std::uint32_t layer = 0;
+  std::vector<wsync_layer_tensor> tensors;
+  std::uint32_t tensor = 0;
+  std::uint64_t offset = 0;
+  std::byte* out = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+struct EngineOptions {
+  std::string socket;
+  std::string replica;
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 1;
+  bool leader = true;
+  std::uint32_t device = 0;
+  int take = 0;
+  bool serving = false;
+  bool can_read = false;
+};
+
+// One engine and its thread. Shared by the Python object and the thread, so that a thread that must
+// not be waited for may end later.
+class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
+ public:
+  explicit PolledEngine(EngineOptions options) : options_(std::move(options)) {}
+  ~PolledEngine() {
+    if (is_here() && wake_fd_ >= 0) ::close(wake_fd_);
+  }
+
+  Failure create();
+  Failure with_engine(int (*use)(wsync_engine*)) { return failure_of(use(engine_)); }
+  Failure add_tensor(const std::string& name, const std::string& dtype,
+                     const std::vector<std::uint64_t>& shape,
+                     const std::vector<wsync_range>& ranges, std::uintptr_t destination);
+  Failure attach();
+  // Whether it can be polled: it is attached, and this is not a child.
+  Failure check();
+
+  // Lets the thread handle events once, within the time; returns false if there is nothing to do
+  // and no time. Then next_call() until it returns nothing.
+  std::tuple<Failure, bool> begin_poll(std::optional<std::chrono::steady_clock::time_point> end);
+  void end_poll_early();
+  // Waits up to one slice. `has_ended`: the poll is over, with `failure` or without.
+  struct Next {
+    bool has_ended = false;
+    Failure failure;
+    std::optional<Call> call;
+  };
+  Next next_call();
+  // The answer to the call that next_call() has returned; false if nobody waits for it any more.
+  bool answer(bool ok, const std::string& sentence, const void* read, std::size_t read_bytes);
+
+  void report_paused(std::uint64_t step) {
+    const std::lock_guard lock(engine_mutex_);
+    if (engine_ != nullptr) wsync_engine_report_paused(engine_, step);
+  }
+  void report_running(std::uint64_t step) {
+    const std::lock_guard lock(engine_mutex_);
+    if (engine_ != nullptr) wsync_engine_report_running(engine_, step);
+  }
+  wsync_engine_state status() {
+    const std::lock_guard lock(engine_mutex_);
+    return engine_ == nullptr ? wsync_engine_state{} : wsync_engine_status(engine_);
+  }
+  int fd() const { return fd_; }
+  bool is_here() const { return ::getpid() == home_; }
+  bool is_closed() {
+    const std::lock_guard lock(mutex_);
+    return is_closing_;
+  }
+  wsync_engine* engine() const { return engine_; }
+
+  // Makes a callback that is not answered fail, and waits until the engine has been destroyed.
+  void close();
+
+ private:
+  Failure failure_of(int code) {
+    if (code == 0) return {};
+    return {kEngineRefused, wsync_engine_error(engine_)};
+  }
+  // On the thread:
+  void serve();
+  bool wait_for_events();
+  int hand_over(Call call);
+  template <class Fill>
+  static int called(void* user, Callback callback, Fill fill);
+  static wsync_engine_callbacks callbacks(bool has_layers, bool can_read);
+
+  const pid_t home_ = ::getpid();
+  const EngineOptions options_;
+  int wake_fd_ = -1;
+  int fd_ = -1;
+  std::mutex engine_mutex_;  // of engine_ while it is destroyed
+  wsync_engine* engine_ = nullptr;
+
+  std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  bool is_running_ = false;  // the thread has been started and has not ended
+  bool is_closing_ = false;
+  bool is_polling_ = false;  // between begin_poll and the end that next_call returns
+  bool has_polled_ = false;
+  bool end_early_ = false;
+  std::optional<std::chrono::steady_clock::time_point> poll_end_;
+  Failure poll_failure_;
+  std::optional<Call> call_;
+  bool is_taken_ = false;  // call_ has been returned by next_call()
+  bool is_answered_ = false;
+  bool is_ok_ = false;
+  std::string sentence_;  // if it is not ok
+};
+
+// Whether the library takes the sentence of a callback that has failed.
+bool passes_sentences();
+
+}  // namespace wsync::python

@@ -1,0 +1,111 @@
+"""Tensors of torch. Run by tests/reference/run.sh, in an environment that has torch; it is left out where torch is missing."""
+import sys
+import unittest
+
+import numpy as np
+import wsync
+from package_fleet import DEADLINE_S, PackageFleet
+
+try:
+    import torch
+    import wsync.torch
+except ImportError:
+    print("skip: this environment has no torch")
+    sys.exit(77)
+
+KINDS = [torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int32,
+         torch.int8, torch.uint8, torch.bool]
+
+
+class Torch(unittest.TestCase):
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        _, self.socket = self.fleet.sidecar()
+        self.publisher = self.enterContext(self.fleet.publisher())
+
+    def published(self, tensors, **options):
+        return self.publisher.publish(tensors, **options).wait(timeout=DEADLINE_S)
+
+    def test_each_dtype_goes_into_tensors_of_torch(self):
+        torch.manual_seed(1)
+        weights = {str(kind): (torch.randn(8, 6) * 3).to(kind) for kind in KINDS}
+        held = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        layers = []
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held, load_layer=lambda version, layer, tensors: layers.append(tensors)))
+        self.published(weights)
+        for name, tensor in weights.items():
+            self.assertTrue(torch.equal(held[name].view(torch.uint8), tensor.view(torch.uint8)), name)
+        self.assertIs(layers[0][list(layers[0])[0]], held[list(layers[0])[0]])
+
+    def test_a_module_with_tied_weights_and_gradients(self):
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = torch.nn.Embedding(32, 16)
+                self.norm = torch.nn.LayerNorm(16)
+                self.head = torch.nn.Linear(16, 32, bias=False)
+                self.head.weight = self.embed.weight
+        model, engine = Model(), Model()
+        self.fleet.serve(wsync.Replica(self.socket, "r0", {name: parameter.data for name, parameter in engine.named_parameters()}))
+        self.published(model)
+        for (name, parameter), other in zip(model.named_parameters(), engine.parameters()):
+            self.assertTrue(torch.equal(parameter, other), name)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model.head(model.norm(model.embed(torch.arange(8)))).square().sum().backward()
+        optimizer.step()
+        self.published(dict(model.named_parameters()))
+        self.assertTrue(torch.equal(model.head.weight, engine.head.weight))
+
+    def test_views_and_casts(self):
+        base = torch.randn(12, 20)
+        weights = {"transposed": base.t(), "strided": base[::2, 3:17:5], "expanded": base[:1].expand(5, 20)}
+        held = {name: torch.zeros(tensor.shape, dtype=torch.bfloat16) for name, tensor in weights.items()}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        self.published(weights, dtype="BF16")
+        for name, tensor in weights.items():
+            self.assertTrue(torch.equal(held[name], tensor.to(torch.bfloat16)), name)
+
+    def test_arrays_of_wsync_as_tensors(self):
+        weights = {"a": torch.randn(16, 4).to(torch.bfloat16), "b": torch.randn(16, 4).to(torch.float8_e4m3fn), "c": torch.randn(5)}
+        found = {}
+        specs = {"a": wsync.Spec("BF16", (16, 4)), "b": wsync.Spec("F8_E4M3", (16, 4)), "c": wsync.Spec("F32", (5,))}
+
+        def load_layer(version, layer, tensors):
+            found.update({name: wsync.torch.as_tensor(array) for name, array in tensors.items()})
+        for take in ("adopt", "whole"):
+            found.clear()
+            replica = wsync.Replica(self.socket, take, specs, take=take, load_layer=load_layer)
+            served = self.fleet.serve(replica)
+            self.published(weights)
+            for name, tensor in weights.items():
+                self.assertEqual(found[name].dtype, tensor.dtype)
+                self.assertTrue(torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name)
+            self.fleet.served.remove(served)
+            served.stop()
+        view = wsync.as_dtype(np.zeros((2, 2), np.uint16), "BF16")
+        wsync.torch.as_tensor(view)[0, 0] = 1
+        self.assertEqual(view[0, 0], 0x3F80)
+
+    def test_the_memory_of_a_version_as_a_tensor(self):
+        held = {"a": torch.zeros(16, 4, dtype=torch.bfloat16)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        self.publisher.describe(held)
+        weights = torch.randn(16, 4)
+        with self.publisher.version() as version:
+            memory = wsync.torch.as_tensor(version.tensor("a"))
+            memory.copy_(weights)
+        version.publish.wait(timeout=DEADLINE_S)
+        self.assertTrue(torch.equal(held["a"], weights.to(torch.bfloat16)))
+        self.assertEqual(memory.abs().max(), 0)
+
+    def test_what_cannot_be_published(self):
+        for tensor, word in ((torch.zeros(2, device="meta"), "meta"), (torch.eye(3).to_sparse(), "sparse"),
+                             (torch.zeros(2, dtype=torch.complex128), "complex128")):
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                self.publisher.publish({"x": tensor})
+            self.assertEqual(caught.exception.tensor, "x")
+            self.assertIn(word, caught.exception.sentence)
+
+
+if __name__ == "__main__":
+    unittest.main()
