@@ -123,7 +123,7 @@ with wsync.Replica(socket, "r0", empty_like(weights_of(0))) as replica:
         self.interrupted("""
 blocked = threading.Event()
 class Engine(wsync.Replica):
-    def on_pause(self, mode, deadline_s):
+    def on_pause(self, pause):
         if self.step:
             entered()  # it never reports that it has paused
         else:
@@ -228,7 +228,7 @@ if __name__ == "__main__":
     def test_a_child_that_is_forked_inside_of_a_callback(self):
         self.ends(self.program("""
 class Engine(wsync.Replica):
-    def on_pause(self, mode, deadline_s):
+    def on_pause(self, pause):
         self.paused(0)
     def on_commit(self, version):
         child = os.fork()
@@ -255,7 +255,7 @@ class Ending(ProcessCase):
     def test_with_everything_open(self):
         self.ends(self.program("""
 class Engine(wsync.Replica):
-    def on_pause(self, mode, deadline_s):
+    def on_pause(self, pause):
         self.paused(0)
 engine = Engine(socket, "r0", empty_like(weights_of(0)), serving=True)
 engine.start()
@@ -285,7 +285,7 @@ while len(entries) < 3:
         for hang in ("threading.Event().wait()", "time.sleep(3600)", "[0 for _ in iter(int, 1)]"):
             process = self.program(f"""
 class Engine(wsync.Replica):
-    def on_pause(self, mode, deadline_s):
+    def on_pause(self, pause):
         self.paused(0)
     def on_commit(self, version):
         committing.set()
@@ -304,7 +304,7 @@ assert committing.wait(DEADLINE_S)
         for seed in range(8):
             self.ends(self.program(f"""
 class Engine(wsync.Replica):
-    def on_pause(self, mode, deadline_s):
+    def on_pause(self, pause):
         self.paused(0)
     def on_load_layer(self, version, layer, tensors):
         sum(range(2000))

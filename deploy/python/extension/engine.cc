@@ -25,7 +25,7 @@ class Engine {
  public:
   Engine(const std::string& socket, const std::string& replica, std::uint32_t rank,
          std::uint32_t world_size, bool leader, std::uint32_t device, int take, bool serving,
-         bool can_read)
+         bool any_layout, bool has_controller, bool can_read, bool can_check)
       : polled_(std::make_shared<PolledEngine>(EngineOptions{.socket = socket,
                                                              .replica = replica,
                                                              .rank = rank,
@@ -34,7 +34,10 @@ class Engine {
                                                              .device = device,
                                                              .take = take,
                                                              .serving = serving,
-                                                             .can_read = can_read})) {
+                                                             .any_layout = any_layout,
+                                                             .has_controller = has_controller,
+                                                             .can_read = can_read,
+                                                             .can_check = can_check})) {
     raise_if(polled_->create());
   }
   ~Engine() {
@@ -84,7 +87,8 @@ class Engine {
   void end_poll_early() { polled_->end_poll_early(); }
 
   // Returns the next callback to run as (number, mode, deadline_ms, epoch, step, layer,
-  // [(tensor, address, bytes)], tensor, offset, bytes), or None at the end of the poll.
+  // [(tensor, address, bytes)], tensor, offset, bytes, [(name, dtype, shape)]), or None at the end
+  // of the poll.
   nb::object next_call() {
     while (true) {
       PolledEngine::Next next;
@@ -99,8 +103,23 @@ class Engine {
     }
   }
 
-  bool answer(bool ok, const std::string& sentence, std::uintptr_t read, std::size_t read_bytes) {
-    return polled_->answer(ok, sentence, reinterpret_cast<const void*>(read), read_bytes);
+  bool answer(int code, const std::string& sentence, std::uintptr_t read, std::size_t read_bytes) {
+    return polled_->answer(static_cast<Answer>(code), sentence, reinterpret_cast<const void*>(read),
+                           read_bytes);
+  }
+
+  // Without a sentence: success. The library answers the sidecar in this call.
+  void report_loaded(std::uint32_t epoch, std::uint64_t step,
+                     const std::optional<std::string>& failure) {
+    if (!polled_->is_here()) return;
+    const WithoutGil unlocked;
+    polled_->report_loaded({.epoch = epoch, .step = step}, failure);
+  }
+  void report_committed(std::uint32_t epoch, std::uint64_t step,
+                        const std::optional<std::string>& failure) {
+    if (!polled_->is_here()) return;
+    const WithoutGil unlocked;
+    polled_->report_committed({.epoch = epoch, .step = step}, failure);
   }
 
   void report_paused(std::uint64_t step) {
@@ -129,9 +148,12 @@ class Engine {
     for (const auto& tensor : call.tensors)
       tensors.append(nb::make_tuple(tensor.tensor, reinterpret_cast<std::uintptr_t>(tensor.data),
                                     tensor.bytes));
+    nb::list layout;
+    for (const auto& tensor : call.layout)
+      layout.append(nb::make_tuple(tensor.name, tensor.dtype, tensor.shape));
     return nb::make_tuple(static_cast<int>(call.callback), call.mode, call.deadline_ms,
                           call.version.epoch, call.version.step, call.layer, tensors, call.tensor,
-                          call.offset, call.bytes);
+                          call.offset, call.bytes, layout);
   }
 
   std::shared_ptr<PolledEngine> polled_;
@@ -142,10 +164,11 @@ class Engine {
 void bind_engine(nb::module_& module) {
   nb::class_<Engine>(module, "Engine")
       .def(nb::init<const std::string&, const std::string&, std::uint32_t, std::uint32_t, bool,
-                    std::uint32_t, int, bool, bool>(),
+                    std::uint32_t, int, bool, bool, bool, bool, bool>(),
            nb::arg("socket"), nb::arg("replica"), nb::arg("rank"), nb::arg("world_size"),
            nb::arg("leader"), nb::arg("device"), nb::arg("take"), nb::arg("serving"),
-           nb::arg("can_read"))
+           nb::arg("any_layout"), nb::arg("has_controller"), nb::arg("can_read"),
+           nb::arg("can_check"))
       .def("add_tensor", &Engine::add_tensor, nb::arg("name"), nb::arg("dtype"), nb::arg("shape"),
            nb::arg("ranges"), nb::arg("destination"))
       .def("report_starting", &Engine::report_starting)
@@ -154,15 +177,18 @@ void bind_engine(nb::module_& module) {
       .def("begin_poll", &Engine::begin_poll, nb::arg("seconds"))
       .def("end_poll_early", &Engine::end_poll_early)
       .def("next_call", &Engine::next_call)
-      .def("answer", &Engine::answer, nb::arg("ok"), nb::arg("sentence"), nb::arg("read"),
+      .def("answer", &Engine::answer, nb::arg("code"), nb::arg("sentence"), nb::arg("read"),
            nb::arg("read_bytes"))
       .def("report_paused", &Engine::report_paused, nb::arg("step"))
       .def("report_running", &Engine::report_running, nb::arg("step"))
+      .def("report_loaded", &Engine::report_loaded, nb::arg("epoch"), nb::arg("step"),
+           nb::arg("failure").none())
+      .def("report_committed", &Engine::report_committed, nb::arg("epoch"), nb::arg("step"),
+           nb::arg("failure").none())
       .def("status", &Engine::status)
       .def("fileno", &Engine::fileno)
       .def("close", &Engine::close)
       .def_prop_ro("is_closed", &Engine::is_closed);
-  module.attr("passes_sentences") = passes_sentences();
 }
 
 }  // namespace wsync::python

@@ -10,20 +10,15 @@
 
 #include "trainer_side/plugin/wsync/trainer.h"
 
-// Of the library, where it has it.
-extern "C" void wsync_engine_fail(wsync_engine* engine, const char* sentence) __attribute__((weak));
-
 namespace wsync::python {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kCallbackNames[] = {"pause",  "load_begin", "load_layer",
-                                          "commit", "resume",     "read_tensor"};
+constexpr const char* kCallbackNames[] = {"pause",  "load_begin",  "load_layer",   "commit",
+                                          "resume", "read_tensor", "check_version"};
 
 }  // namespace
-
-bool passes_sentences() { return wsync_engine_fail != nullptr; }
 
 Failure PolledEngine::create() {
   if (options_.socket.empty() || options_.socket.front() != '/')
@@ -42,10 +37,12 @@ Failure PolledEngine::create() {
                                      .device = options_.device,
                                      .take = static_cast<wsync_take>(options_.take),
                                      .serving = options_.serving ? 1 : 0,
-                                     .callbacks = callbacks(true, options_.can_read),
+                                     .callbacks = callbacks(options_),
                                      .user = this,
                                      .weights_on = WSYNC_DEVICE_HOST,
-                                     .gpu = 0};
+                                     .gpu = 0,
+                                     .any_layout = options_.any_layout ? 1 : 0,
+                                     .has_controller = options_.has_controller ? 1 : 0};
   engine_ = wsync_engine_create(&options);
   if (engine_ == nullptr)
     return {WSYNC_RESOURCE_EXHAUSTED, "the engine cannot be created: there is no memory"};
@@ -132,20 +129,28 @@ PolledEngine::Next PolledEngine::next_call() {
   return {.has_ended = true, .failure = std::move(failure), .call = std::nullopt};
 }
 
-bool PolledEngine::answer(bool ok, const std::string& sentence, const void* read,
+bool PolledEngine::answer(Answer answer, const std::string& sentence, const void* read,
                           std::size_t read_bytes) {
   if (!is_here()) return false;
   {
     const std::lock_guard lock(mutex_);
     if (!call_ || !is_taken_ || is_closing_) return false;
-    if (ok && call_->out != nullptr)
+    if (answer == Answer::kDone && call_->out != nullptr)
       std::memcpy(call_->out, read, std::min<std::size_t>(read_bytes, call_->bytes));
     sentence_ = sentence;
-    is_ok_ = ok;
+    answer_ = answer;
     is_answered_ = true;
   }
   changed_.notify_all();
   return true;
+}
+
+void PolledEngine::report(void (*send)(wsync_engine*, wsync_version, int), wsync_version version,
+                          const std::optional<std::string>& failure) {
+  const std::lock_guard lock(engine_mutex_);
+  if (engine_ == nullptr) return;
+  if (failure) wsync_engine_fail(engine_, failure->c_str());
+  send(engine_, version, failure ? 1 : 0);
 }
 
 void PolledEngine::close() {
@@ -217,13 +222,14 @@ int PolledEngine::hand_over(Call call) {
   changed_.notify_all();
   changed_.wait(lock, [&] { return is_answered_ || is_closing_; });
   call_.reset();
-  if (is_answered_ && is_ok_) return 0;
+  if (is_answered_ && answer_ == Answer::kDone) return 0;
+  if (is_answered_ && answer_ == Answer::kLater) return WSYNC_LATER;
   const std::string sentence =
       is_answered_
           ? std::exchange(sentence_, {})
           : std::string("the replica was closed before its callback ") + name + " returned";
   lock.unlock();
-  if (wsync_engine_fail != nullptr) wsync_engine_fail(engine_, sentence.c_str());
+  wsync_engine_fail(engine_, sentence.c_str());
   return 1;
 }
 
@@ -234,31 +240,52 @@ int PolledEngine::called(void* user, Callback callback, Fill fill) {
   return static_cast<PolledEngine*>(user)->hand_over(std::move(call));
 }
 
-wsync_engine_callbacks PolledEngine::callbacks(bool has_layers, bool can_read) {
+// Inside of a callback for the version.
+std::vector<TensorInfo> PolledEngine::layout_of(wsync_version version) {
+  std::vector<TensorInfo> layout;
+  std::uint32_t count = 0;
+  if (wsync_engine_tensor_count(engine_, version, &count) != 0) return layout;
+  layout.reserve(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    wsync_tensor_info info{};
+    if (wsync_engine_tensor_info(engine_, version, i, &info) != 0) break;
+    layout.push_back({.name = info.name,
+                      .dtype = info.dtype,
+                      .shape = {info.shape, info.shape + info.shape_count}});
+  }
+  return layout;
+}
+
+wsync_engine_callbacks PolledEngine::callbacks(const EngineOptions& options) {
   wsync_engine_callbacks all{};
-  all.pause = [](void* user, wsync_pause_mode mode, std::uint32_t deadline_ms) {
+  all.pause = [](void* user, const wsync_pause* pause) {
     return called(user, Callback::kPause, [&](Call& call) {
-      call.mode = mode;
-      call.deadline_ms = deadline_ms;
+      call.mode = pause->mode;
+      call.deadline_ms = pause->deadline_ms;
+      call.version = pause->version;
+      call.bytes = pause->bytes;
     });
   };
   all.load_begin = [](void* user, wsync_version version) {
-    return called(user, Callback::kLoadBegin, [&](Call& call) { call.version = version; });
+    return called(user, Callback::kLoadBegin, [&](Call& call) {
+      auto* const self = static_cast<PolledEngine*>(user);
+      call.version = version;
+      if (self->options_.any_layout) call.layout = self->layout_of(version);
+    });
   };
-  if (has_layers)
-    all.load_layer = [](void* user, wsync_version version, std::uint32_t layer,
-                        const wsync_layer_tensor* tensors, std::size_t count) {
-      return called(user, Callback::kLoadLayer, [&](Call& call) {
-        call.version = version;
-        call.layer = layer;
-        call.tensors.assign(tensors, tensors + count);
-      });
-    };
+  all.load_layer = [](void* user, wsync_version version, std::uint32_t layer,
+                      const wsync_layer_tensor* tensors, std::size_t count) {
+    return called(user, Callback::kLoadLayer, [&](Call& call) {
+      call.version = version;
+      call.layer = layer;
+      call.tensors.assign(tensors, tensors + count);
+    });
+  };
   all.commit = [](void* user, wsync_version version) {
     return called(user, Callback::kCommit, [&](Call& call) { call.version = version; });
   };
   all.resume = [](void* user) { return called(user, Callback::kResume, [](Call&) {}); };
-  if (can_read)
+  if (options.can_read)
     all.read_tensor = [](void* user, std::uint32_t tensor, std::uint64_t offset, void* out,
                          std::uint64_t bytes) {
       return called(user, Callback::kReadTensor, [&](Call& call) {
@@ -266,6 +293,13 @@ wsync_engine_callbacks PolledEngine::callbacks(bool has_layers, bool can_read) {
         call.offset = offset;
         call.out = static_cast<std::byte*>(out);
         call.bytes = bytes;
+      });
+    };
+  if (options.can_check)
+    all.check_version = [](void* user, wsync_version version) {
+      return called(user, Callback::kCheckVersion, [&](Call& call) {
+        call.version = version;
+        call.layout = static_cast<PolledEngine*>(user)->layout_of(version);
       });
     };
   return all;

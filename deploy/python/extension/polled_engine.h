@@ -21,7 +21,24 @@
 namespace wsync::python {
 
 // In the order of wsync_engine_callbacks; wsync/replica.py has the same numbers.
-enum class Callback { kPause, kLoadBegin, kLoadLayer, kCommit, kResume, kReadTensor };
+enum class Callback {
+  kPause,
+  kLoadBegin,
+  kLoadLayer,
+  kCommit,
+  kResume,
+  kReadTensor,
+  kCheckVersion
+};
+
+// The same numbers in wsync/replica.py.
+enum class Answer { kDone = 0, kFailed = 1, kLater = 2 };
+
+struct TensorInfo {
+  std::string name;
+  std::string dtype;
+  std::vector<std::uint64_t> shape;
+};
 // A callback of the library, until it is answered. Only the fields of its kind are set.
 struct Call {
   Callback callback{};
@@ -30,6 +47,7 @@ struct Call {
   wsync_version version{};
   std::uint32_t layer = 0;
   std::vector<wsync_layer_tensor> tensors;
+  std::vector<TensorInfo> layout;  // check_version; load_begin of a rank that takes any layout
   std::uint32_t tensor = 0;
   std::uint64_t offset = 0;
   std::byte* out = nullptr;
@@ -45,7 +63,10 @@ struct EngineOptions {
   std::uint32_t device = 0;
   int take = 0;
   bool serving = false;
+  bool any_layout = false;
+  bool has_controller = false;
   bool can_read = false;
+  bool can_check = false;
 };
 
 // One engine and its thread. Shared by the Python object and the thread, so that a thread that must
@@ -78,7 +99,14 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   };
   Next next_call();
   // The answer to the call that next_call() has returned; false if nobody waits for it any more.
-  bool answer(bool ok, const std::string& sentence, const void* read, std::size_t read_bytes);
+  bool answer(Answer answer, const std::string& sentence, const void* read, std::size_t read_bytes);
+  // The late answers, from any thread. `failure`: the sentence, or std::nullopt for success.
+  void report_loaded(wsync_version version, const std::optional<std::string>& failure) {
+    report(&wsync_engine_report_loaded, version, failure);
+  }
+  void report_committed(wsync_version version, const std::optional<std::string>& failure) {
+    report(&wsync_engine_report_committed, version, failure);
+  }
 
   void report_paused(std::uint64_t step) {
     const std::lock_guard lock(engine_mutex_);
@@ -114,7 +142,10 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   int hand_over(Call call);
   template <class Fill>
   static int called(void* user, Callback callback, Fill fill);
-  static wsync_engine_callbacks callbacks(bool has_layers, bool can_read);
+  static wsync_engine_callbacks callbacks(const EngineOptions& options);
+  std::vector<TensorInfo> layout_of(wsync_version version);
+  void report(void (*send)(wsync_engine*, wsync_version, int), wsync_version version,
+              const std::optional<std::string>& failure);
 
   const pid_t home_ = ::getpid();
   const EngineOptions options_;
@@ -135,11 +166,8 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   std::optional<Call> call_;
   bool is_taken_ = false;  // call_ has been returned by next_call()
   bool is_answered_ = false;
-  bool is_ok_ = false;
-  std::string sentence_;  // if it is not ok
+  Answer answer_ = Answer::kDone;
+  std::string sentence_;  // if it has failed
 };
-
-// Whether the library takes the sentence of a callback that has failed.
-bool passes_sentences();
 
 }  // namespace wsync::python

@@ -6,11 +6,11 @@ command `wsync`.
 from ._errors import (Busy, Cancelled, Closed, Code, DeadlineExceeded, DigestMismatch, EngineRefused, Error, Fenced, Internal,
                       InvalidInput, IoFailure, NotFound, Partial, PeerLost, Refused, ResourceExhausted)
 from ._tensors import Array, Range, Shard, Spec, as_dtype
-from ._values import PauseMode, PublishState, PublishStatus, RankState, ReplicaStatus, RollBack, Version
+from ._values import LATER, Later, Pause, PauseMode, PublishState, PublishStatus, RankState, ReplicaStatus, RollBack, Version
 from .publisher import Draft, Publish, Publisher
 from .replica import Replica
 
 __all__ = ["Array", "Busy", "Cancelled", "Closed", "Code", "DeadlineExceeded", "DigestMismatch", "Draft", "EngineRefused", "Error",
-           "Fenced", "Internal", "InvalidInput", "IoFailure", "NotFound", "Partial", "PauseMode", "PeerLost", "Publish", "PublishState",
-           "PublishStatus", "Publisher", "Range", "RankState", "Refused", "Replica", "ReplicaStatus", "ResourceExhausted", "RollBack",
+           "Fenced", "Internal", "InvalidInput", "IoFailure", "LATER", "Later", "NotFound", "Partial", "Pause", "PauseMode", "PeerLost",
+           "Publish", "PublishState", "PublishStatus", "Publisher", "Range", "RankState", "Refused", "Replica", "ReplicaStatus", "ResourceExhausted", "RollBack",
            "Shard", "Spec", "Version", "as_dtype"]

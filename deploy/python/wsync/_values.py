@@ -86,6 +86,27 @@ class PauseMode(enum.IntEnum):
     KEEP = 2  # they go on with the new weights
 
 
+@dataclass(frozen=True)
+class Pause:
+    """What a pause is for, so that the engine can choose what becomes of its requests and caches."""
+
+    mode: PauseMode
+    deadline_s: float  # the sidecar resumes the old version after this time, in seconds
+    version: Version  # that will be loaded; it may still be replaced by a newer one
+    bytes: Optional[int]  # of the whole version, all ranks together; None: not known
+
+
+class Later:
+    """The type of `LATER`."""
+
+    def __repr__(self) -> str:
+        return "wsync.LATER"
+
+
+LATER = Later()
+"""What `on_load_layer` and `on_commit` may return: the answer follows with `Replica.loaded` or `Replica.committed`."""
+
+
 class RankState(enum.IntEnum):
     """What a rank of a replica holds."""
 

@@ -50,9 +50,9 @@ class DemoEngine(wsync.Replica):
         self.switches = 0
         super().__init__(socket, "python", self.weights, serving=True)
 
-    def on_pause(self, mode: wsync.PauseMode, deadline_s: float) -> None:
+    def on_pause(self, pause: wsync.Pause) -> None:
         self.paused_at = time.perf_counter()
-        super().on_pause(mode, deadline_s)
+        super().on_pause(pause)
 
     def on_commit(self, version: wsync.Version) -> None:
         self.version = version

@@ -5,7 +5,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from . import _tensors
 from ._errors import Closed, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
-from ._tensors import Shard, array_of, describe, pairs
-from ._values import PauseMode, RankState, ReplicaStatus, Version, version_or_none
+from ._tensors import Shard, Spec, array_of, describe, pairs
+from ._values import LATER, Pause, PauseMode, RankState, ReplicaStatus, Version, version_or_none
 
 _log = logging.getLogger("wsync")
-_TAKE = {"pieces": 0, "whole": 1, "adopt": 2}  # wsync_take
-_CALLBACKS = ("pause", "load_begin", "load_layer", "commit", "resume", "read_tensor")  # in the order of engine.cc
+_TAKE = {"pieces": 0, "whole": 1, "adopt": 2, "borrow": 3}  # wsync_take
+# In the order of polled_engine.h.
+_CALLBACKS = ("pause", "load_begin", "load_layer", "commit", "resume", "read_tensor", "check_version")
+_DONE, _FAILED, _LATER = 0, 1, 2
 _SENTENCE_CHARACTERS = 500
 
 
@@ -35,11 +37,11 @@ class _Call:
     """A callback of the library, by name."""
 
     def __init__(self, raw: tuple):
-        (kind, mode, deadline_ms, epoch, step, self.layer, self.tensors, self.tensor, self.offset, self.bytes) = raw
+        (kind, mode, deadline_ms, epoch, step, self.layer, self.tensors, self.tensor, self.offset, self.bytes, layout) = raw
         self.name = _CALLBACKS[kind]
-        self.mode = PauseMode(mode)
-        self.deadline_s = deadline_ms / 1000
         self.version = Version(epoch, step)
+        self.pause = Pause(PauseMode(mode), deadline_ms / 1000, self.version, self.bytes or None)
+        self.layout = [_tensors.Described(name, dtype, tuple(shape), (), None) for name, dtype, shape in layout]
 
 
 class Replica:
@@ -68,17 +70,20 @@ class Replica:
         socket: the absolute path of the sidecar's engine socket.
         name: the name of the replica, 1 to 128 bytes.
         tensors: a mapping of names (as in the checkpoint) to values, or (name, value) pairs. With "pieces", a value is a writable,
-            contiguous array or tensor in the memory of the host, into which the library writes, or a `Shard` of one. With "whole"
-            and "adopt", only dtype, shape and ranges are used, and a `Spec` is enough. None: this rank has no weights, and only
-            pauses and resumes.
-        rank, world_size: of this rank in the replica.
-        leader: exactly one rank of a replica is the leader, which is asked to pause and to resume.
+            contiguous array or tensor in the memory of the host, into which the library writes, or a `Shard` of one. Otherwise only
+            dtype, shape and ranges are used, and a `Spec` is enough. None, with "borrow" and "adopt": every tensor of a version is
+            taken as a whole, whatever its name, dtype and shape; override `on_check_version` to refuse what does not fit.
+        rank, world_size: of this rank among those of the replica that have weights.
+        leader: exactly one rank of a replica is the leader, or its controller; it is asked to pause and to resume.
+        has_controller: True on all ranks of a replica that has a controller, and on the controller, which is the leader: a process
+            without weights that pauses and resumes the replica.
         take: "pieces": the library copies into your memory. "whole": `on_load_layer` is given arrays that are yours to keep.
-            "adopt": it is given read-only arrays over the received version, without a copy.
+            "adopt": it is given read-only arrays over the received version, without a copy, to serve from. "borrow": the same,
+            until the commit, for an engine that packs the weights into memory of its own.
         serving: the engine serves weights without a version when it attaches, so it is paused before its first one.
         device: the index of the sidecar's device.
-        pause, load_begin, load_layer, commit, resume, read_tensor: functions in the place of the methods `on_pause` and so on. They
-            are called with the same arguments.
+        pause, load_begin, load_layer, commit, resume, read_tensor, check_version: functions in the place of the methods `on_pause`
+            and so on. They are called with the same arguments.
 
     Attributes:
         step: the number of steps that have been served, for the default of `on_pause`; yours to set.
@@ -91,13 +96,14 @@ class Replica:
     """
 
     def __init__(self, socket: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
-                 take: str = "pieces", serving: bool = False, device: int = 0,
-                 pause: Optional[Callable[[PauseMode, float], None]] = None,
+                 has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
+                 pause: Optional[Callable[[Pause], None]] = None,
                  load_begin: Optional[Callable[[Version], None]] = None,
-                 load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], None]] = None,
-                 commit: Optional[Callable[[Version], None]] = None,
+                 load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], Any]] = None,
+                 commit: Optional[Callable[[Version], Any]] = None,
                  resume: Optional[Callable[[], None]] = None,
-                 read_tensor: Optional[Callable[[str, int, np.ndarray], None]] = None):
+                 read_tensor: Optional[Callable[[str, int, np.ndarray], None]] = None,
+                 check_version: Optional[Callable[[Version, Mapping[str, Spec]], None]] = None):
         if take not in _TAKE:
             raise InvalidInput(f"take is '{take}', expected one of {', '.join(_TAKE)}")
         self.name = name
@@ -105,14 +111,22 @@ class Replica:
         self.serving = serving
         self.error: Optional[str] = None
         self._take = take
-        self._given = {key: value for key, value in zip(_CALLBACKS, (pause, load_begin, load_layer, commit, resume, read_tensor))
+        self._given = {key: value for key, value in zip(_CALLBACKS, (pause, load_begin, load_layer, commit, resume, read_tensor, check_version))
                        if value is not None}
-        if take != "pieces" and not self._has("load_layer"):
+        is_controller = has_controller and leader
+        any_layout = tensors is None and not is_controller
+        if any_layout and take not in ("adopt", "borrow"):
+            raise InvalidInput(f"tensors is None, which takes any tensors with 'adopt' and 'borrow' only; take is '{take}'")
+        if take != "pieces" and not is_controller and not self._has("load_layer"):
             raise InvalidInput(f"take is '{take}', so load_layer must be given, or on_load_layer overridden")
         self._tensors: list = []  # (description, what was given: it keeps the memory alive)
-        self._adopted: dict = {}  # version -> the memory that its arrays look at
+        self._any_layout = any_layout
+        self._loading: Optional[Version] = None
+        self._late_loads: set = set()  # versions whose layers are still being used, until loaded()
+        self._mapped: dict = {}  # version -> the memory that its arrays look at
         self._thread: Optional[threading.Thread] = None
-        self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, self._has("read_tensor"))
+        self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout, has_controller,
+                                self._has("read_tensor"), self._has("check_version"))
         close_at_exit(self)
         try:
             self._raw.report_starting()
@@ -138,39 +152,56 @@ class Replica:
 
     # Callbacks.
 
-    def on_pause(self, mode: PauseMode, deadline_s: float) -> None:
+    def on_pause(self, pause: Pause) -> None:
         """Leader: stop serving at a step that all ranks agree on, and return at once. Every rank calls `paused` when it has stopped.
 
         Args:
-            mode: what becomes of running requests.
-            deadline_s: seconds in which all ranks must have stopped.
+            pause: what becomes of running requests, until when all ranks must have stopped, and for which version.
         """
-        del mode, deadline_s
+        del pause
         self.serving = False
         self.paused(self.step)
 
     def on_load_begin(self, version: Version) -> None:
         """The weights are about to change."""
 
-    def on_load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> None:
+    def on_load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> Any:
         """A complete layer, in the order of the layers. Its bytes are compared with the version before the commit.
 
         Args:
             version: the version that is loaded.
             layer: the number of the layer.
             tensors: the tensors of the layer by name. "pieces": your own arrays or tensors. "whole": arrays that are yours. "adopt":
-                read-only arrays, until another version is committed, or the replica is closed; after that they read zeros.
+                read-only arrays, until another version is committed, or the replica is closed. "borrow": the same, until the commit
+                of this version is answered. In both cases also until the load fails; after that they read zeros.
+
+        Returns:
+            None; or, with "adopt" and "borrow", `LATER`: the arrays are used on another thread, which calls `loaded` at the end,
+            also if the load has failed in the meantime. They are valid until then. The layers that follow are passed all the same.
         """
 
-    def on_commit(self, version: Version) -> None:
-        """Every byte is in place and verified. The rank stays paused."""
+    def on_commit(self, version: Version) -> Any:
+        """Every byte is in place and verified. The rank stays paused.
+
+        Returns:
+            None; or `LATER`: another thread calls `committed`.
+        """
 
     def on_resume(self) -> None:
         """Leader: start serving. Also cancels a pause that has not taken effect yet."""
         self.serving = True
 
+    def on_check_version(self, version: Version, tensors: Mapping[str, Spec]) -> None:
+        """A version is staged. An exception refuses it: this replica keeps the version that it serves, and nobody pauses. Called while
+        the engine serves, so it must return soon.
+
+        Args:
+            version: the version.
+            tensors: what it has for this rank.
+        """
+
     def on_read_tensor(self, name: str, offset: int, out: np.ndarray) -> None:
-        """"whole" only: write bytes of a tensor as held into `out`, for `wsync verify`. Without it, the fleet says that the tensors
+        """"whole" and "borrow": write bytes of a tensor as held into `out`, for `wsync verify`. Without it, the fleet says that the tensors
         of this engine cannot be read back.
 
         Args:
@@ -240,6 +271,30 @@ class Replica:
         """Followers: this rank serves again, beginning with `step`."""
         self._raw.report_running(step)
 
+    def loaded(self, version: Version, error: Union[BaseException, str, None] = None) -> None:
+        """Ends a load for which `on_load_layer` has returned `LATER`: all of its layers have been used, or it has failed.
+
+        Args:
+            version: the version.
+            error: why it has failed, for the fleet to read. None: it has not.
+        """
+        self._late_loads.discard(version)
+        if error is not None or version != self._loading:
+            self._drop(version)
+        self._raw.report_loaded(version.epoch, version.step, self._failure_of(error))
+
+    def committed(self, version: Version, error: Union[BaseException, str, None] = None) -> None:
+        """Ends a commit for which `on_commit` has returned `LATER`. The arguments are those of `loaded`."""
+        if error is None:
+            self._after_commit(version)
+        self._raw.report_committed(version.epoch, version.step, self._failure_of(error))
+
+    def _failure_of(self, error: Union[BaseException, str, None]) -> Optional[str]:
+        if error is None:
+            return None
+        self.error = error if isinstance(error, str) else sentence_of(error)
+        return self.error
+
     def status(self) -> ReplicaStatus:
         """The state of this rank now."""
         attached, state, epoch, step, refusals = self._raw.status()
@@ -247,9 +302,9 @@ class Replica:
 
     def close(self) -> None:
         """Detaches from the sidecar. May be called twice, from any thread and from a callback, whose step then fails. Arrays of
-        "adopt" read zeros afterwards."""
+        "adopt" and "borrow" read zeros afterwards."""
         self._raw.close()
-        for version in list(self._adopted):
+        for version in list(self._mapped):
             self._drop(version)
 
     @property
@@ -272,40 +327,57 @@ class Replica:
 
     def _answer(self, call: _Call) -> Optional[BaseException]:
         """Runs a callback and answers it. Returns what must leave poll(), if anything: what is no Exception."""
-        out = np.empty(call.bytes, np.uint8) if call.name == "read_tensor" else np.empty(0, np.uint8)
+        out = np.empty(call.bytes if call.name == "read_tensor" else 0, np.uint8)
         try:
-            self._run(call, out)
+            returned = self._run(call, out)
+            is_late = returned is LATER and call.name in ("load_layer", "commit")
         except BaseException as failure:
             self.error = sentence_of(failure)
             if isinstance(failure, Exception):
                 _log.error("replica %s: the callback %s failed", self.name, call.name, exc_info=failure)
-            self._raw.answer(False, self.error, 0, 0)
+            if call.name in ("load_begin", "load_layer") and call.version not in self._late_loads:
+                self._drop(call.version)
+            self._raw.answer(_FAILED, self.error, 0, 0)
             return None if isinstance(failure, Exception) else failure
-        self._raw.answer(True, "", out.ctypes.data, out.size)
+        if call.name == "load_layer" and is_late:
+            self._late_loads.add(call.version)
+        if call.name == "commit" and not is_late:
+            self._after_commit(call.version)
+        self._raw.answer(_LATER if is_late else _DONE, "", out.ctypes.data, out.size)
         return None
 
-    def _run(self, call: _Call, out: np.ndarray) -> None:
+    def _run(self, call: _Call, out: np.ndarray) -> Any:
         callback = self._given.get(call.name) or getattr(self, f"on_{call.name}")
         if call.name == "pause":
-            callback(call.mode, call.deadline_s)
-        elif call.name == "load_begin":
-            active = self.status().active
-            for version in list(self._adopted):  # also what was loaded and never committed
-                if version != active:
-                    self._drop(version)
-            callback(call.version)
-        elif call.name == "load_layer":
-            callback(call.version, call.layer, {self._tensors[index][0].name: self._layer_tensor(call.version, index, address, size)
-                                                for index, address, size in call.tensors})
-        elif call.name == "commit":
-            callback(call.version)
-            for version in list(self._adopted):
-                if version != call.version:
-                    self._drop(version)
-        elif call.name == "resume":
-            callback()
-        else:
-            callback(self._tensors[call.tensor][0].name, call.offset, out)
+            return callback(call.pause)
+        if call.name == "check_version":
+            return callback(call.version, {one.name: Spec(one.dtype, one.shape) for one in call.layout})
+        if call.name == "load_begin":
+            self._before_load(call)
+            return callback(call.version)
+        if call.name == "load_layer":
+            return callback(call.version, call.layer, {self._tensors[index][0].name: self._layer_tensor(call.version, index, address, size)
+                                                       for index, address, size in call.tensors})
+        if call.name == "commit":
+            return callback(call.version)
+        if call.name == "resume":
+            return callback()
+        return callback(self._tensors[call.tensor][0].name, call.offset, out)
+
+    def _before_load(self, call: _Call) -> None:
+        """What was loaded and never committed is no longer valid, unless another thread still uses it."""
+        active = self.status().active if self._take == "adopt" else None
+        self._loading = call.version
+        for version in list(self._mapped):
+            if version != active and version not in self._late_loads:
+                self._drop(version)
+        if self._any_layout:
+            self._tensors = [(one, None) for one in call.layout]
+
+    def _after_commit(self, committed: Version) -> None:
+        for version in list(self._mapped):
+            if version not in self._late_loads and (self._take == "borrow" or version != committed):
+                self._drop(version)
 
     def _layer_tensor(self, version: Version, index: int, address: int, size: int) -> Any:
         described, own = self._tensors[index]
@@ -317,11 +389,11 @@ class Replica:
             core.copy_out(address, array.ctypes.data, size)
             return array_of(array, described.dtype, shape)
         memory = core.Memory(address, size, False)
-        self._adopted.setdefault(version, []).append(memory)
+        self._mapped.setdefault(version, []).append(memory)
         return array_of(memory, described.dtype, shape)
 
     def _drop(self, version: Version) -> None:
-        for memory in self._adopted.pop(version, ()):
+        for memory in self._mapped.pop(version, ()):
             memory.detach()
 
 
@@ -333,7 +405,7 @@ def _serve(reference: "weakref.ref[Replica]", raw: "core.Engine") -> None:
             while (found := raw.next_call()) is not None:
                 replica = reference()
                 if replica is None:
-                    raw.answer(False, "the Replica object has been garbage-collected", 0, 0)
+                    raw.answer(_FAILED, "the Replica object has been garbage-collected", 0, 0)
                     continue
                 leaving = replica._answer(_Call(found))
                 del replica
