@@ -71,6 +71,7 @@ struct EngineOptions {
 
 // One engine and its thread. Shared by the Python object and the thread, so that a thread that must
 // not be waited for may end later.
+// It has more than 25 methods because each call of the C library is one.
 class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
  public:
   explicit PolledEngine(EngineOptions options) : options_(std::move(options)) {}

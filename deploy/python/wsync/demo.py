@@ -93,6 +93,7 @@ def run() -> int:
             print(f"A sidecar listens for engines at {socket}.")
             engine = subprocess.Popen([sys.executable, "-m", "wsync.demo", "--engine", socket], env=environment, text=True,
                                       stdout=subprocess.PIPE)
+            assert engine.stdout is not None
             if not engine.stdout.readline():
                 print("The engine did not attach; see its message above.", file=sys.stderr)
                 return 1
@@ -108,6 +109,7 @@ def run() -> int:
 
 def publish_all(run_dir: str, state_dir: str, engine: subprocess.Popen) -> int:
     settings = {"run_dir": run_dir, "state_dir": state_dir, "log.level": "warning", "bucket_bytes": "8MiB"}
+    assert engine.stdout is not None
     with wsync.Publisher(settings=settings) as publisher:
         for step in range(1, VERSIONS + 1):
             weights = weights_of(step)

@@ -98,7 +98,7 @@ class Publish:
             Error: it failed; the class tells how. `error.status` has the status in each of these cases.
         """
         wanted = _WAIT_FOR.get(state.lower()) if isinstance(state, str) else state
-        if wanted not in _WAIT_FOR.values():
+        if wanted is None or wanted not in _WAIT_FOR.values():
             raise InvalidInput(f"state is {state!r}, expected one of {', '.join(_WAIT_FOR)}")
         if timeout is not None and timeout < 0:
             raise InvalidInput(f"timeout is {timeout}, expected seconds from 0 on, or None")

@@ -347,7 +347,7 @@ class Replica:
         return None
 
     def _run(self, call: _Call, out: np.ndarray) -> Any:
-        callback = self._given.get(call.name) or getattr(self, f"on_{call.name}")
+        callback: Callable[..., Any] = self._given.get(call.name) or getattr(self, f"on_{call.name}")
         if call.name == "pause":
             return callback(call.pause)
         if call.name == "check_version":
