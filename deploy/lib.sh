@@ -166,19 +166,23 @@ ensure_cuda() {
   fi
 }
 
-# What the Python package is built with, as pinned packages in build/python/env. Without them everything else is built: it says in
-# one line why they are not there, and goes on.
+# What the Python package is built with, as pinned packages in build/python/env, and NumPy for its tests in build/python/test.
+# Without them everything else is built: it says in one line why they are not there, and goes on.
 ensure_python() {
-  local file=$root/deploy/python/requirements.txt environment=$root/build/python/env log=$root/build/python/env.log
-  if cmp -s "$file" "$environment/installed.txt"; then
-    say "the build tools of the Python package are installed (in build/python/env)"
+  local folder=$root/build/python log=$root/build/python/env.log
+  if cmp -s "$root/deploy/python/requirements.txt" "$folder/env/installed.txt" &&
+    cmp -s "$root/deploy/python/test-requirements.txt" "$folder/test/installed.txt"; then
+    say "the build tools of the Python package are installed (in build/python)"
   elif [ "$may_install" = 0 ]; then
     say "the Python package is not built: its build tools are missing, and --no-install is given"
   else
-    mkdir -p "$root/build/python"
-    say "installing into build/python/env: the build tools of the Python package"
-    if (ensure "$python_needs" && python_environment "$environment" "$file") >"$log" 2>&1; then return; fi
-    rm -rf "$environment"
+    mkdir -p "$folder"
+    say "installing into build/python: the build tools of the Python package, and NumPy for its tests"
+    if (ensure "$python_needs" && python_environment "$folder/env" "$root/deploy/python/requirements.txt" &&
+      python_environment "$folder/test" "$root/deploy/python/test-requirements.txt") >"$log" 2>&1; then
+      return
+    fi
+    rm -rf "$folder/env" "$folder/test"
     say "the Python package is not built: its build tools cannot be installed: $(tail -n 1 "$log") (complete log: build/python/env.log)"
   fi
 }
@@ -186,7 +190,8 @@ ensure_python() {
 # Prints what a build is configured with to make the Python package, one option a line; nothing without its build tools.
 python_options() {
   local environment=$root/build/python/env
-  cmp -s "$root/deploy/python/requirements.txt" "$environment/installed.txt" || return 0
+  cmp -s "$root/deploy/python/requirements.txt" "$environment/installed.txt" &&
+    cmp -s "$root/deploy/python/test-requirements.txt" "$root/build/python/test/installed.txt" || return 0
   printf '%s\n' -DWSYNC_PYTHON=ON "-DPython_EXECUTABLE=$environment/bin/python" \
     "-Dnanobind_DIR=$("$environment/bin/python" -m nanobind --cmake_dir)"
 }

@@ -13,7 +13,7 @@ beyond what each Linux system of the platform tag has. The wheel is written to b
 
   --build-dir DIR     take the compiled parts from this build of the tree, which has WSYNC_PYTHON=ON, and compile only what is not
                       up to date there; default: a release build of the service alone, in build/python/tree
-  --test-environment  also install the wheel and NumPy into an empty environment, build/python/test
+  --test-environment  also install the wheel into build/python/test, an environment that has NumPy only
   --no-install        install no Debian packages, and no Python packages: say what is missing, and stop
   -h, --help          this text
 
@@ -43,7 +43,7 @@ python=$work/env/bin/python
 mkdir -p "$work"
 ensure "$build_needs" "$python_needs"
 ensure_python
-[ -n "$(python_options)" ] || die 3 "the build tools are not in build/python/env; see above"
+[ -n "$(python_options)" ] || die 3 "the build tools are not in build/python; see above"
 
 if [ -z "$tree" ]; then
   tree=$work/tree
@@ -90,19 +90,9 @@ say "${wheel#"$root/"}: $(stat -c %s "$wheel" | numfmt --to=iec-i --suffix=B), $
 
 if [ "$test_environment" = 1 ]; then
   say "installing it into build/python/test"
-  # The wheel's own file decides, so that an unchanged one is not installed again.
-  stamp=$work/test/installed.txt
-  if ! { sha256sum <"$wheel"; cat "$root/deploy/python/test-requirements.txt"; } | cmp -s - "$stamp"; then
-    [ "$may_install" = 1 ] || [ -e "$work/test/bin/python" ] || die 3 "build/python/test is missing, and --no-install is given"
-    if ! cmp -s "$root/deploy/python/test-requirements.txt" "$work/test/requirements.txt"; then
-      [ "$may_install" = 1 ] || die 3 "build/python/test has other packages, and --no-install is given"
-      python3 -m venv --clear "$work/test"
-      "$work/test/bin/pip" install --quiet --disable-pip-version-check --retries 2 -r "$root/deploy/python/test-requirements.txt" ||
-        die 3 "NumPy cannot be installed into build/python/test"
-      cp "$root/deploy/python/test-requirements.txt" "$work/test/requirements.txt"
-    fi
+  if ! sha256sum <"$wheel" | cmp -s - "$work/test/wheel.txt"; then
     "$work/test/bin/pip" install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$wheel" ||
       die 1 "the wheel cannot be installed"
-    { sha256sum <"$wheel"; cat "$root/deploy/python/test-requirements.txt"; } >"$stamp"
+    sha256sum <"$wheel" >"$work/test/wheel.txt"
   fi
 fi

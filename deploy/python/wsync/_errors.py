@@ -146,7 +146,7 @@ class EngineRefused(Error):
     code = Code.ENGINE_REFUSED
 
 
-_CLASSES = {kind.code: kind for kind in (
+_CLASSES: dict[int, type[Error]] = {kind.code: kind for kind in (
     InvalidInput, NotFound, Refused, Busy, DeadlineExceeded, PeerLost, Fenced, DigestMismatch, ResourceExhausted, Cancelled,
     IoFailure, Internal, Partial, Closed, EngineRefused)}
 
