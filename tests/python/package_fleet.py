@@ -1,4 +1,5 @@
-"""A sidecar of the wheel and programs that use the package, in a directory of its own, for the tests of the package. The environment
+"""A sidecar of the wheel and programs that use the package, in a directory of its own, for the tests of the package. The
+environment
 that runs these tests has the wheel and NumPy only."""
 import json
 import os
@@ -93,7 +94,8 @@ class PackageFleet:
         self.directory = tempfile.mkdtemp(prefix="wsync-")
         self.run_dir = self.path("run")
         self.environment = dict(os.environ, WSYNC_RUN_DIR=self.run_dir, WSYNC_STATE_DIR=self.path("state"),
-                                WSYNC_LOG_LEVEL="warning", PYTHONPATH=os.path.dirname(os.path.abspath(__file__)), PYTHONFAULTHANDLER="1")
+                                WSYNC_LOG_LEVEL="warning", PYTHONFAULTHANDLER="1",
+                                PYTHONPATH=os.path.dirname(os.path.abspath(__file__)))
         self.settings = {"run_dir": self.run_dir, "state_dir": self.path("state"), "log.level": "warning", "bucket_bytes": "1MiB"}
         self.processes = []
         self.served = []

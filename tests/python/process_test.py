@@ -246,7 +246,8 @@ engine.close()
     def test_exceptions_are_pickled(self):
         failure = wsync.Partial("a sentence", tensor="x")
         copied = pickle.loads(pickle.dumps(failure))
-        self.assertEqual((type(copied), copied.sentence, copied.code, copied.tensor), (wsync.Partial, "a sentence", wsync.Code.PARTIAL, "x"))
+        self.assertEqual((type(copied), copied.sentence, copied.code, copied.tensor),
+                         (wsync.Partial, "a sentence", wsync.Code.PARTIAL, "x"))
 
 
 class Ending(ProcessCase):

@@ -85,7 +85,8 @@ class Publishing(unittest.TestCase):
         scale = np.repeat(np.repeat(held["a_scale_inv"], 128, 0), 128, 1)[:, :130]
         codes = f8.view(np.uint8)
         exponent, mantissa = (codes.astype(np.int32) >> 3) & 15, codes & 7
-        found = np.where(exponent, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0 ** -6) * np.where(codes & 128, -1, 1) * scale
+        found = np.where(exponent, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0 ** -6)
+        found *= np.where(codes & 128, -1, 1) * scale
         near = np.abs(values) > scale * 2.0 ** -6
         self.assertLess(np.max(np.abs(found - values)[near] / np.abs(values)[near]), 1 / 16 + 1e-6)
 
@@ -264,7 +265,8 @@ class Refusals(unittest.TestCase):
     def test_what_the_package_refuses_names_the_tensor(self):
         publisher = self.enterContext(self.fleet.publisher())
         swapped = np.zeros(4, np.dtype(np.float32).newbyteorder())
-        for wrong, word in (([1.0], "list"), (np.array(["x"]), "<U1"), (swapped, swapped.dtype.str), (np.zeros(2, np.complex128), "complex"),
+        for wrong, word in (([1.0], "list"), (np.array(["x"]), "<U1"), (swapped, swapped.dtype.str),
+                            (np.zeros(2, np.complex128), "complex"),
                             (wsync.Spec("BF16", (2,)), "description"), (wsync.Shard(np.zeros(3), (9,), [(0, 0, 4)]), "ranges"),
                             (wsync.Shard(np.zeros((2, 2)), (4, 4), [(0, 0, 2), (1, 0, 2)]), "2 ranges")):
             with self.assertRaises(wsync.InvalidInput) as caught:
@@ -327,7 +329,8 @@ class Refusals(unittest.TestCase):
         thread.join(DEADLINE_S)
         self.assertIsInstance(waited[0], (wsync.Closed, wsync.Cancelled))
         self.assertTrue(publisher.closed)
-        for call in (publish.status, publisher.check, publisher.version, publisher.roll_back, lambda: publisher.publish(weights_of(2)),
+        for call in (publish.status, publisher.check, publisher.version, publisher.roll_back,
+                     lambda: publisher.publish(weights_of(2)),
                      lambda: publish.wait("snapshotted")):
             with self.assertRaises(wsync.Closed):
                 call()

@@ -67,7 +67,8 @@ class Taking(Engines):
 
     def test_adopted_arrays_are_the_version_until_the_next_commit(self):
         held = {}
-        replica = wsync.Replica(self.socket, "r0", SPECS, take="adopt", load_layer=lambda version, layer, tensors: held.update(tensors))
+        replica = wsync.Replica(self.socket, "r0", SPECS, take="adopt",
+                                load_layer=lambda version, layer, tensors: held.update(tensors))
         self.fleet.serve(replica)
         self.committed(1)
         equal(self, held, weights_of(1))
@@ -111,9 +112,11 @@ class Taking(Engines):
         whole = weights_of(4)
         held = [{name: wsync.as_dtype(np.zeros((32, 32), np.uint16), "BF16") for name in NAMES} for _ in range(2)]
         paused = []
-        leader = wsync.Replica(self.socket, "r0", {name: wsync.Shard(array, (64, 32), [(0, 0, 32)]) for name, array in held[0].items()},
+        parts = [{name: wsync.Shard(array, (64, 32), [(0, 32 * rank, 32)]) for name, array in held[rank].items()}
+                 for rank in range(2)]
+        leader = wsync.Replica(self.socket, "r0", parts[0],
                                rank=0, world_size=2, serving=True, pause=paused.append)
-        follower = wsync.Replica(self.socket, "r0", {name: wsync.Shard(array, (64, 32), [(0, 32, 32)]) for name, array in held[1].items()},
+        follower = wsync.Replica(self.socket, "r0", parts[1],
                                  rank=1, world_size=2, leader=False, serving=True)
         for replica in (leader, follower):
             self.fleet.serve(replica)
@@ -335,13 +338,15 @@ class Serving(Engines):
         array = np.zeros((4, 4), np.float32)
         read_only = array.copy()
         read_only.flags.writeable = False
-        for tensors, word in (({"x": array.T[::2]}, "contiguous"), ({"x": read_only}, "writable"), ({"x": wsync.Spec("F32", (4, 4))}, "memory"),
+        for tensors, word in (({"x": array.T[::2]}, "contiguous"), ({"x": read_only}, "writable"),
+                              ({"x": wsync.Spec("F32", (4, 4))}, "memory"),
                               ({"x": wsync.Shard(array, (8, 4), [(0, 6, 4)])}, "x")):
             with self.assertRaises(wsync.Error) as caught:
                 wsync.Replica(self.socket, "r0", tensors)
             self.assertEqual(caught.exception.tensor, "x", word)
             self.assertIn(word, caught.exception.sentence)
-        for arguments, word in ((("relative", "r0"), "absolute"), ((self.socket, ""), "1 to 128"), ((self.socket, "x" * 200), "200")):
+        for arguments, word in ((("relative", "r0"), "absolute"), ((self.socket, ""), "1 to 128"),
+                                ((self.socket, "x" * 200), "200")):
             with self.assertRaises(wsync.InvalidInput) as caught:
                 wsync.Replica(*arguments, {"x": array})
             self.assertIn(word, caught.exception.sentence)

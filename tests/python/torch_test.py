@@ -13,8 +13,8 @@ except ImportError:
     print("skip: this environment has no torch")
     sys.exit(77)
 
-KINDS = [torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int32,
-         torch.int8, torch.uint8, torch.bool]
+KINDS = [torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
+         torch.int32, torch.int8, torch.uint8, torch.bool]
 
 
 class Torch(unittest.TestCase):

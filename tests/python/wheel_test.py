@@ -12,18 +12,20 @@ from wsync._native import EXECUTABLE, core
 
 PACKAGE = os.path.dirname(os.path.abspath(wsync.__file__))
 # What every Linux system of the platform tag has (PEP 600).
-OF_THE_SYSTEM = {"linux-vdso.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libresolv.so.2", "libutil.so.1",
-                 "libgcc_s.so.1", "libstdc++.so.6", "libz.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+OF_THE_SYSTEM = {"linux-vdso.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libresolv.so.2",
+                 "libutil.so.1", "libgcc_s.so.1", "libstdc++.so.6", "libz.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 
 def run(*command, **more):
     # With an empty PATH and PYTHONPATH, nothing of the machine helps.
-    return subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S, env={"HOME": "/nonexistent", "LC_ALL": "C.UTF-8"}, **more)
+    return subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S,
+                          env={"HOME": "/nonexistent", "LC_ALL": "C.UTF-8"}, **more)
 
 
 class Wheel(unittest.TestCase):
     def binaries(self):
-        found = [os.path.join(PACKAGE, "_native", name) for name in os.listdir(os.path.join(PACKAGE, "_native")) if not name.endswith((".py", ".pyi", "__"))]
+        native = os.path.join(PACKAGE, "_native")
+        found = [os.path.join(native, name) for name in os.listdir(native) if not name.endswith((".py", ".pyi", "__"))]
         libraries = os.path.join(os.path.dirname(PACKAGE), "wsync.libs")
         return found + [os.path.join(libraries, name) for name in os.listdir(libraries)]
 
@@ -31,7 +33,8 @@ class Wheel(unittest.TestCase):
         self.assertNotEqual(sys.prefix, sys.base_prefix)
         self.assertTrue(PACKAGE.startswith(sys.prefix), PACKAGE)
         self.assertEqual([path for path in sys.path if "dist-packages" in path], [])
-        self.assertEqual({found.metadata["Name"] for found in importlib.metadata.distributions()} - {"pip", "setuptools"}, {"numpy", "wsync"})
+        installed = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+        self.assertEqual(installed - {"pip", "setuptools"}, {"numpy", "wsync"})
 
     def test_every_library_comes_from_the_wheel_or_from_any_system(self):
         binaries = self.binaries()
@@ -97,7 +100,8 @@ class Commands(unittest.TestCase):
             fleet.sidecar()
             done = subprocess.run([sys.executable, "-m", "wsync.doctor"], text=True, capture_output=True, env=fleet.environment,
                                   timeout=DEADLINE_S)
-            direct = subprocess.run([EXECUTABLE, "doctor"], text=True, capture_output=True, env=fleet.environment, timeout=DEADLINE_S)
+            direct = subprocess.run([EXECUTABLE, "doctor"], text=True, capture_output=True, env=fleet.environment,
+                                    timeout=DEADLINE_S)
         self.assertRegex(done.stdout, r"\d+ checks, ")
         self.assertEqual(done.returncode, direct.returncode)
 

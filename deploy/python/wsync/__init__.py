@@ -11,6 +11,7 @@ from .publisher import Draft, Publish, Publisher
 from .replica import Replica
 
 __all__ = ["Array", "Busy", "Cancelled", "Closed", "Code", "DeadlineExceeded", "DigestMismatch", "Draft", "EngineRefused", "Error",
-           "Fenced", "Internal", "InvalidInput", "IoFailure", "LATER", "Later", "NotFound", "Partial", "Pause", "PauseMode", "PeerLost",
-           "Publish", "PublishState", "PublishStatus", "Publisher", "Range", "RankState", "Refused", "Replica", "ReplicaStatus", "ResourceExhausted", "RollBack",
+           "Fenced", "Internal", "InvalidInput", "IoFailure", "LATER", "Later", "NotFound", "Partial", "Pause", "PauseMode",
+           "PeerLost", "Publish", "PublishState", "PublishStatus", "Publisher", "Range", "RankState", "Refused", "Replica",
+           "ReplicaStatus", "ResourceExhausted", "RollBack",
            "Shard", "Spec", "Version", "as_dtype"]

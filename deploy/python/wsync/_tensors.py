@@ -20,7 +20,8 @@ _RAW = {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8", "F8_E8M0": "ui
 _NAME_OF = {np.dtype(known): name for name, known in _NUMPY.items()}
 # The dtypes of the package ml_dtypes, if the program uses it, and those of torch.
 _NAME_OF_WORD = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-                 "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"} | {known: name for name, known in _NUMPY.items()}
+                 "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
+_NAME_OF_WORD |= {known: name for name, known in _NUMPY.items()}
 CASTS = ("F32", "F16", "BF16")  # converted into each other, and to F8_E4M3
 
 
@@ -145,8 +146,8 @@ def is_torch(tensor: Any) -> bool:
 def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
     torch = sys.modules["torch"]
     if hasattr(tensor, "to_local") or hasattr(tensor, "full_tensor"):
-        raise InvalidInput(f"tensor {name} is a {type(tensor).__name__}: give its local part as wsync.Shard(tensor.to_local(), shape, "
-                           "ranges), or tensor.full_tensor()", tensor=name)
+        raise InvalidInput(f"tensor {name} is a {type(tensor).__name__}: give its local part as wsync.Shard(tensor.to_local(), "
+                           "shape, ranges), or tensor.full_tensor()", tensor=name)
     if tensor.device.type != "cpu":
         raise InvalidInput(f"tensor {name} is on {tensor.device}; only memory of the host can be given", tensor=name)
     if tensor.layout != torch.strided:
@@ -165,8 +166,8 @@ def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
 def _read_numpy(name: str, array: np.ndarray, writable: bool) -> tuple:
     dtype = getattr(array, "dtype_name", None) or _NAME_OF.get(array.dtype) or _NAME_OF_WORD.get(array.dtype.name)
     if dtype is None or not array.dtype.isnative:
-        raise InvalidInput(f"tensor {name} has the NumPy dtype {array.dtype}; expected numbers in the byte order of this machine; for "
-                           "BF16 and F8 use wsync.as_dtype, or ml_dtypes", tensor=name)
+        raise InvalidInput(f"tensor {name} has the NumPy dtype {array.dtype}; expected numbers in the byte order of this machine; "
+                           "for BF16 and F8 use wsync.as_dtype, or ml_dtypes", tensor=name)
     if writable and not (array.flags.c_contiguous and array.flags.writeable):
         raise InvalidInput(f"tensor {name} must be contiguous and writable, because the library writes into it", tensor=name)
     return dtype, tuple(array.shape), array
@@ -193,7 +194,8 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
     elif hasattr(given, "__array_interface__"):
         dtype, own_shape, own = _read_numpy(name, np.asarray(given), writable)
     else:
-        raise InvalidInput(f"tensor {name} is a {type(given).__name__}; expected an array of NumPy or a tensor of torch", tensor=name)
+        raise InvalidInput(f"tensor {name} is a {type(given).__name__}; expected an array of NumPy or a tensor of torch",
+                           tensor=name)
     whole = own_shape if shape is None else tuple(shape)
     expected = part_shape(whole, ranges) if all(0 <= r.dim < len(whole) for r in ranges) else None
     if expected is not None and expected != own_shape:

@@ -97,8 +97,8 @@ def run() -> int:
             if not engine.stdout.readline():
                 print("The engine did not attach; see its message above.", file=sys.stderr)
                 return 1
-            print(f"A Python engine has attached: {LAYERS} tensors of BF16, {LAYERS * ROWS * COLUMNS * 2 / 2**20:.0f} MiB. It computes "
-                  "steps all the time.")
+            print(f"A Python engine has attached: {LAYERS} tensors of BF16, {LAYERS * ROWS * COLUMNS * 2 / 2**20:.0f} MiB. It "
+                  "computes steps all the time.")
             return publish_all(run_dir, state_dir, engine)
         finally:
             for process in (engine, sidecar):
@@ -123,8 +123,8 @@ def publish_all(run_dir: str, state_dir: str, engine: subprocess.Popen) -> int:
                 print("The engine has ended; see its message above.", file=sys.stderr)
                 return 1
             said = json.loads(line)
-            print(f"Version {status.version}: the weights were free again after {copied * 1e3:.1f} ms, and the engine served it after "
-                  f"{whole * 1e3:.1f} ms. It stopped after step {said['after_step']} and stood still for "
+            print(f"Version {status.version}: the weights were free again after {copied * 1e3:.1f} ms, and the engine served it "
+                  f"after {whole * 1e3:.1f} ms. It stopped after step {said['after_step']} and stood still for "
                   f"{said['stood_still_ms']:.1f} ms.")
             if said["version"] != str(status.version) or said["digest"] != digest(weights):
                 print(f"The engine holds other bytes than version {status.version}.", file=sys.stderr)

@@ -92,7 +92,8 @@ class Publish:
             The status in that state.
 
         Raises:
-            DeadlineExceeded: the time is over, and the publish goes on; or its own deadline is over, and `error.status.state` is FAILED.
+            DeadlineExceeded: the time is over, and the publish goes on; or its own deadline is over, and `error.status.state` is
+                FAILED.
             Cancelled: a newer publish superseded it, or `wsync cancel` ended it.
             Partial: it is decided, but not every replica serves it yet.
             Error: it failed; the class tells how. `error.status` has the status in each of these cases.
@@ -166,7 +167,8 @@ class Draft:
         part = describe(name, tensor)
         computes = isinstance(scales, str)
         if computes and scales != "compute":
-            raise InvalidInput(f"tensor {name}: scales is '{scales}', expected 'compute', a number or an array of float32", tensor=name)
+            raise InvalidInput(f"tensor {name}: scales is '{scales}', expected 'compute', a number or an array of float32",
+                               tensor=name)
         numbers = np.empty(0, np.float32)
         if scales is not None and not computes:
             numbers = np.ascontiguousarray(scales, dtype=np.float32).reshape(-1)
@@ -174,7 +176,8 @@ class Draft:
         self._described.setdefault(name, (dtype or part.dtype, _tensors.part_shape(part.shape, part.ranges)))
 
     def tensor(self, name: str) -> Array:
-        """The memory of a tensor in the version, to be written in place, without any copy: this rank's part, in the published dtype.
+        """The memory of a tensor in the version, to be written in place, without any copy: this rank's part, in the published
+        dtype.
 
         The tensor must have been described, by an earlier version or by `Publisher.describe`. All of it must be written before the
         end of the block. At the end, the array is taken off the version: it may be kept, but it reads zeros from then on, and what
@@ -287,8 +290,8 @@ class Publisher:
         """Publishes the current weights. Returns when they may change again; the version travels meanwhile.
 
         The weights are copied once, straight to where the engines read them. A tensor that is not contiguous in row-major order is
-        first copied as a whole. It waits for no sidecar and no engine. Ctrl-C ends it, and the weights may change at once: nothing is
-        published, unless every tensor had been written already.
+        first copied as a whole. It waits for no sidecar and no engine. Ctrl-C ends it, and the weights may change at once: nothing
+        is published, unless every tensor had been written already.
 
         Args:
             tensors: a mapping of names to tensors (`model.state_dict()`), an iterable of (name, tensor), or an object with
@@ -296,8 +299,8 @@ class Publisher:
             step: the number of the training step, greater than those before. None: the next free one (one rank only). With several
                 ranks, all of them publish each step under the same number.
             dtype: the dtype that is published: one name for all tensors of F32, F16 or BF16, or a mapping from names of tensors.
-            tied: what becomes of several names for the same memory. "once": the first of them is published, as in checkpoints and as
-                engines expect it, which refuse a name that none of their ranks loads. "every": each name is.
+            tied: what becomes of several names for the same memory. "once": the first of them is published, as in checkpoints and
+                as engines expect it, which refuse a name that none of their ranks loads. "every": each name is.
 
         Returns:
             The publish, which is snapshotted.

@@ -111,8 +111,8 @@ class Replica:
         self.serving = serving
         self.error: Optional[str] = None
         self._take = take
-        self._given = {key: value for key, value in zip(_CALLBACKS, (pause, load_begin, load_layer, commit, resume, read_tensor, check_version))
-                       if value is not None}
+        given = (pause, load_begin, load_layer, commit, resume, read_tensor, check_version)
+        self._given = {key: value for key, value in zip(_CALLBACKS, given) if value is not None}
         is_controller = has_controller and leader
         any_layout = tensors is None and not is_controller
         if any_layout and take not in ("adopt", "borrow"):
@@ -125,8 +125,8 @@ class Replica:
         self._late_loads: set = set()  # versions whose layers are still being used, until loaded()
         self._mapped: dict = {}  # version -> the memory that its arrays look at
         self._thread: Optional[threading.Thread] = None
-        self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout, has_controller,
-                                self._has("read_tensor"), self._has("check_version"))
+        self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
+                                has_controller, self._has("read_tensor"), self._has("check_version"))
         close_at_exit(self)
         try:
             self._raw.report_starting()
@@ -153,7 +153,8 @@ class Replica:
     # Callbacks.
 
     def on_pause(self, pause: Pause) -> None:
-        """Leader: stop serving at a step that all ranks agree on, and return at once. Every rank calls `paused` when it has stopped.
+        """Leader: stop serving at a step that all ranks agree on, and return at once. Every rank calls `paused` when it has
+        stopped.
 
         Args:
             pause: what becomes of running requests, until when all ranks must have stopped, and for which version.
@@ -171,9 +172,9 @@ class Replica:
         Args:
             version: the version that is loaded.
             layer: the number of the layer.
-            tensors: the tensors of the layer by name. "pieces": your own arrays or tensors. "whole": arrays that are yours. "adopt":
-                read-only arrays, until another version is committed, or the replica is closed. "borrow": the same, until the commit
-                of this version is answered. In both cases also until the load fails; after that they read zeros.
+            tensors: the tensors of the layer by name. "pieces": your own arrays or tensors. "whole": arrays that are yours.
+                "adopt": read-only arrays, until another version is committed, or the replica is closed. "borrow": the same, until
+                the commit of this version is answered. In both cases also until the load fails; after that they read zeros.
 
         Returns:
             None; or, with "adopt" and "borrow", `LATER`: the arrays are used on another thread, which calls `loaded` at the end,
@@ -192,8 +193,8 @@ class Replica:
         self.serving = True
 
     def on_check_version(self, version: Version, tensors: Mapping[str, Spec]) -> None:
-        """A version is staged. An exception refuses it: this replica keeps the version that it serves, and nobody pauses. Called while
-        the engine serves, so it must return soon.
+        """A version is staged. An exception refuses it: this replica keeps the version that it serves, and nobody pauses. Called
+        while the engine serves, so it must return soon.
 
         Args:
             version: the version.
@@ -201,8 +202,8 @@ class Replica:
         """
 
     def on_read_tensor(self, name: str, offset: int, out: np.ndarray) -> None:
-        """"whole" and "borrow": write bytes of a tensor as held into `out`, for `wsync verify`. Without it, the fleet says that the tensors
-        of this engine cannot be read back.
+        """"whole" and "borrow": write bytes of a tensor as held into `out`, for `wsync verify`. Without it, the fleet says that
+        the tensors of this engine cannot be read back.
 
         Args:
             name: the tensor.
@@ -251,8 +252,8 @@ class Replica:
             InvalidInput: a leader has the default of `on_pause`, or the replica was started before.
         """
         if not self._has("pause"):
-            raise InvalidInput("start() needs a pause callback that makes your loop stop and then reports paused(step); the default "
-                               "is for a loop that calls poll()")
+            raise InvalidInput("start() needs a pause callback that makes your loop stop and then reports paused(step); the "
+                               "default is for a loop that calls poll()")
         if self._thread is not None:
             raise InvalidInput(f"replica '{self.name}' was started before")
         self._raw.check()  # not in a forked child
@@ -356,8 +357,9 @@ class Replica:
             self._before_load(call)
             return callback(call.version)
         if call.name == "load_layer":
-            return callback(call.version, call.layer, {self._tensors[index][0].name: self._layer_tensor(call.version, index, address, size)
-                                                       for index, address, size in call.tensors})
+            layer = {self._tensors[index][0].name: self._layer_tensor(call.version, index, address, size)
+                     for index, address, size in call.tensors}
+            return callback(call.version, call.layer, layer)
         if call.name == "commit":
             return callback(call.version)
         if call.name == "resume":
