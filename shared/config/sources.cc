@@ -1,6 +1,7 @@
 #include "shared/config/sources.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <unistd.h>
 
@@ -13,15 +14,24 @@
 
 namespace wsync::config {
 
+namespace {
+
+// Not configuration keys. They belong to the tests (fail_point.h), to the library lookup
+// (cuda_library.h), and to engines that the Python package attaches (wsync/vllm/settings.py).
+constexpr std::array<std::string_view, 6> kOtherVariables{
+    "WSYNC_FAIL_POINT",    "WSYNC_CUDA_LIBRARY",   "WSYNC_NCCL_LIBRARY",
+    "WSYNC_ENGINE_SOCKET", "WSYNC_ENGINE_REPLICA", "WSYNC_ENGINE_CACHE"};
+
+}  // namespace
+
 std::map<std::string, std::string> process_environment() {
   std::map<std::string, std::string> found;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
     const std::size_t equals = text.find('=');
-    // These variables are not configuration keys: they belong to the tests (fail_point.h) and to
-    // the library lookup (cuda_library.h).
-    if (text.starts_with("WSYNC_FAIL_POINT=") || text.starts_with("WSYNC_CUDA_LIBRARY=") ||
-        text.starts_with("WSYNC_NCCL_LIBRARY="))
+    if (std::ranges::any_of(kOtherVariables, [&](std::string_view other) {
+          return text.substr(0, equals) == other;
+        }))
       continue;
     if (text.starts_with("WSYNC_") && equals != std::string_view::npos)
       found.emplace(text.substr(0, equals), text.substr(equals + 1));
