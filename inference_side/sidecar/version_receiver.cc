@@ -276,10 +276,10 @@ void VersionReceiver::staged(std::uint64_t attempt,
 
 void VersionReceiver::unusable(const Version& version, const Error& why) {
   if (arriving_ && arriving_->held && arriving_->version == version)
-    failed(arriving_->attempt, why);
+    failed(arriving_->attempt, why, why.code() == ErrorCode::kRefused);
 }
 
-void VersionReceiver::failed(std::uint64_t attempt, const Error& error) {
+void VersionReceiver::failed(std::uint64_t attempt, const Error& error, bool is_refused) {
   if (arriving_ && arriving_->attempt != attempt) return;
   const bool source_lost =
       error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeadline;
@@ -290,8 +290,10 @@ void VersionReceiver::failed(std::uint64_t attempt, const Error& error) {
     withdraw_relay(arriving_->version, error.message());
     drop_arriving();
   }
-  options_.step(staging::StagingFailed{
-      .attempt = attempt, .reason = error.message(), .source_lost = source_lost});
+  options_.step(staging::StagingFailed{.attempt = attempt,
+                                       .reason = error.message(),
+                                       .source_lost = source_lost,
+                                       .is_refused = is_refused});
 }
 
 void VersionReceiver::cancel(const staging::CancelStaging& command) {

@@ -75,7 +75,8 @@ class VersionReceiver {
   void cancel(const staging::CancelStaging& command);
   void release(const staging::ReleaseVersion& command);
   void check_copy(const staging::CheckCopy& command);
-  // The bytes of a version are not those of its digest. If it is still arriving, its staging fails.
+  // The bytes of a version are not those of its digest, or an engine refuses it (kRefused). If it
+  // is still arriving, its staging fails.
   void unusable(const Version& version, const Error& why);
   // Connects to the trainer by those kinds that keep a connection, so that its end is noticed.
   // `sources`: where the trainer serves versions.
@@ -118,7 +119,7 @@ class VersionReceiver {
   void expect_buckets(const staging::StartStaging& command, transport::FetchRequest& wanted,
                       transport::SinkCallbacks& callbacks);
   void staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);
-  void failed(std::uint64_t attempt, const Error& error);
+  void failed(std::uint64_t attempt, const Error& error, bool is_refused = false);
   void drop_arriving();
   void count_idle_time();
   void release_unused();

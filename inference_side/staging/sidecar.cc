@@ -269,7 +269,7 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Stage& mes
   }
   const bool begins = round_.assign(envelope.request, message);  // step() starts it
   if (round_.state() == ReceiveState::kStaged)
-    reply_staged("", false);
+    reply_staged({});
   else if (!begins)
     ++dropped_;
 }
@@ -283,9 +283,8 @@ void Sidecar::handle(const StagingDone& event) {
   const Digest expected = round_.announce().content_digest;
   if (event.content_digest != expected) {
     out_.emplace_back(ReleaseVersion{version});
-    reply_staged(fmt::format("content digest {}, expected {}", event.content_digest.to_string(),
-                             expected.to_string()),
-                 false);
+    reply_staged({.reason = fmt::format("content digest {}, expected {}",
+                                        event.content_digest.to_string(), expected.to_string())});
     round_.close();
     return;
   }
@@ -307,19 +306,22 @@ void Sidecar::handle(const StagingFailed& event) {
     ++dropped_;
     return;
   }
-  reply_staged(event.reason.empty() ? "the source of the version was lost" : event.reason,
-               event.source_lost);
+  StagingFailed failure = event;
+  if (failure.reason.empty()) failure.reason = "the source of the version was lost";
+  reply_staged(failure);
   if (event.source_lost)
     round_.stall();
   else
     round_.close();
 }
 
-void Sidecar::reply_staged(const std::string& failure, bool source_lost) {
+void Sidecar::reply_staged(const StagingFailed& failure) {
   const HeldCopy* copy = held_.find(round_.version());
-  control::Staged staged{
-      .version = round_.version(), .failure = failure, .source_lost = source_lost};
-  if (failure.empty() && copy != nullptr) {
+  control::Staged staged{.version = round_.version(),
+                         .failure = failure.reason,
+                         .source_lost = failure.source_lost,
+                         .is_refused = failure.is_refused};
+  if (failure.reason.empty() && copy != nullptr) {
     staged.content_digest = copy->content;
     staged.bytes = copy->bytes;
   }

@@ -109,7 +109,8 @@ class Sidecar {
   [[nodiscard]] bool make_room();
   [[nodiscard]] std::optional<Version> oldest_unneeded() const;
   void release_surplus();
-  void reply_staged(const std::string& failure, bool source_lost);
+  // An empty reason: the version is staged.
+  void reply_staged(const StagingFailed& failure);
   void drop_incoming();
   void release(const Version& version);
   void release_undecided();

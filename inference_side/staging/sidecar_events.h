@@ -73,6 +73,7 @@ struct StagingFailed {
   std::uint64_t attempt = 0;
   std::string reason;
   bool source_lost = false;  // the received buckets are kept; a new source sends the rest
+  bool is_refused = false;   // an engine refuses the version
 };
 // The answer to CheckCopy. An answer about a copy that was released is dropped.
 struct CopyChecked {

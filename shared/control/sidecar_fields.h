@@ -83,6 +83,7 @@ void fields(V& v, M& m) {
   v.number("staging_ns", m.staging_ns);
   v.sentence("failure", m.failure);
   v.flag("source_lost", m.source_lost);
+  v.flag("is_refused", m.is_refused);
 }
 
 template <class V, class M>

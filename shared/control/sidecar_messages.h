@@ -100,6 +100,8 @@ struct Staged {
   std::string failure;  // not empty: staging failed, and the rest is void
   // With a failure: only the source was lost. A new Stage resumes the transfer where it stopped.
   bool source_lost = false;
+  // With a failure: an engine refuses the version, so no other source or transport helps.
+  bool is_refused = false;
 };
 
 enum class DecisionKind : std::uint8_t {

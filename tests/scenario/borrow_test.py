@@ -92,7 +92,10 @@ class Borrow(unittest.TestCase):
             first = fleet.pushed(one)
             code, answer = fleet.ask("push", other)
             self.assertEqual(code, 1, answer)
-            self.assertIn("this engine has no place for tensor fits.not", answer["result"]["reason"])
+            self.assertEqual(answer["result"]["code"], "refused", answer)
+            # Once: no other transport was tried for it.
+            self.assertRegex(answer["result"]["reason"], "^sidecar 's0': replica 'a' rank 0 refuses 1.2: the engine's check_version "
+                                                         "callback failed: this engine has no place for tensor fits.not$")
             replica = fleet.replicas()["a"]
             self.assertEqual((replica["version"], replica["state"], replica["ready"]), (first, "serving", True), replica)
             second = fleet.pushed(one)

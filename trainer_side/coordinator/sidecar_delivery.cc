@@ -37,6 +37,7 @@ std::string earlier_failures(const Member& member) {
 Result<StagedAnswer> handle_staging_failure(CoordinatorContext& context, Member& member,
                                             const control::Staged& staged,
                                             const PublishRequested* snapshot) {
+  if (staged.is_refused) return fail(ErrorCode::kRefused, staged.failure);
   if (staged.source_lost) member.delivery.lose_source(staged.failure);
   const std::string kind = member.delivery.transport();
   // What goes wrong at another sidecar of the chain is not a failure of the kind.
