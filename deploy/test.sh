@@ -16,6 +16,8 @@ build/python/env, and tested in build/python/test. If one of these cannot be ins
   --with-reference  also install the reference libraries (pinned Python packages in a separate environment under build/),
                     generate the golden files again and compare them, and compare the reference model with
                     transformers and the optimizer with torch
+  --with-engines    also install vLLM for CPUs and TRL (pinned Python packages in build/engines-venv, about 600 MB of downloads, 3.5 GB
+                    on disk), and test the adapters with real servers and a real training run (about 15 minutes)
   --with-browser    also install Chromium, which the test of the coordinator's web page needs; without it that test is skipped
   --preset NAME     dev (default), release, asan or tsan
   --label REGEX     run only tests with this label: unit, contract, scenario, simulation, gpu, python, soak; default: all except soak
@@ -30,6 +32,7 @@ TEXT
 preset=dev
 reference=0
 browser=0
+engines=0
 select=(-LE soak)
 install=()
 while [ $# -gt 0 ]; do
@@ -37,6 +40,7 @@ while [ $# -gt 0 ]; do
     --no-install) may_install=0 install=(--no-install) ;;
     --with-reference) reference=1 ;;
     --with-browser) browser=1 ;;
+    --with-engines) engines=1 ;;
     --preset | --label)
       [ $# -ge 2 ] || die 2 "$1 needs a value; see --help"
       if [ "$1" = --preset ]; then preset=$2; else select=(-L "$2"); fi
@@ -76,6 +80,11 @@ passed=1
 run_ctest "$root/build/$preset" "${select[@]}" || passed=0
 say_cuda "$root/build/$preset"
 [ "$passed" = 1 ] || die 1 "tests failed; see above and build/$preset/Testing/Temporary/LastTest.log"
+if [ "$engines" = 1 ]; then
+  [ ${#python[@]} -gt 0 ] || die 3 "--with-engines needs the wheel of the Python package, which was not made; see above"
+  say "real engines"
+  "$root/tests/engines/run.sh" || die 1 "the adapters do not work with the real engines; see above"
+fi
 if [ "$reference" = 1 ]; then
   say "reference libraries"
   "$root/tests/reference/run.sh" "build/$preset" || die 1 "results differ from the reference libraries; see above"

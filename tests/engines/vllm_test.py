@@ -1,0 +1,281 @@
+"""wsync in real vLLM servers on the CPU."""
+import os
+import signal
+import sys
+import tempfile
+import threading
+import unittest
+
+import wsync
+from safetensors.torch import load_file
+from vllm_fleet import Requests, Server, VllmFleet
+
+import models
+
+PROMPTS = [[(7 * i + 3 * j + 11) % 250 for j in range(6 + i)] for i in range(6)]
+# A token may differ from the best one of another implementation by rounding, but not by more, in float32.
+ROUNDING = 1e-2
+COUNT = 400  # tokens of a request
+VERSIONS = int(os.environ.get("WSYNC_TEST_VERSIONS", "170"))
+WORK = tempfile.TemporaryDirectory(prefix="wsync-models-")
+
+
+def directory(name):
+    return os.path.join(WORK.name, name)
+
+
+def setUpModule():
+    for half, seed in ("a", 1), ("b", 2):
+        models.save(directory(half), models.mixture, seed, half, models.torch.float32)
+        models.save(directory(f"bf16_{half}"), models.mixture, seed, half)
+        models.save(directory(f"dense_{half}"), models.dense, seed)
+    # Too large for the cache of the processor, so that a load takes its time.
+    models.save(directory("large_a"), lambda: models.mixture(8, 512, 32, 256), 1, "a")
+    models.save(directory("large_b"), lambda: models.mixture(8, 512, 32, 256), 2, "b")
+
+
+def tearDownModule():
+    WORK.cleanup()
+
+
+def half_of(token):
+    return next(half for half, tokens in models.HALVES.items() if token in tokens)
+
+
+class Vllm(unittest.TestCase):
+    """`a` and `b` are the checkpoints; a server is started with `a`."""
+
+    def judged(self, prompt, tokens, halves):
+        """Asserts that each token is the one that the model of its half computes, given all tokens before it."""
+        for half in set(halves):
+            margins = models_judges(half).margins(prompt, tokens)
+            for position, (own, margin) in enumerate(zip(halves, margins)):
+                if own == half:
+                    self.assertLess(margin, ROUNDING, f"token {position} of {len(tokens)} is not that of version {half}: {halves}")
+
+    def test_tokens_are_those_of_a_fresh_server(self):
+        for shape in "bf16_", "dense_", "large_":
+            with self.subTest(shape), VllmFleet() as fleet:
+                _, engines = fleet.sidecar("s0")
+                fleet.start("trainer")
+                fresh = Server(fleet, directory(f"{shape}b"), attached=False).until_serving()
+                expected = [fresh.generate(prompt, 32)[0] for prompt in PROMPTS]
+                fresh.kill()
+                server = Server(fleet, directory(f"{shape}a"), engines=engines, replica="r0").until_serving()
+                old = [server.generate(prompt, 32)[0] for prompt in PROMPTS]
+                self.assertNotEqual(old, expected)
+                version = fleet.pushed(directory(f"{shape}b"))
+                found = [server.generate(prompt, 32) for prompt in PROMPTS]
+                self.assertEqual([tokens for tokens, _, _ in found], expected)
+                self.assertEqual({spans for _, _, spans in ((t, f, tuple(s)) for t, f, s in found)}, {((version, 0, 32),)})
+                state = server.state()
+                self.assertEqual((state["version"], state["attached"], state["state"]), (version, True, "serving"))
+                print(f"\n{shape}: {state['switches'][-1]}", file=sys.stderr)
+                fleet.pushed(directory(f"{shape}a"))
+                self.assertEqual([server.generate(prompt, 32)[0] for prompt in PROMPTS], old)
+
+
+    def spans_agree(self, tokens, spans):
+        """The half of each token, which must be one half for each span of versions. Returns the halves."""
+        halves = [half_of(token) for token in tokens]
+        self.assertEqual([begin for _, begin, _ in spans] + [len(tokens)], [0] + [end for _, _, end in spans], spans)
+        for version, begin, end in spans:
+            self.assertEqual(len(set(halves[begin:end])), 1, f"two versions computed the tokens {begin} to {end} of {version}")
+        return halves
+
+    def test_a_thousand_steps_and_no_mixed_one(self):
+        """Requests run all the time on two ranks while versions alternate. Each token is that of one version, and no request is
+        lost."""
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            server = Server(fleet, directory("a"), "-tp", "2", "--dtype", "float32", engines=engines, replica="r0",
+                            VLLM_CPU_OMP_THREADS_BIND="0|1").until_serving()
+            states = {half: load_file(os.path.join(directory(half), "model.safetensors")) for half in "ab"}
+            settings = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"}
+            with wsync.Publisher(settings=settings) as publisher:
+                fleet.until(lambda: fleet.replicas().get("r0", {}).get("ranks_attached") == 3, "the two ranks and the controller")
+
+                def alternate():
+                    for step in range(1, VERSIONS + 1):
+                        publisher.publish(states["ba"[step % 2 - 1]], step=step).wait("committed")
+
+                results = self.under_load(server, alternate)
+            points, lengths = 0, {}
+            for prompt, (tokens, ended, spans) in results:
+                self.assertEqual((len(tokens), ended), (COUNT, "length"))
+                halves = self.spans_agree(tokens, spans)
+                self.judged(prompt, tokens, halves)
+                points += sum(one != two for one, two in zip(halves, halves[1:]))
+                for version, first, last in spans[1:-1]:  # that were served from their first to their last step
+                    lengths.setdefault(version, set()).add(last - first)
+            print(f"\n{len(results)} requests, {VERSIONS} versions, {points} switches inside of requests", file=sys.stderr)
+            self.assertGreaterEqual(points, 3 * VERSIONS)
+            # All requests switched at the same steps: each computed as many tokens with a version as every other.
+            self.assertEqual({version: found for version, found in lengths.items() if len(found) > 1}, {})
+            self.assertGreater(len(lengths), VERSIONS // 2)
+            paused = sorted(s["whole_ms"] for s in server.state()["switches"])
+            print(f"stood still: median {paused[len(paused) // 2]:.1f} ms", file=sys.stderr)
+
+    def under_load(self, server, act):
+        """Runs `act` while four requests run at any time. Returns the prompt and the result of each request."""
+        results, failures, over = [], [], threading.Event()
+
+        def load(prompt):
+            try:
+                while not over.is_set():
+                    results.append((prompt, server.generate(prompt, COUNT)))
+            except Exception as failure:  # a thread's exception would be lost
+                failures.append(failure)
+
+        server.generate(PROMPTS[0], 4)  # the first step takes seconds
+        threads = [threading.Thread(target=load, args=(prompt,)) for prompt in PROMPTS[:4]]
+        for thread in threads:
+            thread.start()
+        try:
+            act()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(failures, [])
+        return results
+
+    def test_an_adapter_that_is_not_atomic_is_caught(self):
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            plugin = planted_plugin(fleet)
+            server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0", PYTHONPATH=plugin,
+                            VLLM_PLUGINS="wsync,wsync_planted").until_serving()
+            fleet.pushed(directory("b"))
+            tokens, _, spans = server.generate(PROMPTS[0], 32)
+            with self.assertRaises(AssertionError):
+                self.judged(PROMPTS[0], tokens, self.spans_agree(tokens, spans))
+
+    def test_what_becomes_of_running_requests(self):
+        for mode, ends in ("abort", {"abort", "length"}), ("wait", {"length"}), ("keep", {"length"}):
+            with self.subTest(mode), VllmFleet() as fleet:
+                _, engines = fleet.sidecar("s0")
+                fleet.start("trainer", "--set", f"pause_mode={mode}", "--set", "deadlines.pause=60s")
+                server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0").until_serving()
+                versions = []
+                results = self.under_load(server, lambda: versions.append(fleet.pushed(directory("b"))))
+                halves = []
+                for prompt, (tokens, ended, spans) in results:
+                    halves.append(self.spans_agree(tokens, spans))
+                    self.judged(prompt, tokens, halves[-1])
+                self.assertEqual({ended for _, (_, ended, _) in results}, ends)
+                # Only requests that are kept go on with other weights.
+                self.assertEqual(any(len(set(found)) > 1 for found in halves), mode == "keep")
+                after = server.generate(PROMPTS[5], 16)
+                self.assertEqual((self.spans_agree(after[0], after[2]), after[2]), (["b"] * 16, [(versions[0], 0, 16)]))
+
+    def test_a_pause_that_outlives_its_deadline(self):
+        """Requests that must end first take longer than the fleet waits. The push is told so, and the fleet goes on trying until
+        the requests have ended; no token has a version that nobody was told of."""
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer", "--set", "pause_mode=wait", "--set", "deadlines.pause=100ms")
+            server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0").until_serving()
+            told = []
+            results = self.under_load(server, lambda: told.append(fleet.ask("push", directory("b"))))
+            code, answer = told[0]
+            print(f"\n{answer['result']['reason']}", file=sys.stderr)
+            if code != 0:
+                self.assertIn("did not pause within 100 ms, and is asked again until it does", answer["result"]["reason"])
+            for prompt, (tokens, _, spans) in results:
+                self.judged(prompt, tokens, self.spans_agree(tokens, spans))
+            fleet.until_ready(answer["result"]["version"], "r0")
+            tokens, _, spans = server.generate(PROMPTS[0], 8)
+            self.assertEqual((set(map(half_of, tokens)), spans), ({"b"}, [(answer["result"]["version"], 0, 8)]))
+
+    def test_two_replicas_and_restarts(self):
+        with VllmFleet() as fleet:
+            sidecar, engines = fleet.sidecar("s0")
+            fleet.start("trainer", "--set", "pause_mode=keep")
+            servers = [Server(fleet, directory("bf16_a"), engines=engines, replica=name) for name in ("r0", "r1")]
+            for server in servers:
+                server.until_serving()
+            first = fleet.pushed(directory("bf16_b"))
+            expected = servers[0].generate(PROMPTS[0], 24)
+            self.assertEqual(set(map(half_of, expected[0])), {"b"})
+            self.assertEqual(servers[1].generate(PROMPTS[0], 24), expected)
+            # The sidecar is killed while requests run, and comes back.
+            requests = Requests(servers[0], PROMPTS[:2], 300)
+            sidecar.send_signal(signal.SIGKILL)
+            sidecar.wait()
+            fleet.sidecar("s0")
+            for _, ended, spans in requests.done():
+                self.assertEqual((ended, spans), ("length", [(first, 0, 300)]))
+            fleet.until_ready(first, "r0", "r1")
+            second = fleet.pushed(directory("bf16_a"))
+            self.assertEqual([server.state()["version"] for server in servers], [second, second])
+            # A server that is restarted is given the version of the fleet, not that of its directory.
+            third = fleet.pushed(directory("bf16_b"))
+            servers[1].kill()
+            again = Server(fleet, directory("bf16_a"), engines=engines, replica="r1").until_serving()
+            fleet.until_ready(third, "r0", "r1")
+            tokens, _, spans = again.generate(PROMPTS[0], 24)
+            self.assertEqual((tokens, spans), (expected[0], [(third, 0, 24)]))
+
+    def test_what_does_not_fit_is_refused_before_anything_moves(self):
+        def refused(fleet, checkpoint):
+            code, answer = fleet.ask("push", checkpoint)
+            self.assertEqual((code, answer["result"]["code"]), (1, "refused"), answer)
+            return answer["result"]["reason"]
+
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            server = Server(fleet, directory("bf16_a"), engines=engines, replica="r0").until_serving()
+            before = server.generate(PROMPTS[0], 8)[0]
+            self.assertRegex(refused(fleet, directory("large_b")), r"replica 'r0' rank 0 refuses \S+: .*the model has the shape \[")
+            renamed = models.rename(directory("bf16_b"), fleet.path("renamed"), lambda name: name.replace("self_attn", "attention"))
+            self.assertRegex(refused(fleet, renamed), "layers.0.self_attn.k_norm.weight: the model has it, the version does not; "
+                                                      "nearest: model.layers.0.attention.k_norm.weight; and 17 more")
+            lacking = models.rename(directory("bf16_b"), fleet.path("lacking"), lambda name: None if "experts.3" in name else name)
+            self.assertIn("the model has it, the version does not", refused(fleet, lacking))
+            self.assertEqual(server.state()["switches"], [])
+            self.assertEqual(server.generate(PROMPTS[0], 8)[0], before)
+            # A trainer that keeps its weights in float32 is no mistake.
+            fleet.pushed(directory("b"))
+            self.assertEqual(set(map(half_of, server.generate(PROMPTS[0], 8)[0])), {"b"})
+
+
+JUDGES = {}
+
+
+def models_judges(half):
+    if half not in JUDGES:
+        JUDGES[half] = models.Judge(directory(half))
+    return JUDGES[half]
+
+
+def planted_plugin(fleet):
+    """A directory with a plugin that makes the adapter load only half of each version."""
+    root = fleet.path("planted")
+    os.makedirs(os.path.join(root, "wsync_planted-1.dist-info"))
+    with open(os.path.join(root, "wsync_planted-1.dist-info", "METADATA"), "w", encoding="utf-8") as out:
+        out.write("Metadata-Version: 2.1\nName: wsync-planted\nVersion: 1\n")
+    with open(os.path.join(root, "wsync_planted-1.dist-info", "entry_points.txt"), "w", encoding="utf-8") as out:
+        out.write("[vllm.general_plugins]\nwsync_planted = wsync_planted:register\n")
+    with open(os.path.join(root, "wsync_planted.py"), "w", encoding="utf-8") as out:
+        out.write(PLANTED)
+    return root
+
+
+PLANTED = """
+def register():
+    from wsync.vllm.worker import WsyncWeightTransferEngine as Engine
+    whole = Engine._load
+    def half(self, load):
+        # Two tensors of layer 1 stay as they were: a step computes with two versions.
+        load.tensors = [(name, array) for name, array in load.tensors if ".layers.1.input_layernorm" not in name
+                        and ".layers.1.post_attention" not in name]
+        whole(self, load)
+    Engine._load = half
+"""
+
+
+if __name__ == "__main__":
+    unittest.main()
