@@ -334,7 +334,9 @@ class Replica:
             is_late = returned is LATER and call.name in ("load_layer", "commit")
         except BaseException as failure:
             self.error = sentence_of(failure)
-            if isinstance(failure, Exception):
+            if isinstance(failure, Error):  # it says itself what is wrong, as a refusal does
+                _log.warning("replica %s: the callback %s: %s", self.name, call.name, self.error)
+            elif isinstance(failure, Exception):
                 _log.error("replica %s: the callback %s failed", self.name, call.name, exc_info=failure)
             if call.name in ("load_begin", "load_layer") and call.version not in self._late_loads:
                 self._drop(call.version)

@@ -1,0 +1,148 @@
+"""wsync in transformers: a model in your own process follows a trainer.
+
+    follower = wsync.transformers.attach(model, "/run/wsync/host0.engines", "r0")
+    model.generate(...)                 # each forward pass computes with one version
+    follower.version                    # that is served
+
+The weights are copied into the model's own parameters between two forward passes: no pass sees two versions. A version may have the
+names of a checkpoint, or those of the model in memory, where transformers 5 keeps the experts of a layer in one tensor. Float dtypes
+are converted. A version that lacks a parameter, or has others, is refused before anything moves.
+
+A cache of keys and values (`past_key_values`) survives a switch: drop it if a generation must not mix versions in its attention.
+Optimizer states and compiled graphs with folded constants do not notice a switch.
+
+Run with: transformers 5.19 and torch 2.13 on the CPU, Qwen3 and Qwen3-MoE. Not run: other architectures with fused experts, GPUs.
+"""
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import torch as _torch
+
+from ._errors import Refused
+from ._tensors import Spec
+from ._values import Pause, Version
+from .replica import Replica
+from .torch import as_tensor
+
+# One matrix of one expert, as checkpoints have it.
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight$")
+
+
+class Follower:
+    """A model that follows a trainer. Made by `attach`.
+
+    A thread of its own serves the link. It waits for the end of a running forward pass before the model pauses, and holds up the
+    next one until the model is resumed; a forward pass is therefore never longer than the time that the fleet waits for a pause.
+
+    Attributes:
+        version: the `Version` that the model has, or None: its own weights.
+        replica: the `Replica`, for its status.
+    """
+
+    def __init__(self, model: Any, socket: str, name: str):
+        self.version: Optional[Version] = None
+        self._parameters = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        self._gate = threading.Lock()  # held during a forward pass, and from a pause to its end
+        self._paused = False
+        self._steps = 0
+        self._hooks = [model.register_forward_pre_hook(self._before), model.register_forward_hook(self._after, always_call=True)]
+        self.replica = Replica(socket, name, take="borrow", serving=True, pause=self._pause, check_version=self._check,
+                               load_layer=self._load_layer, commit=self._commit, resume=self._resume)
+        self.replica.start()
+
+    def close(self) -> None:
+        """Detaches; the model keeps the weights that it has."""
+        self.replica.close()
+        for hook in self._hooks:
+            hook.remove()
+        if self._paused:
+            self._resume()
+
+    # The model's thread.
+
+    def _before(self, *_: Any) -> None:
+        self._gate.acquire()
+
+    def _after(self, *_: Any) -> None:
+        self._steps += 1
+        self._gate.release()
+
+    # The link's thread.
+
+    def _pause(self, pause: Pause) -> None:
+        del pause
+        if not self._paused:
+            self._gate.acquire()
+            self._paused = True
+        self.replica.paused(self._steps)
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._gate.release()
+
+    def _check(self, version: Version, tensors: Mapping[str, Spec]) -> None:
+        """Raises `Refused` unless the tensors are those of the model, each once."""
+        del version
+        covered: dict = {}  # address of a parameter -> {address of a part: its elements}
+        for name, spec in tensors.items():
+            parameter, target = self._target(name)
+            if target is None:
+                nearest = difflib.get_close_matches(name, self._parameters, 1)
+                raise Refused(f"{name}: the version has it, the model does not" + (f"; nearest: {nearest[0]}" if nearest else ""))
+            if tuple(target.shape) != tuple(spec.shape):
+                raise Refused(f"{name}: the model has the shape {list(target.shape)}, the version {list(spec.shape)}")
+            if spec.dtype not in ("F64", "F32", "F16", "BF16"):
+                raise Refused(f"{name}: the model has {target.dtype}, the version {spec.dtype}, and only F64, F32, F16 and BF16 are "
+                              "converted into each other")
+            covered.setdefault(parameter.data_ptr(), {})[target.data_ptr()] = target.numel()
+        for name, parameter in self._parameters.items():
+            if sum(covered.get(parameter.data_ptr(), {}).values()) < parameter.numel():
+                raise Refused(f"{name}: the model has it, the version does not, or not all of it")
+
+    def _target(self, name: str) -> tuple:
+        """Where a tensor of a version goes: the parameter, and itself or the part of it that is one expert's. (None, None): nowhere."""
+        if name in self._parameters:
+            return self._parameters[name], self._parameters[name]
+        expert = _EXPERT.match(name)
+        if expert is None:
+            return None, None
+        stack, number, matrix = expert[1], int(expert[2]), expert[3]
+        fused = self._parameters.get(f"{stack}.{'down_proj' if matrix == 'down_proj' else 'gate_up_proj'}")
+        if fused is None or number >= fused.shape[0]:
+            return None, None
+        if matrix == "down_proj":
+            return fused, fused[number]
+        half = fused.shape[1] // 2
+        return fused, fused[number, :half] if matrix == "gate_proj" else fused[number, half:]
+
+    @_torch.no_grad()
+    def _load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> None:
+        del version, layer
+        for name, array in tensors.items():
+            self._target(name)[1].copy_(as_tensor(array))
+
+    def _commit(self, version: Version) -> None:
+        self.version = version
+
+
+def attach(model: Any, socket: str, name: str) -> Follower:
+    """Makes a model follow the trainer of a fleet.
+
+    Args:
+        model: a model of transformers, or any `torch.nn.Module` whose `state_dict` has the names of the versions.
+        socket: the absolute path of the sidecar's engine socket.
+        name: the name of the replica.
+
+    Returns:
+        The follower. Keep it as long as the model shall follow.
+
+    Raises:
+        EngineRefused: the socket's path or the name breaks a rule.
+    """
+    return Follower(model, socket, name)
