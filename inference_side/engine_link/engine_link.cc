@@ -68,7 +68,9 @@ EngineLink::EngineLink(EngineDescription description, Engine& engine)
       machine_({.replica = description_.replica,
                 .rank = description_.rank,
                 .leader = description_.leader,
-                .adopts = description_.take == control::TakeMode::kAdopt,
+                .adopts = description_.take == control::TakeMode::kAdopt ||
+                          (description_.take == control::TakeMode::kBorrow &&
+                           planted("borrowed_load_not_marked")),
                 .serving = description_.serving}) {
   status_.state = machine_.state();
 }
@@ -361,7 +363,8 @@ void EngineLink::prepare(const PrepareVersion& action, std::span<const UniqueFd>
     loader_->forget(version);
     publish_layouts();
   }
-  execute(machine_.handle_prepared(action.request, version, outcome, is_prepared && !outcome));
+  const bool is_refused = is_prepared && !outcome && !planted("refusal_not_reported");
+  execute(machine_.handle_prepared(action.request, version, outcome, is_refused));
 }
 
 void EngineLink::start_load(const StartLoad& action) {
@@ -380,7 +383,7 @@ void EngineLink::commit(const CommitEngine& action) {
     return;
   }
   const auto answer = engine_.commit(action.version);
-  if (answer && *answer == Answer::kLater)
+  if (answer && *answer == Answer::kLater && !planted("late_commit_not_awaited"))
     committing_ = action;
   else
     execute(machine_.handle_committed(action.request, action.version,

@@ -35,7 +35,7 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   const auto found = prepared_.find(version);
   WSYNC_CHECK(found != prepared_.end(),
               fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
-  if (const auto busy = awaited())
+  if (const auto busy = awaited(); busy && !planted("late_load_overtaken"))
     return LoadOutcome{.result =
                            fail(ErrorCode::kBusy,
                                 fmt::format("the engine has not reported yet that it has loaded {}",
@@ -52,7 +52,7 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
         description_.take == TakeMode::kPieces ? copiers(copy_threads) : nullptr;
     auto loaded = session_->load_arena(helpers);
     // After an error too: the engine may still read the layers that it was given.
-    if (session_->awaits_engine()) {
+    if (session_->awaits_engine() && !planted("late_load_not_awaited")) {
       late_failure_ = loaded ? Result<>{} : std::move(loaded);
       return std::nullopt;
     }
@@ -103,7 +103,9 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
   copied_bytes_ += session_->copied_bytes();
   session_.reset();
   // An engine that borrows or adopts still reads the arena after its load.
-  if (!outcome.result || !control::maps_version(description_.take)) drop_loading();
+  if (!outcome.result || !control::maps_version(description_.take) ||
+      planted("borrowed_lease_ends_early"))
+    drop_loading();
   // Unmap before the answer is sent. The sidecar frees the buffers of a load when it has every
   // answer, and their memory is then free.
   buffers_.end_load();
@@ -124,6 +126,7 @@ void VersionLoader::activate() {
     const auto previous = std::exchange(adopted_, loading_);
     if (previous && previous->arena) previous->arena->release();
   }
+  if (description_.take == TakeMode::kBorrow && planted("borrowed_lease_kept")) return;
   drop_loading();
 }
 
@@ -139,7 +142,7 @@ void VersionLoader::release(bool keep_loaded) {
   forget_arenas();
   // An engine that has not answered still reads its layers. Otherwise, an engine that borrows or
   // adopts has pointers to the loaded version, and may still receive a commit.
-  if (!awaited()) {
+  if (!awaited() || planted("late_lease_let_go")) {
     session_.reset();
     if (!keep_loaded || !control::maps_version(description_.take)) drop_loading();
   }

@@ -2,6 +2,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/planted.h"
 
 namespace wsync::plugin {
 
@@ -28,7 +29,8 @@ void PublishBoard::update(std::uint64_t id, const control::PublishStatus& status
   control::PublishStatus& known = found->second.status;
   if (is_final(known.state) || status.state < known.state) return;
   known = status;
-  if (status.state >= PublishState::kSnapshotted && status.state <= PublishState::kCommitted)
+  if (status.state >= PublishState::kSnapshotted && status.state <= PublishState::kCommitted &&
+      !planted("snapshot_forgotten"))
     found->second.is_snapshotted = true;
   if (is_final(known.state)) ended(id);
   changed_.notify_all();

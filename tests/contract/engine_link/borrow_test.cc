@@ -38,7 +38,7 @@ TEST(Borrow, TheLeaseEndsWithTheCommit) {
   EXPECT_TRUE(is_read(arena)) << "the engine reads it until its commit";
   EXPECT_EQ(rank.link->status().state, RankState::kLoaded);
   expect_committed(rank, kFirst);
-  EXPECT_FALSE(is_read(arena));
+  EXPECT_FALSE(is_read(arena)) << "an engine that hangs now would keep the arena";
   expect_holds(model, rank.engine, arena);
 }
 
@@ -161,7 +161,7 @@ TEST(Later, NoByteIsGivenUpBeforeTheReport) {
   EXPECT_EQ(rank.peer.accept().state, RankState::kTainted);
   rank.peer.welcome_unified();
   prepare(rank, model, kFirst, arena);
-  EXPECT_TRUE(is_read(arena));
+  EXPECT_TRUE(is_read(arena)) << "the engine's thread still reads";
   EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
               HasSubstr("the engine has not reported yet that it has loaded 1.1"));
   EXPECT_TRUE(is_read(arena));
