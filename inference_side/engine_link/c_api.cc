@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "inference_side/engine_link/engine_link.h"
@@ -65,17 +67,21 @@ class CallbackEngine final : public wsync::engine::Engine {
   CallbackEngine(const wsync_engine_callbacks& callbacks, void* user)
       : callbacks_(callbacks), user_(user) {}
 
-  // Why the next call or report fails. Any thread.
+  // Why the next call or report of the calling thread fails.
   void explain(const char* sentence) {
     const std::lock_guard lock(mutex_);
-    why_ = sentence == nullptr ? "" : sentence;
+    if (sentence == nullptr)
+      why_.erase(std::this_thread::get_id());
+    else
+      why_[std::this_thread::get_id()] = sentence;
   }
   // The result of something that ended with `code`. `what` is the subject of the error.
   Result<> outcome(int code, std::string_view what) {
     std::string why;
     {
       const std::lock_guard lock(mutex_);
-      why.swap(why_);  // a sentence belongs to one answer only
+      // A sentence belongs to one answer only.
+      if (auto said = why_.extract(std::this_thread::get_id())) why = std::move(said.mapped());
     }
     if (code == 0) return {};
     return wsync::fail(ErrorCode::kRefused,
@@ -133,7 +139,7 @@ class CallbackEngine final : public wsync::engine::Engine {
   wsync_engine_callbacks callbacks_;
   void* user_;
   std::mutex mutex_;
-  std::string why_;  // protected by mutex_
+  std::map<std::thread::id, std::string> why_;  // protected by mutex_
 };
 
 Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tensor,

@@ -199,10 +199,13 @@ void EngineLink::handle_late(LateAnswer answer) {
         answer.call == LateAnswer::Call::kLoad ? "loaded" : "committed", answer.version.to_string(),
         awaited ? fmt::format("{} is awaited", awaited->to_string()) : "nothing is awaited"));
   if (answer.call == LateAnswer::Call::kLoad) {
-    // The sidecar may have been lost meanwhile, or may have given this load up.
-    if (machine_.loading() == answer.version)
+    // The sidecar may have given this load up meanwhile, and may have sent another one.
+    const auto postponed = std::exchange(postponed_, std::nullopt);
+    if (!postponed && machine_.loading() == answer.version)
       return end_load(loader_->end_load(std::move(answer.result)));
-    return loader_->drop_awaited();
+    loader_->drop_awaited();
+    if (postponed && machine_.loading() == postponed->version) start_load(*postponed);
+    return;
   }
   const CommitEngine commit = *std::exchange(committing_, std::nullopt);
   if (machine_.state() == RankState::kLoaded)
@@ -275,6 +278,7 @@ void EngineLink::handle_malformed(const std::optional<control::Envelope>& envelo
 void EngineLink::handle_loss(const std::string& why) {
   execute(machine_.handle_loss(why));
   reading_.reset();
+  postponed_.reset();
   loader_->release(machine_.state() == RankState::kLoaded);
   if (planted("engine_resumes_alone") && machine_.state() == RankState::kPaused) {
     (void)engine_.resume();
@@ -316,7 +320,7 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
           execute(machine_.handle_pause_failed(a.request, paused.error()));
       },
       [&](const MapBuffers& a) {
-        const auto mapped = loader_->buffers().map(*a.message, fds);
+        const auto mapped = map_buffers(*a.message, fds);
         execute(machine_.handle_buffers_mapped(a.request, *a.message, mapped, now()));
       },
       [&](const StartLoad& a) { start_load(a); },
@@ -367,12 +371,20 @@ void EngineLink::prepare(const PrepareVersion& action, std::span<const UniqueFd>
   execute(machine_.handle_prepared(action.request, version, outcome, is_refused));
 }
 
-void EngineLink::start_load(const StartLoad& action) {
+Result<> EngineLink::map_buffers(const control::Load& load, std::span<const UniqueFd> fds) {
+  // Until the engine has answered, nobody knows which weights it has.
   if (committing_)
-    return end_load(
-        {.result = fail(ErrorCode::kBusy,
-                        fmt::format("the engine has not reported yet that it has committed {}",
-                                    committing_->version.to_string()))});
+    return fail(ErrorCode::kBusy,
+                fmt::format("the engine has not reported yet that it has committed {}",
+                            committing_->version.to_string()));
+  return loader_->buffers().map(load, fds);
+}
+
+void EngineLink::start_load(const StartLoad& action) {
+  if (loader_->awaited() && !planted("late_load_overtaken")) {
+    postponed_ = action;
+    return;
+  }
   const auto ended = loader_->start_load(action.version, action.deadline, action.copy_threads);
   if (ended) end_load(*ended);
 }

@@ -102,6 +102,7 @@ class EngineLink final : private LinkHandler {
   void take_bucket(const TakeBucket& action);
   void end_load(const LoadOutcome& outcome) { execute(machine_.handle_load_ended(outcome)); }
   void prepare(const PrepareVersion& action, std::span<const UniqueFd> fds);
+  [[nodiscard]] Result<> map_buffers(const control::Load& load, std::span<const UniqueFd> fds);
   void start_load(const StartLoad& action);
   void commit(const CommitEngine& action);
   void resume_engine(const ResumeEngine& action);
@@ -129,6 +130,9 @@ class EngineLink final : private LinkHandler {
   std::optional<ReadBack> reading_;  // each poll() continues it
   // The commit that the engine has answered with Answer::kLater.
   std::optional<CommitEngine> committing_;
+  // The newest load that came while the engine had not answered an earlier one. It begins when the
+  // engine has.
+  std::optional<StartLoad> postponed_;
 
   mutable std::mutex mutex_;  // guards the members below
   std::deque<RankReport> reports_;

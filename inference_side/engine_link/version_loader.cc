@@ -35,11 +35,6 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   const auto found = prepared_.find(version);
   WSYNC_CHECK(found != prepared_.end(),
               fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
-  if (const auto busy = awaited(); busy && !planted("late_load_overtaken"))
-    return LoadOutcome{.result =
-                           fail(ErrorCode::kBusy,
-                                fmt::format("the engine has not reported yet that it has loaded {}",
-                                            busy->to_string()))};
   session_.reset();  // it borrows from loading_
   drop_loading();
   loading_ = found->second;
@@ -89,6 +84,7 @@ std::optional<Version> VersionLoader::awaited() const {
 }
 
 void VersionLoader::drop_awaited() {
+  late_failure_ = Result<>{};
   session_.reset();
   drop_loading();
 }

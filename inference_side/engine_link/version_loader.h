@@ -46,7 +46,7 @@ class VersionLoader {
 
   // Starts to load a prepared version, in place of any load in progress. Returns the outcome if the
   // load has already ended: if an arena is mapped and the engine does not answer later, or after an
-  // error of the engine. Returns kBusy while the engine still reads the bytes of an earlier load.
+  // error of the engine. Must not be called while awaited() has a version.
   [[nodiscard]] std::optional<LoadOutcome> start_load(const Version& version, TimePoint deadline,
                                                       std::uint32_t copy_threads);
   struct BucketOutcome {

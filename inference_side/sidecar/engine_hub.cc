@@ -61,10 +61,13 @@ Result<> EngineHub::open() {
       std::make_unique<EngineRegistry>(devices_ ? devices_->registry_devices() : RegistryDevices{});
   preparation_ = std::make_unique<VersionPreparation>(
       loop_, devices_ ? &devices_->group() : nullptr,
-      VersionPreparation::Callbacks{
-          .on_rank_prepared = [this](const std::string& replica) { loads_->advance(replica); },
-          .on_devices_ready = [this] { loads_->advance_all(); },
-          .on_unusable = options_.on_unusable});
+      VersionPreparation::Callbacks{.on_rank_prepared =
+                                        [this](const std::string& replica) {
+                                          announce_unprepared(replica);
+                                          loads_->advance(replica);
+                                        },
+                                    .on_devices_ready = [this] { loads_->advance_all(); },
+                                    .on_unusable = options_.on_unusable});
   loads_ = std::make_unique<LoadDriver>(
       loop_,
       LoadDriverOptions{.registry = registry_.get(),
@@ -168,7 +171,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   loads_->engine_lost(rank->replica, rank->id);
   preparation_->detached(rank);
   log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, error.message());
-  notify(rank->replica, reload::RankDetached{.rank = rank->rank});
+  if (!rank->held_back) notify(rank->replica, reload::RankDetached{.rank = rank->rank});
 }
 
 void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
@@ -231,7 +234,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
   std::visit(
       Overloaded{
           [&](const control::Pong&) {},
-          [&](const control::Prepared& prepared) { preparation_->handle(rank, prepared); },
+          [&](const control::Prepared& prepared) { handle_prepared(rank, prepared); },
           [&](const control::Paused&) {
             notify(rank->replica, reload::RankPaused{.rank = rank->rank, .request = request});
           },
@@ -345,10 +348,40 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   preparation_->attached(rank);
   absent_.attached(rank->replica, rank->rank);
   close_starting(*rank);
-  notify(rank->replica, reload::RankAttached{.rank = rank->rank,
-                                             .leader = hello.leader,
-                                             .state = hello.state,
-                                             .active = hello.active});
+  rank->held_back = reload::RankAttached{
+      .rank = rank->rank, .leader = hello.leader, .state = hello.state, .active = hello.active};
+  if (!rank->any_layout || preparation_->newest_layout() == nullptr) announce_attached(*rank);
+}
+
+// Those that are asked nothing, because the newest version cannot be prepared for them.
+void EngineHub::announce_unprepared(const std::string& replica) {
+  const auto versions = preparation_->versions();
+  if (versions.empty()) return;
+  const Version newest = versions.back();
+  for (const auto& rank : ranks_) {
+    if (rank->replica != replica || !rank->held_back) continue;
+    const auto found = rank->prepared.find(newest);
+    if (found != rank->prepared.end() && !found->second) announce_attached(*rank);
+  }
+}
+
+void EngineHub::announce_attached(EngineRank& rank) {
+  if (!rank.attached || !rank.held_back) return;
+  notify(rank.replica, *std::exchange(rank.held_back, std::nullopt));
+}
+
+void EngineHub::handle_prepared(const std::shared_ptr<EngineRank>& rank,
+                                const control::Prepared& prepared) {
+  const auto versions = preparation_->versions();
+  const bool is_newest = !versions.empty() && prepared.version == versions.back();
+  if (rank->held_back && is_newest && prepared.is_refused)
+    return refuse(*rank, {.reason = fmt::format("replica '{}' rank {} does not take {}, which is "
+                                                "served: {}",
+                                                rank->replica, rank->rank,
+                                                prepared.version.to_string(), prepared.failure),
+                          .problems = {}});
+  preparation_->handle(rank, prepared);
+  if (is_newest) announce_attached(*rank);
 }
 
 // Why the load that runs has not brought what it had to; std::nullopt if it has, or if other ranks
@@ -443,6 +476,8 @@ void EngineHub::unmap_arenas() {
 
 void EngineHub::remove_version(const Version& version) {
   if (preparation_->remove(version, attached())) loads_->release(version);
+  // It may be the one that a rank was asked about.
+  for (const auto& rank : attached()) announce_attached(*rank);
   if (of_lost_.erase(version) != 0) unmap_arenas();
 }
 

@@ -126,6 +126,9 @@ class EngineHub {
                        const control::EngineStarting& starting);
   void handle_hello(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
                     control::EngineHello hello);
+  void handle_prepared(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);
+  void announce_attached(EngineRank& rank);
+  void announce_unprepared(const std::string& replica);
   void handle_loaded(const EngineRank& rank, std::uint64_t request, control::Loaded& loaded);
   [[nodiscard]] std::optional<reload::SumMismatch> check_loaded(const EngineRank& rank,
                                                                 control::Loaded& loaded);

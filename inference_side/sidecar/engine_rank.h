@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "inference_side/reload/switch_events.h"
 #include "inference_side/reload/weight_pipeline.h"
 #include "inference_side/sidecar/load_cache.h"
 #include "shared/base/error.h"
@@ -30,7 +32,10 @@ struct EngineRank {
   bool attached = false;
   bool maps_version = false;  // it reads the staged version itself
   bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty
-  bool silent = false;        // it does not poll its link (EngineLiveness)
+  // Its attachment, which the switch of its replica is not told of until the rank has answered
+  // whether it takes the newest version: a replica that does not must not be paused for it.
+  std::optional<reload::RankAttached> held_back;
+  bool silent = false;  // it does not poll its link (EngineLiveness)
   std::string replica;
   std::uint32_t rank = 0;
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;

@@ -144,13 +144,47 @@ class Vllm(unittest.TestCase):
         with VllmFleet() as fleet:
             _, engines = fleet.sidecar("s0")
             fleet.start("trainer")
-            plugin = planted_plugin(fleet)
+            plugin = planted_plugin(fleet, PLANTED)
             server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0", PYTHONPATH=plugin,
                             VLLM_PLUGINS="wsync,wsync_planted").until_serving()
             fleet.pushed(directory("b"))
             tokens, _, spans = server.generate(PROMPTS[0], 32)
             with self.assertRaises(AssertionError):
                 self.judged(PROMPTS[0], tokens, self.spans_agree(tokens, spans))
+
+    def test_a_load_that_fails_is_told_and_tried_again(self):
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0",
+                            PYTHONPATH=planted_plugin(fleet, FAILS_ONCE), VLLM_PLUGINS="wsync,wsync_planted").until_serving()
+            fleet.pushed(directory("a"))
+            code, answer = fleet.ask("push", directory("b"))
+            self.assertEqual((code, answer["result"]["code"]), (1, "partial"), answer)
+            self.assertIn("rank 0: the engine's load failed: RuntimeError: no memory for layer 1", answer["result"]["reason"])
+            version = answer["result"]["version"]
+            fleet.until_ready(version, "r0")
+            tokens, _, spans = server.generate(PROMPTS[0], 32)
+            self.assertEqual((set(map(half_of, tokens)), spans), ({"b"}, [(version, 0, 32)]))
+            self.judged(PROMPTS[0], tokens, ["b"] * 32)
+
+    def test_a_load_that_fails_on_one_of_two_ranks(self):
+        """The other rank still loads when the fleet gives the load up."""
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            server = Server(fleet, directory("a"), "-tp", "2", "--dtype", "float32", engines=engines, replica="r0",
+                            VLLM_CPU_OMP_THREADS_BIND="0|1", PYTHONPATH=planted_plugin(fleet, FAILS_ON_ONE_RANK),
+                            VLLM_PLUGINS="wsync,wsync_planted").until_serving()
+            fleet.pushed(directory("a"))
+            code, answer = fleet.ask("push", directory("b"))
+            self.assertEqual((code, answer["result"]["code"]), (1, "partial"), answer)
+            self.assertIn("rank 0: the engine's load failed: RuntimeError: no memory", answer["result"]["reason"])
+            version = answer["result"]["version"]
+            fleet.until_ready(version, "r0")
+            tokens, _, spans = server.generate(PROMPTS[0], 32)
+            self.assertEqual((set(map(half_of, tokens)), spans), ({"b"}, [(version, 0, 32)]))
+            self.judged(PROMPTS[0], tokens, ["b"] * 32)
 
     def test_what_becomes_of_running_requests(self):
         for mode, ends in ("abort", {"abort", "length"}), ("wait", {"length"}), ("keep", {"length"}):
@@ -180,9 +214,9 @@ class Vllm(unittest.TestCase):
             told = []
             results = self.under_load(server, lambda: told.append(fleet.ask("push", directory("b"))))
             code, answer = told[0]
-            print(f"\n{answer['result']['reason']}", file=sys.stderr)
-            if code != 0:
-                self.assertIn("did not pause within 100 ms, and is asked again until it does", answer["result"]["reason"])
+            # Either the requests happened to end within 100 ms, or the replica was asked again, which ends them.
+            self.assertIn(code, (0, 1), answer)
+            self.assertRegex(answer["result"]["reason"], "^$|did not pause within 100 ms, and is asked again until it does")
             for prompt, (tokens, _, spans) in results:
                 self.judged(prompt, tokens, self.spans_agree(tokens, spans))
             fleet.until_ready(answer["result"]["version"], "r0")
@@ -235,6 +269,8 @@ class Vllm(unittest.TestCase):
                                                       "nearest: model.layers.0.attention.k_norm.weight; and 17 more")
             lacking = models.rename(directory("bf16_b"), fleet.path("lacking"), lambda name: None if "experts.3" in name else name)
             self.assertIn("the model has it, the version does not", refused(fleet, lacking))
+            headless = models.rename(directory("bf16_b"), fleet.path("headless"), lambda name: None if "lm_head" in name else name)
+            self.assertIn("lm_head.weight: the model has it, the version does not", refused(fleet, headless))
             self.assertEqual(server.state()["switches"], [])
             self.assertEqual(server.generate(PROMPTS[0], 8)[0], before)
             # A trainer that keeps its weights in float32 is no mistake.
@@ -251,8 +287,8 @@ def models_judges(half):
     return JUDGES[half]
 
 
-def planted_plugin(fleet):
-    """A directory with a plugin that makes the adapter load only half of each version."""
+def planted_plugin(fleet, source):
+    """A directory with a plugin of vLLM that plants a fault into the adapter."""
     root = fleet.path("planted")
     os.makedirs(os.path.join(root, "wsync_planted-1.dist-info"))
     with open(os.path.join(root, "wsync_planted-1.dist-info", "METADATA"), "w", encoding="utf-8") as out:
@@ -260,7 +296,7 @@ def planted_plugin(fleet):
     with open(os.path.join(root, "wsync_planted-1.dist-info", "entry_points.txt"), "w", encoding="utf-8") as out:
         out.write("[vllm.general_plugins]\nwsync_planted = wsync_planted:register\n")
     with open(os.path.join(root, "wsync_planted.py"), "w", encoding="utf-8") as out:
-        out.write(PLANTED)
+        out.write(source)
     return root
 
 
@@ -274,6 +310,43 @@ def register():
                         and ".layers.1.post_attention" not in name]
         whole(self, load)
     Engine._load = half
+"""
+
+FAILS_ONCE = """
+def register():
+    from wsync.vllm.worker import WsyncWeightTransferEngine as Engine
+    whole = Engine._load
+    loads = []
+    def fails_once(self, load):
+        loads.append(load.version)
+        if len(loads) != 2:
+            return whole(self, load)
+        # The first half of the layers is there.
+        some = load.tensors[:len(load.tensors) // 2]
+        def half():
+            yield from some
+            raise RuntimeError("no memory for layer 1")
+        load.tensors = half()
+        whole(self, load)
+    Engine._load = fails_once
+"""
+
+
+FAILS_ON_ONE_RANK = """
+import time
+
+def register():
+    from wsync.vllm.worker import WsyncWeightTransferEngine as Engine
+    whole = Engine._load
+    loads = []
+    def fails_once(self, load):
+        loads.append(load.version)
+        if len(loads) == 2 and self.parallel_config.rank == 0:
+            raise RuntimeError("no memory")
+        whole(self, load)
+        if len(loads) == 2:
+            time.sleep(3)  # long after the other rank has failed
+    Engine._load = fails_once
 """
 
 

@@ -103,6 +103,24 @@ class Borrow(unittest.TestCase):
             self.assertEqual([line.split(":")[0] for line in lines if line.startswith("holds")],
                              [f"holds version {v}" for v in (first, second)])
 
+    def test_an_engine_that_comes_late_and_does_not_take_what_is_served(self):
+        """It is told so, and is not paused: it serves what it has."""
+        with LoaderFleet(WSYNC) as fleet:
+            one = tensors.make(fleet.path("one"), 1)
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            fits = fleet.loader(engines, "a")
+            version = fleet.pushed(one)
+            with fleet.log() as log:
+                process = subprocess.Popen([LOADER, engines, "b", tensors.HEAD], env=fleet.environment, text=True,
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            fleet.processes.append(process)
+            reason = f"does not take {version}, which is served: the engine's check_version callback failed: this engine has no place"
+            fleet.until(lambda: reason in fleet.replicas().get("b", {}).get("reason", ""), "the reason of the refusal")
+            self.assertEqual((fleet.replicas()["a"]["version"], fleet.replicas()["a"]["ready"]), (version, True))
+            self.assertEqual(self.lines(process), [])
+            self.assertEqual(len(self.lines(fits)), 1)
+
     def test_a_sidecar_that_is_killed_and_comes_back(self):
         with LoaderFleet(WSYNC) as fleet:
             one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)

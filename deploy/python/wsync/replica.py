@@ -304,6 +304,8 @@ class Replica:
     def close(self) -> None:
         """Detaches from the sidecar. May be called twice, from any thread and from a callback, whose step then fails. Arrays of
         "adopt" and "borrow" read zeros afterwards."""
+        for version in list(self._mapped):  # before the lease ends, so that nobody reads the bytes of a later version
+            self._drop(version)
         self._raw.close()
         for version in list(self._mapped):
             self._drop(version)
@@ -329,6 +331,10 @@ class Replica:
     def _answer(self, call: _Call) -> Optional[BaseException]:
         """Runs a callback and answers it. Returns what must leave poll(), if anything: what is no Exception."""
         out = np.empty(call.bytes if call.name == "read_tensor" else 0, np.uint8)
+        # Before the callback: the thread that it hands the layer to may be done before it returns.
+        was_late = call.version in self._late_loads
+        if call.name == "load_layer":
+            self._late_loads.add(call.version)
         try:
             returned = self._run(call, out)
             is_late = returned is LATER and call.name in ("load_layer", "commit")
@@ -338,12 +344,14 @@ class Replica:
                 _log.warning("replica %s: the callback %s: %s", self.name, call.name, self.error)
             elif isinstance(failure, Exception):
                 _log.error("replica %s: the callback %s failed", self.name, call.name, exc_info=failure)
+            if call.name == "load_layer" and not was_late:
+                self._late_loads.discard(call.version)
             if call.name in ("load_begin", "load_layer") and call.version not in self._late_loads:
                 self._drop(call.version)
             self._raw.answer(_FAILED, self.error, 0, 0)
             return None if isinstance(failure, Exception) else failure
-        if call.name == "load_layer" and is_late:
-            self._late_loads.add(call.version)
+        if call.name == "load_layer" and not is_late and not was_late:
+            self._late_loads.discard(call.version)
         if call.name == "commit" and not is_late:
             self._after_commit(call.version)
         self._raw.answer(_LATER if is_late else _DONE, "", out.ctypes.data, out.size)
@@ -359,9 +367,7 @@ class Replica:
             self._before_load(call)
             return callback(call.version)
         if call.name == "load_layer":
-            layer = {self._tensors[index][0].name: self._layer_tensor(call.version, index, address, size)
-                     for index, address, size in call.tensors}
-            return callback(call.version, call.layer, layer)
+            return callback(call.version, call.layer, self._layer(call.version, call.tensors))
         if call.name == "commit":
             return callback(call.version)
         if call.name == "resume":
@@ -383,18 +389,28 @@ class Replica:
             if version not in self._late_loads and (self._take == "borrow" or version != committed):
                 self._drop(version)
 
-    def _layer_tensor(self, version: Version, index: int, address: int, size: int) -> Any:
-        described, own = self._tensors[index]
+    def _layer(self, version: Version, tensors: list) -> dict:
+        """The tensors of a layer by name."""
         if self._take == "pieces":
-            return own
-        shape = _tensors.part_shape(described.shape, described.ranges)
+            return {self._tensors[index][0].name: self._tensors[index][1] for index, _, _ in tensors}
         if self._take == "whole":
-            array = np.empty(size, np.uint8)
-            core.copy_out(address, array.ctypes.data, size)
-            return array_of(array, described.dtype, shape)
-        memory = core.Memory(address, size, False)
+            copies = {}
+            for index, address, size in tensors:
+                copies[index] = np.empty(size, np.uint8)
+                core.copy_out(address, copies[index].ctypes.data, size)
+            return {self._tensors[index][0].name: self._array(index, copy) for index, copy in copies.items()}
+        # One mapping for the whole layer: a process can have some 65,000, and a model more tensors.
+        begin = min((address for _, address, size in tensors if size), default=0)
+        end = max((address + size for _, address, size in tensors if size), default=0)
+        memory = core.Memory(begin, end - begin, False)
         self._mapped.setdefault(version, []).append(memory)
-        return array_of(memory, described.dtype, shape)
+        layer = np.frombuffer(memory, np.uint8) if end > begin else np.empty(0, np.uint8)
+        return {self._tensors[index][0].name: self._array(index, layer[address - begin:address - begin + size] if size else layer[:0])
+                for index, address, size in tensors}
+
+    def _array(self, index: int, memory: Any) -> Any:
+        described = self._tensors[index][0]
+        return array_of(memory, described.dtype, _tensors.part_shape(described.shape, described.ranges))
 
     def _drop(self, version: Version) -> None:
         for memory in self._mapped.pop(version, ()):

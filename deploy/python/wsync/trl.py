@@ -1,6 +1,6 @@
 """wsync in TRL: a trainer whose vLLM servers follow it.
 
-For `GRPOTrainer`, `RLOOTrainer` and all others that use a vLLM server, one line before the trainer is made:
+For `GRPOTrainer`, `RLOOTrainer` and others that use `trl.generation.vllm_generation`, one line before the trainer is made:
 
     wsync.trl.patch()
     trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="server", vllm_server_base_url=URL))
@@ -23,9 +23,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
+from ._tensors import Spec
 from .publisher import Publisher
 
 _log = logging.getLogger("wsync.trl")
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
+           "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 
 
 class WeightTransfer:
@@ -56,6 +60,16 @@ class WeightTransfer:
     def pause(self) -> None:
         """Does nothing: the servers are paused by their own replicas, when the weights have arrived."""
 
+    def describe(self, metadata: list) -> None:
+        """Tells the tensors of later updates, so that the first one is written to its place as well.
+
+        Args:
+            metadata: (name, dtype as "bfloat16", shape) of each tensor.
+        """
+        self.init_weight_transfer()
+        self._publisher.describe({name: Spec((self._dtype if dtype in _FLOATS else None) or _DTYPES[dtype], shape)
+                                  for name, dtype, shape in metadata})
+
     def send_weights(self, iterator: Iterator) -> None:
         """Publishes the weights and waits until every server has switched to them.
 
@@ -67,10 +81,15 @@ class WeightTransfer:
         """
         begin = time.perf_counter()
         self.init_weight_transfer()
-        with self._publisher.version() as version:
-            for name, tensor in iterator:
-                tensor = tensor.detach()
-                version.put(name, tensor.cpu(), dtype=self._dtype if tensor.dtype.is_floating_point else None)
+        try:
+            with self._publisher.version() as version:
+                for name, tensor in iterator:
+                    tensor = tensor.detach()
+                    version.put(name, tensor.cpu(), dtype=self._dtype if tensor.dtype.is_floating_point else None)
+        except BaseException:
+            for _ in iterator:  # other ranks take part in gathering each tensor, and would wait for this one
+                pass
+            raise
         status = version.publish.wait("committed", self._timeout)
         self.updates.append(status)
         _log.info("version %s: %.1f ms in all, the servers stood still for %.1f ms", status.version,
@@ -112,7 +131,7 @@ def patch(settings: Optional[Mapping[str, Any]] = None, *, dtype: Optional[str] 
             transfer.destroy()
 
         def update_named_params(self, metadata: Any, named_params: Iterator) -> None:
-            del metadata
+            transfer.describe(metadata)
             transfer.send_weights(named_params)
 
     generation.VLLMClient = Client

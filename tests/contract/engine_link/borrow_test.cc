@@ -162,16 +162,69 @@ TEST(Later, NoByteIsGivenUpBeforeTheReport) {
   rank.peer.welcome_unified();
   prepare(rank, model, kFirst, arena);
   EXPECT_TRUE(is_read(arena)) << "the engine's thread still reads";
-  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
-              HasSubstr("the engine has not reported yet that it has loaded 1.1"));
-  EXPECT_TRUE(is_read(arena));
-  rank.link->report_loaded(kFirst, {});
+  rank.peer.send(control::Load{.version = kFirst});
+  const std::uint64_t again = rank.peer.envelope.request;
   rank.peer.ask<control::Pong>(control::Ping{});
-  EXPECT_EQ(rank.link->status().state, RankState::kTainted) << "of the load that was given up";
-  rank.engine.late_layers = {};
-  rank.switch_to(kFirst);
+  EXPECT_EQ(std::ranges::count(rank.engine.calls, "begin 1.1"), 1) << "two loads at once";
+  EXPECT_TRUE(is_read(arena));
+  rank.link->report_loaded(kFirst, fail(ErrorCode::kRefused, "of the load that was given up"));
+  rank.peer.ask<control::Pong>(control::Ping{});
+  EXPECT_EQ(std::ranges::count(rank.engine.calls, "begin 1.1"), 2);
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+  rank.link->report_loaded(kFirst, {});
+  EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "");
+  EXPECT_EQ(rank.peer.last_envelope.request, again);
+  expect_committed(rank, kFirst);
   expect_holds(model, rank.engine, arena);
   EXPECT_FALSE(is_read(arena));
+}
+
+TEST(Later, ALoadThatComesMeanwhileBeginsAfterTheReport) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kBorrow);
+  rank.engine.late_layers = {0};
+  rank.engine.fail_layer = 2;
+  rank.attach_unified();
+  const SharedArena first = model.arena(kFirst);
+  const SharedArena second = model.arena(kSecond);
+  prepare(rank, model, kFirst, first);
+  EXPECT_EQ(
+      rank.peer.ask<control::Prepared>(prepare_of(model, kSecond, false), share(second)).failure,
+      "");
+  rank.peer.send(control::Load{.version = kFirst});
+  rank.peer.ask<control::Pong>(control::Ping{});
+  rank.engine.late_layers = {};
+  rank.engine.fail_layer = UINT32_MAX;
+  rank.peer.send(control::Load{.version = kSecond});
+  const std::uint64_t load = rank.peer.envelope.request;
+  rank.peer.ask<control::Pong>(control::Ping{});
+  rank.link->report_loaded(kFirst, {});
+  EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "") << "nothing is left of the first load";
+  EXPECT_EQ(rank.peer.last_envelope.request, load);
+  expect_committed(rank, kSecond);
+  expect_holds(model, rank.engine, second);
+}
+
+TEST(Later, NothingIsLoadedBeforeACommitIsAnswered) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kAdopt);
+  rank.engine.late_commit = true;
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  prepare(rank, model, kFirst, arena);
+  ASSERT_EQ(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure, "");
+  rank.peer.send(control::Commit{.version = kFirst});
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
+              HasSubstr("the engine has not reported yet that it has committed 1.1"));
+  rank.peer.hang_up();
+  EXPECT_EQ(rank.peer.accept().state, RankState::kLoaded);
+  rank.peer.welcome_unified();
+  rank.peer.send(control::Commit{.version = kFirst});
+  rank.peer.ask<control::Pong>(control::Ping{});
+  rank.link->report_committed(kFirst, {});
+  EXPECT_EQ(rank.peer.expect<control::Committed>().failure, "");
+  EXPECT_EQ(rank.link->status().active, kFirst);
+  expect_holds(model, rank.engine, arena);
 }
 
 TEST(Later, IsForRanksThatReadTheVersionThemselves) {

@@ -24,7 +24,7 @@ from .settings import Settings, read
 
 _log = init_logger("vllm.plugins.wsync")  # a name that vLLM has a handler for
 _MODES = {wsync.PauseMode.ABORT: "abort", wsync.PauseMode.WAIT: "wait", wsync.PauseMode.KEEP: "keep"}
-_LOAD_S = 60.0  # a version that a worker's link has not been passed in this time is given up
+_LOAD_S = 10.0  # a version that a worker's link has not been passed in this time is given up; it passes pointers only
 _SWITCHES_KEPT = 100
 
 
@@ -50,6 +50,8 @@ class Controller:
         self._resumed = 0  # pauses that a resume has ended, or cancelled
         self._is_paused = False
         self._updating = False  # the workers have been told that the engine stands still
+        self._wanted: Optional[wsync.Version] = None  # the newest version that the fleet has asked to load
+        self._interrupt = asyncio.Event()  # ends the wait for a pause
         self._loop = asyncio.get_running_loop()
         self.version: Optional[wsync.Version] = None
         self.switches: list = []
@@ -80,6 +82,7 @@ class Controller:
         self._commands.put_nowait((self._pause, (self._pauses, pause)))
 
     def _asked_to_load(self, version: wsync.Version) -> None:
+        self._wanted = version
         self._commands.put_nowait((self._load, (version,)))
 
     def _committed(self, version: wsync.Version) -> None:
@@ -87,6 +90,8 @@ class Controller:
 
     def _asked_to_resume(self) -> None:
         self._resumed = self._pauses
+        self._wanted = None
+        self._interrupt.set()
         self._commands.put_nowait((self._resume, ()))
 
     # Commands, one at a time.
@@ -103,23 +108,35 @@ class Controller:
     async def _pause(self, number: int, pause: wsync.Pause) -> None:
         if number <= self._resumed:
             return  # it was cancelled before it began
+        if self._updating:  # asked again: the server stands still
+            self.replica.paused(number)
+            return
         switch = Switch(_MODES[pause.mode], str(pause.version))
         self.switches = self.switches[1 - _SWITCHES_KEPT:] + [switch]
         self._begin = time.perf_counter()
         self._is_paused = True
-        await self._client.pause_generation(mode=switch.mode, clear_cache=self._clears_cache)
+        self._interrupt.clear()
+        pausing = asyncio.ensure_future(self._client.pause_generation(mode=switch.mode, clear_cache=self._clears_cache))
+        interrupted = asyncio.ensure_future(self._interrupt.wait())
+        await asyncio.wait({pausing, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        interrupted.cancel()
         switch.pause_ms = (time.perf_counter() - self._begin) * 1e3
         if number <= self._resumed:
-            # The fleet has not waited for the requests that had to end first. What it was told must hold: nothing changes.
-            _log.warning("the pause for %s took %.0f ms, longer than the fleet waits (deadlines.pause)", switch.version,
+            # The fleet has not waited for the requests that had to end first, and was told that the server goes on. vLLM cannot
+            # cancel such a pause; it ends with these requests, after the resume, and changes nothing then.
+            pausing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            _log.warning("the pause for %s was ended after %.0f ms, before all requests stood still (deadlines.pause)", switch.version,
                          switch.pause_ms)
             return
+        await pausing
+        self._updating = True  # from here on every worker must be told of the end, even if one of them has failed
         await self._client.start_weight_update()
-        self._updating = True
-        self.replica.paused(self._pauses)
+        if number > self._resumed:
+            self.replica.paused(number)
 
     async def _load(self, version: wsync.Version) -> None:
-        if not self._updating:
+        # A worker would wait in vain for a load that the fleet has given up.
+        if not self._updating or version != self._wanted:
             return
         begin = time.perf_counter()
         await self._client.update_weights(
@@ -127,13 +144,17 @@ class Controller:
         self.switches[-1].load_ms = (time.perf_counter() - begin) * 1e3
 
     async def _resume(self) -> None:
-        if self._updating:
-            self._updating = False
-            await self._client.finish_weight_update(weight_version=str(self.version) if self.version else None)
-        if not self._is_paused:
-            return
-        self._is_paused = False
-        await self._client.resume_generation()
+        try:
+            if self._updating:
+                self._updating = False
+                await self._client.finish_weight_update(weight_version=str(self.version) if self.version else None)
+        finally:
+            if self._is_paused:
+                self._is_paused = False
+                await self._client.resume_generation()
+                self._report()
+
+    def _report(self) -> None:
         switch = self.switches[-1]
         switch.whole_ms = (time.perf_counter() - self._begin) * 1e3
         switch.served = str(self.version or "")

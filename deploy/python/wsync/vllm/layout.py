@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
-from .._errors import Refused
+from .._errors import InvalidInput, Refused
 from .._tensors import Spec
 
-# Tied to the embedding in many models: a checkpoint may have it or not.
+# In models whose head is the embedding, a checkpoint may have it or not.
 _TIED = "lm_head.weight"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 # A tensor of one expert, or of all experts of a layer: "(…experts).0.gate_proj.weight", "(…experts).gate_up_proj".
@@ -32,8 +32,10 @@ class Tensor:
 class Layout:
     """The tensors of a checkpoint by name."""
 
-    def __init__(self, tensors: dict):
+    def __init__(self, tensors: dict, tied: bool):
         self.tensors = tensors
+        # Only a head that is not computed from weights of its own may be missing, or be there in addition.
+        self._optional = {_TIED} if tied or _TIED not in tensors else set()
 
     def check(self, version: Mapping[str, Spec]) -> None:
         """Compares the tensors of a version with these.
@@ -51,8 +53,8 @@ class Layout:
             if own.dtype != tensor.dtype and not {own.dtype, tensor.dtype} <= _FLOATS:
                 raise Refused(f"{name}: the model has {own.dtype}, the version {tensor.dtype}, and only "
                               f"{', '.join(sorted(_FLOATS))} are converted into each other")
-        names = set(found) - {_TIED}
-        own_names = set(self.tensors) - {_TIED}
+        names = set(found) - self._optional
+        own_names = set(self.tensors) - self._optional
         lacking, unknown = sorted(own_names - names), sorted(names - own_names)
         if self._is_fused(lacking, unknown, found):
             return
@@ -81,24 +83,30 @@ def _elements_of_stacks(names: list, tensors: dict) -> Optional[dict]:
     return elements
 
 
-def of_checkpoint(model: str) -> Optional[Layout]:
-    """The layout of the checkpoint from which a server was started; None if its files are not in the safetensors format, or not
-    on this host.
+def of_checkpoint(model: str, tied: bool) -> Layout:
+    """The layout of the checkpoint from which a server was started.
 
     Args:
         model: a directory, or a name of the Hugging Face hub whose files are in the local cache.
+        tied: whether the head is the embedding.
+
+    Raises:
+        InvalidInput: its files are not in the safetensors format, or not on this host.
     """
     directory = model
     if not os.path.isdir(directory):
         try:
             from huggingface_hub import snapshot_download
             directory = snapshot_download(model, local_files_only=True, allow_patterns=["*.safetensors"])
-        except Exception:  # not in the cache, in one of many ways
-            return None
+        except Exception as failure:  # not in the cache, in one of many ways
+            raise InvalidInput(f"the files of the model {model} are not on this host, so versions cannot be compared with them: "
+                               f"{failure}") from failure
     tensors = {}
     for path in sorted(glob.glob(os.path.join(directory, "*.safetensors"))):
         with open(path, "rb") as file:
             header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         tensors.update({name: Tensor(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()
                         if name != "__metadata__"})
-    return Layout(tensors) if tensors else None
+    if not tensors:
+        raise InvalidInput(f"the model {directory} has no *.safetensors files, so versions cannot be compared with it")
+    return Layout(tensors, tied)

@@ -42,9 +42,15 @@ class WsyncTrainerEngine(TrainerWeightTransferEngine[InitInfo]):
             for _ in self.source:
                 pass
             return None
-        with self._publisher.version() as version:
-            for name, tensor in self.source:
-                version.put(name, tensor.detach().cpu(), dtype=self._dtype)
+        iterator = iter(self.source)
+        try:
+            with self._publisher.version() as version:
+                for name, tensor in iterator:
+                    version.put(name, tensor.detach().cpu(), dtype=self._dtype)
+        except BaseException:
+            for _ in iterator:  # other ranks take part in gathering each tensor, and would wait for this one
+                pass
+            raise
         return version.publish.wait("committed")
 
     def shutdown(self) -> None:
