@@ -112,8 +112,8 @@ typedef struct {
    * it, verify says that this engine cannot be read, never that it is equal. */
   int (*read_tensor)(void* user, uint32_t tensor, uint64_t offset, void* out, uint64_t bytes);
   /* May be NULL. A version is staged, and wsync_engine_tensor_info tells its tensors. An error
-   * refuses it: the sidecar does not take it, and all its replicas keep what they serve. Called while the engine serves, so
-   * it must return soon. */
+   * refuses it: the sidecar does not take it, and all its replicas keep what they serve. Called
+   * while the engine serves, so it must return soon. */
   int (*check_version)(void* user, wsync_version version);
 } wsync_engine_callbacks;
 
@@ -202,9 +202,9 @@ WSYNC_API int wsync_engine_fd(const wsync_engine* engine);
 WSYNC_API void wsync_engine_report_paused(wsync_engine* engine, uint64_t step);
 /* Followers: this rank serves again, beginning with `step`. */
 WSYNC_API void wsync_engine_report_running(wsync_engine* engine, uint64_t step);
-/* Why the callback that is running, or the next report of this thread, fails: one sentence, copied. The
- * fleet reads it in the outcome of the publish and in `wsync status`. Call it before the error is
- * returned or reported. NULL removes the sentence. */
+/* Why the callback that is running, or the next report of this thread, fails: one sentence, copied.
+ * The fleet reads it in the outcome of the publish and in `wsync status`. Call it before the error
+ * is returned or reported. NULL removes the sentence. */
 WSYNC_API void wsync_engine_fail(wsync_engine* engine, const char* sentence);
 /* Ends a load that load_layer has answered with WSYNC_LATER: all its layers have been used, or with
  * a code other than 0 it has failed. The pointers of ADOPT and BORROW stay valid after a success,
