@@ -340,8 +340,8 @@ class Replica:
             is_late = returned is LATER and call.name in ("load_layer", "commit")
         except BaseException as failure:
             self.error = sentence_of(failure)
-            if isinstance(failure, Error):  # it says itself what is wrong, as a refusal does
-                _log.warning("replica %s: the callback %s: %s", self.name, call.name, self.error)
+            if isinstance(failure, Error) and call.name == "check_version":  # a refusal, and no mistake of the engine
+                _log.warning("replica %s: %s", self.name, self.error)
             elif isinstance(failure, Exception):
                 _log.error("replica %s: the callback %s failed", self.name, call.name, exc_info=failure)
             if call.name == "load_layer" and not was_late:
