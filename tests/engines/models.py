@@ -73,6 +73,11 @@ def rename(source, target, names):
     return target
 
 
+def loaded(directory):
+    """The model of a checkpoint, in its own dtype."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+
+
 class Judge:
     """Computes completions again with transformers, in float32."""
 

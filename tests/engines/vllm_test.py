@@ -152,33 +152,46 @@ class Vllm(unittest.TestCase):
             with self.assertRaises(AssertionError):
                 self.judged(PROMPTS[0], tokens, self.spans_agree(tokens, spans))
 
-    def test_a_load_that_fails_is_tried_again(self):
+    def loads_in_the_end(self, plugin, reason, *more, **environment):
+        """The second load fails as the plugin has it, and the sidecar tries again: the push succeeds."""
         with VllmFleet() as fleet:
             _, engines = fleet.sidecar("s0")
             fleet.start("trainer")
-            server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0",
-                            PYTHONPATH=planted_plugin(fleet, FAILS_ONCE), VLLM_PLUGINS="wsync,wsync_planted").until_serving()
+            server = Server(fleet, directory("a"), *more, "--dtype", "float32", engines=engines, replica="r0",
+                            PYTHONPATH=planted_plugin(fleet, plugin), VLLM_PLUGINS="wsync,wsync_planted",
+                            **environment).until_serving()
             fleet.pushed(directory("a"))
-            version = fleet.pushed(directory("b"))  # the sidecar tries again at once
-            self.assertIn("r0 rank 0: the engine's load failed: RuntimeError: no memory for layer 1", server.log())
+            version = fleet.pushed(directory("b"))
+            self.assertIn(f"r0 rank 0: the engine's load failed: RuntimeError: {reason}", server.log())
             tokens, _, spans = server.generate(PROMPTS[0], 32)
             self.assertEqual((set(map(half_of, tokens)), spans), ({"b"}, [(version, 0, 32)]))
             self.judged(PROMPTS[0], tokens, ["b"] * 32)
 
+    def test_a_load_that_fails_is_tried_again(self):
+        self.loads_in_the_end(FAILS_ONCE, "no memory for layer 1")
+
     def test_a_load_that_fails_on_one_of_two_ranks(self):
         """The other rank still loads when the fleet gives the load up."""
+        self.loads_in_the_end(FAILS_ON_ONE_RANK, "no memory", "-tp", "2", VLLM_CPU_OMP_THREADS_BIND="0|1")
+
+    def test_vllms_own_api_for_trainers(self):
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.base import ModuleSource
+
+        import wsync.vllm
+        wsync.vllm.register_trainer()
+        from wsync.vllm.trainer import InitInfo
         with VllmFleet() as fleet:
             _, engines = fleet.sidecar("s0")
-            fleet.start("trainer")
-            server = Server(fleet, directory("a"), "-tp", "2", "--dtype", "float32", engines=engines, replica="r0",
-                            VLLM_CPU_OMP_THREADS_BIND="0|1", PYTHONPATH=planted_plugin(fleet, FAILS_ON_ONE_RANK),
-                            VLLM_PLUGINS="wsync,wsync_planted").until_serving()
-            fleet.pushed(directory("a"))
-            version = fleet.pushed(directory("b"))  # the sidecar tries again when the other rank has answered
-            self.assertIn("r0 rank 0: the engine's load failed: RuntimeError: no memory", server.log())
-            tokens, _, spans = server.generate(PROMPTS[0], 32)
-            self.assertEqual((set(map(half_of, tokens)), spans), ({"b"}, [(version, 0, 32)]))
-            self.judged(PROMPTS[0], tokens, ["b"] * 32)
+            server = Server(fleet, directory("bf16_a"), engines=engines, replica="r0").until_serving()
+            source = ModuleSource(models.loaded(directory("bf16_b")))
+            settings = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"}
+            trainer = WeightTransferTrainerFactory.trainer_init(InitInfo(rank=0, settings=settings), client=None, source=source)
+            for _ in range(2):
+                status = trainer.send_weights()
+                tokens, _, spans = server.generate(PROMPTS[0], 16)
+                self.assertEqual((set(map(half_of, tokens)), spans), ({"b"}, [(str(status.version), 0, 16)]))
+            trainer.shutdown()
 
     def test_what_becomes_of_running_requests(self):
         for mode, ends in ("abort", {"abort", "length"}), ("wait", {"length"}), ("keep", {"length"}):

@@ -69,12 +69,6 @@ class Controller:
             _log.error("the link to the sidecar cannot be served: %s", failure)
             self._loop.remove_reader(self.replica.fileno())
 
-    def shutdown(self) -> None:
-        """Detaches; the engine is left as it is."""
-        self._loop.remove_reader(self.replica.fileno())
-        self._worker.cancel()
-        self.replica.close()
-
     # Callbacks: each returns at once.
 
     def _asked_to_pause(self, pause: wsync.Pause) -> None:
