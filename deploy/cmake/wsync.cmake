@@ -175,16 +175,22 @@ function(wsync_program name)
   install(TARGETS ${name} RUNTIME)
 endfunction()
 
-# wsync_c_library(<name> COMPONENTS <name>... [SYSTEM <target>...])
+# wsync_c_library(<name> COMPONENTS <name>... [ALSO <name>...] [SYSTEM <target>...])
 # lib wsync_<name> with a C API (c_api.cc and wsync/<name>.h of the calling folder) for the programs of others: shared,
 # where only the C symbols are visible, and static, with everything of ours that it needs. COMPONENTS: that, in full;
-# SYSTEM: the libraries of the system that these link.
+# ALSO: further parts of the C API (<name>_api.cc and wsync/<name>.h); SYSTEM: the libraries of the system that these link.
 function(wsync_c_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "COMPONENTS;SYSTEM")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ALSO;COMPONENTS;SYSTEM")
   set(shared wsync_${name}_shared)
-  add_library(${shared} SHARED c_api.cc)
-  # An object of its own in a unity build too: the component has it as well, and only one of them is to be linked.
-  set_source_files_properties(c_api.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  set(sources c_api.cc)
+  set(headers wsync/${name}.h)
+  foreach(part IN LISTS arg_ALSO)
+    list(APPEND sources ${part}_api.cc)
+    list(APPEND headers wsync/${part}.h)
+  endforeach()
+  add_library(${shared} SHARED ${sources})
+  # Objects of their own in a unity build too: the component has them as well, and only one of each is to be linked.
+  set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_library(wsync::${name}_shared ALIAS ${shared})
   set_target_properties(${shared} PROPERTIES EXPORT_NAME ${name} CXX_VISIBILITY_PRESET hidden
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
@@ -214,5 +220,5 @@ function(wsync_c_library name)
   endforeach()
   install(TARGETS ${shared} EXPORT wsyncTargets)
   install(TARGETS ${static} EXPORT wsyncStaticTargets)
-  install(FILES wsync/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wsync)
+  install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wsync)
 endfunction()

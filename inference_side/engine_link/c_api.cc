@@ -46,6 +46,18 @@ wsync_pause_mode c_pause_mode(wsync::PauseMode mode) {
   return WSYNC_PAUSE_ABORT;
 }
 
+wsync_cache_policy c_cache_policy(wsync::CachePolicy policy) {
+  switch (policy) {
+    case wsync::CachePolicy::kEngine:
+      return WSYNC_CACHES_ENGINE;
+    case wsync::CachePolicy::kClear:
+      return WSYNC_CACHES_CLEAR;
+    case wsync::CachePolicy::kKeep:
+      return WSYNC_CACHES_KEEP;
+  }
+  return WSYNC_CACHES_ENGINE;
+}
+
 wsync_state c_rank_state(wsync::control::RankState state) {
   switch (state) {
     case wsync::control::RankState::kLoading:
@@ -93,7 +105,8 @@ class CallbackEngine final : public wsync::engine::Engine {
     const wsync_pause pause{.mode = c_pause_mode(request.mode),
                             .deadline_ms = request.deadline_ms,
                             .version = c_version(request.version),
-                            .bytes = request.bytes};
+                            .bytes = request.bytes,
+                            .caches = c_cache_policy(request.caches)};
     return outcome(callbacks_.pause(user_, &pause), "pause callback");
   }
   Result<> check_version(const wsync::Version& version) override {

@@ -60,6 +60,7 @@ struct PauseRequest {
   std::uint32_t deadline_ms = 0;  // the sidecar resumes the old version after this time
   Version version;                // to be loaded; 0.0 = not known
   std::uint64_t bytes = 0;        // of the whole version; 0 = not known
+  CachePolicy caches = CachePolicy::kEngine;
 };
 
 // When an engine answers a call: with its return, or later with EngineLink::report_loaded() or

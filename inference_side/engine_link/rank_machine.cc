@@ -299,7 +299,8 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
                           .what = {.mode = message.mode,
                                    .deadline_ms = message.deadline_ms,
                                    .version = message.version,
-                                   .bytes = message.bytes}});
+                                   .bytes = message.bytes,
+                                   .caches = message.caches}});
 }
 
 RankActions RankMachine::handle_pause_failed(const control::Envelope& request, const Error& error) {

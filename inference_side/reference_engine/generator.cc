@@ -50,10 +50,27 @@ std::uint64_t Generator::agreement() const {
   return digest_of(std::as_bytes(std::span(text))).low | 1U;
 }
 
+void Generator::expect_switch(CachePolicy policy) {
+  const std::lock_guard lock(mutex_);
+  next_switch_ = policy;
+}
+
 void Generator::weights_changed() {
   const std::lock_guard lock(mutex_);
-  scheduler_.weights_changed(planted("switch_keeps_keys") ? generation::CachePolicy::kKeep
-                                                          : options_.on_switch);
+  generation::CachePolicy policy = options_.on_switch;
+  // Of the pause that this switch has begun with. A load without a pause has none.
+  switch (std::exchange(next_switch_, CachePolicy::kEngine)) {
+    case CachePolicy::kEngine:
+      break;
+    case CachePolicy::kClear:
+      policy = generation::CachePolicy::kFlush;
+      break;
+    case CachePolicy::kKeep:
+      policy = generation::CachePolicy::kKeep;
+      break;
+  }
+  if (planted("switch_keeps_keys")) policy = generation::CachePolicy::kKeep;
+  scheduler_.weights_changed(policy);
 }
 
 void Generator::close() {

@@ -48,6 +48,9 @@ class Generator final : public StepWork, public generation::GenerationService {
     std::string why;
   };
   void connect(std::function<void()> wake, std::function<State()> state_of);
+  // What becomes of keys and values at the switch that begins now: on the leader, whose scheduler
+  // decides for all ranks. Any thread.
+  void expect_switch(CachePolicy policy);
   // Notifies the scheduler that the weights have a new version. No step may be running. Any thread.
   void weights_changed();
   // Refuses all further requests. The requests that exist end with kAbort. Any thread.
@@ -108,6 +111,7 @@ class Generator final : public StepWork, public generation::GenerationService {
   // Number of client pauses that are waiting: no new request begins.
   std::uint32_t client_waits_ = 0;
   std::uint64_t resumes_ = 0;  // number of resumes by clients
+  CachePolicy next_switch_ = CachePolicy::kEngine;
   bool switch_holds_ = false;  // a weight switch is waiting: no new request begins
 };
 

@@ -303,6 +303,7 @@ void ReferenceEngine::report_stats() {
 // ---- calls of the link ----
 
 Result<> ReferenceEngine::pause(const PauseRequest& request) {
+  if (generator_ != nullptr) generator_->expect_switch(request.caches);
   serving_->pause(request.mode);
   return {};
 }

@@ -390,7 +390,8 @@ void ReplicaSwitch::begin_pause() {
                              .request = request_,
                              .mode = retried_ ? options_.fallback_mode : target_.mode,
                              .deadline_ms = as_ms(target_.pause_deadline),
-                             .version = target_.target});
+                             .version = target_.target,
+                             .caches = target_.caches});
 }
 
 void ReplicaSwitch::after_pause() {

@@ -87,6 +87,7 @@ struct TargetSet {
   Version target;
   std::vector<Version> withdrawn;
   PauseMode mode = PauseMode::kAbort;
+  CachePolicy caches = CachePolicy::kEngine;
   std::chrono::nanoseconds pause_deadline = std::chrono::milliseconds(limits::kPauseDeadlineMs);
   std::chrono::nanoseconds load_deadline = std::chrono::milliseconds(limits::kLoadDeadlineMs);
   bool owed = true;  // false: the replica only catches up, and no Done is due
@@ -123,6 +124,7 @@ struct SendPause {
   PauseMode mode = PauseMode::kAbort;
   std::uint32_t deadline_ms = 0;
   Version version;  // the target
+  CachePolicy caches = CachePolicy::kEngine;
 };
 // Load `version` into every rank: by a Load to each rank (unified devices), or by the pipeline of
 // the device group (separate devices). The answer is a RankLoaded of each rank with this request,

@@ -76,6 +76,14 @@ Result<> EngineHub::open() {
                         .find = [this](reload::EngineId id) { return find(id); },
                         .notify = [this](const std::string& replica,
                                          RankEvent event) { notify(replica, std::move(event)); }});
+  readers_ = std::make_unique<VersionReaders>(ReadableVersions{
+      .target = options_.target,
+      .staged = [this] { return preparation_->versions(); },
+      .find = [this](const Version& version) { return preparation_->find(version); },
+      .verify =
+          [this](const auto& version, std::function<void(Result<>)> done) {
+            preparation_->verify(version, std::move(done));
+          }});
   auto listener = control::UnixListener::create(
       loop_, options_.socket,
       [this](UniqueFd socket, PeerCredentials peer) { accept(std::move(socket), peer.pid); });
@@ -159,6 +167,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
     devices_->disconnected(*rank);
   }
   readback_.lost(rank, error);
+  readers_->lost(rank);
   if (absent_.ended(rank->id)) {
     log_info("engine {} rank {} was starting, and is gone: {}", rank->replica, rank->rank,
              error.message());
@@ -227,6 +236,8 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
     return handle_hello(rank, frame.envelope, std::move(*hello));
   if (const auto* starting = std::get_if<control::EngineStarting>(&frame.message))
     return handle_starting(rank, frame.envelope, *starting);
+  if (const auto* question = std::get_if<control::ReadVersion>(&frame.message))
+    return handle_reader(rank, frame.envelope, *question);
   if (!rank->attached)
     return refuse(*rank,
                   {.reason = "the first message of an engine must be EngineHello", .problems = {}});
@@ -292,6 +303,19 @@ void EngineHub::handle_starting(const std::shared_ptr<EngineRank>& rank,
   log_info("engine {} rank {}/{} is starting (pid {})", rank->replica, rank->rank,
            starting.world_size, rank->pid);
   absent_changed();
+}
+
+void EngineHub::handle_reader(const std::shared_ptr<EngineRank>& rank,
+                              const control::Envelope& envelope,
+                              const control::ReadVersion& question) {
+  const bool is_new = !rank->attached && rank->hello_deadline;
+  if (!is_new && !rank->is_reader)
+    return refuse(*rank, {.reason = "the connection of an engine cannot be that of a reader",
+                          .problems = {}});
+  rank->is_reader = true;
+  rank->replica = envelope.replica;  // its own name, for the log
+  rank->hello_deadline.reset();
+  readers_->ask(rank, envelope.request, question);
 }
 
 // The connection on which the process of this rank has said that it starts.
@@ -460,6 +484,7 @@ void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& v
                             std::function<void()> on_ready) {
   if (devices_) devices_->connect();
   preparation_->add(version, attached(), std::move(on_ready));
+  readers_->advance();
 }
 
 void EngineHub::arenas_retired() {
@@ -478,6 +503,7 @@ void EngineHub::remove_version(const Version& version) {
   if (preparation_->remove(version, attached())) loads_->release(version);
   // It may be the one that a rank was asked about.
   for (const auto& rank : attached()) announce_attached(*rank);
+  readers_->advance();
   if (of_lost_.erase(version) != 0) unmap_arenas();
 }
 
@@ -490,7 +516,8 @@ void EngineHub::send(const std::string& replica, const reload::SendPause& comman
   rank->send(command.request, control::Pause{.mode = command.mode,
                                              .deadline_ms = command.deadline_ms,
                                              .version = command.version,
-                                             .bytes = held ? held->manifest()->total_bytes() : 0});
+                                             .bytes = held ? held->manifest()->total_bytes() : 0,
+                                             .caches = command.caches});
 }
 
 void EngineHub::send(const std::string& replica, const reload::SendCommit& command) {

@@ -8,6 +8,7 @@
 //   LoadedSums          compares what the ranks of a replica have loaded with the version
 //   EngineDevices       the weight pipeline and the device buffers; none on unified devices
 //   Readback            compares what engines hold with what was staged
+//   VersionReaders      gives staged versions to processes that are no engines
 //
 // Commands of a replica's switch arrive through send(). Messages of ranks leave through the OnRank
 // callback.
@@ -36,6 +37,7 @@
 #include "inference_side/sidecar/loaded_sums.h"
 #include "inference_side/sidecar/readback.h"
 #include "inference_side/sidecar/version_preparation.h"
+#include "inference_side/sidecar/version_readers.h"
 #include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
 #include "shared/base/liveness.h"
@@ -58,6 +60,8 @@ struct EngineHubOptions {
   // An engine that does not poll its link for longer is silent.
   std::chrono::milliseconds engine_deadline{limits::kEngineDeadlineMs};
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
+  // What the replicas serve or switch to; 0.0 if nothing has been decided.
+  std::function<Version()> target = [] { return Version{}; };
   // absent() reports something else. May be empty.
   std::function<void()> on_absent_changed = {};
   // The bytes of a version are not those of its digest, or an engine refuses it.
@@ -89,6 +93,8 @@ class EngineHub {
   void remove_version(const Version& version);
   // Arenas have been freed, or their writer is gone: engines give up the mappings that they keep.
   void arenas_retired();
+  // EngineHubOptions::target may return another version now.
+  void target_changed() { readers_->advance(); }
   // The highest fence that the sidecar has stored. Messages to engines carry it.
   void set_fence(const control::Fence& fence) { fence_ = fence; }
   [[nodiscard]] const std::string& socket() const noexcept { return options_.socket; }
@@ -126,6 +132,8 @@ class EngineHub {
                        const control::EngineStarting& starting);
   void handle_hello(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
                     control::EngineHello hello);
+  void handle_reader(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
+                     const control::ReadVersion& question);
   void handle_prepared(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);
   void announce_attached(EngineRank& rank);
   void announce_unprepared(const std::string& replica);
@@ -157,6 +165,7 @@ class EngineHub {
   std::unique_ptr<EngineRegistry> registry_;
   std::unique_ptr<VersionPreparation> preparation_;
   std::unique_ptr<LoadDriver> loads_;
+  std::unique_ptr<VersionReaders> readers_;
   std::unique_ptr<control::UnixListener> listener_;
   Worker readback_worker_;  // separate, so that plans of a new version do not wait for it
   Readback readback_;

@@ -134,6 +134,13 @@ Result<> SidecarAgent::open() {
        .generation = random_generation(),
        .engine_deadline = config_.engine_deadline,
        .trace = trace_.wanted() ? &trace_ : nullptr,
+       .target =
+           [this] {
+             const staging::SidecarRecord& record = sidecar_->record();
+             const bool is_withdrawn =
+                 std::ranges::find(record.withdrawn, record.target) != record.withdrawn.end();
+             return is_withdrawn ? Version{} : record.target;
+           },
        .on_absent_changed =
            [this] {
              if (sidecar_->welcomed()) execute(staging::BeatNow{});
@@ -239,6 +246,7 @@ void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
   hub_->set_fence(sidecar_->fence());
   for (staging::SidecarCommand& command : commands)
     std::visit([this](auto& one) { execute(one); }, command);
+  hub_->target_changed();
   if (const auto wake = sidecar_->next_wake())
     timer_.start_at(*wake);
   else

@@ -98,6 +98,21 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
       });
 }
 
+void VersionPreparation::verify(const std::shared_ptr<const staging::HeldVersion>& version,
+                                std::function<void(Result<>)> done) {
+  cache_->request(worker_, version, version->plan()->bucket_bytes(),
+                  {.list = nullptr, .key = {}, .maps_version = true},
+                  [this, alive = alive_, name = version->version(), done = std::move(done)](
+                      const Result<std::shared_ptr<const PreparedLoad>>& load) {
+                    if (!*alive) return;
+                    if (!load && load.error().code() == ErrorCode::kDigestMismatch)
+                      loop_.post([this, alive, name, why = load.error()] {
+                        if (*alive) callbacks_.on_unusable(name, why);
+                      });
+                    done(load ? Result<>{} : Result<>(fail(load.error())));
+                  });
+}
+
 Result<> VersionPreparation::send_prepare(EngineRank& rank, const staging::HeldVersion& version,
                                           const PreparedLoad& load) const {
   std::vector<UniqueFd> fds;

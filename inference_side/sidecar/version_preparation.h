@@ -64,6 +64,11 @@ class VersionPreparation {
   // again.
   void renew(const std::shared_ptr<EngineRank>& rank, const Version& version);
 
+  // Reads the bytes of a version that is here and compares them, unless it has been done. `done`
+  // may be called inside the call; it is not called if the version is removed before.
+  void verify(const std::shared_ptr<const staging::HeldVersion>& version,
+              std::function<void(Result<>)> done);
+
   // Returns nullptr if the version is not here.
   [[nodiscard]] std::shared_ptr<const staging::HeldVersion> find(const Version& version) const;
   // All versions that are here.

@@ -209,6 +209,7 @@ reload::TargetSet ReplicaSet::target_event(const SidecarRecord& record, bool owe
                           .target = record.target,
                           .withdrawn = record.withdrawn,
                           .mode = decide_.mode,
+                          .caches = decide_.caches,
                           .pause_deadline = pause_,
                           .load_deadline = load_,
                           .owed = owed,

@@ -21,6 +21,10 @@ enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
 // What happens to running requests at a switch: they are aborted, awaited or kept.
 enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
 
+// What becomes of what an engine has computed with the old weights, such as cached prefixes: the
+// engine decides, or it is dropped or kept.
+enum class CachePolicy : std::uint8_t { kEngine, kClear, kKeep };
+
 // Which sidecars must have staged a version before it is decided.
 enum class CommitRule : std::uint8_t {
   kAll,     // every live sidecar; one refusal fails the round

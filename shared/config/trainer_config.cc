@@ -60,7 +60,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_fleet_id(binder, c.fleet_id);
   if (c.listen.empty()) c.listen = "ipc://" + c.run_dir + "/control";
   bind_commit(binder, c.commit);
-  binder.count("min_replicas", c.min_replicas, {1, limits::kReplicaCount});
+  binder.count("min_replicas", c.min_replicas, {0, limits::kReplicaCount});
   binder.count("min_sidecars", c.min_sidecars, {0, limits::kSidecarCount});
   binder.count("max_paused", c.max_paused, {0, limits::kReplicaCount});
   binder.text("canary", c.canary);
@@ -89,6 +89,10 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
             "before it while the next version is written (fewer arenas need transport: tcp)",
             kArenasOfSharingHostMin, c.arenas));
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
+  binder.choice("caches", c.caches,
+                {{"engine", CachePolicy::kEngine},
+                 {"clear", CachePolicy::kClear},
+                 {"keep", CachePolicy::kKeep}});
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadlines.gather", c.deadlines.gather, kDeadline);
   binder.duration("deadlines.snapshot", c.deadlines.snapshot, kDeadline);

@@ -59,6 +59,7 @@ struct TrainerConfig {
   std::string transport;    // the only permitted kind (shared/transport); empty: every kind
   std::string data_address = "tcp://127.0.0.1:0";
   PauseMode pause_mode = PauseMode::kAbort;
+  CachePolicy caches = CachePolicy::kEngine;
   HeartbeatConfig heartbeat;
   RoundDeadlines deadlines;
   bool take_over = false;

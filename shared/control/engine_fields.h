@@ -46,6 +46,15 @@ template <class V, class M>
   requires Is<M, EngineStarting>
 void fields(V& v, M& m) {
   v.bounded("world_size", m.world_size, limits::kReplicaRankCount);
+  v.flag("is_suspended", m.is_suspended);
+}
+
+template <class V, class M>
+  requires Is<M, ReadVersion>
+void fields(V& v, M& m) {
+  v.flag("has_step", m.has_step);
+  v.number("step", m.step);
+  v.version("after", m.after);
 }
 
 template <class V, class M>
@@ -100,6 +109,7 @@ void fields(V& v, M& m) {
   v.number("deadline_ms", m.deadline_ms);
   v.version("version", m.version);
   v.number("bytes", m.bytes);
+  v.choice("caches", m.caches, CachePolicy::kKeep);
 }
 
 template <class V, class M>

@@ -62,6 +62,18 @@ struct EngineHello {
 struct EngineStarting {
   static constexpr MessageType kType = MessageType::kEngineStarting;
   std::uint32_t world_size = 1;
+  // It was attached before, and has given its memory away for a time.
+  bool is_suspended = false;
+};
+// A process that is no engine asks for a staged version, to read it. Sent on a connection of its
+// own, also again and again; a new question takes the place of one that has no answer yet. The
+// answer is Prepare as for a rank that maps versions, with the arena on all kinds of devices, or
+// Refuse. It may take as long as the version needs to come.
+struct ReadVersion {
+  static constexpr MessageType kType = MessageType::kReadVersion;
+  bool has_step = false;
+  std::uint64_t step = 0;  // with has_step: of the version; it need not be decided
+  Version after;           // otherwise: the target of the sidecar, as soon as it is not this one
 };
 // One IPC buffer on a GPU, in the form of device::MemoryHandle::opaque. Its descriptor comes with
 // the message, in the order of the handles.
@@ -115,6 +127,7 @@ struct Pause {
   std::uint32_t deadline_ms = 0;
   Version version;          // to be loaded; 0.0 = not known
   std::uint64_t bytes = 0;  // of the whole version; 0 = not known
+  CachePolicy caches = CachePolicy::kEngine;
 };
 struct Paused {
   static constexpr MessageType kType = MessageType::kPaused;

@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 12;
+inline constexpr std::uint16_t kProtocolVersion = 13;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -95,8 +95,9 @@ enum class MessageType : std::uint16_t {
   kForgetReply,
   kUnmapArenas,
   kEngineStarting,
+  kReadVersion,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kEngineStarting;
+inline constexpr MessageType kLastMessageType = MessageType::kReadVersion;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

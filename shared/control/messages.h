@@ -38,6 +38,6 @@ using Message =
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
                  CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
-                 Forget, ForgetReply, UnmapArenas, EngineStarting>;
+                 Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion>;
 
 }  // namespace wsync::control

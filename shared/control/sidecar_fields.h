@@ -94,6 +94,7 @@ void fields(V& v, M& m) {
   v.version("target", m.target);
   v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
   v.choice("mode", m.mode, PauseMode::kKeep);
+  v.choice("caches", m.caches, CachePolicy::kKeep);
   v.number("pause_deadline_ms", m.pause_deadline_ms);
   v.number("load_deadline_ms", m.load_deadline_ms);
   v.digest("content_digest", m.content_digest);

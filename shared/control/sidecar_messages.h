@@ -124,6 +124,7 @@ struct Decide {
                    // versions
   std::vector<Version> withdrawn;  // all known withdrawn versions
   PauseMode mode = PauseMode::kAbort;
+  CachePolicy caches = CachePolicy::kEngine;
   std::uint32_t pause_deadline_ms = 0;
   std::uint32_t load_deadline_ms = 0;
   Digest content_digest;  // of the target; a receiver refuses the same version with another digest

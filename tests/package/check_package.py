@@ -38,7 +38,7 @@ class Package(unittest.TestCase):
         return found[0]
 
     def test_everything_is_there_and_the_command_runs(self):
-        for name in ("wsync/engine.h", "wsync/trainer.h", "wsync/types.h"):
+        for name in ("wsync/engine.h", "wsync/reader.h", "wsync/trainer.h", "wsync/types.h"):
             self.assertTrue(os.path.isfile(os.path.join(self.prefix, "include", name)), name)
         for name in ("libwsync_engine.so", "libwsync_trainer.so", "libwsync_engine.a", "libwsync_trainer.a",
                      "sidecar.yaml", "train.yaml", "trainer.yaml", "alerts.yml", "prometheus.yml", "wsync.json", "LICENSE", "wsyncConfig.cmake"):
@@ -66,11 +66,11 @@ class Package(unittest.TestCase):
         self.assertIn(f"{script} does not exist", done.stderr)
 
     def test_the_shared_libraries_show_their_c_symbols_alone(self):
-        for side in ("engine", "trainer"):
+        for side, prefixes in (("engine", ("wsync_engine_", "wsync_reader_")), ("trainer", ("wsync_trainer_",))):
             listed = run("nm", "-D", "--defined-only", self.find(f"libwsync_{side}.so")).splitlines()
             names = [line.split()[-1] for line in listed]
             self.assertGreater(len(names), 8)
-            self.assertEqual([n for n in names if not n.startswith(f"wsync_{side}_")], [])
+            self.assertEqual([n for n in names if not n.startswith(prefixes)], [])
 
     @unittest.skipUnless(BACKEND == "cuda", "this build has no CUDA backend")
     def test_the_cuda_backend_is_installed_where_the_command_finds_it(self):

@@ -540,7 +540,7 @@ class Rivals(Case):
                 fake.until(wire.HELLO)
                 own = fake.port.fence[3:]  # the fleet's id
                 record = content(fleet.environment["WSYNC_STATE_DIR"], "default", "s0.record")
-                back = struct.pack("<QBIQIIQBIIQQQQQQQQI", 99, 1, 1, 1, 1, 1, 2, 0, 1000, 1000, *[0] * 9)  # to 1.1; 1.2 is withdrawn
+                back = struct.pack("<QBIQIIQBBIIQQQQQQQQI", 99, 1, 1, 1, 1, 1, 2, 0, 0, 1000, 1000, *[0] * 9)  # to 1.1; 1.2 is withdrawn
                 for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<I", 0)),
                                       (wire.ANNOUNCE, struct.pack("<IQQQIQQQQ", 1, 3, 0, 0, 0, 0, 0, 2**20, 2**20))):
                     fake.send(wire.message(kind, payload, fence=(0, 2**64 - 1, 2**64 - 1, *own)))

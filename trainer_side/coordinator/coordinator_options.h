@@ -45,6 +45,7 @@ struct CoordinatorOptions {
   bool one_transport = false;
   std::string boot_id;  // of this host
   PauseMode pause_mode = PauseMode::kAbort;
+  CachePolicy caches = CachePolicy::kEngine;
   // Measured from the first Hello. A coordinator without a known fleet id always waits for this
   // time, because any sidecar that arrives in it may name one.
   std::chrono::milliseconds gather{500};

@@ -70,6 +70,7 @@ void send_decide(CoordinatorContext& context, const CoordinatorRecord& newest, M
           .target = record.target,
           .withdrawn = record.withdrawn,
           .mode = context.options.pause_mode,
+          .caches = context.options.caches,
           .pause_deadline_ms = static_cast<std::uint32_t>(context.options.pause.count()),
           .load_deadline_ms = static_cast<std::uint32_t>(context.options.load.count()),
           .content_digest = record.content,

@@ -448,7 +448,9 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
       reply.outcomes.push_back(outcome);
     }
   }
-  if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
+  // A fleet may be told that it needs none: its versions are only read.
+  if (committed == 0 && reply.reason.empty() && needed_replicas(context.options) > 0)
+    reply.reason = "no replica has switched";
   if (!left_out_.empty() && reply.reason.empty())
     reply.reason =
         fmt::format("the round went on without {}, which {} the version before this one",

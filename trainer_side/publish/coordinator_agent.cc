@@ -36,6 +36,7 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
   options.forget_after = config.forget_after;
   options.one_transport = !config.transport.empty();
   options.pause_mode = config.pause_mode;
+  options.caches = config.caches;
   options.boot_id = boot_id();
   options.gather_recorded = config.deadlines.gather;
   options.announce = config.deadlines.announce;

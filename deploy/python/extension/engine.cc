@@ -87,8 +87,8 @@ class Engine {
   void end_poll_early() { polled_->end_poll_early(); }
 
   // Returns the next callback to run as (number, mode, deadline_ms, epoch, step, layer,
-  // [(tensor, address, bytes)], tensor, offset, bytes, [(name, dtype, shape)]), or None at the end
-  // of the poll.
+  // [(tensor, address, bytes)], tensor, offset, bytes, [(name, dtype, shape)], caches), or None at
+  // the end of the poll.
   nb::object next_call() {
     while (true) {
       PolledEngine::Next next;
@@ -153,7 +153,7 @@ class Engine {
       layout.append(nb::make_tuple(tensor.name, tensor.dtype, tensor.shape));
     return nb::make_tuple(static_cast<int>(call.callback), call.mode, call.deadline_ms,
                           call.version.epoch, call.version.step, call.layer, tensors, call.tensor,
-                          call.offset, call.bytes, layout);
+                          call.offset, call.bytes, layout, call.caches);
   }
 
   std::shared_ptr<PolledEngine> polled_;

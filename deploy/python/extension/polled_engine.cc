@@ -264,6 +264,7 @@ wsync_engine_callbacks PolledEngine::callbacks(const EngineOptions& options) {
       call.deadline_ms = pause->deadline_ms;
       call.version = pause->version;
       call.bytes = pause->bytes;
+      call.caches = pause->caches;
     });
   };
   all.load_begin = [](void* user, wsync_version version) {

@@ -52,6 +52,7 @@ struct Call {
   std::uint64_t offset = 0;
   std::byte* out = nullptr;
   std::uint64_t bytes = 0;
+  int caches = 0;
 };
 
 struct EngineOptions {

@@ -1,17 +1,18 @@
 """wsync: the weights of inference engines follow those of a trainer.
 
-`Publisher` is for trainers, `Replica` for inference engines. Both talk to `wsync sidecar`, which the same package brings as the
+`Publisher` is for trainers, `Replica` for inference engines, `Reader` for what only reads. They talk to `wsync sidecar`, which the same package brings as the
 command `wsync`.
 """
 from ._errors import (Busy, Cancelled, Closed, Code, DeadlineExceeded, DigestMismatch, EngineRefused, Error, Fenced, Internal,
                       InvalidInput, IoFailure, NotFound, Partial, PeerLost, Refused, ResourceExhausted)
 from ._tensors import Array, Range, Shard, Spec, as_dtype
-from ._values import LATER, Later, Pause, PauseMode, PublishState, PublishStatus, RankState, ReplicaStatus, RollBack, Version
+from ._values import LATER, CachePolicy, Later, Pause, PauseMode, PublishState, PublishStatus, RankState, ReplicaStatus, RollBack, Version
 from .publisher import Draft, Publish, Publisher
+from .reader import Reader, StagedVersion
 from .replica import Replica
 
-__all__ = ["Array", "Busy", "Cancelled", "Closed", "Code", "DeadlineExceeded", "DigestMismatch", "Draft", "EngineRefused", "Error",
+__all__ = ["Array", "Busy", "CachePolicy", "Cancelled", "Closed", "Code", "DeadlineExceeded", "DigestMismatch", "Draft", "EngineRefused", "Error",
            "Fenced", "Internal", "InvalidInput", "IoFailure", "LATER", "Later", "NotFound", "Partial", "Pause", "PauseMode",
-           "PeerLost", "Publish", "PublishState", "PublishStatus", "Publisher", "Range", "RankState", "Refused", "Replica",
+           "PeerLost", "Publish", "PublishState", "PublishStatus", "Publisher", "Range", "RankState", "Reader", "Refused", "Replica",
            "ReplicaStatus", "ResourceExhausted", "RollBack",
-           "Shard", "Spec", "Version", "as_dtype"]
+           "Shard", "Spec", "StagedVersion", "Version", "as_dtype"]

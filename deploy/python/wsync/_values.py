@@ -86,6 +86,14 @@ class PauseMode(enum.IntEnum):
     KEEP = 2  # they go on with the new weights
 
 
+class CachePolicy(enum.IntEnum):
+    """What becomes of what an engine has computed with the old weights, such as cached prefixes."""
+
+    ENGINE = 0  # as the engine decides
+    CLEAR = 1
+    KEEP = 2
+
+
 @dataclass(frozen=True)
 class Pause:
     """What a pause is for, so that the engine can choose what becomes of its requests and caches."""
@@ -94,6 +102,7 @@ class Pause:
     deadline_s: float  # the sidecar resumes the old version after this time, in seconds
     version: Version  # that will be loaded; it may still be replaced by a newer one
     bytes: Optional[int]  # of the whole version, all ranks together; None: not known
+    caches: CachePolicy = CachePolicy.ENGINE  # as `caches` of the trainer says
 
 
 class Later:

@@ -14,7 +14,7 @@ from ._errors import Closed, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
 from ._tensors import Shard, Spec, array_of, describe, pairs
-from ._values import LATER, Pause, PauseMode, RankState, ReplicaStatus, Version, version_or_none
+from ._values import LATER, CachePolicy, Pause, PauseMode, RankState, ReplicaStatus, Version, version_or_none
 
 _log = logging.getLogger("wsync")
 _TAKE = {"pieces": 0, "whole": 1, "adopt": 2, "borrow": 3}  # wsync_take
@@ -37,10 +37,11 @@ class _Call:
     """A callback of the library, by name."""
 
     def __init__(self, raw: tuple):
-        (kind, mode, deadline_ms, epoch, step, self.layer, self.tensors, self.tensor, self.offset, self.bytes, layout) = raw
+        (kind, mode, deadline_ms, epoch, step, self.layer, self.tensors, self.tensor, self.offset, self.bytes, layout,
+         caches) = raw
         self.name = _CALLBACKS[kind]
         self.version = Version(epoch, step)
-        self.pause = Pause(PauseMode(mode), deadline_ms / 1000, self.version, self.bytes or None)
+        self.pause = Pause(PauseMode(mode), deadline_ms / 1000, self.version, self.bytes or None, CachePolicy(caches))
         self.layout = [_tensors.Described(name, dtype, tuple(shape), (), None) for name, dtype, shape in layout]
 
 

@@ -70,12 +70,20 @@ typedef enum {
 
 typedef enum { WSYNC_PAUSE_ABORT = 0, WSYNC_PAUSE_WAIT = 1, WSYNC_PAUSE_KEEP = 2 } wsync_pause_mode;
 
+/* What becomes of what the engine has computed with the old weights, such as cached prefixes. */
+typedef enum {
+  WSYNC_CACHES_ENGINE = 0, /* as the engine decides */
+  WSYNC_CACHES_CLEAR = 1,
+  WSYNC_CACHES_KEEP = 2
+} wsync_cache_policy;
+
 /* What a pause is for, so that the engine can choose what becomes of its requests and caches. */
 typedef struct {
   wsync_pause_mode mode;
-  uint32_t deadline_ms;  /* the sidecar resumes the old version after this time */
-  wsync_version version; /* that will be loaded; it may still be replaced by a newer one */
-  uint64_t bytes;        /* of the whole version, all ranks together; 0: not known */
+  uint32_t deadline_ms;      /* the sidecar resumes the old version after this time */
+  wsync_version version;     /* that will be loaded; it may still be replaced by a newer one */
+  uint64_t bytes;            /* of the whole version, all ranks together; 0: not known */
+  wsync_cache_policy caches; /* as `caches` of the trainer says */
 } wsync_pause;
 
 /* A tensor of a complete layer. `tensor`: index in the order of wsync_engine_add_tensor; with

@@ -165,7 +165,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e430c002000"
+            "57534e430d002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -284,6 +284,9 @@ TEST(Codec, BytesOfAForgetAreFixed) {
   EXPECT_EQ(payload(Forget{.sidecar = "s", .replica = "r", .force = true}),
             "0100000073010000007201");
   EXPECT_EQ(payload(ForgetReply{.ok = true, .reason = "x"}), "010100000078");
+  EXPECT_EQ(payload(ReadVersion{.has_step = true, .step = 5, .after = Version{1, 2}}),
+            "0105000000000000000100000002"
+            "00000000000000");
 }
 
 TEST(Codec, NamesAndTypesAgree) {
@@ -292,7 +295,7 @@ TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "EngineStarting");
+  EXPECT_EQ(message_name(kLastMessageType), "ReadVersion");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);

@@ -13,7 +13,8 @@ Settings are environment variables:
   directory.
 * `WSYNC_ENGINE_REPLICA`: the name of the replica. Default: `vllm-PORT`.
 * `WSYNC_ENGINE_CACHE`: `clear` (default) or `keep`. `keep` leaves the KV cache as it is during a pause, so requests that go on, and
-  prompts with a cached prefix, attend to keys and values of the old version.
+  prompts with a cached prefix, attend to keys and values of the old version. `caches` of the trainer has priority, unless it is
+  `engine`.
 
 The pause mode is the fleet's (`pause_mode` of the trainer): `abort`, `wait` and `keep` are those of vLLM.
 

@@ -99,6 +99,9 @@ class Controller:
                 # The sidecar's deadlines tell the fleet. An engine that has died ends the server by itself.
                 _log.exception("%s failed", command.__name__.strip("_"))
 
+    def _clears(self, pause: wsync.Pause) -> bool:
+        return self._clears_cache if pause.caches is wsync.CachePolicy.ENGINE else pause.caches is wsync.CachePolicy.CLEAR
+
     async def _pause(self, number: int, pause: wsync.Pause) -> None:
         if number <= self._resumed:
             return  # it was cancelled before it began
@@ -110,7 +113,7 @@ class Controller:
         self._begin = time.perf_counter()
         self._is_paused = True
         self._interrupt.clear()
-        pausing = asyncio.ensure_future(self._client.pause_generation(mode=switch.mode, clear_cache=self._clears_cache))
+        pausing = asyncio.ensure_future(self._client.pause_generation(mode=switch.mode, clear_cache=self._clears(pause)))
         interrupted = asyncio.ensure_future(self._interrupt.wait())
         await asyncio.wait({pausing, interrupted}, return_when=asyncio.FIRST_COMPLETED)
         interrupted.cancel()

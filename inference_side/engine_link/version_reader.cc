@@ -1,0 +1,157 @@
+#include "inference_side/engine_link/version_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <poll.h>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+#include "shared/weights/bucket_plan.h"
+
+namespace wsync::engine {
+namespace {
+
+using control::Frame;
+
+// Between two attempts to reach a sidecar that does not listen.
+constexpr std::chrono::milliseconds kRetry{50};
+// A sidecar that lives accepts a connection and reads a question at once.
+constexpr std::chrono::milliseconds kAskDeadline{500};
+
+// Versions that may be released in a row before they are mapped here. An arena that cannot be
+// mapped at all must not be asked for without end.
+constexpr int kLateMax = 100;
+
+void sleep_at_most(TimePoint deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now());
+  const auto pause = std::clamp(left, std::chrono::milliseconds(0), kRetry);
+  ::poll(nullptr, 0, static_cast<int>(pause.count()));
+}
+
+bool is_same(const VersionReader::Wanted& a, const VersionReader::Wanted& b) {
+  return a.step == b.step && a.after == b.after;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<VersionReader>> VersionReader::create(std::string socket_path,
+                                                             std::string name) {
+  WSYNC_TRY(check_socket_path(socket_path));
+  return std::unique_ptr<VersionReader>(new VersionReader(std::move(socket_path), std::move(name)));
+}
+
+Result<> VersionReader::ask(const Wanted& wanted, TimePoint deadline) {
+  const TimePoint soon = std::min(deadline, now() + kAskDeadline);
+  if (!link_) {
+    link_ = WSYNC_TRY(control::Link::connect(socket_path_, soon));
+    asked_.reset();
+  }
+  if (asked_ && is_same(*asked_, wanted)) return {};
+  const control::ReadVersion question{
+      .has_step = wanted.step.has_value(), .step = wanted.step.value_or(0), .after = wanted.after};
+  WSYNC_TRY(link_->send({.request = ++request_, .replica = name_}, question, {}, soon));
+  asked_ = wanted;
+  return {};
+}
+
+Error VersionReader::waited(const Wanted& wanted) const {
+  if (!why_waiting_.empty())
+    return Error(ErrorCode::kDeadline, fmt::format("the sidecar at {} cannot be reached: {}",
+                                                   socket_path_, why_waiting_));
+  const std::string what =
+      wanted.step           ? fmt::format("no version of step {} has been staged", *wanted.step)
+      : wanted.after.none() ? std::string("no version has been published")
+                            : fmt::format("no version has replaced {}", wanted.after.to_string());
+  return Error(ErrorCode::kDeadline,
+               fmt::format("{} at the sidecar of {} yet", what, socket_path_));
+}
+
+Result<> VersionReader::map(const control::Prepare& message, std::span<const UniqueFd> fds) {
+  if (fds.size() != 1)
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("the sidecar sent {} descriptors with a version, expected 1", fds.size()));
+  ByteReader reader(message.layout);
+  auto manifest = WSYNC_TRY(Manifest::decode(reader));
+  WSYNC_TRY(reader.finish("layout"));
+  if (manifest.layout_digest() != message.layout_digest)
+    return fail(
+        ErrorCode::kDigestMismatch,
+        fmt::format("the layout has digest {}, but the sidecar announced {}",
+                    manifest.layout_digest().to_string(), message.layout_digest.to_string()));
+  if (!message.is_verified && !planted("reader_takes_unverified"))
+    return fail(ErrorCode::kRefused, fmt::format("the sidecar has not verified the bytes of {}",
+                                                 message.version.to_string()));
+  const auto buckets = WSYNC_TRY(BucketPlan::create(manifest, message.bucket_bytes));
+  auto plan = WSYNC_TRY(reload::LoadPlan::make(manifest, buckets, reload::whole_tensors(manifest)));
+  const ArenaExpectation expected{
+      .version = std::pair{std::uint64_t{message.version.epoch}, message.version.step},
+      .layout = message.layout_digest};
+  auto view = WSYNC_TRY(ArenaView::open(fds.front().get(), expected, 1));
+  if (view.data().size() < plan.arena_bytes())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the arena of {} has {} bytes, but its layout needs {}",
+                            message.version.to_string(), view.data().size(), plan.arena_bytes()));
+  manifest_ = std::move(manifest);
+  plan_ = std::move(plan);
+  view_ = std::move(view);
+  return {};
+}
+
+Result<Version> VersionReader::open(const Wanted& wanted, TimePoint deadline) {
+  if (view_)
+    return fail(ErrorCode::kBusy, "a version is open: close it before another one is opened");
+  for (;;) {
+    if (const auto asked = ask(wanted, deadline); !asked) {
+      link_.reset();
+      why_waiting_ = asked.error().message();
+      sleep_at_most(deadline);
+      if (now() >= deadline) return fail(waited(wanted));
+      continue;
+    }
+    why_waiting_.clear();
+    auto frame = link_->receive(deadline);
+    if (!frame && frame.error().code() == ErrorCode::kDeadline) return fail(waited(wanted));
+    if (!frame) {
+      link_.reset();
+      if (frame.error().code() != ErrorCode::kPeerLost) return fail(frame.error());
+      why_waiting_ = frame.error().message();
+      continue;
+    }
+    if (const auto* refuse = std::get_if<control::Refuse>(&frame->message)) {
+      asked_.reset();
+      if (frame->envelope.request == 0) link_.reset();  // the connection itself was refused
+      return fail(ErrorCode::kRefused, refuse->reason);
+    }
+    const auto* prepare = std::get_if<control::Prepare>(&frame->message);
+    if (prepare == nullptr) continue;  // a question about liveness, or a message of a later release
+    // The answer to a question that has been given up.
+    if (frame->envelope.request != request_ || !asked_) continue;
+    asked_.reset();
+    const Result<> mapped = map(*prepare, frame->fds);
+    if (mapped) {
+      late_ = 0;
+      return prepare->version;
+    }
+    // The version may have been released, and its arena written again, before this process had a
+    // lease: if it was suspended, for example. It asks again, also when the deadline has passed.
+    const bool is_late =
+        mapped.error().code() == ErrorCode::kBusy || mapped.error().code() == ErrorCode::kRefused;
+    if (!is_late || ++late_ > kLateMax) return fail(mapped.error());
+    if (now() >= deadline) return fail(waited(wanted));
+  }
+}
+
+void VersionReader::close() {
+  view_.reset();
+  manifest_.reset();
+}
+
+std::span<const std::byte> VersionReader::tensor(std::uint32_t index) const {
+  const reload::LoadTensor& planned = plan_.tensors()[index];
+  const std::uint64_t shift = planted("reader_shifts") && index > 0 ? 1 : 0;
+  return view_->data().subspan(planned.arena_offset - shift, planned.shard.bytes());
+}
+
+}  // namespace wsync::engine
