@@ -75,10 +75,10 @@ int wsync_reader_open(wsync_reader* reader, const wsync_reader_want* want, int t
                       wsync_version* opened) {
   if (!is_here(reader) || want == nullptr) return -1;
   return reader->run([&]() -> Result<> {
-    wsync::engine::VersionReader::Wanted wanted;
-    if (want->has_step != 0) wanted.step = want->step;
-    wanted.after = {.epoch = want->after.epoch, .step = want->after.step};
-    const wsync::Version version = WSYNC_TRY(reader->reader->open(wanted, deadline_of(timeout_ms)));
+    wsync::engine::VersionReader::Choice choice;
+    if (want->has_step != 0) choice.step = want->step;
+    choice.after = {.epoch = want->after.epoch, .step = want->after.step};
+    const wsync::Version version = WSYNC_TRY(reader->reader->open(choice, deadline_of(timeout_ms)));
     if (opened != nullptr) *opened = {.epoch = version.epoch, .step = version.step};
     return {};
   });

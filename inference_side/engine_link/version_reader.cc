@@ -23,13 +23,13 @@ constexpr std::chrono::milliseconds kAskDeadline{500};
 // mapped at all must not be asked for without end.
 constexpr int kLateMax = 100;
 
-void sleep_at_most(TimePoint deadline) {
+void pause_until(TimePoint deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now());
   const auto pause = std::clamp(left, std::chrono::milliseconds(0), kRetry);
   ::poll(nullptr, 0, static_cast<int>(pause.count()));
 }
 
-bool is_same(const VersionReader::Wanted& a, const VersionReader::Wanted& b) {
+bool is_same(const VersionReader::Choice& a, const VersionReader::Choice& b) {
   return a.step == b.step && a.after == b.after;
 }
 
@@ -41,28 +41,28 @@ Result<std::unique_ptr<VersionReader>> VersionReader::create(std::string socket_
   return std::unique_ptr<VersionReader>(new VersionReader(std::move(socket_path), std::move(name)));
 }
 
-Result<> VersionReader::ask(const Wanted& wanted, TimePoint deadline) {
+Result<> VersionReader::ask(const Choice& choice, TimePoint deadline) {
   const TimePoint soon = std::min(deadline, now() + kAskDeadline);
   if (!link_) {
     link_ = WSYNC_TRY(control::Link::connect(socket_path_, soon));
     asked_.reset();
   }
-  if (asked_ && is_same(*asked_, wanted)) return {};
+  if (asked_ && is_same(*asked_, choice)) return {};
   const control::ReadVersion question{
-      .has_step = wanted.step.has_value(), .step = wanted.step.value_or(0), .after = wanted.after};
+      .has_step = choice.step.has_value(), .step = choice.step.value_or(0), .after = choice.after};
   WSYNC_TRY(link_->send({.request = ++request_, .replica = name_}, question, {}, soon));
-  asked_ = wanted;
+  asked_ = choice;
   return {};
 }
 
-Error VersionReader::waited(const Wanted& wanted) const {
+Error VersionReader::waited(const Choice& choice) const {
   if (!why_waiting_.empty())
     return Error(ErrorCode::kDeadline, fmt::format("the sidecar at {} cannot be reached: {}",
                                                    socket_path_, why_waiting_));
   const std::string what =
-      wanted.step           ? fmt::format("no version of step {} has been staged", *wanted.step)
-      : wanted.after.none() ? std::string("no version has been published")
-                            : fmt::format("no version has replaced {}", wanted.after.to_string());
+      choice.step           ? fmt::format("no version of step {} has been staged", *choice.step)
+      : choice.after.none() ? std::string("no version has been published")
+                            : fmt::format("no version has replaced {}", choice.after.to_string());
   return Error(ErrorCode::kDeadline,
                fmt::format("{} at the sidecar of {} yet", what, socket_path_));
 }
@@ -70,7 +70,7 @@ Error VersionReader::waited(const Wanted& wanted) const {
 Result<> VersionReader::map(const control::Prepare& message, std::span<const UniqueFd> fds) {
   if (fds.size() != 1)
     return fail(
-        ErrorCode::kRefused,
+        ErrorCode::kInvalidInput,
         fmt::format("the sidecar sent {} descriptors with a version, expected 1", fds.size()));
   ByteReader reader(message.layout);
   auto manifest = WSYNC_TRY(Manifest::decode(reader));
@@ -80,9 +80,10 @@ Result<> VersionReader::map(const control::Prepare& message, std::span<const Uni
         ErrorCode::kDigestMismatch,
         fmt::format("the layout has digest {}, but the sidecar announced {}",
                     manifest.layout_digest().to_string(), message.layout_digest.to_string()));
-  if (!message.is_verified && !planted("reader_takes_unverified"))
-    return fail(ErrorCode::kRefused, fmt::format("the sidecar has not verified the bytes of {}",
-                                                 message.version.to_string()));
+  if (!message.is_verified)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("the sidecar has not verified the bytes of {}", message.version.to_string()));
   const auto buckets = WSYNC_TRY(BucketPlan::create(manifest, message.bucket_bytes));
   auto plan = WSYNC_TRY(reload::LoadPlan::make(manifest, buckets, reload::whole_tensors(manifest)));
   const ArenaExpectation expected{
@@ -96,23 +97,24 @@ Result<> VersionReader::map(const control::Prepare& message, std::span<const Uni
   manifest_ = std::move(manifest);
   plan_ = std::move(plan);
   view_ = std::move(view);
+  if (planted("reader_without_lease")) view_->suspend();
   return {};
 }
 
-Result<Version> VersionReader::open(const Wanted& wanted, TimePoint deadline) {
+Result<Version> VersionReader::open(const Choice& choice, TimePoint deadline) {
   if (view_)
     return fail(ErrorCode::kBusy, "a version is open: close it before another one is opened");
   for (;;) {
-    if (const auto asked = ask(wanted, deadline); !asked) {
+    if (const auto asked = ask(choice, deadline); !asked) {
       link_.reset();
       why_waiting_ = asked.error().message();
-      sleep_at_most(deadline);
-      if (now() >= deadline) return fail(waited(wanted));
+      pause_until(deadline);
+      if (now() >= deadline) return fail(waited(choice));
       continue;
     }
     why_waiting_.clear();
     auto frame = link_->receive(deadline);
-    if (!frame && frame.error().code() == ErrorCode::kDeadline) return fail(waited(wanted));
+    if (!frame && frame.error().code() == ErrorCode::kDeadline) return fail(waited(choice));
     if (!frame) {
       link_.reset();
       if (frame.error().code() != ErrorCode::kPeerLost) return fail(frame.error());
@@ -139,7 +141,7 @@ Result<Version> VersionReader::open(const Wanted& wanted, TimePoint deadline) {
     const bool is_late =
         mapped.error().code() == ErrorCode::kBusy || mapped.error().code() == ErrorCode::kRefused;
     if (!is_late || ++late_ > kLateMax) return fail(mapped.error());
-    if (now() >= deadline) return fail(waited(wanted));
+    if (now() >= deadline) return fail(waited(choice));
   }
 }
 

@@ -30,7 +30,7 @@ class VersionReader {
   VersionReader& operator=(const VersionReader&) = delete;
 
   // Which version is opened.
-  struct Wanted {
+  struct Choice {
     std::optional<std::uint64_t> step;  // the one of this step, also if it is not decided yet
     Version after;                      // otherwise the sidecar's target, when it is not this one
   };
@@ -38,7 +38,7 @@ class VersionReader {
   // the sidecar as well. Returns kDeadline, with what it waited for; kRefused with the sidecar's
   // reason; errors of ArenaView::open(). After kDeadline, the same call continues to wait. One
   // version is open at a time: kBusy if it has not been closed.
-  [[nodiscard]] Result<Version> open(const Wanted& wanted, TimePoint deadline);
+  [[nodiscard]] Result<Version> open(const Choice& choice, TimePoint deadline);
   // Ends the lease and the mapping. Does nothing if no version is open.
   void close();
 
@@ -52,15 +52,15 @@ class VersionReader {
   VersionReader(std::string socket_path, std::string name)
       : socket_path_(std::move(socket_path)), name_(std::move(name)) {}
   // Connects if there is no connection, and asks if the question has not been asked on it.
-  [[nodiscard]] Result<> ask(const Wanted& wanted, TimePoint deadline);
+  [[nodiscard]] Result<> ask(const Choice& choice, TimePoint deadline);
   [[nodiscard]] Result<> map(const control::Prepare& message, std::span<const UniqueFd> fds);
   // What open() waits for, when its deadline has passed.
-  [[nodiscard]] Error waited(const Wanted& wanted) const;
+  [[nodiscard]] Error waited(const Choice& choice) const;
 
   const std::string socket_path_;
   const std::string name_;
   std::optional<control::Link> link_;
-  std::optional<Wanted> asked_;  // on link_, and not answered yet
+  std::optional<Choice> asked_;  // on link_, and not answered yet
   std::uint64_t request_ = 0;
   std::string why_waiting_;  // the last failure to reach the sidecar; empty: it was reached
   int late_ = 0;             // versions in a row that were gone before they were mapped

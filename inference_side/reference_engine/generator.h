@@ -31,6 +31,8 @@ struct GeneratorOptions {
   generation::CachePolicy on_switch = generation::CachePolicy::kFlush;
 };
 
+// This class has more than 25 methods: it implements the interfaces of the step loop and of the
+// server.
 class Generator final : public StepWork, public generation::GenerationService {
  public:
   // `model` is borrowed. Errors as ModelShard::create().

@@ -130,6 +130,8 @@ class Borrow(unittest.TestCase):
             fleet.pushed(one)
             sidecar.send_signal(signal.SIGKILL)
             sidecar.wait()
+            # Otherwise its last report may still be taken for one of the next process.
+            fleet.until(lambda: not fleet.ask("status")[1]["result"]["sidecars"][0]["connected"], "the loss of the sidecar")
             fleet.sidecar("s0")
             fleet.until(lambda: fleet.replicas().get("a", {}).get("ranks_attached") == 2, "both again")
             version = fleet.pushed(two)

@@ -17,6 +17,7 @@ class EngineHubTest : public testing::Test {
       : store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
     EngineHubOptions options;
     options.socket = bench_.directory() + "/engines";
+    options.target = [this] { return target_; };
     options.devices.kind = DeviceKind::kSeparate;
     options.devices.buffer_bytes = limits::kBucketBytesMin;
     hub_ = EngineHub::create(bench_.loop(), std::move(options),
@@ -50,6 +51,7 @@ class EngineHubTest : public testing::Test {
 
   Bench bench_;
   Model model_;
+  Version target_;
   staging::Store store_;
   // The sums of a rank that has loaded the whole version.
   [[nodiscard]] static std::vector<SplitSum> sums_of(const staging::HeldVersion& version,
@@ -213,6 +215,90 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelIsToldByItsNameWhichTensorDoesNotFit
   ASSERT_TRUE(again);
   EXPECT_EQ(again->first.replica, "a");
   EXPECT_NE(again->second.reason.find("is attached already"), std::string::npos);
+}
+
+// ---- readers ----
+
+constexpr Version kV3{.epoch = 1, .step = 3};
+
+TEST_F(EngineHubTest, AReaderGetsTheTargetWhenItIsStagedAndEachOneAfterIt) {
+  RawEngine reader(bench_, hub_->socket(), "reads");
+  reader.say(control::ReadVersion{}, 1);
+  hub_->add_version(stage(kV1), [] {});
+  hub_->target_changed();
+  RawEngine other(bench_, hub_->socket(), "other");
+  other.say(control::ReadVersion{.has_step = true, .step = 1}, 4);
+  const auto undecided = other.next<control::Prepare>();
+  ASSERT_TRUE(undecided);
+  EXPECT_EQ(undecided->second.version, kV1) << "a step may be read before it is decided";
+  target_ = kV1;
+  hub_->target_changed();
+  const auto first = reader.next<control::Prepare>();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->second.version, kV1);
+  EXPECT_EQ(first->first.request, 1U);
+  EXPECT_TRUE(first->second.is_verified);
+  EXPECT_FALSE(first->second.layout.empty());
+  reader.say(control::ReadVersion{.after = kV1}, 2);
+  // It is decided before it is staged here.
+  target_ = kV3;
+  hub_->target_changed();
+  hub_->add_version(stage(kV3), [] {});
+  const auto second = reader.next<control::Prepare>();
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->second.version, kV3);
+  EXPECT_EQ(second->first.request, 2U);
+  // A rollback is another target as well.
+  reader.say(control::ReadVersion{.after = kV3}, 3);
+  target_ = kV1;
+  hub_->target_changed();
+  EXPECT_EQ(reader.next<control::Prepare>()->second.version, kV1);
+}
+
+TEST_F(EngineHubTest, AReaderIsToldThatAStepIsGone) {
+  hub_->add_version(stage(kV3), [] {});
+  RawEngine reader(bench_, hub_->socket(), "reads");
+  reader.say(control::ReadVersion{.has_step = true, .step = 2}, 1);
+  const auto refused = reader.next<control::Refuse>();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->first.request, 1U);
+  EXPECT_EQ(refused->second.reason,
+            "no version of step 2 is staged here, and later ones are (staged: 1.3): ask for one of "
+            "them, or raise `versions_held` of the sidecar");
+  // The connection stays.
+  reader.say(control::ReadVersion{.has_step = true, .step = 3}, 2);
+  EXPECT_EQ(reader.next<control::Prepare>()->second.version, kV3);
+}
+
+TEST_F(EngineHubTest, AVersionThatIsReleasedWhileItIsVerifiedIsNotTheAnswer) {
+  RawEngine reader(bench_, hub_->socket(), "reads");
+  hub_->add_version(stage(kV1), [] {});
+  hub_->add_version(stage(kV3), [] {});
+  reader.say(control::ReadVersion{}, 1);
+  RawEngine last(bench_, hub_->socket(), "last");
+  last.say(control::ReadVersion{.has_step = true, .step = 3}, 1);
+  ASSERT_TRUE(last.next<control::Prepare>()) << "so the other question has come too";
+  target_ = kV1;
+  hub_->target_changed();  // begins to verify it
+  hub_->remove_version(kV1);
+  target_ = kV3;
+  hub_->target_changed();
+  const auto answer = reader.next<control::Prepare>();
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->second.version, kV3);
+}
+
+TEST_F(EngineHubTest, AReaderIsNoEngine) {
+  const auto a = engine("a");
+  a->say(control::ReadVersion{}, 1);
+  const auto refused = a->next<control::Refuse>();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->second.reason, "the connection of an engine cannot be that of a reader");
+  RawEngine reader(bench_, hub_->socket(), "b");
+  reader.say(control::ReadVersion{}, 1);
+  reader.say(control::Loaded{.version = kV1}, 1);
+  EXPECT_TRUE(reader.next<control::Refuse>());
+  EXPECT_EQ(hub_->registry().replica_count(), 0U);
 }
 
 }  // namespace
