@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "inference_side/engine_link/destination.h"
 #include "inference_side/engine_link/engine_link.h"
 #include "inference_side/engine_link/starting_rank.h"
 #include "inference_side/engine_link/wsync/engine.h"
@@ -142,8 +143,24 @@ class CallbackEngine final : public wsync::engine::Engine {
   std::map<std::thread::id, std::string> why_;  // protected by mutex_
 };
 
-Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tensor,
-                                                       wsync_take take) {
+// Returns std::nullopt for a number that is not a wsync_take.
+std::optional<wsync::control::TakeMode> take_mode_of(int number) {
+  switch (number) {
+    case WSYNC_TAKE_PIECES:
+      return wsync::control::TakeMode::kPieces;
+    case WSYNC_TAKE_WHOLE:
+      return wsync::control::TakeMode::kWhole;
+    case WSYNC_TAKE_ADOPT:
+      return wsync::control::TakeMode::kAdopt;
+    case WSYNC_TAKE_BORROW:
+      return wsync::control::TakeMode::kBorrow;
+    default:
+      return std::nullopt;
+  }
+}
+
+Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tensor, wsync_take take,
+                                                       int weights_on) {
   if (tensor.name == nullptr || tensor.dtype == nullptr)
     return wsync::fail(ErrorCode::kInvalidInput, "a tensor needs a name and a dtype");
   const std::string name = tensor.name;
@@ -173,10 +190,19 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
   const auto shard = wsync::reload::Shard::make(wsync::dtype_bits(*dtype), out.description.shape,
                                                 out.description.ranges);
   if (!shard) return refuse(shard.error().message());
+  if (tensor.destination_dtype != nullptr) {
+    out.held_as = wsync::parse_dtype(tensor.destination_dtype);
+    if (!out.held_as)
+      return refuse(fmt::format("destination_dtype {} is unknown; use the names of safetensors",
+                                tensor.destination_dtype));
+    const auto mode = take_mode_of(take);
+    WSYNC_TRY(wsync::engine::check_cast(out, *mode, weights_on == WSYNC_DEVICE_CUDA));
+  }
   if (take == WSYNC_TAKE_PIECES) {
     if (tensor.destination == nullptr && shard->bytes() != 0)
       return refuse("its destination is NULL");
-    out.destination = {static_cast<std::byte*>(tensor.destination), shard->bytes()};
+    out.destination = {static_cast<std::byte*>(tensor.destination),
+                       wsync::engine::destination_bytes(out, shard->bytes())};
   }
   return out;
 }
@@ -189,22 +215,6 @@ int number_of(const Enum& value) {
   int number = 0;
   std::memcpy(&number, &value, sizeof number);
   return number;
-}
-
-// Returns std::nullopt for a number that is not a wsync_take.
-std::optional<wsync::control::TakeMode> take_mode_of(int number) {
-  switch (number) {
-    case WSYNC_TAKE_PIECES:
-      return wsync::control::TakeMode::kPieces;
-    case WSYNC_TAKE_WHOLE:
-      return wsync::control::TakeMode::kWhole;
-    case WSYNC_TAKE_ADOPT:
-      return wsync::control::TakeMode::kAdopt;
-    case WSYNC_TAKE_BORROW:
-      return wsync::control::TakeMode::kBorrow;
-    default:
-      return std::nullopt;
-  }
 }
 
 // Returns nullptr for weights in host memory.
@@ -358,7 +368,7 @@ int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
       return wsync::fail(
           ErrorCode::kInvalidInput,
           "a controller has no weights; add the tensors to the ranks of its replica");
-    auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take));
+    auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take, engine->weights_on));
     engine->description.tensors.push_back(std::move(read));
     return {};
   });

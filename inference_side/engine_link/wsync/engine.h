@@ -82,8 +82,8 @@ typedef struct {
  * any_layout, index for wsync_engine_tensor_info. */
 typedef struct {
   uint32_t tensor;
-  const void* data; /* CUDA: the device pointer given as its destination */
-  uint64_t bytes;
+  const void* data; /* PIECES: the destination; with CUDA a device pointer */
+  uint64_t bytes;   /* at `data`: with destination_dtype, of its elements */
 } wsync_layer_tensor;
 
 typedef struct {
@@ -156,6 +156,14 @@ typedef struct {
   void* destination;  /* PIECES: the rank's part, dense and row-major; it must stay in place
                          while attached. CUDA: a device pointer; the whole part must be inside one
                          allocation (of cudaMalloc, cuMemAlloc or a framework's pool) */
+  /* PIECES in host memory: the dtype of the elements at `destination`, whose memory has the size
+   * that this dtype needs. NULL: the same as `dtype`, which is always the one in the version. F32,
+   * F16 and BF16 can be converted into each other, while they are copied: rounded to the nearest
+   * value, ties to even, as torch does. What is compared with the version are its own bytes, as
+   * they were read. A NaN stays a NaN; to F32 it keeps its payload, otherwise the upper bits of it,
+   * and is made quiet. `wsync verify` reads a tensor back that was widened (F16 or BF16 to F32);
+   * of one that was not, it says that it cannot be read, never that it is equal. */
+  const char* destination_dtype;
 } wsync_tensor;
 
 /* Pointers are borrowed; see wsync_engine_tensor_info. */
@@ -164,7 +172,7 @@ typedef struct {
   const char* dtype;     /* as in safetensors */
   const uint64_t* shape; /* full shape */
   size_t shape_count;
-  uint64_t bytes; /* of this rank's part */
+  uint64_t bytes; /* of this rank's part, in the version */
 } wsync_tensor_info;
 
 typedef struct {
