@@ -18,7 +18,7 @@ constexpr std::size_t kRunShare = 32;  // a run is at most this fraction of the 
 }  // namespace
 
 ArenaCopy::ArenaCopy(const reload::LoadPlan& plan, std::span<const std::byte> arena,
-                     std::vector<std::span<std::byte>> destinations)
+                     std::vector<Destination> destinations)
     : plan_(plan), arena_(arena), destinations_(std::move(destinations)) {
   for (std::uint32_t g = 0; g < plan.groups().size(); ++g) {
     first_chunk_.push_back(chunks_.size());
@@ -36,11 +36,11 @@ void ArenaCopy::copy_chunk(std::size_t at, reload::CopyScratch& scratch) {
   std::vector<std::byte> lost;
   auto destination = destinations_[group.tensor];
   if (planted("engine_skip_piece") && chunks_[at].group == plan_.groups().size() / 2) {
-    lost.resize(destination.size());
-    destination = lost;
+    lost.resize(destination.memory.size());
+    destination.memory = lost;
   }
-  sums_[at] = plan_.execute_chunk(group, chunks_[at].index, plan_.bucket_of(arena_, group.bucket),
-                                  destination, scratch);
+  sums_[at] = take_chunk(plan_, group, chunks_[at].index, plan_.bucket_of(arena_, group.bucket),
+                         destination, scratch);
   done_[at].store(true, std::memory_order_release);
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "inference_side/engine_link/destination.h"
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/clock.h"
 #include "shared/base/thread_pool.h"
@@ -21,7 +22,7 @@ class ArenaCopy {
   // All arguments are borrowed. `destinations`: the rank's part of each tensor, in the order of the
   // plan's tensors.
   ArenaCopy(const reload::LoadPlan& plan, std::span<const std::byte> arena,
-            std::vector<std::span<std::byte>> destinations);
+            std::vector<Destination> destinations);
 
   // Called when group `index` has been copied, with its sum. An error ends the copy.
   using OnGroup = std::function<Result<>(std::size_t index, const SplitSum& sum)>;
@@ -42,7 +43,7 @@ class ArenaCopy {
 
   const reload::LoadPlan& plan_;
   std::span<const std::byte> arena_;
-  std::vector<std::span<std::byte>> destinations_;
+  std::vector<Destination> destinations_;
   std::vector<Chunk> chunks_;
   std::vector<SplitSum> sums_;            // of each chunk, valid once it is done
   std::vector<std::atomic<bool>> done_;   // of each chunk

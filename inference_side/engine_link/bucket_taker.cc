@@ -49,9 +49,14 @@ Result<> HostTaker::take(std::uint32_t slot, const BucketCopy& copy) {
   for (std::size_t g = plan.first_group(copy.bucket); g < plan.first_group(copy.bucket + 1); ++g) {
     const reload::CopyGroup& group = plan.groups()[g];
     const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
-    const SplitSum sum =
-        skipped ? plan.sum(group, slots_[slot])
-                : plan.execute(group, slots_[slot], copy.destination(group.tensor), scratch_);
+    SplitSum sum;
+    if (skipped) {
+      sum = plan.sum(group, slots_[slot]);
+    } else {
+      const Destination destination = copy.destination(group.tensor);
+      for (std::uint64_t i = 0; i < reload::LoadPlan::chunk_count(group); ++i)
+        sum += take_chunk(plan, group, i, slots_[slot], destination, scratch_);
+    }
     WSYNC_TRY(copy.on_group(g, sum));
     if (now() > copy.deadline)
       return fail(ErrorCode::kDeadline,

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "inference_side/engine_link/destination.h"
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/clock.h"
 #include "shared/base/shared_memory.h"
@@ -24,7 +25,7 @@ struct BucketCopy {
   std::uint64_t bucket = 0;
   TimePoint deadline;
   // The memory of the rank's part of a tensor. Not called if the taker knows it.
-  std::function<std::span<std::byte>(std::uint32_t tensor)> destination;
+  std::function<Destination(std::uint32_t tensor)> destination;
   // Called in the order of the plan when group `index` is in place, with the sum of what was read.
   // An error ends the copy.
   std::function<Result<>(std::size_t index, const SplitSum& sum)> on_group;

@@ -11,7 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "inference_side/engine_link/destination.h"
 #include "inference_side/engine_link/engine_link.h"
+#include "inference_side/engine_link/led_steps.h"
 #include "inference_side/engine_link/starting_rank.h"
 #include "inference_side/engine_link/wsync/engine.h"
 #include "inference_side/reload/shard.h"
@@ -32,6 +34,28 @@ wsync_version c_version(const wsync::Version& version) {
 
 wsync::Version version_of(const wsync_version& version) {
   return {.epoch = version.epoch, .step = version.step};
+}
+
+static_assert(sizeof(wsync_step_header) == 40, "it has no padding, so that it can be compared");
+
+wsync_step_header c_step_header(const wsync::engine::StepHeader& header) {
+  return {.word = header.go ? WSYNC_STEP_GO : WSYNC_STEP_STOP,
+          .version_epoch = header.version.epoch,
+          .version_step = header.version.step,
+          .step = header.step,
+          .decision = header.decision,
+          .leader = header.leader};
+}
+
+// Returns std::nullopt for what no leader has written.
+std::optional<wsync::engine::StepHeader> step_header_of(const wsync_step_header& header) {
+  if (header.word != WSYNC_STEP_GO && header.word != WSYNC_STEP_STOP) return std::nullopt;
+  return wsync::engine::StepHeader{
+      .go = header.word == WSYNC_STEP_GO,
+      .step = header.step,
+      .decision = header.decision,
+      .leader = header.leader,
+      .version = {.epoch = header.version_epoch, .step = header.version_step}};
 }
 
 wsync_pause_mode c_pause_mode(wsync::PauseMode mode) {
@@ -76,8 +100,10 @@ wsync_state c_rank_state(wsync::control::RankState state) {
 
 class CallbackEngine final : public wsync::engine::Engine {
  public:
-  CallbackEngine(const wsync_engine_callbacks& callbacks, void* user)
-      : callbacks_(callbacks), user_(user) {}
+  // `steps`: null unless the replica's steps are led. Borrowed.
+  CallbackEngine(const wsync_engine_callbacks& callbacks, void* user,
+                 wsync::engine::LedSteps* steps)
+      : callbacks_(callbacks), user_(user), steps_(steps) {}
 
   // Why the next call or report of the calling thread fails.
   void explain(const char* sentence) {
@@ -107,7 +133,10 @@ class CallbackEngine final : public wsync::engine::Engine {
                             .version = c_version(request.version),
                             .bytes = request.bytes,
                             .caches = c_cache_policy(request.caches)};
-    return outcome(callbacks_.pause(user_, &pause), "pause callback");
+    if (callbacks_.pause != nullptr)
+      WSYNC_TRY(outcome(callbacks_.pause(user_, &pause), "pause callback"));
+    if (steps_ != nullptr) steps_->handle_pause();
+    return {};
   }
   Result<> check_version(const wsync::Version& version) override {
     if (callbacks_.check_version == nullptr) return {};
@@ -131,7 +160,12 @@ class CallbackEngine final : public wsync::engine::Engine {
     if (callbacks_.commit == nullptr) return Answer::kNow;  // a controller
     return answer(callbacks_.commit(user_, c_version(version)), "commit callback");
   }
-  Result<> resume() override { return outcome(callbacks_.resume(user_), "resume callback"); }
+  Result<> resume() override {
+    if (callbacks_.resume != nullptr)
+      WSYNC_TRY(outcome(callbacks_.resume(user_), "resume callback"));
+    if (steps_ != nullptr) steps_->handle_resume();
+    return {};
+  }
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override {
     if (callbacks_.read_tensor == nullptr)
@@ -151,12 +185,29 @@ class CallbackEngine final : public wsync::engine::Engine {
 
   wsync_engine_callbacks callbacks_;
   void* user_;
+  wsync::engine::LedSteps* steps_;
   std::mutex mutex_;
   std::map<std::thread::id, std::string> why_;  // protected by mutex_
 };
 
-Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tensor,
-                                                       wsync_take take) {
+// Returns std::nullopt for a number that is not a wsync_take.
+std::optional<wsync::control::TakeMode> take_mode_of(int number) {
+  switch (number) {
+    case WSYNC_TAKE_PIECES:
+      return wsync::control::TakeMode::kPieces;
+    case WSYNC_TAKE_WHOLE:
+      return wsync::control::TakeMode::kWhole;
+    case WSYNC_TAKE_ADOPT:
+      return wsync::control::TakeMode::kAdopt;
+    case WSYNC_TAKE_BORROW:
+      return wsync::control::TakeMode::kBorrow;
+    default:
+      return std::nullopt;
+  }
+}
+
+Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tensor, wsync_take take,
+                                                       int weights_on) {
   if (tensor.name == nullptr || tensor.dtype == nullptr)
     return wsync::fail(ErrorCode::kInvalidInput, "a tensor needs a name and a dtype");
   const std::string name = tensor.name;
@@ -186,10 +237,19 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
   const auto shard = wsync::reload::Shard::make(wsync::dtype_bits(*dtype), out.description.shape,
                                                 out.description.ranges);
   if (!shard) return refuse(shard.error().message());
+  if (tensor.destination_dtype != nullptr) {
+    out.held_as = wsync::parse_dtype(tensor.destination_dtype);
+    if (!out.held_as)
+      return refuse(fmt::format("destination_dtype {} is unknown; use the names of safetensors",
+                                tensor.destination_dtype));
+    const auto mode = take_mode_of(take);
+    WSYNC_TRY(wsync::engine::check_cast(out, *mode, weights_on == WSYNC_DEVICE_CUDA));
+  }
   if (take == WSYNC_TAKE_PIECES) {
     if (tensor.destination == nullptr && shard->bytes() != 0)
       return refuse("its destination is NULL");
-    out.destination = {static_cast<std::byte*>(tensor.destination), shard->bytes()};
+    out.destination = {static_cast<std::byte*>(tensor.destination),
+                       wsync::engine::destination_bytes(out, shard->bytes())};
   }
   return out;
 }
@@ -202,22 +262,6 @@ int number_of(const Enum& value) {
   int number = 0;
   std::memcpy(&number, &value, sizeof number);
   return number;
-}
-
-// Returns std::nullopt for a number that is not a wsync_take.
-std::optional<wsync::control::TakeMode> take_mode_of(int number) {
-  switch (number) {
-    case WSYNC_TAKE_PIECES:
-      return wsync::control::TakeMode::kPieces;
-    case WSYNC_TAKE_WHOLE:
-      return wsync::control::TakeMode::kWhole;
-    case WSYNC_TAKE_ADOPT:
-      return wsync::control::TakeMode::kAdopt;
-    case WSYNC_TAKE_BORROW:
-      return wsync::control::TakeMode::kBorrow;
-    default:
-      return std::nullopt;
-  }
 }
 
 // Returns nullptr for weights in host memory.
@@ -241,18 +285,30 @@ Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu
 
 struct wsync_engine {
   wsync::HomeProcess home;
+  std::unique_ptr<wsync::engine::LedSteps> steps;  // null: the steps are not led
   std::unique_ptr<CallbackEngine> callbacks;
   std::string socket_path;
-  bool has_controller;
-  wsync_take take;
-  int weights_on;
-  int gpu_number;
+  bool has_controller = false;
+  wsync_take take = WSYNC_TAKE_PIECES;
+  int weights_on = WSYNC_DEVICE_HOST;
+  int gpu_number = 0;
   wsync::engine::EngineDescription description;
   std::unique_ptr<wsync::device::Device> gpu;  // outlives the link
   std::unique_ptr<wsync::engine::EngineLink> link;
   std::optional<wsync::engine::StartingRank> starting;
-  std::string error;       // of the last call that failed
-  std::string link_error;  // copy of the link's, so that its text outlives the call
+  struct Sentences {
+    std::string error;  // of the last call that failed
+    std::string link;   // copy of the link's, so that its text outlives the call
+  };
+  // Of each thread, because steps may be led on another one than that which polls.
+  std::map<std::thread::id, Sentences> sentences;
+  std::mutex sentences_mutex;
+
+  // The pointer stays valid; only the calling thread uses what it points to.
+  Sentences& of_this_thread() {
+    const std::lock_guard lock(sentences_mutex);
+    return sentences[std::this_thread::get_id()];
+  }
 
   // Runs `body`, a function that returns a Result<>. No exception may leave it, because the caller
   // is C.
@@ -261,9 +317,9 @@ struct wsync_engine {
     try {
       const Result<> result = body();
       if (result) return 0;
-      error = result.error().message();
+      of_this_thread().error = result.error().message();
     } catch (const std::exception& thrown) {
-      error = thrown.what();
+      of_this_thread().error = thrown.what();
     }
     return -1;
   }
@@ -275,6 +331,13 @@ namespace {
 // threads that do not exist there, so the call would wait forever.
 bool is_here(const wsync_engine* engine) { return engine != nullptr && engine->home.is_here(); }
 bool is_attached(const wsync_engine* engine) { return is_here(engine) && engine->link; }
+
+Result<> check_led(const wsync_engine& engine) {
+  if (engine.steps) return {};
+  return wsync::fail(ErrorCode::kInvalidInput,
+                     "the steps of this replica are not led; set led_steps in the options of all "
+                     "its ranks");
+}
 
 Result<std::shared_ptr<const wsync::engine::EngineLayout>> layout_of(const wsync_engine& engine,
                                                                      wsync_version version) {
@@ -294,20 +357,18 @@ namespace {
 wsync_engine* make_engine(const wsync_engine_options& options,
                           wsync::engine::EngineDescription description) {
   try {
-    auto engine = std::make_unique<wsync_engine>(
-        wsync_engine{.home = {},
-                     .callbacks = std::make_unique<CallbackEngine>(options.callbacks, options.user),
-                     .socket_path = options.socket_path,
-                     .has_controller = options.has_controller != 0,
-                     .take = options.take,
-                     .weights_on = number_of(options.weights_on),
-                     .gpu_number = options.gpu,
-                     .description = std::move(description),
-                     .gpu = nullptr,
-                     .link = nullptr,
-                     .starting = std::nullopt,
-                     .error = {},
-                     .link_error = {}});
+    auto engine = std::make_unique<wsync_engine>();
+    if (options.led_steps != 0)
+      engine->steps = std::make_unique<wsync::engine::LedSteps>(
+          description.replica, description.rank, description.leader, description.serving);
+    engine->callbacks =
+        std::make_unique<CallbackEngine>(options.callbacks, options.user, engine->steps.get());
+    engine->socket_path = options.socket_path;
+    engine->has_controller = options.has_controller != 0;
+    engine->take = options.take;
+    engine->weights_on = number_of(options.weights_on);
+    engine->gpu_number = options.gpu;
+    engine->description = std::move(description);
     return engine.release();
   } catch (const std::exception&) {
     return nullptr;
@@ -337,8 +398,10 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
   // Register at the first handle, not earlier: a program without a handle may pass descriptors to
   // processes that it starts.
   wsync::close_descriptors_in_children();
-  if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
-      options->callbacks.pause == nullptr || options->callbacks.resume == nullptr)
+  if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr)
+    return nullptr;
+  if (options->led_steps == 0 &&
+      (options->callbacks.pause == nullptr || options->callbacks.resume == nullptr))
     return nullptr;
   const auto take = take_mode_of(number_of(options->take));
   if (!take) return nullptr;
@@ -371,7 +434,7 @@ int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
       return wsync::fail(
           ErrorCode::kInvalidInput,
           "a controller has no weights; add the tensors to the ranks of its replica");
-    auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take));
+    auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take, engine->weights_on));
     engine->description.tensors.push_back(std::move(read));
     return {};
   });
@@ -405,6 +468,7 @@ int wsync_engine_attach(wsync_engine* engine) {
         std::move(description), engine->socket_path, *engine->callbacks));
     engine->gpu = std::move(gpu);
     engine->link = std::move(link);
+    if (engine->steps) engine->steps->attach(*engine->link);
     return {};
   });
 }
@@ -424,11 +488,32 @@ int wsync_engine_fd(const wsync_engine* engine) {
 }
 
 void wsync_engine_report_paused(wsync_engine* engine, uint64_t step) {
-  if (is_attached(engine)) engine->link->report_paused(step);
+  if (!is_attached(engine)) return;
+  if (engine->steps) engine->steps->handle_stopped();
+  engine->link->report_paused(step);
 }
 
 void wsync_engine_report_running(wsync_engine* engine, uint64_t step) {
   if (is_attached(engine)) engine->link->report_running(step);
+}
+
+int wsync_engine_lead_step(wsync_engine* engine, wsync_step_header* header) {
+  if (!is_here(engine) || header == nullptr) return -1;
+  return engine->run([&]() -> Result<> {
+    WSYNC_TRY(check_led(*engine));
+    *header = c_step_header(WSYNC_TRY(engine->steps->lead()));
+    return {};
+  });
+}
+
+int wsync_engine_follow_step(wsync_engine* engine, const wsync_step_header* header, int* go) {
+  if (go != nullptr) *go = 0;
+  if (!is_here(engine) || header == nullptr || go == nullptr) return -1;
+  return engine->run([&]() -> Result<> {
+    WSYNC_TRY(check_led(*engine));
+    *go = WSYNC_TRY(engine->steps->follow(step_header_of(*header))) ? 1 : 0;
+    return {};
+  });
 }
 
 void wsync_engine_fail(wsync_engine* engine, const char* sentence) {
@@ -494,11 +579,12 @@ const char* wsync_engine_error(wsync_engine* engine) {
     sentence = here.error().message();
     return sentence.c_str();
   }
-  if (engine->link && engine->error.empty()) {
-    engine->link_error = engine->link->status().last_error;
-    return engine->link_error.c_str();
+  wsync_engine::Sentences& said = engine->of_this_thread();
+  if (engine->link && said.error.empty()) {
+    said.link = engine->link->status().last_error;
+    return said.link.c_str();
   }
-  return engine->error.c_str();
+  return said.error.c_str();
 }
 
 void wsync_engine_stop(wsync_engine* engine) {

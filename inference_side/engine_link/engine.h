@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "shared/base/error.h"
 #include "shared/control/messages.h"
 #include "shared/device/device.h"
+#include "shared/weights/dtype.h"
 #include "shared/weights/version.h"
 
 namespace wsync::engine {
@@ -25,6 +27,10 @@ struct RankTensor {
   // `gpu` these are addresses of that GPU inside one allocation, which the host never reads or
   // writes. Other modes: empty.
   std::span<std::byte> destination;
+  // The dtype of the elements in `destination`, if it is another one than in the version: each
+  // element is then converted while it is copied (destination.h), and `destination` has their size.
+  // kPieces in host memory only.
+  std::optional<DType> held_as;
 };
 
 // The identity of this rank, and the part of the manifest that it loads. Fixed while the link

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <unistd.h>
 
+#include "inference_side/engine_link/destination.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
@@ -44,6 +45,12 @@ Result<> check_gpu(const EngineDescription& description) {
                 fmt::format("weights on {} can be loaded only as pieces: whole tensors and "
                             "adoption need weights in host memory",
                             description.gpu->name()));
+  return {};
+}
+
+Result<> check_casts(const EngineDescription& description) {
+  for (const RankTensor& tensor : description.tensors)
+    WSYNC_TRY(check_cast(tensor, description.take, description.gpu != nullptr));
   return {};
 }
 
@@ -92,6 +99,7 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
                             limits::kTensorCount));
   WSYNC_TRY(check_gpu(description));
   WSYNC_TRY(check_any_layout(description));
+  WSYNC_TRY(check_casts(description));
   std::unique_ptr<EngineLink> link(new EngineLink(std::move(description), engine));
   link->connection_ = WSYNC_TRY(LinkConnection::create(std::move(socket_path), *link));
   link->loader_ = WSYNC_TRY(VersionLoader::create(link->description_, engine));

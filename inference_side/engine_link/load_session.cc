@@ -23,11 +23,12 @@ LoadSession::LoadSession(const EngineDescription& description, const PreparedVer
     ++groups_left_[prepared.layout->layer_of[group.tensor]];
 }
 
-std::span<std::byte> LoadSession::destination_of(std::uint32_t tensor) {
-  if (description_->take == TakeMode::kPieces) return description_->tensors[tensor].destination;
+Destination LoadSession::destination_of(std::uint32_t tensor) {
+  if (description_->take == TakeMode::kPieces)
+    return Destination::of(description_->tensors[tensor]);
   auto& whole = assembled_[tensor];
   if (whole.empty()) whole.resize(prepared_->layout->plan.tensors()[tensor].shard.bytes());
-  return whole;
+  return {.memory = whole, .cast = std::nullopt};
 }
 
 Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot) {
@@ -81,9 +82,10 @@ Result<> LoadSession::copy_whole() {
 // All destinations exist from the start, so several threads may copy at once.
 Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   const reload::LoadPlan& plan = prepared_->layout->plan;
-  std::vector<std::span<std::byte>> destinations;
+  std::vector<Destination> destinations;
   destinations.reserve(description_->tensors.size());
-  for (const RankTensor& tensor : description_->tensors) destinations.push_back(tensor.destination);
+  for (const RankTensor& tensor : description_->tensors)
+    destinations.push_back(Destination::of(tensor));
   const TimePoint begin = now();
   std::uint64_t bucket = 0;
   // A bucket without data for this rank has no group.
@@ -130,7 +132,7 @@ Result<> LoadSession::hand_over_complete_layers() {
   for (; next_layer_ < layout.layers.size() && groups_left_[next_layer_] == 0; ++next_layer_) {
     std::vector<LayerTensor> tensors;
     for (const std::uint32_t t : layout.layers[next_layer_])
-      tensors.push_back({.tensor = t, .bytes = destination_of(t)});
+      tensors.push_back({.tensor = t, .bytes = destination_of(t).memory});
     WSYNC_TRY(pass_layer(tensors));
     if (description_->take == TakeMode::kWhole)
       for (const std::uint32_t t : layout.layers[next_layer_])

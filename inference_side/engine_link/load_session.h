@@ -53,7 +53,7 @@ class LoadSession {
   [[nodiscard]] Result<> copy_whole();
   [[nodiscard]] Result<> pass_mapped_layers();
   [[nodiscard]] Result<> pass_layer(std::span<const LayerTensor> tensors);
-  [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
+  [[nodiscard]] Destination destination_of(std::uint32_t tensor);
   [[nodiscard]] Result<> take_group(std::size_t index, const SplitSum& sum);
   [[nodiscard]] Result<> end_bucket(std::uint64_t bucket);
   [[nodiscard]] Result<> hand_over_complete_layers();

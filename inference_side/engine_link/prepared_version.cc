@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "inference_side/engine_link/destination.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/weights/bucket_plan.h"
@@ -37,12 +38,13 @@ Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
   }
   if (description.take == control::TakeMode::kPieces) {
     for (std::uint32_t t = 0; t < tensors.size(); ++t) {
-      const std::uint64_t bytes = layout->plan.tensors()[t].shard.bytes();
+      const std::uint64_t bytes =
+          destination_bytes(description.tensors[t], layout->plan.tensors()[t].shard.bytes());
       if (description.tensors[t].destination.size() != bytes)
         return fail(
             ErrorCode::kInvalidInput,
             fmt::format(
-                "tensor {}: the engine provides {} bytes of memory, but this rank's part has {}",
+                "tensor {}: the engine provides {} bytes of memory, but this rank's part needs {}",
                 tensors[t].name, description.tensors[t].destination.size(), bytes));
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "inference_side/engine_link/destination.h"
 #include "inference_side/reload/shard.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
@@ -32,8 +33,7 @@ Result<Digest> digest_of_whole(const HeldWeights& weights, std::uint32_t tensor)
 Result<Digest> digest_of_tensor(const HeldWeights& weights, std::uint32_t tensor) {
   switch (weights.description->take) {
     case control::TakeMode::kPieces:
-      return tensor_digest(weights.description->tensors[tensor].description.name,
-                           weights.description->tensors[tensor].destination);
+      return held_digest(weights.description->tensors[tensor]);
     case control::TakeMode::kAdopt:
       if (weights.adopted == nullptr)
         return fail(ErrorCode::kRefused, "no version has been adopted");

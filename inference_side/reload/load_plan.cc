@@ -208,6 +208,41 @@ SplitSum LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t index,
   return sum;
 }
 
+SplitSum LoadPlan::read_chunk(const CopyGroup& group, std::uint64_t index,
+                              std::span<const std::byte> bucket, CopyScratch& scratch,
+                              const OnPart& on_part) const {
+  static_assert(limits::kLeafBytes % kSumWordBytes == 0, "no bucket ends within a word");
+  static_assert(kPartBytes % kSumWordBytes == 0);
+  const LoadTensor& tensor = tensors_[group.tensor];
+  WSYNC_CHECK(bucket.size() >= bucket_bytes(group.bucket),
+              "the bucket is shorter than the plan says");
+  const std::uint64_t begin = chunk_begin(group, index);
+  const std::uint64_t end = chunk_begin(group, index + 1);
+  if (begin == end) return {};
+  // Wraps below zero if the tensor begins inside the bucket.
+  const std::uint64_t first = bucket_offset(group.bucket) - tensor.arena_offset;
+  const Shard::Run run = tensor.shard.run_at(begin);
+  const bool is_run = run.bytes >= end - begin;
+  std::span<const std::byte> chunk;
+  SplitSum sum;
+  if (is_run) {
+    chunk = bucket.subspan(run.offset - first, end - begin);
+  } else {
+    const auto window = scratch.window().first(end - begin);
+    sum = gather_sum(tensor, begin, bucket, first, window);
+    chunk = window;
+  }
+  // A part of a run is summed while it is in the first cache, so it is read from memory once.
+  std::uint64_t cut = is_run ? run.offset % kSumWordBytes : 0;
+  for (std::uint64_t at = 0; at < chunk.size(); cut = 0) {
+    const auto part = chunk.subspan(at, std::min(kPartBytes - cut, chunk.size() - at));
+    if (is_run) sum += split_sum(part, place_of(tensor, run.offset + at));
+    on_part(begin + at, part);
+    at += part.size();
+  }
+  return sum;
+}
+
 SplitSum LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
                            std::span<std::byte> destination, CopyScratch& scratch) const {
   SplitSum sum;

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -113,6 +114,15 @@ class LoadPlan {
   [[nodiscard]] static std::uint64_t chunk_count(const CopyGroup& group) noexcept {
     return (group.bytes + CopyScratch::kBytes - 1) / CopyScratch::kBytes;
   }
+  // Reads a chunk, and returns its sum as execute_chunk() does. Its bytes are passed to `on_part`
+  // in their order, in parts of at most kPartBytes: `at` is the place of the first one in the
+  // rank's own tensor. A part is valid during the call. No part begins or ends within an element:
+  // ranges hold whole elements, and a bucket ends within a tensor only at a multiple of kLeafBytes.
+  using OnPart = std::function<void(std::uint64_t at, std::span<const std::byte> part)>;
+  static constexpr std::uint64_t kPartBytes = std::uint64_t{16} * 1024;
+  [[nodiscard]] SplitSum read_chunk(const CopyGroup& group, std::uint64_t index,
+                                    std::span<const std::byte> bucket, CopyScratch& scratch,
+                                    const OnPart& on_part) const;
   // The sum of a group, without copying.
   [[nodiscard]] SplitSum sum(const CopyGroup& group, std::span<const std::byte> bucket) const;
   // The rows that make up a group, in the order of the rank's bytes.

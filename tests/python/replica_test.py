@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import wsync
-from package_fleet import DEADLINE_S, NAMES, PackageFleet, Served, empty_like, equal, until, weights_of
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, Served, bf16, empty_like, equal, float_of, until, weights_of
 
 SPECS = {name: wsync.Spec("BF16", (64, 32)) for name in NAMES}
 
@@ -149,6 +149,144 @@ class Taking(Engines):
         publish.wait("committed", DEADLINE_S)
         equal(self, held, weights_of(1))
         until(lambda: controller.serving, "the resume of the controller")
+
+
+class Casting(Engines):
+    """Tensors that the engine holds in another dtype than the versions have."""
+
+    def test_every_half_in_float32(self):
+        every = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+        published = {"bf16": wsync.as_dtype(every.copy(), "BF16"), "f16": every.view(np.float16)}
+        held = {name: np.full((256, 256), 7, np.float32) for name in published}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held, casts={"bf16": "BF16", "f16": "F16"}))
+        self.publisher.publish(published).wait(timeout=DEADLINE_S)
+        for name, expected in (("bf16", float_of(every)), ("f16", every.view(np.float16).astype(np.float32))):
+            number = ~np.isnan(expected)
+            self.assertTrue(np.array_equal(held[name].view(np.uint32)[number], expected.view(np.uint32)[number]), name)
+            self.assertTrue(np.isnan(held[name][~number]).all(), name)
+        code, answer = self.fleet.ask("verify")
+        self.assertEqual(code, 0, answer)  # NaNs are compared too
+        held["bf16"].view(np.uint32)[3, 3] ^= 1
+        code, answer = self.fleet.ask("verify")
+        self.assertEqual([found["tensor"] for found in answer["result"]["ranks"][0]["mismatches"]], ["bf16"], answer)
+
+    def test_narrowed_values_are_rounded_to_the_nearest_and_cannot_be_read_back(self):
+        random = np.random.default_rng(3)
+        values = random.standard_normal((64, 33)).astype(np.float32) * np.float32(10.0) ** random.integers(-9, 6, (64, 33))
+        values = values.astype(np.float32)
+        values.view(np.uint32)[::2] &= 0xFFFF8000  # ties
+        held = {"bf16": wsync.as_dtype(np.zeros((64, 33), np.uint16), "BF16"), "f16": np.zeros((64, 33), np.float16)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held, casts={name: "F32" for name in held}))
+        self.publisher.publish({name: values.copy() for name in held}).wait(timeout=DEADLINE_S)
+        equal(self, held, {"bf16": bf16(values)})
+        with np.errstate(over="ignore"):
+            equal(self, held, {"f16": values.astype(np.float16)})
+        code, answer = self.fleet.ask("verify")
+        self.assertNotEqual(code, 0)
+        self.assertIn("tensor bf16 cannot be read back: it is F32 in the version and BF16 in this engine's memory", str(answer))
+
+    def test_columns_of_two_ranks_in_another_dtype(self):
+        whole, parts = weights_of(4), [(0, 11), (11, 21)]
+        held = [{name: np.zeros((64, count), np.float32) for name in NAMES} for _, count in parts]
+        for rank, (begin, count) in enumerate(parts):
+            self.fleet.serve(wsync.Replica(self.socket, "r0", {name: wsync.Shard(array, (64, 32), [(1, begin, count)])
+                                                              for name, array in held[rank].items()},
+                                           rank=rank, world_size=2, leader=rank == 0, casts=dict.fromkeys(NAMES, "BF16")))
+        self.publisher.publish(whole).wait(timeout=DEADLINE_S)
+        for name in NAMES:
+            equal(self, {"x": np.concatenate([held[0][name], held[1][name]], 1)}, {"x": float_of(whole[name])})
+
+    def test_what_cannot_be_cast(self):
+        array = np.zeros((4, 4), np.float32)
+        for options, sentence in (({"tensors": {"x": array}, "casts": {"x": "F8_E4M3"}}, "only F32, F16 and BF16 can be converted"),
+                                  ({"tensors": {"x": array}, "casts": {"x": "bf16"}}, "dtype bf16 is unknown"),
+                                  ({"tensors": {"x": array}, "casts": {"y": "BF16"}}, "casts name tensor y"),
+                                  ({"tensors": SPECS, "casts": {NAMES[0]: "F32"}, "take": "adopt", "load_layer": print},
+                                   "'pieces'")):
+            with self.assertRaises(wsync.Error) as caught:
+                wsync.Replica(self.socket, "r0", **options)
+            self.assertIn(sentence, caught.exception.sentence)
+
+
+class Leading(Engines):
+    """Steps that the leader leads: each rank is a thread here, and a queue carries the headers."""
+
+    def test_no_step_mixes_two_versions(self):
+        held = [{NAMES[0]: wsync.as_dtype(np.zeros((32, 32), np.uint16), "BF16")} for _ in range(2)]
+        ranks = [wsync.Replica(self.socket, "r0", {NAMES[0]: wsync.Shard(held[rank][NAMES[0]], (64, 32), [(0, 32 * rank, 32)])},
+                               rank=rank, world_size=2, leader=rank == 0, led_steps=True) for rank in range(2)]
+        for replica in ranks:
+            self.enterContext(replica)
+            replica.start()  # no callback: the library pauses and resumes by the headers
+        headers, values, over, failures = queue.Queue(), queue.Queue(), threading.Event(), []
+
+        def value_of(rank):
+            found = np.unique(np.asarray(held[rank][NAMES[0]]))
+            assert found.size == 1, f"rank {rank} reads {found}"
+            return found[0]
+
+        def lead():
+            while not over.is_set():
+                go, header = ranks[0].lead_step()
+                headers.put(header)
+                if not go:
+                    over.wait(0.001)
+                elif value_of(0) != values.get(timeout=DEADLINE_S):
+                    raise AssertionError(f"two versions in step {ranks[0].step}")
+            headers.put(None)
+
+        def follow():
+            while (header := headers.get(timeout=DEADLINE_S)) is not None:
+                if ranks[1].follow_step(header):
+                    values.put(value_of(1))
+
+        def run(loop):
+            try:
+                loop()
+            except BaseException as failure:
+                failures.append(failure)
+                over.set()
+        threads = [threading.Thread(target=run, args=(loop,)) for loop in (lead, follow)]
+        for thread in threads:
+            thread.start()
+        try:
+            for step in range(1, 13):
+                weights = {NAMES[0]: wsync.as_dtype(np.full((64, 32), 0x3F00 + step, np.uint16), "BF16")}
+                self.assertEqual(self.publisher.publish(weights).wait(timeout=DEADLINE_S).replicas, 1, failures)
+            begun = ranks[1].step
+            until(lambda: ranks[1].step > begun or failures, "steps under the last version")
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(DEADLINE_S)
+        self.assertEqual(failures, [])
+        self.assertEqual({str(replica.status().active) for replica in ranks}, {"1.12"})
+
+    def test_a_rank_that_would_step_under_another_version(self):
+        held = [empty_like({NAMES[0]: weights_of(0)[NAMES[0]]}) for _ in range(2)]
+        leader = wsync.Replica(self.socket, "r0", held[0], led_steps=True)
+        leader.start()
+        self.enterContext(leader)
+        self.publisher.publish({NAMES[0]: weights_of(1)[NAMES[0]]}).wait(timeout=DEADLINE_S)
+        go, header = until(lambda: (led := leader.lead_step())[0] and led, "the resume")
+        self.assertEqual((go, len(header), leader.step), (True, 40, 1))
+        # Of another replica, so that no sidecar brings it to the version of this one.
+        follower = self.enterContext(wsync.Replica("/nowhere/host.engines", "r1", held[1], rank=1, world_size=2, leader=False,
+                                                   led_steps=True))
+        for wrong, sentence in ((header, "replica r1 rank 1 holds no whole version: it is loading, and held no version before, "
+                                         "but its leader begins step 1 under version 1.1"),
+                                (header[:-1], "no header of a step"), (b"", "no header of a step")):
+            with self.assertRaises(wsync.EngineRefused) as caught:
+                follower.follow_step(wrong)
+            self.assertIn(sentence, caught.exception.sentence)
+            self.assertFalse(follower.serving)
+        with self.assertRaises(wsync.EngineRefused):
+            follower.lead_step()
+        with self.assertRaises(wsync.EngineRefused):
+            leader.follow_step(header)
+        leader.close()
+        with self.assertRaises(wsync.Closed):
+            leader.lead_step()
 
 
 class Borrowing(Engines):

@@ -37,6 +37,27 @@ class Torch(unittest.TestCase):
             self.assertTrue(torch.equal(held[name].view(torch.uint8), tensor.view(torch.uint8)), name)
         self.assertIs(layers[0][list(layers[0])[0]], held[list(layers[0])[0]])
 
+    def test_an_engine_casts_as_torch_does(self):
+        torch.manual_seed(2)
+        values = torch.randn(64, 33) * 10.0 ** torch.randint(-9, 6, (64, 33))
+        values.view(torch.int32)[::2] &= ~0x7FFF  # ties
+        every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(256, 256)
+        sources = {torch.float32: values, torch.bfloat16: every.view(torch.bfloat16), torch.float16: every.view(torch.float16)}
+        names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+        weights, held, casts = {}, {}, {}
+        for source, tensor in sources.items():
+            for target in names:
+                name = f"{names[source]} to {names[target]}"
+                weights[name], held[name], casts[name] = tensor, torch.zeros(tensor.shape, dtype=target), names[source]
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held, casts=casts))
+        self.published(weights, tied="every")
+        for name, tensor in weights.items():
+            expected = tensor.to(held[name].dtype)
+            number = ~expected.isnan()  # torch does not keep the sign and the payload of each NaN
+            bits = torch.int32 if held[name].dtype == torch.float32 else torch.int16
+            self.assertTrue(torch.equal(held[name][number].view(bits), expected[number].view(bits)), name)
+            self.assertTrue(held[name][~number].isnan().all(), name)
+
     def test_a_module_with_tied_weights_and_gradients(self):
         class Model(torch.nn.Module):
             def __init__(self):

@@ -13,10 +13,14 @@
 
 #include "shared/base/error.h"
 #include "shared/base/thread_pool.h"
+#include "shared/weights/cast.h"
 #include "shared/weights/manifest.h"
-#include "trainer_side/publish/cast.h"
 
 namespace wsync::publish {
+
+// Rows and columns of a block that shares a scale (DeepSeek-AI, DeepSeek-V3 Technical Report,
+// section 3.3.2: weights are quantized in blocks of 128 x 128).
+inline constexpr std::uint64_t kScaleBlock = 128;
 
 // Number of elements of a tensor of these extents.
 [[nodiscard]] std::uint64_t element_count(std::span<const std::uint64_t> extents) noexcept;

@@ -10,7 +10,7 @@
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
-#include "trainer_side/publish/cast.h"
+#include "shared/weights/cast.h"
 
 namespace wsync::publish {
 namespace {

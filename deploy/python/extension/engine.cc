@@ -1,6 +1,7 @@
 #include "deploy/python/extension/engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -25,7 +26,7 @@ class Engine {
  public:
   Engine(const std::string& socket, const std::string& replica, std::uint32_t rank,
          std::uint32_t world_size, bool leader, std::uint32_t device, int take, bool serving,
-         bool any_layout, bool has_controller, bool can_read, bool can_check)
+         bool any_layout, bool has_controller, bool led_steps, bool can_read, bool can_check)
       : polled_(std::make_shared<PolledEngine>(EngineOptions{.socket = socket,
                                                              .replica = replica,
                                                              .rank = rank,
@@ -36,6 +37,7 @@ class Engine {
                                                              .serving = serving,
                                                              .any_layout = any_layout,
                                                              .has_controller = has_controller,
+                                                             .led_steps = led_steps,
                                                              .can_read = can_read,
                                                              .can_check = can_check})) {
     raise_if(polled_->create());
@@ -49,11 +51,12 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   void add_tensor(const std::string& name, const std::string& dtype, const Shape& shape,
-                  const std::vector<Range>& ranges, std::uintptr_t destination) {
+                  const std::vector<Range>& ranges, std::uintptr_t destination,
+                  const std::optional<std::string>& destination_dtype) {
     std::vector<wsync_range> list;
     for (const auto& [dim, begin, length] : ranges)
       list.push_back({.dim = dim, .begin = begin, .length = length});
-    raise_if(polled_->add_tensor(name, dtype, shape, list, destination));
+    raise_if(polled_->add_tensor(name, dtype, shape, list, destination, destination_dtype));
   }
 
   // A sidecar that does not answer yet is no failure.
@@ -128,6 +131,23 @@ class Engine {
   void report_running(std::uint64_t step) {
     if (polled_->is_here()) polled_->report_running(step);
   }
+  // (go, header)
+  std::tuple<bool, nb::bytes> lead_step() {
+    check();  // a forked child must not take a lock
+    wsync_step_header header{};
+    raise_if(polled_->lead_step(header));
+    return {header.word == WSYNC_STEP_GO,
+            nb::bytes(reinterpret_cast<const char*>(&header), sizeof header)};
+  }
+  // Bytes of another length are no header, and are refused as such.
+  bool follow_step(const nb::bytes& bytes) {
+    check();
+    wsync_step_header header{};
+    if (bytes.size() == sizeof header) std::memcpy(&header, bytes.c_str(), sizeof header);
+    int go = 0;
+    raise_if(polled_->follow_step(header, go));
+    return go == 1;
+  }
   // (attached, state, epoch, step, refusals)
   std::tuple<bool, int, std::uint32_t, std::uint64_t, std::uint64_t> status() {
     const auto state = polled_->is_here() ? polled_->status() : wsync_engine_state{};
@@ -164,13 +184,13 @@ class Engine {
 void bind_engine(nb::module_& module) {
   nb::class_<Engine>(module, "Engine")
       .def(nb::init<const std::string&, const std::string&, std::uint32_t, std::uint32_t, bool,
-                    std::uint32_t, int, bool, bool, bool, bool, bool>(),
+                    std::uint32_t, int, bool, bool, bool, bool, bool, bool>(),
            nb::arg("socket"), nb::arg("replica"), nb::arg("rank"), nb::arg("world_size"),
            nb::arg("leader"), nb::arg("device"), nb::arg("take"), nb::arg("serving"),
-           nb::arg("any_layout"), nb::arg("has_controller"), nb::arg("can_read"),
-           nb::arg("can_check"))
+           nb::arg("any_layout"), nb::arg("has_controller"), nb::arg("led_steps"),
+           nb::arg("can_read"), nb::arg("can_check"))
       .def("add_tensor", &Engine::add_tensor, nb::arg("name"), nb::arg("dtype"), nb::arg("shape"),
-           nb::arg("ranges"), nb::arg("destination"))
+           nb::arg("ranges"), nb::arg("destination"), nb::arg("destination_dtype").none())
       .def("report_starting", &Engine::report_starting)
       .def("attach", &Engine::attach)
       .def("check", &Engine::check)
@@ -185,6 +205,8 @@ void bind_engine(nb::module_& module) {
            nb::arg("failure").none())
       .def("report_committed", &Engine::report_committed, nb::arg("epoch"), nb::arg("step"),
            nb::arg("failure").none())
+      .def("lead_step", &Engine::lead_step)
+      .def("follow_step", &Engine::follow_step, nb::arg("header"))
       .def("status", &Engine::status)
       .def("fileno", &Engine::fileno)
       .def("close", &Engine::close)

@@ -42,7 +42,8 @@ Failure PolledEngine::create() {
                                      .weights_on = WSYNC_DEVICE_HOST,
                                      .gpu = 0,
                                      .any_layout = options_.any_layout ? 1 : 0,
-                                     .has_controller = options_.has_controller ? 1 : 0};
+                                     .has_controller = options_.has_controller ? 1 : 0,
+                                     .led_steps = options_.led_steps ? 1 : 0};
   engine_ = wsync_engine_create(&options);
   if (engine_ == nullptr)
     return {WSYNC_RESOURCE_EXHAUSTED, "the engine cannot be created: there is no memory"};
@@ -51,15 +52,17 @@ Failure PolledEngine::create() {
 
 Failure PolledEngine::add_tensor(const std::string& name, const std::string& dtype,
                                  const std::vector<std::uint64_t>& shape,
-                                 const std::vector<wsync_range>& ranges,
-                                 std::uintptr_t destination) {
-  const wsync_tensor tensor{.name = name.c_str(),
-                            .dtype = dtype.c_str(),
-                            .shape = shape.data(),
-                            .shape_count = shape.size(),
-                            .ranges = ranges.data(),
-                            .range_count = ranges.size(),
-                            .destination = reinterpret_cast<void*>(destination)};
+                                 const std::vector<wsync_range>& ranges, std::uintptr_t destination,
+                                 const std::optional<std::string>& destination_dtype) {
+  const wsync_tensor tensor{
+      .name = name.c_str(),
+      .dtype = dtype.c_str(),
+      .shape = shape.data(),
+      .shape_count = shape.size(),
+      .ranges = ranges.data(),
+      .range_count = ranges.size(),
+      .destination = reinterpret_cast<void*>(destination),
+      .destination_dtype = destination_dtype ? destination_dtype->c_str() : nullptr};
   return failure_of(wsync_engine_add_tensor(engine_, &tensor));
 }
 

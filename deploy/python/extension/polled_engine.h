@@ -66,6 +66,7 @@ struct EngineOptions {
   bool serving = false;
   bool any_layout = false;
   bool has_controller = false;
+  bool led_steps = false;
   bool can_read = false;
   bool can_check = false;
 };
@@ -84,7 +85,8 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   Failure with_engine(int (*use)(wsync_engine*)) { return failure_of(use(engine_)); }
   Failure add_tensor(const std::string& name, const std::string& dtype,
                      const std::vector<std::uint64_t>& shape,
-                     const std::vector<wsync_range>& ranges, std::uintptr_t destination);
+                     const std::vector<wsync_range>& ranges, std::uintptr_t destination,
+                     const std::optional<std::string>& destination_dtype);
   Failure attach();
   // Whether it can be polled: it is attached, and this is not a child.
   Failure check();
@@ -117,6 +119,17 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   void report_running(std::uint64_t step) {
     const std::lock_guard lock(engine_mutex_);
     if (engine_ != nullptr) wsync_engine_report_running(engine_, step);
+  }
+  // The calls of led steps, from one thread that need not be the one that polls.
+  Failure lead_step(wsync_step_header& header) {
+    const std::lock_guard lock(engine_mutex_);
+    if (engine_ == nullptr) return {kClosed, "the replica has been closed"};
+    return failure_of(wsync_engine_lead_step(engine_, &header));
+  }
+  Failure follow_step(const wsync_step_header& header, int& go) {
+    const std::lock_guard lock(engine_mutex_);
+    if (engine_ == nullptr) return {kClosed, "the replica has been closed"};
+    return failure_of(wsync_engine_follow_step(engine_, &header, &go));
   }
   wsync_engine_state status() {
     const std::lock_guard lock(engine_mutex_);

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -83,6 +84,12 @@ class Replica:
             until the commit, for an engine that packs the weights into memory of its own.
         serving: the engine serves weights without a version when it attaches, so it is paused before its first one.
         device: the index of the sidecar's device.
+        casts: with "pieces", the dtypes (names of safetensors) that versions have of the tensors that you hold in another one. F32,
+            F16 and BF16 are converted into each other while they are copied, rounded to the nearest value as torch does. `wsync
+            verify` reads a tensor back that was widened (F16 or BF16 to F32), and says of others that they cannot be read.
+        led_steps: True on all ranks of a replica, and on its controller, if its leader calls `lead_step` before each step and the
+            other ranks call `follow_step` with its header. The ranks then pause and run by that: `on_pause` and `on_resume` only
+            tell what is asked for, and nobody calls `paused` and `running`.
         pause, load_begin, load_layer, commit, resume, read_tensor, check_version: functions in the place of the methods `on_pause`
             and so on. They are called with the same arguments.
 
@@ -98,6 +105,7 @@ class Replica:
 
     def __init__(self, socket: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
                  has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
+                 casts: Optional[Mapping[str, str]] = None, led_steps: bool = False,
                  pause: Optional[Callable[[Pause], None]] = None,
                  load_begin: Optional[Callable[[Version], None]] = None,
                  load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], Any]] = None,
@@ -107,11 +115,15 @@ class Replica:
                  check_version: Optional[Callable[[Version, Mapping[str, Spec]], None]] = None):
         if take not in _TAKE:
             raise InvalidInput(f"take is '{take}', expected one of {', '.join(_TAKE)}")
+        if casts and take != "pieces":
+            raise InvalidInput(f"casts are for tensors that are taken as 'pieces'; take is '{take}'")
         self.name = name
         self.step = 0
         self.serving = serving
         self.error: Optional[str] = None
         self._take = take
+        self._casts = dict(casts or {})
+        self._led_steps = led_steps
         given = (pause, load_begin, load_layer, commit, resume, read_tensor, check_version)
         self._given = {key: value for key, value in zip(_CALLBACKS, given) if value is not None}
         is_controller = has_controller and leader
@@ -127,13 +139,15 @@ class Replica:
         self._mapped: dict = {}  # version -> the memory that its arrays look at
         self._thread: Optional[threading.Thread] = None
         self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
-                                has_controller, self._has("read_tensor"), self._has("check_version"))
+                                has_controller, led_steps, self._has("read_tensor"), self._has("check_version"))
         close_at_exit(self)
         try:
             self._raw.report_starting()
             for tensor_name, given in pairs(tensors or {}):
                 self._add(describe(tensor_name, given, writable=take == "pieces", memory=take == "pieces"),
                           given.tensor if isinstance(given, Shard) else given)
+            if unknown := sorted(set(self._casts) - {tensor.name for tensor, _ in self._tensors}):
+                raise InvalidInput(f"casts name tensor {unknown[0]}, which is not among the tensors", tensor=unknown[0])
             self._raw.attach()
         except BaseException:
             self._raw.close()
@@ -145,7 +159,8 @@ class Replica:
     def _add(self, tensor: _tensors.Described, given: Any) -> None:
         address = tensor.dense()[0] if self._take == "pieces" else 0
         try:
-            self._raw.add_tensor(tensor.name, tensor.dtype, list(tensor.shape), [tuple(r) for r in tensor.ranges], address)
+            self._raw.add_tensor(tensor.name, self._casts.get(tensor.name, tensor.dtype), list(tensor.shape),
+                                 [tuple(r) for r in tensor.ranges], address, tensor.dtype)
         except Error as failure:
             failure.tensor = tensor.name
             raise
@@ -155,14 +170,15 @@ class Replica:
 
     def on_pause(self, pause: Pause) -> None:
         """Leader: stop serving at a step that all ranks agree on, and return at once. Every rank calls `paused` when it has
-        stopped.
+        stopped. With `led_steps` it does neither, and the default does nothing: the next `lead_step` stops the ranks.
 
         Args:
             pause: what becomes of running requests, until when all ranks must have stopped, and for which version.
         """
         del pause
-        self.serving = False
-        self.paused(self.step)
+        if not self._led_steps:
+            self.serving = False
+            self.paused(self.step)
 
     def on_load_begin(self, version: Version) -> None:
         """The weights are about to change."""
@@ -190,8 +206,9 @@ class Replica:
         """
 
     def on_resume(self) -> None:
-        """Leader: start serving. Also cancels a pause that has not taken effect yet."""
-        self.serving = True
+        """Leader: start serving. Also cancels a pause that has not taken effect yet. With `led_steps` the default does nothing."""
+        if not self._led_steps:
+            self.serving = True
 
     def on_check_version(self, version: Version, tensors: Mapping[str, Spec]) -> None:
         """A version is staged. An exception refuses it: this replica keeps the version that it serves, and nobody pauses. Called
@@ -246,13 +263,13 @@ class Replica:
             raise interrupt
 
     def start(self) -> None:
-        """Serves the link on a thread of Python, which runs the callbacks. `on_pause` must then be overridden or given, because
-        only your program knows when its own loop stands still.
+        """Serves the link on a thread of Python, which runs the callbacks. Without `led_steps`, `on_pause` must then be overridden
+        or given, because only your program knows when its own loop stands still.
 
         Raises:
             InvalidInput: a leader has the default of `on_pause`, or the replica was started before.
         """
-        if not self._has("pause"):
+        if not self._has("pause") and not self._led_steps:
             raise InvalidInput("start() needs a pause callback that makes your loop stop and then reports paused(step); the "
                                "default is for a loop that calls poll()")
         if self._thread is not None:
@@ -264,6 +281,45 @@ class Replica:
     def fileno(self) -> int:
         """A descriptor that is readable when `poll` has something to do: for select, or asyncio's add_reader."""
         return self._raw.fileno()
+
+    def lead_step(self) -> tuple[bool, bytes]:
+        """Leader with `led_steps`: decides between two steps whether the next one is begun. Send the header to every other rank
+        before you begin it, whatever it says. The call says that the last step has ended: reports to the fleet depend on it. Call
+        it from one thread, which need not be the one that polls; while it says no, wait for events of the link (`poll`).
+
+        Returns:
+            Whether to begin the step, and the header: 40 bytes, the same as `wsync_step_header` in C. `serving` and `step` are set.
+
+        Raises:
+            EngineRefused: the steps are not led, or this rank is not the leader.
+            Closed: the replica has been closed.
+        """
+        self.serving, header = self._raw.lead_step()
+        self._note_step(header)
+        return self.serving, header
+
+    def follow_step(self, header: bytes) -> bool:
+        """Every other rank with `led_steps`: takes the header of its leader, each one and in their order. The call says that the
+        last step has ended.
+
+        Args:
+            header: the bytes that `lead_step` has returned.
+
+        Returns:
+            Whether to begin the step now; otherwise stand until the next header. `serving` and `step` are set.
+
+        Raises:
+            EngineRefused: this rank must not step although its leader does, and why: it holds another version (both are named), or
+                has missed a header or got one twice. The fleet is told that it stands.
+            Closed: the replica has been closed.
+        """
+        self.serving = False
+        self.serving = self._raw.follow_step(bytes(header))
+        self._note_step(header)
+        return self.serving
+
+    def _note_step(self, header: bytes) -> None:
+        self.step = int.from_bytes(header[16:24], sys.byteorder)  # wsync_step_header.step
 
     def paused(self, step: int) -> None:
         """This rank has stopped serving after `step`."""

@@ -11,11 +11,11 @@
  * their comment allows it, they return WSYNC_LATER and answer with a report. Any other value fails
  * the step and is reported to the sidecar, with the sentence that wsync_engine_fail was given. They
  * must not call wsync_engine_poll, _stop or _destroy. Functions that return int return 0 for
- * success; after a failure wsync_engine_error returns one sentence. wsync_engine_report_*, _fail
- * and _status may be called from any thread, the others only from the owner's thread or inside a
- * callback. While a version is being loaded, helper threads
- * of the library may also write to the tensors' memory. The sidecar limits their number for this
- * rank; there are none if its engines share few cores.
+ * success; after a failure wsync_engine_error returns one sentence on the same thread.
+ * wsync_engine_report_*, _fail, _status and _error may be called from any thread, _lead_step and
+ * _follow_step from one, the others only from the owner's thread or inside a callback. While a
+ * version is being loaded, helper threads of the library may also write to the tensors' memory. The
+ * sidecar limits their number for this rank; there are none if its engines share few cores.
  *
  * fork: the parent continues without any change and keeps all of its handles. The child has no
  * resources of this library: its copies of the library's descriptors are closed before fork
@@ -90,13 +90,13 @@ typedef struct {
  * any_layout, index for wsync_engine_tensor_info. */
 typedef struct {
   uint32_t tensor;
-  const void* data; /* CUDA: the device pointer given as its destination */
-  uint64_t bytes;
+  const void* data; /* PIECES: the destination; with CUDA a device pointer */
+  uint64_t bytes;   /* at `data`: with destination_dtype, of its elements */
 } wsync_layer_tensor;
 
 typedef struct {
-  /* Leader only: stop serving at a step that all ranks agree on. Return at once. Every rank calls
-   * wsync_engine_report_paused when it has stopped. */
+  /* Leader only (with led_steps it may be NULL): stop serving at a step that all ranks agree on.
+   * Return at once. Every rank calls wsync_engine_report_paused when it has stopped. */
   int (*pause)(void* user, const wsync_pause* pause);
   /* The weights are about to change. May be NULL. */
   int (*load_begin)(void* user, wsync_version version);
@@ -152,6 +152,10 @@ typedef struct {
    * ignored, and it adds no tensor. It calls wsync_engine_report_paused as each rank does. `wsync
    * status` lists it as rank `world_size`. */
   int has_controller;
+  /* 1 on all ranks of a replica, and on its controller, if its leader leads their steps:
+   * wsync_engine_lead_step says when. `pause` and `resume` may then be NULL. If they are given,
+   * they only tell what is asked for: they must not report, because the library does. */
+  int led_steps;
 } wsync_engine_options;
 
 typedef struct {
@@ -164,6 +168,14 @@ typedef struct {
   void* destination;  /* PIECES: the rank's part, dense and row-major; it must stay in place
                          while attached. CUDA: a device pointer; the whole part must be inside one
                          allocation (of cudaMalloc, cuMemAlloc or a framework's pool) */
+  /* PIECES in host memory: the dtype of the elements at `destination`, whose memory has the size
+   * that this dtype needs. NULL: the same as `dtype`, which is always the one in the version. F32,
+   * F16 and BF16 can be converted into each other, while they are copied: rounded to the nearest
+   * value, ties to even, as torch does. What is compared with the version are its own bytes, as
+   * they were read. A NaN stays a NaN; to F32 it keeps its payload, otherwise the upper bits of it,
+   * and is made quiet. `wsync verify` reads a tensor back that was widened (F16 or BF16 to F32);
+   * of one that was not, it says that it cannot be read, never that it is equal. */
+  const char* destination_dtype;
 } wsync_tensor;
 
 /* Pointers are borrowed; see wsync_engine_tensor_info. */
@@ -172,7 +184,7 @@ typedef struct {
   const char* dtype;     /* as in safetensors */
   const uint64_t* shape; /* full shape */
   size_t shape_count;
-  uint64_t bytes; /* of this rank's part */
+  uint64_t bytes; /* of this rank's part, in the version */
 } wsync_tensor_info;
 
 typedef struct {
@@ -210,6 +222,69 @@ WSYNC_API int wsync_engine_fd(const wsync_engine* engine);
 WSYNC_API void wsync_engine_report_paused(wsync_engine* engine, uint64_t step);
 /* Followers: this rank serves again, beginning with `step`. */
 WSYNC_API void wsync_engine_report_running(wsync_engine* engine, uint64_t step);
+/* ---- led steps ----
+ *
+ * All ranks of a replica must stop at the same step, and none may step under another version than
+ * the others. With `led_steps` this library sees to both. The engine only carries a header from its
+ * leader to the other ranks, by a way that it has already: a broadcast, a pipe, or with the work
+ * that it sends for each step.
+ *
+ * The rule:
+ *  - Between two steps, the leader calls wsync_engine_lead_step and sends the header to all other
+ *    ranks. It begins the step only if the header says go. Its call says that its last step has
+ *    ended: it no longer reads the weights.
+ *  - Each other rank passes every header to wsync_engine_follow_step, in their order, and begins
+ *    the step only if `go` is 1. Its call says that its last step has ended.
+ *  - The leader does not run ahead: its step does not end before every rank has begun it, as in
+ *    every step in which all ranks exchange something.
+ *  - Nobody calls wsync_engine_report_paused or _running: the library does. A leader that must stop
+ *    for another reason (a rank was lost, or has refused a header) calls _report_paused; the next
+ *    header then tells the others.
+ *  - While the leader is stopped, it waits for events of its link (wsync_engine_poll, or with
+ *    wsync_engine_start in any way) and asks for a header from time to time. A header that says
+ *    stop may be sent once or again and again.
+ *  - The link of a rank must be served while it waits for a header: by wsync_engine_start, or by
+ *    waiting for both.
+ *
+ * What happens when:
+ *  - A pause comes: the next header says stop, and each rank has paused when it has got it.
+ *  - The pause is cancelled before that: it leaves no trace. After that: the next header says go.
+ *  - It comes twice: the ranks stop once.
+ *  - The leader is resumed before a rank has loaded (a sidecar does not do that): that rank refuses
+ *    the header that says go.
+ *  - A follower gets a header twice: nothing for stop; it refuses go, so that it does not step
+ *    twice. It misses one: it obeys stop, and refuses go, because it may have missed a step.
+ *  - The leader restarts: its steps are counted from 1 again, and its first headers say stop until
+ *    it has loaded a version and is resumed. Followers that ran stop with the first one.
+ *  - A follower attaches late, or restarts: it refuses go until it has loaded the version under
+ *    which the leader steps. It may begin with any step.
+ *  - A rank holds another version than the header says: it refuses go, and the sentence names the
+ *    rank, the step and both versions. A rank that refuses has not begun the step and says to the
+ *    fleet that it stands. The others wait for it in their step, as for a rank that is lost, so
+ *    end the step as you do then. */
+enum { WSYNC_STEP_GO = 0x57530001, WSYNC_STEP_STOP = 0x57530002 };
+
+/* Plain bytes without a pointer and without padding, in the byte order of the machine. */
+typedef struct {
+  uint32_t word; /* WSYNC_STEP_GO or WSYNC_STEP_STOP */
+  uint32_t version_epoch;
+  uint64_t version_step; /* of the version under which the leader steps; 0.0: of no trainer */
+  uint64_t step;         /* go: the one to begin, counted from 1; stop: the last one */
+  uint64_t decision;     /* counts what the leader has decided, a stop or a step */
+  uint64_t leader;       /* another number in each process of a leader */
+} wsync_step_header;
+
+/* Leader, between two steps: whether to begin the next one. Call it from one thread, which need not
+ * be the one that polls. Fails if the steps are not led, before wsync_engine_attach, and for a
+ * follower. `header` is the caller's. */
+WSYNC_API int wsync_engine_lead_step(wsync_engine* engine, wsync_step_header* header);
+/* Every other rank, for each header: `*go` is 1 if the rank is to begin the step header->step now,
+ * and 0 if it is to stand. A failure means that it must stand although its leader steps;
+ * wsync_engine_error says why on the same thread. Call it from one thread, which need not be the
+ * one that polls. */
+WSYNC_API int wsync_engine_follow_step(wsync_engine* engine, const wsync_step_header* header,
+                                       int* go);
+
 /* Why the callback that is running, or the next report of this thread, fails: one sentence, copied.
  * The fleet reads it in the outcome of the publish and in `wsync status`. Call it before the error
  * is returned or reported. NULL removes the sentence. */
@@ -229,8 +304,8 @@ WSYNC_API int wsync_engine_tensor_count(wsync_engine* engine, wsync_version vers
 WSYNC_API int wsync_engine_tensor_info(wsync_engine* engine, wsync_version version, uint32_t tensor,
                                        wsync_tensor_info* info);
 WSYNC_API wsync_engine_state wsync_engine_status(const wsync_engine* engine);
-/* The last failure as one sentence; "" if there was none. Valid until the next call for this
- * engine. */
+/* The last failure of this thread as one sentence; "" if there was none. Valid until its next call
+ * for this engine. */
 WSYNC_API const char* wsync_engine_error(wsync_engine* engine);
 /* Ends the thread of wsync_engine_start after the current callback. */
 WSYNC_API void wsync_engine_stop(wsync_engine* engine);

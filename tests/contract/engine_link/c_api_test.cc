@@ -6,14 +6,12 @@
 #include <wsync/engine.h>
 
 #include "shared/base/weight_limits.h"
-#include "tests/contract/engine_link/sidecar_peer.h"
+#include "tests/contract/engine_link/attached_rank.h"
 
 namespace wsync::engine::test {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr Version kFirst{.epoch = 1, .step = 1};
 
 // One BF16 tensor [rows, 64].
 Model one_tensor(std::uint64_t rows) {

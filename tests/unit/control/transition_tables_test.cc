@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "inference_side/engine_link/led_steps.h"
 #include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/reload/buffer_state.h"
 #include "inference_side/reload/pending_outcome.h"
@@ -57,7 +58,9 @@ std::vector<TransitionTable> all_tables() {
           agent::buffers_transitions(),
           agent::mapping_transitions(),
           agent::group_transitions(),
-          engine::rank_transitions()};
+          engine::rank_transitions(),
+          engine::step_leader_transitions(),
+          engine::step_follower_transitions()};
 }
 
 std::string markdown(const TransitionTable& table) {

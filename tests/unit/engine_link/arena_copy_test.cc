@@ -38,8 +38,10 @@ class ArenaCopyTest : public testing::Test {
       memory_.emplace_back(tensor.shard.bytes());
   }
 
-  [[nodiscard]] std::vector<std::span<std::byte>> destinations() {
-    return {memory_.begin(), memory_.end()};
+  [[nodiscard]] std::vector<Destination> destinations() {
+    std::vector<Destination> all;
+    for (auto& tensor : memory_) all.push_back({.memory = tensor, .cast = std::nullopt});
+    return all;
   }
   void fill(std::byte value) {
     for (auto& tensor : memory_) std::ranges::fill(tensor, value);

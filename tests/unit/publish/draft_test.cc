@@ -13,7 +13,7 @@
 #include "shared/base/format.h"
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
-#include "trainer_side/publish/cast.h"
+#include "shared/weights/cast.h"
 
 namespace wsync::publish {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer_side/publish/cast.h"
+#include "shared/weights/cast.h"
 
 #include <algorithm>
 #include <array>
@@ -6,8 +6,9 @@
 #include <cstring>
 
 #include "shared/base/check.h"
+#include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync {
 namespace {
 
 // Elements that are converted in one turn. The count is a constant so that the compiler makes
@@ -239,6 +240,10 @@ bool can_cast(DType from, DType to) noexcept {
   return from == to || (is_source(from) && (is_source(to) || to == DType::kF8E4M3));
 }
 
+bool is_exact_cast(DType from, DType to) noexcept {
+  return from == to || (to == DType::kF32 && (from == DType::kF16 || from == DType::kBF16));
+}
+
 void cast(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
           float scale) {
   WSYNC_CHECK(can_cast(from, to), "only dtypes that can be converted are");
@@ -249,9 +254,45 @@ void cast(DType from, std::span<const std::byte> in, DType to, std::span<std::by
     std::memcpy(out.data(), in.data(), in.size());
     return;
   }
+  if (planted("cast_truncates") && from == DType::kF32 && to == DType::kBF16) {
+    for (std::size_t at = 0; at < out.size(); at += 2)
+      std::memcpy(out.data() + at, in.data() + 2 * at + 2, 2);
+    return;
+  }
   if (from == DType::kF32) return cast_from<F32>(in, to, out, scale);
   if (from == DType::kF16) return cast_from<F16>(in, to, out, scale);
   cast_from<Bf16>(in, to, out, scale);
+}
+
+bool cast_back(DType wide, std::span<const std::byte> wide_bytes, DType narrow,
+               std::span<std::byte> out) {
+  WSYNC_CHECK(is_exact_cast(narrow, wide), "only a cast that loses nothing can be undone");
+  cast(wide, wide_bytes, narrow, out);
+  if (wide == narrow) return true;
+  // Elements whose conversion is compared in one turn.
+  constexpr std::size_t kElements = 4096;
+  std::array<std::uint32_t, kElements> again;
+  const std::size_t count = out.size() / sizeof(std::uint16_t);
+  for (std::size_t at = 0; at < count; at += kElements) {
+    const std::size_t n = std::min(kElements, count - at);
+    const auto halves = out.subspan(at * sizeof(std::uint16_t), n * sizeof(std::uint16_t));
+    const auto floats = wide_bytes.subspan(at * sizeof(float), n * sizeof(float));
+    const auto widened = std::as_writable_bytes(std::span(again).first(n));
+    cast(narrow, halves, wide, widened);
+    if (std::memcmp(widened.data(), floats.data(), floats.size()) == 0) continue;
+    // cast() has made signalling NaNs quiet. Any other difference is none of a widened value.
+    const std::uint16_t quiet = narrow == DType::kBF16 ? 0x40U : 0x200U;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (std::memcmp(&again[i], floats.data() + i * sizeof(float), sizeof(float)) == 0) continue;
+      std::uint16_t half = 0;
+      std::memcpy(&half, halves.data() + i * sizeof half, sizeof half);
+      half = static_cast<std::uint16_t>(half & ~quiet);
+      std::memcpy(halves.data() + i * sizeof half, &half, sizeof half);
+    }
+    cast(narrow, halves, wide, widened);
+    if (std::memcmp(widened.data(), floats.data(), floats.size()) != 0) return false;
+  }
+  return true;
 }
 
 float largest_magnitude(DType from, std::span<const std::byte> in) {
@@ -262,4 +303,4 @@ float largest_magnitude(DType from, std::span<const std::byte> in) {
   return largest_by<Bf16>(in.data(), count);
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync

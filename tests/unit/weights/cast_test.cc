@@ -1,5 +1,5 @@
 // Every result is compared with the nearest of all values of the format, found by search.
-#include "trainer_side/publish/cast.h"
+#include "shared/weights/cast.h"
 
 #include <bit>
 #include <cmath>
@@ -12,7 +12,7 @@
 
 #include "shared/base/format.h"
 
-namespace wsync::publish {
+namespace wsync {
 namespace {
 
 template <class T>
@@ -153,6 +153,31 @@ TEST(Cast, EveryLengthAndAlignment) {
   }
 }
 
+TEST(Cast, AWideningIsUndoneBitForBit) {
+  std::vector<std::uint16_t> all(1U << 16U);
+  for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+  for (const DType narrow : {DType::kBF16, DType::kF16}) {
+    EXPECT_TRUE(is_exact_cast(narrow, DType::kF32));
+    EXPECT_FALSE(is_exact_cast(DType::kF32, narrow));
+    auto wide = converted<float>(narrow, all, DType::kF32);
+    std::vector<std::uint16_t> back(all.size());
+    const auto out = std::as_writable_bytes(std::span(back));
+    EXPECT_TRUE(cast_back(DType::kF32, bytes_of(wide), narrow, out));
+    EXPECT_EQ(back, all) << dtype_name(narrow);  // all NaNs too
+    // The smallest change that rounding would hide.
+    for (const std::size_t at : {std::size_t{0}, std::size_t{0x3c00}, std::size_t{0x7fff}}) {
+      auto changed = wide;
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &changed[at], sizeof bits);
+      bits ^= 1U;
+      std::memcpy(&changed[at], &bits, sizeof bits);
+      EXPECT_FALSE(cast_back(DType::kF32, bytes_of(changed), narrow, out)) << at;
+    }
+  }
+  EXPECT_FALSE(is_exact_cast(DType::kF16, DType::kBF16));
+  EXPECT_FALSE(is_exact_cast(DType::kBF16, DType::kF16));
+}
+
 TEST(Cast, LargestMagnitude) {
   std::vector<float> values(1000, 0.25F);
   EXPECT_EQ(largest_magnitude(DType::kF32, bytes_of(values)), 0.25F);
@@ -175,4 +200,4 @@ TEST(Cast, TellsWhatItConverts) {
 }
 
 }  // namespace
-}  // namespace wsync::publish
+}  // namespace wsync

@@ -1,6 +1,8 @@
 // Conversions between the float dtypes in which trainers hold weights and those that engines serve.
 //
-// Rounding is to the nearest value, ties to even. Values that are not numbers stay so. F16 gives
+// Rounding is to the nearest value, ties to even. A NaN stays a NaN of the same sign. To a wider
+// dtype it keeps all bits of its payload, and a signalling NaN stays signalling. To a narrower one
+// it keeps the upper bits of its payload and is made quiet. F16 gives
 // infinity above its range. F8_E4M3 is the format without infinities (OCP 8-bit Floating Point
 // Specification 1.0, section 5.1): largest value 448, one NaN for each sign. Finite values above
 // 448 give 448, infinities as well.
@@ -14,12 +16,9 @@
 
 #include "shared/weights/dtype.h"
 
-namespace wsync::publish {
+namespace wsync {
 
 inline constexpr float kF8E4M3Max = 448.0F;
-// Rows and columns of a block that shares a scale (DeepSeek-AI, DeepSeek-V3 Technical Report,
-// section 3.3.2: weights are quantized in blocks of 128 x 128).
-inline constexpr std::uint64_t kScaleBlock = 128;
 
 // Whether cast() converts between these dtypes: F32, F16 and BF16 into each other and into F8_E4M3,
 // and every dtype into itself.
@@ -30,8 +29,17 @@ inline constexpr std::uint64_t kScaleBlock = 128;
 void cast(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
           float scale = 1.0F);
 
+// Whether each value of `from` is also one of `to`: from F16 and BF16 to F32, and of every dtype
+// into itself.
+[[nodiscard]] bool is_exact_cast(DType from, DType to) noexcept;
+// Undoes cast(narrow, ..., wide, ...) bit for bit, NaNs included: `wide_bytes` has elements of
+// `wide`, and `out` has room for as many of `narrow`. Returns false if an element is not what a
+// value of `narrow` gives; `out` is then not specified. Requires is_exact_cast(narrow, wide).
+[[nodiscard]] bool cast_back(DType wide, std::span<const std::byte> wide_bytes, DType narrow,
+                             std::span<std::byte> out);
+
 // The largest magnitude of the elements, of dtype F32, F16 or BF16; NaN if one of them is. 0 for
 // none.
 [[nodiscard]] float largest_magnitude(DType from, std::span<const std::byte> in);
 
-}  // namespace wsync::publish
+}  // namespace wsync
