@@ -6,6 +6,7 @@
 #include "deploy/python/extension/engine.h"
 #include "deploy/python/extension/memory.h"
 #include "deploy/python/extension/trainer.h"
+#include "deploy/python/extension/weight_directory.h"
 
 namespace nb = nanobind;
 
@@ -16,6 +17,7 @@ NB_MODULE(core, module) {
   wsync::python::bind_memory(module);
   wsync::python::bind_trainer(module);
   wsync::python::bind_engine(module);
+  wsync::python::bind_weight_directory(module);
   module.def("end_calls", &wsync::python::end_calls, nb::arg("limit_s"));
   module.def(
       "copy_out",
