@@ -35,6 +35,7 @@ struct TrainerOptions {
   std::string file;
   std::vector<std::string> set;
   std::string checkpoint;
+  std::string publish_directory;
   bool take_over = false;
   std::string trace;  // empty: as in the config
 };
@@ -42,6 +43,8 @@ struct TrainerOptions {
 std::vector<std::string> settings_of(const Context& context, const TrainerOptions& options) {
   std::vector<std::string> set = options.set;
   if (!options.checkpoint.empty()) set.push_back("checkpoint=" + options.checkpoint);
+  if (!options.publish_directory.empty())
+    set.push_back("directory.publish=" + options.publish_directory);
   if (options.take_over) set.push_back("take_over=true");
   if (!options.trace.empty()) set.push_back("trace_file=" + options.trace);
   if (context.options.log_level_given) set.push_back("log.level=" + context.options.log_level);
@@ -346,6 +349,8 @@ void add_trainer(CLI::App& app, Context& context) {
                                   "or train, with a train.yaml",
                    .examples = {"wsync trainer --checkpoint /models/run7/step_100",
                                 "wsync trainer -c trainer.yaml --set commit=quorum:3",
+                                "wsync trainer --checkpoint /models/run7/step_100 "
+                                "--publish-directory /nfs/run7",
                                 "wsync trainer -c train.yaml (as `wsync train -c train.yaml`)"}});
   command->add_option("-c,--config", options->file,
                       "YAML file (deploy/config/trainer.yaml or train.yaml)");
@@ -354,6 +359,12 @@ void add_trainer(CLI::App& app, Context& context) {
   command->add_option(
       "--checkpoint", options->checkpoint,
       "Checkpoint directory to publish at start; with a train.yaml: the model to begin with");
+  command
+      ->add_option(
+          "--publish-directory", options->publish_directory,
+          "Set directory.publish: write each decided version to FOLDER/weight_vNNNNNN, and "
+          "let FOLDER/latest name the newest")
+      ->type_name("FOLDER");
   command->add_flag("--take-over", options->take_over,
                     "Take over the fleet and the address of another coordinator");
   command

@@ -42,6 +42,13 @@ void bind_commit(Binder& binder, CommitPolicy& out) {
     binder.refuse(*entry, policy.error().message());
 }
 
+void bind_weight_directory(Binder& binder, DirectoryConfig& out) {
+  binder.text("directory.publish", out.publish);
+  binder.count("directory.keep", out.keep, {1, kDirectoriesKeptMax});
+  binder.size("directory.shard_bytes", out.shard_bytes, {limits::kMiB, limits::kModelBytesMax});
+  binder.text("directory.model_files", out.model_files);
+}
+
 void bind_trainer(Binder& binder, TrainerConfig& c) {
   binder.text("checkpoint", c.checkpoint);
   binder.flag("watch", c.watch);
@@ -53,6 +60,7 @@ void bind_trainer(Binder& binder, TrainerConfig& c) {
 }  // namespace
 
 void bind_publisher(Binder& binder, TrainerConfig& c) {
+  bind_weight_directory(binder, c.directory);
   bind_address(binder, "listen", c.listen, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
