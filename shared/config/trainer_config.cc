@@ -52,7 +52,17 @@ void bind_weight_directory(Binder& binder, DirectoryConfig& out) {
 void bind_trainer(Binder& binder, TrainerConfig& c) {
   binder.text("checkpoint", c.checkpoint);
   binder.flag("watch", c.watch);
+  bind_follow(binder, c.follow_directory, c.follow_interval);
   bind_publisher(binder, c);
+  if (!c.follow_directory.empty() && !c.checkpoint.empty())
+    binder.refuse("follow_directory",
+                  fmt::format("expected '' with `checkpoint`, found '{}': a trainer publishes one "
+                              "or the other",
+                              c.follow_directory));
+  if (!c.follow_directory.empty() && c.follow_directory == c.directory.publish)
+    binder.refuse("follow_directory",
+                  "expected another folder than directory.publish: what is "
+                  "written there is published already");
   bind_log(binder, c.log);
   bind_trace(binder, c.trace_file, c.trace_spans);
 }

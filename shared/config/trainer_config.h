@@ -48,6 +48,9 @@ struct DirectoryConfig {
 struct TrainerConfig {
   std::string checkpoint;  // directory to publish at startup; empty = wait for `wsync push`
   bool watch = true;       // publish new step_N directories in the parent directory
+  // Folder whose newest weight directory is published, by `wsync trainer` alone; empty = none.
+  std::string follow_directory;
+  Milliseconds follow_interval = kFollowIntervalDefault;
   DirectoryConfig directory;
   std::string listen;  // default ipc://<run_dir>/control
   std::string run_dir;

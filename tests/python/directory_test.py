@@ -2,6 +2,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,9 +12,10 @@ import threading
 import unittest
 
 import numpy as np
+import package_fleet
 import wsync
 import wsync.directory
-from package_fleet import DEADLINE_S, bf16, equal, until
+from package_fleet import DEADLINE_S, PackageFleet, bf16, empty_like, equal, until
 from wsync._native import core
 
 # Kills itself at the step of a write that the second argument counts, in its second version.
@@ -157,6 +159,34 @@ class WrittenAndRead(Directories):
             writer.publish(weights_of(2))
         with self.assertRaisesRegex(wsync.NotFound, "No such file"):
             wsync.directory.Writer(self.path("no", "folder"))
+
+
+class Guide(Directories):
+    def test_the_programs_of_the_guide(self):
+        guide = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy", "guides", "directory.md")
+        with open(guide, encoding="utf-8") as file:
+            write, follow = re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL)
+        model = self.path("model")
+        os.mkdir(model)
+        write_text(os.path.join(model, "config.json"), "{}")
+
+        class Model:
+            def state_dict(self):
+                return weights_of(7)
+
+            def load_state_dict(self, tensors):
+                self.loaded = tensors
+                raise StopIteration  # it follows for ever
+
+        run = {"model": Model(), "wsync": wsync}
+        for program in (write, follow):
+            program = program.replace("/nfs/run7", self.path("out")).replace("/models/base", model)
+            try:
+                exec(compile(program, guide, "exec"), run)
+            except StopIteration:
+                pass
+        equal(self, run["model"].loaded, weights_of(7))
+        self.assertEqual(sorted(os.listdir(self.path("out", "weight_v000120"))), ["config.json", "model.safetensors"])
 
 
 class Killed(Directories):
@@ -354,6 +384,48 @@ class Followed(Directories):
                 ended.set()
                 thread.join()
         self.assertEqual(count, 30)
+
+
+class WithTheService(unittest.TestCase):
+    """Both directions between this module and the processes of the service."""
+
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.folder = self.fleet.path("published")
+
+    def engine(self, socket):
+        held = empty_like(package_fleet.weights_of(0))
+        self.fleet.serve(wsync.Replica(socket, "r0", held))
+        return held
+
+    def holds(self, held, weights):
+        return all(np.array_equal(held[name], weights[name]) for name in weights)
+
+    def test_a_sidecar_without_a_trainer_serves_what_python_writes(self):
+        _, socket = self.fleet.sidecar("host", "--follow-directory", self.folder, "--set", "follow_interval=20ms")
+        held = self.engine(socket)
+        with wsync.directory.Writer(self.folder) as writer:
+            first = writer.publish(package_fleet.weights_of(1), step=12)
+            until(lambda: self.holds(held, package_fleet.weights_of(1)), "the first version")
+            writer.publish(package_fleet.weights_of(2), step=13)
+            until(lambda: self.holds(held, package_fleet.weights_of(2)), "the second version")
+            writer.roll_back(first.version)
+            until(lambda: self.holds(held, package_fleet.weights_of(1)), "the first version again")
+        code, answer = self.fleet.ask("verify")
+        self.assertEqual(code, 0, answer)
+
+    def test_python_follows_what_a_trainer_of_the_service_writes(self):
+        _, socket = self.fleet.sidecar()
+        self.engine(socket)
+        with self.fleet.publisher(**{"directory.publish": self.folder, "directory.shard_bytes": "1MiB"}) as publisher:
+            followed = wsync.directory.follow(self.folder, poll=0.01, timeout=DEADLINE_S)
+            for step in (12, 13):
+                weights = package_fleet.weights_of(step)
+                status = publisher.publish(weights, step=step).wait("committed", timeout=DEADLINE_S)
+                found = next(followed)
+                equal(self, found.tensors, weights)
+                self.assertEqual((found.path, found.version, found.digest, found.proven),
+                                 (os.path.join(self.folder, f"weight_v{step:06d}"), status.version, status.content_digest, True))
 
 
 if __name__ == "__main__":

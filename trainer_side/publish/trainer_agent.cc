@@ -130,8 +130,9 @@ void TrainerAgent::handle_push(const std::string& peer, std::uint64_t request,
 }
 
 std::uint64_t TrainerAgent::named_step(const std::string& directory) const {
-  const auto step = step_of(directory);
-  if (!step) return 0;
+  auto step = step_of(directory);
+  if (!step) step = weight_directory_number(std::filesystem::path(directory).filename().string());
+  if (!step || *step == 0) return 0;
   const auto version = coordinator_->next_version(*step);
   if (version || version.error().code() == ErrorCode::kBusy) return *step;
   log_info("{}: its version gets the next free step, because {}", directory,

@@ -87,7 +87,7 @@ class TrainerAgent {
   // a read of the source takes longer or the job is kept. A switch that has been decided by then
   // continues.
   void publish(PublishJob job);
-  // N of a directory named step_N, for a publish without a step of its own; 0, the
+  // N of a directory named step_N or weight_vN, for a publish without a step of its own; 0, the
   // next free step, if the name has none or that step is not free. The log says why.
   [[nodiscard]] std::uint64_t named_step(const std::string& directory) const;
   // Ends the job of this step if none of its bytes has been read yet. If its source is being
