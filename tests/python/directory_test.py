@@ -174,18 +174,18 @@ class Guide(Directories):
             def state_dict(self):
                 return weights_of(7)
 
-            def load_state_dict(self, tensors):
+            def load(self, tensors):
                 self.loaded = tensors
                 raise StopIteration  # it follows for ever
 
-        run = {"model": Model(), "wsync": wsync}
+        run = {"model": Model(), "engine": Model(), "wsync": wsync}
         for program in (write, follow):
             program = program.replace("/nfs/run7", self.path("out")).replace("/models/base", model)
             try:
                 exec(compile(program, guide, "exec"), run)
             except StopIteration:
                 pass
-        equal(self, run["model"].loaded, weights_of(7))
+        equal(self, run["engine"].loaded, weights_of(7))
         self.assertEqual(sorted(os.listdir(self.path("out", "weight_v000120"))), ["config.json", "model.safetensors"])
 
 
@@ -300,8 +300,10 @@ class Followed(Directories):
         self.warnings = []
         handler = logging.Handler()
         handler.emit = lambda record: self.warnings.append(record.getMessage())
-        logging.getLogger("wsync.directory").addHandler(handler)
-        self.addCleanup(logging.getLogger("wsync.directory").removeHandler, handler)
+        logger = logging.getLogger("wsync.directory")
+        logger.addHandler(handler)
+        self.addCleanup(logger.removeHandler, handler)
+        logger.addHandler(logging.NullHandler())  # for followers that outlive their test, and its folder
 
     def followed(self):
         """What a follower has got, in a list that grows."""

@@ -156,6 +156,30 @@ class Directory(unittest.TestCase):
             self.assertEqual(other.stop(other.follower)[0], 0)
             self.assertEqual(first.stop(first.trainer)[0], 0)
 
+    def test_a_rollback_on_the_followers_host_holds(self):
+        with Fleet(WSYNC) as maker:
+            folder = maker.path("published")
+            os.mkdir(folder)
+            one = maker.checkpoint("one", 1)
+            maker.checkpoint("published/weight_v000001", 1)
+            with OtherHost(folder) as other:
+                other.begin(one)
+                first = other.served("weight_v000001")
+                maker.checkpoint("published/weight_v000002", 2)
+                second = other.served("weight_v000002")
+                code, answer = other.ask("rollback")
+                self.assertEqual((code, answer["result"]["from"], answer["result"]["to"]), (0, second, first), answer)
+                other.until_ready(first, "b")
+                other.follower.kill()
+                other.follower.wait()
+                other.start_sidecar()
+                other.until(lambda: f"and the fleet serves {first} already" in other.said(), "the follower")
+                other.until_ready(first, "b")
+                # The look after that has found nothing to do: only another directory is published.
+                maker.checkpoint("published/weight_v000003", 3)
+                self.equals(other, other.served("weight_v000003"))
+                self.assertNotIn(f"publishing {folder}/weight_v000002", other.said())
+
     def test_a_trainer_that_is_killed_while_it_writes(self):
         # Many small files, each synced, so that a write can be met.
         with TrainerHost("--set", "directory.shard_bytes=1MiB") as first, OtherHost(first.folder) as other:

@@ -7,7 +7,7 @@
     writer.publish(model.state_dict(), step=120)
 
     for weights in wsync.directory.follow("/nfs/run7"):                          # anybody else
-        model.load_state_dict(weights.tensors)
+        engine.load(weights.tensors)
 
 `wsync trainer --publish-directory` writes the same form, and `wsync sidecar --follow-directory` follows it.
 
