@@ -1,5 +1,6 @@
 // `wsync sidecar`: the inference-side agent of this host.
 #include <CLI/CLI.hpp>
+#include <memory>
 
 #include "deploy/cli/commands.h"
 #include "inference_side/sidecar/sidecar_agent.h"
@@ -9,7 +10,9 @@
 #include "shared/command/outcome.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
+#include "trainer_side/publish/directory_follower.h"
 
 namespace wsync::cli {
 namespace {
@@ -17,8 +20,23 @@ namespace {
 struct SidecarOptions {
   std::string file;
   std::vector<std::string> set;
+  std::string follow_directory;
   std::string trace;  // empty: as in the config
 };
+
+// The trainer of a sidecar that follows a folder: at the address where the sidecar looks for one.
+// Other keys are in the environment, where those of both mean this sidecar's addresses and files.
+Result<config::TrainerConfig> trainer_of(const config::SidecarConfig& sidecar) {
+  return config::parse_trainer(
+      "", "the trainer of a sidecar that follows a directory",
+      {.file = "",
+       .environment = config::process_environment(),
+       .set = {"listen=" + sidecar.coordinator, "run_dir=" + sidecar.run_dir,
+               "state_dir=" + sidecar.state_dir, "fleet=" + sidecar.fleet,
+               "follow_directory=" + sidecar.follow_directory,
+               fmt::format("follow_interval={}ms", sidecar.follow_interval.count()), "checkpoint=",
+               "trace_file=", "http.address=auto", "data_address=tcp://127.0.0.1:0"}});
+}
 
 Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   std::vector<std::string> set = options.set;
@@ -26,12 +44,24 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
     const auto trace_file = WSYNC_TRY(trace_file_setting(options.trace));
     set.push_back("trace_file=" + trace_file);
   }
+  if (!options.follow_directory.empty())
+    set.push_back("follow_directory=" + options.follow_directory);
   const auto config = WSYNC_TRY(config::load_sidecar(
       {.file = options.file, .environment = config::process_environment(), .set = set}));
   context.configure_log("sidecar " + config.name, config.log);
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
   const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
+  std::unique_ptr<publish::DirectoryFollower> follower;
+  if (!config.follow_directory.empty()) {
+    const auto trainer = WSYNC_TRY(trainer_of(config));
+    // If another coordinator takes the fleet over, this sidecar is one of its sidecars from then
+    // on.
+    follower =
+        WSYNC_TRY(publish::DirectoryFollower::create(**loop, trainer, [&config](const Error& why) {
+          log_error("{} is not followed any more: {}", config.follow_directory, why.message());
+        }));
+  }
   auto agent = WSYNC_TRY(agent::SidecarAgent::create(**loop, config));
   log_info("engines attach at {}; coordinator {}", agent->engine_socket(), config.coordinator);
   (*loop)->run();
@@ -46,17 +76,22 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
 
 void add_sidecar(CLI::App& app, Context& context) {
   auto options = std::make_shared<SidecarOptions>();
-  CLI::App* command =
-      add_command(app, context,
-                  {.name = "sidecar",
-                   .description = "Run the inference-side agent of a host: receives versions and "
-                                  "switches the engines to them",
-                   .examples = {"wsync sidecar -c sidecar.yaml",
-                                "wsync sidecar --set name=host0 --set devices.kind=separate --set "
-                                "devices.count=4"}});
+  CLI::App* command = add_command(
+      app, context,
+      {.name = "sidecar",
+       .description = "Run the inference-side agent of a host: receives versions and "
+                      "switches the engines to them",
+       .examples = {"wsync sidecar -c sidecar.yaml", "wsync sidecar --follow-directory /nfs/run7",
+                    "wsync sidecar --set name=host0 --set devices.kind=separate --set "
+                    "devices.count=4"}});
   command->add_option("-c,--config", options->file, "YAML file (deploy/config/sidecar.yaml)");
   command->add_option("--set", options->set,
                       "Set a key as key=value; overrides the file (repeatable)");
+  command
+      ->add_option("--follow-directory", options->follow_directory,
+                   "Set follow_directory: without a trainer, serve what FOLDER/latest names, each "
+                   "time it changes")
+      ->type_name("FOLDER");
   command
       ->add_option("--trace", options->trace,
                    "Set trace_file: at the end, write a Chrome trace of the latest switches, and a "

@@ -24,6 +24,7 @@
 #include "shared/observe/trace/progress.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/version.h"
+#include "trainer_side/publish/directory_follower.h"
 #include "trainer_side/publish/directory_watch.h"
 
 namespace wsync::cli {
@@ -35,6 +36,8 @@ struct TrainerOptions {
   std::string file;
   std::vector<std::string> set;
   std::string checkpoint;
+  std::string publish_directory;
+  std::string follow_directory;
   bool take_over = false;
   std::string trace;  // empty: as in the config
 };
@@ -42,6 +45,10 @@ struct TrainerOptions {
 std::vector<std::string> settings_of(const Context& context, const TrainerOptions& options) {
   std::vector<std::string> set = options.set;
   if (!options.checkpoint.empty()) set.push_back("checkpoint=" + options.checkpoint);
+  if (!options.publish_directory.empty())
+    set.push_back("directory.publish=" + options.publish_directory);
+  if (!options.follow_directory.empty())
+    set.push_back("follow_directory=" + options.follow_directory);
   if (options.take_over) set.push_back("take_over=true");
   if (!options.trace.empty()) set.push_back("trace_file=" + options.trace);
   if (context.options.log_level_given) set.push_back("log.level=" + context.options.log_level);
@@ -319,12 +326,17 @@ Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
   if (!loop) return fail(loop.error());
   std::optional<Error> failure;
   const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
-  {
+  const auto stop_with = [&](const Error& why) {
+    failure = why;
+    (*loop)->stop();
+  };
+  if (!config.follow_directory.empty()) {
+    context.configure_log("trainer", config.log);
+    const auto follower = WSYNC_TRY(publish::DirectoryFollower::create(**loop, config, stop_with));
+    (*loop)->run();
+  } else {
     Publisher publisher(**loop, config);
-    WSYNC_TRY(publisher.start(options, settings, [&](const Error& why) {
-      failure = why;
-      (*loop)->stop();
-    }));
+    WSYNC_TRY(publisher.start(options, settings, stop_with));
     if (config.checkpoint.empty())
       log_info(
           "nothing to publish yet: waiting for `wsync push` (--checkpoint DIRECTORY publishes at "
@@ -342,10 +354,13 @@ void add_trainer(CLI::App& app, Context& context) {
   CLI::App* command =
       add_command(app, context,
                   {.name = "trainer",
-                   .description = "Publish a checkpoint directory and the newest step_N beside it; "
-                                  "or train, with a train.yaml",
+                   .description = "Publish a checkpoint directory and the newest step_N beside it, "
+                                  "or what is published in a folder; or train, with a train.yaml",
                    .examples = {"wsync trainer --checkpoint /models/run7/step_100",
                                 "wsync trainer -c trainer.yaml --set commit=quorum:3",
+                                "wsync trainer --checkpoint /models/run7/step_100 "
+                                "--publish-directory /nfs/run7",
+                                "wsync trainer --follow-directory /nfs/run7",
                                 "wsync trainer -c train.yaml (as `wsync train -c train.yaml`)"}});
   command->add_option("-c,--config", options->file,
                       "YAML file (deploy/config/trainer.yaml or train.yaml)");
@@ -354,6 +369,16 @@ void add_trainer(CLI::App& app, Context& context) {
   command->add_option(
       "--checkpoint", options->checkpoint,
       "Checkpoint directory to publish at start; with a train.yaml: the model to begin with");
+  command
+      ->add_option(
+          "--publish-directory", options->publish_directory,
+          "Set directory.publish: write each decided version to FOLDER/weight_vNNNNNN, and "
+          "let FOLDER/latest name the newest")
+      ->type_name("FOLDER");
+  command
+      ->add_option("--follow-directory", options->follow_directory,
+                   "Set follow_directory: publish what FOLDER/latest names, each time it changes")
+      ->type_name("FOLDER");
   command->add_flag("--take-over", options->take_over,
                     "Take over the fleet and the address of another coordinator");
   command

@@ -8,6 +8,7 @@
 namespace wsync::config {
 
 inline constexpr std::uint64_t kBucketBytesDefault = 64ULL << 20U;
+inline constexpr std::chrono::milliseconds kFollowIntervalDefault{1'000};
 inline constexpr std::chrono::milliseconds kIdleReleaseDefault{600'000};
 // How long a name that is gone is remembered.
 inline constexpr std::chrono::milliseconds kForgetAfterDefault{600'000};

@@ -15,6 +15,7 @@ inline constexpr std::uint32_t kArenasMin = 2;               // the target and t
 inline constexpr std::uint32_t kArenasOfSharingHostMin = 3;  // plus the previous version
 inline constexpr std::uint32_t kArenasMax = 16;
 inline constexpr std::uint32_t kSnapshotThreadsMax = 256;
+inline constexpr std::uint32_t kDirectoriesKeptMax = 1024;
 inline constexpr std::uint32_t kTraceSpansMax = 1U << 20U;
 
 }  // namespace wsync::config

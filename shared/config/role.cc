@@ -109,6 +109,11 @@ void bind_trace(Binder& binder, std::string& file, std::uint32_t& spans) {
                   "to be written");
 }
 
+void bind_follow(Binder& binder, std::string& directory, Milliseconds& interval) {
+  binder.text("follow_directory", directory);
+  binder.duration("follow_interval", interval, kFollowInterval);
+}
+
 void bind_fleet(Binder& binder, std::string& out) {
   const std::optional<Entry> entry = binder.take("fleet");
   if (!entry) return;

@@ -20,6 +20,8 @@ struct TrainerConfig;
 
 // 0 = never.
 inline constexpr Range<Milliseconds> kIdleRelease{Milliseconds(0), Milliseconds(kDurationMsMax)};
+inline constexpr Range<Milliseconds> kFollowInterval{Milliseconds(10),
+                                                     Milliseconds(kDurationMsMax)};
 inline constexpr Range<Milliseconds> kForgetAfter{Milliseconds(0), Milliseconds(kDurationMsMax)};
 inline constexpr Range<Milliseconds> kDeadline{Milliseconds(1), Milliseconds(kDurationMsMax)};
 
@@ -56,9 +58,12 @@ void bind_http(Binder& binder, std::string& out, const std::string& run_dir,
 void bind_trace(Binder& binder, std::string& file, std::uint32_t& spans);
 // Binds the key fleet, which is a folder name.
 void bind_fleet(Binder& binder, std::string& out);
+// Binds the keys follow_directory and follow_interval.
+void bind_follow(Binder& binder, std::string& directory, Milliseconds& interval);
 void bind_heartbeat(Binder& binder, HeartbeatConfig& heartbeat);
 void bind_log(Binder& binder, LogConfig& log);
-// Binds every key of a publishing trainer except checkpoint, watch, log and trace_file.
+// Binds every key of a publishing trainer except checkpoint, watch, follow_*, log and
+// trace_file.
 void bind_publisher(Binder& binder, TrainerConfig& trainer);
 
 // Declares the keys of a role and checks the constraints between them.

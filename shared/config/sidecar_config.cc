@@ -104,6 +104,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
   bind_fleet(binder, c.fleet);
+  bind_follow(binder, c.follow_directory, c.follow_interval);
   if (c.coordinator.empty()) c.coordinator = "ipc://" + c.run_dir + "/control";
   bind_devices(binder, c.devices);
   binder.choice("stages", c.stages,

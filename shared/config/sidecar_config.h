@@ -34,6 +34,8 @@ struct SidecarConfig {
   std::string run_dir;            // sockets and lock files; 0700
   std::string state_dir;          // persisted fence and decision; must survive a reboot
   std::string fleet = "default";  // folder in state_dir
+  std::string follow_directory;   // folder of weight directories to follow without a trainer
+  Milliseconds follow_interval = kFollowIntervalDefault;
   DevicesConfig devices;
   Stages stages = Stages::kAuto;
   std::uint64_t host_memory =

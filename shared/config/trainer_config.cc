@@ -42,10 +42,27 @@ void bind_commit(Binder& binder, CommitPolicy& out) {
     binder.refuse(*entry, policy.error().message());
 }
 
+void bind_weight_directory(Binder& binder, DirectoryConfig& out) {
+  binder.text("directory.publish", out.publish);
+  binder.count("directory.keep", out.keep, {1, kDirectoriesKeptMax});
+  binder.size("directory.shard_bytes", out.shard_bytes, {limits::kMiB, limits::kModelBytesMax});
+  binder.text("directory.model_files", out.model_files);
+}
+
 void bind_trainer(Binder& binder, TrainerConfig& c) {
   binder.text("checkpoint", c.checkpoint);
   binder.flag("watch", c.watch);
+  bind_follow(binder, c.follow_directory, c.follow_interval);
   bind_publisher(binder, c);
+  if (!c.follow_directory.empty() && !c.checkpoint.empty())
+    binder.refuse("follow_directory",
+                  fmt::format("expected '' with `checkpoint`, found '{}': a trainer publishes one "
+                              "or the other",
+                              c.follow_directory));
+  if (!c.follow_directory.empty() && c.follow_directory == c.directory.publish)
+    binder.refuse("follow_directory",
+                  "expected another folder than directory.publish: what is "
+                  "written there is published already");
   bind_log(binder, c.log);
   bind_trace(binder, c.trace_file, c.trace_spans);
 }
@@ -53,6 +70,7 @@ void bind_trainer(Binder& binder, TrainerConfig& c) {
 }  // namespace
 
 void bind_publisher(Binder& binder, TrainerConfig& c) {
+  bind_weight_directory(binder, c.directory);
   bind_address(binder, "listen", c.listen, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);

@@ -36,10 +36,23 @@ struct RoundDeadlines {
   friend bool operator==(const RoundDeadlines&, const RoundDeadlines&) = default;
 };
 
+// Versions as directories on a shared file system (shared/weights/weight_directory.h).
+struct DirectoryConfig {
+  std::string publish;     // folder to which each decided version is written; empty = none
+  std::uint32_t keep = 2;  // newest directories that are kept
+  std::uint64_t shard_bytes = 5'000'000'000;
+  std::string model_files;  // directory with config.json and the tokenizer; empty = none
+  friend bool operator==(const DirectoryConfig&, const DirectoryConfig&) = default;
+};
+
 struct TrainerConfig {
   std::string checkpoint;  // directory to publish at startup; empty = wait for `wsync push`
   bool watch = true;       // publish new step_N directories in the parent directory
-  std::string listen;      // default ipc://<run_dir>/control
+  // Folder whose newest weight directory is published, by `wsync trainer` alone; empty = none.
+  std::string follow_directory;
+  Milliseconds follow_interval = kFollowIntervalDefault;
+  DirectoryConfig directory;
+  std::string listen;  // default ipc://<run_dir>/control
   std::string run_dir;
   std::string state_dir;
   std::string fleet = "default";  // folder in state_dir

@@ -43,6 +43,7 @@ class CheckpointDirectory {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
   [[nodiscard]] std::size_t file_count() const noexcept { return files_.size(); }
+  [[nodiscard]] std::span<const SafetensorsFile> files() const noexcept { return files_; }
   [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
   // Returns the path of the file that holds a tensor of the manifest.
   [[nodiscard]] const std::string& file_of(std::size_t tensor) const {
@@ -74,6 +75,7 @@ class CheckpointDirectory {
 struct CheckpointWriteOptions {
   std::uint64_t shard_bytes = 5'000'000'000;       // tensor bytes per file; a tensor is never split
   std::map<std::string, std::string> other_files;  // name to contents: "config.json"
+  std::map<std::string, std::string> metadata;     // of each file, beside "format"
   // Writes additional files into the directory before it is renamed. Gets its temporary name.
   std::function<Result<>(const std::string& directory)> write_more;
 };

@@ -53,6 +53,10 @@ class IndexHandler {
     return true;
   }
   bool string(std::string& file) {
+    if (in_metadata_ && depth_ == 2 && key_ == "delta_encoding")
+      return violate(fmt::format(
+          "it describes changes to other weights (delta_encoding {}); expected whole weights",
+          quote_text(file)));
     if (!in_map_) return scalar();
     if (key_.size() > limits::kTensorNameBytes)
       return violate(fmt::format("tensor {}: a name of {} bytes; at most {} are allowed",

@@ -18,7 +18,8 @@ struct CheckpointIndex {
 
 // kInvalidInput with one line that names the tensor and the rule: not JSON, no weight_map, a
 // duplicate name, a value that is not a string, a file name that is not a plain "*.safetensors"
-// (this includes names that lead out of the directory), or a limit. The caller adds the file name.
+// (this includes names that lead out of the directory), a limit, or metadata.delta_encoding: such a
+// directory has changes to other weights. The caller adds the file name.
 [[nodiscard]] Result<CheckpointIndex> parse_checkpoint_index(std::span<const std::byte> json);
 
 // Returns the index as text.

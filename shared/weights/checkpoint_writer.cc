@@ -3,6 +3,7 @@
 #include <system_error>
 #include <unistd.h>
 
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/checkpoint_index.h"
@@ -56,8 +57,10 @@ Result<> write_text(const std::string& path, std::string_view text) {
 }
 
 Result<> write_shards(const std::string& directory, const Manifest& manifest,
-                      const TensorSource& source, std::uint64_t shard_bytes) {
-  const std::vector<Shard> shards = cut_into_shards(manifest, shard_bytes);
+                      const TensorSource& source, const CheckpointWriteOptions& options) {
+  const std::vector<Shard> shards = cut_into_shards(manifest, options.shard_bytes);
+  std::map<std::string, std::string> metadata = options.metadata;
+  metadata["format"] = "pt";
   CheckpointIndex index{.total_size = manifest.total_bytes()};
   for (std::size_t s = 0; s < shards.size(); ++s) {
     const Shard shard = shards[s];
@@ -65,7 +68,7 @@ Result<> write_shards(const std::string& directory, const Manifest& manifest,
                                                 : fmt::format("model-{:05d}-of-{:05d}.safetensors",
                                                               s + 1, shards.size());
     const auto tensors = manifest.tensors().subspan(shard.first, shard.end - shard.first);
-    WSYNC_TRY(write_safetensors(fmt::format("{}/{}", directory, name), tensors, {{"format", "pt"}},
+    WSYNC_TRY(write_safetensors(fmt::format("{}/{}", directory, name), tensors, metadata,
                                 [&](std::size_t i, std::uint64_t offset, std::span<std::byte> out) {
                                   return source(shard.first + i, offset, out);
                                 }));
@@ -92,7 +95,8 @@ Result<> write_checkpoint_directory(const std::string& path, const Manifest& man
   if (!fs::create_directory(temporary, error))
     return fail_errno("cannot create directory " + temporary, error.value());
   TemporaryDirectory directory(temporary);
-  WSYNC_TRY(write_shards(temporary, manifest, source, options.shard_bytes));
+  fail_point(kWriteFailPoint);
+  WSYNC_TRY(write_shards(temporary, manifest, source, options));
   for (const auto& [name, text] : options.other_files)
     WSYNC_TRY(write_text(fmt::format("{}/{}", temporary, name), text));
   if (options.write_more) WSYNC_TRY(options.write_more(temporary));
@@ -100,6 +104,7 @@ Result<> write_checkpoint_directory(const std::string& path, const Manifest& man
   if (::rename(temporary.c_str(), target.c_str()) != 0)
     return fail_errno(fmt::format("cannot rename {} to {}", temporary, target), errno);
   directory.keep();
+  fail_point(kWriteFailPoint);
   return sync_directory(fs::path(target).parent_path().string());
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 
 namespace wsync {
@@ -36,6 +37,7 @@ Result<OutputFile> OutputFile::create(const std::string& path, std::uint64_t byt
   file.fd_.reset(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!file.fd_.valid()) return fail_errno("cannot create " + temporary, errno);
   file.temporary_ = temporary;
+  fail_point(kWriteFailPoint);
   // File systems without fallocate() report a full disk only when the bytes are written.
   if (bytes != 0 &&
       ::fallocate(file.fd_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0 &&
@@ -59,6 +61,7 @@ Result<> OutputFile::append(std::span<const std::byte> bytes) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return fail_errno("cannot write " + path_, errno);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
+    fail_point(kWriteFailPoint);
   }
   return {};
 }
@@ -66,9 +69,11 @@ Result<> OutputFile::append(std::span<const std::byte> bytes) {
 Result<> OutputFile::commit() {
   // Synced before the rename, so that the name never stands for incomplete data after a crash.
   if (::fsync(fd_.get()) != 0) return fail_errno("cannot sync " + path_, errno);
+  fail_point(kWriteFailPoint);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
     return fail_errno(fmt::format("cannot rename {} to {}", temporary_, path_), errno);
   temporary_.clear();
+  fail_point(kWriteFailPoint);
   return sync_directory(fs::path(path_).parent_path().string());
 }
 

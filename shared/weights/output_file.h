@@ -4,11 +4,15 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "shared/base/error.h"
 #include "shared/base/unique_fd.h"
 
 namespace wsync {
+
+// The fail point (shared/base/fail_point.h) of each step of writing a file or a directory.
+inline constexpr std::string_view kWriteFailPoint = "file_written";
 
 // Writes to a temporary file beside `path`; commit() syncs and renames it. Destruction without
 // commit() removes the temporary file. Not thread-safe.

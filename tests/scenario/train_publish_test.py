@@ -57,6 +57,19 @@ class Publish(PublishCase):
             self.assertEqual([step["loss"] for step in published["steps"]], [step["loss"] for step in alone["steps"]])
             fleet.ends_untorn(*engines)
 
+    def test_the_newest_version_is_in_a_folder_at_the_end(self):
+        with PublishingFleet(WSYNC) as fleet:
+            values = TINY | {"steps": 10}
+            fleet.with_engines(values, "a")
+            folder = fleet.path("published")
+            last = self.ended(fleet.publishing(values | {"publish.directory.publish": folder}))["publishes"][-1]
+            with open(f"{folder}/latest", encoding="utf-8") as file:
+                name = file.read()
+            self.assertEqual(name, f"weight_v{last['step']:06d}")
+            with open(f"{folder}/{name}/model.safetensors", "rb") as file:
+                stated = json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]
+            self.assertEqual((stated["wsync.version"], stated["wsync.digest"]), (last["version"], last["content_digest"]))
+
     def test_an_engine_killed(self):
         with PublishingFleet(WSYNC) as fleet:
             saved = fleet.path("saved")

@@ -123,6 +123,12 @@ std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
   add(metrics::kQueueDepth, static_cast<double>(publish.queued));
   add(metrics::kArenaBytes, static_cast<double>(publish.arena_bytes));
   add(metrics::kWireBytes, static_cast<double>(publish.wire_bytes));
+  if (publish.directory) {
+    add(metrics::kDirectoryEpoch, publish.directory->written.epoch);
+    add(metrics::kDirectoryStep, static_cast<double>(publish.directory->written.step));
+    add(metrics::kDirectoryBehind, static_cast<double>(publish.directory->behind));
+    add(metrics::kDirectoryFailures, static_cast<double>(publish.directory->failures));
+  }
   for (const CoordinatorPhase phase : kCoordinatorPhases)
     add(metrics::kPhase, coordinator.phase() == phase ? 1 : 0, {std::string(phase_name(phase))});
   return readings;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,12 +48,20 @@ class RoundMetrics {
   std::map<std::uint64_t, Phase> open_;  // by request
 };
 
+// What the folder has to which decided versions are written.
+struct DirectoryFacts {
+  Version written;             // that `latest` names, as far as this process wrote it; 0.0: none
+  std::uint64_t behind = 0;    // versions that were decided since, the one being written included
+  std::uint64_t failures = 0;  // writes that failed
+};
+
 // Values that a scrape reads from a coordinator in addition to the counters.
 struct PublishFacts {
   std::uint64_t queued = 0;       // publishes waiting for their snapshot
   std::uint64_t arena_bytes = 0;  // size of the snapshots' arenas
   std::uint64_t wire_bytes = 0;   // bytes of weights sent as copies
   std::uint32_t min_replicas = 1;
+  std::optional<DirectoryFacts> directory;  // if decided versions are written to a folder
 };
 [[nodiscard]] std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
                                                            const PublishFacts& publish);

@@ -10,8 +10,8 @@
 namespace wsync::publish {
 
 // Opens a directory and checks it against every rule of the format. Errors as in checkpoint_dir.h.
-// The files may be replaced while the source exists. A file that is rewritten in place makes read()
-// fail.
+// If its metadata has a proof (weight_directory.h), a snapshot of other bytes fails. The files may
+// be replaced while the source exists. A file that is rewritten in place makes read() fail.
 [[nodiscard]] Result<std::unique_ptr<WeightSource>> open_checkpoint_source(
     const std::string& directory);
 

@@ -306,6 +306,7 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
     callbacks_.on_round_done(*done);
   } else if (auto* began = std::get_if<coordinator::RollbackBegan>(&command)) {
     recorder_.rollback_began(began->request, began->to, now());
+    callbacks_.on_rolled_back(began->to);
   } else if (auto* back = std::get_if<coordinator::RollbackDone>(&command)) {
     end_rollback(std::move(*back));
   } else if (auto* promotion = std::get_if<coordinator::PromotionBegan>(&command)) {

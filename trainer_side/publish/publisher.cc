@@ -51,7 +51,8 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
     : loop_(loop),
       config_(config),
       snapshotter_(std::make_shared<Snapshotter>(
-          SnapshotterOptions{.arenas = config.arenas,
+          // One more for a version that is being written to a directory.
+          SnapshotterOptions{.arenas = config.arenas + (config.directory.publish.empty() ? 0U : 1U),
                              .additional_arenas = true,
                              .threads = threads(config.snapshot_threads)})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),

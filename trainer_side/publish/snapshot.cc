@@ -250,6 +250,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   Copier copier(source, plan, written->lease(), request);
   auto digests = copier.run(std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
+  if (const Result<> good = source.check(digests->root); !good)
+    return fail(good.error().with_context(snapshot_name(request.version)));
   times.copy = now() - begun;
   {
     const std::lock_guard lock(names_mutex_);

@@ -36,6 +36,10 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
       CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
   WSYNC_TRY(agent->publisher_->listen());
   WSYNC_TRY(agent->coordinator_->open(agent->publisher_->transports()));
+  if (!config.directory.publish.empty())
+    agent->directory_ = WSYNC_TRY(DirectoryPublisher::create(
+        loop, config.directory,
+        [owner = agent.get()](const std::string& sentence) { owner->report_incident(sentence); }));
   agent->queue_.emplace(*agent->coordinator_, config.deadlines.publish);
   agent->progress_timer_.start_repeating(kProgressInterval);
   return agent;
@@ -47,6 +51,7 @@ TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config)
 TrainerAgent::~TrainerAgent() {
   // Stop the snapshots first, because the publisher waits for the current one.
   for (auto& [request, job] : jobs_) job.stop.request_stop();
+  directory_.reset();    // it writes the newest version, and calls this object
   coordinator_.reset();  // it calls this object
   publisher_.reset();
 }
@@ -65,6 +70,9 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   own.on_drop = [this](const Version& version) {
     publisher_->withdraw(version, "the coordinator has released this version");
   };
+  own.on_rolled_back = [this](const Version& to) {
+    if (directory_) directory_->point_to(to);
+  };
   own.on_step = [this] { advance(); };
   own.on_push = [this](const std::string& peer, std::uint64_t request, const control::Push& push) {
     handle_push(peer, request, push);
@@ -77,10 +85,12 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
                       .total = snapshot.total.load(std::memory_order_relaxed)};
   };
   own.publish_facts = [this] {
-    return coordinator::PublishFacts{.queued = queue_->queued(),
-                                     .arena_bytes = publisher_->arena_bytes(),
-                                     .wire_bytes = publisher_->copied_bytes(),
-                                     .min_replicas = config_.min_replicas};
+    return coordinator::PublishFacts{
+        .queued = queue_->queued(),
+        .arena_bytes = publisher_->arena_bytes(),
+        .wire_bytes = publisher_->copied_bytes(),
+        .min_replicas = config_.min_replicas,
+        .directory = directory_ ? std::optional(directory_->facts()) : std::nullopt};
   };
   return own;
 }
@@ -120,8 +130,9 @@ void TrainerAgent::handle_push(const std::string& peer, std::uint64_t request,
 }
 
 std::uint64_t TrainerAgent::named_step(const std::string& directory) const {
-  const auto step = step_of(directory);
-  if (!step) return 0;
+  auto step = step_of(directory);
+  if (!step) step = weight_directory_number(std::filesystem::path(directory).filename().string());
+  if (!step || *step == 0) return 0;
   const auto version = coordinator_->next_version(*step);
   if (version || version.error().code() == ErrorCode::kBusy) return *step;
   log_info("{}: its version gets the next free step, because {}", directory,
@@ -228,6 +239,7 @@ void TrainerAgent::apply(const RequestRound& command) {
   // Offer the snapshot first, because a sidecar may request its bytes as soon as the version is
   // announced.
   publisher_->offer(snapshot);
+  if (directory_) job.to_write = snapshot;
   ByteWriter layout;
   snapshot->manifest()->encode(layout);
   coordinator_->request_round({.request = command.request,
@@ -273,6 +285,10 @@ void TrainerAgent::apply(const ReportWait& command) {
   coordinator_->recorder().incident(command.text, now());
 }
 
+void TrainerAgent::report_incident(const std::string& text) {
+  coordinator_->recorder().incident(text, now());
+}
+
 // ---- progress ----
 
 void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
@@ -280,6 +296,8 @@ void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
     return log_refused(entered.error());
   Job& job = jobs_.at(phase.request);
   job.progress.phase = phase.phase;
+  if (phase.phase == control::ProgressPhase::kSwitch && job.to_write)
+    directory_->write(std::exchange(job.to_write, nullptr));
   if (job.job.on_phase) job.job.on_phase(phase.phase);
 }
 

@@ -18,6 +18,7 @@
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
 #include "trainer_side/publish/coordinator_agent.h"
+#include "trainer_side/publish/directory_publisher.h"
 #include "trainer_side/publish/publish_queue.h"
 #include "trainer_side/publish/publisher.h"
 
@@ -70,9 +71,10 @@ struct TrainerAgentCallbacks {
 // This class has more than 25 methods: each command of the queue has an overload of apply().
 class TrainerAgent {
  public:
-  // Binds the control address, the host socket and http.address, and reads the record of the
-  // previous coordinator. Returns kBusy if another process holds one of them; kInvalidInput if the
-  // stored record is damaged or belongs to another fleet than fleet_id.
+  // Binds the control address, the host socket and http.address, reads the record of the
+  // previous coordinator, and opens directory.publish. Returns kBusy if another process holds one
+  // of them; kInvalidInput if the stored record is damaged or belongs to another fleet than
+  // fleet_id; and as WeightDirectoryWriter::open().
   [[nodiscard]] static Result<std::unique_ptr<TrainerAgent>> create(
       Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks = {});
   TrainerAgent(const TrainerAgent&) = delete;
@@ -85,8 +87,8 @@ class TrainerAgent {
   // a read of the source takes longer or the job is kept. A switch that has been decided by then
   // continues.
   void publish(PublishJob job);
-  // N of a directory named step_N, for a publish without a step of its own; 0, the next free step,
-  // if the name has none or that step is not free. The log says why.
+  // N of a directory named step_N or weight_vN, for a publish without a step of its own; 0, the
+  // next free step, if the name has none or that step is not free. The log says why.
   [[nodiscard]] std::uint64_t named_step(const std::string& directory) const;
   // Ends the job of this step if none of its bytes has been read yet. If its source is being
   // opened, it ends after that. All other jobs continue.
@@ -100,6 +102,8 @@ class TrainerAgent {
   // is called before this returns; for a snapshot, when the current read of the source has
   // returned.
   [[nodiscard]] control::CancelReply cancel(const Version& version);
+  // Shows a sentence in the incidents of `wsync status`.
+  void report_incident(const std::string& text);
   // Collects the traces of this agent and of the sidecars that answer. on_done is called once, on
   // the loop, within seconds. The clock of each sidecar is measured first, by separate questions.
   void collect_trace(const control::TraceQuestion& question,
@@ -128,6 +132,8 @@ class TrainerAgent {
     std::stop_source stop;
     // Set from the end of the snapshot until the round has been requested.
     std::shared_ptr<Snapshot> taken;
+    // Set from then on until the version has been decided, if it is to be written to a directory.
+    std::shared_ptr<const Snapshot> to_write;
     std::chrono::nanoseconds snapshot_time{};
   };
   TrainerAgent(Loop& loop, const config::TrainerConfig& config);
@@ -150,8 +156,9 @@ class TrainerAgent {
   const config::TrainerConfig config_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<CoordinatorAgent> coordinator_;
-  std::optional<PublishQueue> queue_;  // created after the coordinator
-  std::map<std::uint64_t, Job> jobs_;  // by request
+  std::unique_ptr<DirectoryPublisher> directory_;  // null: directory.publish is empty
+  std::optional<PublishQueue> queue_;              // created after the coordinator
+  std::map<std::uint64_t, Job> jobs_;              // by request
   Timer progress_timer_;
 };
 

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/word_sum.h"
 #include "shared/weights/manifest.h"
@@ -31,6 +32,10 @@ class WeightSource {
   // The arena in which the bytes of this source are already, where the bucket plan places them, if
   // there is one. Called once, before the first read. `into` of every read then lies in it.
   [[nodiscard]] virtual std::optional<WritableArena> take_arena() { return std::nullopt; }
+  // Called once, after the last read, with the digest of all that was read. An error
+  // (kDigestMismatch) means that these are not the bytes that the source promises, so that nobody
+  // gets them.
+  [[nodiscard]] virtual Result<> check(const Digest& /*content*/) const { return {}; }
 };
 
 // Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.

@@ -7,6 +7,7 @@
 #include "deploy/python/extension/memory.h"
 #include "deploy/python/extension/reader.h"
 #include "deploy/python/extension/trainer.h"
+#include "deploy/python/extension/weight_directory.h"
 
 namespace nb = nanobind;
 
@@ -18,6 +19,7 @@ NB_MODULE(core, module) {
   wsync::python::bind_trainer(module);
   wsync::python::bind_engine(module);
   wsync::python::bind_reader(module);
+  wsync::python::bind_weight_directory(module);
   module.def("end_calls", &wsync::python::end_calls, nb::arg("limit_s"));
   module.def(
       "copy_out",

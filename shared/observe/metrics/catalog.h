@@ -180,6 +180,27 @@ inline constexpr Definition kWireBytes{
     .kind = Kind::kCounter,
     .help = "Bytes of weights that this process has sent over TCP"};
 
+inline constexpr Definition kDirectoryEpoch{
+    .name = "wsync_directory_version_epoch",
+    .kind = Kind::kGauge,
+    .help =
+        "Epoch of the newest version that this trainer has written to directory.publish, 0 "
+        "before the first"};
+inline constexpr Definition kDirectoryStep{
+    .name = "wsync_directory_version_step",
+    .kind = Kind::kGauge,
+    .help =
+        "Step of the newest version that this trainer has written to directory.publish, 0 "
+        "before the first"};
+inline constexpr Definition kDirectoryBehind{
+    .name = "wsync_directory_behind_versions",
+    .kind = Kind::kGauge,
+    .help = "Versions that were decided after the newest one in directory.publish"};
+inline constexpr Definition kDirectoryFailures{
+    .name = "wsync_directory_failures_total",
+    .kind = Kind::kCounter,
+    .help = "Versions that could not be written to directory.publish"};
+
 // ---- standard process metrics of Prometheus client libraries ----
 
 inline constexpr Definition kResidentMemory{.name = "process_resident_memory_bytes",

@@ -52,8 +52,8 @@ TEST(TrainConfig, APublisherHasTheKeysAndDefaultsOfTheTrainer) {
       of_publish.push_back(key.substr(std::string("publish.").size()));
   std::vector<std::string> expected{"enabled", "every"};
   for (const std::string& key : trainer_keys())
-    if (key != "checkpoint" && key != "watch" && !key.starts_with("trace_") &&
-        !key.starts_with("log."))
+    if (key != "checkpoint" && key != "watch" && !key.starts_with("follow_") &&
+        !key.starts_with("trace_") && !key.starts_with("log."))
       expected.push_back(key);
   EXPECT_EQ(of_publish, expected);
 
