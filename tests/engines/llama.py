@@ -23,7 +23,8 @@ class ModelParams(c.Structure):
 
     _fields_ = [("devices", c.c_void_p), ("tensor_buft_overrides", c.c_void_p), ("n_gpu_layers", c.c_int32),
                 ("split_mode", c.c_int), ("load_mode", c.c_int), ("lazy_mode", c.c_int), ("main_gpu", c.c_int32),
-                ("tensor_split", c.c_void_p), ("progress_callback", c.c_void_p), ("progress_callback_user_data", c.c_void_p), ("kv_overrides", c.c_void_p),
+                ("tensor_split", c.c_void_p), ("progress_callback", c.c_void_p),
+                ("progress_callback_user_data", c.c_void_p), ("kv_overrides", c.c_void_p),
                 ("vocab_only", c.c_bool), ("check_tensors", c.c_bool), ("use_extra_bufts", c.c_bool), ("no_host", c.c_bool),
                 ("no_alloc", c.c_bool), ("load_mtp", c.c_bool)]
 

@@ -41,4 +41,5 @@ mkdir "$work/models"
 if compgen -G 'build/python/dist/wsync-*.whl' >/dev/null; then
   "$venv/bin/pip" install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall build/python/dist/wsync-*.whl
   "$venv/bin/python" -B tests/python/torch_test.py
+  "$venv/bin/python" -B tests/python/record_test.py
 fi
