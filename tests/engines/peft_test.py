@@ -61,7 +61,8 @@ class Merged(unittest.TestCase):
                         self.assertTrue(torch.equal(tensor, before[name]), name)
                     self.assertEqual([tensor.data_ptr() for tensor in model.state_dict().values()], addresses)
                     adapted = f"model.layers.0.self_attn.{options['target_modules'][0]}"
-                    self.assertFalse(torch.equal(found[f"{adapted}.weight"], before[f"base_model.model.{adapted}.base_layer.weight"]))
+                    own = before[f"base_model.model.{adapted}.base_layer.weight"]
+                    self.assertFalse(torch.equal(found[f"{adapted}.weight"], own))
 
     def test_a_model_without_adapters(self):
         module = torch.nn.Linear(3, 2)

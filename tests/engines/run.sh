@@ -31,4 +31,8 @@ for name in "${@:-transformers peft llama_cpp vllm trl}"; do
     "$venv/bin/python" -B "tests/engines/${test}_test.py" -v || status=1
   done
 done
+if [ $# = 0 ]; then
+  say "guides"
+  WSYNC_GUIDES_ALL=1 "$venv/bin/python" -B tests/python/guides_test.py -v || status=1
+fi
 exit "$status"

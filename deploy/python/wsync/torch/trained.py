@@ -1,7 +1,7 @@
 """What a trainer of torch has to publish: shards of FSDP2 and of other DTensors, and merged adapters of PEFT.
 
-Run with: torch 2.13, FSDP2 and DTensors of two processes with gloo on the CPU; peft 0.21.2 with LoRA and DoRA. Not run: GPUs, FSDP1,
-several hosts.
+Run with: torch 2.13, FSDP2 and DTensors of two processes with gloo on the CPU; peft 0.21.2 with LoRA and DoRA. Not run: GPUs,
+FSDP1, several hosts.
 """
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def shards(model: Any, rank: Optional[int] = None) -> dict:
         publisher = wsync.Publisher(rank=rank, world_size=world_size)      # in every rank
         publisher.publish(wsync.torch.shards(model), step=step)            # under the same step
 
-    Each rank gives its own shards of the tensors that are split along one dimension, as FSDP2 and tensor parallelism do. Of a tensor
-    that several ranks have in full, one rank gives it: the first of its mesh, or rank 0 if it is no DTensor. A tensor that is split
-    along several dimensions, or not yet reduced, is gathered by all ranks, and given by rank 0; it needs memory for the whole tensor
-    on every rank.
+    Each rank gives its own shards of the tensors that are split along one dimension, as FSDP2 and tensor parallelism do. Of a
+    tensor that several ranks have in full, one rank gives it: the first of its mesh, or rank 0 if it is no DTensor. A tensor that
+    is split along several dimensions, or not yet reduced, is gathered by all ranks, and given by rank 0; it needs memory for the
+    whole tensor on every rank.
 
     Args:
         model: a module, or a mapping of names to tensors, such as a state dict. All ranks must call this, with the same tensors in
@@ -84,8 +84,8 @@ def merged(model: Any) -> Iterator:
             for name, tensor in wsync.torch.merged(model):
                 version.put(name, tensor)
 
-    Each layer is merged when it is asked for, and has its own bits again before the next one: there is memory for one layer more, and
-    no rounding stays. A model without adapters gives its state dict.
+    Each layer is merged when it is asked for, and has its own bits again before the next one: there is memory for one layer more,
+    and no rounding stays. A model without adapters gives its state dict.
 
     Args:
         model: a PeftModel, or any module. Its weights must not change during the iteration.
