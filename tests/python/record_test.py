@@ -224,6 +224,14 @@ class Recording(unittest.TestCase):
         with self.assertRaises(wsync.InvalidInput):
             wsync.torch.record(None, lambda items: None, {})
 
+        def make(items):
+            made = torch.nn.Linear(4, 4, bias=False)
+            made.weight.data.copy_(dict(items)["weight"] * 2)
+            return made
+        with self.assertRaises(wsync.Refused) as caught:
+            wsync.torch.record(None, make, {"weight": wsync.Spec("F32", (4, 4))})
+        self.assertIn("weight: aten.mul.Tensor computes with it", caught.exception.sentence)
+
 
 if __name__ == "__main__":
     unittest.main()

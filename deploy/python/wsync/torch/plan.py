@@ -27,6 +27,7 @@ from . import _runs
 from ._watch import NONE, Watch
 from .tensors import as_tensor
 
+
 class Recorded(Replica):
     """A replica whose weights go where a plan says. Made by `Plan.attach`.
 
@@ -101,7 +102,8 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
 
     Raises:
         InvalidInput: a tensor has a dtype that torch does not have; the sentence names it.
-        Refused: a parameter has bytes that come from no tensor of the checkpoint.
+        Refused: a parameter has bytes that come from no tensor of the checkpoint; or `model` is None, and a tensor is not only
+            copied.
     """
     specs, given = {}, {}
     generator = _torch.Generator().manual_seed(seed)
@@ -116,7 +118,8 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
     watch = Watch(given)
     with _torch.no_grad(), watch:
         returned = load(iter(given.items()))
-    model = returned if model is None else model
+    makes_model = model is None
+    model = returned if makes_model else model
     if not isinstance(model, _torch.nn.Module):
         raise InvalidInput(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a loader that returns one")
     held = {_runs.key_of(tensor): tensor for tensor in [*model.buffers(), *model.parameters()] if watch.is_watchable(tensor)}
@@ -137,6 +140,10 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
                 pieces[name] = piece
             else:
                 loaded[name] = piece
+    if makes_model and loaded:
+        name = next(iter(loaded))
+        raise Refused(f"{name}: {loaded[name]}, so it must be loaded again with each version, and this loader makes another model; "
+                      "give `model`, and a loader that copies into it")
     _check_filled(model, watch)
     return Plan(load, specs, pieces, loaded, unused, held)
 
