@@ -2,7 +2,8 @@
 # Real engines and trainers: sets up the pinned packages (about 600 MB of downloads) in an environment of its own, installs the
 # wheel there, and runs the acceptance tests of the adapters.
 #
-# Usage: tests/engines/run.sh [TEST...]    (default: every test, as names of files without _test.py: transformers, vllm, trl)
+# Usage: tests/engines/run.sh [TEST...]    (default: every test, as names of files without _test.py: transformers, peft,
+#        llama_cpp, vllm, trl)
 # The wheel must be in build/python/dist (deploy/python/build.sh). The environment is kept in build/engines-venv.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -24,10 +25,14 @@ printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" >"$site/vll
 
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 status=0
-for name in "${@:-transformers vllm trl}"; do
+for name in "${@:-transformers peft llama_cpp vllm trl}"; do
   for test in $name; do
     say "$test"
     "$venv/bin/python" -B "tests/engines/${test}_test.py" -v || status=1
   done
 done
+if [ $# = 0 ]; then
+  say "guides"
+  WSYNC_GUIDES_ALL=1 "$venv/bin/python" -B tests/python/guides_test.py -v || status=1
+fi
 exit "$status"

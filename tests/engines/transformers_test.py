@@ -5,11 +5,14 @@ import tempfile
 import unittest
 
 import torch
+import transformers
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from vllm_fleet import VllmFleet
 
 import models
 import wsync
+import wsync.torch
 import wsync.transformers
 
 PROMPT = [72, 101, 108, 108, 111]
@@ -23,6 +26,7 @@ def directory(name):
 def setUpModule():
     for half, seed in ("a", 1), ("b", 2):
         models.save(directory(half), models.mixture, seed, half, torch.float32)
+        models.save(directory(f"moe_{half}"), models.mixture, seed, half)
         models.save(directory(f"dense_{half}"), models.dense, seed)
     models.save(directory("other"), lambda: models.mixture(2), 3)
 
@@ -102,6 +106,47 @@ class Transformers(unittest.TestCase):
                 self.assertRegex(answer["result"]["reason"], reason)
             self.assertEqual((greedy(model, 8), follower.version), (before, None))
             follower.close()
+
+
+class Recording(unittest.TestCase):
+    def test_a_plan_of_transformers_own_loader(self):
+        """The names of checkpoints, whose experts transformers stacks, and those of the model in memory."""
+        for shape, kind in ("moe", transformers.Qwen3MoeForCausalLM), ("dense", transformers.Qwen3ForCausalLM):
+            config = transformers.AutoConfig.from_pretrained(directory(f"{shape}_a"))
+            checkpoint = load_file(os.path.join(directory(f"{shape}_a"), "model.safetensors"))
+            for names in "checkpoint", "memory":
+                with self.subTest(shape=shape, names=names), VllmFleet() as fleet:
+                    _, engines = fleet.sidecar("s0")
+                    if names == "checkpoint":
+                        made = []
+
+                        def load(items):
+                            made.append(kind.from_pretrained(None, config=config, state_dict=dict(items), dtype=torch.bfloat16))
+                            return made[-1]
+                        plan = wsync.torch.record(None, load, checkpoint)
+                        model = made[0].eval()
+                        self.assertEqual(greedy(model, 16), greedy(loaded(f"{shape}_a"), 16))
+                    else:
+                        model = loaded(f"{shape}_a")
+                        plan = wsync.torch.record(model, lambda items: model.load_state_dict(dict(items), strict=False),
+                                                  dict(model.named_parameters()))
+                    self.assertEqual((plan.loaded, plan.unused), ({}, []))
+                    self.assertEqual(len(plan.pieces), len(checkpoint) if names == "checkpoint" else
+                                     len(list(model.parameters())))
+                    replica = plan.attach(engines, "r0", serving=True)
+                    with wsync.Publisher(settings={"run_dir": fleet.run_dir, "state_dir": fleet.path("state")}) as publisher:
+                        for half in "ba":
+                            other = loaded(f"{shape}_{half}")
+                            publish = publisher.publish(load_file(os.path.join(directory(f"{shape}_{half}"), "model.safetensors"))
+                                                        if names == "checkpoint" else dict(other.named_parameters()))
+                            while publish.status().state < wsync.PublishState.COMMITTED:
+                                replica.poll(0.02)
+                            status = publish.wait("committed")
+                            self.assertEqual(greedy(model, 16), greedy(other, 16))
+                        self.assertEqual((replica.version, replica.loaded_by_python), (status.version, 0))
+                    print(f"\n{shape}, names of the {names}: {len(plan.pieces)} of {len(plan.pieces)} tensors in place, "
+                          f"stood still {status.paused_s * 1e3:.2f} ms", file=sys.stderr)
+                    replica.close()
 
 
 if __name__ == "__main__":

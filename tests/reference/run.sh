@@ -40,6 +40,5 @@ mkdir "$work/models"
 # The Python package beside torch, if its wheel was made.
 if compgen -G 'build/python/dist/wsync-*.whl' >/dev/null; then
   "$venv/bin/pip" install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall build/python/dist/wsync-*.whl
-  "$venv/bin/python" -B tests/python/torch_test.py
-  "$venv/bin/python" -B tests/python/directory_torch_test.py
+  for test in torch directory_torch record shards; do "$venv/bin/python" -B "tests/python/${test}_test.py"; done
 fi

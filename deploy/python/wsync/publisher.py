@@ -92,10 +92,12 @@ class Publish:
             The status in that state.
 
         Raises:
-            DeadlineExceeded: the time is over, and the publish goes on; or its own deadline is over, and `error.status.state` is
-                FAILED.
+            DeadlineExceeded: the time is over, and the publish goes on.
             Cancelled: a newer publish superseded it, or `wsync cancel` ended it.
-            Partial: it is decided, but not every replica serves it yet.
+            Refused: it failed, and every engine keeps its version: something does not fit, or `deadlines.publish` was over before
+                the switch was decided. No engine will switch to it later.
+            Partial: it is decided, but not every replica serves it yet, or has told so before `deadlines.publish`. The fleet goes
+                on trying, so an engine may switch to it later.
             Error: it failed; the class tells how. `error.status` has the status in each of these cases.
         """
         wanted = _WAIT_FOR.get(state.lower()) if isinstance(state, str) else state

@@ -212,7 +212,8 @@ class Replica:
 
     def on_check_version(self, version: Version, tensors: Mapping[str, Spec]) -> None:
         """A version is staged. An exception refuses it: this replica keeps the version that it serves, and nobody pauses. Called
-        while the engine serves, so it must return soon.
+        while the engine serves, so it must return soon. A rank that has not answered after 5 s is no longer awaited: the version is
+        decided without it.
 
         Args:
             version: the version.

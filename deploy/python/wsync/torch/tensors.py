@@ -1,4 +1,4 @@
-"""Tensors of torch over what wsync gives. This module imports torch; the rest of the package does not."""
+"""Tensors of torch over what wsync gives."""
 from __future__ import annotations
 
 import warnings
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch as _torch
 
-from ._errors import InvalidInput
-from ._tensors import _NAME_OF
+from .._errors import InvalidInput
+from .._tensors import _NAME_OF
 
 _TORCH = {"BF16": ("bfloat16", np.int16), "F8_E4M3": ("float8_e4m3fn", np.uint8), "F8_E5M2": ("float8_e5m2", np.uint8),
           "F8_E8M0": ("float8_e8m0fnu", np.uint8), "F8_E4M3FNUZ": ("float8_e4m3fnuz", np.uint8),

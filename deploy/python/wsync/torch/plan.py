@@ -1,0 +1,187 @@
+"""Where a model's own loader puts the tensors of a checkpoint.
+
+    plan = wsync.torch.record(model, model.load_weights, tensors)
+    replica = plan.attach("/run/wsync/host0.engines", "r0")
+
+`record` runs the loader once, with tensors whose copies are watched. What is only copied, whole or in parts, is from then on
+written by the library into the memory of the model, and no code of Python touches it. What the loader computes (a cast, an
+addition, a transpose) is not: it is received beside the model, and given to the loader with each version.
+
+Run with: transformers 5.19 (fused experts, tied heads) and a loader of the kind of vLLM's (fused QKV and gate_up, two ranks) on the
+CPU. Not run: parameters on GPUs, which are never written in place by such a plan; loaders that copy on other threads.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Optional
+
+import numpy as np
+import torch as _torch
+
+from .._errors import InvalidInput, Refused
+from .._tensors import Range, Shard, Spec, as_dtype, describe, pairs, part_shape, storage_dtype
+from .._values import Version
+from ..replica import Replica
+from . import _runs
+from ._watch import NONE, Watch
+from .tensors import as_tensor
+
+
+class Recorded(Replica):
+    """A replica whose weights go where a plan says. Made by `Plan.attach`.
+
+    Attributes:
+        version: the `Version` that is held, or None.
+        loaded_by_python: how many tensors the loader has been given since the replica was attached: 0 if all are only copied.
+    """
+
+    def __init__(self, plan: "Plan", socket: str, name: str, **options: Any):
+        self.version: Optional[Version] = None
+        self.loaded_by_python = 0
+        self._plan = plan
+        beside = {key: as_dtype(np.empty(spec.shape, storage_dtype(spec.dtype)), spec.dtype)
+                  for key, spec in plan.specs.items() if key in plan.loaded}
+        super().__init__(socket, name, {**plan.pieces, **beside}, **options)
+
+    def on_load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> Any:
+        rest = [(name, as_tensor(array)) for name, array in tensors.items() if name in self._plan.loaded]
+        if rest:
+            self.loaded_by_python += len(rest)
+            with _torch.no_grad():
+                self._plan.load(iter(rest))
+        return None
+
+    def on_commit(self, version: Version) -> Any:
+        self.version = version
+        return None
+
+
+class Plan:
+    """Where the tensors of a checkpoint go. Made by `record`.
+
+    Attributes:
+        specs: name -> `Spec`: the tensors of the checkpoint.
+        pieces: name -> `Shard`: the memory in the model, and which part of the tensor it is. These are only copied.
+        loaded: name -> why not: these must be given to the loader with each version.
+        unused: names that the loader has put nowhere, such as those of other ranks.
+    """
+
+    def __init__(self, load: Callable, specs: dict, pieces: dict, loaded: dict, unused: list, keep: Any):
+        self.load, self.specs, self.pieces, self.loaded, self.unused = load, specs, pieces, loaded, unused
+        self._keep = keep
+
+    def attach(self, socket: str, name: str, **options: Any) -> Recorded:
+        """A replica that receives versions of this layout. It polls as any `Replica` does.
+
+        Args:
+            socket: the absolute path of the sidecar's engine socket.
+            name: the name of the replica.
+            options: of `Replica`, without `tensors` and `take`.
+        """
+        return Recorded(self, socket, name, **options)
+
+
+def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: int = 1) -> Plan:
+    """Runs a loader once, and finds out where it puts each tensor.
+
+    The weights of the model are those of `tensors` afterwards, or random numbers if these are descriptions; the first version
+    replaces them. The plan is true as long as the parameters keep their memory. It is compared with the bytes in the model before
+    it is returned, so what a loader does without the knowledge of torch is not taken for a copy. A loader that keeps the tensors
+    that it is given makes them the memory of the model: they are written to by later versions.
+
+    Args:
+        model: the module whose parameters are loaded, in the memory of the host. None: the module that `load` returns.
+        load: a function of an iterator of (name, tensor), such as a model's `load_weights`. It runs on this thread, and must copy
+            on this thread. It must take some of the names alone, if the plan says that they must be loaded.
+        tensors: the checkpoint: a mapping of names, or (name, value) pairs, with tensors of torch or `Spec`s as values.
+        seed: of the random numbers.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidInput: a tensor has a dtype that torch does not have; the sentence names it.
+        Refused: a parameter has bytes that come from no tensor of the checkpoint; or `model` is None, and a tensor is not only
+            copied.
+    """
+    specs, given = {}, {}
+    generator = _torch.Generator().manual_seed(seed)
+    for name, value in pairs(tensors):
+        one = describe(name, value, memory=False)
+        specs[name] = Spec(one.dtype, one.shape)
+        if isinstance(value, Spec):
+            array = as_dtype(np.empty(one.shape, storage_dtype(one.dtype)), one.dtype)
+            value = as_tensor(array)
+            value.view(-1).view(_torch.uint8).random_(generator=generator)
+        given[name] = value.detach().contiguous()
+    watch = Watch(given)
+    with _torch.no_grad(), watch:
+        returned = load(iter(given.items()))
+    makes_model = model is None
+    model = returned if makes_model else model
+    if not isinstance(model, _torch.nn.Module):
+        raise InvalidInput(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a loader that returns one")
+    held = {_runs.key_of(tensor): tensor for tensor in [*model.buffers(), *model.parameters()] if watch.is_watchable(tensor)}
+    runs: dict = {}  # name -> [(storage, its runs)]
+    for key, tensor in held.items():
+        found = watch.runs.get(key, NONE)
+        for number in np.unique(found["name"]):
+            runs.setdefault(watch.names[number], []).append((tensor, found[found["name"] == number]))
+    pieces, loaded, unused = {}, {}, []
+    for name, spec in specs.items():
+        if name in watch.reasons:
+            loaded[name] = watch.reasons[name]
+        elif name not in runs:
+            unused.append(name)
+        else:
+            piece = _piece(given[name], runs[name])
+            if isinstance(piece, Shard):
+                pieces[name] = piece
+            else:
+                loaded[name] = piece
+    if makes_model and loaded:
+        name = next(iter(loaded))
+        raise Refused(f"{name}: {loaded[name]}, so it must be loaded again with each version, and this loader makes another model; "
+                      "give `model`, and a loader that copies into it")
+    _check_filled(model, watch)
+    return Plan(load, specs, pieces, loaded, unused, held)
+
+
+def _piece(tensor: Any, found: list) -> Any:
+    """The Shard that a tensor is written to, or why there is none."""
+    if len(found) > 1:
+        return f"it is copied into {len(found)} parameters"
+    target, runs = found[0]
+    runs = _runs.merged(runs, "source")
+    order = np.cumsum(runs["length"]) - runs["length"] + runs["at"][0]
+    if (runs["at"] != order).any():
+        return "its part in the model is not contiguous, or in another order"
+    size = tensor.element_size()
+    ranges = _runs.part(runs, tuple(tensor.shape), size)
+    if ranges is None:
+        return "its part in the model is no range of each dimension"
+    shape = part_shape(tuple(tensor.shape), [Range(*one) for one in ranges])
+    if target.dtype != tensor.dtype or runs["at"][0] % size:
+        return f"its part in the model is memory of {target.dtype}"
+    own = _runs.tensor_over(target.untyped_storage(), int(runs["at"][0]), tensor.dtype, shape)
+    part = tensor
+    for dim in sorted({one[0] for one in ranges}):
+        part = _torch.cat([part.narrow(d, begin, length) for d, begin, length in ranges if d == dim], dim)
+    if math.prod(shape) and not _torch.equal(own.view(-1).view(_torch.uint8), part.contiguous().view(-1).view(_torch.uint8)):
+        return "its bytes in the model are not those of the checkpoint, although it was copied"
+    return Shard(own, tuple(tensor.shape), ranges)
+
+
+def _check_filled(model: Any, watch: Watch) -> None:
+    for name, parameter in model.named_parameters():
+        key = _runs.key_of(parameter)
+        if key in watch.computed or not parameter.numel():
+            continue
+        runs = watch.runs.get(key, NONE)
+        offsets, length = _runs.pieces(parameter)
+        low, high = int(offsets.min()), int(offsets.max()) + length
+        covered = runs[(runs["at"] < high) & (runs["at"] + runs["length"] > low)]["length"].sum()
+        if covered < parameter.nbytes:
+            raise Refused(f"parameter {name}: {int(covered)} of its {parameter.nbytes} bytes come from the checkpoint, as far as "
+                          "this thread has seen; a loader must copy on the thread that calls it")
