@@ -473,6 +473,25 @@ int wsync_engine_attach(wsync_engine* engine) {
   });
 }
 
+int wsync_engine_suspend(wsync_engine* engine) {
+  if (!is_attached(engine)) return -1;
+  return engine->run([&]() -> Result<> {
+    WSYNC_TRY(engine->link->suspend());
+    if (engine->steps) engine->steps->handle_stopped();
+    // Only for what others are told. A sidecar that does not run knows nothing of this rank anyway.
+    const auto& who = engine->description;
+    if (auto said = wsync::engine::StartingRank::report(engine->socket_path, who.replica, who.rank,
+                                                        who.world_size, true))
+      engine->starting.emplace(std::move(*said));
+    return {};
+  });
+}
+
+int wsync_engine_resume(wsync_engine* engine) {
+  if (!is_attached(engine)) return -1;
+  return engine->run([&] { return engine->link->resume(); });
+}
+
 int wsync_engine_start(wsync_engine* engine) {
   if (!is_attached(engine)) return -1;
   return engine->run([&] { return engine->link->start(); });

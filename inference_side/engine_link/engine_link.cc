@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <unistd.h>
+#include <utility>
 
 #include "inference_side/engine_link/destination.h"
 #include "shared/base/format.h"
@@ -117,22 +118,24 @@ Result<> EngineLink::start() {
           fmt::format("the link of {} rank {} has already been {}; a link can be started only once",
                       description_.replica, description_.rank, stopping_ ? "stopped" : "started"));
   }
-  thread_ = std::thread([this] {
-    for (;;) {
-      {
-        const std::lock_guard lock(mutex_);
-        if (stopping_) return;
-      }
-      if (auto polled = poll(-1); !polled) {
-        note_error(polled.error().message());
-        return;
-      }
-    }
-  });
+  thread_ = std::thread([this] { run(); });
   return {};
 }
 
-void EngineLink::stop() {
+void EngineLink::run() {
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) return;
+    }
+    if (auto polled = poll(-1); !polled) {
+      note_error(polled.error().message());
+      return;
+    }
+  }
+}
+
+void EngineLink::end_thread() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -140,6 +143,68 @@ void EngineLink::stop() {
   // Null if create() failed halfway.
   if (connection_) connection_->wake();
   if (thread_.joinable()) thread_.join();
+}
+
+void EngineLink::stop() {
+  had_thread_ = false;  // a suspended link that is stopped does not start again
+  end_thread();
+}
+
+Result<> EngineLink::suspend() {
+  if (suspended_)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} rank {} is suspended already; call resume when its memory is there "
+                            "again",
+                            description_.replica, description_.rank));
+  const bool has_thread = thread_.joinable();
+  const auto run_again = [&] {
+    const std::lock_guard lock(mutex_);
+    stopping_ = false;
+    if (has_thread) thread_ = std::thread([this] { run(); });
+  };
+  if (has_thread) end_thread();
+  handle_wake();  // an answer that was reported just now
+  if (loader_->awaited() || committing_) {
+    const std::string what = committing_ ? fmt::format("the commit of {}", committing_->version.to_string())
+                                         : fmt::format("the load of {}", loader_->awaited()->to_string());
+    if (has_thread) run_again();
+    return fail(ErrorCode::kBusy,
+                fmt::format("{} rank {} has not answered {} yet: report it before the memory is "
+                            "given away",
+                            description_.replica, description_.rank, what));
+  }
+  connection_->suspend("the engine is suspended");
+  if (!planted("suspended_keeps_version")) machine_.handle_suspended();
+  // Everything that is mapped, and what an adopting engine serves from.
+  auto fresh = VersionLoader::create(description_, engine_);
+  if (!fresh) {
+    if (has_thread) run_again();
+    connection_->resume();
+    return fail(std::move(fresh).error());
+  }
+  loader_ = std::move(*fresh);
+  publish_layouts();
+  publish_status();
+  suspended_ = true;
+  had_thread_ = has_thread;
+  return {};
+}
+
+Result<> EngineLink::resume() {
+  if (!suspended_)
+    return fail(ErrorCode::kInvalidInput, fmt::format("{} rank {} is not suspended",
+                                                      description_.replica, description_.rank));
+  suspended_ = false;
+  {
+    // Reports of the time before: the rank has not paused, and serves nothing.
+    const std::lock_guard lock(mutex_);
+    reports_.clear();
+    late_answers_.clear();
+    if (had_thread_) stopping_ = false;
+  }
+  connection_->resume();
+  if (std::exchange(had_thread_, false)) thread_ = std::thread([this] { run(); });
+  return {};
 }
 
 Result<> EngineLink::poll(int timeout_ms) {

@@ -65,6 +65,17 @@ class EngineLink final : private LinkHandler {
   // Ends the thread of start() after the current callback. Does nothing without a thread.
   void stop();
 
+  // Ends the link for a time in which the rank has no memory for weights. Until resume(), no memory
+  // of the engine is touched, the engine is not called, and poll() only waits. The thread of start()
+  // ends. What was loaded is forgotten: the rank holds no version afterwards. kBusy, and nothing
+  // changes, while the engine has not answered a load or a commit (Answer::kLater): its threads read
+  // the version. kInvalidInput if it is suspended already. Owner's thread, not in a callback.
+  [[nodiscard]] Result<> suspend();
+  // The memory is there again, at the addresses of the description. The link connects anew, and the
+  // thread of start() runs again. kInvalidInput if it is not suspended; kResourceExhausted.
+  [[nodiscard]] Result<> resume();
+  [[nodiscard]] bool is_suspended() const noexcept { return suspended_; }
+
   // This rank has stopped serving after step `step`. Every rank must call this when the leader
   // stops.
   void report_paused(std::uint64_t step);
@@ -116,6 +127,8 @@ class EngineLink final : private LinkHandler {
   };
   void report_late(LateAnswer answer);
   void handle_late(LateAnswer answer);
+  void run();
+  void end_thread();
   void publish_layouts();
   void publish_status();
   void note_error(const std::string& sentence);
@@ -141,6 +154,8 @@ class EngineLink final : private LinkHandler {
   LinkStatus status_;
   bool stopping_ = false;
   std::thread thread_;  // owner's thread only
+  bool suspended_ = false;    // owner's thread only
+  bool had_thread_ = false;   // while suspended
 };
 
 }  // namespace wsync::engine

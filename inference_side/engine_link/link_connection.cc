@@ -127,6 +127,16 @@ void LinkConnection::disconnect(const std::string& why) {
   arm_timer(backoff_ms_);
 }
 
+void LinkConnection::suspend(const std::string& why) {
+  disconnect(why);
+  constexpr itimerspec kNever{};
+  ::timerfd_settime(timer_.get(), 0, &kNever, nullptr);
+  drain(timer_.get());
+  backoff_ms_ = 0;
+}
+
+void LinkConnection::resume() { arm_timer(0); }
+
 void LinkConnection::receive() {
   std::vector<std::byte> buffer(kReceiveBytes);
   while (socket_.valid()) {

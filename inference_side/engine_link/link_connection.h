@@ -67,6 +67,10 @@ class LinkConnection {
   void send(const control::Envelope& envelope, const control::Message& message);
   // Sends queued messages, as far as the socket accepts them.
   void flush();
+  // Ends the connection as disconnect() does, and makes no other one until resume(). Does no harm
+  // without a connection.
+  void suspend(const std::string& why);
+  void resume();
   // Ends the connection: calls handle_loss(why), then closes the socket, then starts the timer for
   // the next attempt.
   void disconnect(const std::string& why);

@@ -119,6 +119,13 @@ Result<> RankMachine::move(RankState to) {
   return {};
 }
 
+void RankMachine::handle_suspended() {
+  // From every state, as a process that ends and begins anew; so the table has no rows for it.
+  state_ = RankState::kLoading;
+  active_ = {};
+  loaded_.reset();
+}
+
 std::optional<Version> RankMachine::loading() const {
   if (!load_) return std::nullopt;
   return load_->version;

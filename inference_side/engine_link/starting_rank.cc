@@ -15,11 +15,11 @@ constexpr std::chrono::milliseconds kStartingDeadline{500};
 
 Result<StartingRank> StartingRank::report(const std::string& socket_path,
                                           const std::string& replica, std::uint32_t rank,
-                                          std::uint32_t world_size) {
+                                          std::uint32_t world_size, bool is_suspended) {
   const TimePoint deadline = now() + kStartingDeadline;
   auto link = WSYNC_TRY(control::Link::connect(socket_path, deadline));
   WSYNC_TRY(link.send({.replica = replica, .rank = rank},
-                      control::EngineStarting{.world_size = world_size}, {}, deadline));
+                      control::EngineStarting{.world_size = world_size, .is_suspended = is_suspended}, {}, deadline));
   return StartingRank(std::move(link));
 }
 

@@ -15,12 +15,14 @@ namespace wsync::engine {
 
 class StartingRank {
  public:
+  // `is_suspended`: it was attached before, and has given its memory away for a time.
   // Returns as soon as the message is written; waits at most kStartingDeadline. The sidecar reports
   // the rank until it attaches, or until this object or its process ends. A sidecar that restarts
   // meanwhile forgets it. Errors: as control::Link::connect() and send().
   [[nodiscard]] static Result<StartingRank> report(const std::string& socket_path,
                                                    const std::string& replica, std::uint32_t rank,
-                                                   std::uint32_t world_size);
+                                                   std::uint32_t world_size,
+                                                   bool is_suspended = false);
 
  private:
   explicit StartingRank(control::Link link) : link_(std::move(link)) {}

@@ -24,7 +24,8 @@ struct StartingRank {
   std::string replica;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
-  std::uint64_t pid = 0;  // 0: in another PID namespace
+  std::uint64_t pid = 0;      // 0: in another PID namespace
+  bool is_suspended = false;  // it was attached before, and has given its memory away
 };
 
 class AbsentEngines {

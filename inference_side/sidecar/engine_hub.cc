@@ -169,7 +169,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   readback_.lost(rank, error);
   readers_->lost(rank);
   if (absent_.ended(rank->id)) {
-    log_info("engine {} rank {} was starting, and is gone: {}", rank->replica, rank->rank,
+    log_info("engine {} rank {} is gone before it attached: {}", rank->replica, rank->rank,
              error.message());
     absent_changed();
   }
@@ -298,10 +298,11 @@ void EngineHub::handle_starting(const std::shared_ptr<EngineRank>& rank,
                     .replica = rank->replica,
                     .rank = rank->rank,
                     .world_size = starting.world_size,
-                    .pid = static_cast<std::uint64_t>(rank->pid)},
+                    .pid = static_cast<std::uint64_t>(rank->pid),
+                    .is_suspended = starting.is_suspended},
                    now());
-  log_info("engine {} rank {}/{} is starting (pid {})", rank->replica, rank->rank,
-           starting.world_size, rank->pid);
+  log_info("engine {} rank {}/{} is {} (pid {})", rank->replica, rank->rank, starting.world_size,
+           starting.is_suspended ? "suspended" : "starting", rank->pid);
   absent_changed();
 }
 

@@ -319,6 +319,15 @@ print(",".join(map(str, steps)), flush=True)
         versions = [lines[-1].split(",") for lines in said]
         self.assertEqual(versions[0], versions[1])  # of each step, one version on both ranks
 
+    def test_engine_casts(self):
+        self.sidecar_of(self.text())
+        weights = {"model.norm.weight": np.zeros(6, np.float32), "b": np.zeros(5, np.float32)}
+        names = self.run_python({"weights": weights})
+        self.fleet.serve(names["replica"])
+        trained = {"model.norm.weight": bf16(numbers(6)), "b": numbers(5)}
+        self.published(trained)()
+        equal(self, weights, {"model.norm.weight": float_of(trained["model.norm.weight"]), "b": trained["b"]})
+
     def test_engine_cast(self):
         self.sidecar_of(self.text())
         weights = {"a": np.zeros((4, 8), np.float32), "b": np.zeros(5, np.float32)}
@@ -557,6 +566,30 @@ class Package(GuideCase):
         names = self.run_python({"weights": weights, "run_one_step": self.steps_until(lambda: weights["a"].any())}, ends=Done)
         committed()
         names["replica"].close()
+
+    def test_package_casts(self):
+        self.sidecar_of(self.text())
+        names = self.run_python({"shapes": {"a": (4, 8), "b": (5,)}})
+        self.fleet.serve(names["replica"])
+        trained = {name: bf16(numbers(array.shape)) for name, array in names["norms"].items()}
+        self.published(trained)()
+        equal(self, names["norms"], {name: float_of(array) for name, array in trained.items()})
+
+    def test_package_reader(self):
+        held, read = self.engine(), []
+
+        def evaluate(version, tensors):
+            read.append((version, {name: np.array(array) for name, array in tensors.items()}))
+            raise Done
+        trained = {"a": numbers((4, 8))}
+        published = self.published(trained)
+        version = published().version
+        text = self.text().replace("host.engines", "host0.engines")
+        with self.assertRaises(Done):
+            exec(text, {"wsync": wsync, "evaluate": evaluate})
+        self.assertEqual(read[0][0], version)
+        equal(self, read[0][1], trained)
+        equal(self, held, trained)
 
     def test_package_any_layout(self):
         self.sidecar_of(self.text())

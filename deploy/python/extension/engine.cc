@@ -22,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 using Shape = std::vector<std::uint64_t>;
 using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;
 
+// This class has more than 25 methods: one for each call of the C API.
 class Engine {
  public:
   Engine(const std::string& socket, const std::string& replica, std::uint32_t rank,
@@ -73,6 +74,9 @@ class Engine {
     }
     raise_if(failure);
   }
+
+  void suspend() { on_link(&wsync_engine_suspend); }
+  void resume() { on_link(&wsync_engine_resume); }
 
   void check() { raise_if(polled_->check()); }
 
@@ -163,6 +167,14 @@ class Engine {
   bool is_closed() { return polled_->is_here() && polled_->is_closed(); }
 
  private:
+  void on_link(int (*use)(wsync_engine*)) {
+    Failure failure;
+    {
+      const WithoutGil unlocked;
+      failure = polled_->on_link(use);
+    }
+    raise_if(failure);
+  }
   static nb::tuple tuple_of(const Call& call) {
     nb::list tensors;
     for (const auto& tensor : call.tensors)
@@ -193,6 +205,8 @@ void bind_engine(nb::module_& module) {
            nb::arg("ranges"), nb::arg("destination"), nb::arg("destination_dtype").none())
       .def("report_starting", &Engine::report_starting)
       .def("attach", &Engine::attach)
+      .def("suspend", &Engine::suspend)
+      .def("resume", &Engine::resume)
       .def("check", &Engine::check)
       .def("begin_poll", &Engine::begin_poll, nb::arg("seconds"))
       .def("end_poll_early", &Engine::end_poll_early)

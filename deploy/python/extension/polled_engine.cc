@@ -173,8 +173,13 @@ void PolledEngine::serve() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return is_closing_ || (is_polling_ && !has_polled_); });
+      changed_.wait(lock,
+                    [&] { return is_closing_ || task_ || (is_polling_ && !has_polled_); });
       if (is_closing_) break;
+      if (task_) {
+        run_task(lock);
+        continue;
+      }
     }
     Failure failure;
     if (wait_for_events()) failure = failure_of(wsync_engine_poll(engine_, 0));
@@ -192,13 +197,38 @@ void PolledEngine::serve() {
   changed_.notify_all();
 }
 
+Failure PolledEngine::on_link(int (*use)(wsync_engine*)) {
+  if (Failure failure = check()) return failure;
+  std::unique_lock lock(mutex_);
+  if (call_ || task_)
+    return {WSYNC_BUSY,
+            "a callback of this replica is running, or another thread suspends or resumes it; do "
+            "it outside of the callbacks"};
+  task_ = use;
+  changed_.notify_all();
+  (void)::eventfd_write(wake_fd_, 1);
+  changed_.wait(lock, [&] { return !task_ || !is_running_; });
+  if (task_) return {kClosed, "the replica has been closed"};
+  return std::exchange(task_failure_, {});
+}
+
+void PolledEngine::run_task(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  Failure failure = failure_of(task_(engine_));
+  lock.lock();
+  task_ = nullptr;
+  task_failure_ = std::move(failure);
+  changed_.notify_all();
+}
+
 // Returns false if the time is over or the poll is to end.
 bool PolledEngine::wait_for_events() {
   while (true) {
     int timeout_ms = -1;
     {
-      const std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       if (is_closing_ || end_early_) return false;
+      if (task_) run_task(lock);
       if (poll_end_)
         timeout_ms = static_cast<int>(
             std::clamp(std::chrono::ceil<std::chrono::milliseconds>(*poll_end_ - Clock::now()),

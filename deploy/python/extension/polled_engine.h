@@ -83,6 +83,8 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
 
   Failure create();
   Failure with_engine(int (*use)(wsync_engine*)) { return failure_of(use(engine_)); }
+  // The same on the thread that serves the link. Fails while a callback runs.
+  Failure on_link(int (*use)(wsync_engine*));
   Failure add_tensor(const std::string& name, const std::string& dtype,
                      const std::vector<std::uint64_t>& shape,
                      const std::vector<wsync_range>& ranges, std::uintptr_t destination,
@@ -154,6 +156,7 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   // On the thread:
   void serve();
   bool wait_for_events();
+  void run_task(std::unique_lock<std::mutex>& lock);
   int hand_over(Call call);
   template <class Fill>
   static int called(void* user, Callback callback, Fill fill);
@@ -178,6 +181,8 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   bool end_early_ = false;
   std::optional<std::chrono::steady_clock::time_point> poll_end_;
   Failure poll_failure_;
+  int (*task_)(wsync_engine*) = nullptr;  // of on_link()
+  Failure task_failure_;
   std::optional<Call> call_;
   bool is_taken_ = false;  // call_ has been returned by next_call()
   bool is_answered_ = false;

@@ -354,6 +354,32 @@ class Replica:
         self.error = error if isinstance(error, str) else sentence_of(error)
         return self.error
 
+    def suspend(self) -> None:
+        """Call it before the memory of the weights is given away for a time, for example to a trainer on the same device. When it
+        returns, nothing of wsync touches that memory any more; no callback is called, and `poll` only waits, until `resume`. The
+        rank then holds no version. A load that is under way fails. Arrays of "adopt" read zeros. The fleet says that this rank has
+        given its memory away, and no update waits for it. Call it on all ranks of a replica when none of them serves.
+
+        Raises:
+            Busy: a callback runs.
+            EngineRefused: it is suspended already, or `LATER` was answered and is not reported yet.
+        """
+        self._raw.suspend()
+        for version in list(self._mapped):
+            self._drop(version)
+        self._loading = None
+        self.serving = False
+
+    def resume(self) -> None:
+        """The memory is there again, at the same addresses; its content does not matter. The newest version is loaded as into an
+        engine that has just started.
+
+        Raises:
+            Busy: a callback runs.
+            EngineRefused: it is not suspended.
+        """
+        self._raw.resume()
+
     def status(self) -> ReplicaStatus:
         """The state of this rank now."""
         attached, state, epoch, step, refusals = self._raw.status()

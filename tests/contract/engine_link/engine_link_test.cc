@@ -568,5 +568,81 @@ TEST(EngineLink, APrepareThatDoesNotFitIsRefusedWithItsReason) {
   EXPECT_EQ(refused(good), "");
 }
 
+// ---- suspension ----
+
+TEST(Suspend, NothingIsTouchedMeanwhileAndTheRankHoldsNothingAfterwards) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  SharedArena arena = model.arena(kFirst);
+  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+  rank.switch_to(kFirst);
+  ASSERT_TRUE(rank.link->suspend());
+  rank.peer.expect_closed();
+  EXPECT_EQ(rank.link->status().active, Version{});
+  EXPECT_EQ(rank.link->status().state, RankState::kLoading);
+  EXPECT_TRUE(arena.try_write_lease(arena.identity())) << "a suspended engine keeps the arena";
+  EXPECT_EQ(rank.link->suspend().error().message(),
+            "r0 rank 0 is suspended already; call resume when its memory is there again");
+  rank.engine.calls.clear();
+  rank.link->report_paused(9);  // of a thread that is late
+  ASSERT_TRUE(rank.link->resume());
+  const auto hello = rank.peer.accept();
+  EXPECT_EQ(hello.state, RankState::kLoading);
+  EXPECT_TRUE(hello.active.none()) << "what it held was given away";
+  EXPECT_THAT(rank.engine.calls, testing::IsEmpty());
+  rank.peer.welcome_unified();
+  SharedArena second = model.arena(kSecond);
+  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kSecond), share(second)).failure, "");
+  rank.switch_to(kSecond);
+  expect_holds(model, rank.engine, second);
+  EXPECT_EQ(rank.link->resume().error().message(), "r0 rank 0 is not suspended");
+}
+
+TEST(Suspend, AnOldFenceIsStillRefusedAfterwards) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  SharedArena arena = model.arena(kFirst);
+  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+  ASSERT_TRUE(rank.link->suspend());
+  ASSERT_TRUE(rank.link->resume());
+  rank.peer.accept();
+  rank.peer.envelope.fence.epoch -= 1;
+  rank.peer.welcome_unified();
+  EXPECT_THAT(rank.peer.expect<control::ErrorReply>().message, HasSubstr("is older than epoch"));
+}
+
+TEST(Suspend, NotWhileThreadsOfTheEngineReadTheVersion) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kBorrow);
+  rank.engine.late_layers = {1};
+  rank.attach_unified();
+  SharedArena arena = model.arena(kFirst);
+  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+  rank.peer.send(control::Load{.version = kFirst});
+  while (rank.link->status().state != RankState::kTainted) std::this_thread::yield();
+  const auto refused = rank.link->suspend();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kBusy);
+  EXPECT_THAT(refused.error().message(), HasSubstr("has not answered the load of 1.1 yet"));
+  EXPECT_EQ(arena.try_write_lease(arena.identity()).error().code(), ErrorCode::kBusy);
+  // Nothing has changed: the load goes on.
+  rank.link->report_loaded(kFirst, {});
+  EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "");
+  ASSERT_TRUE(rank.link->suspend());
+  EXPECT_TRUE(arena.try_write_lease(arena.identity()));
+}
+
+TEST(Suspend, ALinkThatIsStoppedMeanwhileDoesNotRunAgain) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  ASSERT_TRUE(rank.link->suspend());
+  rank.link->stop();
+  ASSERT_TRUE(rank.link->resume());
+  EXPECT_FALSE(rank.link->start());
+}
+
 }  // namespace
 }  // namespace wsync::engine::test

@@ -1,0 +1,140 @@
+"""Engines that give the memory of their weights away for a time."""
+import os
+import signal
+import unittest
+
+import numpy as np
+import wsync
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, until, weights_of
+
+
+class Suspension(unittest.TestCase):
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.sidecar, self.socket = self.fleet.sidecar()
+
+    def replica(self, name, **options):
+        memory = empty_like(weights_of(0))
+        replica = wsync.Replica(self.socket, name, memory, **options)
+        self.fleet.serve(replica)
+        return replica, memory
+
+    def reason(self, name):
+        code, answer = self.fleet.ask("status")
+        found = {r["replica"]: r for s in answer["result"]["sidecars"] for r in s["replicas"]} if code == 0 else {}
+        return found.get(name, {}).get("reason", "")
+
+    def give_away(self, memory):
+        for array in memory.values():
+            np.asarray(array)[:] = 0xAAAA
+
+    def is_given_away(self, memory):
+        return all((np.asarray(array) == 0xAAAA).all() for array in memory.values())
+
+    def test_others_go_on_and_it_follows_when_it_has_its_memory_again(self):
+        with self.fleet.publisher() as publisher:
+            sleeper, memory = self.replica("r0")
+            _, other = self.replica("r1")
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            equal(self, memory, weights_of(1))
+            sleeper.suspend()
+            self.assertFalse(sleeper.serving)
+            self.assertIsNone(sleeper.status().active)
+            self.give_away(memory)
+            until(lambda: f"rank 0 is suspended (process {os.getpid()}): it attaches when it has its memory again" in
+                  self.reason("r0"), "the reason")
+            for seed in (2, 3, 4):
+                publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
+            equal(self, other, weights_of(4))
+            self.assertTrue(self.is_given_away(memory), "a load has written into memory that was given away")
+            self.assertRaisesRegex(wsync.EngineRefused, "r0 rank 0 is suspended already", sleeper.suspend)
+            sleeper.resume()
+            until(lambda: sleeper.status().active == wsync.Version(1, 4), "the newest version")
+            equal(self, memory, weights_of(4))
+            until(lambda: sleeper.serving, "that it serves")
+            self.assertRaisesRegex(wsync.EngineRefused, "r0 rank 0 is not suspended", sleeper.resume)
+
+    def test_a_fleet_that_sleeps_while_its_trainer_trains(self):
+        with self.fleet.publisher() as publisher:
+            sleeper, memory = self.replica("r0")
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            sleeper.suspend()
+            with self.assertRaisesRegex(wsync.Error, "no replica can load it: .*rank 0 is suspended"):
+                publisher.publish(weights_of(2)).wait(timeout=DEADLINE_S)
+        with self.fleet.publisher(min_replicas=0) as publisher:
+            publish = publisher.publish(weights_of(3)).wait(timeout=DEADLINE_S)
+            self.give_away(memory)
+            sleeper.resume()
+            until(lambda: sleeper.status().active == publish.version, "the newest version")
+            equal(self, memory, weights_of(3))
+
+    def test_a_sidecar_that_restarts_meanwhile(self):
+        with self.fleet.publisher(min_replicas=0) as publisher:
+            sleeper, memory = self.replica("r0")
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            sleeper.suspend()
+            self.sidecar.send_signal(signal.SIGKILL)
+            self.sidecar.wait()
+            self.fleet.sidecar()
+            published = publisher.publish(weights_of(2)).wait(timeout=DEADLINE_S)
+            sleeper.resume()
+            until(lambda: sleeper.status().active == published.version, "the newest version")
+            equal(self, memory, weights_of(2))
+
+    def test_not_inside_of_a_callback_and_not_while_a_load_is_answered_later(self):
+        refusals, started = [], []
+
+        class Late(wsync.Replica):
+            def on_load_layer(self, version, layer, tensors):
+                try:
+                    self.suspend()
+                except wsync.Busy as failure:
+                    refusals.append(failure.sentence)
+                if layer == len(NAMES) - 1:
+                    started.append(version)
+                return wsync.LATER
+
+        with self.fleet.publisher() as publisher:
+            late = Late(self.socket, "r0", take="borrow")
+            self.fleet.serve(late)
+            publish = publisher.publish(weights_of(1))
+            until(lambda: started, "the last layer")
+            self.assertEqual(len(refusals), len(NAMES))
+            self.assertIn("a callback of this replica is running", refusals[0])
+            # The callback may not have returned to the library yet; then this is refused as well.
+            refused = until(lambda: self.refusal_of(late), "the refusal")
+            self.assertIn("has not answered the load of 1.1 yet", refused)
+            late.loaded(started[0])
+            self.assertEqual(publish.wait(timeout=DEADLINE_S).version, wsync.Version(1, 1))
+            late.suspend()
+            late.resume()
+            until(lambda: len(started) > 1, "the load of what was forgotten")
+            late.loaded(started[-1])
+            until(lambda: late.status().active == wsync.Version(1, 1), "the version again")
+
+    def refusal_of(self, replica):
+        try:
+            replica.suspend()
+        except wsync.Busy:
+            return None
+        except wsync.EngineRefused as failure:
+            return failure.sentence
+        raise AssertionError("it was suspended while its threads read the version")
+
+    def test_an_adopting_engine_gives_the_version_back(self):
+        arrays = {}
+        with self.fleet.publisher() as publisher:
+            replica = wsync.Replica(self.socket, "r0", take="adopt", load_layer=lambda v, layer, tensors: arrays.update(tensors))
+            self.fleet.serve(replica)
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            equal(self, arrays, weights_of(1))
+            old = dict(arrays)
+            replica.suspend()
+            self.assertFalse(any(np.asarray(array).any() for array in old.values()))
+            replica.resume()
+            until(lambda: replica.status().active == wsync.Version(1, 1), "the version again")
+            equal(self, arrays, weights_of(1))
+
+
+if __name__ == "__main__":
+    unittest.main()
