@@ -26,7 +26,7 @@ printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" >"$site/vll
 
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 status=0
-for name in "${@:-transformers vllm trl checkpoint_engine sglang verl}"; do
+for name in "${@:-transformers vllm trl checkpoint_engine sglang verl ray}"; do
   for test in $name; do
     say "$test"
     "$venv/bin/python" -B "tests/engines/${test}_test.py" -v || status=1
