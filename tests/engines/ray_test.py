@@ -48,6 +48,11 @@ def alive(pid):
         return False
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
 class Sidecars(unittest.TestCase):
     def setUp(self):
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -92,10 +97,12 @@ class Sidecars(unittest.TestCase):
             until(lambda: fleet.states()[node]["starts"] == 2, "another sidecar")
             until(lambda: self.publish_one_more(publisher, 2), "a publish to both")
 
-            # A node that ends takes its sidecar with it.
+            # A node that ends takes its sidecar with it, also if Ray cannot clean up.
             pid = fleet.states()[node]["pid"]
             del self.replicas[node]
-            self.cluster.remove_node(self.second)
+            os.kill(self.second.all_processes["raylet"][0].process.pid, signal.SIGSTOP)
+            os.kill(parent_of(pid), signal.SIGKILL)
+            self.cluster.remove_node(self.second, allow_graceful=False)
             until(lambda: node not in fleet.sockets(), "the end of the node")
             until(lambda: not alive(pid), "the end of its sidecar")
             self.publish(publisher, 30)
@@ -124,9 +131,7 @@ class Sidecars(unittest.TestCase):
         with wsync.ray.start() as fleet:
             node = self.second.node_id
             state = fleet.states()[node]
-            with open(f"/proc/{state['pid']}/stat", encoding="utf-8") as file:
-                actor = int(file.read().rsplit(")", 1)[1].split()[1])
-            os.kill(actor, signal.SIGKILL)
+            os.kill(parent_of(state["pid"]), signal.SIGKILL)
             until(lambda: not alive(state["pid"]), "the end of the first sidecar")
 
             def came_back():

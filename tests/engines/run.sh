@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Real engines and trainers: sets up the pinned packages (about 600 MB of downloads) in an environment of its own, installs the
+# Real engines and trainers: sets up the pinned packages (about 800 MB of downloads) in an environment of its own, installs the
 # wheel there, and runs the acceptance tests of the adapters.
 #
 # Usage: tests/engines/run.sh [TEST...]    (default: every test, as names of files without _test.py)

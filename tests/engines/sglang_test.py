@@ -57,7 +57,7 @@ class Sglang(unittest.TestCase):
             template.stdin.write(json.dumps([[rank, RANKS, self.fleet.directory, model], environment]) + "\n")
             template.stdin.flush()
         self.until(self.has_started, "the ranks")
-        self.publisher = self.enterContext(self.fleet.publisher(pause_mode=mode))
+        self.publisher = self.enterContext(self.fleet.publisher(**{"pause_mode": mode, "deadlines.pause": "10m"}))
 
     def said(self, rank):
         path = self.fleet.path(f"rank{rank}.log")
@@ -146,10 +146,11 @@ class Sglang(unittest.TestCase):
 
     def test_wait_holds_new_requests_back(self):
         self.start("wait")
-        self.request("first", 2000)
+        self.request("first", 6000)
         self.until(self.steps, "a step")
         publish = self.publisher.publish(weights_of(1), step=1)
-        self.until(lambda: self.replica().get("state") == "paused" or "first" in self.ended(), "the pause")
+        self.until(lambda: "new requests wait until 1 running ones have ended" in self.said(0), "the begin of the pause")
+        self.assertEqual(self.ended(), {})
         self.request("second", 5)
         publish.wait("committed", DEADLINE_S)
         self.until(lambda: len(self.ended()) == 2, "both requests")
