@@ -125,7 +125,7 @@ class CheckpointEngine(unittest.TestCase):
     def refused(self, step, weights):
         """The sentence of a publish that fails."""
         with self.assertRaises(wsync.Error) as caught:
-            self.publisher.publish(weights, step=step).wait("committed", DEADLINE_S)
+            self.publisher.publish(weights, step=step).wait("committed", 5 * DEADLINE_S)  # the sidecar tries several times
         return caught.exception.sentence
 
     def paths(self):

@@ -64,10 +64,10 @@ class Sidecars(unittest.TestCase):
 
     def attach(self, sockets):
         kind = ray.remote(num_cpus=0)(Replica)
-        for node, socket in sockets.items():
+        for node, address in sockets.items():
             if node not in self.replicas:
                 pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-                self.replicas[node] = kind.options(scheduling_strategy=pinned).remote(socket, f"r-{node[:8]}")
+                self.replicas[node] = kind.options(scheduling_strategy=pinned).remote(address, f"r-{node[:8]}")
         for node, replica in self.replicas.items():
             self.assertEqual(ray.get(replica.state.remote(), timeout=DEADLINE_S)[0], node)
 

@@ -137,7 +137,7 @@ class Adapter:
     def _begin(self, version: Version) -> None:
         self._layers = []
         if self._given_up is not None:
-            if not self._given_up.given_up(_HTTP_S):
+            if not self._given_up.given_up(0):  # the sidecar tries again later
                 raise Busy(f"the engine is still in the update to {self._given_up.version}, which has failed: {self._reason}")
             self._given_up = None
 

@@ -72,7 +72,8 @@ class Link:
             self._commands.append(Command("pause", "retract" if self._clears_cache else "in_place"))
             return
         self._draining = True
-        _log.info("new requests wait until %d running ones have ended, for %s", len(self._scheduler.running_batch.reqs), pause.version)
+        running = len(self._scheduler.running_batch.reqs)
+        _log.info("new requests wait until %d running ones have ended, for %s", running, pause.version)
         if pause.mode == PauseMode.ABORT:
             self._commands.append(AbortReq(abort_all=True))
 
