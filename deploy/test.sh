@@ -16,7 +16,7 @@ build/python/env, and tested in build/python/test. If one of these cannot be ins
   --with-reference  also install the reference libraries (pinned Python packages in a separate environment under build/),
                     generate the golden files again and compare them, and compare the reference model with
                     transformers and the optimizer with torch
-  --with-engines    also install vLLM for CPUs and TRL (pinned Python packages in build/engines-venv, about 600 MB of downloads, 3.5 GB
+  --with-engines    also install vLLM for CPUs, TRL and Ray (pinned Python packages in build/engines-venv, about 800 MB of downloads, 3.5 GB
                     on disk), and test the adapters with real servers and a real training run (about 15 minutes)
   --with-browser    also install Chromium, which the test of the coordinator's web page needs; without it that test is skipped
   --preset NAME     dev (default), release, asan or tsan

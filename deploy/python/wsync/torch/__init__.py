@@ -5,7 +5,7 @@ so that later versions go there without it. `shards` and `merged` give what a tr
 is spread over several ranks, and weights with their adapters.
 """
 from .plan import Plan, Recorded, record
-from .tensors import as_tensor
+from .tensors import as_tensor, dtype_of
 from .trained import merged, shards
 
-__all__ = ["Plan", "Recorded", "as_tensor", "merged", "record", "shards"]
+__all__ = ["Plan", "Recorded", "as_tensor", "dtype_of", "merged", "record", "shards"]

@@ -8,11 +8,24 @@ import numpy as np
 import torch as _torch
 
 from .._errors import InvalidInput
-from .._tensors import _NAME_OF
+from .._tensors import _NAME_OF, _NUMPY
 
 _TORCH = {"BF16": ("bfloat16", np.int16), "F8_E4M3": ("float8_e4m3fn", np.uint8), "F8_E5M2": ("float8_e5m2", np.uint8),
           "F8_E8M0": ("float8_e8m0fnu", np.uint8), "F8_E4M3FNUZ": ("float8_e4m3fnuz", np.uint8),
           "F8_E5M2FNUZ": ("float8_e5m2fnuz", np.uint8)}
+
+
+def dtype_of(name: str) -> Any:
+    """The dtype of torch that has the name in safetensors.
+
+    Raises:
+        InvalidInput: this torch has no such dtype.
+    """
+    word = _TORCH[name][0] if name in _TORCH else _NUMPY.get(name, "")
+    found = getattr(_torch, word, None) if word else None
+    if found is None:
+        raise InvalidInput(f"torch {_torch.__version__} has no dtype for {name}")
+    return found
 
 
 def as_tensor(array: np.ndarray) -> Any:
@@ -26,9 +39,7 @@ def as_tensor(array: np.ndarray) -> Any:
     """
     name = getattr(array, "dtype_name", None) or _NAME_OF.get(array.dtype, "")
     word, carrier = _TORCH.get(name, ("", array.dtype))
-    kind = getattr(_torch, word, None) if word else None
-    if word and kind is None:
-        raise InvalidInput(f"torch {_torch.__version__} has no dtype for {name}")
+    kind = dtype_of(name) if word else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         tensor = _torch.from_numpy(np.asarray(array).view(carrier))

@@ -43,8 +43,8 @@ def engine_socket() -> str:
                        "the socket in WSYNC_ENGINE_SOCKET")
 
 
-def read(port: int) -> Settings:
-    """Reads the settings of the API server that listens on `port`.
+def read(port: int, engine: str = "vllm") -> Settings:
+    """Reads the settings of a server that listens on `port`; the default of the replica's name begins with `engine`.
 
     Raises:
         InvalidInput: a value is not one of those that are allowed.
@@ -52,4 +52,4 @@ def read(port: int) -> Settings:
     cache = os.environ.get("WSYNC_ENGINE_CACHE", "clear")
     if cache not in ("clear", "keep"):
         raise InvalidInput(f"WSYNC_ENGINE_CACHE is '{cache}', expected clear or keep")
-    return Settings(engine_socket(), os.environ.get("WSYNC_ENGINE_REPLICA") or f"vllm-{port}", cache == "clear")
+    return Settings(engine_socket(), os.environ.get("WSYNC_ENGINE_REPLICA") or f"{engine}-{port}", cache == "clear")
