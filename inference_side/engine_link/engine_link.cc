@@ -165,15 +165,18 @@ Result<> EngineLink::suspend() {
   if (has_thread) end_thread();
   handle_wake();  // an answer that was reported just now
   if (loader_->awaited() || committing_) {
-    const std::string what = committing_ ? fmt::format("the commit of {}", committing_->version.to_string())
-                                         : fmt::format("the load of {}", loader_->awaited()->to_string());
+    const std::string what = committing_
+                                 ? fmt::format("the commit of {}", committing_->version.to_string())
+                                 : fmt::format("the load of {}", loader_->awaited()->to_string());
     if (has_thread) run_again();
     return fail(ErrorCode::kBusy,
                 fmt::format("{} rank {} has not answered {} yet: report it before the memory is "
                             "given away",
                             description_.replica, description_.rank, what));
   }
+  suspending_ = true;
   connection_->suspend("the engine is suspended");
+  suspending_ = false;
   if (!planted("suspended_keeps_version")) machine_.handle_suspended();
   // Everything that is mapped, and what an adopting engine serves from.
   auto fresh = VersionLoader::create(description_, engine_);
@@ -349,7 +352,8 @@ void EngineLink::handle_malformed(const std::optional<control::Envelope>& envelo
 }
 
 void EngineLink::handle_loss(const std::string& why) {
-  execute(machine_.handle_loss(why));
+  const RankActions actions = machine_.handle_loss(why);
+  if (!suspending_) execute(actions);  // it only tells of a loss, which this is not
   reading_.reset();
   postponed_.reset();
   loader_->release(machine_.state() == RankState::kLoaded);

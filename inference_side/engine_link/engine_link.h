@@ -66,10 +66,11 @@ class EngineLink final : private LinkHandler {
   void stop();
 
   // Ends the link for a time in which the rank has no memory for weights. Until resume(), no memory
-  // of the engine is touched, the engine is not called, and poll() only waits. The thread of start()
-  // ends. What was loaded is forgotten: the rank holds no version afterwards. kBusy, and nothing
-  // changes, while the engine has not answered a load or a commit (Answer::kLater): its threads read
-  // the version. kInvalidInput if it is suspended already. Owner's thread, not in a callback.
+  // of the engine is touched, the engine is not called, and poll() only waits. The thread of
+  // start() ends. What was loaded is forgotten: the rank holds no version afterwards. kBusy, and
+  // nothing changes, while the engine has not answered a load or a commit (Answer::kLater): its
+  // threads read the version. kInvalidInput if it is suspended already. Owner's thread, not in a
+  // callback.
   [[nodiscard]] Result<> suspend();
   // The memory is there again, at the addresses of the description. The link connects anew, and the
   // thread of start() runs again. kInvalidInput if it is not suspended; kResourceExhausted.
@@ -153,9 +154,10 @@ class EngineLink final : private LinkHandler {
   std::map<Version, std::shared_ptr<const EngineLayout>> layouts_;
   LinkStatus status_;
   bool stopping_ = false;
-  std::thread thread_;  // owner's thread only
-  bool suspended_ = false;    // owner's thread only
-  bool had_thread_ = false;   // while suspended
+  std::thread thread_;       // owner's thread only
+  bool suspending_ = false;  // owner's thread only
+  bool suspended_ = false;   // owner's thread only
+  bool had_thread_ = false;  // while suspended
 };
 
 }  // namespace wsync::engine

@@ -183,8 +183,8 @@ class RankMachine {
   // and an unanswered pause are dropped; the state does not change.
   [[nodiscard]] RankActions handle_loss(const std::string& why);
 
-  // The engine has given its memory away, after handle_loss(): it holds no version, whatever it held.
-  // The highest fence stays known.
+  // The engine has given its memory away, after handle_loss(): it holds no version, whatever it
+  // held. The highest fence stays known.
   void handle_suspended();
 
   // ---- results of actions, with their `request` ----

@@ -18,8 +18,10 @@ Result<StartingRank> StartingRank::report(const std::string& socket_path,
                                           std::uint32_t world_size, bool is_suspended) {
   const TimePoint deadline = now() + kStartingDeadline;
   auto link = WSYNC_TRY(control::Link::connect(socket_path, deadline));
-  WSYNC_TRY(link.send({.replica = replica, .rank = rank},
-                      control::EngineStarting{.world_size = world_size, .is_suspended = is_suspended}, {}, deadline));
+  WSYNC_TRY(
+      link.send({.replica = replica, .rank = rank},
+                control::EngineStarting{.world_size = world_size, .is_suspended = is_suspended}, {},
+                deadline));
   return StartingRank(std::move(link));
 }
 

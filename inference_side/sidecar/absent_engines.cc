@@ -21,9 +21,9 @@ void AbsentEngines::refused(const std::string& replica, std::uint32_t rank, cons
 void AbsentEngines::starting(const StartingRank& rank, TimePoint at) {
   const std::string process = rank.pid == 0 ? "" : fmt::format(" (process {})", rank.pid);
   add(rank.replica, rank.rank,
-      {.why = fmt::format("is {}{}: it attaches when {}",
-                          rank.is_suspended ? "suspended" : "starting", process,
-                          rank.is_suspended ? "it has its memory again" : "its memory is allocated"),
+      {.why = fmt::format(
+           "is {}{}: it attaches when {}", rank.is_suspended ? "suspended" : "starting", process,
+           rank.is_suspended ? "it has its memory again" : "its memory is allocated"),
        .world_size = rank.world_size,
        .at = at,
        .connection = rank.id});

@@ -173,8 +173,7 @@ void PolledEngine::serve() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock,
-                    [&] { return is_closing_ || task_ || (is_polling_ && !has_polled_); });
+      changed_.wait(lock, [&] { return is_closing_ || task_ || (is_polling_ && !has_polled_); });
       if (is_closing_) break;
       if (task_) {
         run_task(lock);

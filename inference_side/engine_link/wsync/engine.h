@@ -211,19 +211,19 @@ WSYNC_API int wsync_engine_report_starting(wsync_engine* engine);
 WSYNC_API int wsync_engine_attach(wsync_engine* engine);
 /* Serves the link on a thread of the library. Fails if the link was started or stopped before. */
 WSYNC_API int wsync_engine_start(wsync_engine* engine);
-/* Call it before the memory of the weights is given away for a time, for example to a trainer on the
- * same GPU. Returns when nothing of this library touches that memory any more, and does not until
- * wsync_engine_resume: it calls no callback, and wsync_engine_poll only waits. The rank then holds no
- * version. A load that is under way fails, with a sentence for the fleet. The pointers of ADOPT are
- * invalid. `wsync status` says that the rank has given its memory away; it forgets that if the
- * sidecar restarts meanwhile. No update waits for the rank. Call it on all ranks of a replica when
- * none of them serves. Fails while load_layer or commit has returned WSYNC_LATER and has not been
- * reported. Owner's thread, not in a callback. */
+/* Call it before the memory of the weights is given away for a time, for example to a trainer on
+ * the same GPU. Returns when nothing of this library touches that memory any more, and does not
+ * until wsync_engine_resume: it calls no callback, and wsync_engine_poll only waits. The rank then
+ * holds no version. A load that is under way fails, with a sentence for the fleet. The pointers of
+ * ADOPT are invalid. `wsync status` says that the rank has given its memory away; it forgets that
+ * if the sidecar restarts meanwhile. No update waits for the rank. Call it on all ranks of a
+ * replica when none of them serves. Fails while load_layer or commit has returned WSYNC_LATER and
+ * has not been reported. Owner's thread, not in a callback. */
 WSYNC_API int wsync_engine_suspend(wsync_engine* engine);
 /* The memory is there again, at the same addresses; its content does not matter. The link connects,
- * and the newest version is loaded as into an engine that has just started. If all engines of a fleet
- * are suspended at a publish, it is decided only if the trainer has `min_replicas: 0`. Thread: as
- * wsync_engine_suspend. */
+ * and the newest version is loaded as into an engine that has just started. A publish for which too
+ * few engines are awake (`min_replicas`) waits, and goes on now. Thread: as wsync_engine_suspend.
+ */
 WSYNC_API int wsync_engine_resume(wsync_engine* engine);
 /* Alternative to wsync_engine_start: waits at most timeout_ms (-1: without limit) and handles all
  * events. During a `wsync verify`, a call reads tensors back for about 2 ms, and at least one

@@ -593,7 +593,8 @@ TEST(Suspend, NothingIsTouchedMeanwhileAndTheRankHoldsNothingAfterwards) {
   EXPECT_THAT(rank.engine.calls, testing::IsEmpty());
   rank.peer.welcome_unified();
   SharedArena second = model.arena(kSecond);
-  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kSecond), share(second)).failure, "");
+  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kSecond), share(second)).failure,
+            "");
   rank.switch_to(kSecond);
   expect_holds(model, rank.engine, second);
   EXPECT_EQ(rank.link->resume().error().message(), "r0 rank 0 is not suspended");
