@@ -54,7 +54,7 @@ class WsyncCheckpointEngine(CheckpointEngine):
                  dtype: Optional[str] = "BF16", socket: Optional[str] = None, timeout: float = 600.0):
         del bucket_size
         self._is_master = is_master
-        self._settings = dict(settings or {})
+        self._settings = {"min_replicas": 0, **(settings or {})}  # the rollouts read, and are no replicas of the fleet
         self._dtype = dtype
         self._socket = socket
         self._timeout = timeout
@@ -125,7 +125,7 @@ class WsyncCheckpointEngine(CheckpointEngine):
             wsync.Error: it is not staged in time.
         """
         socket = self._socket or engine_socket()
-        with await asyncio.to_thread(wsync.Reader, socket) as reader:  # type: ignore[attr-defined]
+        with await asyncio.to_thread(wsync.Reader, socket) as reader:
             with await asyncio.to_thread(reader.open, step=_number(global_steps), timeout=self._timeout) as staged:
                 for name, array in staged.tensors.items():
                     yield name, as_tensor(array)

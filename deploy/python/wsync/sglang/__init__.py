@@ -68,7 +68,7 @@ def load(model: Any, named_tensors: Any) -> None:
         InvalidInput: there is no such tensor.
         wsync.Error: the version is not staged within 60 s.
     """
-    from .. import Reader  # type: ignore[attr-defined]
+    from .. import Reader
     from ..torch import as_tensor
     from ..vllm.settings import engine_socket
     step = dict(named_tensors).get(STEP)
