@@ -1,4 +1,5 @@
 // The C API on top of EngineLink. It checks arguments, and implements Engine with the callbacks.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -105,6 +106,8 @@ class CallbackEngine final : public wsync::engine::Engine {
                  wsync::engine::LedSteps* steps)
       : callbacks_(callbacks), user_(user), steps_(steps) {}
 
+  // Whether one of the callbacks is running on the calling thread.
+  [[nodiscard]] bool runs_here() const { return inside_.load() == std::this_thread::get_id(); }
   // Why the next call or report of the calling thread fails.
   void explain(const char* sentence) {
     const std::lock_guard lock(mutex_);
@@ -128,6 +131,7 @@ class CallbackEngine final : public wsync::engine::Engine {
   }
 
   Result<> pause(const wsync::engine::PauseRequest& request) override {
+    const Inside inside(*this);
     const wsync_pause pause{.mode = c_pause_mode(request.mode),
                             .deadline_ms = request.deadline_ms,
                             .version = c_version(request.version),
@@ -139,15 +143,18 @@ class CallbackEngine final : public wsync::engine::Engine {
     return {};
   }
   Result<> check_version(const wsync::Version& version) override {
+    const Inside inside(*this);
     if (callbacks_.check_version == nullptr) return {};
     return outcome(callbacks_.check_version(user_, c_version(version)), "check_version callback");
   }
   Result<> load_begin(const wsync::Version& version) override {
+    const Inside inside(*this);
     if (callbacks_.load_begin == nullptr) return {};
     return outcome(callbacks_.load_begin(user_, c_version(version)), "load_begin callback");
   }
   Result<Answer> load_layer(const wsync::Version& version, std::uint32_t layer,
                             std::span<const wsync::engine::LayerTensor> tensors) override {
+    const Inside inside(*this);
     if (callbacks_.load_layer == nullptr) return Answer::kNow;
     std::vector<wsync_layer_tensor> list;
     list.reserve(tensors.size());
@@ -157,10 +164,12 @@ class CallbackEngine final : public wsync::engine::Engine {
                   "load_layer callback");
   }
   Result<Answer> commit(const wsync::Version& version) override {
+    const Inside inside(*this);
     if (callbacks_.commit == nullptr) return Answer::kNow;  // a controller
     return answer(callbacks_.commit(user_, c_version(version)), "commit callback");
   }
   Result<> resume() override {
+    const Inside inside(*this);
     if (callbacks_.resume != nullptr)
       WSYNC_TRY(outcome(callbacks_.resume(user_), "resume callback"));
     if (steps_ != nullptr) steps_->handle_resume();
@@ -168,6 +177,7 @@ class CallbackEngine final : public wsync::engine::Engine {
   }
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override {
+    const Inside inside(*this);
     if (callbacks_.read_tensor == nullptr)
       return wsync::fail(
           ErrorCode::kRefused,
@@ -183,6 +193,20 @@ class CallbackEngine final : public wsync::engine::Engine {
     return Answer::kNow;
   }
 
+  class Inside {
+   public:
+    explicit Inside(CallbackEngine& engine) : engine_(engine) {
+      engine_.inside_ = std::this_thread::get_id();
+    }
+    ~Inside() { engine_.inside_ = std::thread::id(); }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    CallbackEngine& engine_;
+  };
+
+  std::atomic<std::thread::id> inside_{};  // callbacks run one at a time
   wsync_engine_callbacks callbacks_;
   void* user_;
   wsync::engine::LedSteps* steps_;
@@ -476,6 +500,11 @@ int wsync_engine_attach(wsync_engine* engine) {
 int wsync_engine_suspend(wsync_engine* engine) {
   if (!is_attached(engine)) return -1;
   return engine->run([&]() -> Result<> {
+    if (engine->callbacks->runs_here())
+      return wsync::fail(
+          ErrorCode::kBusy,
+          "wsync_engine_suspend was called inside a callback of this engine; call it "
+          "when the callback has returned");
     WSYNC_TRY(engine->link->suspend());
     if (engine->steps) engine->steps->handle_stopped();
     // Only for what others are told. A sidecar that does not run knows nothing of this rank anyway.

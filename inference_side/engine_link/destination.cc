@@ -81,16 +81,25 @@ SplitSum take_chunk(const reload::LoadPlan& plan, const reload::CopyGroup& group
   return planted("cast_sums_destination") ? wrong : sum;
 }
 
+std::string why_unreadable(const RankTensor& tensor) {
+  const Destination destination = Destination::of(tensor);
+  if (!destination.cast || planted("narrowed_is_read_back")) return {};
+  const auto& [from, to] = *destination.cast;
+  if (is_exact_cast(from, to)) return {};
+  return fmt::format(
+      "tensor {} cannot be read back: it is {} in the version and {} in this engine's memory, "
+      "which "
+      "has fewer bits",
+      tensor.description.name, dtype_name(from), dtype_name(to));
+}
+
 Result<Digest> held_digest(const RankTensor& tensor) {
   const Destination destination = Destination::of(tensor);
   const std::uint64_t seed = seed_of(tensor.description.name);
   if (!destination.cast) return tensor_digest(seed, destination.memory);
   const auto& [from, to] = *destination.cast;
-  if (!is_exact_cast(from, to) && !planted("narrowed_is_read_back"))
-    return fail(ErrorCode::kRefused,
-                fmt::format("tensor {} cannot be read back: it is {} in the version and {} in this "
-                            "engine's memory, which has fewer bits",
-                            tensor.description.name, dtype_name(from), dtype_name(to)));
+  if (auto why = why_unreadable(tensor); !why.empty())
+    return fail(ErrorCode::kRefused, std::move(why));
   std::vector<std::byte> leaf(limits::kLeafBytes);
   const std::uint64_t widened = leaf.size() * dtype_bits(to) / dtype_bits(from);
   WordSum sum;

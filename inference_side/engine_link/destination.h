@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "inference_side/engine_link/engine.h"
 #include "inference_side/reload/load_plan.h"
@@ -39,6 +40,8 @@ struct Destination {
 [[nodiscard]] SplitSum take_chunk(const reload::LoadPlan& plan, const reload::CopyGroup& group,
                                   std::uint64_t index, std::span<const std::byte> bucket,
                                   const Destination& destination, reload::CopyScratch& scratch);
+// Why what a version had cannot be told from the memory: a conversion has lost bits. Empty: it can.
+[[nodiscard]] std::string why_unreadable(const RankTensor& tensor);
 // The digest of what the memory holds, in the dtype of the version. If an element of the memory is
 // none that a value of the version's dtype gives, no version has this digest. Returns kRefused for
 // a conversion that loses bits, because nobody can say then what they were.

@@ -24,6 +24,8 @@ using control::RankState;
 // engine. It is long enough that an engine that polls once per step reads all tensors before the
 // sidecar's deadline.
 constexpr std::chrono::milliseconds kReadBack{2};
+// A link that is served handles a report at once, or after the load in progress.
+constexpr std::chrono::seconds kReportDeadline{60};
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -157,18 +159,17 @@ Result<> EngineLink::suspend() {
                             "again",
                             description_.replica, description_.rank));
   const bool has_thread = thread_.joinable();
-  const auto run_again = [&] {
-    const std::lock_guard lock(mutex_);
-    stopping_ = false;
-    if (has_thread) thread_ = std::thread([this] { run(); });
-  };
   if (has_thread) end_thread();
   handle_wake();  // an answer that was reported just now
   if (loader_->awaited() || committing_) {
     const std::string what = committing_
                                  ? fmt::format("the commit of {}", committing_->version.to_string())
                                  : fmt::format("the load of {}", loader_->awaited()->to_string());
-    if (has_thread) run_again();
+    if (has_thread) {
+      const std::lock_guard lock(mutex_);
+      stopping_ = false;
+      thread_ = std::thread([this] { run(); });
+    }
     return fail(ErrorCode::kBusy,
                 fmt::format("{} rank {} has not answered {} yet: report it before the memory is "
                             "given away",
@@ -178,14 +179,7 @@ Result<> EngineLink::suspend() {
   connection_->suspend("the engine is suspended");
   suspending_ = false;
   if (!planted("suspended_keeps_version")) machine_.handle_suspended();
-  // Everything that is mapped, and what an adopting engine serves from.
-  auto fresh = VersionLoader::create(description_, engine_);
-  if (!fresh) {
-    if (has_thread) run_again();
-    connection_->resume();
-    return fail(std::move(fresh).error());
-  }
-  loader_ = std::move(*fresh);
+  loader_->forget_all();
   publish_layouts();
   publish_status();
   suspended_ = true;
@@ -197,6 +191,9 @@ Result<> EngineLink::resume() {
   if (!suspended_)
     return fail(ErrorCode::kInvalidInput, fmt::format("{} rank {} is not suspended",
                                                       description_.replica, description_.rank));
+  // What was checked of its memory at the beginning need not hold for the memory that it has now.
+  if (description_.gpu != nullptr)
+    loader_ = WSYNC_TRY(VersionLoader::create(description_, engine_));
   suspended_ = false;
   {
     // Reports of the time before: the rank has not paused, and serves nothing.
@@ -210,7 +207,23 @@ Result<> EngineLink::resume() {
   return {};
 }
 
+Result<> EngineLink::wait_for_reports() {
+  std::unique_lock lock(mutex_);
+  if (served_by_ == std::this_thread::get_id()) return {};
+  if (reports_handled_.wait_for(lock, kReportDeadline,
+                                [this] { return reports_.empty() && !handling_reports_; }))
+    return {};
+  return fail(ErrorCode::kDeadline,
+              fmt::format("{} rank {} must not step: nobody serves its link (wsync_engine_start or "
+                          "_poll), so it may be loaded at any time",
+                          description_.replica, description_.rank));
+}
+
 Result<> EngineLink::poll(int timeout_ms) {
+  {
+    const std::lock_guard lock(mutex_);
+    served_by_ = std::this_thread::get_id();
+  }
   WSYNC_TRY(connection_->poll(timeout_ms));
   if (reading_) read_tensors();
   connection_->flush();
@@ -259,9 +272,15 @@ void EngineLink::handle_wake() {
   {
     const std::lock_guard lock(mutex_);
     reports.swap(reports_);
+    handling_reports_ = true;
     late.swap(late_answers_);
   }
   for (const RankReport& report : reports) execute(machine_.handle_report(report));
+  {
+    const std::lock_guard lock(mutex_);
+    handling_reports_ = false;
+  }
+  reports_handled_.notify_all();
   for (LateAnswer& answer : late) handle_late(std::move(answer));
 }
 

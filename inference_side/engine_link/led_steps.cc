@@ -244,9 +244,9 @@ Result<StepHeader> LedSteps::lead() {
     return fail(ErrorCode::kInvalidInput,
                 "only the leader of a replica leads its steps; this rank follows");
   WSYNC_TRY(check_attached());
-  const Version active = link_->status().active;
+  // With the lock held, so that no pause and no resume comes between the two.
   const std::lock_guard lock(mutex_);
-  const StepLeader::Decision decision = leader_.next(active);
+  const StepLeader::Decision decision = leader_.next(link_->status().active);
   // With the lock held: a Resume that comes now finds this report before it.
   if (decision.has_paused) link_->report_paused(decision.header.step);
   return decision.header;
@@ -273,9 +273,11 @@ Result<bool> LedSteps::follow(const std::optional<StepHeader>& header) {
       header ? follower_.handle(*header, held_by(link_->status())) : follower_.refuse_garbage();
   report(decision);
   if (decision.report == Follow::Report::kRunning) {
-    // The link now knows that the rank runs, and begins no load. One that had begun in between
-    // shows here.
-    std::string why = follower_.other_version(*header, held_by(link_->status()));
+    // When the link has handled the report, it begins no load. One that had begun before shows
+    // here.
+    const Result<> handled = link_->wait_for_reports();
+    std::string why = handled ? follower_.other_version(*header, held_by(link_->status()))
+                              : handled.error().message();
     if (!why.empty()) {
       decision = follower_.refuse(std::move(why));
       report(decision);

@@ -5,6 +5,7 @@
 
 #include "inference_side/engine_link/destination.h"
 #include "inference_side/reload/shard.h"
+#include "shared/base/format.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
@@ -67,11 +68,17 @@ const control::EngineTensor& HeldWeights::tensor(std::size_t index) const {
 }
 
 Result<bool> ReadBack::read_some(const HeldWeights& weights) {
-  if (reply_.tensors.size() >= WSYNC_TRY(weights.tensor_count())) return true;
-  const auto digests =
-      WSYNC_TRY(digests_from(weights, static_cast<std::uint32_t>(reply_.tensors.size())));
+  if (next_ >= WSYNC_TRY(weights.tensor_count())) return true;
+  if (weights.on_gpu == nullptr && weights.description->take == control::TakeMode::kPieces) {
+    if (auto why = why_unreadable(weights.description->tensors[next_]); !why.empty()) {
+      unreadable_.push_back(std::move(why));
+      ++next_;
+      return false;
+    }
+  }
+  const auto digests = WSYNC_TRY(digests_from(weights, static_cast<std::uint32_t>(next_)));
   for (const Digest& digest : digests) {
-    const control::EngineTensor& tensor = weights.tensor(reply_.tensors.size());
+    const control::EngineTensor& tensor = weights.tensor(next_++);
     const auto shard = reload::Shard::make(dtype_bits(tensor.dtype), tensor.shape, tensor.ranges);
     reply_.tensors.push_back(
         {.name = tensor.name, .digest = digest, .bytes = shard ? shard->bytes() : 0});
@@ -83,6 +90,11 @@ control::Digests ReadBack::finish(const Result<>& outcome) && {
   if (!outcome) {
     reply_.failure = outcome.error().message();
     reply_.tensors.clear();
+  } else if (unreadable_.size() == 1) {
+    reply_.failure = std::move(unreadable_.front());
+  } else if (!unreadable_.empty()) {
+    reply_.failure =
+        fmt::format("{}; and {} more tensors", unreadable_.front(), unreadable_.size() - 1);
   }
   return std::move(reply_);
 }

@@ -42,12 +42,15 @@ class ReadBack {
   // read. Returns errors of the engine or the device, and kRefused if nothing was adopted; the
   // read-back has then ended.
   [[nodiscard]] Result<bool> read_some(const HeldWeights& weights);
-  // The answer: every digest, or no digest and the error of `outcome`.
+  // The answer: the digests, and a failure that says which tensors have none because a cast has
+  // made them unreadable; or no digest and the error of `outcome`.
   [[nodiscard]] control::Digests finish(const Result<>& outcome) &&;
 
  private:
   control::Envelope request_;
   control::Digests reply_;
+  std::size_t next_ = 0;                 // tensor
+  std::vector<std::string> unreadable_;  // a sentence for each
 };
 
 }  // namespace wsync::engine

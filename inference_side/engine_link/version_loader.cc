@@ -145,6 +145,14 @@ void VersionLoader::release(bool keep_loaded) {
   buffers_.release();
 }
 
+void VersionLoader::forget_all() {
+  release(false);
+  drop_loading();
+  adopted_.reset();
+  active_ = {};
+  active_layout_.reset();
+}
+
 std::map<Version, std::shared_ptr<const EngineLayout>> VersionLoader::layouts() const {
   std::map<Version, std::shared_ptr<const EngineLayout>> layouts;
   if (active_layout_) layouts[active_] = active_layout_;

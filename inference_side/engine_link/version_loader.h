@@ -68,6 +68,10 @@ class VersionLoader {
   // The sidecar is lost. `keep_loaded`: the rank has loaded a version that is not committed yet.
   void release(bool keep_loaded);
 
+  // The engine has given its memory away: nothing is mapped or leased any more, and it holds no
+  // version. Must not be called while awaited() has one.
+  void forget_all();
+
   // The layouts of the versions that are prepared, loaded or active.
   [[nodiscard]] std::map<Version, std::shared_ptr<const EngineLayout>> layouts() const;
   // The weights that `wsync verify` reads.

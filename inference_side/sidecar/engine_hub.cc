@@ -284,15 +284,18 @@ void EngineHub::absent_changed() const {
 void EngineHub::handle_starting(const std::shared_ptr<EngineRank>& rank,
                                 const control::Envelope& envelope,
                                 const control::EngineStarting& starting) {
+  // Before its name is changed: what is attached is known by it.
+  if (rank->attached || rank->is_reader)
+    return refuse(*rank,
+                  {.reason = rank->attached ? "the engine says that it starts, but it is attached"
+                                            : "the connection of a reader cannot be an engine's",
+                   .problems = {}});
   rank->replica = envelope.replica;
   rank->rank = envelope.rank;
-  if (rank->attached || starting.world_size == 0 || rank->rank >= starting.world_size)
-    return refuse(
-        *rank, {.reason = rank->attached ? "the engine says that it starts, but it is attached"
-                                         : fmt::format("rank {} does not exist in a replica of {} "
-                                                       "ranks",
-                                                       rank->rank, starting.world_size),
-                .problems = {}});
+  if (starting.world_size == 0 || rank->rank >= starting.world_size)
+    return refuse(*rank, {.reason = fmt::format("rank {} does not exist in a replica of {} ranks",
+                                                rank->rank, starting.world_size),
+                          .problems = {}});
   rank->hello_deadline.reset();  // its memory may take minutes
   absent_.starting({.id = rank->id,
                     .replica = rank->replica,
@@ -309,8 +312,8 @@ void EngineHub::handle_starting(const std::shared_ptr<EngineRank>& rank,
 void EngineHub::handle_reader(const std::shared_ptr<EngineRank>& rank,
                               const control::Envelope& envelope,
                               const control::ReadVersion& question) {
-  const bool is_new = !rank->attached && rank->hello_deadline;
-  if (!is_new && !rank->is_reader)
+  const bool is_new = !rank->is_reader && rank->hello_deadline;
+  if (rank->attached || (!is_new && !rank->is_reader))
     return refuse(*rank, {.reason = "the connection of an engine cannot be that of a reader",
                           .problems = {}});
   rank->is_reader = true;
@@ -333,6 +336,9 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   if (rank->attached)
     return refuse(*rank, {.reason = "the engine sent a second EngineHello on one connection",
                           .problems = {}});
+  if (rank->is_reader)
+    return refuse(*rank,
+                  {.reason = "the connection of a reader cannot be an engine's", .problems = {}});
   // Set the name before a refusal too: an engine accepts only messages that name its replica.
   rank->replica = envelope.replica;
   rank->rank = envelope.rank;

@@ -196,6 +196,7 @@ struct Digests {
   static constexpr MessageType kType = MessageType::kDigests;
   Version version;
   std::vector<HeldTensor> tensors;
+  // Not empty: nothing was read, or with `tensors`, only these, and why not the others.
   std::string failure;
 };
 

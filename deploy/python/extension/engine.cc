@@ -167,13 +167,20 @@ class Engine {
   bool is_closed() { return polled_->is_here() && polled_->is_closed(); }
 
  private:
+  // A signal ends the wait, and not what was begun.
   void on_link(int (*use)(wsync_engine*)) {
-    Failure failure;
-    {
-      const WithoutGil unlocked;
-      failure = polled_->on_link(use);
+    const auto task = std::make_shared<PolledEngine::Task>();
+    task->use = use;
+    raise_if(polled_->begin_task(task));
+    while (true) {
+      std::optional<Failure> ended;
+      {
+        const WithoutGil unlocked;
+        ended = polled_->wait_for_task(task);
+      }
+      if (ended) return raise_if(*ended);
+      check_signals();
     }
-    raise_if(failure);
   }
   static nb::tuple tuple_of(const Call& call) {
     nb::list tensors;

@@ -196,27 +196,37 @@ void PolledEngine::serve() {
   changed_.notify_all();
 }
 
-Failure PolledEngine::on_link(int (*use)(wsync_engine*)) {
+Failure PolledEngine::begin_task(const std::shared_ptr<Task>& task) {
   if (Failure failure = check()) return failure;
-  std::unique_lock lock(mutex_);
-  if (call_ || task_)
-    return {WSYNC_BUSY,
-            "a callback of this replica is running, or another thread suspends or resumes it; do "
-            "it outside of the callbacks"};
-  task_ = use;
+  {
+    const std::lock_guard lock(mutex_);
+    if (call_ || task_)
+      return {WSYNC_BUSY,
+              "a callback of this replica is running, or another thread suspends or resumes it; do "
+              "it outside of the callbacks"};
+    task_ = task;
+  }
   changed_.notify_all();
   (void)::eventfd_write(wake_fd_, 1);
-  changed_.wait(lock, [&] { return !task_ || !is_running_; });
-  if (task_) return {kClosed, "the replica has been closed"};
-  return std::exchange(task_failure_, {});
+  return {};
+}
+
+std::optional<Failure> PolledEngine::wait_for_task(const std::shared_ptr<Task>& task) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kSlice, [&] { return task->is_done || !is_running_; });
+  if (task->is_done) return task->failure;
+  if (!is_running_) return Failure{kClosed, "the replica has been closed"};
+  return std::nullopt;
 }
 
 void PolledEngine::run_task(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<Task> task = task_;
   lock.unlock();
-  Failure failure = failure_of(task_(engine_));
+  Failure failure = failure_of(task->use(engine_));
   lock.lock();
-  task_ = nullptr;
-  task_failure_ = std::move(failure);
+  task->failure = std::move(failure);
+  task->is_done = true;
+  task_.reset();
   changed_.notify_all();
 }
 

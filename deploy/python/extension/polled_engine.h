@@ -83,8 +83,16 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
 
   Failure create();
   Failure with_engine(int (*use)(wsync_engine*)) { return failure_of(use(engine_)); }
-  // The same on the thread that serves the link. Fails while a callback runs.
-  Failure on_link(int (*use)(wsync_engine*));
+  // Has the thread that serves the link do this. Fails while a callback runs. Then
+  // wait_for_task() until it returns something.
+  struct Task {
+    int (*use)(wsync_engine*) = nullptr;
+    bool is_done = false;
+    Failure failure;
+  };
+  Failure begin_task(const std::shared_ptr<Task>& task);
+  // Waits up to one slice; std::nullopt: it is not done.
+  std::optional<Failure> wait_for_task(const std::shared_ptr<Task>& task);
   Failure add_tensor(const std::string& name, const std::string& dtype,
                      const std::vector<std::uint64_t>& shape,
                      const std::vector<wsync_range>& ranges, std::uintptr_t destination,
@@ -181,8 +189,7 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   bool end_early_ = false;
   std::optional<std::chrono::steady_clock::time_point> poll_end_;
   Failure poll_failure_;
-  int (*task_)(wsync_engine*) = nullptr;  // of on_link()
-  Failure task_failure_;
+  std::shared_ptr<Task> task_;  // that is to be done
   std::optional<Call> call_;
   bool is_taken_ = false;  // call_ has been returned by next_call()
   bool is_answered_ = false;

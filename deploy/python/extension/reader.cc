@@ -1,5 +1,6 @@
 #include "deploy/python/extension/reader.h"
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <nanobind/stl/optional.h>
@@ -46,7 +47,7 @@ class Reader {
     {
       const WithoutGil unlocked;
       const std::lock_guard lock(mutex_);
-      if (reader_ == nullptr) {
+      if (reader_ == nullptr || is_closing_) {
         failure = {kClosed, "the reader has been closed"};
       } else {
         code = wsync_reader_open(reader_, &want, static_cast<int>(kSlice.count()), &opened);
@@ -95,15 +96,17 @@ class Reader {
     const WithoutGil unlocked;
     destroy();
   }
-  bool is_closed() const { return reader_ == nullptr; }
+  bool is_closed() const { return is_closing_; }
 
  private:
   void destroy() {
+    is_closing_ = true;  // open() would take the lock again and again
     const std::lock_guard lock(mutex_);
     wsync_reader_destroy(reader_);
     reader_ = nullptr;
   }
 
+  std::atomic<bool> is_closing_ = false;
   std::mutex mutex_;  // for reader_; in no call with the GIL for long
   wsync_reader* reader_;
   std::string waited_for_;

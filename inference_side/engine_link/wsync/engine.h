@@ -215,10 +215,10 @@ WSYNC_API int wsync_engine_start(wsync_engine* engine);
  * the same GPU. Returns when nothing of this library touches that memory any more, and does not
  * until wsync_engine_resume: it calls no callback, and wsync_engine_poll only waits. The rank then
  * holds no version. A load that is under way fails, with a sentence for the fleet. The pointers of
- * ADOPT are invalid. `wsync status` says that the rank has given its memory away; it forgets that
- * if the sidecar restarts meanwhile. No update waits for the rank. Call it on all ranks of a
- * replica when none of them serves. Fails while load_layer or commit has returned WSYNC_LATER and
- * has not been reported. Owner's thread, not in a callback. */
+ * ADOPT and BORROW are invalid. `wsync status` says that the rank has given its memory away; it
+ * forgets that if the sidecar restarts meanwhile. No update waits for the rank. Call it on all
+ * ranks of a replica when none of them serves. Fails while load_layer or commit has returned
+ * WSYNC_LATER and has not been reported. Owner's thread, not in a callback. */
 WSYNC_API int wsync_engine_suspend(wsync_engine* engine);
 /* The memory is there again, at the same addresses; its content does not matter. The link connects,
  * and the newest version is loaded as into an engine that has just started. A publish for which too

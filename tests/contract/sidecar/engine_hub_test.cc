@@ -294,11 +294,20 @@ TEST_F(EngineHubTest, AReaderIsNoEngine) {
   const auto refused = a->next<control::Refuse>();
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->second.reason, "the connection of an engine cannot be that of a reader");
+  const auto b = engine("attached");
+  b->say_as("another", control::EngineStarting{});
+  ASSERT_TRUE(b->next<control::Refuse>());
+  EXPECT_NE(hub_->registry().find("attached", 0), nullptr) << "it has taken another's name";
   RawEngine reader(bench_, hub_->socket(), "b");
   reader.say(control::ReadVersion{}, 1);
-  reader.say(control::Loaded{.version = kV1}, 1);
-  EXPECT_TRUE(reader.next<control::Refuse>());
-  EXPECT_EQ(hub_->registry().replica_count(), 0U);
+  reader.hello(model_);
+  EXPECT_EQ(reader.next<control::Refuse>()->second.reason,
+            "the connection of a reader cannot be an engine's");
+  RawEngine starter(bench_, hub_->socket(), "c");
+  starter.say(control::ReadVersion{}, 1);
+  starter.say(control::EngineStarting{});
+  EXPECT_EQ(starter.next<control::Refuse>()->second.reason,
+            "the connection of a reader cannot be an engine's");
 }
 
 }  // namespace

@@ -158,6 +158,12 @@ class RawEngine {
     const auto sent = stream_->send(envelope, message);
     EXPECT_TRUE(sent.has_value()) << sent.error().message();
   }
+  // In the name of another replica.
+  void say_as(const std::string& replica, const control::Message& message) {
+    control::Envelope envelope;
+    envelope.replica = replica;
+    EXPECT_TRUE(stream_->send(envelope, message).has_value());
+  }
   // The next message of this kind; others before it are passed over.
   template <class T>
   [[nodiscard]] std::optional<std::pair<control::Envelope, T>> next() {
