@@ -9,7 +9,7 @@ import unittest
 
 import numpy as np
 import wsync
-from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, interrupt, until, weights_of
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, interrupt, weights_of
 
 FOLLOWER = """
 import sys, wsync

@@ -215,6 +215,20 @@ class Recording(unittest.TestCase):
             parameter.numpy()[0, 0] += 1  # torch does not know
         self.assertIn("bytes in the model are not", plan_of(behind, (8, 8), (8, 8)).loaded["x"])
 
+    def test_a_parameter_that_is_half_loaded_by_a_copy_into_its_neighbour(self):
+        def record(begin, end):
+            model, flat = torch.nn.Module(), torch.zeros(16)
+            model.a = torch.nn.Parameter(flat[:8], requires_grad=False)
+            model.b = torch.nn.Parameter(flat[4:12], requires_grad=False)
+            model.rows = torch.nn.Parameter(flat.view(2, 8)[:, 1:5], requires_grad=False)  # 1 to 5, and 9 to 13
+            return wsync.torch.record(model, lambda items: [flat[begin:end].copy_(tensor) for _, tensor in items],
+                                      {"x": wsync.Spec("F32", (end - begin,))})
+        for (begin, end), reason in (((0, 8), "b: 16 of its 32"), ((2, 16), "a: 24 of its 32"), ((0, 12), "rows: 28 of its 32")):
+            with self.assertRaises(wsync.Refused) as caught:
+                record(begin, end)
+            self.assertIn(f"parameter {reason} bytes come from the checkpoint", caught.exception.sentence)
+        self.assertEqual(list(record(0, 13).pieces), ["x"])
+
     def test_a_parameter_that_is_not_loaded(self):
         model = torch.nn.Linear(4, 4)
         with self.assertRaises(wsync.Refused) as caught:

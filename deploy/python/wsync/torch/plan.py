@@ -179,9 +179,7 @@ def _check_filled(model: Any, watch: Watch) -> None:
         if key in watch.computed or not parameter.numel():
             continue
         runs = watch.runs.get(key, NONE)
-        offsets, length = _runs.pieces(parameter)
-        low, high = int(offsets.min()), int(offsets.max()) + length
-        covered = runs[(runs["at"] < high) & (runs["at"] + runs["length"] > low)]["length"].sum()
+        covered = _runs.covered(runs, *_runs.pieces(parameter))
         if covered < parameter.nbytes:
-            raise Refused(f"parameter {name}: {int(covered)} of its {parameter.nbytes} bytes come from the checkpoint, as far as "
+            raise Refused(f"parameter {name}: {covered} of its {parameter.nbytes} bytes come from the checkpoint, as far as "
                           "this thread has seen; a loader must copy on the thread that calls it")
