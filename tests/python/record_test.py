@@ -159,6 +159,34 @@ class Recording(unittest.TestCase):
             equal(self, model, fresh(Converting(), checkpoint(seed)))
         self.assertEqual(replica.loaded_by_python, 2 * 3)
 
+    def test_its_version_is_only_what_the_model_has(self):
+        model = Converting()
+        plan = wsync.torch.record(model, model.load_weights, checkpoint(0))
+        replica = plan.attach(self.socket, "r0")
+        self.fleet.serve(replica)
+        first = self.publisher.publish(checkpoint(1)).wait(timeout=DEADLINE_S).version
+        self.assertEqual(replica.version, first)
+        load, broken, failed = plan.load, [True], []
+
+        def fail(items):
+            if broken:
+                failed.append(replica.version)
+                raise ValueError("half-way")
+            load(items)
+        plan.load = fail
+        publish = self.publisher.publish(checkpoint(2))
+        until(lambda: failed, "the failure")
+        until(lambda: "half-way" in (replica.error or ""), "the end of the callback")
+        self.assertEqual((failed[0], replica.version), (None, None))
+        broken.clear()
+        until(lambda: replica.version is not None, "a version again")
+        until(lambda: replica.version == publish.status().version, "the newest version")
+        equal(self, model, fresh(Converting(), checkpoint(2)))
+        replica.suspend()
+        self.assertIsNone(replica.version)
+        replica.resume()
+        until(lambda: replica.version == publish.status().version, "the version again")
+
     def test_copies_through_other_memory_are_followed(self):
         """Concatenated, stacked, cloned and then copied in parts."""
         class Target(torch.nn.Module):

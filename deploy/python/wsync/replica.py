@@ -387,8 +387,8 @@ class Replica:
         except Error as failure:
             if not had_arrays:
                 raise
-            raise type(failure)(f"{failure.sentence}; the arrays of replica '{self.name}' read zeros already: do not serve from them, "
-                                "and suspend it again") from failure
+            raise type(failure)(f"{failure.sentence}; the arrays of replica '{self.name}' read zeros already: do not serve from "
+                                "them, and suspend it again") from failure
         finally:
             self._is_suspending = False
         self._loading = None

@@ -33,7 +33,8 @@ class Recorded(Replica):
     """A replica whose weights go where a plan says. Made by `Plan.attach`.
 
     Attributes:
-        version: the `Version` that is held, or None.
+        version: the `Version` that is held, or None: before the first one, from the begin of a load to its commit (also if it
+            fails), and after `suspend`.
         loaded_by_python: how many tensors the loader has been given since the replica was attached: 0 if all are only copied.
     """
 
@@ -54,9 +55,16 @@ class Recorded(Replica):
                 self._plan.load(iter(rest))
         return None
 
+    def on_load_begin(self, version: Version) -> None:
+        self.version = None
+
     def on_commit(self, version: Version) -> Any:
         self.version = version
         return None
+
+    def suspend(self) -> None:
+        super().suspend()
+        self.version = None
 
 
 class Plan:
@@ -113,8 +121,8 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
         model: the module whose parameters are loaded, in the memory of the host. None: the module that `load` returns.
         load: a function of an iterator of (name, tensor), such as a model's `load_weights`. It runs on this thread, and must copy
             on this thread. It must take some of the names alone, if the plan says that they must be loaded.
-        tensors: the checkpoint: a mapping of names, or (name, value) pairs, with tensors of torch or `Spec`s as values. It must have
-            the names, dtypes and shapes of the versions.
+        tensors: the checkpoint: a mapping of names, or (name, value) pairs, with tensors of torch or `Spec`s as values. It has the
+            names, dtypes and shapes of the versions.
         seed: of the random numbers.
         tied: what versions have of several names for the same memory, as in `Publisher.publish`. "once": the first name. "every":
             each of them; the loader is then given copies.
