@@ -270,6 +270,8 @@ class Recording(unittest.TestCase):
         with self.assertRaises(wsync.InvalidInput) as caught:
             plan.attach(self.socket, "r0", dropped=["emb"])
         self.assertEqual(caught.exception.tensor, "emb")
+        with self.assertRaisesRegex(wsync.InvalidInput, "commit cannot be given"):
+            plan.attach(self.socket, "r0", commit=lambda version: None)
         weights = checkpoint_of()
         replica = self.published(plan, weights)
         self.assertTrue(torch.equal(model.emb, weights["emb"]))

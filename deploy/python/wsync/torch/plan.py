@@ -95,14 +95,16 @@ class Plan:
             dropped: which of the names in `unused` this rank receives and drops. None: all of them on rank 0, none on other ranks.
                 Of several ranks, give rank 0 those that are in the `unused` of every rank; otherwise it has memory for what only
                 other ranks use.
-            options: of `Replica`, without `tensors` and `take`.
+            options: of `Replica`, without `tensors`, `take`, `load_begin`, `load_layer` and `commit`, which are the plan's.
 
         Raises:
-            InvalidInput: a name in `dropped` is not in `unused`; or as `Replica`.
+            InvalidInput: a name in `dropped` is not in `unused`, or an option is the plan's; or as `Replica`.
             EngineRefused: as `Replica`.
         """
         if dropped is None:
             dropped = [] if options.get("rank", 0) else self.unused
+        if own := sorted({"take", "load_begin", "load_layer", "commit"} & set(options)):
+            raise InvalidInput(f"{own[0]} cannot be given: the plan has its own")
         dropped = set(dropped)
         if unknown := sorted(dropped - set(self.unused)):
             raise InvalidInput(f"dropped names tensor {unknown[0]}, which is not in `unused`", tensor=unknown[0])
