@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import torch
 from vllm_fleet import DEADLINE_S, VllmFleet
@@ -198,6 +199,30 @@ class LlamaCpp(unittest.TestCase):
         engine.thread.join()
         self.assertEqual(engine.greedy(), fresh(gguf("moe_a_BF16", "BF16")))
 
+    def test_its_version_is_only_what_the_model_has(self):
+        engine = Engine(self, self.socket, gguf("moe_a_BF16", "BF16"), fused_experts=True)
+        link = engine.link
+        with wsync.Publisher(settings={"run_dir": self.fleet.run_dir, "state_dir": self.fleet.path("state")}) as publisher:
+            first = publisher.publish(models.loaded(path("moe_b_BF16")).state_dict()).wait("committed")
+            self.assertEqual(link.version, first.version)
+            seen = []
+
+            def fail(source, target):
+                seen.append(link.version)
+                raise ValueError("half-way")
+            with mock.patch("wsync.llama_cpp._convert", fail):
+                second = publisher.publish(models.loaded(path("moe_a_BF16")).state_dict())
+                self.fleet.until(lambda: "half-way" in (link.error or ""), "the failure")
+                self.assertEqual((seen[0], link.version), (None, None))
+            self.fleet.until(lambda: link.version == second.status().version, "the newest version")
+            link.suspend()
+            self.assertIsNone(link.version)
+            link.resume()
+            self.fleet.until(lambda: link.version == second.status().version, "the version again")
+        engine.ended.set()
+        engine.thread.join()
+        self.assertEqual(engine.greedy(), fresh(gguf("moe_a_BF16", "BF16")))
+
     def test_versions_of_other_models_are_refused(self):
         self.fleet.start("trainer")
         engine = Engine(self, self.socket, gguf("moe_a_BF16", "BF16"))
@@ -222,6 +247,21 @@ class LlamaCpp(unittest.TestCase):
             self.addCleanup(model.free)
             return model.address
 
+        class Without:
+            """A library that lacks a symbol."""
+
+            def __init__(self, library, symbol):
+                self.library, self.symbol = library, symbol
+
+            def __getattr__(self, name):
+                return self[name]
+
+            def __getitem__(self, name):
+                if name == self.symbol:
+                    raise AttributeError(f"undefined symbol: {name}")
+                return self.library[name]
+
+        real = ctypes.CDLL
         good = gguf("moe_a_BF16", "BF16")
         refused(loaded(good, load_mode=llama.MODE_MMAP), "is mapped from " + good, "LLAMA_LOAD_MODE_NONE")
         quantized = gguf("dense_a_F32", "Q4_0")
@@ -232,6 +272,9 @@ class LlamaCpp(unittest.TestCase):
         permuted = llama.write(path("dense_a_F32"), path("llama.gguf"), "F32", "llama")
         refused(loaded(permuted), "architecture is llama", "rows of q and k")
         refused(plain, "libc.so.6 does not export _ZNK11llama_model10get_tensorEPKc", library="libc.so.6")
+        for symbol in "ggml_get_data", "llama_model_size":
+            with mock.patch("wsync._ggml.ctypes.CDLL", lambda name, without=symbol: Without(real(name), without)):
+                refused(plain, f"does not export {symbol}, so")
         refused(0, "null pointer")
         refused(plain, "expected one of BF16, F16, F32", dtype="Q8_0")
         link = wsync.llama_cpp.attach(ctypes.c_void_p(plain), self.socket, "r0")

@@ -3,6 +3,7 @@ import os
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import torch
 import transformers
@@ -89,6 +90,32 @@ class Transformers(unittest.TestCase):
             for half in "ab":
                 margins = models.Judge(directory(half)).margins(PROMPT, tokens)
                 self.assertLess(max(margin for margin, own in zip(margins, halves) if own == half), 1e-2)
+            follower.close()
+
+    def test_its_version_is_only_what_the_model_has(self):
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            model = loaded("a")
+            follower = wsync.transformers.attach(model, engines, "r0")
+            states = {half: dict(loaded(half).state_dict()) for half in "ab"}
+            with wsync.Publisher(settings={"run_dir": fleet.run_dir, "state_dir": fleet.path("state")}) as publisher:
+                first = publisher.publish(states["b"]).wait("committed")
+                self.assertEqual(follower.version, first.version)
+                seen = []
+
+                def fail(array):
+                    seen.append(follower.version)
+                    raise ValueError("half-way")
+                with mock.patch("wsync.transformers.as_tensor", fail):
+                    second = publisher.publish(states["a"])
+                    fleet.until(lambda: "half-way" in (follower.replica.error or ""), "the failure")
+                    self.assertEqual((seen[0], follower.version), (None, None))
+                fleet.until(lambda: follower.version == second.status().version, "the newest version")
+                self.assertEqual(greedy(model, 16), greedy(loaded("a"), 16))
+                follower.replica.suspend()
+                self.assertIsNone(follower.version)
+                follower.replica.resume()
+                fleet.until(lambda: follower.version == second.status().version, "the version again")
             follower.close()
 
     def test_what_does_not_fit_is_refused(self):

@@ -159,6 +159,34 @@ class Recording(unittest.TestCase):
             equal(self, model, fresh(Converting(), checkpoint(seed)))
         self.assertEqual(replica.loaded_by_python, 2 * 3)
 
+    def test_its_version_is_only_what_the_model_has(self):
+        model = Converting()
+        plan = wsync.torch.record(model, model.load_weights, checkpoint(0))
+        replica = plan.attach(self.socket, "r0")
+        self.fleet.serve(replica)
+        first = self.publisher.publish(checkpoint(1)).wait(timeout=DEADLINE_S).version
+        self.assertEqual(replica.version, first)
+        load, broken, failed = plan.load, [True], []
+
+        def fail(items):
+            if broken:
+                failed.append(replica.version)
+                raise ValueError("half-way")
+            load(items)
+        plan.load = fail
+        publish = self.publisher.publish(checkpoint(2))
+        until(lambda: failed, "the failure")
+        until(lambda: "half-way" in (replica.error or ""), "the end of the callback")
+        self.assertEqual((failed[0], replica.version), (None, None))
+        broken.clear()
+        until(lambda: replica.version is not None, "a version again")
+        until(lambda: replica.version == publish.status().version, "the newest version")
+        equal(self, model, fresh(Converting(), checkpoint(2)))
+        replica.suspend()
+        self.assertIsNone(replica.version)
+        replica.resume()
+        until(lambda: replica.version == publish.status().version, "the version again")
+
     def test_copies_through_other_memory_are_followed(self):
         """Concatenated, stacked, cloned and then copied in parts."""
         class Target(torch.nn.Module):
@@ -179,7 +207,7 @@ class Recording(unittest.TestCase):
         specs |= {"assigned": wsync.Spec("F32", (4, 6)), "of another rank": wsync.Spec("F32", (2,))}
         plan = wsync.torch.record(target, load, specs)
         self.assertEqual((plan.loaded, plan.unused), ({}, ["of another rank"]))
-        weights = {name: torch.randn(spec.shape) for name, spec in specs.items() if name in plan.pieces}
+        weights = {name: torch.randn(spec.shape) for name, spec in specs.items()}
         self.fleet.serve(plan.attach(self.socket, "r0"))
         self.publisher.publish(weights).wait(timeout=DEADLINE_S)
         for number in range(3):
@@ -214,6 +242,102 @@ class Recording(unittest.TestCase):
             parameter.copy_(tensor)
             parameter.numpy()[0, 0] += 1  # torch does not know
         self.assertIn("bytes in the model are not", plan_of(behind, (8, 8), (8, 8)).loaded["x"])
+
+    def loading(self, tied):
+        """A model with two parameters, or one that has two names, whose loader ignores other names."""
+        model = torch.nn.Module()
+        model.emb = torch.nn.Parameter(torch.zeros(64, 32), requires_grad=False)
+        model.head = model.emb if tied else torch.nn.Parameter(torch.zeros(64, 32), requires_grad=False)
+
+        def load(items):
+            for name, tensor in items:
+                if hasattr(model, name):
+                    getattr(model, name).data.copy_(tensor)
+        return model, load
+
+    def published(self, plan, weights, **options):
+        replica = plan.attach(self.socket, "r0")
+        self.fleet.serve(replica)
+        self.publisher.publish(weights, **options).wait(timeout=DEADLINE_S)
+        return replica
+
+    def test_what_the_loader_ignores_is_received_and_dropped(self):
+        def checkpoint_of():
+            return {"emb": torch.randn(64, 32), "inv_freq": torch.randn(4), "head": torch.randn(64, 32), "empty": torch.empty(0)}
+        model, load = self.loading(False)
+        plan = wsync.torch.record(model, load, checkpoint_of())
+        self.assertEqual((list(plan.pieces), plan.loaded, plan.unused), (["emb", "head"], {}, ["inv_freq", "empty"]))
+        with self.assertRaises(wsync.InvalidInput) as caught:
+            plan.attach(self.socket, "r0", dropped=["emb"])
+        self.assertEqual(caught.exception.tensor, "emb")
+        with self.assertRaisesRegex(wsync.InvalidInput, "commit cannot be given"):
+            plan.attach(self.socket, "r0", commit=lambda version: None)
+        weights = checkpoint_of()
+        replica = self.published(plan, weights)
+        self.assertTrue(torch.equal(model.emb, weights["emb"]))
+        self.assertTrue(torch.equal(model.head, weights["head"]))
+        self.assertEqual(replica.loaded_by_python, 0)
+
+    def test_one_rank_drops_what_no_rank_loads(self):
+        """Two ranks of one parameter each; only rank 0 has memory for what neither of them loads."""
+        models, plans = [], []
+        for own in "ab":
+            model = torch.nn.Module()
+            model.p = torch.nn.Parameter(torch.zeros(16, 8), requires_grad=False)
+            specs = {"a": wsync.Spec("F32", (16, 8)), "b": wsync.Spec("F32", (16, 8)), "ignored": wsync.Spec("F32", (3,))}
+            plans.append(wsync.torch.record(model, lambda items, p=model.p, own=own: p.copy_(dict(items)[own]), specs))
+            models.append(model)
+        both = sorted(set(plans[0].unused) & set(plans[1].unused))
+        self.assertEqual((plans[0].unused, plans[1].unused, both), (["b", "ignored"], ["a", "ignored"], ["ignored"]))
+        for rank, options in enumerate(({"dropped": both}, {})):
+            self.fleet.serve(plans[rank].attach(self.socket, "r0", rank=rank, world_size=2, leader=rank == 0, **options))
+        weights = {name: torch.randn(spec.shape) for name, spec in specs.items()}
+        self.publisher.publish(weights).wait("committed", DEADLINE_S)
+        for model, own in zip(models, "ab"):
+            self.assertTrue(torch.equal(model.p, weights[own]), own)
+
+    def test_two_names_of_one_memory(self):
+        """A state dict of tied weights: of a model that ties them, and of one that does not."""
+        for tied in True, False:
+            for how in "once", "every":
+                with self.subTest(tied=tied, how=how), PackageFleet() as fleet:
+                    self.fleet, (_, self.socket) = fleet, fleet.sidecar()
+                    model, load = self.loading(tied)
+                    one = torch.randn(64, 32)
+                    plan = wsync.torch.record(model, load, {"emb": one, "head": one}, tied=how)
+                    self.assertEqual(plan.tied, {"emb": ["head"]} if how == "once" else {})
+                    with fleet.publisher() as self.publisher:
+                        one = torch.randn(64, 32)
+                        replica = self.published(plan, {"emb": one, "head": one}, tied=how)
+                        self.assertTrue(torch.equal(model.emb, one))
+                        self.assertTrue(torch.equal(model.head, one))
+                    # Of one name a copy goes to two parameters; otherwise nothing goes through Python.
+                    self.assertEqual(replica.loaded_by_python, 1 if how == "once" and not tied else 0)
+        self.assertRaises(wsync.InvalidInput, wsync.torch.record, model, load, {}, tied="twice")
+
+    def test_tensors_that_overlap(self):
+        model, load = self.loading(False)
+        memory = torch.randn(96, 32)
+        plan = wsync.torch.record(model, load, {"emb": memory[:64], "head": memory[32:]})
+        self.assertEqual((list(plan.pieces), plan.loaded, plan.unused, plan.tied), (["emb", "head"], {}, [], {}))
+        memory = torch.randn(96, 32)
+        self.published(plan, {"emb": memory[:64], "head": memory[32:]})
+        self.assertTrue(torch.equal(model.emb, memory[:64]))
+        self.assertTrue(torch.equal(model.head, memory[32:]))
+
+    def test_a_parameter_that_is_half_loaded_by_a_copy_into_its_neighbour(self):
+        def record(begin, end):
+            model, flat = torch.nn.Module(), torch.zeros(16)
+            model.a = torch.nn.Parameter(flat[:8], requires_grad=False)
+            model.b = torch.nn.Parameter(flat[4:12], requires_grad=False)
+            model.rows = torch.nn.Parameter(flat.view(2, 8)[:, 1:5], requires_grad=False)  # 1 to 5, and 9 to 13
+            return wsync.torch.record(model, lambda items: [flat[begin:end].copy_(tensor) for _, tensor in items],
+                                      {"x": wsync.Spec("F32", (end - begin,))})
+        for (begin, end), reason in (((0, 8), "b: 16 of its 32"), ((2, 16), "a: 24 of its 32"), ((0, 12), "rows: 28 of its 32")):
+            with self.assertRaises(wsync.Refused) as caught:
+                record(begin, end)
+            self.assertIn(f"parameter {reason} bytes come from the checkpoint", caught.exception.sentence)
+        self.assertEqual(list(record(0, 13).pieces), ["x"])
 
     def test_a_parameter_that_is_not_loaded(self):
         model = torch.nn.Linear(4, 4)

@@ -8,6 +8,20 @@ import wsync
 from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, until, weights_of
 
 
+class Raw:
+    """The library's replica, with something that happens before its suspend()."""
+
+    def __init__(self, raw, before):
+        self._raw, self._before = raw, before
+
+    def suspend(self):
+        self._before()
+        self._raw.suspend()
+
+    def __getattr__(self, name):
+        return getattr(self._raw, name)
+
+
 class Suspension(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
@@ -140,6 +154,66 @@ class Suspension(unittest.TestCase):
             replica.resume()
             until(lambda: replica.status().active == wsync.Version(1, 1), "the version again")
             equal(self, arrays, weights_of(1))
+
+    def adopting(self):
+        """A replica, and the arrays that it was given last."""
+        arrays = {}
+        replica = wsync.Replica(self.socket, "r0", take="adopt", load_layer=lambda v, layer, tensors: arrays.update(tensors))
+        self.fleet.serve(replica)
+        return replica, arrays
+
+    def test_arrays_read_zeros_before_the_sidecar_may_use_the_memory_again(self):
+        with self.fleet.publisher() as publisher:
+            replica, arrays = self.adopting()
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            seen = []
+            replica._raw = Raw(replica._raw, lambda: seen.append(any(np.asarray(array).any() for array in arrays.values())))
+            replica.suspend()
+            self.assertEqual(seen, [False])
+
+    def test_a_refusal_after_the_arrays_were_given_back(self):
+        refusals = ["not now"]
+
+        def refuse():
+            if refusals:
+                raise wsync.EngineRefused(refusals.pop())
+
+        with self.fleet.publisher() as publisher:
+            replica, arrays = self.adopting()
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            replica._raw = Raw(replica._raw, refuse)
+            self.assertRaisesRegex(wsync.EngineRefused, "not now; the arrays of replica 'r0' read zeros already", replica.suspend)
+            self.assertFalse(any(np.asarray(array).any() for array in arrays.values()))
+            replica.suspend()
+            replica.resume()
+            until(lambda: replica.status().active == wsync.Version(1, 1), "the version again")
+            equal(self, arrays, weights_of(1))
+
+    def test_a_load_that_begins_meanwhile(self):
+        with self.fleet.publisher() as publisher:
+            replica, arrays = self.adopting()
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            old, publishes = dict(arrays), []
+
+            def begin():
+                publishes.append(publisher.publish(weights_of(2)))
+                until(lambda: "is being suspended" in (replica.error or ""), "the load")
+
+            replica._raw = Raw(replica._raw, begin)
+            until(lambda: self.is_suspended(replica), "the end of the callback")
+            self.assertFalse(any(np.asarray(array).any() for array in old.values()))
+            replica.resume()
+            until(lambda: replica.status().active == wsync.Version(1, 2), "the newest version")
+            equal(self, arrays, weights_of(2))
+
+    def is_suspended(self, replica):
+        try:
+            replica.suspend()
+        except wsync.Busy as failure:
+            self.assertIn("read zeros already", failure.sentence)
+            replica._raw = replica._raw._raw if isinstance(replica._raw, Raw) else replica._raw
+            return False
+        return True
 
 
 if __name__ == "__main__":

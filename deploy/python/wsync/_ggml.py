@@ -12,7 +12,8 @@ from ._tensors import array_of, storage_dtype
 
 _GET_TENSOR = "_ZNK11llama_model10get_tensorEPKc"  # llama_model::get_tensor(char const*) const
 _SYMBOLS = (_GET_TENSOR, "llama_model_meta_val_str", "llama_model_n_layer", "llama_model_rope_type", "llama_model_size",
-            "ggml_get_name", "ggml_nbytes", "ggml_type_name", "ggml_backend_buffer_is_host", "ggml_backend_buffer_name")
+            "ggml_get_name", "ggml_get_data", "ggml_nbytes", "ggml_type_name", "ggml_backend_buffer_is_host",
+            "ggml_backend_buffer_name")
 ROPE_NEOX = 2  # LLAMA_ROPE_TYPE_NEOX: the rows of q and k have the order of the checkpoint
 ARCHITECTURES = ("qwen3", "qwen3moe")
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}

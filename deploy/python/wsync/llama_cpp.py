@@ -61,7 +61,8 @@ class Link(Replica):
     """The link of a model of llama.cpp: a `Replica` that is polled between two decodes. Made by `attach`.
 
     Attributes:
-        version: the `Version` that the model has, or None: its own weights.
+        version: the `Version` that the model has. None: its own weights; or no version at all, from the begin of a load to its
+            commit (also if it fails), and after `suspend`.
         in_place: how many tensors are written directly into the memory of ggml.
         converted: the names of those that are not.
     """
@@ -85,6 +86,9 @@ class Link(Replica):
         self._copies[name] = list(zip(parts, arrays))
         return beside
 
+    def on_load_begin(self, version: Version) -> None:
+        self.version = None
+
     def on_load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> None:
         for name in tensors:
             for received, target in self._copies.get(name, ()):
@@ -92,6 +96,10 @@ class Link(Replica):
 
     def on_commit(self, version: Version) -> None:
         self.version = version
+
+    def suspend(self) -> None:
+        super().suspend()
+        self.version = None
 
 
 def attach(llama: Any, socket: str, replica: str, names: Optional[str] = None, *, dtype: str = "BF16",

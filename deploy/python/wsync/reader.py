@@ -106,13 +106,14 @@ class Reader:
         Raises:
             Busy: a version is open.
             DeadlineExceeded: the time is over; the sentence says what was awaited.
-            EngineRefused: the sidecar refuses, for example because it holds later steps only.
+            EngineRefused: the sidecar refuses, for example because it holds later steps only; or this is a forked child.
             InvalidInput: `step` and `after` are both given.
             Closed: the reader has been closed.
         """
         if step is not None and after is not None:
             raise InvalidInput("step and after exclude each other: give one of them")
         if self._staged is not None and not self._staged.closed:
+            self._raw.tensors()  # not in a forked child, where it says why
             raise Busy(f"version {self._staged.version} is open: close it before another one is opened")
         end = None if timeout is None else time.monotonic() + timeout
         while True:

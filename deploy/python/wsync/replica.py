@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from . import _tensors
-from ._errors import Closed, Error, InvalidInput
+from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
 from ._tensors import Shard, Spec, array_of, describe, pairs
@@ -136,6 +136,10 @@ class Replica:
         self._any_layout = any_layout
         self._loading: Optional[Version] = None
         self._late_loads: set = set()  # versions whose layers are still being used, until loaded()
+        self._late_commits: set = set()  # versions whose commit is answered by committed()
+        self._order = threading.Lock()  # of the two that follow: a callback, or the end of what callbacks were given
+        self._is_answering = False
+        self._is_suspending = False
         self._mapped: dict = {}  # version -> the memory that its arrays look at
         self._thread: Optional[threading.Thread] = None
         self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
@@ -344,6 +348,7 @@ class Replica:
 
     def committed(self, version: Version, error: Union[BaseException, str, None] = None) -> None:
         """Ends a commit for which `on_commit` has returned `LATER`. The arguments are those of `loaded`."""
+        self._late_commits.discard(version)
         if error is None:
             self._after_commit(version)
         self._raw.report_committed(version.epoch, version.step, self._failure_of(error))
@@ -361,12 +366,31 @@ class Replica:
         given its memory away, and no update waits for it. Call it on all ranks of a replica when none of them serves.
 
         Raises:
-            Busy: a callback runs.
+            Busy: a callback runs. If one of another thread began meanwhile, arrays of "adopt" and "borrow" read zeros already, and
+                the sentence says so: do not serve from them, and call this again.
             EngineRefused: it is suspended already, or `LATER` was answered and is not reported yet.
         """
-        self._raw.suspend()
-        for version in list(self._mapped):
-            self._drop(version)
+        self._raw.check()
+        with self._order:
+            if self._is_answering:
+                raise Busy("a callback of this replica is running; suspend it outside of the callbacks")
+            for late, what in ((self._late_loads, "load"), (self._late_commits, "commit")):
+                for version in late:
+                    raise EngineRefused(f"replica '{self.name}' has not answered the {what} of {version} yet: report it before the "
+                                        "memory is given away")
+            self._is_suspending = True  # so that no layer is given to a callback from here on
+            had_arrays = bool(self._mapped)
+            for version in list(self._mapped):  # before the lease ends, so that nobody reads the bytes of a later version
+                self._drop(version)
+        try:
+            self._raw.suspend()
+        except Error as failure:
+            if not had_arrays:
+                raise
+            raise type(failure)(f"{failure.sentence}; the arrays of replica '{self.name}' read zeros already: do not serve from "
+                                "them, and suspend it again") from failure
+        finally:
+            self._is_suspending = False
         self._loading = None
         self.serving = False
 
@@ -414,22 +438,36 @@ class Replica:
 
     def _answer(self, call: _Call) -> Optional[BaseException]:
         """Runs a callback and answers it. Returns what must leave poll(), if anything: what is no Exception."""
+        with self._order:
+            self._is_answering = True
+            is_suspending = self._is_suspending
+        try:
+            return self._answer_in_order(call, is_suspending)
+        finally:
+            self._is_answering = False
+
+    def _answer_in_order(self, call: _Call, is_suspending: bool) -> Optional[BaseException]:
         out = np.empty(call.bytes if call.name == "read_tensor" else 0, np.uint8)
         # Before the callback: the thread that it hands the layer to may be done before it returns.
         was_late = call.version in self._late_loads
         if call.name == "load_layer":
             self._late_loads.add(call.version)
+        elif call.name == "commit":
+            self._late_commits.add(call.version)
         try:
+            if is_suspending and call.name in ("load_begin", "load_layer", "commit"):
+                raise Busy(f"replica '{self.name}' is being suspended")
             returned = self._run(call, out)
             is_late = returned is LATER and call.name in ("load_layer", "commit")
         except BaseException as failure:
             self.error = sentence_of(failure)
-            if isinstance(failure, Error) and call.name == "check_version":  # a refusal, and no mistake of the engine
+            if isinstance(failure, Error) and (is_suspending or call.name == "check_version"):  # no mistake of the engine
                 _log.warning("replica %s: %s", self.name, self.error)
             elif isinstance(failure, Exception):
                 _log.error("replica %s: the callback %s failed", self.name, call.name, exc_info=failure)
             if call.name == "load_layer" and not was_late:
                 self._late_loads.discard(call.version)
+            self._late_commits.discard(call.version)
             if call.name in ("load_begin", "load_layer") and call.version not in self._late_loads:
                 self._drop(call.version)
             self._raw.answer(_FAILED, self.error, 0, 0)
@@ -437,6 +475,7 @@ class Replica:
         if call.name == "load_layer" and not is_late and not was_late:
             self._late_loads.discard(call.version)
         if call.name == "commit" and not is_late:
+            self._late_commits.discard(call.version)
             self._after_commit(call.version)
         self._raw.answer(_LATER if is_late else _DONE, "", out.ctypes.data, out.size)
         return None

@@ -33,6 +33,18 @@ from .torch import as_tensor
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight$")
 
 
+class _Link(Replica):
+    """The replica of a follower."""
+
+    def __init__(self, follower: "Follower", socket: str, name: str, **options: Any):
+        self._follower = follower
+        super().__init__(socket, name, **options)
+
+    def suspend(self) -> None:
+        super().suspend()
+        self._follower.version = None
+
+
 class Follower:
     """A model that follows a trainer. Made by `attach`.
 
@@ -40,8 +52,9 @@ class Follower:
     next one until the model is resumed; a forward pass is therefore never longer than the time that the fleet waits for a pause.
 
     Attributes:
-        version: the `Version` that the model has, or None: its own weights.
-        replica: the `Replica`, for its status.
+        version: the `Version` that the model has. None: its own weights; or no version at all, from the begin of a load to its
+            commit (also if it fails), and after `replica.suspend()`.
+        replica: the `Replica`, for its status, and to suspend it.
     """
 
     def __init__(self, model: Any, socket: str, name: str):
@@ -51,8 +64,8 @@ class Follower:
         self._paused = False
         self._steps = 0
         self._hooks = [model.register_forward_pre_hook(self._before), model.register_forward_hook(self._after, always_call=True)]
-        self.replica = Replica(socket, name, take="borrow", serving=True, pause=self._pause, check_version=self._check,
-                               load_layer=self._load_layer, commit=self._commit, resume=self._resume)
+        self.replica = _Link(self, socket, name, take="borrow", serving=True, pause=self._pause, check_version=self._check,
+                             load_begin=self._load_begin, load_layer=self._load_layer, commit=self._commit, resume=self._resume)
         self.replica.start()
 
     def close(self) -> None:
@@ -120,6 +133,10 @@ class Follower:
             return fused, fused[number]
         half = fused.shape[1] // 2
         return fused, fused[number, :half] if matrix == "gate_proj" else fused[number, half:]
+
+    def _load_begin(self, version: Version) -> None:
+        del version
+        self.version = None
 
     @_torch.no_grad()
     def _load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> None:

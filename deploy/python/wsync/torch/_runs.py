@@ -77,6 +77,20 @@ def copied(runs: np.ndarray, source: np.ndarray, target: np.ndarray, length: int
     return np.concatenate([found, np.array(rest, RUN)]) if rest else found
 
 
+def covered(runs: np.ndarray, offsets: np.ndarray, length: int) -> int:
+    """How many bytes of pieces of memory are in (sorted) runs."""
+    if not len(runs):
+        return 0
+    before = np.cumsum(runs["length"]) - runs["length"]
+
+    def below(at: np.ndarray) -> np.ndarray:
+        """How many bytes of the runs are below these offsets."""
+        run = np.searchsorted(runs["at"], at, "right") - 1
+        return np.where(run < 0, 0, before[run] + np.minimum(at - runs["at"][run], runs["length"][run]))
+
+    return int((below(offsets + length) - below(offsets)).sum())
+
+
 def merged(runs: np.ndarray, by: str) -> np.ndarray:
     """Sorted by one of the offsets, with neighbours in both made one."""
     runs = runs[np.argsort(runs[by], kind="stable")]

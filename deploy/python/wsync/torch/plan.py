@@ -12,6 +12,7 @@ CPU. Not run: parameters on GPUs, which are never written in place by such a pla
 """
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional
@@ -32,57 +33,85 @@ class Recorded(Replica):
     """A replica whose weights go where a plan says. Made by `Plan.attach`.
 
     Attributes:
-        version: the `Version` that is held, or None.
+        version: the `Version` that is held, or None: before the first one, from the begin of a load to its commit (also if it
+            fails), and after `suspend`.
         loaded_by_python: how many tensors the loader has been given since the replica was attached: 0 if all are only copied.
     """
 
-    def __init__(self, plan: "Plan", socket: str, name: str, **options: Any):
+    def __init__(self, plan: "Plan", socket: str, name: str, dropped: Iterable[str], **options: Any):
         self.version: Optional[Version] = None
         self.loaded_by_python = 0
         self._plan = plan
         beside = {key: as_dtype(np.empty(spec.shape, storage_dtype(spec.dtype)), spec.dtype)
-                  for key, spec in plan.specs.items() if key in plan.loaded}
+                  for key, spec in plan.specs.items() if key in plan.loaded or key in dropped}
         super().__init__(socket, name, {**plan.pieces, **beside}, **options)
 
     def on_load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> Any:
-        rest = [(name, as_tensor(array)) for name, array in tensors.items() if name in self._plan.loaded]
-        if rest:
-            self.loaded_by_python += len(rest)
+        names = [name for name in tensors if name in self._plan.loaded]
+        if names:
+            self.loaded_by_python += len(names)
+            rest = [(other, as_tensor(tensors[name])) for name in names for other in (name, *self._plan.tied.get(name, ()))]
             with _torch.no_grad():
                 self._plan.load(iter(rest))
         return None
 
+    def on_load_begin(self, version: Version) -> None:
+        self.version = None
+
     def on_commit(self, version: Version) -> Any:
         self.version = version
         return None
+
+    def suspend(self) -> None:
+        super().suspend()
+        self.version = None
 
 
 class Plan:
     """Where the tensors of a checkpoint go. Made by `record`.
 
     Attributes:
-        specs: name -> `Spec`: the tensors of the checkpoint.
+        specs: name -> `Spec`: the tensors of the checkpoint, as versions must have them.
         pieces: name -> `Shard`: the memory in the model, and which part of the tensor it is. These are only copied.
         loaded: name -> why not: these must be given to the loader with each version.
-        unused: names that the loader has put nowhere, such as those of other ranks.
+        unused: names that the loader has put nowhere: what it ignores, and what other ranks have.
+        tied: name -> other names of the same memory. Versions have the first name only, and the loader is given all.
     """
 
-    def __init__(self, load: Callable, specs: dict, pieces: dict, loaded: dict, unused: list, keep: Any):
-        self.load, self.specs, self.pieces, self.loaded, self.unused = load, specs, pieces, loaded, unused
+    def __init__(self, load: Callable, specs: dict, pieces: dict, loaded: dict, unused: list, tied: dict, keep: Any):
+        self.load, self.specs, self.pieces, self.loaded, self.unused, self.tied = load, specs, pieces, loaded, unused, tied
         self._keep = keep
 
-    def attach(self, socket: str, name: str, **options: Any) -> Recorded:
+    def attach(self, socket: str, name: str, *, dropped: Optional[Iterable[str]] = None, **options: Any) -> Recorded:
         """A replica that receives versions of this layout. It polls as any `Replica` does.
+
+        A sidecar refuses a version with a tensor of which the ranks of a replica together do not take all. What the loader ignores
+        is therefore received too, into memory of its size, and dropped. This is done for whole tensors only: one of which no rank
+        loads some rows is refused, and the sidecar's sentence says which.
 
         Args:
             socket: the absolute path of the sidecar's engine socket.
             name: the name of the replica.
-            options: of `Replica`, without `tensors` and `take`.
+            dropped: which of the names in `unused` this rank receives and drops. None: all of them on rank 0, none on other ranks.
+                Of several ranks, give rank 0 those that are in the `unused` of every rank; otherwise it has memory for what only
+                other ranks use.
+            options: of `Replica`, without `tensors`, `take`, `load_begin`, `load_layer` and `commit`, which are the plan's.
+
+        Raises:
+            InvalidInput: a name in `dropped` is not in `unused`, or an option is the plan's; or as `Replica`.
+            EngineRefused: as `Replica`.
         """
-        return Recorded(self, socket, name, **options)
+        if dropped is None:
+            dropped = [] if options.get("rank", 0) else self.unused
+        if own := sorted({"take", "load_begin", "load_layer", "commit"} & set(options)):
+            raise InvalidInput(f"{own[0]} cannot be given: the plan has its own")
+        dropped = set(dropped)
+        if unknown := sorted(dropped - set(self.unused)):
+            raise InvalidInput(f"dropped names tensor {unknown[0]}, which is not in `unused`", tensor=unknown[0])
+        return Recorded(self, socket, name, dropped, **options)
 
 
-def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: int = 1) -> Plan:
+def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: int = 1, tied: str = "once") -> Plan:
     """Runs a loader once, and finds out where it puts each tensor.
 
     The weights of the model are those of `tensors` afterwards, or random numbers if these are descriptions; the first version
@@ -94,28 +123,41 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
         model: the module whose parameters are loaded, in the memory of the host. None: the module that `load` returns.
         load: a function of an iterator of (name, tensor), such as a model's `load_weights`. It runs on this thread, and must copy
             on this thread. It must take some of the names alone, if the plan says that they must be loaded.
-        tensors: the checkpoint: a mapping of names, or (name, value) pairs, with tensors of torch or `Spec`s as values.
+        tensors: the checkpoint: a mapping of names, or (name, value) pairs, with tensors of torch or `Spec`s as values. It has the
+            names, dtypes and shapes of the versions.
         seed: of the random numbers.
+        tied: what versions have of several names for the same memory, as in `Publisher.publish`. "once": the first name. "every":
+            each of them; the loader is then given copies.
 
     Returns:
         The plan.
 
     Raises:
-        InvalidInput: a tensor has a dtype that torch does not have; the sentence names it.
+        InvalidInput: a tensor has a dtype that torch does not have; the sentence names it. Or `tied` is another word.
         Refused: a parameter has bytes that come from no tensor of the checkpoint; or `model` is None, and a tensor is not only
             copied.
     """
-    specs, given = {}, {}
+    if tied not in ("every", "once"):
+        raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
+    specs, given, watched, others = {}, {}, {}, {}
+    first: dict = {}  # the memory of a tensor -> the first name that it has
+    kept = []  # so that no address is used twice
+    taken: dict = {}  # key of a storage -> the bytes that are watched already, (begin, end)
     generator = _torch.Generator().manual_seed(seed)
     for name, value in pairs(tensors):
         one = describe(name, value, memory=False)
-        specs[name] = Spec(one.dtype, one.shape)
+        kept.append(value)
         if isinstance(value, Spec):
             array = as_dtype(np.empty(one.shape, storage_dtype(one.dtype)), one.dtype)
             value = as_tensor(array)
             value.view(-1).view(_torch.uint8).random_(generator=generator)
-        given[name] = value.detach().contiguous()
-    watch = Watch(given)
+        elif tied == "once" and (same := first.setdefault(one.memory() or name, name)) != name:
+            given[name] = given[same]
+            others.setdefault(same, []).append(name)
+            continue
+        specs[name] = Spec(one.dtype, one.shape)
+        given[name] = watched[name] = _own(value.detach().contiguous(), taken)
+    watch = Watch(watched)
     with _torch.no_grad(), watch:
         returned = load(iter(given.items()))
     makes_model = model is None
@@ -145,7 +187,19 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
         raise Refused(f"{name}: {loaded[name]}, so it must be loaded again with each version, and this loader makes another model; "
                       "give `model`, and a loader that copies into it")
     _check_filled(model, watch)
-    return Plan(load, specs, pieces, loaded, unused, held)
+    return Plan(load, specs, pieces, loaded, unused, others, held)
+
+
+def _own(tensor: Any, taken: dict) -> Any:
+    """The tensor, or a copy of it if bytes of its memory are those of an earlier one: each byte has one name."""
+    spans = taken.setdefault(_runs.key_of(tensor), [])  # sorted, and apart
+    begin = tensor.storage_offset() * tensor.element_size()
+    end = begin + tensor.nbytes
+    at = bisect.bisect_left(spans, (begin, end))
+    if begin == end or at > 0 and spans[at - 1][1] > begin or at < len(spans) and spans[at][0] < end:
+        return tensor.clone()
+    spans.insert(at, (begin, end))
+    return tensor
 
 
 def _piece(tensor: Any, found: list) -> Any:
@@ -179,9 +233,7 @@ def _check_filled(model: Any, watch: Watch) -> None:
         if key in watch.computed or not parameter.numel():
             continue
         runs = watch.runs.get(key, NONE)
-        offsets, length = _runs.pieces(parameter)
-        low, high = int(offsets.min()), int(offsets.max()) + length
-        covered = runs[(runs["at"] < high) & (runs["at"] + runs["length"] > low)]["length"].sum()
+        covered = _runs.covered(runs, *_runs.pieces(parameter))
         if covered < parameter.nbytes:
-            raise Refused(f"parameter {name}: {int(covered)} of its {parameter.nbytes} bytes come from the checkpoint, as far as "
+            raise Refused(f"parameter {name}: {covered} of its {parameter.nbytes} bytes come from the checkpoint, as far as "
                           "this thread has seen; a loader must copy on the thread that calls it")
