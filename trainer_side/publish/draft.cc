@@ -485,6 +485,9 @@ class DraftSource final : public WeightSource {
     if (draft_->is_summed_[leaf] != 0) return draft_->sums_[leaf];
     return word_sum(into, place);
   }
+  [[nodiscard]] bool is_summed() const override {
+    return std::ranges::all_of(draft_->is_summed_, [](std::uint8_t is) { return is != 0; });
+  }
   [[nodiscard]] std::optional<WritableArena> take_arena() override {
     has_arena_ = draft_->arena_.has_value();
     return std::exchange(draft_->arena_, std::nullopt);

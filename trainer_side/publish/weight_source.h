@@ -31,6 +31,9 @@ class WeightSource {
   // The arena in which the bytes of this source are already, where the bucket plan places them, if
   // there is one. Called once, before the first read. `into` of every read then lies in it.
   [[nodiscard]] virtual std::optional<WritableArena> take_arena() { return std::nullopt; }
+  // True if the bytes are in the arena and read_sum() knows every sum, so that it is not worth
+  // another thread.
+  [[nodiscard]] virtual bool is_summed() const { return false; }
 };
 
 // Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.
