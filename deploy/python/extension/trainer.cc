@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 using Shape = std::vector<std::uint64_t>;
 using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;
 // Elements that one call of the library writes, so that Ctrl-C ends a publish soon.
-constexpr std::uint64_t kElementsOfCall = 32U << 20U;
+constexpr std::uint64_t kElementsOfCall = 128U << 20U;
 // In the order of wsync_publish_status.
 using Status = std::tuple<int, int, std::uint64_t, std::uint32_t, std::uint64_t, std::uint64_t,
                           std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,

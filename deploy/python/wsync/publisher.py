@@ -332,9 +332,10 @@ class Publisher:
             raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
         number = _step(step)
         self._raw.check()
-        described = _tensors.describe_all(tensors)
-        if tied == "once":
-            described = _tensors.without_tied(described)
+        with _tensors.collector_paused():
+            described = _tensors.describe_all(tensors)
+            if tied == "once":
+                described = _tensors.without_tied(described)
         if isinstance(dtype, str):
             dtypes = {one.name: dtype for one in described if one.dtype in _tensors.CASTS}
         else:
@@ -342,7 +343,8 @@ class Publisher:
         if not self._publishing.acquire(blocking=False):
             raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
         try:
-            self._describe(described, dtypes)
+            with _tensors.collector_paused():
+                self._describe(described, dtypes)
             raw = self._raw.begin(number)
             with Draft(self, raw, self._known) as draft:
                 _put_all(raw, described)
