@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -215,13 +216,35 @@ struct Draft::ClaimedAll {
   ClaimedAll(const ClaimedAll&) = delete;
   ClaimedAll& operator=(const ClaimedAll&) = delete;
   ~ClaimedAll() {
+    // An exception: what is protected must be writable for those that put it again.
+    if (!is_written && is_protecting) (void)draft.arena_->lease().unprotect();
     for (std::size_t i = 0; i < claimed; ++i) draft.finish(places[i], is_written);
   }
   Draft& draft;
   std::vector<Place> places;
   std::size_t claimed = 0;  // of the places, from the first one on
+  bool is_protecting = false;
   bool is_written = false;
 };
+
+void Draft::add_leaves(std::size_t part, const Place& place,
+                       const std::pair<std::uint64_t, std::uint64_t>& range,
+                       std::vector<LeafOfPart>& leaves) const {
+  // Pieces begin at leaves.
+  const auto pieces = plan_->tensor_pieces(place.tensor);
+  auto piece = pieces.begin();
+  for (std::uint64_t at = range.first; at < range.second;) {
+    const std::uint64_t end =
+        std::min(range.second, (at / limits::kLeafBytes + 1) * limits::kLeafBytes);
+    while (at >= piece->tensor_offset + piece->bytes) ++piece;
+    leaves.push_back({.part = part,
+                      .part_begin = range.first,
+                      .begin = at,
+                      .end = end,
+                      .bucket = piece->bucket});
+    at = end;
+  }
+}
 
 Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
   ClaimedAll all(*this);
@@ -243,13 +266,13 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
       write(parts[i], all.places[i], 1.0F);
       continue;
     }
-    for (std::uint64_t at = range->first; at < range->second;) {
-      const std::uint64_t end =
-          std::min(range->second, (at / limits::kLeafBytes + 1) * limits::kLeafBytes);
-      leaves.push_back({.part = i, .part_begin = range->first, .begin = at, .end = end});
-      at = end;
-    }
+    add_leaves(i, all.places[i], *range, leaves);
   }
+  // A bucket of which this call writes all bytes is protected as soon as it has them, while other
+  // threads write on: nothing else may be put there. The end of the version protects the others.
+  std::vector<std::atomic<std::uint64_t>> bytes_left(plan_->bucket_count());
+  for (const Piece& piece : plan_->pieces()) bytes_left[piece.bucket] += piece.bytes;
+  all.is_protecting = true;
   for_each_index(helpers_.get(), leaves.size(), [&](std::size_t i) {
     const LeafOfPart& leaf = leaves[i];
     const DraftPart& part = parts[leaf.part];
@@ -257,6 +280,10 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
     const std::uint64_t offset =
         (leaf.begin - leaf.part_begin) * dtype_bits(part.dtype) / dtype_bits(slot.info.dtype);
     write_leaf(part, slot, leaf.begin, leaf.end, part.data + offset, 1.0F);
+    const std::uint64_t bytes = leaf.end - leaf.begin;
+    if (bytes_left[leaf.bucket].fetch_sub(bytes) == bytes)
+      (void)arena_->lease().protect(plan_->bucket_offset(leaf.bucket),
+                                    plan_->bucket_size(leaf.bucket));
   });
   all.is_written = true;
   return {};

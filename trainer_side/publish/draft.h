@@ -138,9 +138,13 @@ class Draft : public std::enable_shared_from_this<Draft> {
     std::uint64_t part_begin = 0;  // where the part begins in the tensor
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
+    std::uint32_t bucket = 0;
   };
   [[nodiscard]] Result<Place> place_of(const DraftPart& part) const;
   [[nodiscard]] Rows rows_of(const Place& place) const;
+  void add_leaves(std::size_t part, const Place& place,
+                  const std::pair<std::uint64_t, std::uint64_t>& range,
+                  std::vector<LeafOfPart>& leaves) const;
   [[nodiscard]] Result<> claim(const Place& place);
   void finish(const Place& place, bool is_written);
   void write(const DraftPart& part, const Place& place, float scale);
