@@ -73,6 +73,7 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_report(*command, context, *run);
   add_bench_engine(*command, context);
   add_bench_copier(*command, context);
+  add_bench_publisher(*command, context);
   // Runs after the callbacks of the suites in the command line, which only add their suites to the
   // run.
   command->callback([&context, run] { run->run(context); });

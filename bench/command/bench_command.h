@@ -17,6 +17,7 @@ void add_bench_compare(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_gpu(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_list(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_copier(CLI::App& bench, Context& context);
+void add_bench_publisher(CLI::App& bench, Context& context);
 void add_bench_peers(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_overhead(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_pipeline(CLI::App& bench, Context& context, BenchRun& run);

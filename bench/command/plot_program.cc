@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "bench/command/bench_run.h"
+#include "bench/command/scripts.h"
 #include "bench/harness/directory.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
@@ -23,18 +24,6 @@ constexpr std::chrono::minutes kPlotLimit{10};
 // Exit codes of plot.py.
 constexpr int kPlotBadInput = 2;
 constexpr int kPlotMissingPackage = 3;
-
-// The script is at the same place relative to wsync-bench in the build tree and in an installation.
-Result<std::string> find_script() {
-  std::error_code error;
-  const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::string script = (own.parent_path() / WSYNC_PLOT_SCRIPT).lexically_normal().string();
-  if (std::filesystem::is_regular_file(script, error)) return script;
-  return fail(ErrorCode::kNotFound,
-              fmt::format("{} does not exist; this script draws and compares result files. Install "
-                          "the complete package wsync-bench",
-                          script));
-}
 
 // Returns every python3 in PATH. A Python that the user installed often comes before the system's
 // Python, which has the packages.
@@ -80,7 +69,7 @@ Result<PlotEnd> run_once(const std::string& python, const std::string& script,
 
 Result<nlohmann::json> run_plot_program(const std::vector<std::string>& words,
                                         const bench::Interrupt& interrupt) {
-  const auto script = WSYNC_TRY(find_script());
+  const auto script = WSYNC_TRY(find_script("plot.py", "draws and compares result files"));
   std::string missing =
       "plots and comparisons of result files need python3, which is not in PATH; on Debian: "
       "apt-get install python3-matplotlib python3-scipy";

@@ -1,6 +1,5 @@
 // plot.py is the Python program that draws and compares result files. It is installed with
-// wsync-bench (share/wsync/plot.py) and needs Matplotlib and SciPy. Nothing else in wsync needs
-// Python.
+// wsync-bench (share/wsync/plot.py) and needs Matplotlib and SciPy.
 #pragma once
 
 #include <nlohmann/json.hpp>

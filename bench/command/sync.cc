@@ -6,9 +6,13 @@
 #include "bench/command/bench_checkpoints.h"
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
+#include "bench/command/scripts.h"
 #include "bench/harness/directory.h"
+#include "bench/publishers/c_publisher.h"
+#include "bench/publishers/report.h"
 #include "bench/sync/report.h"
 #include "bench/sync/sync_bench.h"
+#include "shared/base/format.h"
 #include "shared/command/fleet_trace.h"
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
@@ -31,6 +35,8 @@ struct SyncOptions {
   std::vector<std::string> buffers;
   std::string directory;
   std::string trace;
+  std::string python;                       // empty: no publishers are compared
+  std::vector<std::string> python_tensors;  // empty: all that the interpreter has
 };
 
 // Applies the common options of the command line to this suite.
@@ -41,7 +47,62 @@ void heed_common(const BenchOptions& common, const CLI::App& command, SyncOption
   if (command.count("--engines") == 0) options.engines = {1};
 }
 
+// Refuses options that belong to the other kind of run.
+Result<> check_publishers(const SyncOptions& options) {
+  if (options.python.empty()) {
+    if (options.python_tensors.empty()) return {};
+    return fail(ErrorCode::kInvalidInput,
+                "--python-tensors needs an interpreter; give it with --python");
+  }
+  if (options.engines.size() != 1)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--engines has {} numbers, but --python measures one fleet of each "
+                            "kind; give one number",
+                            options.engines.size()));
+  if (options.devices > 0 || !options.buffers.empty() || !options.trace.empty())
+    return fail(ErrorCode::kInvalidInput,
+                "--python compares publishers and allows neither --devices, --buffer nor --trace");
+  return {};
+}
+
+Result<SuiteOutcome> bench_publishers(const SyncOptions& options,
+                                      const bench::Interrupt& interrupt) {
+  WSYNC_TRY(check_publishers(options));
+  auto script = WSYNC_TRY(find_script("publish.py", "publishes from the interpreter of --python"));
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(options.directory));
+  auto executable = WSYNC_TRY(find_wsync_program("wsync"));
+  trace::ProgressLine line;
+  line.update("asking the interpreter", 0, 0, now());
+  bench::PublishersBenchOptions wanted{.executable = std::move(executable),
+                                       .directory = directory.path(),
+                                       .checkpoint = {},
+                                       .interpreter = {},
+                                       .engines = options.engines.front(),
+                                       .rounds = options.rounds,
+                                       .adopt = options.adopt,
+                                       .tcp = options.tcp};
+  wanted.interpreter = WSYNC_TRY(bench::find_interpreter({.python = options.python,
+                                                          .script = std::move(script),
+                                                          .version = WSYNC_VERSION,
+                                                          .kinds = options.python_tensors,
+                                                          .directory = directory.path()},
+                                                         interrupt));
+  line.update("generating checkpoints", 0, 0, now());
+  auto checkpoints =
+      WSYNC_TRY(make_bench_checkpoints(options.model, directory.path(), [&](std::uint64_t bytes) {
+        return bench::check_publishers_bench(wanted, bytes);
+      }));
+  wanted.bytes = checkpoints.bytes;
+  wanted.checkpoint = checkpoints.directories.front();
+  const auto result = WSYNC_TRY(bench::run_publishers_bench(wanted, interrupt, show_turns(line)));
+  SuiteOutcome made = suite_outcome(result);
+  notify_model(options.model, made);
+  return made;
+}
+
 Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interrupt& interrupt) {
+  if (!options.python.empty()) return bench_publishers(options, interrupt);
+  WSYNC_TRY(check_publishers(options));
   if (!options.trace.empty()) WSYNC_TRY(check_trace_file(options.trace));
   const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(options.directory));
   auto executable = WSYNC_TRY(find_wsync_program("wsync"));
@@ -85,6 +146,7 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
                     "wsync bench sync --adopt --size 4GiB",
                     "wsync bench sync --engines 2 --devices 2 --buffer 1MiB,4MiB,16MiB",
                     "wsync bench sync --model Kimi-K2 --size 512MiB",
+                    "wsync bench sync --python venv/bin/python --python-tensors numpy,torch",
                     "wsync bench sync --checkpoint /models/Qwen3-0.6B --engines 1,2,4,8"}});
   auto options = std::make_shared<SyncOptions>();
   add_bench_model(*command, options->model);
@@ -123,11 +185,41 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
           "--trace", options->trace,
           "Write the last update of the last case as a Chrome trace (open it at ui.perfetto.dev)")
       ->type_name("FILE");
+  command
+      ->add_option(
+          "--python", options->python,
+          "Compare a publish from Python with the same publish from C, instead of the pause with "
+          "the floor. The interpreter must have the wheel of this release")
+      ->type_name("PYTHON");
+  command
+      ->add_option("--python-tensors", options->python_tensors,
+                   "With --python: what the trainer's weights are, numpy, torch or both (default: "
+                   "numpy, and torch where it can be imported)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"numpy", "torch"}));
   add_bench_options(*command, run);
   command->callback([&run, options, command] {
+    if (!options->python.empty() && command->count("--engines") == 0) options->engines = {1};
     run.add_suite("sync", [&run, options, command](const bench::Interrupt& interrupt) {
       heed_common(run.options, *command, *options);
       return bench_sync(*options, interrupt);
+    });
+  });
+}
+
+void add_bench_publisher(CLI::App& parent, Context& context) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "publisher",
+       .description = "Publishes from C for `wsync bench sync --python`, which starts this command",
+       .examples = {"wsync bench publisher --job FILE"}});
+  command->group("");  // hidden, because it has no other use
+  const auto job = std::make_shared<std::string>();
+  command->add_option("--job", *job, "What to publish")->required();
+  command->callback([&context, job] {
+    context.run("bench publisher", [&]() -> Result<Outcome> {
+      WSYNC_TRY(bench::run_c_publisher(*job));
+      return Outcome{};
     });
   });
 }

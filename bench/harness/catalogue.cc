@@ -75,6 +75,20 @@ constexpr std::array kSyncCases{
              "The streaming copy of the baseline with checksums in the same pass: shows the cost "
              "of verification",
              "ms", false, "streaming copy of the same bytes in the same processes"},
+    CaseText{"publish",
+             "With --python: time of a publish until the weights may change again, from C, from "
+             "NumPy and from torch",
+             "ms", false, "publish of the same bytes from C"},
+    CaseText{"publish until it is served",
+             "With --python: time from a publish until the engines serve it", "ms", false,
+             "publish of the same bytes from C"},
+    CaseText{"publish CPU",
+             "With --python: processor time of the publishing process until the engines serve it",
+             "ms", false, "publish of the same bytes from C"},
+    CaseText{"publish copies",
+             "With --python: number of copies of a byte in the publishing process, as the library "
+             "counts them",
+             "times", false, ""},
 };
 
 constexpr std::array kScheduleCases{

@@ -14,5 +14,14 @@ namespace wsync::bench {
 // Maximum resident memory of the process in bytes, including shared pages. 0 if the kernel does not
 // report it.
 [[nodiscard]] std::uint64_t peak_bytes_of(pid_t pid);
+// Memory of a process that is resident now. Both are 0 if the kernel does not report them.
+struct ResidentMemory {
+  std::uint64_t private_bytes = 0;  // anonymous and of files
+  std::uint64_t shared_bytes = 0;   // of memfd, tmpfs and System V
+};
+[[nodiscard]] ResidentMemory resident_memory_of(pid_t pid);
+// Sets that maximum to what is resident now. kIo, naming the process, if it has ended or the kernel
+// does not allow it.
+[[nodiscard]] Result<> reset_peak_of(pid_t pid);
 
 }  // namespace wsync::bench

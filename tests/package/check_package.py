@@ -54,6 +54,7 @@ class Package(unittest.TestCase):
     def test_the_program_that_draws_is_installed_where_the_benchmarks_find_it(self):
         if not os.path.exists(os.path.join(self.prefix, "bin", "wsync-bench")):
             self.skipTest("this build has no benchmarks")
+        self.find("publish.py")
         script = os.path.realpath(self.find("plot.py"))
         page = os.path.join(self.directory, "page.html")
         results = os.path.join(HERE, "..", "..", "bench", "results", "2026-11-23-overhead-30-rounds-2-core-epyc.json")

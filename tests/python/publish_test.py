@@ -1,5 +1,10 @@
-"""Publishing from NumPy: what arrives, what is converted, and what is refused."""
+"""Publishing from NumPy: what arrives, what is converted, what is copied, and what is refused."""
+import http.client
+import os
+import re
+import socket
 import threading
+import tracemalloc
 import unittest
 
 import numpy as np
@@ -204,6 +209,77 @@ with wsync.Publisher(settings=settings, rank=1, world_size=2) as publisher:
         parts = {name: wsync.Shard(whole[name][40:], (64, 32), [(0, 40, 24)]) for name in NAMES}
         publisher.publish(parts, step=step).wait("committed", DEADLINE_S)
 """
+
+
+MIB = 1 << 20
+
+
+class Copies(unittest.TestCase):
+    """The weights are copied once, by the library, into the memory from which the engines read."""
+
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.fleet.sidecar()
+        self.publisher = self.enterContext(self.fleet.publisher(min_replicas=0))
+
+    def copied(self):
+        """Bytes that the library has copied into snapshots, as the page of the trainer says."""
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        self.addCleanup(connection.sock.close)
+        connection.sock.connect(os.path.join(self.fleet.run_dir, "control.http"))
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+        found = re.search(r'^wsync_update_bytes_total\{stage="snapshot"\} (\S+)$', page, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def publish(self, weights):
+        """Publishes several times, until every snapshot is in memory. Of the last time: the bytes that the library has copied, the
+        memory that NumPy and Python have taken meanwhile, and the memory of the process beyond that before, but for snapshots."""
+        for _ in range(6):
+            self.publisher.publish(weights).wait(timeout=DEADLINE_S)
+        copied, before = self.copied(), private_bytes()
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")  # the peak is now what is resident
+        tracemalloc.start()
+        try:
+            publish = self.publisher.publish(weights)
+            taken = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        peak = status_bytes("VmHWM") - status_bytes("RssShmem")
+        publish.wait(timeout=DEADLINE_S)
+        return self.copied() - copied, taken, peak - before
+
+    def test_nothing_else_is_copied(self):
+        weights = {f"w{i}": np.full((4096, 1024), i, np.float32) for i in range(4)}
+        copied, taken, grown = self.publish(weights)
+        self.assertEqual(copied, 64 * MIB)
+        self.assertLess(taken, MIB)
+        self.assertLess(grown, 8 * MIB)  # of one tensor it would be 16 MiB
+
+    def test_a_copy_would_be_noticed(self):
+        """A tensor that is not contiguous is copied as a whole, one after the other."""
+        weights = {f"w{i}": np.full((4096, 1024), i, np.float32).T for i in range(4)}
+        copied, taken, _ = self.publish(weights)
+        self.assertEqual(copied, 64 * MIB)
+        self.assertGreaterEqual(taken, 16 * MIB)
+        self.assertLess(taken, 17 * MIB)
+
+    def test_thousands_of_tensors(self):
+        weights = {f"w{i}": np.full(2048, i, np.float32) for i in range(5000)}
+        copied, taken, _ = self.publish(weights)
+        self.assertEqual(copied, sum(array.nbytes for array in weights.values()))
+        self.assertLess(taken, 4 * MIB)  # 40 MB of weights
+
+
+def status_bytes(*fields):
+    with open("/proc/self/status", encoding="ascii") as file:
+        return sum(int(line.split()[1]) << 10 for line in file if line.partition(":")[0] in fields)
+
+
+def private_bytes():
+    return status_bytes("RssAnon", "RssFile")
 
 
 class Refusals(unittest.TestCase):

@@ -26,6 +26,19 @@ class Torch(unittest.TestCase):
     def published(self, tensors, **options):
         return self.publisher.publish(tensors, **options).wait(timeout=DEADLINE_S)
 
+    def test_tensors_whose_bytes_are_not_their_values_are_copied_and_others_are_not(self):
+        base = torch.arange(24.0).reshape(4, 6)
+        complex_ones = torch.complex(base, -base)
+        weights = {"plain": base, "parameter": torch.nn.Parameter(base + 1), "transposed": base.T, "negative": torch._neg_view(base),
+                   "conjugate": complex_ones.conj(), "complex": complex_ones}
+        held = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in weights.items()}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        for _ in range(2):  # the second time, the dtypes have been seen
+            self.published(weights)
+            for name, tensor in weights.items():
+                self.assertTrue(torch.equal(held[name], tensor.detach().resolve_neg().resolve_conj()), name)
+            base += 1
+
     def test_each_dtype_goes_into_tensors_of_torch(self):
         torch.manual_seed(1)
         weights = {str(kind): (torch.randn(8, 6) * 3).to(kind) for kind in KINDS}

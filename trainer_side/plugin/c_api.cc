@@ -420,6 +420,33 @@ wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
   });
 }
 
+wsync_code wsync_trainer_put_all(wsync_trainer* trainer, wsync_draft draft,
+                                 const wsync_trainer_part* parts, size_t count, size_t* failed) {
+  std::size_t at = count;
+  const wsync_code code = run([&]() -> Result<> {
+    WSYNC_TRY(check(trainer));
+    if (parts == nullptr && count != 0)
+      return wsync::fail(ErrorCode::kInvalidInput, "parts is NULL");
+    const auto open = WSYNC_TRY(trainer->find(draft, fmt::format("{} parts", count)));
+    std::vector<wsync::publish::DraftPart> put;
+    put.reserve(count);
+    for (at = 0; at < count; ++at) {
+      const wsync_trainer_part& part = parts[at];
+      put.push_back(WSYNC_TRY(part_argument(part)));
+      std::optional<wsync::DType> published;
+      if (part.publish_dtype != nullptr)
+        published = WSYNC_TRY(dtype_argument(part.name, part.publish_dtype));
+      if (open.first)
+        WSYNC_TRY(open.first->put(put.back(), published.value_or(put.back().dtype)));
+      else if (published)
+        WSYNC_TRY(open.draft->check_dtype(part.name, *published));
+    }
+    return open.first ? Result<>() : open.draft->put_all(put, at);
+  });
+  if (failed != nullptr) *failed = at;
+  return code;
+}
+
 wsync_code wsync_trainer_map(wsync_trainer* trainer, wsync_draft draft, const char* name,
                              void** data, uint64_t* bytes) {
   return run([&]() -> Result<> {

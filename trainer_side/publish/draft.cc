@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -209,6 +210,85 @@ Result<> Draft::put(const DraftPart& part) {
   return {};
 }
 
+// The same for several parts.
+struct Draft::ClaimedAll {
+  explicit ClaimedAll(Draft& of) : draft(of) {}
+  ClaimedAll(const ClaimedAll&) = delete;
+  ClaimedAll& operator=(const ClaimedAll&) = delete;
+  ~ClaimedAll() {
+    // An exception: what is protected must be writable for those that put it again.
+    if (!is_written && is_protecting) (void)draft.arena_->lease().unprotect();
+    for (std::size_t i = 0; i < claimed; ++i) draft.finish(places[i], is_written);
+  }
+  Draft& draft;
+  std::vector<Place> places;
+  std::size_t claimed = 0;  // of the places, from the first one on
+  bool is_protecting = false;
+  bool is_written = false;
+};
+
+void Draft::add_leaves(std::size_t part, const Place& place,
+                       const std::pair<std::uint64_t, std::uint64_t>& range,
+                       std::vector<LeafOfPart>& leaves) const {
+  // Pieces begin at leaves.
+  const auto pieces = plan_->tensor_pieces(place.tensor);
+  auto piece = pieces.begin();
+  for (std::uint64_t at = range.first; at < range.second;) {
+    const std::uint64_t end =
+        std::min(range.second, (at / limits::kLeafBytes + 1) * limits::kLeafBytes);
+    while (at >= piece->tensor_offset + piece->bytes) ++piece;
+    leaves.push_back({.part = part,
+                      .part_begin = range.first,
+                      .begin = at,
+                      .end = end,
+                      .bucket = piece->bucket});
+    at = end;
+  }
+}
+
+Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
+  ClaimedAll all(*this);
+  for (failed = 0; failed < parts.size(); ++failed) {
+    const DraftPart& part = parts[failed];
+    if (!std::holds_alternative<std::monostate>(part.scales))
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("tensor {}: a part with scales is put alone", part.name));
+    all.places.push_back(WSYNC_TRY(place_of(part)));
+  }
+  for (failed = 0; failed < parts.size(); ++failed) {
+    WSYNC_TRY(claim(all.places[failed]));
+    ++all.claimed;
+  }
+  std::vector<LeafOfPart> leaves;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto range = contiguous(all.places[i]);
+    if (!range) {
+      write(parts[i], all.places[i], 1.0F);
+      continue;
+    }
+    add_leaves(i, all.places[i], *range, leaves);
+  }
+  // A bucket of which this call writes all bytes is protected as soon as it has them, while other
+  // threads write on: nothing else may be put there. The end of the version protects the others.
+  std::vector<std::atomic<std::uint64_t>> bytes_left(plan_->bucket_count());
+  for (const Piece& piece : plan_->pieces()) bytes_left[piece.bucket] += piece.bytes;
+  all.is_protecting = true;
+  for_each_index(helpers_.get(), leaves.size(), [&](std::size_t i) {
+    const LeafOfPart& leaf = leaves[i];
+    const DraftPart& part = parts[leaf.part];
+    const Slot& slot = slots_[all.places[leaf.part].tensor];
+    const std::uint64_t offset =
+        (leaf.begin - leaf.part_begin) * dtype_bits(part.dtype) / dtype_bits(slot.info.dtype);
+    write_leaf(part, slot, leaf.begin, leaf.end, part.data + offset, 1.0F);
+    const std::uint64_t bytes = leaf.end - leaf.begin;
+    if (bytes_left[leaf.bucket].fetch_sub(bytes) == bytes)
+      (void)arena_->lease().protect(plan_->bucket_offset(leaf.bucket),
+                                    plan_->bucket_size(leaf.bucket));
+  });
+  all.is_written = true;
+  return {};
+}
+
 Result<> Draft::check_dtype(std::string_view name, DType dtype) const {
   const auto index = manifest_->find(name);
   if (!index)
@@ -268,16 +348,25 @@ Result<> Draft::seal() {
 
 // ---- bytes ----
 
+// Bytes [begin, end) of the tensor, if the part is one run of them.
+std::optional<std::pair<std::uint64_t, std::uint64_t>> Draft::contiguous(const Place& place) const {
+  const Slot& slot = slots_[place.tensor];
+  if (slot.memory.empty()) return std::pair<std::uint64_t, std::uint64_t>{0, 0};
+  const std::uint32_t bits = dtype_bits(slot.info.dtype);
+  if (bits % 8 != 0) return std::pair<std::uint64_t, std::uint64_t>{0, slot.memory.size()};
+  const Rows rows = rows_of(place);
+  if (rows.rows != 1) return std::nullopt;
+  return std::pair{rows.first * bits / 8, (rows.first + rows.run) * bits / 8};
+}
+
 void Draft::write(const DraftPart& part, const Place& place, float scale) {
   const Slot& slot = slots_[place.tensor];
   const DType to = slot.info.dtype;
-  if (slot.memory.empty()) return;
-  if (dtype_bits(to) % 8 != 0) return write_contiguous(part, slot, 0, slot.memory.size(), scale);
+  if (const auto range = contiguous(place))
+    return write_contiguous(part, slot, range->first, range->second - range->first, scale);
   const Rows rows = rows_of(place);
   const std::uint64_t to_bytes = dtype_bits(to) / 8;
   const std::uint64_t from_bytes = dtype_bits(part.dtype) / 8;
-  if (rows.rows == 1)
-    return write_contiguous(part, slot, rows.first * to_bytes, rows.run * to_bytes, scale);
   for_each_index(
       rows.rows * rows.run * to_bytes < limits::kLeafBytes ? nullptr : helpers_.get(), rows.rows,
       [&](std::size_t row) {
@@ -422,6 +511,9 @@ class DraftSource final : public WeightSource {
     const std::uint64_t leaf = draft_->first_leaf_[tensor] + place.position / limits::kLeafBytes;
     if (draft_->is_summed_[leaf] != 0) return draft_->sums_[leaf];
     return word_sum(into, place);
+  }
+  [[nodiscard]] bool is_summed() const override {
+    return std::ranges::all_of(draft_->is_summed_, [](std::uint8_t is) { return is != 0; });
   }
   [[nodiscard]] std::optional<WritableArena> take_arena() override {
     has_arena_ = draft_->arena_.has_value();

@@ -58,6 +58,9 @@ struct DraftPart {
   Scales scales;                     // only if the tensor is F8_E4M3 and `data` is not
 };
 
+// This class has more than 350 lines of methods, because each way to write a tensor claims its part
+// of the same slots.
+//
 // Thread: any, concurrently. The snapshotter must outlive the draft.
 class Draft : public std::enable_shared_from_this<Draft> {
  public:
@@ -73,6 +76,10 @@ class Draft : public std::enable_shared_from_this<Draft> {
   // block without a finite scale, or a tensor that is written through its pointer; kRefused if a
   // part of it was put already, or if the draft is sealed. After an error nothing counts as put.
   [[nodiscard]] Result<> put(const DraftPart& part);
+  // The same for several parts without scales, with the threads for all of them together: many
+  // small tensors take as long as one large one. After an error none of them counts as put, and
+  // `failed` is the index of the part that the error is about.
+  [[nodiscard]] Result<> put_all(std::span<const DraftPart> parts, std::size_t& failed);
   // kNotFound, or kInvalidInput unless the tensor has this dtype, both with its name.
   [[nodiscard]] Result<> check_dtype(std::string_view name, DType dtype) const;
   // Returns the memory of a tensor: what this rank writes of it, dense and row-major. The caller
@@ -124,11 +131,25 @@ class Draft : public std::enable_shared_from_this<Draft> {
   Draft(std::shared_ptr<Snapshotter> snapshotter, std::shared_ptr<const Manifest> manifest,
         std::shared_ptr<const BucketPlan> plan, WritableArena arena, unsigned threads);
   struct Claimed;
+  struct ClaimedAll;
+  // Bytes [begin, end) of a tensor that lie in one leaf, of the part that is put there.
+  struct LeafOfPart {
+    std::size_t part = 0;
+    std::uint64_t part_begin = 0;  // where the part begins in the tensor
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::uint32_t bucket = 0;
+  };
   [[nodiscard]] Result<Place> place_of(const DraftPart& part) const;
   [[nodiscard]] Rows rows_of(const Place& place) const;
+  void add_leaves(std::size_t part, const Place& place,
+                  const std::pair<std::uint64_t, std::uint64_t>& range,
+                  std::vector<LeafOfPart>& leaves) const;
   [[nodiscard]] Result<> claim(const Place& place);
   void finish(const Place& place, bool is_written);
   void write(const DraftPart& part, const Place& place, float scale);
+  [[nodiscard]] std::optional<std::pair<std::uint64_t, std::uint64_t>> contiguous(
+      const Place& place) const;
   void write_contiguous(const DraftPart& part, const Slot& slot, std::uint64_t begin,
                         std::uint64_t bytes, float scale);
   void write_leaf(const DraftPart& part, const Slot& slot, std::uint64_t begin, std::uint64_t end,

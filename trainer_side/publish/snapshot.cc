@@ -248,7 +248,7 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   const TimePoint begun = now();
   if (!is_written) WSYNC_TRY(written->lease().unprotect());
   Copier copier(source, plan, written->lease(), request);
-  auto digests = copier.run(std::max(1U, options_.threads));
+  auto digests = copier.run(is_written && source.is_summed() ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   if (const Result<> good = source.check(digests->root); !good)
     return fail(good.error().with_context(snapshot_name(request.version)));

@@ -36,6 +36,9 @@ class WeightSource {
   // (kDigestMismatch) means that these are not the bytes that the source promises, so that nobody
   // gets them.
   [[nodiscard]] virtual Result<> check(const Digest& /*content*/) const { return {}; }
+  // True if the bytes are in the arena and read_sum() knows every sum, so that it is not worth
+  // another thread.
+  [[nodiscard]] virtual bool is_summed() const { return false; }
 };
 
 // Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.

@@ -21,6 +21,17 @@ NB_MODULE(core, module) {
   wsync::python::bind_reader(module);
   wsync::python::bind_weight_directory(module);
   module.def("end_calls", &wsync::python::end_calls, nb::arg("limit_s"));
+  // Of the memory of an array in row-major order.
+  module.def(
+      "address",
+      [](nb::handle array) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        const auto address = reinterpret_cast<std::uintptr_t>(view.buf);
+        PyBuffer_Release(&view);
+        return address;
+      },
+      nb::arg("array"));
   module.def(
       "copy_out",
       [](std::uintptr_t from, std::uintptr_t into, std::size_t bytes) {

@@ -10,6 +10,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <span>
 #include <tuple>
 #include <unistd.h>
 #include <vector>
@@ -27,6 +28,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Shape = std::vector<std::uint64_t>;
 using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;
+// Elements that one call of the library writes, so that Ctrl-C ends a publish soon.
+constexpr std::uint64_t kElementsOfCall = 128U << 20U;
 // In the order of wsync_publish_status.
 using Status = std::tuple<int, int, std::uint64_t, std::uint32_t, std::uint64_t, std::uint64_t,
                           std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
@@ -55,6 +58,46 @@ std::optional<wsync_range> range_of(const std::optional<Range>& range) {
   return wsync_range{
       .dim = std::get<0>(*range), .begin = std::get<1>(*range), .length = std::get<2>(*range)};
 }
+
+// The parts of put_all(). Names and dtypes are those of the Python objects, without copies.
+struct ReadParts {
+  explicit ReadParts(const nb::list& given) {
+    std::vector<std::pair<std::size_t, std::size_t>> places;  // in shapes and ranges
+    parts.reserve(given.size());
+    ranges.reserve(given.size());
+    for (const nb::handle one : given) {
+      const auto part = nb::cast<nb::tuple>(one);
+      const auto shape = nb::cast<nb::tuple>(part[2]);
+      const auto own_ranges = nb::cast<nb::tuple>(part[3]);
+      places.emplace_back(shapes.size(), ranges.size());
+      for (const nb::handle extent : shape) shapes.push_back(nb::cast<std::uint64_t>(extent));
+      if (own_ranges.size() > 0) {
+        const auto range = nb::cast<Range>(own_ranges[0]);
+        ranges.push_back(*range_of(range));
+      }
+      parts.push_back({.name = nb::cast<const char*>(part[0]),
+                       .dtype = nb::cast<const char*>(part[1]),
+                       .publish_dtype = nullptr,
+                       .shape = nullptr,
+                       .shape_count = shape.size(),
+                       .ranges = nullptr,
+                       .range_count = own_ranges.size() > 0 ? 1U : 0U,
+                       .data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(part[5])),
+                       .scales = nullptr,
+                       .scale_count = 0,
+                       .compute_scales = 0});
+    }
+    // Only now, because the lists move when they grow.
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      parts[i].shape = shapes.data() + places[i].first;
+      if (parts[i].range_count > 0) parts[i].ranges = ranges.data() + places[i].second;
+    }
+  }
+
+  std::vector<std::uint64_t> shapes;
+  std::vector<wsync_range> ranges;
+  std::vector<wsync_trainer_part> parts;
+};
 
 class Draft {
  public:
@@ -85,6 +128,35 @@ class Draft {
           name, [&](wsync_trainer* trainer) { return wsync_trainer_put(trainer, id_, &part); });
     }
     raise_if(failure);
+  }
+
+  // Writes parts in the dtype of their tensors. `given` has tuples of name, dtype, shape of the
+  // whole tensor, ranges, array and address (Described of wsync/_tensors.py), which keep the arrays
+  // alive. Returns the failure and the index of the part that it is about.
+  std::tuple<int, std::string, std::size_t> put_all(const nb::list& given) {
+    const ReadParts read(given);
+    const std::vector<wsync_trainer_part>& parts = read.parts;
+    for (std::size_t begin = 0; begin < parts.size();) {
+      std::size_t end = begin;
+      for (std::uint64_t elements = 0; end < parts.size() && elements < kElementsOfCall; ++end) {
+        std::uint64_t own = 1;
+        for (const std::uint64_t extent : std::span(parts[end].shape, parts[end].shape_count))
+          own *= extent;
+        elements += own;
+      }
+      std::size_t failed = end - begin;
+      Failure failure;
+      {
+        const WithoutGil unlocked;
+        failure = while_open(parts[begin].name, [&](wsync_trainer* trainer) {
+          return wsync_trainer_put_all(trainer, id_, &parts[begin], end - begin, &failed);
+        });
+      }
+      if (failure) return {failure.code, failure.sentence, begin + failed};
+      check_signals();
+      begin = end;
+    }
+    return {0, {}, 0};
   }
 
   // Returns a second mapping of the tensor's memory.
@@ -331,6 +403,7 @@ void bind_trainer(nb::module_& module) {
       .def("put", &Draft::put, nb::arg("name"), nb::arg("dtype"), nb::arg("publish_dtype").none(),
            nb::arg("shape"), nb::arg("range").none(), nb::arg("data"), nb::arg("scales"),
            nb::arg("scale_count"), nb::arg("compute_scales"))
+      .def("put_all", &Draft::put_all, nb::arg("parts"))
       .def("map", &Draft::map, nb::arg("name"))
       .def("end", &Draft::end)
       .def("abandon", &Draft::abandon);

@@ -2,15 +2,18 @@
 from a program that has imported it."""
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from ._errors import InvalidInput
+from ._native import core
 
 # The names of safetensors, and the bytes of an element. Types that NumPy does not have are unsigned integers there.
 _NUMPY = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
@@ -18,6 +21,7 @@ _NUMPY = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", 
 _RAW = {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8", "F8_E8M0": "uint8", "F8_E4M3FNUZ": "uint8",
         "F8_E5M2FNUZ": "uint8"}
 _NAME_OF = {np.dtype(known): name for name, known in _NUMPY.items()}
+_STORAGE = {name: np.dtype(known) for name, known in _RAW.items()}
 # The dtypes of the package ml_dtypes, if the program uses it, and those of torch.
 _NAME_OF_WORD = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
                  "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
@@ -52,7 +56,7 @@ class Array(np.ndarray):
     @property
     def dtype_name(self) -> str:
         """The name of the dtype, as in safetensors."""
-        if self._raw_name is not None and self.dtype == storage_dtype(self._raw_name):
+        if self._raw_name is not None and self.dtype == _STORAGE[self._raw_name]:
             return self._raw_name
         return _NAME_OF.get(self.dtype, str(self.dtype))
 
@@ -112,9 +116,12 @@ class Described(NamedTuple):
     shape: tuple  # of the whole tensor
     ranges: tuple
     own: Any  # the array or tensor of this part; None: no memory
+    address: Optional[int] = None  # of its bytes, if they are known to be in row-major order
 
     def dense(self) -> tuple:
         """The address of the part's bytes in row-major order, and what keeps them alive. A copy, if the part is not contiguous."""
+        if self.address is not None:
+            return self.address, self.own
         if isinstance(self.own, np.ndarray):
             array = self.own if self.own.flags.c_contiguous else np.ascontiguousarray(self.own)
             return array.ctypes.data, array
@@ -123,8 +130,10 @@ class Described(NamedTuple):
 
     def memory(self) -> Optional[tuple]:
         """What is equal for two names of the same memory (tied weights). None: it has no bytes."""
-        if math.prod(self.own.shape) == 0:
+        if 0 in self.own.shape:
             return None
+        if self.address is not None:
+            return self.address, self.dtype, self.shape, self.ranges
         if isinstance(self.own, np.ndarray):
             return self.own.ctypes.data, self.own.strides, self.dtype, self.shape, self.ranges
         return self.own.data_ptr(), self.own.stride(), self.dtype, self.shape, self.ranges
@@ -158,6 +167,8 @@ def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
     dtype = _NAME_OF_WORD.get(word)
     if dtype is None:
         raise InvalidInput(f"tensor {name} has the dtype {tensor.dtype}, which has no name in safetensors", tensor=name)
+    if not tensor.dtype.is_complex:  # which may be conjugated when it is read
+        _TORCH_DTYPES[tensor.dtype] = dtype
     if writable and not tensor.is_contiguous():
         raise InvalidInput(f"tensor {name} is not contiguous, so the library cannot write into it", tensor=name)
     return dtype, tuple(tensor.shape), tensor.detach()
@@ -171,6 +182,62 @@ def _read_numpy(name: str, array: np.ndarray, writable: bool) -> tuple:
     if writable and not (array.flags.c_contiguous and array.flags.writeable):
         raise InvalidInput(f"tensor {name} must be contiguous and writable, because the library writes into it", tensor=name)
     return dtype, tuple(array.shape), array
+
+
+_TORCH_DTYPES: dict = {}  # dtype of torch -> name in safetensors, as far as they have been seen
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pauses the cyclic garbage collector, if it is on.
+
+    A publish makes a few tuples for each tensor, which hold no cycles. 20,000 tensors would start the collector some eighty times, and
+    about every second publish a full collection, which takes 90 ms in a process that has imported torch.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def describe_all(tensors: Union[Mapping, Iterable]) -> list:
+    """`describe` of each tensor of a publish.
+
+    A model has thousands of tensors, and each publish reads all of them. Most are whole arrays or tensors in row-major order, for
+    which this reads only what is needed. `describe` looks closer at any other, and says what is wrong.
+    """
+    torch = sys.modules.get("torch")
+    tensor_types = () if torch is None or not hasattr(torch, "Tensor") else (torch.Tensor, torch.nn.Parameter)
+    strided = None if torch is None else getattr(torch, "strided", None)
+    make, described = tuple.__new__, []
+    for name, given in pairs(tensors):
+        kind = type(given)
+        if kind in tensor_types:
+            dtype = _TORCH_DTYPES.get(given.dtype)
+            if dtype is not None and given.is_cpu and given.layout is strided and given.is_contiguous() and not given.is_neg():
+                described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr())))
+                continue
+        elif (kind is np.ndarray or kind is Array) and given.flags.c_contiguous:
+            dtype = _NAME_OF.get(given.dtype) if kind is np.ndarray or given._raw_name is None else given.dtype_name
+            if dtype in _NUMPY or dtype in _RAW:
+                described.append(make(Described, (name, dtype, given.shape, (), given, core.address(given))))
+                continue
+        described.append(describe(name, given))
+    return described
+
+
+def without_tied(described: list) -> list:
+    """Without those that are other names for the same memory as an earlier one."""
+    addresses = {one.address for one in described}
+    if len(addresses) == len(described) and None not in addresses:
+        return described
+    first: dict = {}
+    for one in described:
+        first.setdefault(one.memory() or one.name, one)
+    return list(first.values())
 
 
 def describe(name: str, given: Any, *, writable: bool = False, memory: bool = True) -> Described:

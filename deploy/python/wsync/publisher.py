@@ -63,6 +63,20 @@ def _put(raw: "core.Draft", part: _tensors.Described, dtype: Optional[str] = Non
     del owner
 
 
+def _put_all(raw: "core.Draft", parts: list) -> None:
+    """Writes parts in the dtype that was described. Those in row-major order are given to the library together; any other is
+    copied and written alone, so that there is one such copy at a time."""
+    together = [one for one in parts if one.address is not None]
+    code, sentence, failed = raw.put_all(together)
+    if code != 0:
+        failure = make(code, sentence)
+        failure.tensor = together[failed].name if failed < len(together) else None
+        raise failure
+    for one in parts:
+        if one.address is None:
+            _put(raw, one)
+
+
 class Publish:
     """A publish on its way to the replicas. `Publisher.publish` and `Draft.publish` return it; it is then snapshotted."""
 
@@ -273,7 +287,10 @@ class Publisher:
         self._describe([describe(name, given, memory=False) for name, given in pairs(tensors)])
 
     def _describe(self, tensors: list, dtypes: Optional[dict] = None) -> None:
-        layout = [(t.name, (dtypes or {}).get(t.name, t.dtype), t.shape, t.ranges) for t in tensors]
+        if dtypes:
+            layout = [(t.name, dtypes.get(t.name, t.dtype), t.shape, t.ranges) for t in tensors]
+        else:
+            layout = [t[:4] for t in tensors]
         if layout == self._layout:
             return
         self._layout = None
@@ -317,12 +334,10 @@ class Publisher:
             raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
         number = _step(step)
         self._raw.check()
-        described = [describe(name, given) for name, given in pairs(tensors)]
-        if tied == "once":
-            first: dict = {}
-            for one in described:
-                first.setdefault(one.memory() or one.name, one)
-            described = list(first.values())
+        with _tensors.collector_paused():
+            described = _tensors.describe_all(tensors)
+            if tied == "once":
+                described = _tensors.without_tied(described)
         if isinstance(dtype, str):
             dtypes = {one.name: dtype for one in described if one.dtype in _tensors.CASTS}
         else:
@@ -330,11 +345,11 @@ class Publisher:
         if not self._publishing.acquire(blocking=False):
             raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
         try:
-            self._describe(described, dtypes)
+            with _tensors.collector_paused():
+                self._describe(described, dtypes)
             raw = self._raw.begin(number)
             with Draft(self, raw, self._known) as draft:
-                for one in described:
-                    _put(raw, one)
+                _put_all(raw, described)
             return draft.publish
         finally:
             self._publishing.release()

@@ -240,6 +240,42 @@ TEST_F(TrainerCApi, AVersionIsWrittenBetweenBeginAndEnd) {
   EXPECT_EQ(wsync_trainer_map(trainer_, draft, "model.w", nullptr, nullptr), WSYNC_INVALID_INPUT);
 }
 
+TEST_F(TrainerCApi, SeveralPartsArePutAtOnce) {
+  ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  const std::vector<float> masters(4 * 64, 1.5F);
+  wsync_trainer_part parts[2] = {{.name = "model.w",
+                                  .dtype = "F32",
+                                  .publish_dtype = "BF16",
+                                  .shape = shape_,
+                                  .shape_count = 2,
+                                  .data = masters.data()}};
+  parts[1] = parts[0];
+  parts[1].name = "model.v";
+  wsync_publish publish = 0;
+  // The first version, which describes the tensors, and a later one.
+  for (int version = 0; version < 2; ++version) {
+    wsync_draft draft = 0;
+    std::size_t failed = 9;
+    ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
+    EXPECT_EQ(wsync_trainer_put_all(trainer_, draft, nullptr, 2, &failed), WSYNC_INVALID_INPUT);
+    EXPECT_EQ(failed, 2U);
+    EXPECT_EQ(wsync_trainer_put_all(trainer_, draft + 1, parts, 2, &failed), WSYNC_INVALID_INPUT);
+    EXPECT_EQ(failed, 2U);
+    if (version == 1) {
+      parts[1].publish_dtype = "F16";
+      EXPECT_EQ(wsync_trainer_put_all(trainer_, draft, parts, 2, &failed), WSYNC_INVALID_INPUT);
+      EXPECT_THAT(wsync_trainer_error(), HasSubstr("tensor model.v: it is published as BF16"));
+      EXPECT_EQ(failed, 1U);
+      parts[1].publish_dtype = "BF16";
+    }
+    ASSERT_EQ(wsync_trainer_put_all(trainer_, draft, parts, 2, nullptr), WSYNC_OK)
+        << wsync_trainer_error();
+    ASSERT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_OK) << wsync_trainer_error();
+    EXPECT_EQ(wsync_trainer_put_all(trainer_, draft, parts, 2, nullptr), WSYNC_REFUSED);
+  }
+}
+
 TEST_F(TrainerCApi, TheFirstVersionDescribesTheTensors) {
   ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
   ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();

@@ -12,6 +12,7 @@
 #include "bench/harness/median_interval.h"
 #include "bench/harness/spread.h"
 #include "bench/overhead/report.h"
+#include "bench/publishers/report.h"
 #include "bench/sync/report.h"
 #include "bench/sync/scrape.h"
 
@@ -170,6 +171,39 @@ TEST(SyncReport, CopiesOfAByteAreToldAndAdded) {
   const auto copies = std::ranges::find(suite.cases, "copies, 1 engine", &CaseResult::name);
   ASSERT_NE(copies, suite.cases.end());
   EXPECT_EQ(copies->samples, std::vector<double>{4});
+}
+
+TEST(PublishersReport, PythonIsComparedWithCInTheSameRound) {
+  PublishersBenchResult result{.bytes = 100, .tensors = 1, .largest_tensor_bytes = 100};
+  result.rows = {{.kind = "c", .rounds = {}}, {.kind = "torch", .rounds = {}}};
+  for (const std::uint64_t ns : {1000U, 2000U, 4000U}) {
+    PublishSample sample{.snapshot_ns = ns, .whole_ns = 2 * ns, .copied_bytes = 100, .bytes = 100};
+    result.rows[0].rounds.push_back(sample);
+    sample.snapshot_ns = ns + ns / 25;
+    result.rows[1].rounds.push_back(sample);
+  }
+  EXPECT_TRUE(result.met(result.rows[1]));
+  const auto report = to_json(result);
+  EXPECT_EQ(report.at("targets_met"), true);
+  EXPECT_FALSE(report.at("publishers")[0].contains("ratio"));
+  const auto& torch = report.at("publishers")[1];
+  EXPECT_DOUBLE_EQ(torch.at("ratio").at("snapshot_ns").at("median"), 1.04);
+  EXPECT_DOUBLE_EQ(torch.at("ratio").at("whole_ns").at("max"), 1.0);
+  EXPECT_DOUBLE_EQ(torch.at("copies_per_byte").at("median"), 1.0);
+  EXPECT_NE(to_text(result).find("torch     1.040 (1.040-1.040)"), std::string::npos)
+      << to_text(result);
+  // In the form of all suites the ratio is the share of the baseline's speed.
+  const SuiteResult suite = to_suite(result);
+  const auto publish = std::ranges::find(suite.cases, "publish, torch", &CaseResult::name);
+  ASSERT_NE(publish, suite.cases.end());
+  EXPECT_DOUBLE_EQ(publish->ratios.front(), 1 / 1.04);
+  EXPECT_TRUE(publish->met());
+  // One round in which Python is slow does not decide; two of three do.
+  result.rows[1].rounds[0].snapshot_ns = 5000;
+  EXPECT_TRUE(result.met(result.rows[1]));
+  result.rows[1].rounds[1].snapshot_ns = 5000;
+  EXPECT_FALSE(result.met(result.rows[1]));
+  EXPECT_FALSE(to_suite(result).cases[4].met());
 }
 
 TEST(Machine, IsDescribed) {

@@ -169,6 +169,75 @@ TEST_F(DraftTest, HasTheBytesAndTheDigestOfACopy) {
   }
 }
 
+// Whole tensors, rows and columns in one call, with tensors that are larger than a leaf.
+TEST_F(DraftTest, SeveralPartsAtOnceAreAsPutOneByOne) {
+  const std::vector<TensorInfo> infos = {
+      {"a.big", DType::kBF16, {1500, 1024}}, {"b.small", DType::kF32, {7, 13}},
+      {"c.none", DType::kF32, {0, 4}},       {"d.fp4", DType::kF4, {16, 32}},
+      {"e.columns", DType::kF16, {40, 900}}, {"f.converted", DType::kBF16, {700, 1000}},
+  };
+  std::vector<std::pair<TensorInfo, std::vector<std::byte>>> weights;
+  std::vector<Part> kept;
+  std::vector<DraftPart> parts;
+  kept.reserve(2 * infos.size());
+  const auto masters = random_floats(3, 700 * 1000);
+  for (std::size_t t = 0; t < infos.size(); ++t) {
+    const TensorInfo& info = infos[t];
+    weights.emplace_back(info, random_bytes(t, *info.byte_size()));
+    auto& bytes = weights.back().second;
+    if (info.name == "f.converted") {
+      cast(DType::kF32, std::as_bytes(std::span(masters)), info.dtype, bytes, 1.0F);
+      parts.push_back({.name = info.name,
+                       .dtype = DType::kF32,
+                       .shape = info.shape,
+                       .data = reinterpret_cast<const std::byte*>(masters.data())});
+    } else if (info.name == "a.big" || info.name == "e.columns") {
+      const std::uint32_t dim = info.name == "a.big" ? 0 : 1;
+      for (const auto& [begin, length] :
+           {std::pair<std::uint64_t, std::uint64_t>{0, 333}, {333, info.shape[dim] - 333}}) {
+        kept.push_back(cut(bytes, info.shape, 2, {.dim = dim, .begin = begin, .length = length}));
+        parts.push_back(part_of(info, kept.back()));
+      }
+    } else {
+      kept.push_back({.bytes = bytes, .range = {}});
+      parts.push_back(part_of(info, kept.back()));
+    }
+  }
+  for (const unsigned threads : {1U, 3U}) {
+    const auto draft = begin(infos, threads);
+    std::size_t failed = 99;
+    const auto put = draft->put_all(parts, failed);
+    ASSERT_TRUE(put.has_value()) << put.error().message();
+    expect_equal(draft, weights);
+  }
+}
+
+TEST_F(DraftTest, AfterAnErrorNoneOfSeveralPartsCountsAsPut) {
+  const std::vector<TensorInfo> infos = {{"a", DType::kU8, {4}}, {"b", DType::kU8, {4}}};
+  const auto draft = begin(infos);
+  const auto bytes = random_bytes(1, 4);
+  const DraftPart a{.name = "a", .dtype = DType::kU8, .shape = {4}, .data = bytes.data()};
+  DraftPart b{.name = "b", .dtype = DType::kU8, .shape = {4}, .data = bytes.data()};
+  const auto why = [&](const DraftPart& second) {
+    std::size_t failed = 99;
+    const auto put = draft->put_all(std::vector<DraftPart>{a, second}, failed);
+    EXPECT_FALSE(put.has_value());
+    EXPECT_EQ(failed, 1U);
+    return put.has_value() ? std::string() : put.error().message();
+  };
+  EXPECT_THAT(why(a), HasSubstr("tensor a: [0, 4) of dimension 0 was put already"));
+  b.shape = {5};
+  EXPECT_THAT(why(b), HasSubstr("tensor b: its shape is"));
+  b.shape = {4};
+  b.scales = ComputedScales{};
+  EXPECT_THAT(why(b), HasSubstr("tensor b: a part with scales is put alone"));
+  b.scales = {};
+  std::size_t failed = 99;
+  const auto put = draft->put_all(std::vector<DraftPart>{b, a}, failed);
+  EXPECT_TRUE(put.has_value()) << put.error().message();
+  expect_equal(draft, {{infos[0], bytes}, {infos[1], bytes}});
+}
+
 TEST_F(DraftTest, PartsAreConvertedWhileTheyArePut) {
   const std::vector<TensorInfo> infos = {{"half", DType::kBF16, {700, 1000}},
                                          {"byte", DType::kF8E4M3, {300, 70}},

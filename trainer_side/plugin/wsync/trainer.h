@@ -188,6 +188,14 @@ WSYNC_API wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, 
  * abandoned. Nothing counts as put then. */
 WSYNC_API wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
                                        const wsync_trainer_part* part);
+/* Writes `count` parts without scales, with the threads for all of them together: many small
+ * tensors take as long as one large one. After an error none of them counts as put, and `*failed`
+ * (may be NULL) is the index of the part that the sentence is about; `count` if it is about none.
+ * In a version that nobody has described, the parts before that one count as put. Errors as for
+ * wsync_trainer_put. */
+WSYNC_API wsync_code wsync_trainer_put_all(wsync_trainer* trainer, wsync_draft draft,
+                                           const wsync_trainer_part* parts, size_t count,
+                                           size_t* failed);
 /* Sets `*data` to the memory of a tensor, `*bytes` large: this rank's part, dense and row-major, in
  * the published dtype. Write all of it before wsync_trainer_end, copies of a device included. The
  * pointer is invalid after that, and after wsync_trainer_abandon: a write ends the process with

@@ -1,0 +1,160 @@
+#include "bench/publishers/c_publisher.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "bench/peers/model_source.h"
+#include "shared/base/bytes.h"
+#include "shared/base/check.h"
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "trainer_side/plugin/wsync/trainer.h"
+
+namespace wsync::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kWaitMs = 600'000;  // as in publish.py
+
+void say(const json& line) {
+  const std::string text = line.dump() + "\n";
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+Result<json> read_json(const std::string& path) {
+  std::ifstream file(path);
+  json read = json::parse(file, nullptr, false);
+  if (read.is_object()) return read;
+  return fail(ErrorCode::kInvalidInput, path + ": expected a JSON object");
+}
+
+std::int64_t process_time_ns() {
+  timespec time{};
+  WSYNC_CHECK(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0,
+              "a process has a processor time clock");
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
+
+std::int64_t monotonic_ns() { return static_cast<std::int64_t>(now()); }
+
+class CPublisher {
+ public:
+  CPublisher() = default;
+  CPublisher(const CPublisher&) = delete;
+  CPublisher& operator=(const CPublisher&) = delete;
+  ~CPublisher() { wsync_trainer_destroy(trainer_); }
+
+  Result<> start(const json& job) {
+    const json list = WSYNC_TRY(read_json(job.at("tensors")));
+    model_.resize(list.at("size"));
+    WSYNC_TRY(read_source(job.at("model"), model_));
+    const auto settings = job.at("settings").get<std::vector<std::string>>();
+    std::vector<const char*> texts;
+    for (const std::string& setting : settings) texts.push_back(setting.c_str());
+    const wsync_trainer_options options{.config_file = nullptr,
+                                        .settings = texts.data(),
+                                        .setting_count = texts.size(),
+                                        .rank = 0,
+                                        .world_size = 1};
+    WSYNC_TRY(check(wsync_trainer_create(&options, &trainer_), "wsync_trainer_create"));
+    for (const json& tensor : list.at("tensors")) WSYNC_TRY(add(tensor));
+    return check(wsync_trainer_start(trainer_), "wsync_trainer_start");
+  }
+
+  // Publishes, waits until the replicas serve it, and returns the times.
+  Result<json> publish(std::uint64_t stamp) {
+    for (const auto begin : stamped_) std::memcpy(begin.data(), &stamp, begin.size());
+    wsync_publish id = 0;
+    wsync_publish_status status{};
+    const std::int64_t cpu_before = process_time_ns();
+    const std::int64_t begin = monotonic_ns();
+    WSYNC_TRY(check(wsync_trainer_publish(trainer_, 0, &id), "wsync_trainer_publish"));
+    const std::int64_t returned = monotonic_ns();
+    const std::int64_t cpu_returned = process_time_ns();
+    WSYNC_TRY(wait(id, WSYNC_PUBLISH_STAGED, nullptr));
+    const std::int64_t staged = monotonic_ns();
+    WSYNC_TRY(wait(id, WSYNC_PUBLISH_COMMITTED, &status));
+    const std::int64_t end = monotonic_ns();
+    const std::int64_t cpu_end = process_time_ns();
+    return json{{"event", "published"},
+                {"snapshot_ns", returned - begin},
+                {"staged_ns", staged - begin},
+                {"whole_ns", end - begin},
+                {"paused_ns", status.paused_ns},
+                {"snapshot_cpu_ns", cpu_returned - cpu_before},
+                {"cpu_ns", cpu_end - cpu_before},
+                {"replicas", status.replicas},
+                {"digest", fmt::format("{:016x}{:016x}", status.content_digest[1],
+                                       status.content_digest[0])}};
+  }
+
+ private:
+  static Result<> check(wsync_code code, const char* what) {
+    if (code == WSYNC_OK) return {};
+    return fail(ErrorCode::kRefused, fmt::format("{}: {}", what, wsync_trainer_error()));
+  }
+
+  Result<> wait(wsync_publish id, wsync_publish_state state, wsync_publish_status* status) {
+    return check(wsync_trainer_wait(trainer_, id, state, kWaitMs, status), "wsync_trainer_wait");
+  }
+
+  Result<> add(const json& tensor) {
+    const std::string name = tensor.at("name");
+    const std::string dtype = tensor.at("dtype");
+    const auto shape = tensor.at("shape").get<std::vector<std::uint64_t>>();
+    const auto bytes = std::span(model_).subspan(tensor.at("offset"), tensor.at("bytes"));
+    stamped_.push_back(bytes.first(std::min(bytes.size(), sizeof(std::uint64_t))));
+    const wsync_trainer_tensor described{.name = name.c_str(),
+                                         .dtype = dtype.c_str(),
+                                         .shape = shape.data(),
+                                         .shape_count = shape.size(),
+                                         .ranges = nullptr,
+                                         .range_count = 0,
+                                         .data = bytes.data(),
+                                         .read = nullptr,
+                                         .user = nullptr};
+    return check(wsync_trainer_add_tensor(trainer_, &described), "wsync_trainer_add_tensor");
+  }
+
+  Bytes model_;
+  std::vector<std::span<std::byte>> stamped_;  // the beginning of each tensor
+  wsync_trainer* trainer_ = nullptr;
+};
+
+}  // namespace
+
+Result<> run_c_publisher(const std::string& job_file) {
+  try {
+    const json job = WSYNC_TRY(read_json(job_file));
+    CPublisher publisher;
+    WSYNC_TRY(publisher.start(job));
+    say({{"event", "ready"}});
+    for (std::string line; std::getline(std::cin, line);) {
+      std::istringstream words(line);
+      std::string verb;
+      std::string kind;
+      std::uint64_t stamp = 0;
+      words >> verb >> kind >> stamp;
+      const Result<json> answer =
+          words && verb == "publish"
+              ? publisher.publish(stamp)
+              : fail(ErrorCode::kInvalidInput, "expected `publish KIND STAMP`, received: " + line);
+      say(answer ? *answer : json{{"event", "failed"}, {"why", answer.error().message()}});
+    }
+    return {};
+  } catch (const json::exception& error) {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} or its list of tensors: {}", job_file, error.what()));
+  }
+}
+
+}  // namespace wsync::bench
