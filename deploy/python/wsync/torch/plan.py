@@ -139,7 +139,9 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
     """
     if tied not in ("every", "once"):
         raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
-    specs, given, watched, others = {}, {}, {}, {}
+    specs, watched = {}, {}
+    given: dict = {}  # what the loader is given
+    others: dict = {}  # name -> other names of the same memory
     first: dict = {}  # the memory of a tensor -> the first name that it has
     kept = []  # so that no address is used twice
     taken: dict = {}  # key of a storage -> the bytes that are watched already, (begin, end)
