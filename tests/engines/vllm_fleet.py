@@ -83,6 +83,32 @@ class Server:
         spans = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or []]
         return choice["token_ids"], choice["finish_reason"], spans
 
+    def metric(self, name):
+        """The value of a counter of /metrics, over all labels."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        try:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        finally:
+            connection.close()
+        found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " "))]
+        if not found:
+            raise AssertionError(f"/metrics has no {name}")
+        return sum(found)
+
+    def worker(self, rank):
+        """The process of a rank of a server with several."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    if os.getpgid(int(pid)) == self.process.pid and file.read().startswith(f"VLLM::Worker_TP{rank}".encode()):
+                        found.append(int(pid))
+            except OSError:
+                pass  # it has ended meanwhile
+        (pid,) = found
+        return pid
+
     def state(self):
         return self.ask("GET", "/wsync")[1]
 
