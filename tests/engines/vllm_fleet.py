@@ -9,7 +9,7 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scenario"))
-from fleet import DEADLINE_S, Fleet  # noqa: E402
+from fleet import DEADLINE_S, Fleet, short  # noqa: E402
 
 BIN = os.path.dirname(sys.executable)
 WSYNC = os.path.join(BIN, "wsync")
@@ -17,6 +17,10 @@ WSYNC = os.path.join(BIN, "wsync")
 START_S = 5 * DEADLINE_S
 SMALL = ["--enforce-eager", "--kv-cache-memory-bytes", str(64 << 20), "--gpu-memory-utilization", "0.1", "--max-model-len", "512",
          "--max-num-seqs", "16", "--served-model-name", "m", "--disable-uvicorn-access-log", "--enable-scale-out"]
+
+
+# Servers keep every processor busy, and what waits for one must not be taken for lost.
+HEARTBEAT = {"heartbeat.deadline": short(20000)}
 
 
 def free_port():
@@ -160,6 +164,11 @@ class VllmFleet(Fleet):
             for server in self.servers:
                 print(f"---- the end of {server.log_path}\n{server.log()[-3000:]}", file=sys.stderr)
         super().__exit__(*failure)
+
+    def start(self, *arguments):
+        if arguments[0] in ("sidecar", "trainer"):
+            arguments += tuple(word for name, value in HEARTBEAT.items() for word in ("--set", f"{name}={value}"))
+        return super().start(*arguments)
 
     def until(self, holds, what, limit_s=DEADLINE_S):
         import time

@@ -59,8 +59,8 @@ def _watch(engine):
 
     def held():
         values = _values(engine.model)
-        return {"version": str(engine.rank.replica.status().active or ""), "old": sum(values[name] == first[name] for name in first),
-                "of": len(first)}
+        return {"version": str(engine.rank.replica.status().active or ""),
+                "old": sum(values[name] == first[name] for name in first), "of": len(first)}
 
     def end(output):
         if output is not None:  # otherwise the step ends with sample_tokens

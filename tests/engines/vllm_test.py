@@ -9,7 +9,7 @@ import unittest
 
 import wsync
 from safetensors.torch import load_file
-from vllm_fleet import Requests, Server, VllmFleet
+from vllm_fleet import HEARTBEAT, Requests, Server, VllmFleet
 
 import models
 import vllm_steps
@@ -46,7 +46,8 @@ def half_of(token):
 
 def publisher_of(fleet, **settings):
     """A trainer in this process; running requests are kept."""
-    return wsync.Publisher(settings={"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"} | settings)
+    where = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"}
+    return wsync.Publisher(settings=where | HEARTBEAT | settings)
 
 
 class Vllm(unittest.TestCase):
@@ -220,7 +221,7 @@ class Vllm(unittest.TestCase):
             _, engines = fleet.sidecar("s0")
             server = Server(fleet, directory("bf16_a"), engines=engines, replica="r0").until_serving()
             source = ModuleSource(models.loaded(directory("bf16_b")))
-            settings = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"}
+            settings = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"} | HEARTBEAT
             trainer = WeightTransferTrainerFactory.trainer_init(InitInfo(rank=0, settings=settings), client=None, source=source)
             for _ in range(2):
                 status = trainer.send_weights()
@@ -293,8 +294,8 @@ class Vllm(unittest.TestCase):
                     cached = server.metric("vllm:prefix_cache_hits_total") - before
                     self.assertEqual((set(map(half_of, tokens)), spans), ({half}, [(version, 0, 32)]))
                     margin = max(models_judges(half).margins(prompt, tokens))
-                    print(f"{caches}: {cached:.0f} of {len(prompt)} tokens of the prompt from the cache; at most {margin:.3f} below "
-                          "the best logit", file=sys.stderr)
+                    print(f"{caches}: {cached:.0f} of {len(prompt)} tokens of the prompt from the cache; at most {margin:.3f} "
+                          "below the best logit", file=sys.stderr)
                     if caches == "keep":
                         self.assertGreaterEqual(cached, 256)
                         self.assertGreater(margin, ROUNDING)  # it attends to keys and values of the old version
@@ -346,8 +347,8 @@ class Vllm(unittest.TestCase):
             third = fleet.pushed(directory("bf16_b"))
             servers[1].kill()
             again = Server(fleet, directory("bf16_a"), engines=engines, replica="r1").until_serving()
-            fleet.until_ready(third, "r0", "r1")
-            tokens, _, spans = again.generate(PROMPTS[0], 24)
+            tokens, _, spans = again.generate(PROMPTS[0], 24)  # its first request
+            self.assertIn(f"the port is opened when version {third} of the fleet is served", again.log())
             self.assertEqual((tokens, spans), (expected[0], [(third, 0, 24)]))
 
     def test_what_does_not_fit_is_refused_before_anything_moves(self):
