@@ -303,6 +303,39 @@ class Vllm(unittest.TestCase):
                         self.assertEqual(cached, 0)
                         self.assertLess(margin, ROUNDING)
 
+    def test_a_worker_that_is_killed_while_a_version_is_staged(self):
+        """One of two ranks dies while its server waits for requests to end, in the middle of a switch. vLLM ends the server, its
+        clients get an error, the push names the replica, and the other replica has switched."""
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer", "--set", "pause_mode=wait", "--set", "deadlines.pause=20s")
+            one = [directory("a"), "--dtype", "float32", "--max-model-len", "1024"]
+            servers = [Server(fleet, *one, "-tp", "2", engines=engines, replica="r0", VLLM_CPU_OMP_THREADS_BIND="0|1"),
+                       Server(fleet, *one, engines=engines, replica="r1")]
+            for server in servers:
+                server.until_serving()
+            first = fleet.pushed(directory("b"))
+            for server in servers:
+                self.assertEqual(server.generate(PROMPTS[0], 4)[2], [(first, 0, 4)])
+            long = Requests(servers[0], PROMPTS[:4] * 4, 1000)
+            fleet.until(lambda: servers[0].metric("vllm:num_requests_running"), "the requests")
+            push = fleet.start("push", directory("a"), "--json", "--coordinator", fleet.address)
+            fleet.until(lambda: len(servers[0].state()["switches"]) == 2, "the pause of r0")
+            os.kill(servers[0].worker(1), signal.SIGKILL)
+            with self.assertRaisesRegex(AssertionError, "500, .*EngineCore encountered an issue"):
+                long.done()
+            self.assertEqual((len(long.failures), long.results), (16, [None] * 16))  # no client got a part as if it were whole
+            servers[0].process.wait()
+            result = json.loads(push.communicate()[0])["result"]
+            version = result["version"]
+            self.assertEqual((push.returncode, result["code"]), (1, "partial"), result)
+            self.assertRegex(result["reason"], f"^replica 'r0': .*not attached; {version} stays the target, and the sidecars go")
+            outcomes = {found["replica"]: found["outcome"] for found in result["replicas"]}
+            self.assertEqual(outcomes, {"r0": "failed", "r1": "committed"})
+            tokens, _, spans = servers[1].generate(PROMPTS[0], 16)
+            self.assertEqual((set(map(half_of, tokens)), spans), ({"a"}, [(version, 0, 16)]))
+            self.judged(PROMPTS[0], tokens, ["a"] * 16)
+
     def test_a_pause_that_outlives_its_deadline(self):
         """Requests that must end first take longer than the fleet waits. The push is told so, and the fleet goes on trying until
         the requests have ended; no token has a version that nobody was told of."""
