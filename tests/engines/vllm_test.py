@@ -2,9 +2,11 @@
 import json
 import os
 import signal
+import statistics
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 import wsync
@@ -50,6 +52,27 @@ def publisher_of(fleet, **settings):
     return wsync.Publisher(settings=where | HEARTBEAT | settings)
 
 
+TAKEN = "copy in publish", "staging", "pause", "load", "stood still", "from publish to committed"
+MEASURED = 9  # versions
+
+
+def took(publisher, server, states):
+    """The medians of `TAKEN` in milliseconds, of `MEASURED` versions that alternate."""
+    found = []
+    for number in range(MEASURED):
+        begin = time.monotonic()
+        publish = publisher.publish(states["ba"[number % 2]])  # returns when the weights may change again
+        copied = (time.monotonic() - begin) * 1e3
+        status = publish.wait("committed")
+        whole = (time.monotonic() - begin) * 1e3
+        # The server answers when the switch is over, a little after the fleet knows of it.
+        last = {}
+        while not (last.get("version") == str(status.version) and last["whole_ms"]):
+            last = server.state()["switches"][-1]
+        found.append((copied, status.staged_s * 1e3, last["pause_ms"], last["load_ms"], last["whole_ms"], whole))
+    return [statistics.median(values) for values in zip(*found)]
+
+
 class Vllm(unittest.TestCase):
     """`a` and `b` are the checkpoints; a server is started with `a`."""
 
@@ -62,26 +85,34 @@ class Vllm(unittest.TestCase):
                     self.assertLess(margin, ROUNDING, f"token {position} of {len(tokens)} is not that of version {half}: {halves}")
 
     def test_tokens_are_those_of_a_fresh_server(self):
-        for shape in "bf16_", "dense_", "large_":
+        """Also measures what a version of 2 MiB and one of 300 MiB takes."""
+        rows = []
+        for shape, name in ("dense_", None), ("bf16_", "2 MiB"), ("large_", "300 MiB"):
             with self.subTest(shape), VllmFleet() as fleet:
                 _, engines = fleet.sidecar("s0")
-                fleet.start("trainer")
                 fresh = Server(fleet, directory(f"{shape}b"), attached=False).until_serving()
                 expected = [fresh.generate(prompt, 32)[0] for prompt in PROMPTS]
                 fresh.kill()
                 server = Server(fleet, directory(f"{shape}a"), engines=engines, replica="r0").until_serving()
                 old = [server.generate(prompt, 32)[0] for prompt in PROMPTS]
                 self.assertNotEqual(old, expected)
-                version = fleet.pushed(directory(f"{shape}b"))
-                found = [server.generate(prompt, 32) for prompt in PROMPTS]
-                self.assertEqual([tokens for tokens, _, _ in found], expected)
-                self.assertEqual({spans for _, _, spans in ((t, f, tuple(s)) for t, f, s in found)}, {((version, 0, 32),)})
-                state = server.state()
-                self.assertEqual((state["version"], state["attached"], state["state"]), (version, True, "serving"))
-                print(f"\n{shape}: {state['switches'][-1]}", file=sys.stderr)
-                fleet.pushed(directory(f"{shape}a"))
-                self.assertEqual([server.generate(prompt, 32)[0] for prompt in PROMPTS], old)
-
+                states = {half: load_file(os.path.join(directory(f"{shape}{half}"), "model.safetensors")) for half in "ab"}
+                with publisher_of(fleet) as publisher:
+                    version = str(publisher.publish(states["b"]).wait("committed").version)
+                    found = [server.generate(prompt, 32) for prompt in PROMPTS]
+                    self.assertEqual([tokens for tokens, _, _ in found], expected)
+                    self.assertEqual({spans for _, _, spans in ((t, f, tuple(s)) for t, f, s in found)}, {((version, 0, 32),)})
+                    state = server.state()
+                    self.assertEqual((state["version"], state["attached"], state["state"]), (version, True, "serving"))
+                    publisher.publish(states["a"]).wait("committed")
+                    self.assertEqual([server.generate(prompt, 32)[0] for prompt in PROMPTS], old)
+                    if name is None:
+                        continue
+                    rows.append((f"{name}, no request", took(publisher, server, states)))
+                    self.under_load(server, lambda: rows.append((f"{name}, 4 requests", took(publisher, server, states))))
+        print(f"\nmedians of {MEASURED} versions, ms: " + ", ".join(TAKEN), file=sys.stderr)
+        for name, medians in rows:
+            print(f"{name}: " + ", ".join(f"{median:.0f}" for median in medians), file=sys.stderr)
 
     def spans_agree(self, tokens, spans):
         """The half of each token, which must be one half for each span of versions. Returns the halves."""
