@@ -9,7 +9,7 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scenario"))
-from fleet import DEADLINE_S, Fleet  # noqa: E402
+from fleet import DEADLINE_S, Fleet, short  # noqa: E402
 
 BIN = os.path.dirname(sys.executable)
 WSYNC = os.path.join(BIN, "wsync")
@@ -17,6 +17,10 @@ WSYNC = os.path.join(BIN, "wsync")
 START_S = 5 * DEADLINE_S
 SMALL = ["--enforce-eager", "--kv-cache-memory-bytes", str(64 << 20), "--gpu-memory-utilization", "0.1", "--max-model-len", "512",
          "--max-num-seqs", "16", "--served-model-name", "m", "--disable-uvicorn-access-log", "--enable-scale-out"]
+
+
+# Servers keep every processor busy, and what waits for one must not be taken for lost.
+HEARTBEAT = {"heartbeat.deadline": short(20000)}
 
 
 def free_port():
@@ -83,6 +87,32 @@ class Server:
         spans = [(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or []]
         return choice["token_ids"], choice["finish_reason"], spans
 
+    def metric(self, name):
+        """The value of a counter of /metrics, over all labels."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        try:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        finally:
+            connection.close()
+        found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " "))]
+        if not found:
+            raise AssertionError(f"/metrics has no {name}")
+        return sum(found)
+
+    def worker(self, rank):
+        """The process of a rank of a server with several."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    if os.getpgid(int(pid)) == self.process.pid and file.read().startswith(f"VLLM::Worker_TP{rank}".encode()):
+                        found.append(int(pid))
+            except OSError:
+                pass  # it has ended meanwhile
+        (pid,) = found
+        return pid
+
     def state(self):
         return self.ask("GET", "/wsync")[1]
 
@@ -134,6 +164,11 @@ class VllmFleet(Fleet):
             for server in self.servers:
                 print(f"---- the end of {server.log_path}\n{server.log()[-3000:]}", file=sys.stderr)
         super().__exit__(*failure)
+
+    def start(self, *arguments):
+        if arguments[0] in ("sidecar", "trainer"):
+            arguments += tuple(word for name, value in HEARTBEAT.items() for word in ("--set", f"{name}={value}"))
+        return super().start(*arguments)
 
     def until(self, holds, what, limit_s=DEADLINE_S):
         import time

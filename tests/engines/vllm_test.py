@@ -1,16 +1,20 @@
 """wsync in real vLLM servers on the CPU."""
+import json
 import os
 import signal
+import statistics
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 import wsync
 from safetensors.torch import load_file
-from vllm_fleet import Requests, Server, VllmFleet
+from vllm_fleet import HEARTBEAT, Requests, Server, VllmFleet
 
 import models
+import vllm_steps
 
 PROMPTS = [[(7 * i + 3 * j + 11) % 250 for j in range(6 + i)] for i in range(6)]
 # A token may differ from the best one of another implementation by rounding, but not by more, in float32.
@@ -42,6 +46,33 @@ def half_of(token):
     return next(half for half, tokens in models.HALVES.items() if token in tokens)
 
 
+def publisher_of(fleet, **settings):
+    """A trainer in this process; running requests are kept."""
+    where = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"}
+    return wsync.Publisher(settings=where | HEARTBEAT | settings)
+
+
+TAKEN = "copy in publish", "staging", "pause", "load", "stood still", "from publish to committed"
+MEASURED = 9  # versions
+
+
+def took(publisher, server, states):
+    """The medians of `TAKEN` in milliseconds, of `MEASURED` versions that alternate."""
+    found = []
+    for number in range(MEASURED):
+        begin = time.monotonic()
+        publish = publisher.publish(states["ba"[number % 2]])  # returns when the weights may change again
+        copied = (time.monotonic() - begin) * 1e3
+        status = publish.wait("committed")
+        whole = (time.monotonic() - begin) * 1e3
+        # The server answers when the switch is over, a little after the fleet knows of it.
+        last = {}
+        while not (last.get("version") == str(status.version) and last["whole_ms"]):
+            last = server.state()["switches"][-1]
+        found.append((copied, status.staged_s * 1e3, last["pause_ms"], last["load_ms"], last["whole_ms"], whole))
+    return [statistics.median(values) for values in zip(*found)]
+
+
 class Vllm(unittest.TestCase):
     """`a` and `b` are the checkpoints; a server is started with `a`."""
 
@@ -54,26 +85,34 @@ class Vllm(unittest.TestCase):
                     self.assertLess(margin, ROUNDING, f"token {position} of {len(tokens)} is not that of version {half}: {halves}")
 
     def test_tokens_are_those_of_a_fresh_server(self):
-        for shape in "bf16_", "dense_", "large_":
+        """Also measures what a version of 2 MiB and one of 300 MiB takes."""
+        rows = []
+        for shape, name in ("dense_", None), ("bf16_", "2 MiB"), ("large_", "300 MiB"):
             with self.subTest(shape), VllmFleet() as fleet:
                 _, engines = fleet.sidecar("s0")
-                fleet.start("trainer")
                 fresh = Server(fleet, directory(f"{shape}b"), attached=False).until_serving()
                 expected = [fresh.generate(prompt, 32)[0] for prompt in PROMPTS]
                 fresh.kill()
                 server = Server(fleet, directory(f"{shape}a"), engines=engines, replica="r0").until_serving()
                 old = [server.generate(prompt, 32)[0] for prompt in PROMPTS]
                 self.assertNotEqual(old, expected)
-                version = fleet.pushed(directory(f"{shape}b"))
-                found = [server.generate(prompt, 32) for prompt in PROMPTS]
-                self.assertEqual([tokens for tokens, _, _ in found], expected)
-                self.assertEqual({spans for _, _, spans in ((t, f, tuple(s)) for t, f, s in found)}, {((version, 0, 32),)})
-                state = server.state()
-                self.assertEqual((state["version"], state["attached"], state["state"]), (version, True, "serving"))
-                print(f"\n{shape}: {state['switches'][-1]}", file=sys.stderr)
-                fleet.pushed(directory(f"{shape}a"))
-                self.assertEqual([server.generate(prompt, 32)[0] for prompt in PROMPTS], old)
-
+                states = {half: load_file(os.path.join(directory(f"{shape}{half}"), "model.safetensors")) for half in "ab"}
+                with publisher_of(fleet) as publisher:
+                    version = str(publisher.publish(states["b"]).wait("committed").version)
+                    found = [server.generate(prompt, 32) for prompt in PROMPTS]
+                    self.assertEqual([tokens for tokens, _, _ in found], expected)
+                    self.assertEqual({spans for _, _, spans in ((t, f, tuple(s)) for t, f, s in found)}, {((version, 0, 32),)})
+                    state = server.state()
+                    self.assertEqual((state["version"], state["attached"], state["state"]), (version, True, "serving"))
+                    publisher.publish(states["a"]).wait("committed")
+                    self.assertEqual([server.generate(prompt, 32)[0] for prompt in PROMPTS], old)
+                    if name is None:
+                        continue
+                    rows.append((f"{name}, no request", took(publisher, server, states)))
+                    self.under_load(server, lambda: rows.append((f"{name}, 4 requests", took(publisher, server, states))))
+        print(f"\nmedians of {MEASURED} versions, ms: " + ", ".join(TAKEN), file=sys.stderr)
+        for name, medians in rows:
+            print(f"{name}: " + ", ".join(f"{median:.0f}" for median in medians), file=sys.stderr)
 
     def spans_agree(self, tokens, spans):
         """The half of each token, which must be one half for each span of versions. Returns the halves."""
@@ -88,11 +127,11 @@ class Vllm(unittest.TestCase):
         lost."""
         with VllmFleet() as fleet:
             _, engines = fleet.sidecar("s0")
+            steps = vllm_steps.plugin(fleet)
             server = Server(fleet, directory("a"), "-tp", "2", "--dtype", "float32", engines=engines, replica="r0",
-                            VLLM_CPU_OMP_THREADS_BIND="0|1").until_serving()
+                            VLLM_CPU_OMP_THREADS_BIND="0|1", **steps).until_serving()
             states = {half: load_file(os.path.join(directory(half), "model.safetensors")) for half in "ab"}
-            settings = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"}
-            with wsync.Publisher(settings=settings) as publisher:
+            with publisher_of(fleet) as publisher:
                 fleet.until(lambda: fleet.replicas().get("r0", {}).get("ranks_attached") == 3, "the two ranks and the controller")
 
                 def alternate():
@@ -113,6 +152,11 @@ class Vllm(unittest.TestCase):
             # All requests switched at the same steps: each computed as many tokens with a version as every other.
             self.assertEqual({version: found for version, found in lengths.items() if len(found) > 1}, {})
             self.assertGreater(len(lengths), VERSIONS // 2)
+            # The ranks tell the same of their steps. Versions whose steps nobody needed are no switch here.
+            count, switches = vllm_steps.compare(steps[vllm_steps.DIRECTORY], 2)
+            print(f"{count} steps, each of one version on both ranks; {switches} switches between two steps", file=sys.stderr)
+            self.assertGreaterEqual(count, 1000)
+            self.assertGreater(switches, VERSIONS // 2)
             paused = sorted(s["whole_ms"] for s in server.state()["switches"])
             print(f"stood still: median {paused[len(paused) // 2]:.1f} ms", file=sys.stderr)
 
@@ -144,13 +188,36 @@ class Vllm(unittest.TestCase):
         with VllmFleet() as fleet:
             _, engines = fleet.sidecar("s0")
             fleet.start("trainer")
-            plugin = planted_plugin(fleet, PLANTED)
-            server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0", PYTHONPATH=plugin,
-                            VLLM_PLUGINS="wsync,wsync_planted").until_serving()
+            steps = vllm_steps.plugin(fleet, vllm_steps.install(fleet, "wsync_planted", PLANTED))
+            server = Server(fleet, directory("a"), "--dtype", "float32", engines=engines, replica="r0", **steps).until_serving()
+            server.generate(PROMPTS[0], 4)
+            vllm_steps.compare(steps[vllm_steps.DIRECTORY], 1)
             fleet.pushed(directory("b"))
             tokens, _, spans = server.generate(PROMPTS[0], 32)
             with self.assertRaises(AssertionError):
                 self.judged(PROMPTS[0], tokens, self.spans_agree(tokens, spans))
+            with self.assertRaisesRegex(AssertionError, "parameters of two versions"):
+                vllm_steps.compare(steps[vllm_steps.DIRECTORY], 1)
+
+    def test_the_check_of_the_steps_finds_each_fault(self):
+        old, new = ({"version": version, "old": old, "of": 3} for version, old in (("1.1", 3), ("1.2", 0)))
+        good = {"step": 2, "requests": {"x": 1}, "begin": new, "end": new}
+        first = good | {"step": 1, "begin": old, "end": old}
+        with tempfile.TemporaryDirectory() as found:
+            for fault, reason in ((None, None),
+                                  ({"requests": {"y": 1}}, "these are not the same step"),
+                                  ({"begin": old, "end": old}, "two versions in one step"),  # of two ranks
+                                  ({"begin": old}, "two versions in one step"),  # of one rank
+                                  ({"end": new | {"old": 1}}, "parameters of two versions"),
+                                  ({"begin": new | {"old": 3}, "end": new | {"old": 3}}, "other parameters on another rank")):
+                for rank, last in enumerate((good, good | (fault or {}))):
+                    with open(os.path.join(found, f"rank{rank}"), "w", encoding="utf-8") as out:
+                        out.write(json.dumps(first) + "\n" + json.dumps(last) + "\n")
+                if fault is None:
+                    self.assertEqual(vllm_steps.compare(found, 2), (2, 1))
+                else:
+                    with self.assertRaisesRegex(AssertionError, reason):
+                        vllm_steps.compare(found, 2)
 
     def loads_in_the_end(self, plugin, reason, *more, **environment):
         """The second load fails as the plugin has it, and the sidecar tries again: the push succeeds."""
@@ -158,7 +225,7 @@ class Vllm(unittest.TestCase):
             _, engines = fleet.sidecar("s0")
             fleet.start("trainer")
             server = Server(fleet, directory("a"), *more, "--dtype", "float32", engines=engines, replica="r0",
-                            PYTHONPATH=planted_plugin(fleet, plugin), VLLM_PLUGINS="wsync,wsync_planted",
+                            PYTHONPATH=vllm_steps.install(fleet, "wsync_planted", plugin), VLLM_PLUGINS="wsync,wsync_planted",
                             **environment).until_serving()
             fleet.pushed(directory("a"))
             version = fleet.pushed(directory("b"))
@@ -185,7 +252,7 @@ class Vllm(unittest.TestCase):
             _, engines = fleet.sidecar("s0")
             server = Server(fleet, directory("bf16_a"), engines=engines, replica="r0").until_serving()
             source = ModuleSource(models.loaded(directory("bf16_b")))
-            settings = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"}
+            settings = {"run_dir": fleet.run_dir, "state_dir": fleet.path("state"), "pause_mode": "keep"} | HEARTBEAT
             trainer = WeightTransferTrainerFactory.trainer_init(InitInfo(rank=0, settings=settings), client=None, source=source)
             for _ in range(2):
                 status = trainer.send_weights()
@@ -210,6 +277,95 @@ class Vllm(unittest.TestCase):
                 self.assertEqual(any(len(set(found)) > 1 for found in halves), mode == "keep")
                 after = server.generate(PROMPTS[5], 16)
                 self.assertEqual((self.spans_agree(after[0], after[2]), after[2]), (["b"] * 16, [(versions[0], 0, 16)]))
+
+    def test_a_cancel_while_the_server_pauses(self):
+        """With `wait`, a long request holds up a switch that is decided. It cannot be cancelled any more: the operator is told what
+        to do instead, the request ends with the old weights, and the push goes on."""
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer", "--set", "pause_mode=wait", "--set", "deadlines.pause=600s", "--set", "deadlines.publish=600s")
+            server = Server(fleet, directory("a"), "--dtype", "float32", "--max-model-len", "1024", engines=engines,
+                            replica="r0").until_serving()
+            server.generate(PROMPTS[0], 4)
+            prompts = PROMPTS[:4] * 4
+            long = Requests(server, prompts, 1000)
+            push = fleet.start("push", directory("b"), "--json", "--coordinator", fleet.address)
+            fleet.until(lambda: server.state()["switches"], "the pause")
+            code, answer = fleet.ask("cancel")
+            self.assertEqual(code, 1, answer)
+            self.assertRegex(answer["result"]["reason"], "^1.1 has been decided and its switch continues: .* `wsync rollback`")
+            for prompt, (tokens, ended, spans) in zip(prompts, long.done()):
+                self.assertEqual((ended, spans), ("length", [("default", 0, 1000)]))
+                self.judged(prompt, tokens, ["a"] * 1000)
+            result = json.loads(push.communicate()[0])["result"]
+            self.assertEqual((push.returncode, result["version"], result["replicas"][0]["outcome"]), (0, "1.1", "committed"))
+            tokens, _, spans = server.generate(PROMPTS[0], 16)
+            self.assertEqual((set(map(half_of, tokens)), spans), ({"b"}, [("1.1", 0, 16)]))
+
+    def test_caches_is_what_becomes_of_cached_prefixes(self):
+        """The trainer's `caches` comes before WSYNC_ENGINE_CACHE, which is not set."""
+        prompt = [(7 * i + 11) % 250 for i in range(300)]
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            server = Server(fleet, directory("a"), "--dtype", "float32", "--block-size", "32", engines=engines,
+                            replica="r0").until_serving()
+            states = {half: load_file(os.path.join(directory(half), "model.safetensors")) for half in "ab"}
+            half = "a"
+            for caches in "keep", "clear", "engine":
+                with self.subTest(caches), publisher_of(fleet, caches=caches, pause_mode="abort") as publisher:
+                    server.generate(prompt, 4)
+                    before = server.metric("vllm:prefix_cache_hits_total")
+                    server.generate(prompt, 4)
+                    cached = server.metric("vllm:prefix_cache_hits_total") - before
+                    self.assertGreaterEqual(cached, 256)
+                    half = "b" if half == "a" else "a"
+                    version = str(publisher.publish(states[half]).wait("committed").version)
+                    before = server.metric("vllm:prefix_cache_hits_total")
+                    tokens, _, spans = server.generate(prompt, 32)
+                    cached = server.metric("vllm:prefix_cache_hits_total") - before
+                    self.assertEqual((set(map(half_of, tokens)), spans), ({half}, [(version, 0, 32)]))
+                    margin = max(models_judges(half).margins(prompt, tokens))
+                    print(f"{caches}: {cached:.0f} of {len(prompt)} tokens of the prompt from the cache; at most {margin:.3f} "
+                          "below the best logit", file=sys.stderr)
+                    if caches == "keep":
+                        self.assertGreaterEqual(cached, 256)
+                        self.assertGreater(margin, ROUNDING)  # it attends to keys and values of the old version
+                    else:
+                        self.assertEqual(cached, 0)
+                        self.assertLess(margin, ROUNDING)
+
+    def test_a_worker_that_is_killed_while_a_version_is_staged(self):
+        """One of two ranks dies while its server waits for requests to end, in the middle of a switch. vLLM ends the server, its
+        clients get an error, the push names the replica, and the other replica has switched."""
+        with VllmFleet() as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer", "--set", "pause_mode=wait", "--set", "deadlines.pause=20s")
+            one = [directory("a"), "--dtype", "float32", "--max-model-len", "1024"]
+            servers = [Server(fleet, *one, "-tp", "2", engines=engines, replica="r0", VLLM_CPU_OMP_THREADS_BIND="0|1"),
+                       Server(fleet, *one, engines=engines, replica="r1")]
+            for server in servers:
+                server.until_serving()
+            first = fleet.pushed(directory("b"))
+            for server in servers:
+                self.assertEqual(server.generate(PROMPTS[0], 4)[2], [(first, 0, 4)])
+            long = Requests(servers[0], PROMPTS[:4] * 4, 1000)
+            fleet.until(lambda: servers[0].metric("vllm:num_requests_running"), "the requests")
+            push = fleet.start("push", directory("a"), "--json", "--coordinator", fleet.address)
+            fleet.until(lambda: len(servers[0].state()["switches"]) == 2, "the pause of r0")
+            os.kill(servers[0].worker(1), signal.SIGKILL)
+            with self.assertRaisesRegex(AssertionError, "500, .*EngineCore encountered an issue"):
+                long.done()
+            self.assertEqual((len(long.failures), long.results), (16, [None] * 16))  # no client got a part as if it were whole
+            servers[0].process.wait()
+            result = json.loads(push.communicate()[0])["result"]
+            version = result["version"]
+            self.assertEqual((push.returncode, result["code"]), (1, "partial"), result)
+            self.assertRegex(result["reason"], f"^replica 'r0': .*not attached; {version} stays the target, and the sidecars go")
+            outcomes = {found["replica"]: found["outcome"] for found in result["replicas"]}
+            self.assertEqual(outcomes, {"r0": "failed", "r1": "committed"})
+            tokens, _, spans = servers[1].generate(PROMPTS[0], 16)
+            self.assertEqual((set(map(half_of, tokens)), spans), ({"a"}, [(version, 0, 16)]))
+            self.judged(PROMPTS[0], tokens, ["a"] * 16)
 
     def test_a_pause_that_outlives_its_deadline(self):
         """Requests that must end first take longer than the fleet waits. The push is told so, and the fleet goes on trying until
@@ -255,8 +411,8 @@ class Vllm(unittest.TestCase):
             third = fleet.pushed(directory("bf16_b"))
             servers[1].kill()
             again = Server(fleet, directory("bf16_a"), engines=engines, replica="r1").until_serving()
-            fleet.until_ready(third, "r0", "r1")
-            tokens, _, spans = again.generate(PROMPTS[0], 24)
+            tokens, _, spans = again.generate(PROMPTS[0], 24)  # its first request
+            self.assertIn(f"the port is opened when version {third} of the fleet is served", again.log())
             self.assertEqual((tokens, spans), (expected[0], [(third, 0, 24)]))
 
     def test_what_does_not_fit_is_refused_before_anything_moves(self):
@@ -292,19 +448,6 @@ def models_judges(half):
     if half not in JUDGES:
         JUDGES[half] = models.Judge(directory(half))
     return JUDGES[half]
-
-
-def planted_plugin(fleet, source):
-    """A directory with a plugin of vLLM that plants a fault into the adapter."""
-    root = fleet.path("planted")
-    os.makedirs(os.path.join(root, "wsync_planted-1.dist-info"))
-    with open(os.path.join(root, "wsync_planted-1.dist-info", "METADATA"), "w", encoding="utf-8") as out:
-        out.write("Metadata-Version: 2.1\nName: wsync-planted\nVersion: 1\n")
-    with open(os.path.join(root, "wsync_planted-1.dist-info", "entry_points.txt"), "w", encoding="utf-8") as out:
-        out.write("[vllm.general_plugins]\nwsync_planted = wsync_planted:register\n")
-    with open(os.path.join(root, "wsync_planted.py"), "w", encoding="utf-8") as out:
-        out.write(source)
-    return root
 
 
 PLANTED = """

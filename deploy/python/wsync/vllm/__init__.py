@@ -15,6 +15,8 @@ Settings are environment variables:
 * `WSYNC_ENGINE_CACHE`: `clear` (default) or `keep`. `keep` leaves the KV cache as it is during a pause, so requests that go on, and
   prompts with a cached prefix, attend to keys and values of the old version. `caches` of the trainer has priority, unless it is
   `engine`.
+* `WSYNC_ENGINE_START_S`: how long a server that starts waits for the version of the fleet before it opens its port, in seconds.
+  Default: 60. 0: it does not wait. It waits only if the sidecar has a version.
 
 The pause mode is the fleet's (`pause_mode` of the trainer): `abort`, `wait` and `keep` are those of vLLM.
 

@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 
 import wsync
 
-from . import spans
+from . import spans, start
 from .settings import Settings, read
 
 _log = init_logger("vllm.plugins.wsync")  # a name that vLLM has a handler for
@@ -52,6 +52,7 @@ class Controller:
         self._updating = False  # the workers have been told that the engine stands still
         self._wanted: Optional[wsync.Version] = None  # the newest version that the fleet has asked to load
         self._interrupt = asyncio.Event()  # ends the wait for a pause
+        self.serves = asyncio.Event()  # a version of the fleet
         self._loop = asyncio.get_running_loop()
         self.version: Optional[wsync.Version] = None
         self.switches: list = []
@@ -150,6 +151,8 @@ class Controller:
                 self._is_paused = False
                 await self._client.resume_generation()
                 self._report()
+                if self.version is not None:
+                    self.serves.set()
 
     def _report(self) -> None:
         switch = self.switches[-1]
@@ -185,3 +188,4 @@ class Plugin:
             "socket": settings.socket, "replica": settings.replica, "world_size": world_size}))
         state.wsync = Controller(engine_client, settings, world_size)
         _log.info("replica '%s' of %d ranks follows %s", settings.replica, world_size, settings.socket)
+        await start.until_served(state.wsync.serves, settings)

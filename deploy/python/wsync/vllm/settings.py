@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ class Settings:
     socket: str
     replica: str
     clears_cache: bool
+    start_s: float
 
 
 def run_dir() -> str:
@@ -52,4 +54,11 @@ def read(port: int, engine: str = "vllm") -> Settings:
     cache = os.environ.get("WSYNC_ENGINE_CACHE", "clear")
     if cache not in ("clear", "keep"):
         raise InvalidInput(f"WSYNC_ENGINE_CACHE is '{cache}', expected clear or keep")
-    return Settings(engine_socket(), os.environ.get("WSYNC_ENGINE_REPLICA") or f"{engine}-{port}", cache == "clear")
+    start = os.environ.get("WSYNC_ENGINE_START_S", "60")
+    try:
+        start_s = float(start)
+    except ValueError:
+        start_s = -1.0
+    if not 0 <= start_s < math.inf:
+        raise InvalidInput(f"WSYNC_ENGINE_START_S is '{start}', expected seconds, 0 or more")
+    return Settings(engine_socket(), os.environ.get("WSYNC_ENGINE_REPLICA") or f"{engine}-{port}", cache == "clear", start_s)
