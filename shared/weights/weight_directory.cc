@@ -13,6 +13,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/json_text.h"
 #include "shared/weights/output_file.h"
 
@@ -73,7 +74,7 @@ std::optional<std::uint64_t> weight_directory_number(std::string_view name) {
   std::uint64_t number = 0;
   const char* const end = name.data() + name.size();
   const auto [last, error] = std::from_chars(name.data() + kPrefix.size(), end, number);
-  if (error != std::errc{} || last != end) return std::nullopt;
+  if (error != std::errc{} || last != end || number > limits::kStepMax) return std::nullopt;
   return number;
 }
 
@@ -245,6 +246,11 @@ Result<std::string> WeightDirectoryWriter::write(const Manifest& manifest, const
     }
   }
   const std::uint64_t next = found.empty() ? 1 : found.rbegin()->first + 1;
+  if (next > limits::kStepMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}/{} has the highest number that a directory can have; remove it, or "
+                            "use another folder",
+                            folder_, found.rbegin()->second));
   const std::string name = weight_directory_name(std::max(proof.version.step, next));
   std::uint64_t needed = manifest.total_bytes();
   for (const auto& [file, text] : model_files_) needed += text.size();
@@ -303,15 +309,23 @@ void WeightDirectoryWriter::remove_leftovers() {
   }
 }
 
+// Whether a writer of this form has made the directory: it states a proof.
+bool WeightDirectoryWriter::is_ours(const std::string& name) const {
+  const auto opened = CheckpointDirectory::open(folder_ + "/" + name);
+  if (!opened) return false;
+  const auto proof = weight_proof(*opened);
+  return proof && *proof;
+}
+
 // A directory is renamed before its files are removed, so that nobody finds a part of it under its
-// own name.
+// own name. Those of other programs stay, and do not count.
 void WeightDirectoryWriter::remove_oldest() {
   const auto found = weight_directories(folder_);
   if (!found) return log_warning("{}", found.error().message());
   const std::string latest = this->latest();
   std::uint32_t kept = 0;
   for (auto it = found->rbegin(); it != found->rend(); ++it) {
-    if (kept++ < options_.keep || it->second == latest) continue;
+    if (!is_ours(it->second) || kept++ < options_.keep || it->second == latest) continue;
     const std::string path = folder_ + "/" + it->second;
     const std::string temporary = temporary_name(path);
     fail_point(kWriteFailPoint);
