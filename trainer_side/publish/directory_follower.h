@@ -6,10 +6,11 @@
 // as a new version of this fleet, also if the directory is an older one: the writer has gone back.
 // Who is behind publishes the newest alone. Directories that cannot be read, are not complete or
 // vanish are tried again at the next look. One whose bytes are not those that its writer states is
-// refused with one incident, until its files or `latest` change; the fleet keeps what it serves.
+// refused with one incident, until its files or `latest` change; the fleet keeps what it serves. A
+// publish that fails for any other reason is tried again, after pauses of 1 s to 30 s.
 //
 // Which directory the fleet serves is stored in state_dir, so that a restart publishes nothing if
-// nothing has changed.
+// nothing has changed and a sidecar still holds the bytes.
 //
 // Thread: the loop's; directories are read on a worker thread. The loop must outlive it.
 #pragma once
