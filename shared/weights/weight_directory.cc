@@ -5,6 +5,8 @@
 #include <charconv>
 #include <fcntl.h>
 #include <fstream>
+#include <set>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <system_error>
 #include <unistd.h>
@@ -101,7 +103,11 @@ Result<std::string> latest_weight_directory(const std::string& folder) {
 }
 
 Result<CheckpointDirectory> open_latest_weight_directory(const std::string& folder) {
-  const std::string path = WSYNC_TRY(latest_weight_directory(folder));
+  return open_weight_directory(folder, WSYNC_TRY(latest_weight_directory(folder)));
+}
+
+Result<CheckpointDirectory> open_weight_directory(const std::string& folder,
+                                                  const std::string& path) {
   auto opened = CheckpointDirectory::open(path);
   if (opened) return opened;
   std::error_code error;
@@ -139,17 +145,26 @@ Result<std::optional<WeightProof>> weight_proof(const CheckpointDirectory& direc
   return proof;
 }
 
-Result<std::string> weight_files_identity(const CheckpointDirectory& directory) {
+Result<std::string> weight_files_identity(const std::string& path) {
+  std::set<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entries(path, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (name.ends_with(".safetensors") || name.ends_with(".index.json")) names.insert(name);
+  }
+  if (error) return fail_errno("cannot read directory " + path, error.value());
   Digester digester;
-  for (const SafetensorsFile& file : directory.files()) {
-    std::error_code error;
-    const std::uintmax_t bytes = fs::file_size(file.path(), error);
-    if (error) return fail_errno("cannot read " + file.path(), error.value());
-    const auto changed = fs::last_write_time(file.path(), error);
-    if (error) return fail_errno("cannot read " + file.path(), error.value());
-    digester.update(fs::path(file.path()).filename().string());
-    digester.update(std::uint64_t{bytes});
-    digester.update(static_cast<std::uint64_t>(changed.time_since_epoch().count()));
+  for (const std::string& name : names) {
+    const std::string file = fmt::format("{}/{}", path, name);
+    struct stat found{};
+    if (::stat(file.c_str(), &found) != 0) return fail_errno("cannot read " + file, errno);
+    digester.update(name);
+    for (const auto number :
+         {static_cast<std::uint64_t>(found.st_size), static_cast<std::uint64_t>(found.st_ino),
+          static_cast<std::uint64_t>(found.st_mtim.tv_sec),
+          static_cast<std::uint64_t>(found.st_mtim.tv_nsec)})
+      digester.update(number);
   }
   return digester.finish().to_string();
 }

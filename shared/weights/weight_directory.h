@@ -60,6 +60,9 @@ struct WeightProof {
 // Opens that directory. kNotFound also if it was removed or `latest` changed meanwhile: look again.
 // Other errors as CheckpointDirectory::open().
 [[nodiscard]] Result<CheckpointDirectory> open_latest_weight_directory(const std::string& folder);
+// As above, for who has asked latest_weight_directory() already.
+[[nodiscard]] Result<CheckpointDirectory> open_weight_directory(const std::string& folder,
+                                                                const std::string& path);
 
 // The proof in the metadata of a directory; std::nullopt if it has none. kInvalidInput if it cannot
 // be parsed, or if two files have different ones.

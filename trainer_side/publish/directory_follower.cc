@@ -99,11 +99,15 @@ void DirectoryFollower::store(const Version& version) {
   if (!submitted) log_warning("{}", submitted.error().message());
 }
 
-Result<DirectoryFollower::Found> DirectoryFollower::look_at(const std::string& folder) {
+Result<DirectoryFollower::Found> DirectoryFollower::look_at(const std::string& folder,
+                                                            const std::optional<Found>& seen) {
   Found found;
-  const auto directory = WSYNC_TRY(open_latest_weight_directory(folder));
-  found.path = directory.path();
-  found.files = WSYNC_TRY(weight_files_identity(directory));
+  found.path = WSYNC_TRY(latest_weight_directory(folder));
+  // Read before the files are opened: what is written meanwhile is seen at the next look.
+  const auto files = weight_files_identity(found.path);
+  if (files && seen && seen->path == found.path && seen->files == *files) return *seen;
+  const auto directory = WSYNC_TRY(open_weight_directory(folder, found.path));
+  found.files = WSYNC_TRY(files);
   found.proof = WSYNC_TRY(weight_proof(directory));
   return found;
 }
@@ -111,13 +115,13 @@ Result<DirectoryFollower::Found> DirectoryFollower::look_at(const std::string& f
 void DirectoryFollower::look() {
   if (reads_ || now() < not_before_) return;
   auto found = std::make_shared<std::optional<Result<Found>>>();
-  const auto submitted = worker_->submit(
-      [found, folder = config_.follow_directory] { found->emplace(look_at(folder)); },
-      [this, alive = alive_, found] {
-        if (!*alive) return;
-        reads_ = false;
-        handle(std::move(**found));
-      });
+  const auto submitted = worker_->submit([found, folder = config_.follow_directory,
+                                          seen = seen_] { found->emplace(look_at(folder, seen)); },
+                                         [this, alive = alive_, found] {
+                                           if (!*alive) return;
+                                           reads_ = false;
+                                           handle(std::move(**found));
+                                         });
   reads_ = submitted.has_value();
 }
 
@@ -130,6 +134,7 @@ void DirectoryFollower::handle(Result<Found> found) {
       report(found.error().message());
     return;
   }
+  seen_ = *found;
   if (refused_ && refused_->path == found->path && refused_->files == found->files) return;
   const std::optional<Found>& newest = published_ ? published_ : served_;
   if (newest && newest->is_same(*found)) return;

@@ -53,7 +53,9 @@ class DirectoryFollower {
     }
   };
   DirectoryFollower(Loop& loop, const config::TrainerConfig& config);
-  [[nodiscard]] static Result<Found> look_at(const std::string& folder);
+  // `seen` again, without opening a file, if `latest` and the files are as they were then.
+  [[nodiscard]] static Result<Found> look_at(const std::string& folder,
+                                             const std::optional<Found>& seen);
   void restore(const Version& target);
   void store(const Version& version);
   void look();
@@ -64,6 +66,7 @@ class DirectoryFollower {
 
   const config::TrainerConfig config_;
   const std::string record_path_;
+  std::optional<Found> seen_;       // at the last look that could read it
   std::optional<Found> served_;     // what the fleet serves
   std::optional<Found> published_;  // the newest that was published and has not ended
   std::optional<Found> refused_;    // not to be tried again
