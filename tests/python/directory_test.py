@@ -155,7 +155,8 @@ class WrittenAndRead(Directories):
         write_safetensors(self.path("weight_v000001", "model.safetensors"), {"a": np.zeros(1, np.float32)},
                           {"wsync.version": "4294967295.1", "wsync.digest": "0" * 32})
         for _ in range(2):  # the folder is not locked after that
-            with self.assertRaisesRegex(wsync.InvalidInput, "weight_v000001: it is of version 4294967295.1, and no epoch is higher"):
+            with self.assertRaisesRegex(wsync.InvalidInput, "weight_v000001: it is of version 4294967295.1, and no "
+                                        "epoch is higher"):
                 wsync.directory.Writer(self.folder)
 
     def test_what_cannot_be_written_changes_nothing(self):

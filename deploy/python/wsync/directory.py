@@ -84,9 +84,9 @@ class Writer:
     Args:
         folder: created, if its parent exists.
         keep: the newest directories of this form that are kept, 1 or more. One more is on the disc while a directory is written.
-            The one that `latest` names is always kept, and those of other programs are never removed. A reader that has files of a removed one open goes on reading them, on a local file
-            system and on the NFS client that removes them; on another NFS client its reads may fail (ESTALE), and `read` and
-            `follow` then take the newest.
+            The one that `latest` names is always kept, and those of other programs are never removed. A reader that has files of a
+            removed one open goes on reading them, on a local file system and on the NFS client that removes them; on another NFS
+            client its reads may fail (ESTALE), and `read` and `follow` then take the newest.
         shard_bytes: bytes of a file; a tensor is never split.
         model_files: a directory whose small files (config.json, tokenizer) are copied into each, so that
             `AutoModel.from_pretrained` loads it.
