@@ -5,6 +5,8 @@
 #include <charconv>
 #include <fcntl.h>
 #include <fstream>
+#include <set>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <system_error>
 #include <unistd.h>
@@ -13,6 +15,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/json_text.h"
 #include "shared/weights/output_file.h"
 
@@ -73,7 +76,7 @@ std::optional<std::uint64_t> weight_directory_number(std::string_view name) {
   std::uint64_t number = 0;
   const char* const end = name.data() + name.size();
   const auto [last, error] = std::from_chars(name.data() + kPrefix.size(), end, number);
-  if (error != std::errc{} || last != end) return std::nullopt;
+  if (error != std::errc{} || last != end || number > limits::kStepMax) return std::nullopt;
   return number;
 }
 
@@ -100,7 +103,11 @@ Result<std::string> latest_weight_directory(const std::string& folder) {
 }
 
 Result<CheckpointDirectory> open_latest_weight_directory(const std::string& folder) {
-  const std::string path = WSYNC_TRY(latest_weight_directory(folder));
+  return open_weight_directory(folder, WSYNC_TRY(latest_weight_directory(folder)));
+}
+
+Result<CheckpointDirectory> open_weight_directory(const std::string& folder,
+                                                  const std::string& path) {
   auto opened = CheckpointDirectory::open(path);
   if (opened) return opened;
   std::error_code error;
@@ -138,17 +145,26 @@ Result<std::optional<WeightProof>> weight_proof(const CheckpointDirectory& direc
   return proof;
 }
 
-Result<std::string> weight_files_identity(const CheckpointDirectory& directory) {
+Result<std::string> weight_files_identity(const std::string& path) {
+  std::set<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entries(path, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (name.ends_with(".safetensors") || name.ends_with(".index.json")) names.insert(name);
+  }
+  if (error) return fail_errno("cannot read directory " + path, error.value());
   Digester digester;
-  for (const SafetensorsFile& file : directory.files()) {
-    std::error_code error;
-    const std::uintmax_t bytes = fs::file_size(file.path(), error);
-    if (error) return fail_errno("cannot read " + file.path(), error.value());
-    const auto changed = fs::last_write_time(file.path(), error);
-    if (error) return fail_errno("cannot read " + file.path(), error.value());
-    digester.update(fs::path(file.path()).filename().string());
-    digester.update(std::uint64_t{bytes});
-    digester.update(static_cast<std::uint64_t>(changed.time_since_epoch().count()));
+  for (const std::string& name : names) {
+    const std::string file = fmt::format("{}/{}", path, name);
+    struct stat found{};
+    if (::stat(file.c_str(), &found) != 0) return fail_errno("cannot read " + file, errno);
+    digester.update(name);
+    for (const auto number :
+         {static_cast<std::uint64_t>(found.st_size), static_cast<std::uint64_t>(found.st_ino),
+          static_cast<std::uint64_t>(found.st_mtim.tv_sec),
+          static_cast<std::uint64_t>(found.st_mtim.tv_nsec)})
+      digester.update(number);
   }
   return digester.finish().to_string();
 }
@@ -245,6 +261,11 @@ Result<std::string> WeightDirectoryWriter::write(const Manifest& manifest, const
     }
   }
   const std::uint64_t next = found.empty() ? 1 : found.rbegin()->first + 1;
+  if (next > limits::kStepMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}/{} has the highest number that a directory can have; remove it, or "
+                            "use another folder",
+                            folder_, found.rbegin()->second));
   const std::string name = weight_directory_name(std::max(proof.version.step, next));
   std::uint64_t needed = manifest.total_bytes();
   for (const auto& [file, text] : model_files_) needed += text.size();
@@ -303,15 +324,23 @@ void WeightDirectoryWriter::remove_leftovers() {
   }
 }
 
+// Whether a writer of this form has made the directory: it states a proof.
+bool WeightDirectoryWriter::is_ours(const std::string& name) const {
+  const auto opened = CheckpointDirectory::open(folder_ + "/" + name);
+  if (!opened) return false;
+  const auto proof = weight_proof(*opened);
+  return proof && *proof;
+}
+
 // A directory is renamed before its files are removed, so that nobody finds a part of it under its
-// own name.
+// own name. Those of other programs stay, and do not count.
 void WeightDirectoryWriter::remove_oldest() {
   const auto found = weight_directories(folder_);
   if (!found) return log_warning("{}", found.error().message());
   const std::string latest = this->latest();
   std::uint32_t kept = 0;
   for (auto it = found->rbegin(); it != found->rend(); ++it) {
-    if (kept++ < options_.keep || it->second == latest) continue;
+    if (!is_ours(it->second) || kept++ < options_.keep || it->second == latest) continue;
     const std::string path = folder_ + "/" + it->second;
     const std::string temporary = temporary_name(path);
     fail_point(kWriteFailPoint);

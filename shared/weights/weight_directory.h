@@ -45,7 +45,7 @@ struct WeightProof {
 
 // "weight_v000012" of 12.
 [[nodiscard]] std::string weight_directory_name(std::uint64_t number);
-// 12 of "weight_v000012"; std::nullopt for any other name.
+// 12 of "weight_v000012"; std::nullopt for any other name, and for a number above kStepMax.
 [[nodiscard]] std::optional<std::uint64_t> weight_directory_number(std::string_view name);
 
 // The names of the directories of a folder by their numbers.
@@ -60,17 +60,20 @@ struct WeightProof {
 // Opens that directory. kNotFound also if it was removed or `latest` changed meanwhile: look again.
 // Other errors as CheckpointDirectory::open().
 [[nodiscard]] Result<CheckpointDirectory> open_latest_weight_directory(const std::string& folder);
+// As above, for who has asked latest_weight_directory() already.
+[[nodiscard]] Result<CheckpointDirectory> open_weight_directory(const std::string& folder,
+                                                                const std::string& path);
 
 // The proof in the metadata of a directory; std::nullopt if it has none. kInvalidInput if it cannot
 // be parsed, or if two files have different ones.
 [[nodiscard]] Result<std::optional<WeightProof>> weight_proof(const CheckpointDirectory& directory);
 
-// A text that changes when a file of the directory is written: the digest of names, sizes and times
-// of change.
-[[nodiscard]] Result<std::string> weight_files_identity(const CheckpointDirectory& directory);
+// A text that changes when a file of the directory of this path is written or replaced: the digest
+// of names, sizes, inodes and times of change. No file is opened.
+[[nodiscard]] Result<std::string> weight_files_identity(const std::string& path);
 
 struct WeightDirectoryOptions {
-  std::uint32_t keep = 2;                     // newest directories that are kept, 1 at least
+  std::uint32_t keep = 2;  // newest directories of this form that are kept, 1 at least
   std::uint64_t shard_bytes = 5'000'000'000;  // of a file
   // A directory whose small files (config.json, the tokenizer) are copied into each; empty: none.
   std::string model_files;
@@ -87,10 +90,11 @@ class WeightDirectoryWriter {
                                                           const WeightDirectoryOptions& options);
 
   // Writes a directory, lets `latest` name it, and removes the oldest ones beyond `keep`, but never
-  // the one that `latest` names. A process that has a removed file open goes on reading it on a
-  // local file system; over NFS its reads may fail (ESTALE). Returns the name of the directory. If
-  // the folder has this version already, only `latest` changes. On an error `latest` and the
-  // directories are as before, and the sentence has the bytes that are needed and free.
+  // the one that `latest` names, nor one without a proof, which another program wrote. A process
+  // that has a removed file open goes on reading it on a local file system; over NFS its reads may
+  // fail (ESTALE). Returns the name of the directory. If the folder has this version already, only
+  // `latest` changes. On an error `latest` and the directories are as before, and the sentence has
+  // the bytes that are needed and free.
   [[nodiscard]] Result<std::string> write(const Manifest& manifest, const WeightProof& proof,
                                           const TensorSource& source);
   // Lets `latest` name the directory of an older version again. Returns its name; kNotFound if it
@@ -106,6 +110,7 @@ class WeightDirectoryWriter {
   [[nodiscard]] Error with_space(const Error& error, const std::string& name,
                                  std::uint64_t needed) const;
   [[nodiscard]] std::string find(const Version& version) const;
+  [[nodiscard]] bool is_ours(const std::string& name) const;
   [[nodiscard]] Result<> set_latest(const std::string& name);
   void remove_leftovers();
   void remove_oldest();

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 import numpy as np
 import package_fleet
@@ -54,9 +55,13 @@ def write_safetensors(path, tensors, metadata=None):
     for name, array in tensors.items():
         header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
+    write_header(path, header, b"".join(a.tobytes() for a in tensors.values()))
+
+
+def write_header(path, header, data=b""):
     text = json.dumps(header).encode()
     with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + b"".join(a.tobytes() for a in tensors.values()))
+        file.write(len(text).to_bytes(8, "little") + text + data)
 
 
 def write_text(path, text):
@@ -144,6 +149,15 @@ class WrittenAndRead(Directories):
             with self.assertRaisesRegex(wsync.Busy, "has another writer"):
                 wsync.directory.Writer(self.folder)
         wsync.directory.Writer(self.folder).close()
+
+    def test_the_highest_epoch_is_refused(self):
+        os.mkdir(self.path("weight_v000001"))
+        write_safetensors(self.path("weight_v000001", "model.safetensors"), {"a": np.zeros(1, np.float32)},
+                          {"wsync.version": "4294967295.1", "wsync.digest": "0" * 32})
+        for _ in range(2):  # the folder is not locked after that
+            with self.assertRaisesRegex(wsync.InvalidInput, "weight_v000001: it is of version 4294967295.1, and no "
+                                        "epoch is higher"):
+                wsync.directory.Writer(self.folder)
 
     def test_what_cannot_be_written_changes_nothing(self):
         with wsync.directory.Writer(self.folder) as writer:
@@ -358,6 +372,59 @@ class Followed(Directories):
         equal(self, got[3].tensors, weights_of(2))
         self.assertEqual(len(self.warnings), 1, self.warnings)
 
+    def test_a_look_opens_no_file_that_has_not_changed(self):
+        with wsync.directory.Writer(self.folder) as writer:
+            written = writer.publish(weights_of(1))
+        opened, looks = [], []
+        reader, look = core.WeightReader, core.look_at_latest_weights
+        with mock.patch.object(core, "WeightReader", lambda folder: (opened.append(folder), reader(folder))[1]), \
+                mock.patch.object(core, "look_at_latest_weights", lambda folder: (looks.append(folder), look(folder))[1]):
+            got = self.followed()
+            until(lambda: len(got) == 1, "the first")
+            until(lambda: len(looks) > 20, "20 looks")
+            self.assertEqual(len(opened), 1)
+            os.utime(os.path.join(written.path, "model.safetensors"))
+            until(lambda: len(opened) == 2, "a look at the changed file")
+
+    def test_bytes_that_are_not_proven_and_are_the_same_are_yielded_once(self):
+        loaded, load = [], wsync.directory._load
+
+        def counted(raw):
+            weights = load(raw)
+            loaded.append(os.path.basename(weights.path))
+            return weights
+
+        self.enterContext(mock.patch.object(wsync.directory, "_load", counted))
+        got = self.followed()
+        for number, value in ((1, 1), (2, 1), (3, 2)):
+            count = len(got)
+            os.mkdir(self.path(".new"))
+            write_safetensors(self.path(".new", "model.safetensors"), {"a": np.full(8, value, np.float32)})
+            os.rename(self.path(".new"), self.path(f"weight_v{number:06d}"))
+            if number == 2:  # it has been read when the next one appears
+                until(lambda: loaded == ["weight_v000001", "weight_v000002"], "the second is read")
+            else:
+                until(lambda: len(got) == count + 1, f"directory {number}")
+        self.assertEqual([(os.path.basename(w.path), float(w.tensors["a"][0])) for w in got],
+                         [("weight_v000001", 1.0), ("weight_v000003", 2.0)])
+
+    def test_what_numpy_cannot_hold_does_not_end_the_iterator(self):
+        with wsync.directory.Writer(self.folder) as writer:
+            writer.publish(weights_of(1))
+        got = self.followed()
+        until(lambda: len(got) == 1, "the first")
+        os.mkdir(self.path("weight_v000009"))
+        write_header(self.path("weight_v000009", "model.safetensors"),
+                     {"a": {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]}})
+        write_text(self.path("latest"), "weight_v000009")
+        until(lambda: self.warnings, "a warning")
+        self.assertIn(r"tensor a has the shape [0, 4611686018427387904]", self.warnings[0])
+        with self.assertRaises(wsync.InvalidInput):
+            wsync.directory.read(self.folder)
+        with wsync.directory.Writer(self.folder) as writer:
+            writer.publish(weights_of(2))
+        until(lambda: len(got) == 2, "the next one")
+
     def test_the_writer_is_faster_than_the_follower(self):
         """Directories vanish while they are read; each that is yielded is whole."""
         with wsync.directory.Writer(self.folder, keep=1) as writer:
@@ -395,9 +462,9 @@ class WithTheService(unittest.TestCase):
         self.fleet = self.enterContext(PackageFleet())
         self.folder = self.fleet.path("published")
 
-    def engine(self, socket):
+    def engine(self, socket, **options):
         held = empty_like(package_fleet.weights_of(0))
-        self.fleet.serve(wsync.Replica(socket, "r0", held))
+        self.fleet.serve(wsync.Replica(socket, "r0", held, **options))
         return held
 
     def holds(self, held, weights):
@@ -415,6 +482,30 @@ class WithTheService(unittest.TestCase):
             until(lambda: self.holds(held, package_fleet.weights_of(1)), "the first version again")
         code, answer = self.fleet.ask("verify")
         self.assertEqual(code, 0, answer)
+
+    def test_what_misses_a_deadline_is_tried_again(self):
+        """Not a refusal for good: nothing of the directory is wrong."""
+        self.fleet.environment["WSYNC_DEADLINES_STAGE"] = "1s"
+        incidents = []
+
+        def missed():
+            code, answer = self.fleet.ask("status")
+            incidents[:] = [i["text"] for i in answer["result"]["incidents"]] if code == 0 else []
+            return any("weight_v000002 is not served" in text for text in incidents)
+
+        def check(version, _):
+            if len(checked) == 1 and not incidents:
+                until(missed, "the deadline")
+            checked.append(version)
+
+        checked = []
+        _, socket = self.fleet.sidecar("host", "--follow-directory", self.folder, "--set", "follow_interval=20ms")
+        held = self.engine(socket, check_version=check)
+        with wsync.directory.Writer(self.folder) as writer:
+            for step in (1, 2):
+                writer.publish(package_fleet.weights_of(step), step=step)
+                until(lambda: self.holds(held, package_fleet.weights_of(step)), f"version {step}")
+        self.assertTrue(incidents)
 
     def test_python_follows_what_a_trainer_of_the_service_writes(self):
         _, socket = self.fleet.sidecar()

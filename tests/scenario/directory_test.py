@@ -1,4 +1,5 @@
 """Real processes: a trainer writes its versions to a folder, and another host, which reaches that folder alone, serves them."""
+import ctypes
 import json
 import os
 import pathlib
@@ -38,6 +39,37 @@ def stated(directory):
     """The metadata of the first file of a directory."""
     with open(os.path.join(directory, sorted(n for n in os.listdir(directory) if n.endswith(".safetensors"))[0]), "rb") as file:
         return json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]
+
+
+class Opened:
+    """Counts how often any process opens a file (inotify)."""
+
+    IN_OPEN = 0x20
+
+    def __init__(self, path):
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        # The directory, because `latest` is replaced.
+        directory, self.name = os.path.split(path)
+        assert self.fd >= 0 and libc.inotify_add_watch(self.fd, directory.encode(), self.IN_OPEN) >= 0, ctypes.get_errno()
+        self.opened = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os.close(self.fd)
+
+    def count(self):
+        try:
+            events = os.read(self.fd, 65536)
+        except BlockingIOError:
+            return self.opened
+        while events:
+            length = int.from_bytes(events[12:16], sys.byteorder)
+            self.opened += events[16:16 + length].rstrip(b"\0") == self.name.encode()
+            events = events[16 + length:]
+        return self.opened
 
 
 class TrainerHost(Fleet):
@@ -114,9 +146,13 @@ class OtherHost(Fleet):
 class Directory(unittest.TestCase):
     def equals(self, host, version):
         """Each byte of the engine is that of the version."""
+        self.equals_all(host, version, "b")
+
+    def equals_all(self, host, version, *replicas):
+        host.until_ready(version, *replicas)
         code, answer = host.ask("verify")
         self.assertEqual(code, 0, answer)
-        self.assertEqual([(r["replica"], r["version"]) for r in answer["result"]["ranks"]], [("b", version)])
+        self.assertEqual([(r["replica"], r["version"]) for r in answer["result"]["ranks"]], [(r, version) for r in replicas])
 
     def test_another_host_serves_what_a_trainer_writes(self):
         with TrainerHost() as first, OtherHost(first.folder) as other:
@@ -140,13 +176,14 @@ class Directory(unittest.TestCase):
             self.assertNotEqual(back, version)
             self.equals(other, back)
 
-            # A follower that is killed and restarted serves on, and publishes nothing that the engines have.
+            # A follower that is killed loses what its sidecar held for engines that come, and publishes it again.
             other.follower.kill()
             other.follower.wait()
             other.start_sidecar()
-            self.assertEqual(other.served(name), back)
-            self.assertIn(f"{back} is {os.path.join(first.folder, name)}, and the fleet serves {back} already", other.said())
-            self.assertNotIn("publishing", other.said())
+            again = other.served(name)
+            self.assertNotEqual(again, back)
+            self.assertIn(f"no sidecar holds the bytes of {back} any more, which was read from {first.folder}/{name}", other.said())
+            self.equals(other, again)
             # It is not the only one that goes on.
             third = first.push(first.two)
             self.equals(other, other.served(first.written(third)))
@@ -155,6 +192,95 @@ class Directory(unittest.TestCase):
             self.assertIn('"torn":0', said)
             self.assertEqual(other.stop(other.follower)[0], 0)
             self.assertEqual(first.stop(first.trainer)[0], 0)
+
+    def test_an_engine_and_its_follower_restart(self):
+        with Fleet(WSYNC) as maker:
+            folder = maker.path("published")
+            os.mkdir(folder)
+            one = maker.checkpoint("published/weight_v000001", 1)
+            with OtherHost(folder) as other:
+                other.begin(one)
+                version = other.served("weight_v000001")
+                other.follower.kill()
+                other.one_engine.kill()
+                other.follower.wait()
+                other.one_engine.wait()
+                other.begin(one)
+                again = other.served("weight_v000001")
+                self.assertNotEqual(again, version)
+                self.equals(other, again)
+
+    def test_a_follower_beside_its_sidecar_publishes_nothing_again(self):
+        with Fleet(WSYNC) as maker:
+            folder = maker.path("published")
+            os.mkdir(folder)
+            one = maker.checkpoint("published/weight_v000001", 1)
+            with OtherHost(folder) as other:
+                other.follower = other.start("trainer", "--follow-directory", folder)
+                _, engines = other.sidecar("s1")
+                other.engine(engines, "b", one)
+                version = other.served("weight_v000001")
+                other.follower.kill()
+                other.follower.wait()
+                other.follower = other.start("trainer", "--follow-directory", folder)
+                other.until(lambda: f"and the fleet serves {version} already" in other.said(), "the follower")
+                # An engine that starts gets what the sidecar holds; the look after that has found nothing to do.
+                other.engine(engines, "c", one)
+                other.until_ready(version, "b", "c")
+                maker.checkpoint("published/weight_v000002", 2)
+                self.equals_all(other, other.served("weight_v000002"), "b", "c")
+                self.assertNotIn(f"publishing {folder}/weight_v000001", other.said())
+
+    def test_a_look_opens_no_file_that_has_not_changed(self):
+        with Fleet(WSYNC) as maker:
+            folder = maker.path("published")
+            os.mkdir(folder)
+            one = maker.checkpoint("published/weight_v000001", 1)
+            set_latest(folder, "weight_v000001")
+            with OtherHost(folder) as other:
+                other.begin(one)
+                other.served("weight_v000001")
+                file = os.path.join(one, min(name for name in os.listdir(one) if name.endswith(".safetensors")))
+                with Opened(os.path.join(folder, "latest")) as looks, Opened(file) as files:
+                    other.until(lambda: looks.count() >= 20, "20 looks")
+                    self.assertEqual(files.count(), 0)
+                    os.utime(file)
+                    other.until(files.count, "a look at the changed file")
+
+    def test_latest_waits_for_the_promotion_of_a_canary(self):
+        with TrainerHost("--set", "canary=a", "--set", "arenas=4") as first:
+            first.one, first.two = first.checkpoint("one", 1), first.checkpoint("two", 2)
+            _, engines = first.sidecar("s0")
+            for replica in ("a", "b"):
+                first.engine(engines, replica, first.one)
+            first.start_trainer()
+            one = first.push(first.one)
+            first.until(lambda: first.replicas().get("a", {}).get("version") == one["version"], "the canary")
+            self.assertEqual((latest_of(first.folder), directories(first.folder)), (None, []))
+            self.assertEqual(first.ask("promote")[0], 0)
+            name = first.written(one)
+            # One that is taken back is never there.
+            two = first.push(first.two)
+            first.until(lambda: first.replicas().get("a", {}).get("version") == two["version"], "the canary")
+            self.assertEqual(first.ask("rollback")[0], 0)
+            third = first.push(first.two)
+            self.assertEqual(latest_of(first.folder), name)
+            self.assertEqual(first.ask("promote")[0], 0)
+            newest = first.written(third)
+            self.assertEqual(directories(first.folder), [name, newest])
+
+    def test_a_rollback_to_a_version_whose_directory_is_gone(self):
+        with TrainerHost("--set", "directory.keep=1", "--set", "arenas=4") as first:
+            first.begin()
+            one = first.push(first.one)
+            name = first.written(one)
+            first.written(first.push(first.two))
+            first.until(lambda: name not in directories(first.folder), "the removal of the oldest")
+            code, answer = first.ask("rollback")
+            self.assertEqual((code, answer["result"]["to"]), (0, one["version"]), answer)
+            self.assertNotEqual(first.written(one), name)
+            first.until(lambda: "wsync_directory_behind_versions 0\n" in get(f"{first.run_dir}/control.http", "/metrics")[1],
+                        "the count of what is missing")
 
     def test_a_rollback_on_the_followers_host_holds(self):
         with Fleet(WSYNC) as maker:
@@ -175,6 +301,9 @@ class Directory(unittest.TestCase):
                 other.start_sidecar()
                 other.until(lambda: f"and the fleet serves {first} already" in other.said(), "the follower")
                 other.until_ready(first, "b")
+                # Nobody holds that version for engines that start, and whoever runs the host is told what to do.
+                other.until(lambda: any(f"rolled back to {first}, which no sidecar holds any more" in text and "wsync push" in text
+                                        for text in other.incidents()), "the incident")
                 # The look after that has found nothing to do: only another directory is published.
                 maker.checkpoint("published/weight_v000003", 3)
                 self.equals(other, other.served("weight_v000003"))
@@ -288,9 +417,11 @@ class Directory(unittest.TestCase):
                 os.remove(filler)
                 third = first.push(first.one)
                 first.written(third)
+                newest = f"wsync_directory_version_step {third['version'].split('.')[1]}\n"
+                # `latest` is there a moment before the trainer knows of it.
+                first.until(lambda: newest in get(f"{first.run_dir}/control.http", "/metrics")[1], "the newest version")
                 page = get(f"{first.run_dir}/control.http", "/metrics")[1]
                 self.assertIn("wsync_directory_behind_versions 0\n", page)
-                self.assertIn(f"wsync_directory_version_step {third['version'].split('.')[1]}\n", page)
                 self.assertEqual(first.stop(trainer)[0], 0)
             finally:
                 subprocess.run(["umount", "--lazy", first.folder], check=True)

@@ -348,6 +348,9 @@ void CoordinatorAgent::end_rollback(coordinator::RollbackDone done) {
 void CoordinatorAgent::end_promotion(coordinator::PromotionDone done) {
   recorder_.promotion_ended(done.request, done.reply, now());
   if (!done.reply.ok) log_warning("promotion: {}", done.reply.reason);
+  // Not if a rollback has ended it.
+  if ((done.reply.ok || done.reply.partial) && coordinator_.target() == done.reply.version)
+    callbacks_.on_promoted(done.reply.version);
   if (auto entry = promotions_.extract(done.request); !entry.empty())
     entry.mapped()(std::move(done.reply));
 }

@@ -41,6 +41,8 @@ struct CoordinatorAgentCallbacks {
       [](const coordinator::RoundDone&) {};
   // The fleet has been decided to go back to this version.
   std::function<void(const Version& to)> on_rolled_back = [](const Version&) {};
+  // The promotion of this version has ended; replicas that have not switched to it follow.
+  std::function<void(const Version&)> on_promoted = [](const Version&) {};
   // This version will be sent to no sidecar any more.
   std::function<void(const Version&)> on_drop = [](const Version&) {};
   // Called after each step of the coordinator, because work that waits for it may begin.

@@ -50,7 +50,8 @@ DirectoryFollower::~DirectoryFollower() {
 
 // The coordinator has its fence, and the fleet runs `target` already. After a `wsync rollback` that
 // is an older version than the one in the record, and stays so until `latest` names another
-// directory. A newer one was decided without being recorded: it is published again.
+// directory. A newer one was decided without being recorded: it is published again. So is one that
+// no sidecar holds any more, because engines that start would get no weights otherwise.
 void DirectoryFollower::restore(const Version& target) {
   std::vector<std::string> lines{""};
   if (const auto bytes = read_small_file(record_path_, kRecordBytesMax)) {
@@ -63,13 +64,25 @@ void DirectoryFollower::restore(const Version& target) {
   }
   lines.resize(5);
   const auto recorded = Version::parse(lines[0]);
-  if (recorded && !target.none() && *recorded >= target) {
+  bool is_held = false;
+  for (const control::SidecarReport& sidecar : agent_->status().sidecars)
+    is_held = is_held || std::ranges::find(sidecar.staged, target) != sidecar.staged.end();
+  if (recorded && !target.none() && *recorded == target && !is_held) {
+    log_info("no sidecar holds the bytes of {} any more, which was read from {}", lines[0],
+             lines[1]);
+  } else if (recorded && !target.none() && *recorded >= target) {
     served_ = Found{.path = lines[1], .files = lines[2], .proof = std::nullopt};
     const auto digest = Digest::parse(lines[3]);
     const auto version = Version::parse(lines[4]);
     if (digest && version) served_->proof = WeightProof{.version = *version, .content = *digest};
     log_info("{} is {}, and the fleet serves {} already", lines[0], served_->path,
              target.to_string());
+    if (!is_held)
+      report(fmt::format(
+          "{} was rolled back to {}, which no sidecar holds any more: engines that start now get "
+          "no weights until `latest` names another directory than {}; to serve one now, publish it "
+          "by `wsync push DIRECTORY`",
+          lines[0], target.to_string(), served_->path));
   }
   look();
   timer_.start_repeating(config_.follow_interval);
@@ -86,11 +99,15 @@ void DirectoryFollower::store(const Version& version) {
   if (!submitted) log_warning("{}", submitted.error().message());
 }
 
-Result<DirectoryFollower::Found> DirectoryFollower::look_at(const std::string& folder) {
+Result<DirectoryFollower::Found> DirectoryFollower::look_at(const std::string& folder,
+                                                            const std::optional<Found>& seen) {
   Found found;
-  const auto directory = WSYNC_TRY(open_latest_weight_directory(folder));
-  found.path = directory.path();
-  found.files = WSYNC_TRY(weight_files_identity(directory));
+  found.path = WSYNC_TRY(latest_weight_directory(folder));
+  // Read before the files are opened: what is written meanwhile is seen at the next look.
+  const auto files = weight_files_identity(found.path);
+  if (files && seen && seen->path == found.path && seen->files == *files) return *seen;
+  const auto directory = WSYNC_TRY(open_weight_directory(folder, found.path));
+  found.files = WSYNC_TRY(files);
   found.proof = WSYNC_TRY(weight_proof(directory));
   return found;
 }
@@ -98,13 +115,13 @@ Result<DirectoryFollower::Found> DirectoryFollower::look_at(const std::string& f
 void DirectoryFollower::look() {
   if (reads_ || now() < not_before_) return;
   auto found = std::make_shared<std::optional<Result<Found>>>();
-  const auto submitted = worker_->submit(
-      [found, folder = config_.follow_directory] { found->emplace(look_at(folder)); },
-      [this, alive = alive_, found] {
-        if (!*alive) return;
-        reads_ = false;
-        handle(std::move(**found));
-      });
+  const auto submitted = worker_->submit([found, folder = config_.follow_directory,
+                                          seen = seen_] { found->emplace(look_at(folder, seen)); },
+                                         [this, alive = alive_, found] {
+                                           if (!*alive) return;
+                                           reads_ = false;
+                                           handle(std::move(**found));
+                                         });
   reads_ = submitted.has_value();
 }
 
@@ -117,6 +134,7 @@ void DirectoryFollower::handle(Result<Found> found) {
       report(found.error().message());
     return;
   }
+  seen_ = *found;
   if (refused_ && refused_->path == found->path && refused_->files == found->files) return;
   const std::optional<Found>& newest = published_ ? published_ : served_;
   if (newest && newest->is_same(*found)) return;
@@ -166,7 +184,9 @@ void DirectoryFollower::end(const Found& found, const PublishResult& result) {
   const std::string why = result.error ? result.error->message() : result.reply.reason;
   const ErrorCode code = result.error ? result.error->code() : control::failure_code(result.reply);
   report(fmt::format("{} is not served: {}", found.path, why));
-  if (code == ErrorCode::kDigestMismatch || code == ErrorCode::kRefused) {
+  // Other bytes stay so until the files change. Whatever else failed (a deadline, an engine that
+  // refuses, a sidecar that was lost) may succeed the next time.
+  if (code == ErrorCode::kDigestMismatch) {
     refused_ = found;
     return;
   }

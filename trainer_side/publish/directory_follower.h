@@ -6,10 +6,11 @@
 // as a new version of this fleet, also if the directory is an older one: the writer has gone back.
 // Who is behind publishes the newest alone. Directories that cannot be read, are not complete or
 // vanish are tried again at the next look. One whose bytes are not those that its writer states is
-// refused with one incident, until its files or `latest` change; the fleet keeps what it serves.
+// refused with one incident, until its files or `latest` change; the fleet keeps what it serves. A
+// publish that fails for any other reason is tried again, after pauses of 1 s to 30 s.
 //
 // Which directory the fleet serves is stored in state_dir, so that a restart publishes nothing if
-// nothing has changed.
+// nothing has changed and a sidecar still holds the bytes.
 //
 // Thread: the loop's; directories are read on a worker thread. The loop must outlive it.
 #pragma once
@@ -52,7 +53,9 @@ class DirectoryFollower {
     }
   };
   DirectoryFollower(Loop& loop, const config::TrainerConfig& config);
-  [[nodiscard]] static Result<Found> look_at(const std::string& folder);
+  // `seen` again, without opening a file, if `latest` and the files are as they were then.
+  [[nodiscard]] static Result<Found> look_at(const std::string& folder,
+                                             const std::optional<Found>& seen);
   void restore(const Version& target);
   void store(const Version& version);
   void look();
@@ -63,6 +66,7 @@ class DirectoryFollower {
 
   const config::TrainerConfig config_;
   const std::string record_path_;
+  std::optional<Found> seen_;       // at the last look that could read it
   std::optional<Found> served_;     // what the fleet serves
   std::optional<Found> published_;  // the newest that was published and has not ended
   std::optional<Found> refused_;    // not to be tried again

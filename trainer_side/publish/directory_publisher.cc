@@ -59,9 +59,13 @@ struct DirectoryPublisher::Shared {
                std::chrono::duration_cast<std::chrono::milliseconds>(now() - begun).count());
     return name;
   }
-  [[nodiscard]] Result<std::string> point_to(const Version& version) {
-    auto name = writer.point_to(version);
-    if (name) log_info("{}/latest is {} of {} again", writer.folder(), *name, version.to_string());
+  [[nodiscard]] Result<std::string> execute(const Order& order) {
+    if (!order.goes_back) return write(*order.snapshot);
+    auto name = writer.point_to(order.version);
+    if (!name && name.error().code() == ErrorCode::kNotFound && order.snapshot)
+      return write(*order.snapshot);
+    if (name)
+      log_info("{}/latest is {} of {} again", writer.folder(), *name, order.version.to_string());
     return name;
   }
 };
@@ -89,9 +93,9 @@ DirectoryPublisher::~DirectoryPublisher() {
   *alive_ = false;
   shared_->last = now() + kLastWrite;
   shared_->ends.store(true, std::memory_order_release);
-  if (const auto* snapshot = std::get_if<std::shared_ptr<const Snapshot>>(&next_)) {
-    const auto submitted = worker_->submit([shared = shared_, last = *snapshot] {
-      if (const auto name = shared->write(*last); !name) log_warning("{}", name.error().message());
+  if (next_) {
+    const auto submitted = worker_->submit([shared = shared_, last = *next_] {
+      if (const auto name = shared->execute(last); !name) log_warning("{}", name.error().message());
     });
     if (!submitted) log_warning("{}", submitted.error().message());
   }
@@ -102,45 +106,44 @@ DirectoryPublisher::~DirectoryPublisher() {
 }
 
 void DirectoryPublisher::write(std::shared_ptr<const Snapshot> snapshot) {
-  ++facts_.behind;
-  next_ = std::move(snapshot);
-  begin();
+  const Version version = snapshot->version();
+  add({.version = version, .snapshot = std::move(snapshot)});
 }
 
-void DirectoryPublisher::point_to(const Version& version) {
-  next_ = version;
+void DirectoryPublisher::go_back(const Version& version, std::shared_ptr<const Snapshot> snapshot) {
+  add({.version = version, .snapshot = std::move(snapshot), .goes_back = true});
+}
+
+void DirectoryPublisher::add(Order order) {
+  ++facts_.behind;
+  next_ = std::move(order);
   begin();
 }
 
 void DirectoryPublisher::begin() {
-  if (running_ || std::holds_alternative<std::monostate>(next_)) return;
-  const Order order = std::exchange(next_, std::monostate{});
-  const auto* snapshot = std::get_if<std::shared_ptr<const Snapshot>>(&order);
-  const Version version = snapshot != nullptr ? (*snapshot)->version() : std::get<Version>(order);
+  if (running_ || !next_) return;
+  auto order = std::make_shared<Order>(*std::exchange(next_, std::nullopt));
+  const Version version = order->version;
   // Versions that are decided from now on are behind when this one has been written.
   const std::uint64_t included = facts_.behind;
   auto name = std::make_shared<Result<std::string>>("");
-  Task work = [shared = shared_, version, name] { *name = shared->point_to(version); };
-  if (snapshot != nullptr)
-    work = [shared = shared_, held = *snapshot, name]() mutable {
-      *name = shared->write(*held);
-      held.reset();  // so that the next snapshot may have this arena
-    };
   const auto submitted = worker_->submit(
-      std::move(work),
-      [this, alive = alive_, name, version, is_write = snapshot != nullptr, included] {
+      [shared = shared_, order, name] {
+        *name = shared->execute(*order);
+        order->snapshot.reset();  // so that the next snapshot may have this arena
+      },
+      [this, alive = alive_, name, version, included] {
         if (!*alive) return;
         running_ = false;
-        if (*name && is_write) facts_.behind -= std::min(included, facts_.behind);
-        end(*name, version, is_write);
+        if (*name) facts_.behind -= std::min(included, facts_.behind);
+        end(*name, version);
         begin();
       });
   running_ = submitted.has_value();
   if (!submitted) on_failure_(submitted.error().message());
 }
 
-void DirectoryPublisher::end(const Result<std::string>& name, const Version& version,
-                             bool is_write) {
+void DirectoryPublisher::end(const Result<std::string>& name, const Version& version) {
   if (name) {
     facts_.written = version;
     if (facts_.behind > 1)
@@ -150,7 +153,7 @@ void DirectoryPublisher::end(const Result<std::string>& name, const Version& ver
           shared_->writer.folder(), facts_.behind);
     return;
   }
-  if (is_write) ++facts_.failures;
+  ++facts_.failures;
   on_failure_(name.error().message());
 }
 

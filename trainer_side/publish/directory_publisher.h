@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <variant>
 
 #include "shared/config/trainer_config.h"
 #include "shared/loop/loop.h"
@@ -39,22 +39,29 @@ class DirectoryPublisher {
 
   // The version of this snapshot has been decided.
   void write(std::shared_ptr<const Snapshot> snapshot);
-  // The fleet goes back to this version: `latest` names its directory again, if it is still there.
-  void point_to(const Version& version);
+  // The fleet goes back to this version: `latest` names its directory again. If that was removed or
+  // never written, the version is written from its snapshot; without one (nullptr) this fails as a
+  // write does.
+  void go_back(const Version& version, std::shared_ptr<const Snapshot> snapshot);
   [[nodiscard]] const coordinator::DirectoryFacts& facts() const noexcept { return facts_; }
 
  private:
-  using Order = std::variant<std::monostate, std::shared_ptr<const Snapshot>, Version>;
+  struct Order {
+    Version version;
+    std::shared_ptr<const Snapshot> snapshot;  // null: only its directory will do
+    bool goes_back = false;
+  };
   struct Shared;  // with the worker's tasks
   DirectoryPublisher(Loop& loop, std::function<void(const std::string&)> on_failure,
                      std::shared_ptr<Shared> shared);
+  void add(Order order);
   void begin();
-  void end(const Result<std::string>& name, const Version& version, bool is_write);
+  void end(const Result<std::string>& name, const Version& version);
 
   std::function<void(const std::string&)> on_failure_;
   std::shared_ptr<Shared> shared_;
   coordinator::DirectoryFacts facts_;
-  Order next_;  // the newest order that has not begun
+  std::optional<Order> next_;  // the newest that has not begun
   bool running_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts
   std::unique_ptr<Worker> worker_;

@@ -51,7 +51,8 @@ TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config)
 TrainerAgent::~TrainerAgent() {
   // Stop the snapshots first, because the publisher waits for the current one.
   for (auto& [request, job] : jobs_) job.stop.request_stop();
-  directory_.reset();    // it writes the newest version, and calls this object
+  directory_.reset();  // it writes the newest version, and calls this object
+  held_.clear();
   coordinator_.reset();  // it calls this object
   publisher_.reset();
 }
@@ -69,9 +70,15 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   };
   own.on_drop = [this](const Version& version) {
     publisher_->withdraw(version, "the coordinator has released this version");
+    held_.erase(version);
+  };
+  own.on_promoted = [this](const Version& version) {
+    if (directory_) write(version);
   };
   own.on_rolled_back = [this](const Version& to) {
-    if (directory_) directory_->point_to(to);
+    if (!directory_) return;
+    const auto held = held_.find(to);
+    directory_->go_back(to, held == held_.end() ? nullptr : held->second);
   };
   own.on_step = [this] { advance(); };
   own.on_push = [this](const std::string& peer, std::uint64_t request, const control::Push& push) {
@@ -239,7 +246,8 @@ void TrainerAgent::apply(const RequestRound& command) {
   // Offer the snapshot first, because a sidecar may request its bytes as soon as the version is
   // announced.
   publisher_->offer(snapshot);
-  if (directory_) job.to_write = snapshot;
+  job.version = snapshot->version();
+  if (directory_) held_[job.version] = snapshot;
   ByteWriter layout;
   snapshot->manifest()->encode(layout);
   coordinator_->request_round({.request = command.request,
@@ -296,9 +304,20 @@ void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
     return log_refused(entered.error());
   Job& job = jobs_.at(phase.request);
   job.progress.phase = phase.phase;
-  if (phase.phase == control::ProgressPhase::kSwitch && job.to_write)
-    directory_->write(std::exchange(job.to_write, nullptr));
+  // With a canary it is written when it is promoted.
+  if (phase.phase == control::ProgressPhase::kSwitch && directory_ && config_.canary.empty())
+    write(job.version);
   if (job.job.on_phase) job.job.on_phase(phase.phase);
+}
+
+void TrainerAgent::write(const Version& version) {
+  if (const auto held = held_.find(version); held != held_.end())
+    directory_->write(held->second);
+  else  // promoted, and published by the process before this one
+    report_incident(
+        fmt::format("{} is not written to {}: this trainer has no snapshot of it; the next "
+                    "version is written",
+                    version.to_string(), config_.directory.publish));
 }
 
 void TrainerAgent::report_progress() {

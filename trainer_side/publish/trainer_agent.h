@@ -132,8 +132,7 @@ class TrainerAgent {
     std::stop_source stop;
     // Set from the end of the snapshot until the round has been requested.
     std::shared_ptr<Snapshot> taken;
-    // Set from then on until the version has been decided, if it is to be written to a directory.
-    std::shared_ptr<const Snapshot> to_write;
+    Version version;  // from then on
     std::chrono::nanoseconds snapshot_time{};
   };
   TrainerAgent(Loop& loop, const config::TrainerConfig& config);
@@ -151,14 +150,17 @@ class TrainerAgent {
   void end_snapshot(std::uint64_t request, Result<std::shared_ptr<Snapshot>> snapshot,
                     std::chrono::nanoseconds took);
   void enter_phase(const coordinator::PhaseEntered& phase);
+  void write(const Version& version);
   void report_progress();
 
   const config::TrainerConfig config_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<CoordinatorAgent> coordinator_;
   std::unique_ptr<DirectoryPublisher> directory_;  // null: directory.publish is empty
-  std::optional<PublishQueue> queue_;              // created after the coordinator
-  std::map<std::uint64_t, Job> jobs_;              // by request
+  // With a directory: the versions that the coordinator may still send to sidecars.
+  std::map<Version, std::shared_ptr<const Snapshot>> held_;
+  std::optional<PublishQueue> queue_;  // created after the coordinator
+  std::map<std::uint64_t, Job> jobs_;  // by request
   Timer progress_timer_;
 };
 

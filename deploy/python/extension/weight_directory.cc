@@ -1,7 +1,9 @@
 #include "deploy/python/extension/weight_directory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -78,17 +80,38 @@ Result<Digest> digest_of(const Model& model) {
   return digests.root;
 }
 
-// The epochs of the versions that a folder has.
-Result<std::vector<std::uint32_t>> weight_epochs(const std::string& folder) {
-  std::vector<std::uint32_t> epochs;
+// The epoch of a writer that begins: above those of all versions that a folder has.
+Result<std::uint32_t> next_weight_epoch(const std::string& folder) {
+  std::uint32_t last = 0;
   const auto names = WSYNC_TRY(weight_directories(folder));
   for (const auto& [number, name] : names) {
     const auto opened = CheckpointDirectory::open(folder + "/" + name);
     if (!opened) continue;  // of another program, and not complete
     const auto proof = weight_proof(*opened);
-    if (proof && *proof) epochs.push_back((**proof).version.epoch);
+    if (!proof || !*proof) continue;
+    last = std::max(last, (**proof).version.epoch);
+    if (last == std::numeric_limits<std::uint32_t>::max())
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{}/{}: it is of version {}, and no epoch is higher; remove it, or "
+                              "use another folder",
+                              folder, name, (**proof).version.to_string()));
   }
-  return epochs;
+  return last + 1;
+}
+
+// NumPy multiplies the sizes other than 0, also those of an empty tensor.
+Result<> check_addressable(const std::string& path, const wsync::TensorInfo& info) {
+  constexpr std::uint64_t kElementsMax = std::numeric_limits<std::int64_t>::max() / 16;
+  std::uint64_t left = kElementsMax;
+  for (const std::uint64_t size : info.shape) {
+    if (size > left)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{}: tensor {} has the shape [{}]; expected sizes whose product, "
+                              "those of 0 left out, is at most {}",
+                              path, info.name, fmt::join(info.shape, ", "), kElementsMax));
+    if (size != 0) left /= size;
+  }
+  return {};
 }
 
 class WeightWriter {
@@ -154,8 +177,11 @@ class WeightReader {
   [[nodiscard]] std::vector<std::tuple<std::string, std::string, std::vector<std::uint64_t>>>
   tensors() const {
     std::vector<std::tuple<std::string, std::string, std::vector<std::uint64_t>>> all;
-    for (const wsync::TensorInfo& info : directory_.manifest().tensors())
+    for (const wsync::TensorInfo& info : directory_.manifest().tensors()) {
+      if (const auto checked = check_addressable(directory_.path(), info); !checked)
+        raise(failure_of(checked.error()));
       all.emplace_back(info.name, std::string(dtype_name(info.dtype)), info.shape);
+    }
     return all;
   }
 
@@ -164,10 +190,6 @@ class WeightReader {
         without_gil<std::optional<WeightProof>>([&] { return weight_proof(directory_); });
     if (!proof) return std::nullopt;
     return Proof{proof->version.epoch, proof->version.step, proof->content.to_string()};
-  }
-
-  [[nodiscard]] std::string files_identity() const {
-    return without_gil<std::string>([&] { return weight_files_identity(directory_); });
   }
 
   // Reads every tensor into memory of its size, in the order of tensors(). Returns the digest of
@@ -209,12 +231,23 @@ void bind_weight_directory(nb::module_& module) {
       .def("path", &WeightReader::path)
       .def("tensors", &WeightReader::tensors)
       .def("proof", &WeightReader::proof)
-      .def("files_identity", &WeightReader::files_identity)
       .def("read", &WeightReader::read, nb::arg("into"));
   module.def(
-      "weight_epochs",
+      "next_weight_epoch",
       [](const std::string& folder) {
-        return without_gil<std::vector<std::uint32_t>>([&] { return weight_epochs(folder); });
+        return without_gil<std::uint32_t>([&] { return next_weight_epoch(folder); });
+      },
+      nb::arg("folder"));
+  // The path of what `latest` names, and what its files are like. Opens none of them.
+  module.def(
+      "look_at_latest_weights",
+      [](const std::string& folder) {
+        return without_gil<std::tuple<std::string, std::string>>(
+            [&]() -> Result<std::tuple<std::string, std::string>> {
+              auto path = WSYNC_TRY(latest_weight_directory(folder));
+              auto files = WSYNC_TRY(weight_files_identity(path));
+              return std::tuple{std::move(path), std::move(files)};
+            });
       },
       nb::arg("folder"));
   module.def("arm_fail_point", &arm_fail_point, nb::arg("name"), nb::arg("hits"));

@@ -83,16 +83,17 @@ class Writer:
 
     Args:
         folder: created, if its parent exists.
-        keep: the newest directories that are kept, 1 or more. One more is on the disc while a directory is written. The one that
-            `latest` names is always kept. A reader that has files of a removed one open goes on reading them, on a local file
-            system and on the NFS client that removes them; on another NFS client its reads may fail (ESTALE), and `read` and
-            `follow` then take the newest.
+        keep: the newest directories of this form that are kept, 1 or more. One more is on the disc while a directory is written.
+            The one that `latest` names is always kept, and those of other programs are never removed. A reader that has files of a
+            removed one open goes on reading them, on a local file system and on the NFS client that removes them; on another NFS
+            client its reads may fail (ESTALE), and `read` and `follow` then take the newest.
         shard_bytes: bytes of a file; a tensor is never split.
         model_files: a directory whose small files (config.json, tokenizer) are copied into each, so that
             `AutoModel.from_pretrained` loads it.
 
     Raises:
         Busy: another writer has the folder.
+        InvalidInput: the folder has a version of the highest epoch, 4294967295.
         Error: the folder or the model's files cannot be used.
     """
 
@@ -100,7 +101,11 @@ class Writer:
         self.folder = os.path.abspath(os.fspath(folder))
         self._raw = core.WeightWriter(self.folder, keep, shard_bytes, os.fspath(model_files or ""))
         # The versions of one writer are an epoch of their own, so that a version never names two different byte strings.
-        self._epoch, self._step = 1 + max([0, *core.weight_epochs(self.folder)]), 0
+        try:
+            self._epoch, self._step = core.next_weight_epoch(self.folder), 0
+        except Error:
+            self._raw.close()
+            raise
 
     def publish(self, tensors: Any, step: Optional[int] = None) -> Directory:
         """Writes a version, and lets `latest` name it. It is on the disc when this returns.
@@ -190,7 +195,8 @@ def follow(folder: Path, *, poll: float = 1.0, timeout: Optional[float] = None) 
 
     Args:
         folder: may have nothing yet.
-        poll: seconds between two looks. On NFS a look costs the server one or two requests.
+        poll: seconds between two looks. A look reads `latest`, and asks for the sizes and times of the files; it opens them only if
+            these have changed.
         timeout: seconds without other weights after which the iterator ends. None: never.
     """
     path = os.path.abspath(os.fspath(folder))
@@ -208,7 +214,11 @@ def follow(folder: Path, *, poll: float = 1.0, timeout: Optional[float] = None) 
                 _log.warning("%s", said)
         if found is not None:
             weights, files = found
-            held, said = weights.digest, ""
+            said = ""
+        else:
+            weights = None
+        if weights is not None and weights.digest != held:
+            held = weights.digest
             yield weights
             end = None if timeout is None else time.monotonic() + timeout
         elif end is not None and time.monotonic() >= end:
@@ -223,12 +233,15 @@ class _Refused(DigestMismatch):
     files = ""
 
 
-def _other(folder: str, held: str, files: str) -> Optional[tuple[Weights, str]]:
-    """What `latest` names, and what its files are like; None if these are the bytes that are held, or files that were read."""
-    raw = core.WeightReader(folder)
-    now, proof = raw.path() + raw.files_identity(), raw.proof()
-    if now == files or (proof is not None and proof[2] == held):
+def _other(folder: str, held: str, files: str) -> Optional[tuple[Optional[Weights], str]]:
+    """What `latest` names (None: bytes that are held already), and what its files are like; None if these were read before."""
+    now = "".join(core.look_at_latest_weights(folder))
+    if now == files:
         return None
+    raw = core.WeightReader(folder)
+    proof = raw.proof()
+    if proof is not None and proof[2] == held:
+        return None, now
     try:
         return _load(raw), now
     except DigestMismatch as failure:

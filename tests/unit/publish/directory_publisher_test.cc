@@ -111,13 +111,50 @@ TEST_F(DirectoryPublisherTest, LatestFollowsARollback) {
     publisher->write(snapshot(step));
     until([&] { return publisher->facts().behind == 0; });
   }
-  publisher->point_to({.epoch = 1, .step = 1});
-  until([&] { return latest() == "weight_v000001"; });
+  publisher->go_back({.epoch = 1, .step = 1}, nullptr);
+  until([&] { return publisher->facts().behind == 0; });
+  EXPECT_EQ(latest(), "weight_v000001");
   expect_content(1);
-  publisher->point_to({.epoch = 1, .step = 7});
+  EXPECT_EQ(publisher->facts().failures, 0);
+  publisher->go_back({.epoch = 1, .step = 7}, nullptr);
   until([&] { return !failures_.empty(); });
+  EXPECT_EQ(publisher->facts().failures, 1);
+  EXPECT_EQ(publisher->facts().behind, 1);
   EXPECT_THAT(failures_, ElementsAre(HasSubstr("no directory of version 1.7 any more; `latest` is "
                                                "weight_v000001 as before")));
+}
+
+TEST_F(DirectoryPublisherTest, ARollbackToAVersionWithoutADirectoryWritesIt) {
+  const auto publisher = this->publisher();
+  publisher->write(snapshot(2));
+  until([&] { return publisher->facts().behind == 0; });
+  publisher->go_back({.epoch = 1, .step = 1}, snapshot(1));
+  until([&] { return publisher->facts().behind == 0; });
+  EXPECT_EQ(latest(), "weight_v000003");  // a number that no reader knows
+  expect_content(1);
+  EXPECT_EQ(publisher->facts().written, (Version{.epoch = 1, .step = 1}));
+  EXPECT_THAT(failures_, IsEmpty());
+}
+
+TEST_F(DirectoryPublisherTest, NothingIsMissingAfterARollbackThatReplacesAWaitingWrite) {
+  const auto publisher = this->publisher();
+  for (const std::uint64_t step : {1U, 2U, 3U}) publisher->write(snapshot(step));
+  publisher->go_back({.epoch = 1, .step = 1}, nullptr);
+  EXPECT_EQ(publisher->facts().behind, 4);
+  until([&] { return publisher->facts().behind == 0; });
+  EXPECT_THAT(written(), ElementsAre("weight_v000001"));
+  expect_content(1);
+}
+
+TEST_F(DirectoryPublisherTest, ARollbackIsDoneBeforeTheEnd) {
+  {
+    const auto publisher = this->publisher();
+    publisher->write(snapshot(1));
+    until([&] { return publisher->facts().behind == 0; });
+    publisher->write(snapshot(2));
+    publisher->go_back({.epoch = 1, .step = 1}, nullptr);
+  }
+  EXPECT_EQ(latest(), "weight_v000001");
 }
 
 TEST_F(DirectoryPublisherTest, AWriteThatFailsIsReportedAndTheNextOneIsTried) {

@@ -2,6 +2,8 @@
 #include "shared/weights/weight_directory.h"
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -79,6 +81,30 @@ TEST_F(WeightDirectoryTest, WhatIsWrittenIsTheLatestAndTheOldestGo) {
   WeightDirectoryWriter writer = this->writer(1);
   EXPECT_EQ(write(writer, 2), "weight_v000015");
   EXPECT_THAT(folder_.names(), ElementsAre(".writer.lock", "latest", "weight_v000015"));
+}
+
+TEST_F(WeightDirectoryTest, DirectoriesOfOtherProgramsStay) {
+  for (const std::uint64_t number : {1U, 2U, 3U, 4U}) {
+    const std::string other = folder_ / weight_directory_name(number);
+    std::filesystem::create_directory(other);
+    std::ofstream(other + "/mine.txt") << "x";
+  }
+  WeightDirectoryWriter writer = this->writer(1);
+  for (const std::uint64_t step : {5U, 6U, 7U}) ASSERT_TRUE(write(writer, step).has_value());
+  EXPECT_THAT(folder_.names(),
+              ElementsAre(".writer.lock", "latest", "weight_v000001", "weight_v000002",
+                          "weight_v000003", "weight_v000004", "weight_v000007"));
+}
+
+TEST_F(WeightDirectoryTest, NumbersThatAreTooHighAreIgnored) {
+  std::filesystem::create_directory(folder_ / "weight_v18446744073709551615");
+  WeightDirectoryWriter writer = this->writer(1);
+  EXPECT_EQ(write(writer, 5), "weight_v000005");
+  EXPECT_EQ(write(writer, 6), "weight_v000006");
+  std::filesystem::create_directory(folder_ / "weight_v9223372036854775807");
+  const auto refused = write(writer, 7);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().message(), HasSubstr("weight_v9223372036854775807 has the highest"));
 }
 
 TEST_F(WeightDirectoryTest, FilesOfTwoVersionsAreRefused) {
