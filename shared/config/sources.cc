@@ -19,8 +19,8 @@ namespace {
 // Not configuration keys. They belong to the tests (fail_point.h), to the library lookup
 // (cuda_library.h), and to engines that the Python package attaches (wsync/vllm/settings.py).
 constexpr std::array<std::string_view, 7> kOtherVariables{
-    "WSYNC_FAIL_POINT",    "WSYNC_CUDA_LIBRARY",   "WSYNC_NCCL_LIBRARY",
-    "WSYNC_ENGINE_SOCKET", "WSYNC_ENGINE_REPLICA", "WSYNC_ENGINE_CACHE", "WSYNC_ENGINE_START_S"};
+    "WSYNC_FAIL_POINT",     "WSYNC_CUDA_LIBRARY", "WSYNC_NCCL_LIBRARY",  "WSYNC_ENGINE_SOCKET",
+    "WSYNC_ENGINE_REPLICA", "WSYNC_ENGINE_CACHE", "WSYNC_ENGINE_START_S"};
 
 }  // namespace
 

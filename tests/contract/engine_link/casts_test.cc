@@ -112,9 +112,9 @@ TEST(Casts, VerifyComparesWhatWasWidenedAndNothingElse) {
           << "a tensor that has lost bits is called equal";
       // The others are still compared: those of this dtype cannot be, all others can.
       for (const control::HeldTensor& held : digests.tensors) {
-        const auto of_rank = std::ranges::find(
-            rank.engine.description.tensors, held.name,
-            [](const RankTensor& tensor) { return tensor.description.name; });
+        const auto of_rank =
+            std::ranges::find(rank.engine.description.tensors, held.name,
+                              [](const RankTensor& tensor) { return tensor.description.name; });
         EXPECT_NE(of_rank->description.dtype, from) << held.name;
       }
       const auto kept = std::ranges::count_if(
