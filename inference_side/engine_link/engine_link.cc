@@ -24,8 +24,8 @@ using control::RankState;
 // engine. It is long enough that an engine that polls once per step reads all tensors before the
 // sidecar's deadline.
 constexpr std::chrono::milliseconds kReadBack{2};
-// A link that is served handles a report at once, or after the load in progress.
-constexpr std::chrono::seconds kReportDeadline{60};
+// A callback of the engine may run meanwhile, which must return soon.
+constexpr std::chrono::seconds kSettleDeadline{30};
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -207,16 +207,19 @@ Result<> EngineLink::resume() {
   return {};
 }
 
-Result<> EngineLink::wait_for_reports() {
+Result<> EngineLink::wait_until_settled() {
   std::unique_lock lock(mutex_);
-  if (served_by_ == std::this_thread::get_id()) return {};
-  if (reports_handled_.wait_for(lock, kReportDeadline,
-                                [this] { return reports_.empty() && !handling_reports_; }))
-    return {};
-  return fail(ErrorCode::kDeadline,
-              fmt::format("{} rank {} must not step: nobody serves its link (wsync_engine_start or "
-                          "_poll), so it may be loaded at any time",
-                          description_.replica, description_.rank));
+  // What is handled next begins with the reports, so a load cannot come before them any more.
+  const auto is_settled = [this] {
+    return !is_handling_ || served_by_ == std::this_thread::get_id() ||
+           status_.state == RankState::kTainted || status_.state == RankState::kLoaded;
+  };
+  if (settled_.wait_for(lock, kSettleDeadline, is_settled)) return {};
+  return fail(
+      ErrorCode::kDeadline,
+      fmt::format("{} rank {} must not step: its link has not answered the sidecar for {} s, "
+                  "so a load may begin at any time",
+                  description_.replica, description_.rank, kSettleDeadline.count()));
 }
 
 Result<> EngineLink::poll(int timeout_ms) {
@@ -224,7 +227,13 @@ Result<> EngineLink::poll(int timeout_ms) {
     const std::lock_guard lock(mutex_);
     served_by_ = std::this_thread::get_id();
   }
-  WSYNC_TRY(connection_->poll(timeout_ms));
+  const Result<> polled = connection_->poll(timeout_ms);
+  {
+    const std::lock_guard lock(mutex_);
+    is_handling_ = false;
+  }
+  settled_.notify_all();
+  WSYNC_TRY(polled);
   if (reading_) read_tensors();
   connection_->flush();
   return {};
@@ -272,15 +281,10 @@ void EngineLink::handle_wake() {
   {
     const std::lock_guard lock(mutex_);
     reports.swap(reports_);
-    handling_reports_ = true;
+    is_handling_ = true;  // and what the sidecar has sent; until the end of poll()
     late.swap(late_answers_);
   }
   for (const RankReport& report : reports) execute(machine_.handle_report(report));
-  {
-    const std::lock_guard lock(mutex_);
-    handling_reports_ = false;
-  }
-  reports_handled_.notify_all();
   for (LateAnswer& answer : late) handle_late(std::move(answer));
 }
 
@@ -329,6 +333,7 @@ void EngineLink::publish_status() {
   status_.state = machine_.state();
   status_.active = machine_.active();
   status_.copied_bytes = loader_->copied_bytes();
+  settled_.notify_all();
 }
 
 void EngineLink::note_error(const std::string& sentence) {

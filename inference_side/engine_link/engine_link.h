@@ -87,10 +87,10 @@ class EngineLink final : private LinkHandler {
   // This rank serves again, beginning with step `step`. Followers must call this; for the leader,
   // resume() implies it.
   void report_running(std::uint64_t step);
-  // Waits until another thread, which serves the link, has handled every report. Returns at once if
-  // the calling thread is the one that serves it: nothing happens in between then. kDeadline if the
-  // link is not served for seconds.
-  [[nodiscard]] Result<> wait_for_reports();
+  // Waits while another thread handles what the sidecar has sent and has not shown yet that it
+  // loads. After that, a report that was made before this call is handled before anything that the
+  // sidecar sends. kDeadline after half a minute.
+  [[nodiscard]] Result<> wait_until_settled();
   // The engine has used all layers of a load that it has answered with Answer::kLater, or it has
   // failed.
   void report_loaded(const Version& version, Result<> result);
@@ -154,9 +154,9 @@ class EngineLink final : private LinkHandler {
   std::optional<StartLoad> postponed_;
 
   mutable std::mutex mutex_;  // guards the members below
-  std::condition_variable reports_handled_;
-  std::thread::id served_by_;      // the thread of the last poll()
-  bool handling_reports_ = false;  // some are no longer in reports_, and not handled yet
+  std::condition_variable settled_;
+  std::thread::id served_by_;  // the thread of the last poll()
+  bool is_handling_ = false;   // reports that are no longer in reports_, or frames
   std::deque<RankReport> reports_;
   std::deque<LateAnswer> late_answers_;
   std::map<Version, std::shared_ptr<const EngineLayout>> layouts_;

@@ -273,9 +273,8 @@ Result<bool> LedSteps::follow(const std::optional<StepHeader>& header) {
       header ? follower_.handle(*header, held_by(link_->status())) : follower_.refuse_garbage();
   report(decision);
   if (decision.report == Follow::Report::kRunning) {
-    // When the link has handled the report, it begins no load. One that had begun before shows
-    // here.
-    const Result<> handled = link_->wait_for_reports();
+    // A load that had begun before the report shows now.
+    const Result<> handled = link_->wait_until_settled();
     std::string why = handled ? follower_.other_version(*header, held_by(link_->status()))
                               : handled.error().message();
     if (!why.empty()) {

@@ -95,6 +95,8 @@ class Suspension(unittest.TestCase):
             sleeper.suspend()
             self.sidecar.send_signal(signal.SIGKILL)
             self.sidecar.wait()
+            # Otherwise the publish could begin with the one that is lost.
+            until(lambda: not self.fleet.ask("status")[1]["result"]["sidecars"][0]["connected"], "the loss of the sidecar")
             self.fleet.sidecar()
             published = publisher.publish(weights_of(2)).wait(timeout=DEADLINE_S)
             sleeper.resume()

@@ -150,7 +150,7 @@ bool PolledEngine::answer(Answer answer, const std::string& sentence, const void
 
 void PolledEngine::report(void (*send)(wsync_engine*, wsync_version, int), wsync_version version,
                           const std::optional<std::string>& failure) {
-  const std::lock_guard lock(engine_mutex_);
+  const std::shared_lock lock(engine_mutex_);
   if (engine_ == nullptr) return;
   if (failure) wsync_engine_fail(engine_, failure->c_str());
   send(engine_, version, failure ? 1 : 0);

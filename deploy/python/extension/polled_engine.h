@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <tuple>
 #include <unistd.h>
@@ -123,26 +124,26 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   }
 
   void report_paused(std::uint64_t step) {
-    const std::lock_guard lock(engine_mutex_);
+    const std::shared_lock lock(engine_mutex_);
     if (engine_ != nullptr) wsync_engine_report_paused(engine_, step);
   }
   void report_running(std::uint64_t step) {
-    const std::lock_guard lock(engine_mutex_);
+    const std::shared_lock lock(engine_mutex_);
     if (engine_ != nullptr) wsync_engine_report_running(engine_, step);
   }
   // The calls of led steps, from one thread that need not be the one that polls.
   Failure lead_step(wsync_step_header& header) {
-    const std::lock_guard lock(engine_mutex_);
+    const std::shared_lock lock(engine_mutex_);
     if (engine_ == nullptr) return {kClosed, "the replica has been closed"};
     return failure_of(wsync_engine_lead_step(engine_, &header));
   }
   Failure follow_step(const wsync_step_header& header, int& go) {
-    const std::lock_guard lock(engine_mutex_);
+    const std::shared_lock lock(engine_mutex_);
     if (engine_ == nullptr) return {kClosed, "the replica has been closed"};
     return failure_of(wsync_engine_follow_step(engine_, &header, &go));
   }
   wsync_engine_state status() {
-    const std::lock_guard lock(engine_mutex_);
+    const std::shared_lock lock(engine_mutex_);
     return engine_ == nullptr ? wsync_engine_state{} : wsync_engine_status(engine_);
   }
   int fd() const { return fd_; }
@@ -177,7 +178,7 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   const EngineOptions options_;
   int wake_fd_ = -1;
   int fd_ = -1;
-  std::mutex engine_mutex_;  // of engine_ while it is destroyed
+  std::shared_mutex engine_mutex_;  // of engine_ while it is destroyed; shared: it is used
   wsync_engine* engine_ = nullptr;
 
   std::mutex mutex_;  // of all below
