@@ -9,7 +9,7 @@ import sys
 import time
 import unittest
 
-from fleet import DEADLINE_S
+from fleet import DEADLINE_S, listens
 from pages import LoggedFleet, answer_of, get
 from schema import validate
 
@@ -237,7 +237,7 @@ class CoordinatorPage(unittest.TestCase):
         with LoggedFleet(WSYNC) as fleet:
             fleet.start("trainer")
             pages = os.path.join(fleet.run_dir, "control.http")
-            fleet.until(lambda: os.path.exists(pages), "the socket")
+            fleet.until(lambda: listens(pages), "the socket")
             status, _, text = answer_of(pages, "/", headers={"Host": "anything"})
             self.assertEqual(status, 200)
             self.assertIn('<script src="/page.js" defer></script>', text)
