@@ -77,18 +77,20 @@ std::span<const std::byte> MappedVersion::data() const noexcept {
   return std::span<const std::byte>(without_lease_.bytes()).subspan(kArenaHeaderBytes);
 }
 
+Result<Manifest> layout_in(const control::Prepare& message) {
+  ByteReader reader(message.layout);
+  auto manifest = WSYNC_TRY(Manifest::decode(reader));
+  WSYNC_TRY(reader.finish("layout"));
+  if (manifest.layout_digest() != message.layout_digest)
+    return fail(
+        ErrorCode::kDigestMismatch,
+        fmt::format("the layout has digest {}, but the sidecar announced {}",
+                    manifest.layout_digest().to_string(), message.layout_digest.to_string()));
+  return manifest;
+}
+
 Result<std::shared_ptr<const EngineLayout>> Preparer::layout_of(const control::Prepare& message) {
-  if (!message.layout.empty()) {
-    ByteReader reader(message.layout);
-    auto manifest = WSYNC_TRY(Manifest::decode(reader));
-    WSYNC_TRY(reader.finish("layout"));
-    if (manifest.layout_digest() != message.layout_digest)
-      return fail(
-          ErrorCode::kDigestMismatch,
-          fmt::format("the layout has digest {}, but the sidecar announced {}",
-                      manifest.layout_digest().to_string(), message.layout_digest.to_string()));
-    manifest_ = std::move(manifest);
-  }
+  if (!message.layout.empty()) manifest_ = WSYNC_TRY(layout_in(message));
   if (!manifest_ || manifest_->layout_digest() != message.layout_digest)
     return fail(ErrorCode::kNotFound,
                 fmt::format("this engine does not know layout {}; send the layout with the version",

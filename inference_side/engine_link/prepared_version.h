@@ -32,6 +32,10 @@ struct EngineLayout {
       const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description);
 };
 
+// The layout that the message carries. Returns kDigestMismatch if it is not the one that the
+// message announces; otherwise errors as Manifest::decode().
+[[nodiscard]] Result<Manifest> layout_in(const control::Prepare& message);
+
 // The arena of a version, mapped read-only into this process. The lease is held only while the
 // bytes are read (acquire() to release()). A rank that hangs at any other time therefore occupies
 // no arena.

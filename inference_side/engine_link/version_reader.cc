@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <utility>
 
+#include "inference_side/engine_link/prepared_version.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/weights/bucket_plan.h"
@@ -72,14 +73,7 @@ Result<> VersionReader::map(const control::Prepare& message, std::span<const Uni
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("the sidecar sent {} descriptors with a version, expected 1", fds.size()));
-  ByteReader reader(message.layout);
-  auto manifest = WSYNC_TRY(Manifest::decode(reader));
-  WSYNC_TRY(reader.finish("layout"));
-  if (manifest.layout_digest() != message.layout_digest)
-    return fail(
-        ErrorCode::kDigestMismatch,
-        fmt::format("the layout has digest {}, but the sidecar announced {}",
-                    manifest.layout_digest().to_string(), message.layout_digest.to_string()));
+  auto manifest = WSYNC_TRY(layout_in(message));
   if (!message.is_verified)
     return fail(
         ErrorCode::kInvalidInput,
