@@ -79,7 +79,11 @@ TEST(StepLeader, EachRowOfItsTableHappens) {
       {kStopping, "the next step", kStopped, next, "stop 1 #2, paused"},
       {kStopping, "Pause, repeated", kStopping, pause, ""},
       {kStopping, "Resume", kRunning,
-       [&](StepLeader& l) { return l.handle_resume(), StepLeader(l).next(kFirst), std::string(); },
+       [&](StepLeader& l) {
+         l.handle_resume();
+         (void)StepLeader(l).next(kFirst);
+         return std::string();
+       },
        ""},
       {kStopping, "the engine has stopped", kStopped, stopped, ""},
   };
