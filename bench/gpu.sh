@@ -19,7 +19,7 @@ runs `wsync bench gpu`. Each part writes its results as soon as it has them. Nee
   --results DIR     directory for results (default: build/gpu-results; with --prebuilt: DIR/results)
   --limit SECONDS   a part is stopped after this time (default: 480)
   --prefix DIR      directory of libraries and headers that the system does not have (CMAKE_PREFIX_PATH); may be repeated
-  --cuda-home DIR   directory of the CUDA toolkit, if it is not found (contains bin/nvcc)
+  --cuda-home DIR   directory of the CUDA toolkit, if it is not found (contains include/cuda.h and lib64/libnvrtc.so)
   --nccl-home DIR   directory of NCCL, if it is not found (contains include/nccl.h)
   --build DIR       build directory (default: build/gpu)
   -h, --help        this text
@@ -122,7 +122,7 @@ PYTHON
   {
     echo "wsync of commit $(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown), built on $(distribution)"
     echo "C library: $(ldd --version | sed -n 1p)"
-    sed -nE 's/^--   ((nvcc|cuda.h|nccl.h|kernels)[^:]*: .*)/\1/p' "$folder.log"
+    sed -nE 's/^--   ((NVRTC|cuda.h|nccl.h|kernels)[^:]*: .*)/\1/p' "$folder.log"
   } >"$1/kit.txt"
 }
 

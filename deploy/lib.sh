@@ -203,7 +203,7 @@ say_cuda() {
   mapfile -t gpus < <(compgen -G '/dev/nvidia[0-9]*')
   [ ${#gpus[@]} = 0 ] || ran="tests with the label gpu use the ${#gpus[@]} of this machine"
   if [ "$found" = on ] && [ -e "$folder/deploy/cli/libwsync_cuda.so" ]; then
-    found="compiled and linked ($(sed -nE 's/^--   (nvcc|nccl.h) ([0-9.]+): .*/\1 \2/p' "$folder.log" | paste -sd , | sed 's/,/, /g'))"
+    found="compiled and linked ($(sed -nE 's/^--   (NVRTC|nccl.h) ([0-9.]+): .*/\1 \2/p' "$folder.log" | paste -sd , | sed 's/,/, /g'))"
   elif [ "$found" = on ]; then
     found="its requirements were found, but it was not linked"
   fi

@@ -1,8 +1,8 @@
 # Whether the CUDA backend is built, and how its kernels are. WSYNC_CUDA: ON, what is missing is an error; AUTO, the backend is
-# off without it; OFF. Sets WSYNC_WITH_CUDA and, with it, what find_cuda.cmake does and WSYNC_CUDA_GENCODE. Nothing of it is
+# off without it; OFF. Sets WSYNC_WITH_CUDA and, with it, what find_cuda.cmake does and WSYNC_CUDA_GPUS. Nothing of it is
 # linked: the library asks for libcuda and libnccl when it is used.
 # Kept from the environment of the first configuration: a build that configures itself anew finds the same.
-set(CUDA_HOME "$ENV{CUDA_HOME}" CACHE PATH "Folder of the CUDA toolkit (contains bin/nvcc and include/cuda.h)")
+set(CUDA_HOME "$ENV{CUDA_HOME}" CACHE PATH "Folder of the CUDA toolkit (contains include/cuda.h and lib64/libnvrtc.so)")
 set(NCCL_HOME "$ENV{NCCL_HOME}" CACHE PATH "Folder of NCCL (contains include/nccl.h)")
 mark_as_advanced(CUDA_HOME NCCL_HOME)
 
@@ -13,8 +13,8 @@ macro(wsync_cuda_obstacle)
     set(obstacle "it is for Linux on x86_64 and aarch64; this is ${CMAKE_SYSTEM_NAME} on ${CMAKE_SYSTEM_PROCESSOR}")
   else()
     include(${CMAKE_CURRENT_LIST_DIR}/find_cuda.cmake)
-    if(WSYNC_NVCC STREQUAL "")
-      set(obstacle "no CUDA toolkit: neither CUDA_HOME, PATH, /usr/local/cuda nor a Python package has nvcc and cuda.h")
+    if(WSYNC_NVRTC STREQUAL "")
+      set(obstacle "no CUDA toolkit: neither CUDA_HOME, a Python package, /usr/local/cuda, PATH nor /usr has libnvrtc.so and cuda.h")
       set(passed ${WSYNC_CUDA_PASSED})
     elseif(WSYNC_NCCL_INCLUDE STREQUAL "")
       set(obstacle "no NCCL: neither NCCL_HOME, the system nor a Python package has nccl.h; CUDA ${WSYNC_CUDA_VERSION} is in ${WSYNC_CUDA_INCLUDE}")
@@ -45,59 +45,47 @@ else()
 endif()
 
 if(WSYNC_WITH_CUDA)
-  set(kernels "sm_80, sm_90")
-  set(WSYNC_CUDA_GENCODE -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90)
+  # Machine code runs on GPUs of its own major capability. Newer GPUs get the PTX, which their driver compiles.
+  set(WSYNC_CUDA_GPUS sm_80 sm_90)
   if(WSYNC_CUDA_VERSION VERSION_GREATER_EQUAL 12.8)
-    string(APPEND kernels ", sm_100")
-    list(APPEND WSYNC_CUDA_GENCODE -gencode=arch=compute_100,code=sm_100)
+    list(APPEND WSYNC_CUDA_GPUS sm_100)
   endif()
-  list(APPEND WSYNC_CUDA_GENCODE -gencode=arch=compute_80,code=compute_80)
-  string(APPEND kernels ", PTX of compute_80")
+  list(APPEND WSYNC_CUDA_GPUS compute_80)
+  list(JOIN WSYNC_CUDA_GPUS ", " kernels)
   if(WSYNC_CUDA_VERSION VERSION_LESS 12.8)
     string(APPEND kernels " (sm_100 needs CUDA 12.8: there the PTX is compiled when it is loaded)")
   endif()
+  string(REGEX MATCH "^[0-9]+" major ${WSYNC_CUDA_VERSION})
   set(nccl_found "${WSYNC_NCCL_LIBRARY}")
   if(nccl_found STREQUAL "")
     set(nccl_found "no libnccl.so.2 beside it")
   endif()
   message(STATUS "CUDA backend: on")
-  message(STATUS "  nvcc ${WSYNC_NVCC_VERSION}: ${WSYNC_NVCC}")
+  message(STATUS "  NVRTC ${WSYNC_CUDA_VERSION}: ${WSYNC_NVRTC}")
   message(STATUS "  cuda.h ${WSYNC_CUDA_VERSION}: ${WSYNC_CUDA_INCLUDE}")
   message(STATUS "  nccl.h ${WSYNC_NCCL_VERSION}: ${WSYNC_NCCL_INCLUDE} (${nccl_found})")
-  message(STATUS "  kernels: ${kernels}")
+  message(STATUS "  kernels: ${kernels}; for drivers of CUDA ${major} and later")
   foreach(passed IN LISTS WSYNC_CUDA_PASSED WSYNC_NCCL_PASSED)
     message(STATUS "  not used: ${passed}")
   endforeach()
 endif()
 
-# wsync_fatbin(<target> <source.cu> <object.cc>): compiles the kernels to one fat binary, WSYNC_FATBIN in <object.cc>, which
-# embeds it. Beside it, in the .log, what ptxas says of registers, stack and spills.
-function(wsync_fatbin target source object)
+# wsync_kernel_images(<target> <source.cu> <object.cc>): compiles the kernels to one file of images, WSYNC_KERNEL_IMAGES in
+# <object.cc>, which embeds it. Beside it, in the .log, what ptxas says of registers, stack and spills.
+function(wsync_kernel_images target source object)
   get_filename_component(name ${source} NAME_WE)
-  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin)
-  set(host_compiler ${CMAKE_CXX_COMPILER})
-  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    find_program(gnu NAMES g++ NO_CACHE)  # nvcc takes every g++ that this tree does, and few of the others
-    if(gnu)
-      set(host_compiler ${gnu})
-    endif()
-  endif()
+  set(images ${CMAKE_CURRENT_BINARY_DIR}/${name}.images)
   set(werror "")
   if(CMAKE_COMPILE_WARNING_AS_ERROR)
-    set(werror -Werror all-warnings)
+    set(werror --warnings-are-errors)
   endif()
-  set(include -isystem ${WSYNC_CUDA_INCLUDE})
-  if(WSYNC_CUDA_INCLUDE IN_LIST CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES)
-    set(include "")  # the library's own headers would no longer find those behind them
-  endif()
-  add_custom_command(OUTPUT ${fatbin} BYPRODUCTS ${fatbin}.log
-    COMMAND ${CMAKE_COMMAND} -DLOG=${fatbin}.log -P ${PROJECT_SOURCE_DIR}/deploy/cmake/compile_kernels.cmake --
-      ${WSYNC_NVCC} -fatbin -std=c++17 -O3 -lineinfo ${WSYNC_CUDA_GENCODE} -Xptxas=-v ${werror} -ccbin ${host_compiler}
-      -I${PROJECT_SOURCE_DIR} ${include} -MMD -MF ${fatbin}.d -MT ${fatbin}
-      -o ${fatbin} ${CMAKE_CURRENT_SOURCE_DIR}/${source}
-    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/deploy/cmake/compile_kernels.cmake
-    DEPFILE ${fatbin}.d VERBATIM COMMENT "Compiling the kernels of ${source}")
-  set_source_files_properties(${object} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON OBJECT_DEPENDS ${fatbin}
-    COMPILE_DEFINITIONS "WSYNC_FATBIN=\"${fatbin}\"")
+  find_program(python NAMES python3 NO_CACHE REQUIRED)
+  add_custom_command(OUTPUT ${images} BYPRODUCTS ${images}.log
+    COMMAND ${python} ${PROJECT_SOURCE_DIR}/deploy/cuda/compile_kernels.py --nvrtc ${WSYNC_NVRTC} --root ${PROJECT_SOURCE_DIR}
+      --source ${CMAKE_CURRENT_SOURCE_DIR}/${source} --gpus ${WSYNC_CUDA_GPUS} ${werror} --out ${images}
+    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/deploy/cuda/compile_kernels.py
+    DEPFILE ${images}.d VERBATIM COMMENT "Compiling the kernels of ${source}")
+  set_source_files_properties(${object} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON OBJECT_DEPENDS ${images}
+    COMPILE_DEFINITIONS "WSYNC_KERNEL_IMAGES=\"${images}\"")
   target_sources(${target} PRIVATE ${object})
 endfunction()

@@ -1,5 +1,5 @@
 // The arithmetic of one word of a WordSum (word_sum.h), shared by the host and the kernels of GPUs.
-// It consists of plain integer functions that both a C++ compiler and nvcc accept. Pure; any
+// It consists of plain integer functions that both a C++ compiler and NVRTC accept. Pure; any
 // thread.
 #pragma once
 

@@ -32,8 +32,9 @@ int device_attribute(CUdevice_attribute attribute, int device) {
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
       return 2048;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      return 9;
+      return kComputeMajor;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      return kComputeMinor;
     case CU_DEVICE_ATTRIBUTE_INTEGRATED:
     case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
     case CU_DEVICE_ATTRIBUTE_ECC_ENABLED:

@@ -1,5 +1,5 @@
-// Modules and kernels. A module is not looked into beyond its first bytes: the kernels are those
-// that kernels.cc knows, compiled for the host.
+// Modules and kernels. Of a module only the header is read, for the GPUs that its machine code runs
+// on: the kernels are those that kernels.cc knows, compiled for the host.
 #include <cstring>
 #include <vector>
 
@@ -19,6 +19,23 @@ bool looks_like_a_module(const void* image) {
   const auto* text = static_cast<const char*>(image);
   return magic == kElf || magic == kFatbin || magic == kWrapper ||
          std::strncmp(text, "//", 2) == 0 || std::strncmp(text, ".version", 8) == 0;
+}
+
+// Whether a cubin is for GPUs of the emulated compute capability: of the same major one, and of no
+// higher minor one. The flags of the ELF header hold that of the cubin; the byte depends on the ABI.
+bool runs_on_emulated_gpus(const void* image) {
+  constexpr std::size_t kAbiVersion = 8;
+  constexpr std::size_t kFlags = 48;
+  constexpr int kNewestOldAbi = 7;
+  const auto* bytes = static_cast<const unsigned char*>(image);
+  std::uint32_t magic = 0;
+  std::memcpy(&magic, image, sizeof magic);
+  if (magic != 0x464c457f) return true;
+  std::uint32_t flags = 0;
+  std::memcpy(&flags, bytes + kFlags, sizeof flags);
+  const auto built_for =
+      static_cast<int>(bytes[kAbiVersion] <= kNewestOldAbi ? flags & 0xffU : flags >> 8U & 0xffU);
+  return built_for / 10 == kComputeMajor && built_for % 10 <= kComputeMinor;
 }
 
 // The function with this handle, its kernel and its module's context; the mutex is not held.
@@ -51,6 +68,7 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
       return misuse(kName, CUDA_ERROR_INVALID_IMAGE, "neither a fat binary, a cubin nor PTX");
     if (settings().mode == Mode::kOldDriver) return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
     const auto context = current();
+    if (!runs_on_emulated_gpus(image)) return CUDA_ERROR_NO_BINARY_FOR_GPU;
     State& all = state();
     const std::scoped_lock lock(all.mutex);
     const std::uint64_t id = all.next_id++;

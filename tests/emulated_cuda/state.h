@@ -21,6 +21,10 @@ namespace emulated_cuda {
 class Stream;
 struct EventState;
 
+// Compute capability of every emulated GPU.
+inline constexpr int kComputeMajor = 9;
+inline constexpr int kComputeMinor = 0;
+
 struct Context {
   std::uint64_t id = 0;
   int device = 0;

@@ -1,8 +1,11 @@
 """One build serves hosts with and without a GPU: nothing but libwsync_cuda.so knows of CUDA and NCCL, and that is loaded from
 beside the program, from the installation, or refused in words. No GPU."""
+import glob
+import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -14,12 +17,14 @@ PROGRAMS = [argument for argument in sys.argv[1:] if argument.startswith("/")]
 WSYNC, ENGINE, TRAINER = PROGRAMS[:3]
 CUDA, DRIVER, NCCL = PROGRAMS[3:] or ("", "", "")  # the last two are emulated, for tests
 del sys.argv[-len(PROGRAMS):]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FOREIGN = ("cuda", "nccl", "nvrtc", "nvidia")
+INSTRUCTIONS = {"loads_of_16_bytes": r"\bLDG\.[A-Z.]*128", "stores_of_16_bytes": r"\bSTG\.[A-Z.]*128", "local_memory": r"\b(?:LDL|STL)\b"}
 ENTRIES = ["wsync_cuda_backend", "wsync_nccl_backend"]
 
 
-def printed(*command):
-    return subprocess.run(command, check=True, text=True, capture_output=True, timeout=60).stdout
+def printed(*command, **environment):
+    return subprocess.run(command, check=True, text=True, capture_output=True, timeout=60, env=os.environ | environment).stdout
 
 
 def needed(path):
@@ -38,26 +43,76 @@ class WhatIsLinked(unittest.TestCase):
         listed = printed("nm", "-D", "--defined-only", CUDA).splitlines()
         self.assertEqual(sorted(line.split()[-1] for line in listed), ENTRIES)
 
-    @unittest.skipUnless(CUDA, "this build has no CUDA backend")
-    def test_the_kernels_are_compiled_for_each_gpu_and_spill_no_register(self):
-        build = os.path.dirname(os.path.dirname(os.path.dirname(CUDA)))
-        with open(os.path.join(build, "shared/device/cuda/kernels.fatbin.log"), encoding="utf-8") as file:
+
+def cuobjdump():
+    """The tool that disassembles machine code: of the toolkit's Python packages, else on PATH; "" if there is none."""
+    packages = sorted(glob.glob(os.path.join(ROOT, "build/cuda/lib/python3*/site-packages/nvidia/cu*/bin/cuobjdump")))
+    return packages[-1] if packages else shutil.which("cuobjdump") or ""
+
+
+@unittest.skipUnless(CUDA, "this build has no CUDA backend")
+class Kernels(unittest.TestCase):
+    """What the compiler made of the kernels, beside what tests/golden/kernels.json has recorded for its release."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.path = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(CUDA))), "shared/device/cuda/kernels.images")
+        with open(cls.path + ".log", encoding="utf-8") as file:
             said = file.read()
-        kernels = re.findall(r"Compiling entry function '(\w+)' for '(sm_\d+)'", said)
-        names = {name for name, _ in kernels}
-        self.assertIn("wsync_copy_pieces", names)
-        for gpu in {gpu for _, gpu in kernels} | {"sm_80", "sm_90"}:
-            self.assertEqual({name for name, of in kernels if of == gpu}, names, gpu)
-        # The stack is what paths that are rarely executed get as arguments.
-        used = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
-        self.assertGreaterEqual(len(used), len(kernels), said)
-        # A pair of registers in a path that is rarely executed.
-        self.assertLessEqual(max(int(stored) for _, stored, _ in used), 8, said)
-        self.assertLessEqual(max(int(stack) for stack, *_ in used), 64, said)
-        # With 64 registers a multiprocessor holds 32 warps, which is enough to keep the memory busy.
-        registers = [int(number) for number in re.findall(r"Used (\d+) registers", said)]
-        self.assertEqual(len(registers), len(kernels), said)
-        self.assertLessEqual(max(registers), 64, said)
+        cls.release = re.match(r"NVRTC ([0-9.]+)\n", said)[1]
+        cls.kernels = {}
+        for part in said.split("Compiling entry function ")[1:]:
+            name, gpu = re.match(r"'(\w+)' for '(sm_\d+)'", part).groups()
+            numbers = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part).groups()
+            cls.kernels[gpu, name] = dict(zip(("stack", "spill_stores", "spill_loads"), map(int, numbers)),
+                                          registers=int(re.search(r"Used (\d+) registers", part)[1]))
+        # Functions that are called have lines of their own.
+        cls.frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+
+    def images(self):
+        """GPU -> machine code, of the file that the library embeds (kernel_images.h)."""
+        with open(self.path, "rb") as file:
+            data = file.read()
+        self.assertEqual(data[:8], b"WSYNCKI1")
+        entries = struct.iter_unpack("<BBB5xQQ", data[16:16 + 24 * struct.unpack_from("<Q", data, 8)[0]])
+        return {f"sm_{major}{minor}": data[at:at + size] for is_ptx, major, minor, at, size in entries if not is_ptx}
+
+    def test_each_gpu_has_all_kernels_without_spills_in_64_registers(self):
+        names = {name for _, name in self.kernels}
+        self.assertEqual(names, {"wsync_copy_pieces", "wsync_read_bytes"})
+        for gpu in {gpu for gpu, _ in self.kernels} | {"sm_80", "sm_90"}:
+            for name in names:
+                used = self.kernels[gpu, name]
+                # With 64 registers a multiprocessor holds 32 warps, which is enough to keep the memory busy.
+                self.assertLessEqual(used["registers"], 64, (gpu, name))
+        self.assertGreaterEqual(len(self.frames), len(self.kernels))
+        self.assertEqual([frame for frame in self.frames if frame != ("0", "0", "0")], [], "stack frames and spills")
+
+    def test_the_machine_code_is_as_recorded(self):
+        """Wide loads and stores are what the memory's speed depends on, so a change of them is to be seen."""
+        tool = cuobjdump()
+        if not tool:
+            self.skipTest("no cuobjdump: it is neither in build/cuda nor on PATH")
+        found = {gpu: {name: dict(used) for (of, name), used in self.kernels.items() if of == gpu} for gpu in self.images()}
+        for gpu, image in self.images().items():
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(image)
+                file.flush()
+                # It runs nvdisasm, which is beside it.
+                code = printed(tool, "-sass", file.name, PATH=f"{os.path.dirname(tool)}:{os.environ['PATH']}")
+                described = printed(tool, "-elf", file.name)
+            # "toolkit=128" up to CUDA 12, "toolkit=12.8" later: the driver reads from it whether it is new enough.
+            self.assertRegex(described, rf"toolkit=(?:{self.release}|{self.release.replace('.', '')})\b", gpu)
+            for part in code.split("Function : ")[1:]:
+                name = part.split(maxsplit=1)[0]
+                if name in found[gpu]:
+                    for what, instruction in INSTRUCTIONS.items():
+                        found[gpu][name][what] = len(re.findall(instruction, part))
+        with open(os.path.join(ROOT, "tests/golden/kernels.json"), encoding="utf-8") as file:
+            recorded = json.load(file)
+        if recorded["release"] != self.release:
+            self.skipTest(f"the machine code of CUDA {recorded['release']} is recorded, this build has that of {self.release}")
+        self.assertEqual(found, recorded["kernels"], "record it in tests/golden/kernels.json, after a measurement on a GPU")
 
 
 class Doctor(unittest.TestCase):

@@ -7,7 +7,6 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/device/cuda/context.h"
-#include "shared/device/cuda/fatbin.h"
 #include "shared/device/cuda/kernels.h"
 
 namespace wsync::device::cuda {
@@ -75,10 +74,8 @@ Result<> PlainCalls::make_stream() {
 }
 
 Result<> PlainCalls::load_kernel() {
-  CUmodule module = nullptr;
-  WSYNC_TRY(check(cuda(), cuda().cuModuleLoadData(&module, fatbin().data()), "the kernels"));
-  module_ = OwnedModule(gpu_->context(), module);
-  return check(cuda(), cuda().cuModuleGetFunction(&read_, module, kReadBytesKernel),
+  module_ = WSYNC_TRY(load_kernels(gpu_->context()));
+  return check(cuda(), cuda().cuModuleGetFunction(&read_, module_.get(), kReadBytesKernel),
                kReadBytesKernel);
 }
 

@@ -6,7 +6,7 @@
 
 #include "shared/base/format.h"
 #include "shared/device/cuda/bounce_ring.h"
-#include "shared/device/cuda/fatbin.h"
+#include "shared/device/cuda/kernel_images.h"
 #include "shared/device/cuda/kernels.h"
 #include "shared/device/cuda/mapped_memory.h"
 #include "shared/device/cuda_library.h"
@@ -90,6 +90,37 @@ Result<OwnedPinned> allocate_pinned(const std::shared_ptr<const Context>& contex
   WSYNC_TRY(check(context->cuda(), context->cuda().cuMemAllocHost(&address, bytes),
                   fmt::format("{} bytes of pinned host memory", bytes)));
   return OwnedPinned(context, address);
+}
+
+Result<OwnedModule> load_kernels(const std::shared_ptr<const Context>& context) {
+  const Driver& cuda = context->cuda();
+  const CUdevice device = context->device();
+  const ComputeCapability gpu{.major = static_cast<std::uint32_t>(WSYNC_TRY(attribute(
+                                  cuda, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))),
+                              .minor = static_cast<std::uint32_t>(WSYNC_TRY(attribute(
+                                  cuda, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)))};
+  const KernelImage* image = choose_kernel_image(kernel_images(), gpu);
+  if (image == nullptr)
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("its compute capability is {}, but the kernels are built for {} and "
+                    "newer",
+                    capability_text(gpu), capability_text(kernel_images().front().capability)));
+  const ContextGuard guard(*context);
+  WSYNC_TRY(guard.entered());
+  CUmodule module = nullptr;
+  const CUresult code = cuda.cuModuleLoadData(&module, image->bytes.data());
+  if (code == CUDA_ERROR_UNSUPPORTED_PTX_VERSION)
+    return fail(ErrorCode::kRefused,
+                fmt::format("its compute capability is {}, for which the driver has to compile PTX "
+                            "of CUDA {}, and the driver supports CUDA {}: install a newer one",
+                            capability_text(gpu), cuda_version_text(CUDA_VERSION),
+                            cuda_version_text(driver_version(cuda).value_or(0))));
+  WSYNC_TRY(check(cuda, code,
+                  fmt::format("the {} for compute capability {} cannot be loaded on a GPU of {}",
+                              image->is_ptx ? "PTX" : "machine code",
+                              capability_text(image->capability), capability_text(gpu))));
+  return OwnedModule(context, module);
 }
 
 std::string uuid_text(const CUuuid& uuid, const std::string& name) {
@@ -211,14 +242,10 @@ Result<> Gpu::read_properties() {
 }
 
 Result<> Gpu::load_kernels() {
+  module_ = WSYNC_TRY(cuda::load_kernels(context_));
   const ContextGuard guard(*context_);
   WSYNC_TRY(guard.entered());
-  CUmodule module = nullptr;
-  WSYNC_TRY(check(cuda(), cuda().cuModuleLoadData(&module, fatbin().data()),
-                  "the kernels cannot be loaded (they are built for compute capability 8.0 and "
-                  "newer)"));
-  module_ = OwnedModule(context_, module);
-  return check(cuda(), cuda().cuModuleGetFunction(&copy_pieces_, module, kCopyPiecesKernel),
+  return check(cuda(), cuda().cuModuleGetFunction(&copy_pieces_, module_.get(), kCopyPiecesKernel),
                fmt::format("the kernel {}", kCopyPiecesKernel));
 }
 

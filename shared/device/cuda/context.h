@@ -155,6 +155,11 @@ using OwnedHandle = Owned<CUmemGenericAllocationHandle, ReleaseHandle>;  // of c
 [[nodiscard]] Result<OwnedPinned> allocate_pinned(const std::shared_ptr<const Context>& context,
                                                   std::uint64_t bytes);
 
+// Loads the kernels that fit the context's GPU (choose_kernel_image). kRefused, with both compute
+// capabilities or both CUDA releases: the GPU is older than all images, or the driver is too old to
+// compile the PTX.
+[[nodiscard]] Result<OwnedModule> load_kernels(const std::shared_ptr<const Context>& context);
+
 // Returns the UUID as printed by the driver's tools: "GPU-", or "MIG-" for a part of a GPU, and 36
 // characters. `name` distinguishes the two: for a MIG device the driver puts "MIG" and the size of
 // the part into it.

@@ -1,5 +1,5 @@
 // The interface between the host and the kernels of kernels.cu: names, arguments and launch
-// dimensions. nvcc and g++ both compile it. Pure; any thread.
+// dimensions. NVRTC and g++ both compile it. Pure; any thread.
 //
 // One launch executes a whole batch (Stream::copy_pieces). Its pieces are divided into units of
 // equal size, numbered across all pieces, and one warp executes one unit. This spreads a batch of a

@@ -281,7 +281,7 @@ WSYNC_HOST_DEVICE inline void run_segment(const Segment& segment, std::uint64_t 
 // Rows whose size, addresses, stride and positions are multiples of 16, and which are so long that
 // a warp works on one at a time.
 WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_long_rows(const KernelPiece& piece,
-                                                              const UnitRange& range) {
+                                                              UnitRange range) {
   LaneSum sum;
   const std::uint64_t row = range.offset / piece.row_bytes;
   std::uint64_t column = range.offset - row * piece.row_bytes;
@@ -306,7 +306,7 @@ WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_long_rows(const KernelPiece&
 // The same for short rows, several of which a warp reads at once. Each granule may be in another
 // block.
 WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_short_rows(const KernelPiece& piece,
-                                                               const UnitRange& range) {
+                                                               UnitRange range) {
   constexpr std::uint32_t kTogether = 2;  // fewer than kAccesses, because addresses are kept, too
   LaneSum sum;
   const auto granules = static_cast<std::uint32_t>(range.bytes / kGranuleBytes);
@@ -352,7 +352,7 @@ WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_short_rows(const KernelPiece
 
 // Rows whose size, addresses, stride and positions are multiples of a word of the sum.
 WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_word_rows(const KernelPiece& piece,
-                                                              const UnitRange& range) {
+                                                              UnitRange range) {
   LaneSum sum;
   constexpr std::uint32_t kWords = kGranuleBytes / kSumWordBytes;
   const std::uint64_t to = piece.to;
@@ -381,7 +381,7 @@ WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_word_rows(const KernelPiece&
 
 // Copies a unit where all addresses and sizes are multiples of the word's size.
 template <class Word>
-WSYNC_HOST_DEVICE inline void copy_words(const KernelPiece& piece, const UnitRange& range) {
+WSYNC_HOST_DEVICE inline void copy_words(const KernelPiece& piece, UnitRange range) {
   // Loads that are issued before the first result is used.
   constexpr std::uint32_t kWords = 4;
   constexpr auto kStep = static_cast<std::uint32_t>(kWords * sizeof(Word));
@@ -406,8 +406,7 @@ WSYNC_HOST_DEVICE inline void copy_words(const KernelPiece& piece, const UnitRan
 // begin elsewhere; what is read twice is in the cache. The lowest bit set in `bits` is the largest
 // common alignment of what is copied.
 WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_unaligned(const KernelPiece& piece,
-                                                              const UnitRange& range,
-                                                              std::uint64_t bits) {
+                                                              UnitRange range, std::uint64_t bits) {
   if (piece.to != 0) {
     if (bits % 4 == 0)
       copy_words<std::uint32_t>(piece, range);

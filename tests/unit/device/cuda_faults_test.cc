@@ -70,12 +70,40 @@ TEST_F(CudaFaults, AContextThatCannotBeHadIsSaid) {
   expect(device.error(), ErrorCode::kIo, "GPU 0: the GPU's primary context cannot be retained");
 }
 
+// What the next driver says of the compute capability.
+int capability_of_gpu = 0;
+decltype(Driver::cuDeviceGetAttribute) emulated_attribute = nullptr;
+CUresult attribute_of_gpu(int* value, CUdevice_attribute which, CUdevice device) {
+  if (which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+    return *value = capability_of_gpu / 10, CUDA_SUCCESS;
+  if (which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+    return *value = capability_of_gpu % 10, CUDA_SUCCESS;
+  return emulated_attribute(value, which, device);
+}
+
 TEST_F(CudaFaults, AGpuThatTheKernelsAreNotBuiltForIsRefused) {
+  emulated_attribute = cuda_.cuDeviceGetAttribute;
+  cuda_.cuDeviceGetAttribute = attribute_of_gpu;
+  capability_of_gpu = 75;
+  const auto old = open();
+  ASSERT_FALSE(old);
+  expect(old.error(), ErrorCode::kRefused,
+         "its compute capability is 7.5, but the kernels are built for 8.0 and newer");
+  capability_of_gpu = 120;
+  cuda_.cuModuleLoadData = [](CUmodule*, const void*) {
+    return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+  };
+  const auto newer = open();
+  ASSERT_FALSE(newer);
+  expect(newer.error(), ErrorCode::kRefused,
+         "its compute capability is 12.0, for which the driver has to compile PTX of CUDA");
+  capability_of_gpu = 86;
   cuda_.cuModuleLoadData = [](CUmodule*, const void*) { return CUDA_ERROR_NO_BINARY_FOR_GPU; };
-  const auto device = open();
-  ASSERT_FALSE(device);
-  expect(device.error(), ErrorCode::kRefused, "compute capability 8.0");
-  expect(device.error(), ErrorCode::kRefused, "CUDA_ERROR_NO_BINARY_FOR_GPU");
+  const auto refused = open();
+  ASSERT_FALSE(refused);
+  expect(refused.error(), ErrorCode::kRefused,
+         "the machine code for compute capability 8.0 cannot be loaded on a GPU of 8.6: "
+         "CUDA_ERROR_NO_BINARY_FOR_GPU");
 }
 
 TEST_F(CudaFaults, MemoryThatIsNotThereIsSaidWithWhatIsFree) {
