@@ -13,6 +13,8 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "shared/base/planted.h"
+
 namespace wsync::device {
 
 class MemoryGate {
@@ -24,6 +26,7 @@ class MemoryGate {
   // Held for one call, which must be short, because a run waits for it. It waits until no run is
   // on, which the deadline of the run limits. So it may not be called on a loop thread.
   [[nodiscard]] static std::unique_lock<std::shared_mutex> memory_call() {
+    if (planted("memory_call_beside_a_run")) return std::unique_lock(mutex(), std::defer_lock);
     return std::unique_lock(mutex());
   }
 

@@ -20,7 +20,8 @@ using EmulatedCudaWork = CUresult (*)(void* argument);
 
 // Enqueues `work(argument)`; `name` (a literal) is for error records. It is called exactly once,
 // or, when the context has failed before, not at all and `skipped(argument)` instead, which may be
-// null. Errors as cuLaunchKernel() for a bad stream or context; nothing is called then.
+// null. Errors as cuLaunchKernel() for a bad stream or context, and CUDA_ERROR_NOT_READY while a
+// call of another thread keeps everybody from launching; nothing is called then.
 CUresult emulated_cuda_enqueue(CUstream stream, EmulatedCudaWork work, void (*skipped)(void*),
                                void* argument, const char* name);
 

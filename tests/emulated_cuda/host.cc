@@ -1,4 +1,5 @@
 // Pinned host memory, and what is known of an address.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -6,6 +7,7 @@
 
 #include "tests/emulated_cuda/call.h"
 #include "tests/emulated_cuda/memory.h"
+#include "tests/emulated_cuda/stream.h"
 
 namespace emulated_cuda {
 namespace {
@@ -57,6 +59,7 @@ CUresult remove_pinned(const char* name, const void* address, bool allocated, CU
   if (range->in_use > 0)
     report(std::string(name) + ": " + std::to_string(range->bytes) + " bytes at " +
            hex(range->address) + " are no longer pinned while queued work uses them");
+  wait_for_kernels(-1, std::unique_lock(all.launches));
   if (!allocated && mapped(range->address, range->bytes) == Mapped::kNo)
     report(std::string(name) + ": memory was unmapped while it was registered");
   return CUDA_SUCCESS;
@@ -178,6 +181,9 @@ CUresult cuMemHostRegister(void* address, size_t bytes, unsigned int flags) {
     range->read_only = read_only;
     range->context = current()->id;
     State& all = state();
+    const std::unique_lock launch(all.launches);
+    std::this_thread::sleep_for(std::chrono::microseconds(settings().register_us_per_mib) *
+                                static_cast<std::int64_t>(bytes >> 20U));
     const std::scoped_lock lock(all.mutex);
     if (overlaps(at, bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     all.pinned[at] = std::move(range);

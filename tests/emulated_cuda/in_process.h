@@ -2,6 +2,7 @@
 // environment asks is read once and what has leaked is known at the end.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include <sstream>
 #include <string>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -120,6 +122,25 @@ inline std::optional<Ended> in_process(const std::map<std::string, std::string>&
 // Most tests: the process succeeds.
 inline bool succeeded(const Ended& ended) {
   return WIFEXITED(ended.status) && WEXITSTATUS(ended.status) == 0;
+}
+
+// In the test's process: the lines of the error file so far.
+inline std::vector<std::string> report_lines() {
+  std::vector<std::string> lines;
+  std::ifstream file(std::getenv("WSYNC_EMULATED_CUDA_REPORT"));
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+// Waits until it is so; false when a minute has gone by.
+template <class Condition>
+bool soon(Condition&& is_so) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!is_so()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 // Holds up a stream until it is opened.

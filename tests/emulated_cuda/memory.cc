@@ -191,7 +191,8 @@ CUresult cuMemFree(CUdeviceptr address) {
   return call(kName, Needs::kRelease, [&]() -> CUresult {
     if (address == 0) return CUDA_SUCCESS;
     State& all = state();
-    const std::scoped_lock lock(all.mutex);
+    const std::unique_lock launch(all.launches);
+    std::unique_lock lock(all.mutex);
     Block* block = block_at(address);
     if (block == nullptr || block->address != address || block->was_mapped)
       return misuse(kName, CUDA_ERROR_INVALID_VALUE,
@@ -202,7 +203,11 @@ CUresult cuMemFree(CUdeviceptr address) {
     if (block->storage->in_use > 0)
       report(std::string(kName) + ": memory " + std::to_string(block->id) +
              " is freed while queued work uses it");
-    block->storage = nullptr;
+    const int device = block->device;
+    lock.unlock();
+    wait_for_kernels(device, launch);
+    lock.lock();
+    block->storage = nullptr;  // nodes of a map stay where they are
     give_back(machine_number(block->device), block->bytes);
     return CUDA_SUCCESS;
   });

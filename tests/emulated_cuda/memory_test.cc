@@ -1,6 +1,9 @@
 // Devices, memory and pinned memory of the emulated driver.
+#include <atomic>
+#include <functional>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
+#include <thread>
 
 #include "shared/device/cuda/driver.h"
 #include "tests/emulated_cuda/in_process.h"
@@ -10,8 +13,10 @@ namespace {
 using emulated_cuda_test::Cuda;
 using emulated_cuda_test::Gate;
 using emulated_cuda_test::in_process;
+using emulated_cuda_test::report_lines;
 using emulated_cuda_test::Session;
 using emulated_cuda_test::some_bytes;
+using emulated_cuda_test::soon;
 using emulated_cuda_test::succeeded;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -209,6 +214,75 @@ TEST(EmulatedCuda, ReportsAddressesThatAreWrong) {
   EXPECT_EQ(cuda.cuMemFree(memory), CUDA_ERROR_INVALID_VALUE);
 }
 
+// Work of one device that waits until work of the other one has begun, as ranks of a broadcast do.
+struct Meeting {
+  std::atomic<int> begun = 0;
+  std::atomic<bool> given_up = false;
+  static CUresult meet(void* self) {
+    auto& meeting = *static_cast<Meeting*>(self);
+    ++meeting.begun;
+    while (meeting.begun < 2 && !meeting.given_up) std::this_thread::yield();
+    return CUDA_SUCCESS;
+  }
+};
+
+TEST(EmulatedCuda, WhatGivesMemoryBackWaitsForPeersAndKeepsThemFromLaunching) {
+  if (const auto ended = in_process()) {
+    EXPECT_TRUE(succeeded(*ended));
+    EXPECT_THAT(ended->report, IsEmpty());
+    return;
+  }
+  const Session session;
+  const auto& cuda = session.cuda;
+  CUcontext peer = nullptr;
+  CUstream peer_stream = nullptr;
+  EXPECT_EQ(cuda.cuDevicePrimaryCtxRetain(&peer, 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuCtxEnablePeerAccess(peer, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuCtxPushCurrent(peer), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuStreamCreate(&peer_stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  CUcontext was = nullptr;
+  EXPECT_EQ(cuda.cuCtxPopCurrent(&was), CUDA_SUCCESS);
+  auto bytes = some_bytes(kBytes);
+  using Call = std::function<CUresult()>;
+  for (const auto& [what, begin, end] : {
+           std::tuple<const char*, Call, Call>{
+               "cuMemHostUnregister",
+               [&] { return cuda.cuMemHostRegister(bytes.data(), kBytes, 0); },
+               [&] { return cuda.cuMemHostUnregister(bytes.data()); }},
+           std::tuple<const char*, Call, Call>{
+               "cuMemFree", [] { return CUDA_SUCCESS; },
+               [&, memory = session.allocate(kBytes)] { return cuda.cuMemFree(memory); }},
+       }) {
+    SCOPED_TRACE(what);
+    EXPECT_EQ(begin(), CUDA_SUCCESS);
+    Meeting meeting;
+    EXPECT_EQ(cuda.emulated_cuda_enqueue(peer_stream, Meeting::meet, nullptr, &meeting, "rank"),
+              CUDA_SUCCESS);
+    ASSERT_TRUE(soon([&] { return meeting.begun == 1; }));
+    std::atomic<bool> over = false;
+    std::thread gives_back([&, &give_back = end] {
+      EXPECT_EQ(cuda.cuCtxSetCurrent(session.context), CUDA_SUCCESS);
+      EXPECT_EQ(give_back(), CUDA_SUCCESS);
+      over = true;
+    });
+    // The other rank cannot begin, as soon as the call waits.
+    ASSERT_TRUE(soon([&] {
+      const CUresult launched = cuda.emulated_cuda_enqueue(
+          session.stream, [](void*) { return CUDA_SUCCESS; }, nullptr, nullptr, "other");
+      return launched == CUDA_ERROR_NOT_READY;
+    }));
+    EXPECT_FALSE(over);
+    meeting.given_up = true;
+    gives_back.join();
+  }
+  EXPECT_EQ(cuda.cuStreamSynchronize(session.stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuCtxPushCurrent(peer), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuStreamSynchronize(peer_stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuStreamDestroy(peer_stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuCtxPopCurrent(&was), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuDevicePrimaryCtxRelease(1), CUDA_SUCCESS);
+}
+
 TEST(EmulatedCuda, ReportsMemoryThatIsFreedWhileWorkUsesIt) {
   if (const auto ended = in_process()) {
     EXPECT_TRUE(succeeded(*ended));
@@ -223,10 +297,26 @@ TEST(EmulatedCuda, ReportsMemoryThatIsFreedWhileWorkUsesIt) {
   EXPECT_EQ(cuda.cuMemHostRegister(bytes.data(), kBytes, 0), CUDA_SUCCESS);
   Gate gate(cuda, session.stream);
   EXPECT_EQ(cuda.cuMemcpyHtoDAsync(memory, bytes.data(), kBytes, session.stream), CUDA_SUCCESS);
-  EXPECT_EQ(cuda.cuMemFree(memory), CUDA_SUCCESS);
-  EXPECT_EQ(cuda.cuMemHostUnregister(bytes.data()), CUDA_SUCCESS);
+  // Both wait for the copy.
+  const auto with_context = [&](const auto& call) {
+    return std::thread([&cuda, &session, call] {
+      EXPECT_EQ(cuda.cuCtxSetCurrent(session.context), CUDA_SUCCESS);
+      EXPECT_EQ(call(), CUDA_SUCCESS);
+    });
+  };
+  std::thread frees = with_context([&] { return cuda.cuMemFree(memory); });
+  ASSERT_TRUE(soon([] { return !report_lines().empty(); }));
   gate.open();
+  frees.join();
+  Gate second(cuda, session.stream);
+  const CUdeviceptr other = session.allocate(kBytes);
+  EXPECT_EQ(cuda.cuMemcpyHtoDAsync(other, bytes.data(), kBytes, session.stream), CUDA_SUCCESS);
+  std::thread unregisters = with_context([&] { return cuda.cuMemHostUnregister(bytes.data()); });
+  ASSERT_TRUE(soon([] { return report_lines().size() == 2; }));
+  second.open();
+  unregisters.join();
   EXPECT_EQ(cuda.cuStreamSynchronize(session.stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuMemFree(other), CUDA_SUCCESS);
 }
 
 // The documentation's difference between pinned and pageable sources.
@@ -299,7 +389,7 @@ TEST(EmulatedCuda, PinsWholeRangesOnly) {
 }
 
 TEST(EmulatedCuda, PinsMemoryOnlyAsItIsMapped) {
-  if (const auto ended = in_process()) {
+  if (const auto ended = in_process({{"WSYNC_EMULATED_CUDA_READ_ONLY_REGISTER", "1"}})) {
     EXPECT_TRUE(succeeded(*ended));
     EXPECT_THAT(ended->report,
                 ElementsAre(HasSubstr("needs CU_MEMHOSTREGISTER_READ_ONLY"),
@@ -327,7 +417,7 @@ TEST(EmulatedCuda, PinsMemoryOnlyAsItIsMapped) {
 }
 
 TEST(EmulatedCuda, CanLackReadOnlyRegistration) {
-  if (const auto ended = in_process({{"WSYNC_EMULATED_CUDA_READ_ONLY_REGISTER", "0"}})) {
+  if (const auto ended = in_process()) {
     EXPECT_TRUE(succeeded(*ended));
     EXPECT_THAT(ended->report, IsEmpty());
     return;

@@ -22,7 +22,8 @@ bool looks_like_a_module(const void* image) {
 }
 
 // Whether a cubin is for GPUs of the emulated compute capability: of the same major one, and of no
-// higher minor one. The flags of the ELF header hold that of the cubin; the byte depends on the ABI.
+// higher minor one. The flags of the ELF header hold that of the cubin; the byte depends on the
+// ABI.
 bool runs_on_emulated_gpus(const void* image) {
   constexpr std::size_t kAbiVersion = 8;
   constexpr std::size_t kFlags = 48;

@@ -144,8 +144,10 @@ Settings read_settings() {
   if (parts.size() > 2 || (!parts.empty() && !read_number(parts[0], all.delay_us)) ||
       (parts.size() == 2 && !read_number(parts[1], all.seed)))
     refuse("WSYNC_EMULATED_CUDA_DELAY_US", delay, "microseconds, or microseconds,seed");
+  all.register_us_per_mib =
+      number_of("WSYNC_EMULATED_CUDA_REGISTER_US", all.register_us_per_mib, 1'000'000);
   all.peers = number_of("WSYNC_EMULATED_CUDA_PEERS", 1, 1) == 1;
-  all.reads_read_only = number_of("WSYNC_EMULATED_CUDA_READ_ONLY_REGISTER", 1, 1) == 1;
+  all.reads_read_only = number_of("WSYNC_EMULATED_CUDA_READ_ONLY_REGISTER", 0, 1) == 1;
   all.descriptors = number_of("WSYNC_EMULATED_CUDA_DESCRIPTORS", 1, 1) == 1;
   all.machine = text_of("WSYNC_EMULATED_CUDA_MACHINE");
   all.report = text_of("WSYNC_EMULATED_CUDA_REPORT");

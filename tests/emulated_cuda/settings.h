@@ -28,11 +28,12 @@ struct Settings {
   std::uint64_t memory_bytes = std::uint64_t{1} << 30U;
   std::uint64_t delay_us = 0;
   std::uint64_t seed = 1;
+  std::uint64_t register_us_per_mib = 100;
   bool peers = true;
-  bool reads_read_only = true;  // READ_ONLY_HOST_REGISTER_SUPPORTED
-  bool descriptors = true;      // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-  std::string machine;          // file of what all processes have taken of the GPUs; empty: none
-  std::string report;           // error file; empty: stderr
+  bool reads_read_only = false;  // READ_ONLY_HOST_REGISTER_SUPPORTED
+  bool descriptors = true;       // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+  std::string machine;           // file of what all processes have taken of the GPUs; empty: none
+  std::string report;            // error file; empty: stderr
   std::vector<Fault> faults;
 };
 

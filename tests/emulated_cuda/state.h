@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -157,6 +158,7 @@ struct Function {
 
 struct State {
   std::mutex mutex;
+  std::shared_mutex launches;  // shared by what enqueues; taken before `mutex`
   int process = 0;
   bool initialized = false;
   std::uint64_t next_id = 1;

@@ -38,6 +38,17 @@ Stream::Stream(std::uint64_t id, std::shared_ptr<Context> context)
 Stream::~Stream() { join(); }
 
 void Stream::push(Op op) {
+  const std::shared_lock launch(state().launches);
+  enqueue(std::move(op));
+}
+
+bool Stream::try_push(Op& op) {
+  const std::shared_lock launch(state().launches, std::try_to_lock);
+  if (launch.owns_lock()) enqueue(std::move(op));
+  return launch.owns_lock();
+}
+
+void Stream::enqueue(Op op) {
   const std::scoped_lock lock(mutex_);
   queue_.push_back(std::move(op));
   if (!thread_.joinable()) thread_ = quiet_thread([this] { serve(); });
@@ -122,6 +133,24 @@ CUresult find_stream(const char* name, CUstream handle, std::shared_ptr<Stream>&
   return CUDA_SUCCESS;
 }
 
+void wait_for_kernels(int device, const std::unique_lock<std::shared_mutex>& /*locked*/) {
+  State& all = state();
+  std::vector<std::shared_ptr<Stream>> waited_for;
+  {
+    const std::scoped_lock lock(all.mutex);
+    const auto add = [&](const std::shared_ptr<Stream>& stream) {
+      const Context& context = stream->context();
+      const auto own = device < 0 ? nullptr : all.primary[static_cast<std::size_t>(device)];
+      if (device < 0 || context.device == device ||
+          (own != nullptr && (own->peers.contains(context.id) || context.peers.contains(own->id))))
+        waited_for.push_back(stream);
+    };
+    for (const auto& [id, stream] : all.streams) add(stream);
+    for (const auto& stream : all.draining) add(stream);
+  }
+  for (const auto& stream : waited_for) stream->wait_idle();
+}
+
 bool pause_unless_stopping() {
   std::this_thread::sleep_for(std::chrono::microseconds(100));
   return !state().stopping;
@@ -202,8 +231,7 @@ CUresult emulated_cuda_enqueue(CUstream handle, EmulatedCudaWork work, void (*sk
   if (const int failed = stream->context().error) return static_cast<CUresult>(failed);
   Op op{.kind = name, .work = [work, argument](std::byte*&) { return work(argument); }};
   if (skipped != nullptr) op.skipped = [skipped, argument] { skipped(argument); };
-  stream->push(std::move(op));
-  return CUDA_SUCCESS;
+  return stream->try_push(op) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 int emulated_cuda_stopping() { return state().stopping ? 1 : 0; }

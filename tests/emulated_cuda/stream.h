@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <shared_mutex>
 #include <thread>
 #include <vector>
 
@@ -34,7 +35,10 @@ class Stream {
 
   [[nodiscard]] const Context& context() const noexcept { return *context_; }
   [[nodiscard]] const std::shared_ptr<Context>& shared_context() const noexcept { return context_; }
+  // Waits while nothing may be enqueued.
   void push(Op op);
+  // False, and `op` is unchanged, while nothing may be enqueued.
+  [[nodiscard]] bool try_push(Op& op);
   [[nodiscard]] bool idle();
   void wait_idle();
   // The queued work still runs; nothing more is pushed.
@@ -44,6 +48,7 @@ class Stream {
   void join();
 
  private:
+  void enqueue(Op op);
   void serve();
   void execute(Op& op);
 
@@ -61,6 +66,12 @@ class Stream {
 // The stream of the current context with this handle; the mutex is not held.
 [[nodiscard]] CUresult find_stream(const char* name, CUstream handle,
                                    std::shared_ptr<Stream>& stream);
+// What the driver does in some calls that give memory back: returns when the streams of the device,
+// and of those that it has enabled peer access with, have nothing left to do. -1: of all devices.
+// Nothing can be enqueued on any device meanwhile, so work that waits for work which is not
+// enqueued yet never ends. `locked` is what keeps others from enqueuing; the state's mutex is not
+// held.
+void wait_for_kernels(int device, const std::unique_lock<std::shared_mutex>& locked);
 // True until the process is exiting, after a short sleep: for loops that wait.
 [[nodiscard]] bool pause_unless_stopping();
 

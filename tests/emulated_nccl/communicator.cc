@@ -127,9 +127,11 @@ ncclResult_t Communicator::enqueue() {
                         .transfer = transfer_,
                         .hangs = fails || faulty(Fault::Kind::kHang)};
   in_flight_.fetch_add(1);
-  if (driver()->enqueue(transfer_.stream, run, skip, work, "ncclBroadcast") != CUDA_SUCCESS) {
+  const CUresult launched = driver()->enqueue(transfer_.stream, run, skip, work, "ncclBroadcast");
+  if (launched != CUDA_SUCCESS) {
     skip(work);
-    return ncclUnhandledCudaError;
+    // NCCL launches on a thread of its own, so its caller does not wait for the driver.
+    return launched == CUDA_ERROR_NOT_READY ? ncclInProgress : ncclUnhandledCudaError;
   }
   if (fails) stream_error_.store(ncclRemoteError);
   return ncclSuccess;

@@ -8,13 +8,15 @@ A fault is caught when its test passes without it, and with it fails and says th
 seen by the check that is about it, not by a crash somewhere else. Exit: 0 all caught, 1 one was not, 2 wrong usage.
 """
 
+import functools
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Iterator, List, NamedTuple, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Sequence
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -79,9 +81,23 @@ def command_of(case: Case, build: pathlib.Path) -> List[str]:
     return [*built, f"--gtest_filter={case.test}"] if built else []
 
 
-def run(command: Sequence[str], fault: str) -> Run:
+@functools.lru_cache(maxsize=None)
+def environments(build: pathlib.Path) -> Dict[str, Dict[str, str]]:
+    """What the build sets for each of its tests, by executable: where the emulated libraries are, for example."""
+    listed = subprocess.run(["ctest", "--test-dir", str(build), "--show-only=json-v1"], check=True, stdout=subprocess.PIPE,
+                            timeout=LIMIT_S).stdout
+    found: Dict[str, Dict[str, str]] = {}
+    for test in json.loads(listed)["tests"]:
+        properties = {one["name"]: one["value"] for one in test.get("properties", ())}
+        if test.get("command") and pathlib.Path(test["command"][0]).name == test["name"]:
+            found[test["command"][0]] = dict(word.split("=", 1) for word in properties.get("ENVIRONMENT", ()))
+    return found
+
+
+def run(build: pathlib.Path, command: Sequence[str], fault: str) -> Run:
+    environment = {**os.environ, **environments(build).get(os.path.abspath(command[0]), {}), **ENVIRONMENT, "WSYNC_PLANT": fault}
     try:
-        done = subprocess.run(command, env={**os.environ, **ENVIRONMENT, "WSYNC_PLANT": fault}, timeout=LIMIT_S, check=False,
+        done = subprocess.run(command, env=environment, timeout=LIMIT_S, check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired as expired:
         return Run(f"did not end within {LIMIT_S} s", (expired.output or b"").decode(errors="replace"))
@@ -91,12 +107,12 @@ def run(command: Sequence[str], fault: str) -> Run:
     return Run("failed" if done.returncode else "passed", output)
 
 
-def why_not_caught(case: Case, command: Sequence[str], without: "Future[Run]") -> str:
+def why_not_caught(build: pathlib.Path, case: Case, command: Sequence[str], without: "Future[Run]") -> str:
     """'' when the fault is caught."""
     clean = without.result()
     if clean.verdict != "passed":
         return f"without the fault it {clean.verdict}:\n{clean.output}"
-    planted = run(command, case.fault)
+    planted = run(build, command, case.fault)
     if planted.verdict != "failed":
         return f"with the fault it {planted.verdict}:\n{planted.output}"
     if case.says not in planted.output:
@@ -109,8 +125,8 @@ def problems_of(build: pathlib.Path, cases: List[Case]) -> Iterator[str]:
     commands = [tuple(command_of(case, build)) for case in cases]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # All of these begin before the first of those that wait for one of them.
-        without = {command: pool.submit(run, command, "") for command in dict.fromkeys(commands) if command}
-        found = [pool.submit(why_not_caught, case, command, without[command]) if command else None
+        without = {command: pool.submit(run, build, command, "") for command in dict.fromkeys(commands) if command}
+        found = [pool.submit(why_not_caught, build, case, command, without[command]) if command else None
                  for case, command in zip(cases, commands)]
         for case, problem in zip(cases, found):
             yield problem.result() if problem else f"{case.executable} is not built under {build}"

@@ -56,11 +56,11 @@ class Cuda(CudaCase):
     def test_flipped_bits_are_refused_and_the_old_weights_kept(self):
         with self.fleet() as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
-            # One bucket, so a load of a device that is alone is one copy. Flipped are those of the second load, and of the third,
+            # One bucket, and memory that can be pinned, so a load of a device that is alone is one copy. Flipped are those of the second load, and of the third,
             # which is the second version's second try.
             faults = "copy:2:flip,copy:3:flip"
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), "--set", "devices.buffer_bytes=32MiB",
-                                            WSYNC_EMULATED_CUDA_FAULTS=faults)
+                                            WSYNC_EMULATED_CUDA_FAULTS=faults, WSYNC_EMULATED_CUDA_READ_ONLY_REGISTER="1")
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
             trainer = fleet.start("trainer", "--set", "arenas=4")
             first = self.push(fleet, one)

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "shared/base/format.h"
+#include "shared/device/cuda/batch_tables.h"
 #include "shared/device/cuda/bounce_ring.h"
 #include "shared/device/cuda/kernel_images.h"
 #include "shared/device/cuda/kernels.h"
@@ -51,14 +52,36 @@ Result<std::shared_ptr<const Context>> Context::retain(const Driver& cuda, CUdev
 }
 
 Context::~Context() {
-  if (!abandoned())
+  if (release_returns(true))
     released(cuda_, cuda_.cuDevicePrimaryCtxRelease(device_), "cuDevicePrimaryCtxRelease");
 }
 
 void Context::abandon(std::string why) const {
-  const std::lock_guard lock(mutex_);
-  if (abandoned_.exchange(true)) return;
-  why_abandoned_ = std::move(why);
+  std::vector<std::weak_ptr<const Context>> peers;
+  {
+    const std::lock_guard lock(mutex_);
+    if (abandoned_.exchange(true)) return;
+    waits_without_end_ = true;
+    why_abandoned_ = std::move(why);
+    peers = peers_;
+  }
+  for (const auto& one : peers)
+    if (const auto peer = one.lock()) peer->waits_without_end_ = true;
+}
+
+bool Context::release_returns(bool waits_for_kernels) const noexcept {
+  return waits_for_kernels ? !waits_without_end_.load() : !abandoned_.load();
+}
+
+void Context::make_peers(const std::shared_ptr<const Context>& one,
+                         const std::shared_ptr<const Context>& other) {
+  for (const auto& [from, to] : {std::pair(&one, &other), std::pair(&other, &one)}) {
+    {
+      const std::lock_guard lock((*from)->mutex_);
+      (*from)->peers_.push_back(*to);
+    }
+    if ((*to)->abandoned()) (*from)->waits_without_end_ = true;
+  }
 }
 
 std::string Context::why_abandoned() const {
@@ -173,12 +196,18 @@ Result<std::shared_ptr<const Gpu>> Gpu::open(const Driver& cuda, std::uint32_t n
   for (const auto& [key, other] : open.all) {
     const auto peer = other.lock();
     if (key.first != &cuda || peer == nullptr) continue;
+    Context::make_peers(gpu->context_, peer->context_);
     if (enable_peer(*gpu->context_, *peer->context_)) peer->add_peer(gpu);
     if (enable_peer(*peer->context_, *gpu->context_)) gpu->add_peer(peer);
   }
   slot = gpu;
   return gpu;
 }
+
+Gpu::Gpu(std::shared_ptr<const Context> context, std::uint32_t number)
+    : context_(std::move(context)),
+      number_(number),
+      batch_tables_(std::make_shared<BatchTablePool>()) {}
 
 std::shared_ptr<const Gpu> Gpu::find(const Driver& cuda, std::uint32_t number) {
   auto& open = open_gpus();

@@ -23,6 +23,7 @@
 
 namespace wsync::device::cuda {
 
+class BatchTablePool;
 class BounceRing;
 
 // A reference to a GPU's primary context. Thread: any.
@@ -43,6 +44,12 @@ class Context {
   // stay until the process ends. `why` is used in error messages; only the first one counts.
   void abandon(std::string why) const;
   [[nodiscard]] bool abandoned() const noexcept { return abandoned_.load(); }
+  // Whether a call that releases an object returns: not if this GPU is abandoned and, for a call
+  // that waits for running kernels, not if a peer is, because it waits for those of peers, too.
+  [[nodiscard]] bool release_returns(bool waits_for_kernels) const noexcept;
+  // One context may have access to the memory of the other one from now on.
+  static void make_peers(const std::shared_ptr<const Context>& one,
+                         const std::shared_ptr<const Context>& other);
   // Returns the reason, or an empty string if the context is not abandoned.
   [[nodiscard]] std::string why_abandoned() const;
 
@@ -53,8 +60,10 @@ class Context {
   CUdevice device_;
   CUcontext handle_;
   mutable std::atomic<bool> abandoned_ = false;
+  mutable std::atomic<bool> waits_without_end_ = false;
   mutable std::mutex mutex_;
-  mutable std::string why_abandoned_;  // guarded by the mutex
+  mutable std::string why_abandoned_;                        // guarded by the mutex
+  mutable std::vector<std::weak_ptr<const Context>> peers_;  // guarded by the mutex
 };
 
 // Makes a context current for a scope, on one thread.
@@ -75,7 +84,8 @@ class ContextGuard {
   CUresult code_;
 };
 
-// Sole owner of one driver object. `Release` names the call that frees it. Thread: any.
+// Sole owner of one driver object. `Release` names the call that frees it, and says whether that
+// waits for running kernels (README.md, "Host memory"). Thread: any.
 template <class Handle, class Release>
 class Owned {
  public:
@@ -98,7 +108,7 @@ class Owned {
   [[nodiscard]] explicit operator bool() const noexcept { return handle_ != Handle{}; }
   void reset() noexcept {
     if (handle_ == Handle{}) return;
-    if (context_->abandoned()) {
+    if (!context_->release_returns(Release::kWaits)) {
       handle_ = Handle{};
       return;
     }
@@ -115,30 +125,37 @@ class Owned {
 struct ReleaseStream {
   static constexpr auto kCall = &Driver::cuStreamDestroy;
   static constexpr const char* kName = "cuStreamDestroy";
+  static constexpr bool kWaits = false;
 };
 struct ReleaseEvent {
   static constexpr auto kCall = &Driver::cuEventDestroy;
   static constexpr const char* kName = "cuEventDestroy";
+  static constexpr bool kWaits = false;
 };
 struct ReleaseModule {
   static constexpr auto kCall = &Driver::cuModuleUnload;
   static constexpr const char* kName = "cuModuleUnload";
+  static constexpr bool kWaits = false;
 };
 struct ReleaseMemory {
   static constexpr auto kCall = &Driver::cuMemFree;
   static constexpr const char* kName = "cuMemFree";
+  static constexpr bool kWaits = true;
 };
 struct ReleasePinned {
   static constexpr auto kCall = &Driver::cuMemFreeHost;
   static constexpr const char* kName = "cuMemFreeHost";
+  static constexpr bool kWaits = true;
 };
 struct ReleaseRegistered {
   static constexpr auto kCall = &Driver::cuMemHostUnregister;
   static constexpr const char* kName = "cuMemHostUnregister";
+  static constexpr bool kWaits = true;
 };
 struct ReleaseHandle {
   static constexpr auto kCall = &Driver::cuMemRelease;
   static constexpr const char* kName = "cuMemRelease";
+  static constexpr bool kWaits = false;
 };
 using OwnedStream = Owned<CUstream, ReleaseStream>;
 using OwnedEvent = Owned<CUevent, ReleaseEvent>;
@@ -195,10 +212,11 @@ class Gpu {
   [[nodiscard]] Result<> make_bounce_ring() const;
   // Returns nullptr if it has not been made.
   [[nodiscard]] BounceRing* bounce_ring() const;
+  // Tables of batches that no stream uses at present.
+  [[nodiscard]] BatchTablePool& batch_tables() const noexcept { return *batch_tables_; }
 
  private:
-  Gpu(std::shared_ptr<const Context> context, std::uint32_t number) noexcept
-      : context_(std::move(context)), number_(number) {}
+  Gpu(std::shared_ptr<const Context> context, std::uint32_t number);
   [[nodiscard]] static Result<std::shared_ptr<Gpu>> make(const Driver& cuda, std::uint32_t number);
   [[nodiscard]] Result<> read_properties();
   [[nodiscard]] Result<> load_kernels();
@@ -212,6 +230,7 @@ class Gpu {
   bool registers_read_only_ = false;
   OwnedModule module_;
   CUfunction copy_pieces_ = nullptr;
+  const std::shared_ptr<BatchTablePool> batch_tables_;
   mutable std::mutex bounce_mutex_;
   mutable std::shared_ptr<BounceRing> bounce_ring_;  // guarded by the mutex; never replaced
   mutable std::mutex peers_mutex_;

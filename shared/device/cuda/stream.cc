@@ -23,7 +23,7 @@ constexpr std::chrono::microseconds kPollPause{30};
 constexpr unsigned long kTimerSlack = 1'000;
 // Room for the table of a bucket with some thousand pieces. It is allocated before any work runs,
 // because a GPU allocation may wait for running kernels.
-constexpr std::uint64_t kScratchBytesMin = std::uint64_t{1} << 20U;
+constexpr std::uint64_t kTablesBytesMin = std::uint64_t{1} << 20U;
 
 // Smaller copies from memory that is not pinned are left to the driver.
 constexpr std::uint64_t kBounceBytesMin = std::uint64_t{1} << 20U;
@@ -95,8 +95,8 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
 // The driver loads a kernel at its first launch. Launch it now, so that this delay does not occur
 // in a pause.
 Result<> CudaStream::warm_up() {
-  WSYNC_TRY(make_room(kScratchBytesMin));
-  return launch({}, scratch_.device.get(), scratch_.device.get());
+  WSYNC_TRY(make_room(kTablesBytesMin));
+  return launch({}, tables_.device.get(), tables_.device.get());
 }
 
 CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream)
@@ -104,6 +104,14 @@ CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, Ow
       gpu_(std::move(gpu)),
       settle_limit_(options.settle_limit),
       stream_(std::move(stream)) {}
+
+// Work that nobody has settled may still use the tables.
+CudaStream::~CudaStream() {
+  close();
+  if (tables_.bytes == 0 || gpu_->context()->abandoned()) return;
+  const ContextGuard guard(*gpu_->context());
+  if (guard.entered() && wait_for_gpu()) gpu_->batch_tables().give(std::move(tables_));
+}
 
 Result<> CudaStream::attach() {
   ::prctl(PR_SET_TIMERSLACK, kTimerSlack);
@@ -250,13 +258,13 @@ Result<> CudaStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitS
   return {};
 }
 
+// Only between batches: nothing uses the tables that are given back.
 Result<> CudaStream::make_room(std::uint64_t bytes) {
-  if (bytes <= scratch_.bytes) return {};
-  const auto room = std::max({bytes, 2 * scratch_.bytes, kScratchBytesMin});
-  scratch_ = {};
-  auto host = WSYNC_TRY(allocate_pinned(gpu_->context(), room));
-  auto device = WSYNC_TRY(allocate_memory(gpu_->context(), room));
-  scratch_ = {.host = std::move(host), .device = std::move(device), .bytes = room};
+  if (bytes <= tables_.bytes) return {};
+  const auto room = std::max({bytes, 2 * tables_.bytes, kTablesBytesMin});
+  gpu_->batch_tables().give(std::move(tables_));
+  tables_ = {};
+  tables_ = WSYNC_TRY(gpu_->batch_tables().take(gpu_->context(), room));
   return {};
 }
 
@@ -273,8 +281,8 @@ Result<> CudaStream::run_batch(const KernelTable& table, std::span<SplitSum> sum
   const std::uint64_t sums_at = sums_offset(table.pieces.size());
   const std::uint64_t sum_bytes = sums.size() * sizeof(KernelSum);
   WSYNC_TRY(make_room(sums_at + sum_bytes));
-  auto* host = static_cast<std::byte*>(scratch_.host.get());
-  const CUdeviceptr device = scratch_.device.get();
+  auto* host = static_cast<std::byte*>(tables_.host.get());
+  const CUdeviceptr device = tables_.device.get();
   std::memcpy(host, table.pieces.data(), table_bytes);
   counted_ = reinterpret_cast<const KernelSum*>(host + sums_at);
   WSYNC_TRY(submit(cuda.cuMemcpyHtoDAsync(device, host, table_bytes, stream_.get()),

@@ -10,6 +10,7 @@
 #include <stop_token>
 #include <string>
 
+#include "shared/device/cuda/batch_tables.h"
 #include "shared/device/cuda/context.h"
 #include "shared/device/cuda/kernel_table.h"
 #include "shared/device/worker_stream.h"
@@ -30,7 +31,7 @@ class CudaStream final : public WorkerStream {
  public:
   [[nodiscard]] static Result<std::unique_ptr<CudaStream>> make(std::shared_ptr<const Gpu> gpu,
                                                                 StreamOptions options);
-  ~CudaStream() override { close(); }
+  ~CudaStream() override;
 
   // Copies directly from registered host memory. Other memory is copied through
   // pinned buffers (bounce_ring.h; the driver's own, if it is little), which blocks the worker.
@@ -46,13 +47,6 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] const Gpu& gpu() const noexcept { return *gpu_; }
 
  private:
-  // Host and device memory for the table and the sums of a batch. One batch at a time uses it.
-  struct Scratch {
-    OwnedPinned host;
-    OwnedMemory device;
-    std::uint64_t bytes = 0;
-  };
-
   CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream);
   [[nodiscard]] Result<> attach() override;
   [[nodiscard]] Result<> settle() override;
@@ -76,7 +70,7 @@ class CudaStream final : public WorkerStream {
   OwnedStream stream_;
   // ---- used by the worker only ----
   std::optional<Error> fault_;
-  Scratch scratch_;
+  BatchTables tables_;
   std::span<SplitSum> wanted_;  // sums of the running batch
   const KernelSum* counted_ = nullptr;
 };
