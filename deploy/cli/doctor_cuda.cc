@@ -123,13 +123,15 @@ Check nccl_check(const Result<collective::NcclFacts>& nccl, const CudaWanted& wa
   if (nccl)
     return {.name = "nccl",
             .status = CheckStatus::kOk,
-            .found = fmt::format("{}, backend built with {}: {}",
+            .found = fmt::format("{}, backend built with {}: {}; ranks meet on interface {}",
                                  collective::nccl_version_text(nccl->version),
-                                 collective::nccl_version_text(nccl->built_with), nccl->library),
+                                 collective::nccl_version_text(nccl->built_with), nccl->library,
+                                 nccl->interface),
             .advice = "",
             .facts = {{"library", nccl->library},
                       {"version", collective::nccl_version_text(nccl->version)},
-                      {"built_with", collective::nccl_version_text(nccl->built_with)}}};
+                      {"built_with", collective::nccl_version_text(nccl->built_with)},
+                      {"interface", nccl->interface}}};
   Check check{.name = "nccl",
               .status = CheckStatus::kOk,
               .found = fmt::format("no NCCL ({})", nccl.error().message()),

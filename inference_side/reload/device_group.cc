@@ -292,6 +292,9 @@ void DeviceGroup::break_up(const Error& reason) {
     member.h2d_stream.reset();
     member.broadcast_stream.reset();
   }
+  // Together, so that a group of many GPUs ends within one deadline.
+  for (Member& member : members_)
+    if (member.communicator) member.communicator->part();
   for (Member& member : members_) member.communicator.reset();
 }
 

@@ -37,13 +37,12 @@ namespace {
 
 // Connects with buffers, so that they are warmed up. Buffers that are not kept may not fit at
 // present.
-Result<> connect_gpus(DeviceGroup& group) {
+Result<> connect_gpus(DeviceGroup& group, std::int64_t deadline_ms) {
   if (group.kind() != DeviceKind::kCuda || group.connected()) return {};
   const auto gate = device::MemoryGate::run();  // devices are warmed up by broadcasts
   const bool held = group.holds_buffers();
   if (auto made = group.hold_buffers(); !made && group.keeps_buffers()) return made;
-  const auto connected =
-      group.connect(now() + std::chrono::milliseconds(limits::kGroupJoinDeadlineMs));
+  const auto connected = group.connect(now() + std::chrono::milliseconds(deadline_ms));
   if (!held && !group.keeps_buffers()) group.free_buffers();
   return connected;
 }
@@ -57,7 +56,7 @@ Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions o
                                               .buffer_bytes = options.buffer_bytes,
                                               .keep_buffers = options.keep_buffers,
                                               .collective = options.collective}));
-  WSYNC_TRY(connect_gpus(*group));
+  WSYNC_TRY(connect_gpus(*group, limits::kGroupStartDeadlineMs));
   return std::unique_ptr<PipelineRunner>(new PipelineRunner(std::move(options), std::move(group)));
 }
 
@@ -173,7 +172,7 @@ Result<> PipelineRunner::free_buffers() {
 Result<> PipelineRunner::connect() {
   const std::lock_guard driver_lock(driver_mutex_);
   if (running()) return fail(ErrorCode::kBusy, "the weight pipeline is running");
-  return connect_gpus(*group_);
+  return connect_gpus(*group_, limits::kGroupJoinDeadlineMs);
 }
 
 void PipelineRunner::post(Event event) {

@@ -28,6 +28,7 @@ constexpr std::int64_t kSwitchRetryMs = 1'000;
 constexpr std::int64_t kSwitchRetryMaxMs = 60'000;
 constexpr std::int64_t kMaxStalenessMs = 60'000;
 constexpr std::int64_t kBucketAckDeadlineMs = 30'000;
+constexpr std::int64_t kGroupStartDeadlineMs = 120'000;
 constexpr std::int64_t kGroupJoinDeadlineMs = 30'000;
 
 // ---- round_deadlines.h ----

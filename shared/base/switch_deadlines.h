@@ -15,6 +15,7 @@ extern const std::int64_t kSwitchRetryMs;         // after a failed switch
 extern const std::int64_t kSwitchRetryMaxMs;      // after repeated failed loads
 extern const std::int64_t kMaxStalenessMs;  // a replica that is behind for longer is not ready
 extern const std::int64_t kBucketAckDeadlineMs;
-extern const std::int64_t kGroupJoinDeadlineMs;
+extern const std::int64_t kGroupStartDeadlineMs;  // GPUs form their group, as a sidecar starts
+extern const std::int64_t kGroupJoinDeadlineMs;   // they form it again, before a load
 
 }  // namespace wsync::limits

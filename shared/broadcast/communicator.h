@@ -50,6 +50,9 @@ class Communicator {
   // The work and its stream fail if ranks disagree about size or root, if the group breaks, or at
   // the deadline.
   [[nodiscard]] virtual Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) = 0;
+  // Begins to leave the group and returns at once, so that all ranks can leave at the same time.
+  // The destructor does it otherwise, and waits for the end. Nothing else may be called afterwards.
+  virtual void part() {}
   // Breaks the group: pending and later broadcasts of every rank fail with this error. Only the
   // first reason counts.
   virtual void abort(const Error& reason) = 0;

@@ -17,6 +17,7 @@ struct NcclFacts {
   std::string library;        // path of the loaded library
   std::uint32_t version = 0;  // 22707 = 2.27.7
   std::uint32_t built_with = 0;
+  std::string interface;  // NCCL_SOCKET_IFNAME: "lo" unless the user has set it
 };
 
 // Formats a version: 22707 -> "2.27.7".

@@ -1,5 +1,6 @@
 // The functions of nccl.h that are there, and who may call them.
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -134,7 +135,16 @@ const char* ncclGetLastError(ncclComm_t /*communicator*/) {
   return emulated_nccl::last_error.c_str();
 }
 
-ncclResult_t ncclGetUniqueId(ncclUniqueId* id) { return emulated_nccl::make_unique_id(*id); }
+// Every group of wsync is in one process. Where ranks meet on an interface of the network, a filter
+// or the loss of that interface ends the group.
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  const char* interface = std::getenv("NCCL_SOCKET_IFNAME");
+  if (interface == nullptr || std::strcmp(interface, "lo") != 0)
+    return emulated_nccl::refused(
+        "ncclGetUniqueId: NCCL_SOCKET_IFNAME is not lo, so ranks of one process would meet on an "
+        "interface of the network");
+  return emulated_nccl::make_unique_id(*id);
+}
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
@@ -151,6 +161,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id,
   }
   if (config == nullptr || config->blocking != 0)
     return emulated_nccl::refused("ncclCommInitRankConfig: only communicators that do not block");
+  if (config->maxCTAs < 1 || config->maxCTAs > 32)
+    return emulated_nccl::refused(
+        "ncclCommInitRankConfig: maxCTAs is not set, so a broadcast takes up to 32 multiprocessors "
+        "from the engines");
   if (size < 1 || size > static_cast<int>(emulated_nccl::kMaxRanks) || rank < 0 || rank >= size)
     return emulated_nccl::refused("ncclCommInitRankConfig: a rank out of range");
   auto communicator = std::make_shared<Communicator>(static_cast<std::uint32_t>(rank),

@@ -38,6 +38,7 @@ struct Nccl {
 
   ncclUniqueId id() const {
     ncclUniqueId made{};
+    ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     EXPECT_EQ(ncclGetUniqueId(&made), ncclSuccess);
     return made;
   }
@@ -45,6 +46,7 @@ struct Nccl {
   ncclComm_t begin(const ncclUniqueId& id, int size, int rank) const {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.maxCTAs = 16;
     ncclComm_t made = nullptr;
     EXPECT_EQ(ncclCommInitRankConfig(&made, size, id, rank, &config), ncclInProgress);
     return made;
@@ -218,10 +220,31 @@ TEST(EmulatedNccl, TheWrongStreamAndNoContextAreReported) {
   std::thread([&] {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.maxCTAs = 16;
     ncclComm_t made = nullptr;
     EXPECT_EQ(nccl.ncclCommInitRankConfig(&made, 1, nccl.id(), 0, &config), ncclUnhandledCudaError);
     EXPECT_EQ(made, nullptr);
   }).join();
+}
+
+TEST(EmulatedNccl, ReportsRanksThatMeetOnTheNetworkAndKernelsOfAnySize) {
+  if (const auto ended = in_process()) {
+    EXPECT_TRUE(succeeded(*ended));
+    EXPECT_THAT(ended->report, ElementsAre(HasSubstr("NCCL_SOCKET_IFNAME is not lo"),
+                                           HasSubstr("maxCTAs is not set")));
+    return;
+  }
+  const Session session;
+  const Nccl nccl;
+  const ncclUniqueId good = nccl.id();
+  ::unsetenv("NCCL_SOCKET_IFNAME");
+  ncclUniqueId id{};
+  EXPECT_EQ(nccl.ncclGetUniqueId(&id), ncclInvalidArgument);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t made = nullptr;
+  EXPECT_EQ(nccl.ncclCommInitRankConfig(&made, 1, good, 0, &config), ncclInvalidArgument);
+  EXPECT_EQ(made, nullptr);
 }
 
 TEST(EmulatedNccl, ACommunicatorThatIsLeftIsReported) {

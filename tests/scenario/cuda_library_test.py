@@ -199,6 +199,7 @@ class OnTheEmulatedDriver(Doctor):
             self.assertEqual((gpu["gpu"], gpu["total_bytes"]), (number, 1 << 31))
             self.assertEqual(gpu["peers"], [other for other in range(3) if other != number])
         self.assertEqual(checks["nccl"]["facts"]["library"], NCCL)
+        self.assertEqual(checks["nccl"]["facts"]["interface"], "lo")
         self.assertIn("pinned memory", checks)
 
     def test_gpus_that_do_not_reach_each_other_have_no_peers(self):

@@ -102,8 +102,11 @@ Result<std::unique_ptr<Group>> make_here(std::uint32_t size) {
 
 Result<NcclFacts> facts_here() {
   const auto library = WSYNC_TRY(nccl::nccl());
-  return NcclFacts{
-      .library = library->path, .version = library->version, .built_with = NCCL_VERSION_CODE};
+  const char* named = std::getenv("NCCL_SOCKET_IFNAME");
+  return NcclFacts{.library = library->path,
+                   .version = library->version,
+                   .built_with = NCCL_VERSION_CODE,
+                   .interface = named == nullptr ? "" : named};
 }
 
 constexpr NcclBackend kBackend{

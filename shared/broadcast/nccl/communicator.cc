@@ -139,14 +139,19 @@ class NcclCommunicator final : public Communicator {
                                                        .leave_time = shared_->site.leave_time,
                                                        .end_time = shared_->site.end_time})) {}
   ~NcclCommunicator() override {
+    part();
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, 2 * (shared_->site.leave_time + shared_->site.end_time),
+                    [this] { return over_; });
+  }
+
+  void part() override {
+    if (asked_ == kCallsOfALife) return;
     const bool orderly = shared_->roster.leave(rank_);
     on_home([shared = shared_, handle = handle_, orderly, gpu = gpu_] {
       if (gpu.abandoned()) return handle->forsake();
       shared->ended(orderly ? handle->leave() : handle->abort(), gpu);
     });
-    std::unique_lock lock(mutex_);
-    ended_.wait_for(lock, 2 * (shared_->site.leave_time + shared_->site.end_time),
-                    [this] { return over_; });
   }
 
   // The rendezvous starts on the stream's thread, where the device is current.
@@ -227,7 +232,7 @@ class NcclCommunicator final : public Communicator {
     if (over_) ended_.notify_all();
   }
 
-  static constexpr std::uint32_t kCallsOfALife = 2;  // begin, and the destructor's call
+  static constexpr std::uint32_t kCallsOfALife = 2;  // begin, and that of part()
 
   const std::shared_ptr<Shared> shared_;
   const Rank rank_;

@@ -11,6 +11,10 @@ namespace wsync::collective::nccl {
 namespace {
 
 constexpr auto kLeavePoll = std::chrono::microseconds(200);
+// Blocks of a broadcast's kernel, each of which occupies a multiprocessor. Engines compute on the
+// same GPU, and what the sidecar broadcasts comes over PCIe, so NCCL's choice (up to 32, to fill
+// NVLink) would take more than it needs. Not measured: no machine with several GPUs was at hand.
+constexpr int kMaxCtas = 16;
 
 // Returns true if NCCL has finalized the communicator before the deadline.
 bool finalized(const Nccl& nccl, ncclComm_t communicator, TimePoint deadline) {
@@ -79,6 +83,7 @@ Result<> Handle::begin(const ncclUniqueId& id) {
   WSYNC_TRY(needs(HandleState::kNew, "ncclCommInitRankConfig"));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  config.maxCTAs = kMaxCtas;
   become(HandleState::kJoining);
   return asked(nccl_.ncclCommInitRankConfig(&communicator_, static_cast<int>(place_.size), id,
                                             static_cast<int>(place_.rank), &config),

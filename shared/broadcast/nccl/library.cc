@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* kSoname = "libnccl.so.2";
 constexpr const char* kNamedBy = "WSYNC_NCCL_LIBRARY";
+constexpr const char* kLoopback = "lo";
 
 #ifndef WSYNC_NCCL_LIBRARY
 #define WSYNC_NCCL_LIBRARY ""
@@ -85,6 +86,14 @@ Result<Nccl> table_of(void* handle, const std::filesystem::path& place) {
   return nccl;
 }
 
+// All ranks are in this process, so nothing of NCCL has to be reached from outside. By default NCCL
+// listens on an interface of the network, which may be filtered or go down. A choice of the user
+// counts. NCCL reads the variable when the first unique id is made.
+void keep_to_loopback() {
+  constexpr int kKeep = 0;
+  (void)::setenv("NCCL_SOCKET_IFNAME", kLoopback, kKeep);
+}
+
 }  // namespace
 
 std::vector<std::filesystem::path> nccl_places() {
@@ -122,7 +131,10 @@ Result<Nccl> load_nccl(const std::vector<std::filesystem::path>& places) {
 }
 
 Result<const Nccl*> nccl() {
-  static const Result<Nccl> once = load_nccl(nccl_places());
+  static const Result<Nccl> once = [] {
+    keep_to_loopback();
+    return load_nccl(nccl_places());
+  }();
   if (!once) return fail(once.error());
   return &*once;
 }

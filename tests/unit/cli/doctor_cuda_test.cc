@@ -37,7 +37,7 @@ device::CudaFacts two_gpus() {
 }
 
 const collective::NcclFacts kNccl{
-    .library = "/usr/lib/libnccl.so.2", .version = 22707, .built_with = 22704};
+    .library = "/usr/lib/libnccl.so.2", .version = 22707, .built_with = 22704, .interface = "lo"};
 const CudaWanted kWanted{.wanted = true, .gpus = {}};
 const Result<device::CudaFacts> kNoCuda =
     fail(ErrorCode::kRefused, "device kind cuda needs libwsync_cuda.so, which was not found; x");
@@ -86,7 +86,7 @@ TEST(DoctorCuda, EachGpuIsALineAndFields) {
   EXPECT_EQ(gpu.facts.at("numa_node"), 1);
   EXPECT_EQ(gpu.facts.at("peers"), nlohmann::json::array({0}));
   EXPECT_EQ(named(checks, "nccl").found,
-            "2.27.7, backend built with 2.27.4: /usr/lib/libnccl.so.2");
+            "2.27.7, backend built with 2.27.4: /usr/lib/libnccl.so.2; ranks meet on interface lo");
 }
 
 TEST(DoctorCuda, WhatTheSystemDoesNotSayIsNotGuessed) {
