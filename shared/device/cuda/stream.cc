@@ -42,6 +42,7 @@ int priority_of(StreamRole role, int min, int greatest) {
     case StreamRole::kReload:
       return std::min(greatest + 1, min);
     case StreamRole::kHostToDevice:
+    case StreamRole::kDeviceToHost:
       return min;
   }
   return min;
@@ -88,7 +89,9 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
   OwnedStream owned(gpu->context(), stream);
   auto made = std::unique_ptr<CudaStream>(
       new CudaStream(std::move(gpu), std::move(options), std::move(owned)));
-  if (options.role != StreamRole::kHostToDevice) WSYNC_TRY(made->warm_up());
+  // Streams that only copy launch no kernel.
+  if (options.role == StreamRole::kBroadcast || options.role == StreamRole::kReload)
+    WSYNC_TRY(made->warm_up());
   return made;
 }
 
