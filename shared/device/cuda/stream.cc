@@ -25,7 +25,7 @@ constexpr unsigned long kTimerSlack = 1'000;
 // because a GPU allocation may wait for running kernels.
 constexpr std::uint64_t kScratchBytesMin = std::uint64_t{1} << 20U;
 
-// Smaller copies from memory that is not pinned are left to the driver.
+// Smaller copies from and to memory that is not pinned are left to the driver.
 constexpr std::uint64_t kBounceBytesMin = std::uint64_t{1} << 20U;
 
 CUdeviceptr device_address(const std::byte* address) {
@@ -204,13 +204,18 @@ Result<> CudaStream::copy_in(CUdeviceptr to, std::span<const std::byte> source,
 
 Result<> CudaStream::copy_out(std::span<std::byte> to, CUdeviceptr from,
                               const std::stop_token& stop) {
+  BounceRing* ring = gpu_->bounce_ring();
   for (std::uint64_t at = 0; at < to.size();) {
     if (stop.stop_requested()) return fail(stopped(at, to.size()));
-    const auto bytes = first_part(to.data() + at, to.size() - at).bytes;
-    WSYNC_TRY(
-        submit(gpu_->cuda().cuMemcpyDtoHAsync(to.data() + at, from + at, bytes, stream_.get()),
-               "a copy from the GPU"));
-    at += bytes;
+    const auto part = first_part(to.data() + at, to.size() - at);
+    if (ring != nullptr && !part.is_pinned && part.bytes >= kBounceBytesMin)
+      WSYNC_TRY(ring->copy_back(to.subspan(at, part.bytes), from + at, stream_.get(), settle_limit_,
+                                stop));
+    else
+      WSYNC_TRY(submit(
+          gpu_->cuda().cuMemcpyDtoHAsync(to.data() + at, from + at, part.bytes, stream_.get()),
+          "a copy from the GPU"));
+    at += part.bytes;
   }
   return {};
 }

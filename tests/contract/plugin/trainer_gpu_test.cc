@@ -555,6 +555,7 @@ TEST_F(TrainerOnFailingGpu, DISABLED_MemoryCannotBePinned) {
   const auto given = on_gpu(bytes);
   const TensorInfo info{.name = "w", .dtype = DType::kU8, .shape = {bytes.size()}};
   test::capture_log();
+  const auto by_the_driver = calls_of("pageable copy");
   std::vector<std::shared_ptr<Snapshot>> held;
   for (std::uint64_t step = 1; step <= 3; ++step) {
     auto source = MemorySource::create({{.info = info, .bytes = given}}).value();
@@ -562,6 +563,7 @@ TEST_F(TrainerOnFailingGpu, DISABLED_MemoryCannotBePinned) {
     EXPECT_TRUE(std::ranges::equal(held.back()->data().first(bytes.size()), bytes));
   }
   const std::string said = test::captured_log();
+  EXPECT_EQ(calls_of("pageable copy"), by_the_driver) << "wsync's own buffers are faster";
   const auto first = said.find("cannot be pinned");
   ASSERT_NE(first, std::string::npos) << said;
   EXPECT_EQ(said.find("the memory into which weights"), said.rfind("the memory into which weights"))
