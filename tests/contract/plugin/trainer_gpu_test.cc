@@ -151,8 +151,8 @@ class TrainerGpu : public testing::Test {
     return wsync_trainer_error();
   }
   // A trainer with one tensor of the GPU.
-  void start_with(const void* data) {
-    ASSERT_EQ(create(), WSYNC_OK) << wsync_trainer_error();
+  void start_with(const void* data, std::vector<std::string> settings = {}) {
+    ASSERT_EQ(create(std::move(settings)), WSYNC_OK) << wsync_trainer_error();
     const auto given = tensor(data);
     ASSERT_EQ(wsync_trainer_add_tensor(trainer_, &given), WSYNC_OK) << wsync_trainer_error();
     ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
@@ -547,6 +547,30 @@ TEST_F(TrainerOnFailingGpu, AFaultInTheCopy) {
   EXPECT_EQ(run_again("TrainerOnFailingGpu.DISABLED_AFaultInTheCopy",
                       {"WSYNC_EMULATED_CUDA_FAULTS=copy:3:CUDA_ERROR_ILLEGAL_ADDRESS",
                        "WSYNC_EMULATED_CUDA_REPORT="}),  // to the error stream
+            0);
+}
+
+// Takes the minute after which a GPU is given up, so it is a test of its own (CMakeLists.txt).
+class TrainerOnHangingGpu : public TrainerOnFailingGpu {};
+
+TEST_F(TrainerOnHangingGpu, DISABLED_IsGivenUp) {
+  start_with(put(Bytes(kTensorBytes)), {"deadlines.publish=300s"});
+  wsync_publish publish = 0;
+  ASSERT_EQ(wsync_trainer_publish(trainer_, 0, &publish), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_publish(trainer_, 0, &publish), WSYNC_DEADLINE);
+  EXPECT_THAT(wsync_trainer_error(),
+              AllOf(HasSubstr("model.w"), HasSubstr("has not completed its work within 60")));
+  EXPECT_NE(wsync_trainer_publish(trainer_, 0, &publish), WSYNC_OK);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("cannot be used before this process is restarted"));
+  wsync_trainer_destroy(trainer_);
+  trainer_ = nullptr;
+  // The driver would wait for ever.
+  for (auto& memory : memories_) (void)memory.release();
+}
+
+TEST_F(TrainerOnHangingGpu, IsGivenUp) {
+  EXPECT_EQ(run_again("TrainerOnHangingGpu.DISABLED_IsGivenUp",
+                      {"WSYNC_EMULATED_CUDA_FAULTS=copy:3:hang", "WSYNC_EMULATED_CUDA_REPORT="}),
             0);
 }
 
