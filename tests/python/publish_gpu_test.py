@@ -124,6 +124,23 @@ class Publishing(unittest.TestCase):
         version.publish.wait(timeout=DEADLINE_S)
         equal(self, held, whole)
 
+    def test_two_ranks_publish_their_shards(self):
+        whole = weights_of(8)
+        held = empty_like(whole)
+        _, socket = self.fleet.sidecar()
+        self.fleet.serve(wsync.Replica(socket, "r0", held))
+        other = self.fleet.program(RANK, json.dumps(self.fleet.settings))
+
+        def mine(array):
+            return wsync.Shard(self.on_gpu({"": wsync.as_dtype(np.ascontiguousarray(array[:, :20]), "BF16")})[""], array.shape,
+                               [wsync.Range(1, 0, 20)])
+        shards = {name: mine(array) for name, array in whole.items()}
+        with wsync.Publisher(settings=self.fleet.settings, world_size=2) as publisher:
+            publisher.publish(shards, step=1).wait(timeout=DEADLINE_S)
+            code, _, said = self.fleet.end(other)
+        self.assertEqual(code, 0, said)
+        equal(self, held, whole)
+
     def test_the_stream_that_writes_the_weights_is_waited_for(self):
         weights = weights_of(0, shape=(1000, 1000))
         held = empty_like(weights)
@@ -228,6 +245,29 @@ class Publishing(unittest.TestCase):
         publisher.publish(on_gpu).wait(timeout=DEADLINE_S)
         equal(self, held, weights_of(2))
 
+
+# Rank 1, which has the other columns of each tensor.
+RANK = """
+import json
+import sys
+
+import numpy as np
+import wsync
+from package_fleet import weights_of
+from publish_gpu_test import PinningDriver, Weights
+
+driver = PinningDriver()
+shards, held = {}, []
+for name, array in weights_of(8).items():
+    held.append(Weights(driver, 0, (64, 12)))
+    held[-1].write(np.ascontiguousarray(array[:, 20:]))
+    shards[name] = wsync.Shard(held[-1], (64, 32), [wsync.Range(1, 20, 12)])
+with wsync.Publisher(settings=json.loads(sys.argv[1]), rank=1, world_size=2) as publisher:
+    publisher.publish(shards, step=1).wait(timeout=60)
+for one in held:
+    one.free()
+driver.close()
+"""
 
 # A trainer in a process of its own, which publishes the steps of its arguments. It says when a publish has ended, and when one has
 # submitted copies.
