@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <dlfcn.h>
@@ -34,14 +35,21 @@ Place place_of(const Described& described) {
   return place;
 }
 
+// Whether this process has loaded a driver of GPUs.
+bool has_driver() {
+  static std::atomic<bool> is_loaded = false;  // it stays so
+  if (is_loaded) return true;
+  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return false;
+  ::dlclose(driver);
+  is_loaded = true;
+  return true;
+}
+
 // kInvalidInput if this process cannot read host memory there, as if it were memory of a GPU.
 // Only where a driver of GPUs is loaded, so that others do not pay for the system call.
 Result<> check_readable(std::string_view tensor, std::span<const std::byte> bytes) {
-  static constexpr const char* kDriver = "libcuda.so.1";
-  if (bytes.empty()) return {};
-  void* driver = ::dlopen(kDriver, RTLD_LAZY | RTLD_NOLOAD);
-  if (driver == nullptr) return {};
-  ::dlclose(driver);
+  if (bytes.empty() || !has_driver()) return {};
   std::array<std::byte, 2> ends{};
   const iovec into{.iov_base = ends.data(), .iov_len = ends.size()};
   const std::array<iovec, 2> from{

@@ -256,6 +256,8 @@ void Draft::add_leaves(std::size_t part, const Place& place,
 }
 
 Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
+  failed = 0;
+  if (parts.empty()) return {};
   ClaimedAll all(*this);
   for (failed = 0; failed < parts.size(); ++failed) {
     const DraftPart& part = parts[failed];
