@@ -162,7 +162,12 @@ def main(arguments: List[str]) -> int:
     if not cache.is_file() or not re.search(r"^WSYNC_PLANTED:\w+=ON$", cache.read_text(encoding="utf-8"), re.MULTILINE):
         print(f"{build} was not configured with -DWSYNC_PLANTED=ON", file=sys.stderr)
         return 2
-    return check_faults(build, [case for case in cases if not faults or case.fault in faults])
+    cases = [case for case in cases if not faults or case.fault in faults]
+    if not (build / "tests" / "emulated_cuda" / "libcuda.so.1").exists():
+        without = [case.fault for case in cases if case.executable.endswith("_gpu")]
+        cases = [case for case in cases if case.fault not in without]
+        print("".join(f"not run: {fault} needs a build with CUDA\n" for fault in without), end="")
+    return check_faults(build, cases)
 
 
 if __name__ == "__main__":

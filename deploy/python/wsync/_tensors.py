@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Union
 
@@ -117,6 +117,8 @@ class Described(NamedTuple):
     ranges: tuple
     own: Any  # the array or tensor of this part; None: no memory
     address: Optional[int] = None  # of its bytes, if they are known to be in row-major order
+    gpu: Optional[int] = None  # the GPU on which they are; None: the memory of the host
+    stream: int = 0  # a CUstream whose submitted work comes first; 0: none
 
     def dense(self) -> tuple:
         """The address of the part's bytes in row-major order, and what keeps them alive. A copy, if the part is not contiguous."""
@@ -130,7 +132,7 @@ class Described(NamedTuple):
 
     def memory(self) -> Optional[tuple]:
         """What is equal for two names of the same memory (tied weights). None: it has no bytes."""
-        if 0 in self.own.shape:
+        if 0 in (self.own.shape if self.gpu is None else part_shape(self.shape, self.ranges)):
             return None
         if self.address is not None:
             return self.address, self.dtype, self.shape, self.ranges
@@ -203,8 +205,8 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def describe_all(tensors: Union[Mapping, Iterable]) -> list:
-    """`describe` of each tensor of a publish.
+def describe_all(tensors: Union[Mapping, Iterable], describe_one: Optional[Callable] = None) -> list:
+    """`describe` of each tensor of a publish. `describe_one`: in place of `describe`, and takes tensors of torch on GPUs too.
 
     A model has thousands of tensors, and each publish reads all of them. Most are whole arrays or tensors in row-major order, for
     which this reads only what is needed. `describe` looks closer at any other, and says what is wrong.
@@ -217,15 +219,20 @@ def describe_all(tensors: Union[Mapping, Iterable]) -> list:
         kind = type(given)
         if kind in tensor_types:
             dtype = _TORCH_DTYPES.get(given.dtype)
-            if dtype is not None and given.is_cpu and given.layout is strided and given.is_contiguous() and not given.is_neg():
-                described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr())))
-                continue
+            if dtype is not None and given.layout is strided and given.is_contiguous() and not given.is_neg():
+                if given.is_cpu:
+                    described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), None, 0)))
+                    continue
+                if given.is_cuda and describe_one is not None:
+                    gpu = given.device.index
+                    described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), gpu, 0)))
+                    continue
         elif (kind is np.ndarray or kind is Array) and given.flags.c_contiguous:
             dtype = _NAME_OF.get(given.dtype) if kind is np.ndarray or given._raw_name is None else given.dtype_name
             if dtype in _NUMPY or dtype in _RAW:
-                described.append(make(Described, (name, dtype, given.shape, (), given, core.address(given))))
+                described.append(make(Described, (name, dtype, given.shape, (), given, core.address(given), None, 0)))
                 continue
-        described.append(describe(name, given))
+        described.append((describe_one or describe)(name, given))
     return described
 
 
@@ -250,10 +257,7 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
             raise InvalidInput(f"tensor {name} is a description; its memory is needed here", tensor=name)
         storage_dtype(given.dtype)
         return Described(name, given.dtype, tuple(given.shape), tuple(Range(*r) for r in given.ranges), None)
-    shape: Optional[Sequence[int]] = None
-    ranges: tuple = ()
-    if isinstance(given, Shard):
-        shape, ranges, given = given.shape, tuple(Range(*r) for r in given.ranges), given.tensor
+    given, shape, ranges = parts_of(given)
     if is_torch(given):
         dtype, own_shape, own = _read_torch(name, given, writable)
     elif isinstance(given, (np.ndarray, np.generic)):
@@ -263,12 +267,25 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
     else:
         raise InvalidInput(f"tensor {name} is a {type(given).__name__}; expected an array of NumPy or a tensor of torch",
                            tensor=name)
+    return described_part(name, dtype, own_shape, shape, ranges, own)
+
+
+def parts_of(given: Any) -> tuple:
+    """What a user gives for a tensor, as (its part, the shape of the whole or None, its ranges)."""
+    if isinstance(given, Shard):
+        return given.tensor, given.shape, tuple(Range(*r) for r in given.ranges)
+    return given, None, ()
+
+
+def described_part(name: str, dtype: str, own_shape: tuple, shape: Optional[Sequence[int]], ranges: tuple, own: Any,
+                   address: Optional[int] = None) -> Described:
+    """The description of a part, whose shape is compared with what its ranges take of the whole."""
     whole = own_shape if shape is None else tuple(shape)
     expected = part_shape(whole, ranges) if all(0 <= r.dim < len(whole) for r in ranges) else None
     if expected is not None and expected != own_shape:
         raise InvalidInput(f"tensor {name}: the part has the shape {list(own_shape)}, its ranges {[tuple(r) for r in ranges]} of "
                            f"{list(whole)} have {list(expected)}", tensor=name)
-    return Described(name, dtype, whole, ranges, own)
+    return Described(name, dtype, whole, ranges, own, address)
 
 
 def pairs(tensors: Union[Mapping, Iterable]) -> Iterable:

@@ -10,10 +10,10 @@
 #include <thread>
 
 #include "inference_side/reload/pipeline_runner.h"
-#include "inference_side/sidecar/device_staging.h"
 #include "shared/base/bytes.h"
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
+#include "shared/device/registered_memory.h"
 #include "tests/support/misuse_report.h"
 
 namespace wsync::agent {
@@ -78,7 +78,7 @@ TEST(MemoryGate, NothingIsUnregisteredBesideABroadcast) {
     constexpr std::size_t kSliceBytes = 64 * limits::kKiB;
     alignas(4096) static std::array<std::byte, 8 * kSliceBytes> all;  // whole pages are registered
     do {
-      RegisteredMemory memory;
+      device::RegisteredMemory memory;
       for (std::size_t at = 0; at < all.size(); at += kSliceBytes) {
         auto slice = registering->register_host(std::span(all).subspan(at, kSliceBytes));
         EXPECT_TRUE(slice.has_value() && (*slice)->registered());
