@@ -250,10 +250,7 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
             raise InvalidInput(f"tensor {name} is a description; its memory is needed here", tensor=name)
         storage_dtype(given.dtype)
         return Described(name, given.dtype, tuple(given.shape), tuple(Range(*r) for r in given.ranges), None)
-    shape: Optional[Sequence[int]] = None
-    ranges: tuple = ()
-    if isinstance(given, Shard):
-        shape, ranges, given = given.shape, tuple(Range(*r) for r in given.ranges), given.tensor
+    given, shape, ranges = parts_of(given)
     if is_torch(given):
         dtype, own_shape, own = _read_torch(name, given, writable)
     elif isinstance(given, (np.ndarray, np.generic)):
@@ -263,12 +260,25 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
     else:
         raise InvalidInput(f"tensor {name} is a {type(given).__name__}; expected an array of NumPy or a tensor of torch",
                            tensor=name)
+    return described_part(name, dtype, own_shape, shape, ranges, own)
+
+
+def parts_of(given: Any) -> tuple:
+    """What a user gives for a tensor, as (its part, the shape of the whole or None, its ranges)."""
+    if isinstance(given, Shard):
+        return given.tensor, given.shape, tuple(Range(*r) for r in given.ranges)
+    return given, None, ()
+
+
+def described_part(name: str, dtype: str, own_shape: tuple, shape: Optional[Sequence[int]], ranges: tuple, own: Any,
+                   address: Optional[int] = None) -> Described:
+    """The description of a part, whose shape is compared with what its ranges take of the whole."""
     whole = own_shape if shape is None else tuple(shape)
     expected = part_shape(whole, ranges) if all(0 <= r.dim < len(whole) for r in ranges) else None
     if expected is not None and expected != own_shape:
         raise InvalidInput(f"tensor {name}: the part has the shape {list(own_shape)}, its ranges {[tuple(r) for r in ranges]} of "
                            f"{list(whole)} have {list(expected)}", tensor=name)
-    return Described(name, dtype, whole, ranges, own)
+    return Described(name, dtype, whole, ranges, own, address)
 
 
 def pairs(tensors: Union[Mapping, Iterable]) -> Iterable:
