@@ -94,7 +94,7 @@ carried_libraries() {
 # fill DIR: everything that the parts need, from the build in $folder.
 fill() {
   local programs=("$folder"/deploy/cli/{wsync,wsync-bench,wsync-engine} "$folder"/bench/gpu_probe)
-  programs+=("$folder"/tests/contract/{contract_cuda_device,contract_cuda_collective} "$folder"/tests/unit/unit_device)
+  programs+=("$folder"/tests/contract/contract_{cuda_device,cuda_collective,trainer_gpu} "$folder"/tests/unit/unit_device)
   rm -rf "$1"/{bin,lib,bench,deploy,tests,python,wheel}
   mkdir -p "$1"/{bin,lib,bench,deploy/cli,tests/scenario,tests/python,python}
   cp "${programs[@]}" "$1/bin"
@@ -218,6 +218,7 @@ run_probe() {
 run_tests() {
   run_case unit_device "$kit/bin/unit_device" --gtest_brief=1 --gtest_filter=-CudaFaults*:CudaDriver*:CudaLibrary*
   run_case gpu_device env WSYNC_TEST_GPU=1 "$kit/bin/contract_cuda_device"
+  run_case gpu_trainer env WSYNC_TEST_GPU=1 "$kit/bin/contract_trainer_gpu"
   if [ "$gpus" -ge 2 ]; then
     run_case gpu_collective env WSYNC_TEST_GPU=1 "$kit/bin/contract_cuda_collective" '--gtest_filter=-NcclFaults*'
   else

@@ -8,6 +8,9 @@
 #include "bench/gpu/timing.h"
 #include "shared/base/format.h"
 #include "shared/base/shared_memory.h"
+#include "trainer_side/publish/publisher.h"
+#include "trainer_side/publish/snapshot.h"
+#include "trainer_side/publish/trainer_gpus.h"
 
 namespace wsync::bench {
 namespace {
@@ -92,6 +95,7 @@ class Bench {
     return result;
   }
   [[nodiscard]] Result<nanoseconds> copy_in(unsigned times);
+  [[nodiscard]] Result<nanoseconds> publish(unsigned times);
   [[nodiscard]] Result<nanoseconds> run_batch(const Batch& batch, unsigned times,
                                               std::string_view what);
   [[nodiscard]] Result<nanoseconds> read_elsewhere(unsigned times);
@@ -105,6 +109,9 @@ class Bench {
   std::vector<SplitSum> sums_;
   std::unique_ptr<TimedStream> h2d_, reload_;
   std::unique_ptr<Reader> reader_;
+  std::shared_ptr<publish::TrainerGpus> gpus_ = std::make_shared<publish::TrainerGpus>();
+  std::shared_ptr<publish::Snapshotter> snapshotter_ = std::make_shared<publish::Snapshotter>(
+      publish::SnapshotterOptions{.arenas = 1, .threads = publish::Publisher::threads(0)});
   std::uint64_t expected_ = 0;
   Batch copied_, summed_;
 };
@@ -172,6 +179,27 @@ Result<nanoseconds> Bench::copy_in(unsigned times) {
   });
 }
 
+// The snapshot of a trainer whose weights are on the GPU, digest included. The next arena is made
+// writable between two publishes, as in a trainer.
+Result<nanoseconds> Bench::publish(unsigned times) {
+  const TensorInfo info{.name = "weights", .dtype = DType::kU8, .shape = {options_.bytes}};
+  nanoseconds taken{};
+  std::shared_ptr<publish::Snapshot> last;
+  for (unsigned i = 0; i < times; ++i) {
+    last.reset();
+    snapshotter_->prepare_next();
+    const TimePoint begin = now();
+    auto bytes = WSYNC_TRY(gpus_->bytes(options_.gpu, {from_->address(), options_.bytes}, 0));
+    auto source = WSYNC_TRY(publish::MemorySource::create({{.info = info, .bytes = bytes}}));
+    last = WSYNC_TRY(snapshotter_->take(
+        source, {.version = {.epoch = 1, .step = 1}, .deadline = begin + kGpuWorkDeadline}));
+    taken += now() - begin;
+  }
+  WSYNC_TRY(
+      same(WSYNC_TRY(expected_check(last->data().first(options_.bytes))), expected_, "publish"));
+  return taken;
+}
+
 Result<nanoseconds> Bench::run_batch(const Batch& batch, unsigned times, std::string_view what) {
   const auto taken = reload_->run(
       times, [&](device::Stream& stream) { return stream.copy_pieces(batch.pieces, sums_); });
@@ -192,6 +220,9 @@ std::vector<Contest> Bench::contests() {
       {.result = named("H2D", "cuMemcpyHtoDAsync, pinned by the driver", kH2DTarget),
        .ceiling = [this](unsigned times) { return ceilings_->host_to_device(times); },
        .ours = [this](unsigned times) { return copy_in(times); }},
+      {.result = named("publish", "cuMemcpyDtoHAsync, pinned by the driver", kPublishTarget),
+       .ceiling = [this](unsigned times) { return ceilings_->device_to_host(times); },
+       .ours = [this](unsigned times) { return publish(times); }},
       {.result = named("reload", "cuMemcpyAsync", kReloadTarget),
        .ceiling = copy,
        .ours = [this](unsigned times) { return run_batch(copied_, times, "reload"); }},

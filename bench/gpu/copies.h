@@ -1,5 +1,5 @@
-// Compares one GPU with its hardware limits: copies from pinned host memory, copies and sums on
-// the GPU, and copies out of another process's buffers.
+// Compares one GPU with its hardware limits: copies from pinned host memory, a trainer's snapshot
+// of weights on the GPU, copies and sums on the GPU, and copies out of another process's buffers.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,14 @@
 namespace wsync::bench {
 
 inline constexpr double kH2DTarget = 0.95;
+inline constexpr double kPublishTarget = 0.90;
 inline constexpr double kReloadTarget = 0.90;
 inline constexpr double kSumTarget = 0.80;
 
 // Pairs of samples of the upper limit and of the product, with the same bytes. Their order changes
 // with each round.
 struct CopyCase {
-  std::string name;     // "H2D", "reload", "sum", "reload in another process"
+  std::string name;     // "H2D", "publish", "reload", "sum", "reload in another process"
   std::string ceiling;  // the upper limit with which it is compared
   std::uint32_t gpu = 0;
   std::uint64_t bytes = 0;            // bytes per copy
@@ -46,7 +47,7 @@ struct CopyOptions {
 // Called with a label and the numbers of finished and of all steps.
 using OnGpuProgress = std::function<void(std::string_view label, unsigned done, unsigned total)>;
 
-// Every copy is also checked: kDigestMismatch if a check differs from the host's. Needs 2 * bytes
+// Every copy is also checked: kDigestMismatch if a check differs from the host's. Needs 3 * bytes
 // of pinned and pageable host memory and 5 * bytes on the GPU. Adds a line to `notes` if the host
 // memory could not be registered.
 [[nodiscard]] Result<std::vector<CopyCase>> run_copies(const CopyOptions& options,

@@ -109,6 +109,9 @@ constexpr std::array kScheduleCases{
 constexpr std::array kGpuCases{
     CaseText{"H2D", "Staged host memory is copied to the GPU", "GB/s", true,
              "cuMemcpyHtoDAsync, pinned by the driver"},
+    CaseText{"publish",
+             "A trainer's snapshot: weights on the GPU are copied to the arena, and summed", "GB/s",
+             true, "cuMemcpyDtoHAsync, pinned by the driver"},
     CaseText{"reload",
              "The pieces of an update are copied within the GPU; the same kernel sums them", "GB/s",
              true, "cuMemcpyAsync"},

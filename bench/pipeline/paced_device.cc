@@ -116,6 +116,9 @@ class PacedDevice final : public device::Device {
   [[nodiscard]] Result<std::unique_ptr<device::Event>> create_event() override {
     return inner_->create_event();
   }
+  [[nodiscard]] Result<> await_stream(std::uintptr_t native, TimePoint deadline) override {
+    return inner_->await_stream(native, deadline);
+  }
 
  private:
   std::unique_ptr<device::Device> inner_;

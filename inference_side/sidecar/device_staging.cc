@@ -1,19 +1,13 @@
 #include "inference_side/sidecar/device_staging.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
-#include "shared/base/weight_limits.h"
-#include "shared/device/memory_gate.h"
 
 namespace wsync::agent {
 namespace {
-
-// Unregistering a slice takes about 15 ms, for which a run may have to wait.
-constexpr std::size_t kSliceBytes = limits::kGiB;
 
 double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(now() - begin).count();
@@ -21,24 +15,19 @@ double seconds_since(TimePoint begin) {
 
 // The bytes stay where they are. A device that cannot pin them copies them all the same, but more
 // slowly.
-Result<std::shared_ptr<RegisteredMemory>> register_mapping(const reload::DeviceGroup& group,
-                                                           const staging::HeldVersion& version) {
+Result<std::shared_ptr<device::RegisteredMemory>> register_mapping(
+    const reload::DeviceGroup& group, const staging::HeldVersion& version) {
   const TimePoint begin = now();
   const std::span<const std::byte> bytes = version.mapping().bytes();
-  auto memory = std::make_shared<RegisteredMemory>();
+  auto memory = std::make_shared<device::RegisteredMemory>();
   std::string fallback;
   std::uint32_t fallen_back = 0;
   for (std::uint32_t d = 0; d < group.size(); ++d) {
-    bool is_registered = true;
-    for (std::size_t at = 0; at < bytes.size() && is_registered; at += kSliceBytes) {
-      const auto slice = bytes.subspan(at, std::min(kSliceBytes, bytes.size() - at));
-      auto made = group.device(reload::DeviceIndex{d}).register_host(slice);
-      if (!made) return fail(made.error().with_context("registering the staged bytes"));
-      is_registered = (*made)->registered();
-      if (!is_registered && fallback.empty()) fallback = (*made)->fallback();
-      memory->add(std::move(*made));
-    }
-    if (!is_registered) ++fallen_back;
+    auto why = memory->register_with(group.device(reload::DeviceIndex{d}), bytes);
+    if (!why) return fail(why.error().with_context("registering the staged bytes"));
+    if (why->empty()) continue;
+    if (fallback.empty()) fallback = *why;
+    ++fallen_back;
   }
   if (fallen_back > 0)
     log_warning(
@@ -51,18 +40,6 @@ Result<std::shared_ptr<RegisteredMemory>> register_mapping(const reload::DeviceG
   return memory;
 }
 
-// Goes with the mapping, and unregisters it just before.
-class EndOfMapping {
- public:
-  explicit EndOfMapping(std::shared_ptr<RegisteredMemory> memory) : memory_(std::move(memory)) {}
-  EndOfMapping(const EndOfMapping&) = delete;
-  EndOfMapping& operator=(const EndOfMapping&) = delete;
-  ~EndOfMapping() { memory_->end(); }
-
- private:
-  std::shared_ptr<RegisteredMemory> memory_;
-};
-
 }  // namespace
 
 Result<> DeviceStaging::prepare(DeviceVersion& out) {
@@ -72,7 +49,7 @@ Result<> DeviceStaging::prepare(DeviceVersion& out) {
   return {};
 }
 
-Result<std::shared_ptr<RegisteredMemory>> DeviceStaging::registered(
+Result<std::shared_ptr<device::RegisteredMemory>> DeviceStaging::registered(
     const staging::HeldVersion& version) {
   std::erase_if(registered_, [](const auto& entry) { return entry.second->ended(); });
   const std::byte* at = version.mapping().bytes().data();
@@ -83,39 +60,8 @@ Result<std::shared_ptr<RegisteredMemory>> DeviceStaging::registered(
   }
   auto memory = WSYNC_TRY(register_mapping(group_, version));
   registered_[at] = memory;
-  version.mapping().accompany(std::make_shared<const EndOfMapping>(memory));
+  version.mapping().accompany(device::end_of_mapping(memory));
   return memory;
-}
-
-void RegisteredMemory::add(std::unique_ptr<device::HostRegistration> slice) {
-  const std::lock_guard lock(mutex_);
-  if (!slice->registered()) complete_ = false;
-  slices_.push_back(std::move(slice));
-}
-
-bool RegisteredMemory::ended() const {
-  const std::lock_guard lock(mutex_);
-  return ended_;
-}
-
-std::size_t RegisteredMemory::slices() const {
-  const std::lock_guard lock(mutex_);
-  return slices_.size();
-}
-
-bool RegisteredMemory::complete() const {
-  const std::lock_guard lock(mutex_);
-  return complete_;
-}
-
-void RegisteredMemory::end() {
-  const std::lock_guard lock(mutex_);
-  ended_ = true;
-  for (auto& slice : slices_) {
-    const auto gate = device::MemoryGate::memory_call();
-    slice.reset();
-  }
-  slices_.clear();
 }
 
 DeviceStaging::DeviceStaging(Loop& loop, const reload::DeviceGroup& group)

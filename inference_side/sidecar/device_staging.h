@@ -10,49 +10,21 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
 
 #include "inference_side/reload/device_group.h"
 #include "inference_side/staging/store.h"
+#include "shared/device/registered_memory.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/worker.h"
 #include "shared/weights/bucket_plan.h"
 
 namespace wsync::agent {
 
-// A mapping that is registered with every device of the group, in slices. Each slice is
-// unregistered by itself while no run of the pipeline is on (memory_gate.h).
-//
-// Thread: any.
-class RegisteredMemory {
- public:
-  RegisteredMemory() = default;
-  ~RegisteredMemory() { end(); }
-  RegisteredMemory(const RegisteredMemory&) = delete;
-  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
-  void add(std::unique_ptr<device::HostRegistration> slice);
-  // Unregisters everything, while the devices and the memory still exist. When it returns, nothing
-  // is registered, also if another thread has called it first. It waits for the end of a run.
-  void end();
-  [[nodiscard]] bool ended() const;
-  [[nodiscard]] std::size_t slices() const;
-  // Whether every slice is registered with every device.
-  [[nodiscard]] bool complete() const;
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<device::HostRegistration>> slices_;  // under mutex_
-  bool complete_ = true;
-  bool ended_ = false;
-};
-
 // A version in the form that devices read. It keeps the version and its registrations alive.
 struct DeviceVersion {
   std::shared_ptr<const staging::HeldVersion> version;
   std::shared_ptr<const BucketPlan> buckets;  // buckets of the device buffers, not of the transfer
-  std::shared_ptr<const RegisteredMemory> memory;
+  std::shared_ptr<const device::RegisteredMemory> memory;
   Result<> usable;  // or the reason why it cannot be loaded
 };
 
@@ -78,7 +50,7 @@ class DeviceStaging {
     std::shared_ptr<const DeviceVersion> ready;
   };
   [[nodiscard]] Result<> prepare(DeviceVersion& out);
-  [[nodiscard]] Result<std::shared_ptr<RegisteredMemory>> registered(
+  [[nodiscard]] Result<std::shared_ptr<device::RegisteredMemory>> registered(
       const staging::HeldVersion& version);
   using Cell = std::shared_ptr<DeviceVersion>;  // shared by a computation and its completion
   void computed(std::uint64_t number, const std::function<void()>& on_ready);
@@ -90,7 +62,7 @@ class DeviceStaging {
   std::map<std::uint64_t, std::shared_ptr<Cell>> computing_;  // by number
   std::uint64_t next_ = 1;
   // By the first byte of the mapping. Used on the worker's thread, and here when that has ended.
-  std::map<const std::byte*, std::shared_ptr<RegisteredMemory>> registered_;
+  std::map<const std::byte*, std::shared_ptr<device::RegisteredMemory>> registered_;
   Worker worker_;  // declared last: it must end before the members that its work uses
 };
 

@@ -20,6 +20,8 @@ class Ceilings {
 
   // Copies from pinned memory of the driver to the GPU.
   [[nodiscard]] virtual Result<std::chrono::nanoseconds> host_to_device(unsigned times) = 0;
+  // Copies from the GPU to pinned memory of the driver.
+  [[nodiscard]] virtual Result<std::chrono::nanoseconds> device_to_host(unsigned times) = 0;
   // Copies within the GPU.
   [[nodiscard]] virtual Result<std::chrono::nanoseconds> device_copy(unsigned times) = 0;
   // Reads with a kernel that writes nothing back.

@@ -27,6 +27,8 @@ std::string_view stream_role_name(StreamRole role) noexcept {
       return "broadcast stream";
     case StreamRole::kReload:
       return "reload stream";
+    case StreamRole::kDeviceToHost:
+      return "D2H stream";
   }
   return "stream";
 }

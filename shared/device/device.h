@@ -110,8 +110,8 @@ class Event {
 };
 
 // The purpose of a stream. A backend maps it to a priority.
-enum class StreamRole : std::uint8_t { kHostToDevice, kBroadcast, kReload };
-// Returns "H2D stream", "broadcast stream" or "reload stream".
+enum class StreamRole : std::uint8_t { kHostToDevice, kBroadcast, kReload, kDeviceToHost };
+// Returns "H2D stream", "broadcast stream", "reload stream" or "D2H stream".
 [[nodiscard]] std::string_view stream_role_name(StreamRole role) noexcept;
 
 // Called once with the result of the preceding work: success, the stream's error, or kCancelled if
@@ -250,6 +250,11 @@ class Device {
       std::span<const std::byte> range) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<Stream>> create_stream(StreamRole role) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<Event>> create_event() = 0;
+  // Waits until the work is complete that other code of this process has submitted so far to a
+  // stream of its own. `native`, CUDA: a CUstream of the GPU's primary context, as a number; 1 is
+  // the legacy default stream, 2 the default stream of the calling thread. Errors are those of that
+  // work; kDeadline if it is not complete at `deadline`. Host devices have none: kInvalidInput.
+  [[nodiscard]] virtual Result<> await_stream(std::uintptr_t native, TimePoint deadline) = 0;
 
  protected:
   Device() = default;

@@ -76,7 +76,17 @@ def command_of(case: Case, build: pathlib.Path) -> List[str]:
             return [sys.executable, "-B", str(soak), case.test, wsync, str(build / "tests" / "soak" / "wsync_soak")]
         return [sys.executable, "-B", str(ROOT / "tests" / "scenario" / case.executable), case.test, wsync]
     built = [str(path) for path in build.glob(f"tests/**/{case.executable}") if path.is_file()]
-    return [*built, f"--gtest_filter={case.test}"] if built else []
+    emulated = ["env", *emulated_driver(build)] if case.executable.endswith("_gpu") else []
+    return [*emulated, *built, f"--gtest_filter={case.test}"] if built else []
+
+
+def emulated_driver(build: pathlib.Path) -> List[str]:
+    """Variables with which a program of the build uses the emulated driver; none if that is not built, as without cuda.h."""
+    driver = build / "tests" / "emulated_cuda" / "libcuda.so.1"
+    if not driver.exists():
+        return []
+    return [f"LD_LIBRARY_PATH={driver.parent.resolve()}", f"WSYNC_CUDA_LIBRARY={(build / 'deploy/cli/libwsync_cuda.so').resolve()}",
+            "WSYNC_EMULATED_CUDA_DELAY_US=3000"]
 
 
 def run(command: Sequence[str], fault: str) -> Run:
@@ -146,7 +156,12 @@ def main(arguments: List[str]) -> int:
     if not cache.is_file() or not re.search(r"^WSYNC_PLANTED:\w+=ON$", cache.read_text(encoding="utf-8"), re.MULTILINE):
         print(f"{build} was not configured with -DWSYNC_PLANTED=ON", file=sys.stderr)
         return 2
-    return check_faults(build, [case for case in cases if not faults or case.fault in faults])
+    cases = [case for case in cases if not faults or case.fault in faults]
+    if not emulated_driver(build):
+        without = [case.fault for case in cases if case.executable.endswith("_gpu")]
+        cases = [case for case in cases if case.fault not in without]
+        print("".join(f"not run: {fault} needs a build with CUDA\n" for fault in without), end="")
+    return check_faults(build, cases)
 
 
 if __name__ == "__main__":

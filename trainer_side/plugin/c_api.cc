@@ -11,14 +11,14 @@
 #include "shared/base/fork_guard.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
-#include "shared/base/weight_limits.h"
 #include "shared/config/sources.h"
 #include "shared/config/trainer_config.h"
-#include "trainer_side/plugin/rank_gather.h"
+#include "trainer_side/plugin/c_arguments.h"
 #include "trainer_side/plugin/trainer.h"
 #include "trainer_side/plugin/wsync/trainer.h"
 #include "trainer_side/publish/draft.h"
 #include "trainer_side/publish/first_draft.h"
+#include "trainer_side/publish/trainer_gpus.h"
 
 namespace {
 
@@ -122,53 +122,6 @@ Result<std::optional<std::chrono::milliseconds>> time_of(int timeout_ms) {
                      fmt::format("timeout_ms is {}, expected -1 or more", timeout_ms));
 }
 
-Result<std::variant<std::span<const std::byte>, wsync::publish::ReadTensor>> read_bytes(
-    const wsync_trainer_tensor& tensor, std::uint64_t bytes) {
-  if (tensor.data != nullptr) return std::span(static_cast<const std::byte*>(tensor.data), bytes);
-  if (tensor.read == nullptr) return wsync::publish::ReadTensor();
-  return wsync::publish::ReadTensor([read = tensor.read, user = tensor.user](
-                                        std::uint64_t offset,
-                                        std::span<std::byte> into) -> Result<> {
-    const int code = read(user, offset, into.data(), into.size());
-    if (code == 0) return {};
-    return wsync::fail(ErrorCode::kRefused, fmt::format("its read callback failed with {}", code));
-  });
-}
-
-Result<wsync::DType> dtype_argument(std::string_view tensor, const char* name) {
-  const auto dtype = wsync::parse_dtype(name);
-  if (dtype) return *dtype;
-  return wsync::fail(
-      ErrorCode::kInvalidInput,
-      fmt::format("tensor {}: dtype {} is unknown; use the names of safetensors", tensor, name));
-}
-
-Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
-  if (tensor.name == nullptr || tensor.dtype == nullptr)
-    return wsync::fail(ErrorCode::kInvalidInput, "a tensor needs a name and a dtype");
-  const auto refuse = [&](std::string_view what) {
-    return wsync::fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", tensor.name, what));
-  };
-  const auto dtype = WSYNC_TRY(dtype_argument(tensor.name, tensor.dtype));
-  if (tensor.shape_count > wsync::limits::kTensorRank)
-    return refuse(fmt::format("it has {} dimensions, at most {} are allowed", tensor.shape_count,
-                              wsync::limits::kTensorRank));
-  if (tensor.range_count > 1)
-    return refuse(fmt::format("it has {} ranges, at most 1 is allowed", tensor.range_count));
-  if ((tensor.shape == nullptr && tensor.shape_count != 0) ||
-      (tensor.ranges == nullptr && tensor.range_count != 0))
-    return refuse("its shape or ranges are NULL");
-  RankTensor out{.info = {.name = tensor.name, .dtype = dtype}};
-  out.info.shape.assign(tensor.shape, tensor.shape + tensor.shape_count);
-  if (tensor.range_count == 1)
-    out.range = wsync::publish::ShardRange{
-        .dim = tensor.ranges->dim, .begin = tensor.ranges->begin, .length = tensor.ranges->length};
-  const auto part = WSYNC_TRY(wsync::plugin::shard_info(out));
-  auto bytes = WSYNC_TRY(read_bytes(tensor, *part.byte_size()));
-  out.bytes = std::move(bytes);
-  return out;
-}
-
 // Whether a tensor can only be written between begin and end.
 bool has_no_bytes(const RankTensor& tensor) {
   const auto* read = std::get_if<wsync::publish::ReadTensor>(&tensor.bytes);
@@ -182,37 +135,6 @@ Result<> check_bytes(const std::vector<RankTensor>& tensors) {
                      fmt::format("tensor {}: both data and read are NULL, so it is published by "
                                  "wsync_trainer_begin and wsync_trainer_end only",
                                  without->info.name));
-}
-
-Result<wsync::publish::DraftPart> part_argument(const wsync_trainer_part& part) {
-  if (part.name == nullptr || part.dtype == nullptr)
-    return wsync::fail(ErrorCode::kInvalidInput, "a part needs a name and a dtype");
-  const auto refuse = [&](std::string_view what) {
-    return wsync::fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", part.name, what));
-  };
-  if ((part.shape == nullptr && part.shape_count != 0) ||
-      (part.ranges == nullptr && part.range_count != 0) ||
-      (part.scales == nullptr && part.scale_count != 0))
-    return refuse("its shape, ranges or scales are NULL");
-  if (part.range_count > 1)
-    return refuse(fmt::format("it has {} ranges, at most 1 is allowed", part.range_count));
-  if (part.compute_scales != 0 && part.scale_count != 0)
-    return refuse("scales are either given or computed");
-  wsync::publish::DraftPart out{.name = part.name};
-  out.dtype = WSYNC_TRY(dtype_argument(part.name, part.dtype));
-  out.shape.assign(part.shape, part.shape + part.shape_count);
-  if (part.range_count == 1)
-    out.range = wsync::publish::ShardRange{
-        .dim = part.ranges->dim, .begin = part.ranges->begin, .length = part.ranges->length};
-  const bool is_empty =
-      std::ranges::find(out.shape, 0U) != out.shape.end() || (out.range && out.range->length == 0);
-  if (part.data == nullptr && !is_empty) return refuse("its data is NULL");
-  out.data = static_cast<const std::byte*>(part.data);
-  if (part.compute_scales != 0)
-    out.scales = wsync::publish::ComputedScales{};
-  else if (part.scale_count != 0)
-    out.scales = wsync::publish::GivenScales{{part.scales, part.scale_count}};
-  return out;
 }
 
 void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
@@ -265,6 +187,9 @@ struct OpenDraft {
 struct wsync_trainer {
   wsync::HomeProcess home;
   std::uint32_t world_size = 1;
+  // Those of which memory is given; opened when the first is.
+  std::shared_ptr<wsync::publish::TrainerGpus> gpus =
+      std::make_shared<wsync::publish::TrainerGpus>();
   std::unique_ptr<wsync::plugin::Trainer> trainer;
   std::mutex mutex;
   std::vector<RankTensor> tensors;  // protected by mutex
@@ -335,7 +260,7 @@ wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer, const wsync_trainer_
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
     if (tensor == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "tensor is NULL");
-    auto read = WSYNC_TRY(read_tensor_argument(*tensor));
+    auto read = WSYNC_TRY(wsync::plugin::tensor_argument(*trainer->gpus, *tensor));
     const std::lock_guard lock(trainer->mutex);
     trainer->tensors.push_back(std::move(read));
     trainer->current.reset();
@@ -409,11 +334,11 @@ wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
     if (part == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "part is NULL");
-    const auto put = WSYNC_TRY(part_argument(*part));
+    const auto put = WSYNC_TRY(wsync::plugin::part_argument(*trainer->gpus, *part));
     const auto open = WSYNC_TRY(trainer->find(draft, fmt::format("tensor {}", put.name)));
     std::optional<wsync::DType> published;
     if (part->publish_dtype != nullptr)
-      published = WSYNC_TRY(dtype_argument(put.name, part->publish_dtype));
+      published = WSYNC_TRY(wsync::plugin::dtype_argument(put.name, part->publish_dtype));
     if (open.first) return open.first->put(put, published.value_or(put.dtype));
     if (published) WSYNC_TRY(open.draft->check_dtype(put.name, *published));
     return open.draft->put(put);
@@ -432,10 +357,10 @@ wsync_code wsync_trainer_put_all(wsync_trainer* trainer, wsync_draft draft,
     put.reserve(count);
     for (at = 0; at < count; ++at) {
       const wsync_trainer_part& part = parts[at];
-      put.push_back(WSYNC_TRY(part_argument(part)));
+      put.push_back(WSYNC_TRY(wsync::plugin::part_argument(*trainer->gpus, part)));
       std::optional<wsync::DType> published;
       if (part.publish_dtype != nullptr)
-        published = WSYNC_TRY(dtype_argument(part.name, part.publish_dtype));
+        published = WSYNC_TRY(wsync::plugin::dtype_argument(part.name, part.publish_dtype));
       if (open.first)
         WSYNC_TRY(open.first->put(put.back(), published.value_or(put.back().dtype)));
       else if (published)

@@ -33,6 +33,11 @@ class GatheredWeights final : public publish::WeightSource {
                                          std::span<std::byte> into) override {
     return source_.read_sum(tensor, place, into);
   }
+  [[nodiscard]] Result<> start(const publish::WritableArena& arena,
+                               const BucketPlan& plan) override {
+    return source_.start(arena, plan);
+  }
+  void finish() override { source_.finish(); }
 
  private:
   std::vector<ArenaView> views_;

@@ -12,6 +12,7 @@
 #include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/cast.h"
+#include "trainer_side/publish/part_failure.h"
 
 namespace wsync::publish {
 namespace {
@@ -195,6 +196,14 @@ struct Draft::Claimed {
 
 Result<> Draft::put(const DraftPart& part) {
   const Place place = WSYNC_TRY(place_of(part));
+  if (part.on_gpu) {
+    if (std::holds_alternative<std::monostate>(part.scales)) {
+      std::size_t failed = 0;
+      return put_all({&part, 1}, failed);
+    }
+    std::shared_ptr<std::vector<std::byte>> memory;
+    return put(WSYNC_TRY(on_host(part, memory)));
+  }
   const auto* given = std::get_if<GivenScales>(&part.scales);
   const bool is_plain = std::holds_alternative<std::monostate>(part.scales);
   if (!is_plain && (given == nullptr || given->values.size() != 1)) return put_blocks(part, place);
@@ -260,31 +269,55 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
     ++all.claimed;
   }
   std::vector<LeafOfPart> leaves;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto range = contiguous(all.places[i]);
-    if (!range) {
-      write(parts[i], all.places[i], 1.0F);
-      continue;
+  std::vector<LeafOfPart> converted;  // of parts on a GPU that have another dtype
+  // Copies from a GPU travel while this call writes what the host has. They end before the claims.
+  DeviceCopies copies(arena_->hold(), &arena_->arena()->region());
+  std::vector<std::size_t> in_rows;  // parts on a GPU that are no single run
+  WSYNC_TRY(start_copies(parts, all.places, copies, failed));
+  for (failed = 0; failed < parts.size(); ++failed) {
+    const auto range = contiguous(all.places[failed]);
+    const bool is_on_host = !parts[failed].on_gpu;
+    const bool is_copied = !is_on_host && has_dtype_of(parts[failed], all.places[failed]);
+    if (range) {
+      add_leaves(failed, all.places[failed], *range, is_on_host || is_copied ? leaves : converted);
+    } else if (is_on_host) {
+      write(parts[failed], all.places[failed], 1.0F);
+    } else if (is_copied) {
+      in_rows.push_back(failed);
+    } else {
+      std::shared_ptr<std::vector<std::byte>> memory;
+      write(WSYNC_TRY(on_host(parts[failed], memory)), all.places[failed], 1.0F);
     }
-    add_leaves(i, all.places[i], *range, leaves);
   }
   // A bucket of which this call writes all bytes is protected as soon as it has them, while other
   // threads write on: nothing else may be put there. The end of the version protects the others.
   std::vector<std::atomic<std::uint64_t>> bytes_left(plan_->bucket_count());
   for (const Piece& piece : plan_->pieces()) bytes_left[piece.bucket] += piece.bytes;
   all.is_protecting = true;
+  PartFailure failure;
   for_each_index(helpers_.get(), leaves.size(), [&](std::size_t i) {
     const LeafOfPart& leaf = leaves[i];
     const DraftPart& part = parts[leaf.part];
     const Slot& slot = slots_[all.places[leaf.part].tensor];
-    const std::uint64_t offset =
-        (leaf.begin - leaf.part_begin) * dtype_bits(part.dtype) / dtype_bits(slot.info.dtype);
-    write_leaf(part, slot, leaf.begin, leaf.end, part.data + offset, 1.0F);
+    if (part.on_gpu) {
+      if (failure.is_set() ||
+          !failure.keep(sum_when_copied(slot, leaf.begin, leaf.end, copies), leaf.part))
+        return;
+    } else {
+      const std::uint64_t offset =
+          (leaf.begin - leaf.part_begin) * dtype_bits(part.dtype) / dtype_bits(slot.info.dtype);
+      write_leaf(part, slot, leaf.begin, leaf.end, part.data + offset, 1.0F);
+    }
     const std::uint64_t bytes = leaf.end - leaf.begin;
     if (bytes_left[leaf.bucket].fetch_sub(bytes) == bytes)
       (void)arena_->lease().protect(plan_->bucket_offset(leaf.bucket),
                                     plan_->bucket_size(leaf.bucket));
   });
+  for (const std::size_t i : in_rows)
+    if (!failure.is_set()) (void)failure.keep(copies.wait(slots_[all.places[i].tensor].memory), i);
+  WSYNC_TRY(failure.result(parts, failed));
+  WSYNC_TRY(convert_from_gpu(parts, all.places, converted, failed));
+  failed = parts.size();
   all.is_written = true;
   return {};
 }
@@ -416,6 +449,10 @@ void Draft::write_leaf(const DraftPart& part, const Slot& slot, std::uint64_t be
                                 {.seed = place.seed, .position = begin + at});
     }
   }
+  keep_sum(slot, begin, sum);
+}
+
+void Draft::keep_sum(const Slot& slot, std::uint64_t begin, const WordSum& sum) {
   const auto index = static_cast<std::size_t>(&slot - slots_.data());
   const std::uint64_t leaf = first_leaf_[index] + begin / limits::kLeafBytes;
   sums_[leaf] = sum;

@@ -51,11 +51,12 @@ using Scales = std::variant<std::monostate, GivenScales, ComputedScales>;
 // Bytes that are put.
 struct DraftPart {
   std::string_view name;
-  DType dtype = DType::kBF16;        // of `data`
-  std::vector<std::uint64_t> shape;  // of the whole tensor
-  std::optional<ShardRange> range;   // of the whole tensor; none: all that this rank writes
-  const std::byte* data = nullptr;   // dense and row-major; borrowed during the call
-  Scales scales;                     // only if the tensor is F8_E4M3 and `data` is not
+  DType dtype = DType::kBF16;         // of `data`
+  std::vector<std::uint64_t> shape;   // of the whole tensor
+  std::optional<ShardRange> range;    // of the whole tensor; none: all that this rank writes
+  const std::byte* data = nullptr;    // dense and row-major; borrowed during the call
+  std::optional<DeviceBytes> on_gpu;  // in place of `data`
+  Scales scales;                      // only if the tensor is F8_E4M3 and `data` is not
 };
 
 // This class has more than 350 lines of methods, because each way to write a tensor claims its part
@@ -73,8 +74,9 @@ class Draft : public std::enable_shared_from_this<Draft> {
   // Converts the part to the dtype of its tensor and writes it. Errors, all with the tensor's name:
   // kNotFound for a name that the draft does not have; kInvalidInput for another shape, a range
   // outside of what this rank writes, a dtype that cannot be converted, scales that do not fit, a
-  // block without a finite scale, or a tensor that is written through its pointer; kRefused if a
-  // part of it was put already, or if the draft is sealed. After an error nothing counts as put.
+  // block without a finite scale, memory of a GPU that has been freed, or a tensor that is written
+  // through its pointer; kRefused if a part of it was put already, or if the draft is sealed;
+  // errors of the GPU. After an error nothing counts as put.
   [[nodiscard]] Result<> put(const DraftPart& part);
   // The same for several parts without scales, with the threads for all of them together: many
   // small tensors take as long as one large one. After an error none of them counts as put, and
@@ -154,7 +156,24 @@ class Draft : public std::enable_shared_from_this<Draft> {
                         std::uint64_t bytes, float scale);
   void write_leaf(const DraftPart& part, const Slot& slot, std::uint64_t begin, std::uint64_t end,
                   const std::byte* data, float scale);
+  void keep_sum(const Slot& slot, std::uint64_t begin, const WordSum& sum);
   [[nodiscard]] Result<> put_blocks(const DraftPart& part, const Place& place);
+  // Of parts in the memory of a GPU (draft_gpu.cc):
+  [[nodiscard]] bool has_dtype_of(const DraftPart& part, const Place& place) const;
+  [[nodiscard]] Result<> start_copies(std::span<const DraftPart> parts,
+                                      std::span<const Place> places, DeviceCopies& copies,
+                                      std::size_t& failed);
+  // The same part in memory of the host, which `memory` keeps.
+  [[nodiscard]] static Result<DraftPart> on_host(const DraftPart& part,
+                                                 std::shared_ptr<std::vector<std::byte>>& memory);
+  [[nodiscard]] Result<> add_rows(const DraftPart& part, const Place& place, DeviceCopies& copies);
+  // Bytes [begin, end) of the tensor, which lie in one leaf and come by these copies.
+  [[nodiscard]] Result<> sum_when_copied(const Slot& slot, std::uint64_t begin, std::uint64_t end,
+                                         DeviceCopies& copies);
+  [[nodiscard]] Result<> convert_from_gpu(std::span<const DraftPart> parts,
+                                          std::span<const Place> places,
+                                          std::span<const LeafOfPart> leaves, std::size_t& failed);
+  [[nodiscard]] Result<> prepare_pinning(const DeviceBytes& bytes);
 
   const std::shared_ptr<Snapshotter> snapshotter_;
   const std::shared_ptr<const Manifest> manifest_;  // of what this rank writes
@@ -165,6 +184,7 @@ class Draft : public std::enable_shared_from_this<Draft> {
   // Sums of leaves that were put; of its own leaf each writer. 1: valid.
   std::vector<WordSum> sums_;
   std::vector<std::uint8_t> is_summed_;
+  std::mutex pinning_;  // of a change of the arena's protection
   mutable std::mutex mutex_;
   bool is_sealed_ = false;              // under mutex_
   std::optional<WritableArena> arena_;  // until source()

@@ -20,7 +20,17 @@ Result<> FirstDraft::put(const DraftPart& part, DType published) {
     given.shape[part.range->dim] = part.range->length;
   }
   const std::uint64_t bytes = WSYNC_TRY(given.byte_size());
-  Kept kept{.part = part, .data = {part.data, part.data + bytes}, .scales = {}};
+  Kept kept{.part = part, .data = {}, .scales = {}};
+  if (part.on_gpu) {
+    // Kept on the host, like the others.
+    const auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+    if (auto copied = copy_to_host(*part.on_gpu, *memory, memory); !copied)
+      return fail(copied.error().with_context(fmt::format("tensor {}", part.name)));
+    kept.data = std::move(*memory);
+    kept.part.on_gpu.reset();
+  } else {
+    kept.data.assign(part.data, part.data + bytes);
+  }
   if (const auto* scales = std::get_if<GivenScales>(&part.scales))
     kept.scales.assign(scales->values.begin(), scales->values.end());
   const TensorInfo info{.name = given.name, .dtype = published, .shape = part.shape};

@@ -93,10 +93,9 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
       shard.begin = range.begin * view.unit_bytes;
       shard.bytes = range.length * view.unit_bytes;
     }
-    const auto* span = std::get_if<std::span<const std::byte>>(&part->bytes);
-    if (span != nullptr && span->size() != shard.bytes * rows)
+    if (const auto has = size_of(part->bytes); has && *has != shard.bytes * rows)
       return refuse(info, rank,
-                    fmt::format("it has {} bytes in memory, but its range needs {}", span->size(),
+                    fmt::format("it has {} bytes in memory, but its range needs {}", *has,
                                 shard.bytes * rows));
     shard.source = std::move(part->bytes);
     tensor.shards.push_back(std::move(shard));
@@ -129,6 +128,26 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
                   fmt::format("the ranges of all ranks end at byte {} of a row of {}", covered,
                               tensor.row_bytes));
   return tensor;
+}
+
+Result<> GatheredSource::start(const WritableArena& arena, const BucketPlan& plan) {
+  auto copies = std::make_unique<DeviceCopies>(arena.hold(), &arena.arena()->region());
+  for (std::uint32_t i = 0; i < tensors_.size(); ++i)
+    for (const Shard& shard : tensors_[i].shards) {
+      const auto* bytes = std::get_if<DeviceBytes>(&shard.source);
+      if (bytes == nullptr || bytes->range.empty()) continue;
+      const auto added =
+          copies->add(*bytes, 0,
+                      {.into = place_of(arena, plan, *manifest_, i).data() + shard.begin,
+                       .row_bytes = shard.bytes,
+                       .rows = bytes->range.size() / shard.bytes,
+                       .stride = tensors_[i].row_bytes});
+      if (!added)
+        return fail(added.error().with_context(
+            fmt::format("tensor {}, rank {}", manifest_->tensor(i).name, shard.rank)));
+    }
+  copies_ = std::move(copies);
+  return copies_->start();
 }
 
 template <class Take>
@@ -171,7 +190,10 @@ Result<WordSum> GatheredSource::read_sum(std::uint32_t index, const SumPlace& pl
       [&](const Shard& shard, std::uint64_t at, std::span<std::byte> part) -> Result<> {
         const auto* from = std::get_if<std::span<const std::byte>>(&shard.source);
         cuts_words |= next.position % kSumWordBytes != 0;
-        if (from == nullptr || cuts_words) {
+        if (!cuts_words && std::holds_alternative<DeviceBytes>(shard.source)) {
+          WSYNC_CHECK(copies_ != nullptr, "weights of a GPU are read between start() and finish()");
+          total += WSYNC_TRY(copies_->wait_and_sum(part, next));
+        } else if (from == nullptr || cuts_words) {
           WSYNC_TRY(read_part(shard, at, part));
           if (!cuts_words) total += word_sum(part, next);
         } else {
@@ -188,6 +210,10 @@ Result<> GatheredSource::read_part(const Shard& shard, std::uint64_t offset,
                                    std::span<std::byte> into) const {
   if (const auto* callback = std::get_if<ReadTensor>(&shard.source))
     return (*callback)(offset, into);
+  if (std::holds_alternative<DeviceBytes>(shard.source)) {
+    WSYNC_CHECK(copies_ != nullptr, "weights of a GPU are read between start() and finish()");
+    return copies_->wait(into);
+  }
   const auto from = std::get<std::span<const std::byte>>(shard.source);
   std::memcpy(into.data(), from.data() + offset, into.size());
   return {};

@@ -23,9 +23,9 @@ struct ShardRange {
 
 // What one rank holds of one tensor, row-major in the shape of its shard.
 struct RankTensor {
-  TensorInfo info;                                             // of the whole tensor
-  std::optional<ShardRange> range;                             // none: this rank holds all of it
-  std::variant<std::span<const std::byte>, ReadTensor> bytes;  // the span is borrowed
+  TensorInfo info;                  // of the whole tensor
+  std::optional<ShardRange> range;  // none: this rank holds all of it
+  TensorBytes bytes;
 };
 
 // Thread: see WeightSource.
@@ -43,13 +43,16 @@ class GatheredSource final : public WeightSource {
                               std::span<std::byte> into) override;
   [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                          std::span<std::byte> into) override;
+  // kInvalidInput, with tensor and rank, if memory of a GPU has been freed.
+  [[nodiscard]] Result<> start(const WritableArena& arena, const BucketPlan& plan) override;
+  void finish() override { copies_.reset(); }
 
  private:
   // The columns of one rank, with the tensor seen as `rows` x `row_bytes`.
   struct Shard {
     std::uint64_t begin = 0;  // bytes in a row of the whole tensor
     std::uint64_t bytes = 0;  // in a row of the shard
-    std::variant<std::span<const std::byte>, ReadTensor> source;
+    TensorBytes source;
     std::uint32_t rank = 0;
   };
   struct Tensor {
@@ -68,7 +71,8 @@ class GatheredSource final : public WeightSource {
                                    std::span<std::byte> into) const;
 
   std::shared_ptr<const Manifest> manifest_;
-  std::vector<Tensor> tensors_;  // in manifest order
+  std::vector<Tensor> tensors_;           // in manifest order
+  std::unique_ptr<DeviceCopies> copies_;  // from GPUs, between start() and finish()
 };
 
 }  // namespace wsync::publish

@@ -246,7 +246,19 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   }
 
   const TimePoint begun = now();
-  if (!is_written) WSYNC_TRY(written->lease().unprotect());
+  // Before the arena is given away on any path, nothing of the source may write it any more.
+  struct Finish {
+    ~Finish() {
+      if (source != nullptr) source->finish();
+    }
+    WeightSource* source = nullptr;
+  } finish;
+  if (!is_written) {
+    WSYNC_TRY(written->lease().unprotect());
+    finish.source = &source;
+    if (const Result<> started = source.start(*written, plan); !started)
+      return fail(started.error().with_context(snapshot_name(request.version)));
+  }
   Copier copier(source, plan, written->lease(), request);
   auto digests = copier.run(is_written && source.is_summed() ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));

@@ -15,6 +15,33 @@ Result<WordSum> WeightSource::read_sum(std::uint32_t tensor, const SumPlace& pla
   return word_sum(into, place);
 }
 
+std::optional<std::uint64_t> size_of(const TensorBytes& bytes) noexcept {
+  if (const auto* host = std::get_if<std::span<const std::byte>>(&bytes)) return host->size();
+  if (const auto* gpu = std::get_if<DeviceBytes>(&bytes)) return gpu->range.size();
+  return std::nullopt;
+}
+
+std::span<std::byte> place_of(const WritableArena& arena, const BucketPlan& plan,
+                              const Manifest& manifest, std::uint32_t tensor) {
+  const auto pieces = plan.tensor_pieces(tensor);
+  const std::uint64_t begin = pieces.empty() ? 0 : plan.arena_offset(pieces.front());
+  return arena.data().subspan(begin, manifest.byte_size(tensor));
+}
+
+Result<> MemorySource::start(const WritableArena& arena, const BucketPlan& plan) {
+  auto copies = std::make_unique<DeviceCopies>(arena.hold(), &arena.arena()->region());
+  for (std::uint32_t tensor = 0; tensor < bytes_.size(); ++tensor) {
+    const auto* bytes = std::get_if<DeviceBytes>(&bytes_[tensor]);
+    if (bytes == nullptr) continue;
+    const auto into = place_of(arena, plan, *manifest_, tensor);
+    const auto added = copies->add(
+        *bytes, 0, {.into = into.data(), .row_bytes = into.size(), .rows = 1, .stride = 0});
+    if (!added) return fail(added.error().with_context("tensor " + manifest_->tensor(tensor).name));
+  }
+  copies_ = std::move(copies);
+  return copies_->start();
+}
+
 Result<MemorySource> MemorySource::create(std::vector<MemoryTensor> tensors) {
   std::vector<TensorInfo> infos;
   infos.reserve(tensors.size());
@@ -27,11 +54,11 @@ Result<MemorySource> MemorySource::create(std::vector<MemoryTensor> tensors) {
     const auto index = source.manifest_->find(tensor.info.name);
     WSYNC_CHECK(index.has_value(), "a manifest has the tensors that it was made from");
     const std::uint64_t needed = source.manifest_->byte_size(*index);
-    const auto* span = std::get_if<std::span<const std::byte>>(&tensor.bytes);
-    if (span != nullptr && span->size() != needed)
+    const auto has = size_of(tensor.bytes);
+    if (has && *has != needed)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("tensor {} has {} bytes in memory, but its shape needs {}",
-                              describe(tensor.info), span->size(), needed));
+                              describe(tensor.info), *has, needed));
     source.bytes_[*index] = std::move(tensor.bytes);
   }
   return source;
@@ -43,6 +70,8 @@ Result<> MemorySource::read(std::uint32_t tensor, std::uint64_t offset, std::spa
     if (!done) return fail(done.error().with_context(manifest_->tensor(tensor).name));
     return {};
   }
+  if (std::holds_alternative<DeviceBytes>(bytes_[tensor]))
+    return fail(ErrorCode::kInternal, "weights of a GPU are read with their sum only");
   const auto from = std::get<std::span<const std::byte>>(bytes_[tensor]);
   std::memcpy(into.data(), from.data() + offset, into.size());
   return {};
@@ -50,6 +79,12 @@ Result<> MemorySource::read(std::uint32_t tensor, std::uint64_t offset, std::spa
 
 Result<WordSum> MemorySource::read_sum(std::uint32_t tensor, const SumPlace& place,
                                        std::span<std::byte> into) {
+  if (std::holds_alternative<DeviceBytes>(bytes_[tensor])) {
+    WSYNC_CHECK(copies_ != nullptr, "weights of a GPU are read between start() and finish()");
+    auto sum = copies_->wait_and_sum(into, place);
+    if (!sum) return fail(sum.error().with_context(manifest_->tensor(tensor).name));
+    return sum;
+  }
   const auto* from = std::get_if<std::span<const std::byte>>(&bytes_[tensor]);
   if (from == nullptr) return WeightSource::read_sum(tensor, place, into);
   return copy_streaming_sum(into, from->subspan(place.position, into.size()), place);

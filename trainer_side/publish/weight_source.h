@@ -12,7 +12,9 @@
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/word_sum.h"
+#include "shared/weights/bucket_plan.h"
 #include "shared/weights/manifest.h"
+#include "trainer_side/publish/device_copies.h"
 #include "trainer_side/publish/writable_arena.h"
 
 namespace wsync::publish {
@@ -32,6 +34,15 @@ class WeightSource {
   // The arena in which the bytes of this source are already, where the bucket plan places them, if
   // there is one. Called once, before the first read. `into` of every read then lies in it.
   [[nodiscard]] virtual std::optional<WritableArena> take_arena() { return std::nullopt; }
+  // Called once, before the first read, unless the source had an arena: reads of `tensor` will go
+  // to where `plan` places it in this arena. A source whose bytes are not in the memory of the host
+  // begins to copy them there now.
+  [[nodiscard]] virtual Result<> start(const WritableArena& /*arena*/, const BucketPlan& /*plan*/) {
+    return {};
+  }
+  // Called once after start(), also if that or a read has failed: when it returns, the source
+  // writes nothing into the arena any more.
+  virtual void finish() {}
   // Called once, after the last read, with the digest of all that was read. An error
   // (kDigestMismatch) means that these are not the bytes that the source promises, so that nobody
   // gets them.
@@ -44,16 +55,22 @@ class WeightSource {
 // Fills `into` with bytes from `offset` of one tensor. May be called by several threads at a time.
 using ReadTensor = std::function<Result<>(std::uint64_t offset, std::span<std::byte> into)>;
 
-// A tensor in the trainer's memory, or behind a callback.
+// Bytes of a tensor: in the trainer's memory (borrowed), behind a callback, or in the memory of a
+// GPU, where they stay valid until the snapshot is taken.
+using TensorBytes = std::variant<std::span<const std::byte>, ReadTensor, DeviceBytes>;
+// Returns the number of bytes, or std::nullopt for a callback.
+[[nodiscard]] std::optional<std::uint64_t> size_of(const TensorBytes& bytes) noexcept;
+
+// A tensor of the trainer.
 struct MemoryTensor {
   TensorInfo info;
-  std::variant<std::span<const std::byte>, ReadTensor> bytes;  // the span is borrowed
+  TensorBytes bytes;
 };
 
 // The tensors of a running trainer. Thread: see WeightSource.
 class MemorySource final : public WeightSource {
  public:
-  // Returns kInvalidInput as Manifest::create, and if the size of a span differs from that of its
+  // Returns kInvalidInput as Manifest::create, and if the size of bytes differs from that of their
   // tensor.
   [[nodiscard]] static Result<MemorySource> create(std::vector<MemoryTensor> tensors);
   [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
@@ -63,11 +80,19 @@ class MemorySource final : public WeightSource {
                               std::span<std::byte> into) override;
   [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                          std::span<std::byte> into) override;
+  // kInvalidInput, with the tensor, if memory of a GPU has been freed.
+  [[nodiscard]] Result<> start(const WritableArena& arena, const BucketPlan& plan) override;
+  void finish() override { copies_.reset(); }
 
  private:
   MemorySource() = default;
   std::shared_ptr<const Manifest> manifest_;
-  std::vector<std::variant<std::span<const std::byte>, ReadTensor>> bytes_;  // in manifest order
+  std::vector<TensorBytes> bytes_;        // in manifest order
+  std::unique_ptr<DeviceCopies> copies_;  // from GPUs, between start() and finish()
 };
+
+// Where a tensor lies in an arena.
+[[nodiscard]] std::span<std::byte> place_of(const WritableArena& arena, const BucketPlan& plan,
+                                            const Manifest& manifest, std::uint32_t tensor);
 
 }  // namespace wsync::publish

@@ -19,6 +19,11 @@ class WritableArena {
   [[nodiscard]] const std::shared_ptr<SharedArena>& arena() const noexcept { return arena_; }
   [[nodiscard]] WriteLease& lease() noexcept { return lease_; }
   [[nodiscard]] const WriteLease& lease() const noexcept { return lease_; }
+  // As long as this exists, the memory stays mapped, and no holder gets the arena.
+  [[nodiscard]] std::shared_ptr<const void> hold() const {
+    return std::make_shared<const std::pair<std::shared_ptr<SharedArena>, std::shared_ptr<void>>>(
+        arena_, claim_);
+  }
   // Writable.
   [[nodiscard]] std::span<std::byte> data() const noexcept { return lease_.data(); }
 

@@ -85,7 +85,10 @@ struct ReadParts {
                        .data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(part[5])),
                        .scales = nullptr,
                        .scale_count = 0,
-                       .compute_scales = 0});
+                       .compute_scales = 0,
+                       .data_on = part[6].is_none() ? WSYNC_DEVICE_HOST : WSYNC_DEVICE_CUDA,
+                       .gpu = part[6].is_none() ? 0 : nb::cast<int>(part[6]),
+                       .stream = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(part[7]))});
     }
     // Only now, because the lists move when they grow.
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -107,7 +110,8 @@ class Draft {
   void put(const std::string& name, const std::string& dtype,
            const std::optional<std::string>& publish_dtype, const Shape& shape,
            const std::optional<Range>& range, std::uintptr_t data, std::uintptr_t scales,
-           std::size_t scale_count, bool compute_scales) {
+           std::size_t scale_count, bool compute_scales, std::optional<int> gpu,
+           std::uintptr_t stream) {
     Failure failure;
     {
       const WithoutGil unlocked;
@@ -123,7 +127,10 @@ class Draft {
           .data = reinterpret_cast<const void*>(data),
           .scales = reinterpret_cast<const float*>(scales),
           .scale_count = scale_count,
-          .compute_scales = compute_scales ? 1 : 0};
+          .compute_scales = compute_scales ? 1 : 0,
+          .data_on = gpu ? WSYNC_DEVICE_CUDA : WSYNC_DEVICE_HOST,
+          .gpu = gpu.value_or(0),
+          .stream = reinterpret_cast<const void*>(stream)};
       failure = while_open(
           name, [&](wsync_trainer* trainer) { return wsync_trainer_put(trainer, id_, &part); });
     }
@@ -131,8 +138,8 @@ class Draft {
   }
 
   // Writes parts in the dtype of their tensors. `given` has tuples of name, dtype, shape of the
-  // whole tensor, ranges, array and address (Described of wsync/_tensors.py), which keep the arrays
-  // alive. Returns the failure and the index of the part that it is about.
+  // whole tensor, ranges, array, address, GPU and stream (Described of wsync/_tensors.py), which
+  // keep the arrays alive. Returns the failure and the index of the part that it is about.
   std::tuple<int, std::string, std::size_t> put_all(const nb::list& given) {
     const ReadParts read(given);
     const std::vector<wsync_trainer_part>& parts = read.parts;
@@ -300,7 +307,10 @@ class Trainer {
                                         .range_count = part_range ? 1U : 0U,
                                         .data = nullptr,
                                         .read = nullptr,
-                                        .user = nullptr};
+                                        .user = nullptr,
+                                        .data_on = WSYNC_DEVICE_HOST,
+                                        .gpu = 0,
+                                        .stream = nullptr};
       return wsync_trainer_add_tensor(trainer, &tensor);
     });
   }
@@ -402,7 +412,8 @@ void bind_trainer(nb::module_& module) {
   nb::class_<Draft>(module, "Draft")
       .def("put", &Draft::put, nb::arg("name"), nb::arg("dtype"), nb::arg("publish_dtype").none(),
            nb::arg("shape"), nb::arg("range").none(), nb::arg("data"), nb::arg("scales"),
-           nb::arg("scale_count"), nb::arg("compute_scales"))
+           nb::arg("scale_count"), nb::arg("compute_scales"), nb::arg("gpu").none(),
+           nb::arg("stream"))
       .def("put_all", &Draft::put_all, nb::arg("parts"))
       .def("map", &Draft::map, nb::arg("name"))
       .def("end", &Draft::end)

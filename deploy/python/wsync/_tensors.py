@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Union
 
@@ -117,6 +117,8 @@ class Described(NamedTuple):
     ranges: tuple
     own: Any  # the array or tensor of this part; None: no memory
     address: Optional[int] = None  # of its bytes, if they are known to be in row-major order
+    gpu: Optional[int] = None  # the GPU on which they are; None: the memory of the host
+    stream: int = 0  # a CUstream whose submitted work comes first; 0: none
 
     def dense(self) -> tuple:
         """The address of the part's bytes in row-major order, and what keeps them alive. A copy, if the part is not contiguous."""
@@ -130,7 +132,7 @@ class Described(NamedTuple):
 
     def memory(self) -> Optional[tuple]:
         """What is equal for two names of the same memory (tied weights). None: it has no bytes."""
-        if 0 in self.own.shape:
+        if 0 in (self.own.shape if self.gpu is None else part_shape(self.shape, self.ranges)):
             return None
         if self.address is not None:
             return self.address, self.dtype, self.shape, self.ranges
@@ -203,8 +205,8 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def describe_all(tensors: Union[Mapping, Iterable]) -> list:
-    """`describe` of each tensor of a publish.
+def describe_all(tensors: Union[Mapping, Iterable], describe_one: Optional[Callable] = None) -> list:
+    """`describe` of each tensor of a publish. `describe_one`: in place of `describe`, and takes tensors of torch on GPUs too.
 
     A model has thousands of tensors, and each publish reads all of them. Most are whole arrays or tensors in row-major order, for
     which this reads only what is needed. `describe` looks closer at any other, and says what is wrong.
@@ -217,15 +219,20 @@ def describe_all(tensors: Union[Mapping, Iterable]) -> list:
         kind = type(given)
         if kind in tensor_types:
             dtype = _TORCH_DTYPES.get(given.dtype)
-            if dtype is not None and given.is_cpu and given.layout is strided and given.is_contiguous() and not given.is_neg():
-                described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr())))
-                continue
+            if dtype is not None and given.layout is strided and given.is_contiguous() and not given.is_neg():
+                if given.is_cpu:
+                    described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), None, 0)))
+                    continue
+                if given.is_cuda and describe_one is not None:
+                    gpu = given.device.index
+                    described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), gpu, 0)))
+                    continue
         elif (kind is np.ndarray or kind is Array) and given.flags.c_contiguous:
             dtype = _NAME_OF.get(given.dtype) if kind is np.ndarray or given._raw_name is None else given.dtype_name
             if dtype in _NUMPY or dtype in _RAW:
-                described.append(make(Described, (name, dtype, given.shape, (), given, core.address(given))))
+                described.append(make(Described, (name, dtype, given.shape, (), given, core.address(given), None, 0)))
                 continue
-        described.append(describe(name, given))
+        described.append((describe_one or describe)(name, given))
     return described
 
 

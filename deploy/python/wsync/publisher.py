@@ -1,6 +1,7 @@
 """Publishing weights from a trainer."""
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -8,6 +9,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from . import _tensors
+from ._device_memory import device_memory
 from ._errors import Busy, Code, Error, InvalidInput, make
 from ._exit import close_at_exit
 from ._native import core
@@ -47,6 +49,30 @@ def _range(name: str, ranges: Sequence) -> Optional[tuple]:
     return tuple(Range(*ranges[0])) if ranges else None
 
 
+def _describe(name: str, given: Any, gpu: int, with_memory: bool = True) -> _tensors.Described:
+    """`_tensors.describe`, and the same for tensors of torch on GPUs and for objects with `__cuda_array_interface__`. `gpu`: of
+    objects that do not say it."""
+    own, shape, ranges = _tensors.parts_of(given)
+    is_torch = _tensors.is_torch(own)
+    if is_torch and own.device.type == "cuda" and not hasattr(own, "to_local"):
+        own = own.detach().resolve_conj().resolve_neg().contiguous()
+    try:
+        memory = None if is_torch and own.device.type != "cuda" or hasattr(own, "to_local") else device_memory(own)
+    except InvalidInput as failure:
+        raise InvalidInput(f"tensor {name}: {failure}", tensor=name) from None
+    if memory is None:
+        return describe(name, given, memory=with_memory)
+    described = _tensors.described_part(name, memory.dtype, memory.shape, shape, ranges, own, memory.pointer)
+    # The stream of torch is waited for once for all of its tensors.
+    return described._replace(gpu=gpu if memory.gpu is None else memory.gpu, stream=0 if is_torch else memory.stream or 0)
+
+
+def _wait_for_torch(described: Iterable[_tensors.Described]) -> None:
+    """Waits for what the current streams of torch still do with these tensors."""
+    for gpu in {one.gpu for one in described if one.gpu is not None and _tensors.is_torch(one.own)}:
+        sys.modules["torch"].cuda.current_stream(gpu).synchronize()
+
+
 _NO_SCALES = np.empty(0, np.float32)
 
 
@@ -56,7 +82,7 @@ def _put(raw: "core.Draft", part: _tensors.Described, dtype: Optional[str] = Non
     address, owner = part.dense()
     try:
         raw.put(part.name, part.dtype, dtype, list(part.shape), _range(part.name, part.ranges), address, scales.ctypes.data,
-                scales.size, compute_scales)
+                scales.size, compute_scales, part.gpu, part.stream)
     except Error as failure:
         failure.tensor = part.name
         raise
@@ -160,7 +186,8 @@ class Draft:
 
         Args:
             name: the name that the engines have.
-            tensor: an array of NumPy or a tensor of torch in the memory of the host.
+            tensor: an array of NumPy, a tensor of torch in the memory of the host or of a GPU, or an object with
+                `__cuda_array_interface__`. Memory of a GPU is copied to the host as it is, and converted there.
             dtype: the dtype that is published, as in safetensors. None: as described, or that of the tensor. F32, F16 and BF16 are
                 converted into each other and to F8_E4M3, rounded to nearest, ties to even.
             scales: for F8_E4M3; a published value times its scale is the weight. A number: the scale of the whole part. An array
@@ -180,7 +207,8 @@ class Draft:
             raise InvalidInput(f"tensor {name}: ranges need the shape of the whole tensor", tensor=name)
         if shape is not None:
             tensor = _tensors.Shard(tensor, shape, ranges)
-        part = describe(name, tensor)
+        part = _describe(name, tensor, self._publisher._gpu)
+        _wait_for_torch([part])
         computes = isinstance(scales, str)
         if computes and scales != "compute":
             raise InvalidInput(f"tensor {name}: scales is '{scales}', expected 'compute', a number or an array of float32",
@@ -257,6 +285,7 @@ class Publisher:
         settings: a mapping such as {"bucket_bytes": "8MiB", "deadlines": {"publish": "30s"}}, or "key=value" texts. They override
             the environment (WSYNC_KEY) and the file.
         rank, world_size: of this process among those that publish one model.
+        gpu: the number of the GPU on which objects with `__cuda_array_interface__` are, if they do not say it themselves.
 
     Raises:
         InvalidInput: a setting breaks a rule; for an unknown key the sentence has the most similar known one.
@@ -264,7 +293,8 @@ class Publisher:
     """
 
     def __init__(self, config: Optional[str] = None, settings: Union[Mapping[str, Any], Iterable[str], None] = None, rank: int = 0,
-                 world_size: int = 1):
+                 world_size: int = 1, *, gpu: int = 0):
+        self._gpu = gpu
         self._raw = core.Trainer(None if config is None else str(config), _texts(settings), rank, world_size)
         self._layout: Optional[list] = None  # as described to the library; None: by nobody, or by the parts of a version
         self._known: dict = {}  # name -> (dtype, shape of this rank's part)
@@ -284,7 +314,7 @@ class Publisher:
             tensors: a mapping, or (name, value) pairs, with arrays, tensors, `Shard`s or `Spec`s as values. Only dtype, shape and
                 ranges are used.
         """
-        self._describe([describe(name, given, memory=False) for name, given in pairs(tensors)])
+        self._describe([_describe(name, given, self._gpu, with_memory=False) for name, given in pairs(tensors)])
 
     def _describe(self, tensors: list, dtypes: Optional[dict] = None) -> None:
         if dtypes:
@@ -308,13 +338,15 @@ class Publisher:
                 tied: str = "once") -> Publish:
         """Publishes the current weights. Returns when they may change again; the version travels meanwhile.
 
-        The weights are copied once, straight to where the engines read them. A tensor that is not contiguous in row-major order is
-        first copied as a whole. It waits for no sidecar and no engine. Ctrl-C ends it, and the weights may change at once: nothing
-        is published, unless every tensor had been written already.
+        The weights are copied once, straight to where the engines read them, also from the memory of a GPU. A tensor that is not
+        contiguous in row-major order is first copied as a whole, where it is. The work of the current stream of torch, or of the
+        stream that `__cuda_array_interface__` names, is waited for. It waits for no sidecar and no engine. Ctrl-C ends it, and the
+        weights may change at once: nothing is published, unless every tensor had been written already.
 
         Args:
             tensors: a mapping of names to tensors (`model.state_dict()`), an iterable of (name, tensor), or an object with
-                `state_dict()`. Tensors are arrays of NumPy, tensors of torch in the memory of the host, or a `Shard` of either.
+                `state_dict()`. Tensors are arrays of NumPy, tensors of torch in the memory of the host or of a GPU, objects with
+                `__cuda_array_interface__`, or a `Shard` of one of them.
             step: the number of the training step, greater than those before. None: the next free one (one rank only). With several
                 ranks, all of them publish each step under the same number.
             dtype: the dtype that is published: one name for all tensors of F32, F16 or BF16, or a mapping from names of tensors.
@@ -327,15 +359,16 @@ class Publisher:
         Raises:
             Busy: no memory is free, because processes still read older versions, which the sentence names; or another thread
                 publishes. The next publish may succeed.
-            InvalidInput: a tensor cannot be published; `error.tensor` is its name.
-            Refused: another rank or the inference side refuses.
+            InvalidInput: a tensor cannot be published, for example because it is not memory of the GPU that it names;
+                `error.tensor` is its name.
+            Refused: there is no libwsync_cuda.so, no driver, or no such GPU; another rank or the inference side refuses.
         """
         if tied not in ("every", "once"):
             raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
         number = _step(step)
         self._raw.check()
         with _tensors.collector_paused():
-            described = _tensors.describe_all(tensors)
+            described = _tensors.describe_all(tensors, lambda name, given: _describe(name, given, self._gpu))
             if tied == "once":
                 described = _tensors.without_tied(described)
         if isinstance(dtype, str):
@@ -348,6 +381,7 @@ class Publisher:
             with _tensors.collector_paused():
                 self._describe(described, dtypes)
             raw = self._raw.begin(number)
+            _wait_for_torch(described)
             with Draft(self, raw, self._known) as draft:
                 _put_all(raw, described)
             return draft.publish

@@ -62,12 +62,6 @@ typedef enum {
   WSYNC_STATE_TAINTED = 4 /* the memory belongs to no version */
 } wsync_state;
 
-/* Where the destinations of a rank's tensors are. */
-typedef enum {
-  WSYNC_DEVICE_HOST = 0,
-  WSYNC_DEVICE_CUDA = 1 /* in the memory of a GPU; WSYNC_TAKE_PIECES only */
-} wsync_device;
-
 typedef enum { WSYNC_PAUSE_ABORT = 0, WSYNC_PAUSE_WAIT = 1, WSYNC_PAUSE_KEEP = 2 } wsync_pause_mode;
 
 /* What becomes of what the engine has computed with the old weights, such as cached prefixes. */
@@ -136,7 +130,8 @@ typedef struct {
   int serving; /* 1: serves weights without a version when it attaches */
   wsync_engine_callbacks callbacks;
   void* user; /* passed to each callback */
-  /* CUDA: the library copies with its own stream, in the primary context of that GPU. load_layer
+  /* Where the destinations of the rank's tensors are. CUDA, only with WSYNC_TAKE_PIECES: the
+   * library copies with its own stream, in the primary context of that GPU. load_layer
    * and commit are called when their copies are complete, so your kernels that begin after that
    * read the new weights. Your kernels that read the weights must have ended when you report a
    * pause. wsync_engine_attach loads libwsync_cuda.so for this. */

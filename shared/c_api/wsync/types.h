@@ -11,6 +11,12 @@
 #define WSYNC_API
 #endif
 
+/* Where memory is that a caller gives. */
+typedef enum {
+  WSYNC_DEVICE_HOST = 0,
+  WSYNC_DEVICE_CUDA = 1 /* in the memory of a GPU */
+} wsync_device;
+
 /* epoch.step; 0.0 is no version. */
 typedef struct {
   uint32_t epoch;

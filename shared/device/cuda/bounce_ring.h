@@ -1,7 +1,7 @@
-// BounceRing: copies from host memory that cannot be pinned. The driver does it with one thread and
-// a small buffer: an H200 gets 8 of its 55 GB/s. Here several threads copy into pinned buffers
-// while the GPU reads those that are full: 23 GB/s with four threads on the same machine, where the
-// threads are the limit.
+// BounceRing: copies from and to host memory that cannot be pinned. The driver does it with one
+// thread and a small buffer: an H200 gets 8 of its 55 GB/s. Here several threads copy into pinned
+// buffers while the GPU reads those that are full: 23 GB/s with four threads on the same machine,
+// where the threads are the limit.
 //
 // Thread: any; copies through one ring take turns.
 #pragma once
@@ -13,6 +13,7 @@
 #include <mutex>
 #include <span>
 #include <stop_token>
+#include <utility>
 
 #include "shared/base/thread_pool.h"
 #include "shared/device/cuda/context.h"
@@ -30,6 +31,10 @@ class BounceRing {
   [[nodiscard]] Result<> copy(CUdeviceptr to, std::span<const std::byte> source, CUstream stream,
                               std::chrono::nanoseconds limit, const std::stop_token& stop);
 
+  // The other direction. When it returns, `to` has the bytes. `from` is of the GPU of the stream.
+  [[nodiscard]] Result<> copy_back(std::span<std::byte> to, CUdeviceptr from, CUstream stream,
+                                   std::chrono::nanoseconds limit, const std::stop_token& stop);
+
   static constexpr std::size_t kSlotBytes = std::size_t{16} << 20U;
   // Slots that are filled at the same time, each by a thread. As many again are read by the GPU.
   static constexpr std::size_t kTogether = 4;
@@ -37,13 +42,24 @@ class BounceRing {
  private:
   struct Slot {
     std::byte* at = nullptr;
-    OwnedEvent read;  // the GPU has read it
+    OwnedEvent done;  // the GPU has read it, or has written it
   };
   explicit BounceRing(std::shared_ptr<const Context> context);
   [[nodiscard]] Result<> pass(Slot& slot, CUdeviceptr to, std::span<const std::byte> part,
                               CUstream stream, std::chrono::nanoseconds limit,
                               const std::stop_token& stop);
-  [[nodiscard]] Result<> until_read(const Slot& slot, std::chrono::nanoseconds limit,
+  // Bytes that the slots of a half take at the same time, in shares.
+  struct Batch {
+    std::size_t begin = 0;
+    std::size_t bytes = 0;
+    std::size_t half = 0;
+    [[nodiscard]] std::pair<std::size_t, std::size_t> share(std::size_t slot) const;
+  };
+  [[nodiscard]] Result<> fill(const Batch& batch, CUdeviceptr from, CUstream stream,
+                              std::chrono::nanoseconds limit, const std::stop_token& stop);
+  [[nodiscard]] Result<> empty(const Batch& batch, std::span<std::byte> to,
+                               std::chrono::nanoseconds limit, const std::stop_token& stop);
+  [[nodiscard]] Result<> until_done(const Slot& slot, std::chrono::nanoseconds limit,
                                     const std::stop_token& stop) const;
 
   std::shared_ptr<const Context> context_;

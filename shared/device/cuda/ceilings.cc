@@ -33,6 +33,11 @@ class PlainCalls final : public Ceilings {
       return cuda().cuMemcpyHtoDAsync(to_.get(), pinned_.get(), bytes_, stream_.get());
     });
   }
+  [[nodiscard]] Result<std::chrono::nanoseconds> device_to_host(unsigned times) override {
+    return timed(times, "cuMemcpyDtoHAsync", [this] {
+      return cuda().cuMemcpyDtoHAsync(pinned_.get(), from_.get(), bytes_, stream_.get());
+    });
+  }
   [[nodiscard]] Result<std::chrono::nanoseconds> device_copy(unsigned times) override {
     return timed(times, "cuMemcpyAsync", [this] {
       return cuda().cuMemcpyAsync(to_.get(), from_.get(), bytes_, stream_.get());

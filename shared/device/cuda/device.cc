@@ -1,5 +1,7 @@
 #include "shared/device/cuda/device.h"
 
+#include <thread>
+
 #include "shared/base/format.h"
 #include "shared/device/cuda/context.h"
 #include "shared/device/cuda/memory.h"
@@ -7,6 +9,9 @@
 
 namespace wsync::device::cuda {
 namespace {
+
+// Between two questions about a stream of other code.
+constexpr std::chrono::microseconds kForeignPause{30};
 
 class CudaDevice final : public Device {
  public:
@@ -55,12 +60,31 @@ class CudaDevice final : public Device {
   [[nodiscard]] Result<std::unique_ptr<Event>> create_event() override {
     return std::unique_ptr<Event>(std::make_unique<WorkerEvent>());
   }
+  [[nodiscard]] Result<> await_stream(std::uintptr_t native, TimePoint deadline) override;
 
  private:
   std::shared_ptr<const Gpu> gpu_;
   DeviceOptions options_;
   std::chrono::nanoseconds settle_limit_;
 };
+
+// Polls, because no other call of the driver has a deadline.
+Result<> CudaDevice::await_stream(std::uintptr_t native, TimePoint deadline) {
+  WSYNC_TRY(gpu_->usable());
+  const Driver& cuda = gpu_->cuda();
+  const ContextGuard guard(*gpu_->context());
+  WSYNC_TRY(guard.entered());
+  for (;;) {
+    const CUresult code = cuda.cuStreamQuery(reinterpret_cast<CUstream>(native));
+    if (code != CUDA_ERROR_NOT_READY)
+      return check(cuda, code, fmt::format("{}: the work of stream {:#x}", name(), native));
+    if (now() >= deadline)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("{}: the work of stream {:#x} was not complete at the deadline",
+                              name(), native));
+    std::this_thread::sleep_for(kForeignPause);
+  }
+}
 
 }  // namespace
 

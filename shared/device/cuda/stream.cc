@@ -25,7 +25,7 @@ constexpr unsigned long kTimerSlack = 1'000;
 // because a GPU allocation may wait for running kernels.
 constexpr std::uint64_t kScratchBytesMin = std::uint64_t{1} << 20U;
 
-// Smaller copies from memory that is not pinned are left to the driver.
+// Smaller copies from and to memory that is not pinned are left to the driver.
 constexpr std::uint64_t kBounceBytesMin = std::uint64_t{1} << 20U;
 
 CUdeviceptr device_address(const std::byte* address) {
@@ -42,6 +42,7 @@ int priority_of(StreamRole role, int min, int greatest) {
     case StreamRole::kReload:
       return std::min(greatest + 1, min);
     case StreamRole::kHostToDevice:
+    case StreamRole::kDeviceToHost:
       return min;
   }
   return min;
@@ -88,7 +89,9 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
   OwnedStream owned(gpu->context(), stream);
   auto made = std::unique_ptr<CudaStream>(
       new CudaStream(std::move(gpu), std::move(options), std::move(owned)));
-  if (options.role != StreamRole::kHostToDevice) WSYNC_TRY(made->warm_up());
+  // Streams that only copy launch no kernel.
+  if (options.role == StreamRole::kBroadcast || options.role == StreamRole::kReload)
+    WSYNC_TRY(made->warm_up());
   return made;
 }
 
@@ -201,13 +204,18 @@ Result<> CudaStream::copy_in(CUdeviceptr to, std::span<const std::byte> source,
 
 Result<> CudaStream::copy_out(std::span<std::byte> to, CUdeviceptr from,
                               const std::stop_token& stop) {
+  BounceRing* ring = gpu_->bounce_ring();
   for (std::uint64_t at = 0; at < to.size();) {
     if (stop.stop_requested()) return fail(stopped(at, to.size()));
-    const auto bytes = first_part(to.data() + at, to.size() - at).bytes;
-    WSYNC_TRY(
-        submit(gpu_->cuda().cuMemcpyDtoHAsync(to.data() + at, from + at, bytes, stream_.get()),
-               "a copy from the GPU"));
-    at += bytes;
+    const auto part = first_part(to.data() + at, to.size() - at);
+    if (ring != nullptr && !part.is_pinned && part.bytes >= kBounceBytesMin)
+      WSYNC_TRY(ring->copy_back(to.subspan(at, part.bytes), from + at, stream_.get(), settle_limit_,
+                                stop));
+    else
+      WSYNC_TRY(submit(
+          gpu_->cuda().cuMemcpyDtoHAsync(to.data() + at, from + at, part.bytes, stream_.get()),
+          "a copy from the GPU"));
+    at += part.bytes;
   }
   return {};
 }

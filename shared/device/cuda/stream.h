@@ -32,7 +32,7 @@ class CudaStream final : public WorkerStream {
                                                                 StreamOptions options);
   ~CudaStream() override { close(); }
 
-  // Copies directly from registered host memory. Other memory is copied through
+  // Copies directly from and to registered host memory. Other memory is copied through
   // pinned buffers (bounce_ring.h; the driver's own, if it is little), which blocks the worker.
   [[nodiscard]] Result<> copy_to_device(const Region& to,
                                         std::span<const std::byte> source) override;

@@ -82,6 +82,9 @@ class HostDevice final : public Device {
   [[nodiscard]] Result<std::unique_ptr<Event>> create_event() override {
     return std::unique_ptr<Event>(std::make_unique<WorkerEvent>());
   }
+  [[nodiscard]] Result<> await_stream(std::uintptr_t, TimePoint) override {
+    return fail(ErrorCode::kInvalidInput, name() + ": only a GPU has streams of other code");
+  }
 
  private:
   DeviceOptions options_;

@@ -80,7 +80,7 @@ TEST_F(DeviceStagingTest, MemoryIsRegisteredOnceForAllVersionsThatComeIntoIt) {
   };
   SharedArena arena = model_.arena(kV1);
   KeptMappings kept;
-  std::shared_ptr<const RegisteredMemory> first;
+  std::shared_ptr<const device::RegisteredMemory> first;
   {
     const auto held = stage(kV1, arena, &kept);
     first = added(held);
@@ -124,7 +124,7 @@ TEST(RegisteredMemoryTest, IsUnregisteredBetweenRuns) {
   std::atomic<bool> running = true;
   std::atomic<bool> gone = false;
   bool beside_a_run = true;
-  RegisteredMemory memory;
+  device::RegisteredMemory memory;
   memory.add(std::make_unique<WatchedSlice>(running, gone, beside_a_run));
   auto run = device::MemoryGate::run();
   std::promise<void> begun;

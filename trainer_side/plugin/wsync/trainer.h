@@ -8,6 +8,19 @@
  * straight to where engines read it. Each tensor is put, in one or more parts, which are converted
  * to the published dtype and summed in the same pass; or it is written through a pointer.
  *
+ * Weights in the memory of a GPU are copied from there straight to where engines read them, by a
+ * stream of the library in the primary context of that GPU; no other copy is made on the host. Set
+ * data_on and gpu where the data is described. The library loads libwsync_cuda.so for that, and
+ * pins the memory that it copies to when it is first used, which takes about 0.1 s per GiB. If the
+ * system does not allow that, it says so once in the log, and copies through buffers.
+ *   - Order: your kernels that write the weights must have ended before the call: synchronise them,
+ *     or give their `stream`, and the library waits for it. Your kernels may change the weights
+ * when a publish is snapshotted, or when the put has returned.
+ *   - Memory that was freed is found when it is next copied, and refused; do not free it during a
+ *     publish. A GPU that fails makes the publish fail with its error, and every later one that
+ *     needs it: the process must be restarted. The fleet keeps what it serves.
+ *   - A tensor that is put in another dtype than it is published in is converted on the host.
+ *
  * A publish is `snapshotted` when the weights of this rank may be overwritten, `staged` when every
  * byte is there and its sums are verified on the inference side, and `committed` when the replicas
  * serve it. It may also be superseded (a newer publish replaced it while it waited) or fail, with a
@@ -90,6 +103,12 @@ typedef struct {
   const void* data;          /* this rank's part, dense and row-major; NULL: calls `read` */
   wsync_read_tensor read;    /* NULL, like `data`: it is written between begin and end */
   void* user;                /* passed to `read` */
+  wsync_device data_on;      /* where `data` is */
+  int gpu; /* CUDA: index of the GPU among those that this process sees. The whole part is inside
+            * one allocation of that GPU */
+  const void* stream; /* CUDA: a CUstream of the GPU's primary context. Each publish first waits up
+                       * to 60 s for the work that was submitted to it. NULL: that has ended; a
+                       * per-thread default stream is not allowed */
 } wsync_trainer_tensor;
 
 typedef uint64_t wsync_publish; /* identifies a publish; 0: none */
@@ -114,6 +133,11 @@ typedef struct {
                        * 128 x 128 of the last two dimensions, row-major */
   int compute_scales; /* 1: the scale of each block is its largest magnitude / 448, and is put into
                        * the F32 tensor `name`_scale_inv. `scale_count` is then 0 */
+  wsync_device data_on; /* where `data` is. `scales` are on the host. A part with scales, and one
+                         * along another dimension than the first that is converted, is copied to
+                         * the host as a whole first */
+  int gpu;              /* CUDA: as for wsync_trainer_tensor, and `stream` too */
+  const void* stream;   /* may be the default stream of the calling thread */
 } wsync_trainer_part;
 
 typedef enum {
@@ -153,7 +177,10 @@ typedef struct {
 WSYNC_API wsync_code wsync_trainer_create(const wsync_trainer_options* options,
                                           wsync_trainer** trainer);
 /* Copies the description, not the bytes: `data` and `user` must stay valid until the last publish
- * with them is snapshotted or has ended. A tensor is part of later publishes only. */
+ * with them is snapshotted or has ended. A tensor is part of later publishes only. With data on a
+ * GPU: WSYNC_REFUSED, with what is missing, without libwsync_cuda.so, a driver or that GPU;
+ * WSYNC_INVALID_INPUT if `data` is not memory of that GPU, or if data_on says that it is memory of
+ * the host and it is not. */
 WSYNC_API wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer,
                                               const wsync_trainer_tensor* tensor);
 /* Removes all tensors from later publishes. */
@@ -182,7 +209,8 @@ WSYNC_API wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_
  * be open at a time. `step` as for wsync_trainer_publish. */
 WSYNC_API wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, wsync_draft* draft);
 /* Writes a part. Any order, any thread, several at a time; one call uses `snapshot_threads`
- * threads. Refused, with the tensor's name: WSYNC_NOT_FOUND if the version has no such tensor;
+ * threads. Memory of a GPU is refused as by wsync_trainer_add_tensor. Refused, with the tensor's
+ * name: WSYNC_NOT_FOUND if the version has no such tensor;
  * WSYNC_INVALID_INPUT if its shape, dtype, range or scales do not fit, or a block has a value that
  * is not finite; WSYNC_REFUSED if a part of it was put already, or if the version has been ended or
  * abandoned. Nothing counts as put then. */

@@ -37,6 +37,11 @@ def _placed(tensor: Any) -> tuple:
     return length > 0, Range(dim, begin, length)
 
 
+def _given(tensor: Any) -> Any:
+    """The tensor itself, if the library can copy it from where it is."""
+    return tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()
+
+
 def shards(model: Any, rank: Optional[int] = None) -> dict:
     """What this rank publishes of a model that is spread over several ranks, without gathering it:
 
@@ -54,7 +59,8 @@ def shards(model: Any, rank: Optional[int] = None) -> dict:
         rank: of this process. None: that of torch.distributed, or 0 without it.
 
     Returns:
-        Name -> tensor or `wsync.Shard`. Shards are the memory of the model, on the CPU; those of other devices are copied.
+        Name -> tensor or `wsync.Shard`. Shards are the memory of the model, on the CPU or on GPUs of NVIDIA, from where a publish
+        copies them to where engines read them; those of other devices are copied to the CPU.
     """
     if rank is None:
         initialized = _torch.distributed.is_available() and _torch.distributed.is_initialized()
@@ -64,15 +70,15 @@ def shards(model: Any, rank: Optional[int] = None) -> dict:
         tensor = tensor.detach()
         if not hasattr(tensor, "to_local"):
             if rank == 0:
-                found[name] = tensor.cpu()
+                found[name] = _given(tensor)
             continue
         mine, own = _placed(tensor)
         if mine is None:
             whole = tensor.full_tensor()
             if rank == 0:
-                found[name] = whole.cpu()
+                found[name] = _given(whole)
         elif mine:
-            local = tensor.to_local().cpu()
+            local = _given(tensor.to_local())
             found[name] = local if own is None else Shard(local, tuple(tensor.shape), [own])
     return found
 

@@ -1,0 +1,163 @@
+#include "trainer_side/publish/device_copies.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/planted.h"
+#include "shared/base/stream_copy.h"
+
+namespace wsync::publish {
+namespace {
+
+// Large enough that the time between two copies of a stream does not count, small enough that the
+// sum of the last chunk takes little longer than the copies.
+constexpr std::uint64_t kChunkBytes = std::uint64_t{16} << 20U;
+constexpr std::size_t kChunkParts = 4096;
+
+void keep_for_ever(std::shared_ptr<const void> memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>;  // never destroyed
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory));
+}
+
+}  // namespace
+
+Result<> DeviceCopies::add(const DeviceBytes& from, std::uint64_t offset, const Rows& rows) {
+  const std::uint64_t bytes = rows.row_bytes * rows.rows;
+  WSYNC_CHECK(offset <= from.range.size() && bytes <= from.range.size() - offset,
+              "a copy lies inside the bytes of a GPU");
+  if (bytes == 0) return {};
+  auto memory = from.memory;
+  if (!planted("freed_gpu_memory_copied")) memory = WSYNC_TRY(from.gpus->memory(from));
+  Queue& queue = queues_[from.gpu];
+  queue.gpus = from.gpus;
+  if (rows.rows == 1 || rows.stride == rows.row_bytes) {
+    queue.parts.push_back(
+        {.into = rows.into, .bytes = bytes, .memory = memory.get(), .offset = offset});
+  } else {
+    for (std::uint64_t row = 0; row < rows.rows; ++row)
+      queue.parts.push_back({.into = rows.into + row * rows.stride,
+                             .bytes = rows.row_bytes,
+                             .memory = memory.get(),
+                             .offset = offset + row * rows.row_bytes});
+  }
+  memories_.push_back(std::move(memory));
+  if (from.stream != 0) foreign_.try_emplace({from.gpu, from.stream}, from);
+  return {};
+}
+
+void DeviceCopies::cut(Queue& queue) {
+  std::ranges::sort(queue.parts, {}, &Part::into);
+  for (const Part& part : queue.parts)
+    for (std::uint64_t at = 0; at < part.bytes;) {
+      // Between the parts of a chunk there may be bytes of others, which are counted too.
+      const auto distance = [&] {
+        return static_cast<std::uint64_t>(part.into + at - queue.chunks.back().begin);
+      };
+      if (queue.chunks.empty() || queue.chunks.back().parts.size() == kChunkParts ||
+          distance() >= kChunkBytes)
+        queue.chunks.push_back(
+            {.begin = part.into + at, .end = nullptr, .parts = {}, .outcome = {}});
+      Chunk& chunk = queue.chunks.back();
+      const std::uint64_t bytes = std::min(part.bytes - at, kChunkBytes - distance());
+      chunk.parts.push_back({.into = part.into + at,
+                             .bytes = bytes,
+                             .memory = part.memory,
+                             .offset = part.offset + at});
+      chunk.end = part.into + at + bytes;
+      at += bytes;
+    }
+  queue.parts.clear();
+}
+
+Result<> DeviceCopies::start() {
+  for (const auto& [stream, bytes] : foreign_)
+    if (!planted("gpu_stream_not_awaited")) WSYNC_TRY(bytes.gpus->await_stream(bytes));
+  for (auto& [gpu, queue] : queues_) {
+    queue.streams = WSYNC_TRY(queue.gpus->take_streams(gpu));
+    cut(queue);
+    if (region_ != nullptr) queue.gpus->pin(*region_, gpu);
+  }
+  for (auto& [gpu, queue] : queues_) WSYNC_TRY(submit(queue));
+  return {};
+}
+
+Result<> DeviceCopies::submit(Queue& queue) {
+  while (queue.submitted < queue.chunks.size()) {
+    Chunk& chunk = queue.chunks[queue.submitted];
+    device::Stream& stream = *queue.streams[queue.submitted % queue.streams.size()];
+    for (const Part& part : chunk.parts)
+      WSYNC_TRY(
+          stream.copy_to_host({part.into, part.bytes},
+                              {.memory = part.memory, .offset = part.offset, .bytes = part.bytes}));
+    WSYNC_TRY(stream.notify([this, &chunk](const Result<>& outcome) {
+      const std::lock_guard lock(mutex_);
+      chunk.outcome = outcome;
+      changed_.notify_all();
+    }));
+    ++queue.submitted;
+  }
+  return {};
+}
+
+Result<> DeviceCopies::wait(std::span<const std::byte> bytes) {
+  const std::byte* const end = bytes.data() + bytes.size();
+  std::unique_lock lock(mutex_);
+  for (auto& [gpu, queue] : queues_) {
+    auto chunk = std::ranges::upper_bound(queue.chunks, bytes.data(), {}, &Chunk::end);
+    for (; chunk != queue.chunks.end() && chunk->begin < end; ++chunk) {
+      changed_.wait(lock, [&] { return chunk->outcome.has_value(); });
+      WSYNC_TRY(*chunk->outcome);
+    }
+  }
+  return {};
+}
+
+Result<WordSum> DeviceCopies::wait_and_sum(std::span<const std::byte> bytes,
+                                           const SumPlace& place) {
+  if (planted("gpu_bytes_summed_early")) {
+    const WordSum early = word_sum(bytes, place);
+    WSYNC_TRY(wait(bytes));
+    return early;
+  }
+  WSYNC_TRY(wait(bytes));
+  return word_sum(bytes, place);
+}
+
+DeviceCopies::~DeviceCopies() {
+  for (auto& [gpu, queue] : queues_) end(gpu, queue);
+}
+
+void DeviceCopies::end(std::uint32_t gpu, Queue& queue) {
+  if (!queue.streams[0]) return;
+  std::optional<Error> failure;
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue.submitted == queue.chunks.size() &&
+        std::ranges::all_of(queue.chunks, [](const Chunk& chunk) {
+          return chunk.outcome && chunk.outcome->has_value();
+        }))
+      return queue.gpus->give_back(gpu, std::move(queue.streams));
+    for (const Chunk& chunk : queue.chunks)
+      if (chunk.outcome && !*chunk.outcome && !failure) failure = chunk.outcome->error();
+  }
+  // Destroying a stream cancels what has not begun and waits for the rest, but not without end.
+  for (auto& stream : queue.streams) stream.reset();
+  if (queue.gpus->is_usable(gpu, failure)) return;
+  // A GPU that hangs or has failed may still write. So nothing else may come into this memory, and
+  // the process must be restarted anyway.
+  keep_for_ever(target_);
+}
+
+Result<> copy_to_host(const DeviceBytes& from, std::span<std::byte> into,
+                      std::shared_ptr<const void> target) {
+  DeviceCopies copies(std::move(target), nullptr);
+  WSYNC_TRY(
+      copies.add(from, 0, {.into = into.data(), .row_bytes = into.size(), .rows = 1, .stride = 0}));
+  WSYNC_TRY(copies.start());
+  return copies.wait(into);
+}
+
+}  // namespace wsync::publish
