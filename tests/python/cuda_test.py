@@ -100,6 +100,17 @@ class Following(OnTheEmulatedDriver):
         self.committed(3)
         self.holds(held, weights_of(3))
 
+    def test_from_the_gpu_of_a_trainer(self):
+        own, held = self.arrays(1), self.arrays(0)
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        for seed in (1, 2):
+            weights = weights_of(seed)
+            for name, array in weights.items():
+                own[name].fill(array)
+            self.publisher.publish(own).wait(timeout=DEADLINE_S)
+            self.holds(held, weights)
+        self.verified("1.2")
+
     def test_a_bit_that_changes_is_found(self):
         held = self.arrays()
         self.fleet.serve(wsync.Replica(self.socket, "r0", held))
