@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: builds, asks the driver, runs the GPU tests, runs them again under
-# compute-sanitizer, and measures. The build may be made on another machine: --pack.
+# compute-sanitizer, runs the Python package with torch, and measures. The build may be made on another machine: --pack.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 
@@ -8,14 +8,18 @@ usage() {
   cat <<'TEXT'
 Usage: bench/gpu.sh [options] [-- ARGUMENTS OF wsync bench gpu]
 
-On a machine with an NVIDIA GPU: builds the programs and tests (release, WSYNC_CUDA=ON), then runs four parts: `probe` asks the
-driver what wsync relies on, `tests` runs the tests with the label gpu, `sanitizer` runs tests under compute-sanitizer, and `bench`
-runs `wsync bench gpu`. Each part writes its results as soon as it has them. Needs no network and installs nothing.
+On a machine with an NVIDIA GPU: builds the programs and tests (release, WSYNC_CUDA=ON), then runs five parts: `probe` asks the
+driver what wsync relies on, `tests` runs the tests with the label gpu, `sanitizer` runs tests under compute-sanitizer, `python` runs
+tests/python/gpu_test.py with the machine's torch, and `bench` runs `wsync bench gpu`. Each part writes its results as soon as it has
+them. Needs no network and installs nothing.
 
-  --pack DIR        build, and put everything that the four parts need into DIR, for a machine that has a GPU but no compiler
+`python` uses the wheel for Python 3.12 and newer, if it has been built (deploy/python/build.sh --python python3.12); its files are
+put into a folder of the results, and nothing is installed beside it.
+
+  --pack DIR        build, and put everything that the parts need into DIR, for a machine that has a GPU but no compiler
                     and none of our libraries; runs nothing. There, DIR/bench/gpu.sh runs the parts
   --prebuilt DIR    do not build: run what --pack has put into DIR
-  --only PART,...   only these of probe, tests, sanitizer and bench
+  --only PART,...   only these of probe, tests, sanitizer, python and bench
   --results DIR     directory for results (default: build/gpu-results; with --prebuilt: DIR/results)
   --limit SECONDS   a part is stopped after this time (default: 480)
   --prefix DIR      directory of libraries and headers that the system does not have (CMAKE_PREFIX_PATH); may be repeated
@@ -39,7 +43,7 @@ folder=$root/build/gpu
 pack=
 kit=
 results=
-parts=probe,tests,sanitizer,bench
+parts=probe,tests,sanitizer,python,bench
 limit=480
 [ ! -e "$root/kit.txt" ] || kit=$root
 while [ $# -gt 0 ]; do
@@ -68,7 +72,7 @@ done
 bench=("$@")
 [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--limit is '$limit', expected a number of seconds of at least 1"
 for part in ${parts//,/ }; do
-  [[ $part =~ ^(probe|tests|sanitizer|bench)$ ]] || die 2 "--only has '$part', expected probe, tests, sanitizer or bench"
+  [[ $part =~ ^(probe|tests|sanitizer|python|bench)$ ]] || die 2 "--only has '$part', expected probe, tests, sanitizer, python or bench"
 done
 [ -z "$pack" ] || [ -z "$kit" ] || die 2 "--pack builds, and --prebuilt does not; give one of them"
 if [ -n "$kit" ]; then
@@ -90,9 +94,9 @@ carried_libraries() {
 # fill DIR: everything that the parts need, from the build in $folder.
 fill() {
   local programs=("$folder"/deploy/cli/{wsync,wsync-bench,wsync-engine} "$folder"/bench/gpu_probe)
-  programs+=("$folder"/tests/contract/{contract_cuda_device,contract_cuda_collective,contract_trainer_gpu} "$folder"/tests/unit/unit_device)
-  rm -rf "$1"/{bin,lib,bench,deploy,tests,python}
-  mkdir -p "$1"/{bin,lib,bench,deploy/cli,tests/scenario,python}
+  programs+=("$folder"/tests/contract/contract_{cuda_device,cuda_collective,trainer_gpu} "$folder"/tests/unit/unit_device)
+  rm -rf "$1"/{bin,lib,bench,deploy,tests,python,wheel}
+  mkdir -p "$1"/{bin,lib,bench,deploy/cli,tests/scenario,tests/python,python}
   cp "${programs[@]}" "$1/bin"
   cp "$folder/deploy/cli/libwsync_cuda.so" "$1/lib"
   local libraries
@@ -105,6 +109,15 @@ fill() {
   cp "$root/deploy/lib.sh" "$1/deploy"
   cp -r "$root/deploy/cli/schema" "$1/deploy/cli"
   cp "$root"/tests/scenario/{gpu_test,cuda_fleet,fleet,schema}.py "$1/tests/scenario"
+  local wheels
+  mapfile -t wheels < <(compgen -G "$root/build/python*/dist/*abi3*.whl")
+  if [ ${#wheels[@]} -gt 0 ]; then
+    mkdir "$1/wheel"
+    cp "${wheels[@]}" "$1/wheel"
+  else
+    say "without a wheel: the part python will not run; deploy/python/build.sh --python python3.12 makes one"
+  fi
+  cp "$root"/tests/python/{gpu_test,gpu_engine,package_fleet}.py "$1/tests/python"
   # What the tests import that Python does not bring along; none of it is compiled code.
   python3 - "$1/python" <<'PYTHON' || die 1 "the Python package jsonschema cannot be packed"
 import importlib.util, pathlib, shutil, sys
@@ -121,6 +134,7 @@ for name in ("jsonschema", "attr", "attrs", "pyrsistent", "_pyrsistent_version")
 PYTHON
   {
     echo "wsync of commit $(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown), built on $(distribution)"
+    for library in "${wheels[@]}"; do echo "wheel: $(basename "$library"), made on $(date -u -r "$library" +"%F %T UTC")"; done
     echo "C library: $(ldd --version | sed -n 1p)"
     sed -nE 's/^--   ((NVRTC|cuda.h|nccl.h|kernels)[^:]*: .*)/\1/p' "$folder.log"
   } >"$1/kit.txt"
@@ -222,6 +236,32 @@ run_sanitizer() {
   fi
   run_case memcheck env WSYNC_TEST_GPU=1 compute-sanitizer --tool memcheck --target-processes all --report-api-errors no \
     --error-exitcode 9     "$kit/bin/contract_cuda_device"
+}
+
+# unpack_wheel WHEEL FOLDER: puts its files there, with pip if this Python has it, and installs nothing else.
+unpack_wheel() {
+  if python3 -m pip --version >/dev/null 2>&1; then
+    python3 -m pip install --quiet --disable-pip-version-check --no-index --no-deps --target "$2" "$1"
+  else
+    python3 -m zipfile -e "$1" "$2" && chmod +x "$2/wsync/_native/wsync"
+  fi
+}
+
+# The wheel and torch in one process tree.
+run_python() {
+  local wheels folder=$results/python why
+  mapfile -t wheels < <(compgen -G "$kit/wheel/*.whl")
+  if [ ${#wheels[@]} = 0 ]; then
+    report "python: not run: no wheel was packed; make one with deploy/python/build.sh --python python3.12, and pack again"
+    return
+  fi
+  rm -rf "$folder"
+  if ! why=$(unpack_wheel "${wheels[0]}" "$folder" 2>&1); then
+    report "python: not run: the wheel $(basename "${wheels[0]}") cannot be used with $(python3 --version 2>&1): $(tail -n 1 <<<"$why")"
+    failed+=(python)
+    return
+  fi
+  run_case python env PYTHONPATH="$folder" HF_HUB_OFFLINE=1 python3 -B "$kit/tests/python/gpu_test.py" -v
 }
 
 run_bench() { run_case bench "$kit/bin/wsync" bench gpu --output "$results/bench-gpu.json" "${bench[@]}"; }

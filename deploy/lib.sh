@@ -126,15 +126,26 @@ ensure() {
   [ -z "$missing" ] || die 3 "still missing after the installation: $missing"
 }
 
-# python_environment FOLDER FILE...: a Python environment with the pinned packages of these requirement files. One that has them
-# is left as it is. Says on standard error why not.
-python_environment() {
-  local folder=$1
+# Prints what an environment of python_environment was made of: the packages of the requirement files "$@", and, if it is not the
+# system's, the interpreter.
+environment_facts() {
+  local python=$1
   shift
-  if cat "$@" | cmp -s - "$folder/installed.txt"; then return; fi
-  python3 -m venv --clear "$folder" &&
+  cat "$@"
+  [ -z "$python" ] || "$python" -c 'import platform, sys; print("# made with", sys._base_executable, platform.python_version())'
+}
+
+# python_environment [--python PYTHON] FOLDER FILE...: a Python environment with the pinned packages of these requirement files,
+# made with PYTHON (default: python3). One that has them is left as it is. Says on standard error why not.
+python_environment() {
+  local python="" folder
+  if [ "$1" = --python ]; then python=$2; shift 2; fi
+  folder=$1
+  shift
+  if environment_facts "$python" "$@" | cmp -s - "$folder/installed.txt"; then return; fi
+  "${python:-python3}" -m venv --clear "$folder" &&
     "$folder/bin/pip" install --quiet --disable-pip-version-check --retries 2 "${@/#/--requirement=}" &&
-    cat "$@" >"$folder/installed.txt"
+    environment_facts "$python" "$@" >"$folder/installed.txt"
 }
 
 # What the CUDA backend is compiled with, as pinned Python packages in build/cuda, where the system has none of it. Without them
@@ -166,34 +177,89 @@ ensure_cuda() {
   fi
 }
 
-# What the Python package is built with, as pinned packages in build/python/env, and NumPy for its tests in build/python/test.
-# Without them everything else is built: it says in one line why they are not there, and goes on.
+# Says in one line why this interpreter cannot make the wheel for all versions from 3.12 on; prints nothing if it can.
+newer_python_problem() {
+  local said code=0
+  command -v "$1" >/dev/null || { echo "there is no such program"; return; }
+  said=$("$1" -c 'if True:
+    import os, platform, sys, sysconfig
+    headers = sysconfig.get_path("include")
+    if platform.python_implementation() != "CPython" or sys.version_info < (3, 12) or "t" in sys.abiflags:
+        print(f"it is {platform.python_implementation()} {platform.python_version()}{sys.abiflags}; expected CPython 3.12 or newer")
+    elif not os.path.exists(os.path.join(headers, "Python.h")):
+        print(f"its headers are missing: there is no {headers}/Python.h")
+    else:
+        import ensurepip, venv' 2>&1) || code=$?
+  if [ "$code" != 0 ]; then echo "it fails with exit status $code: $(tail -n 1 <<<"$said")"; else printf '%s' "$said"; fi
+}
+
+# Sets `newer_pythons` to the interpreters of 3.12 and newer that can make a wheel, oldest first: those on PATH, or the one that
+# WSYNC_PYTHON_ABI3 names. Says in one line each which cannot, and why.
+find_newer_pythons() {
+  local names=(python3.{12..29}) name problem
+  [ -z "${WSYNC_PYTHON_ABI3:-}" ] || names=("$WSYNC_PYTHON_ABI3")
+  newer_pythons=()
+  for name in "${names[@]}"; do
+    if [ ${#names[@]} -gt 1 ] && ! command -v "$name" >/dev/null; then continue; fi
+    problem=$(newer_python_problem "$name")
+    if [ -z "$problem" ]; then newer_pythons+=("$name"); else say "$name is not used: $problem"; fi
+  done
+}
+
+# python_folder [PYTHON]: where the wheel of that interpreter (none: of the system's) is made.
+python_folder() { echo "$root/build/python${1:+-abi3}"; }
+
+# python_tools [PYTHON]: the requirement files of what its wheel is made with.
+python_tools() { printf '%s\n' "$root/deploy/python/requirements.txt" ${1:+"$root/deploy/python/abi3-requirements.txt"}; }
+
+# has_python_environments [PYTHON TEST_PYTHON]: whether the environments of ensure_python are there.
+has_python_environments() {
+  local folder
+  folder=$(python_folder "${1:-}")
+  # shellcheck disable=SC2046
+  environment_facts "${1:-}" $(python_tools "$@") | cmp -s - "$folder/env/installed.txt" &&
+    environment_facts "${2:-}" "$root/deploy/python/test-requirements.txt" | cmp -s - "$folder/test/installed.txt"
+}
+
+# ensure_python [PYTHON TEST_PYTHON]: what the Python package is built with, as pinned packages in build/python/env, and NumPy for
+# its tests in build/python/test. With PYTHON, of 3.12 or newer: the same in build/python-abi3, for the wheel that all versions
+# from 3.12 on can use; its tests run with TEST_PYTHON. Without them everything else is built: it says in one line why they are
+# not there, and goes on.
 ensure_python() {
-  local folder=$root/build/python log=$root/build/python/env.log
-  if cmp -s "$root/deploy/python/requirements.txt" "$folder/env/installed.txt" &&
-    cmp -s "$root/deploy/python/test-requirements.txt" "$folder/test/installed.txt"; then
-    say "the build tools of the Python package are installed (in build/python)"
+  local folder name log tools what="the Python package"
+  mapfile -t tools < <(python_tools "$@")
+  folder=$(python_folder "${1:-}")
+  name=${folder#"$root/"} log=$folder/env.log
+  [ $# = 0 ] || what="the Python package for 3.12 and newer"
+  if has_python_environments "$@"; then
+    say "the build tools of $what are installed (in $name)"
   elif [ "$may_install" = 0 ]; then
-    say "the Python package is not built: its build tools are missing, and --no-install is given"
+    say "$what is not built: its build tools are missing, and --no-install is given"
   else
     mkdir -p "$folder"
-    say "installing into build/python: the build tools of the Python package, and NumPy for its tests"
-    if (ensure "$python_needs" && python_environment "$folder/env" "$root/deploy/python/requirements.txt" &&
-      python_environment "$folder/test" "$root/deploy/python/test-requirements.txt") >"$log" 2>&1; then
+    say "installing into $name: the build tools of $what, and NumPy for its tests"
+    if ([ $# -gt 0 ] || ensure "$python_needs"
+      python_environment ${1:+--python "$1"} "$folder/env" "${tools[@]}" &&
+        python_environment ${2:+--python "$2"} "$folder/test" "$root/deploy/python/test-requirements.txt") >"$log" 2>&1; then
       return
     fi
     rm -rf "$folder/env" "$folder/test"
-    say "the Python package is not built: its build tools cannot be installed: $(tail -n 1 "$log") (complete log: build/python/env.log)"
+    say "$what is not built: its build tools cannot be installed: $(tail -n 1 "$log") (complete log: $name/env.log)"
   fi
 }
 
-# Prints what a build is configured with to make the Python package, one option a line; nothing without its build tools.
+# python_options [PYTHON TEST_PYTHON]: prints what a build is configured with to make the extension module, one option a line;
+# nothing without its build tools.
 python_options() {
-  local environment=$root/build/python/env
-  cmp -s "$root/deploy/python/requirements.txt" "$environment/installed.txt" &&
-    cmp -s "$root/deploy/python/test-requirements.txt" "$root/build/python/test/installed.txt" || return 0
-  printf '%s\n' -DWSYNC_PYTHON=ON "-DPython_EXECUTABLE=$environment/bin/python" \
-    "-Dnanobind_DIR=$("$environment/bin/python" -m nanobind --cmake_dir)"
+  local environment
+  environment=$(python_folder "${1:-}")/env
+  has_python_environments "$@" || return 0
+  if [ $# -gt 0 ]; then
+    echo "-DWSYNC_PYTHON_ABI3=$environment/bin/python"
+  else
+    printf '%s\n' -DWSYNC_PYTHON=ON "-DPython_EXECUTABLE=$environment/bin/python" \
+      "-Dnanobind_DIR=$("$environment/bin/python" -m nanobind --cmake_dir)"
+  fi
 }
 
 # say_cuda FOLDER: what became of the CUDA backend in a build, and whether anything ran on a GPU.

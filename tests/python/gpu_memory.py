@@ -66,6 +66,13 @@ class GpuArray:
         self.driver.call("cuStreamSynchronize", stream)
         return held.tobytes()
 
+    def fill(self, array):
+        """Writes the bytes of an array into the memory."""
+        stream = self.driver.context(self.gpu)
+        plain = np.ascontiguousarray(array)
+        self.driver.call("cuMemcpyHtoDAsync_v2", self.pointer, ctypes.c_void_p(plain.ctypes.data), ctypes.c_size_t(self.bytes), stream)
+        self.driver.call("cuStreamSynchronize", stream)
+
     def free(self):
         if self.pointer.value:
             self.driver.context(self.gpu)

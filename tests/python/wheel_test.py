@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import unittest
 
 import wsync
@@ -54,9 +55,18 @@ class Wheel(unittest.TestCase):
         listed = subprocess.run(["nm", "-D", "--defined-only", core.__file__], text=True, capture_output=True, check=True).stdout
         self.assertEqual([line.split()[-1] for line in listed.splitlines()], ["PyInit_core"])
 
+    def test_the_tag_says_for_which_python_the_module_is(self):
+        tag = re.search(r"Tag: (\S+)-manylinux_2_36_", importlib.metadata.distribution("wsync").read_text("WHEEL")).group(1)
+        module = os.path.basename(core.__file__)
+        if tag == "cp312-abi3":
+            self.assertEqual(module, "core.abi3.so")
+            self.assertGreaterEqual(sys.version_info, (3, 12))
+        else:
+            this = f"cp{sys.version_info.major}{sys.version_info.minor}"
+            self.assertEqual((tag, module), (f"{this}-{this}", f"core.{sysconfig.get_config_var('SOABI')}.so"))
+
     def test_the_platform_and_the_licences(self):
         wheel = importlib.metadata.distribution("wsync")
-        self.assertRegex(wheel.read_text("WHEEL"), r"Tag: cp311-cp311-manylinux_2_36_")
         self.assertEqual(wheel.metadata["License-Expression"], "Apache-2.0")
         files = [str(file) for file in wheel.files]
         self.assertTrue(any(file.endswith("dist-info/licenses/LICENSE") for file in files))

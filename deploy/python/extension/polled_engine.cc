@@ -29,21 +29,22 @@ Failure PolledEngine::create() {
                                      "' has " + std::to_string(options_.replica.size())};
   wake_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) return {WSYNC_IO, std::string("eventfd: ") + std::strerror(errno)};
-  const wsync_engine_options options{.socket_path = options_.socket.c_str(),
-                                     .replica = options_.replica.c_str(),
-                                     .rank = options_.rank,
-                                     .world_size = options_.world_size,
-                                     .leader = options_.leader ? 1 : 0,
-                                     .device = options_.device,
-                                     .take = static_cast<wsync_take>(options_.take),
-                                     .serving = options_.serving ? 1 : 0,
-                                     .callbacks = callbacks(options_),
-                                     .user = this,
-                                     .weights_on = WSYNC_DEVICE_HOST,
-                                     .gpu = 0,
-                                     .any_layout = options_.any_layout ? 1 : 0,
-                                     .has_controller = options_.has_controller ? 1 : 0,
-                                     .led_steps = options_.led_steps ? 1 : 0};
+  const wsync_engine_options options{
+      .socket_path = options_.socket.c_str(),
+      .replica = options_.replica.c_str(),
+      .rank = options_.rank,
+      .world_size = options_.world_size,
+      .leader = options_.leader ? 1 : 0,
+      .device = options_.device,
+      .take = static_cast<wsync_take>(options_.take),
+      .serving = options_.serving ? 1 : 0,
+      .callbacks = callbacks(options_),
+      .user = this,
+      .weights_on = options_.gpu ? WSYNC_DEVICE_CUDA : WSYNC_DEVICE_HOST,
+      .gpu = static_cast<int>(options_.gpu.value_or(0)),
+      .any_layout = options_.any_layout ? 1 : 0,
+      .has_controller = options_.has_controller ? 1 : 0,
+      .led_steps = options_.led_steps ? 1 : 0};
   engine_ = wsync_engine_create(&options);
   if (engine_ == nullptr)
     return {WSYNC_RESOURCE_EXHAUSTED, "the engine cannot be created: there is no memory"};

@@ -70,6 +70,7 @@ struct EngineOptions {
   bool led_steps = false;
   bool can_read = false;
   bool can_check = false;
+  std::optional<std::uint32_t> gpu;  // that has the tensors; none: the memory of the host
 };
 
 // One engine and its thread. Shared by the Python object and the thread, so that a thread that must

@@ -1,6 +1,7 @@
 """Attaching an inference engine: one rank of a replica."""
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
@@ -11,10 +12,11 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from . import _tensors
+from ._destinations import Destinations, describe_without_memory
 from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
-from ._tensors import Shard, Spec, array_of, describe, pairs
+from ._tensors import Spec, array_of, pairs, parts_of
 from ._values import LATER, CachePolicy, Pause, PauseMode, RankState, ReplicaStatus, Version, version_or_none
 
 _log = logging.getLogger("wsync")
@@ -72,9 +74,10 @@ class Replica:
         socket: the absolute path of the sidecar's engine socket.
         name: the name of the replica, 1 to 128 bytes.
         tensors: a mapping of names (as in the checkpoint) to values, or (name, value) pairs. With "pieces", a value is a writable,
-            contiguous array or tensor in the memory of the host, into which the library writes, or a `Shard` of one. Otherwise only
-            dtype, shape and ranges are used, and a `Spec` is enough. None, with "borrow" and "adopt": every tensor of a version is
-            taken as a whole, whatever its name, dtype and shape; override `on_check_version` to refuse what does not fit.
+            contiguous array or tensor, into which the library writes, or a `Shard` of one: all of a rank in the memory of the host,
+            or all on one GPU (tensors of torch on CUDA, or objects with `__cuda_array_interface__`). Otherwise only dtype, shape and
+            ranges are used, and a `Spec` is enough. None, with "borrow" and "adopt": every tensor of a version is taken as a whole,
+            whatever its name, dtype and shape; override `on_check_version` to refuse what does not fit.
         rank, world_size: of this rank among those of the replica that have weights.
         leader: exactly one rank of a replica is the leader, or its controller; it is asked to pause and to resume.
         has_controller: True on all ranks of a replica that has a controller, and on the controller, which is the leader: a process
@@ -83,10 +86,13 @@ class Replica:
             "adopt": it is given read-only arrays over the received version, without a copy, to serve from. "borrow": the same,
             until the commit, for an engine that packs the weights into memory of its own.
         serving: the engine serves weights without a version when it attaches, so it is paused before its first one.
-        device: the index of the sidecar's device.
+        device: the index of the sidecar's device. For tensors on a GPU it is a device of kind cuda on the same GPU.
+        gpu: for tensors on a GPU, its number among those that this process sees. None: as the tensors say; of objects that say
+            nothing (without `__dlpack_device__`), GPU 0. The library asks the driver whether the memory is there.
         casts: with "pieces", the dtypes (names of safetensors) that versions have of the tensors that you hold in another one. F32,
             F16 and BF16 are converted into each other while they are copied, rounded to the nearest value as torch does. `wsync
-            verify` reads a tensor back that was widened (F16 or BF16 to F32), and says of others that they cannot be read.
+            verify` reads a tensor back that was widened (F16 or BF16 to F32), and says of others that they cannot be read. Not for
+            tensors on a GPU.
         led_steps: True on all ranks of a replica, and on its controller, if its leader calls `lead_step` before each step and the
             other ranks call `follow_step` with its header. The ranks then pause and run by that: `on_pause` and `on_resume` only
             tell what is asked for, and nobody calls `paused` and `running`.
@@ -97,6 +103,11 @@ class Replica:
         step: the number of steps that have been served, for the default of `on_pause`; yours to set.
         serving: whether the default callbacks let it serve.
         error: the sentence of the last callback that failed, or None.
+        gpu: the number of the GPU that has the tensors; None: they are in the memory of the host.
+
+    On a GPU the library copies with a stream of its own, and callbacks are called when its copies are complete. Steps that read the
+    weights must have ended before a pause is reported, and torch only submits them. So `paused`, `lead_step` and `follow_step` wait
+    for all work of torch on that GPU (`torch.cuda.synchronize`) before they report. With another framework, wait for its work first.
 
     Raises:
         InvalidInput: an argument or a description breaks a rule; `error.tensor` is the name of the tensor.
@@ -105,7 +116,7 @@ class Replica:
 
     def __init__(self, socket: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
                  has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
-                 casts: Optional[Mapping[str, str]] = None, led_steps: bool = False,
+                 gpu: Optional[int] = None, casts: Optional[Mapping[str, str]] = None, led_steps: bool = False,
                  pause: Optional[Callable[[Pause], None]] = None,
                  load_begin: Optional[Callable[[Version], None]] = None,
                  load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], Any]] = None,
@@ -117,6 +128,8 @@ class Replica:
             raise InvalidInput(f"take is '{take}', expected one of {', '.join(_TAKE)}")
         if casts and take != "pieces":
             raise InvalidInput(f"casts are for tensors that are taken as 'pieces'; take is '{take}'")
+        if gpu is not None and take != "pieces":
+            raise InvalidInput(f"gpu is for tensors that are taken as 'pieces'; take is '{take}'")
         self.name = name
         self.step = 0
         self.serving = serving
@@ -142,14 +155,18 @@ class Replica:
         self._is_suspending = False
         self._mapped: dict = {}  # version -> the memory that its arrays look at
         self._thread: Optional[threading.Thread] = None
+        items = iter(pairs(tensors or {}))
+        first = next(items, None)  # before the others are made: it says where their memory is
+        destinations = Destinations(first, gpu) if take == "pieces" else None
+        self.gpu = None if destinations is None else destinations.gpu
+        described = describe_without_memory if destinations is None else destinations.describe
         self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
-                                has_controller, led_steps, self._has("read_tensor"), self._has("check_version"))
+                                has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu)
         close_at_exit(self)
         try:
             self._raw.report_starting()
-            for tensor_name, given in pairs(tensors or {}):
-                self._add(describe(tensor_name, given, writable=take == "pieces", memory=take == "pieces"),
-                          given.tensor if isinstance(given, Shard) else given)
+            for tensor_name, given in itertools.chain([] if first is None else [first], items):
+                self._add(described(tensor_name, given), parts_of(given)[0])
             if unknown := sorted(set(self._casts) - {tensor.name for tensor, _ in self._tensors}):
                 raise InvalidInput(f"casts name tensor {unknown[0]}, which is not among the tensors", tensor=unknown[0])
             self._raw.attach()
@@ -183,6 +200,12 @@ class Replica:
         if not self._led_steps:
             self.serving = False
             self.paused(self.step)
+
+    def _end_work(self) -> None:
+        """Waits until nothing that torch has submitted to the GPU of the tensors reads them any more."""
+        torch = sys.modules.get("torch")
+        if self.gpu is not None and torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+            torch.cuda.synchronize(self.gpu)
 
     def on_load_begin(self, version: Version) -> None:
         """The weights are about to change."""
@@ -299,6 +322,7 @@ class Replica:
             EngineRefused: the steps are not led, or this rank is not the leader.
             Closed: the replica has been closed.
         """
+        self._end_work()
         self.serving, header = self._raw.lead_step()
         self._note_step(header)
         return self.serving, header
@@ -319,6 +343,7 @@ class Replica:
             Closed: the replica has been closed.
         """
         self.serving = False
+        self._end_work()
         self.serving = self._raw.follow_step(bytes(header))
         self._note_step(header)
         return self.serving
@@ -327,7 +352,8 @@ class Replica:
         self.step = int.from_bytes(header[16:24], sys.byteorder)  # wsync_step_header.step
 
     def paused(self, step: int) -> None:
-        """This rank has stopped serving after `step`."""
+        """This rank has stopped serving after `step`. Waits for the work of torch on the GPU that has the tensors."""
+        self._end_work()
         self._raw.report_paused(step)
 
     def running(self, step: int) -> None:

@@ -11,7 +11,10 @@ are converted. A version that lacks a parameter, or has others, is refused befor
 A cache of keys and values (`past_key_values`) survives a switch: drop it if a generation must not mix versions in its attention.
 Optimizer states and compiled graphs with folded constants do not notice a switch.
 
-Run with: transformers 5.19 and torch 2.13 on the CPU, Qwen3 and Qwen3-MoE. Not run: other architectures with fused experts, GPUs.
+The parameters may be on GPUs. The weights are then received in the memory of the host, so the sidecar needs no device of kind cuda,
+and copied from there. A pause waits for all work of torch on these GPUs, and a commit for the copies.
+
+Run with: transformers 5.19 and torch 2.13 on the CPU, Qwen3 and Qwen3-MoE. Not run: other architectures with fused experts.
 """
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ class Follower:
     def __init__(self, model: Any, socket: str, name: str):
         self.version: Optional[Version] = None
         self._parameters = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        self._gpus = {tensor.device for tensor in self._parameters.values() if tensor.device.type == "cuda"}
         self._gate = threading.Lock()  # held during a forward pass, and from a pause to its end
         self._paused = False
         self._steps = 0
@@ -92,6 +96,7 @@ class Follower:
         if not self._paused:
             self._gate.acquire()
             self._paused = True
+            self._end_work()  # a forward pass has returned before its kernels have run
         self.replica.paused(self._steps)
 
     def _resume(self) -> None:
@@ -145,7 +150,12 @@ class Follower:
             self._target(name)[1].copy_(as_tensor(array))
 
     def _commit(self, version: Version) -> None:
+        self._end_work()
         self.version = version
+
+    def _end_work(self) -> None:
+        for gpu in self._gpus:
+            _torch.cuda.synchronize(gpu)
 
 
 def attach(model: Any, socket: str, name: str) -> Follower:

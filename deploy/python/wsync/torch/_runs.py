@@ -140,6 +140,6 @@ def part(runs: np.ndarray, shape: tuple, size: int) -> Optional[list]:
 
 def tensor_over(storage: Any, offset: int, dtype: Any, shape: tuple) -> Any:
     """A contiguous tensor over a part of a storage."""
-    empty = _torch.empty(0, dtype=dtype)
+    empty = _torch.empty(0, dtype=dtype, device=storage.device)
     strides = [math.prod(shape[d + 1:]) for d in range(len(shape))]
     return empty.set_(storage, offset // empty.element_size(), shape, strides)

@@ -75,7 +75,7 @@ class Watch(TorchDispatchMode):
             why = f"it is converted from {source.dtype} to {target.dtype}"
         elif tuple(target.shape) != tuple(source.shape):
             why = f"it is repeated, from the shape {list(source.shape)} to {list(target.shape)}"
-        elif target.device.type != "cpu":
+        elif target.device.type not in ("cpu", "cuda"):
             why = f"it is copied to {target.device}"
         elif 0 in source.stride() and source.numel() > 1 or source.is_neg() or source.is_conj():
             why = f"{func} repeats or changes its elements"

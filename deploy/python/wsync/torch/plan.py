@@ -8,7 +8,8 @@ written by the library into the memory of the model, and no code of Python touch
 addition, a transpose) is not: it is received beside the model, and given to the loader with each version.
 
 Run with: transformers 5.19 (fused experts, tied heads) and a loader of the kind of vLLM's (fused QKV and gate_up, two ranks) on the
-CPU. Not run: parameters on GPUs, which are never written in place by such a plan; loaders that copy on other threads.
+CPU. Not run: loaders that copy on other threads. The parameters may be on one GPU: the library then writes there, and what is
+received beside the model is on that GPU too.
 """
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from .._values import Version
 from ..replica import Replica
 from . import _runs
 from ._watch import NONE, Watch
-from .tensors import as_tensor
+from .tensors import as_tensor, dtype_of
 
 
 class Recorded(Replica):
@@ -42,17 +43,17 @@ class Recorded(Replica):
         self.version: Optional[Version] = None
         self.loaded_by_python = 0
         self._plan = plan
-        beside = {key: as_dtype(np.empty(spec.shape, storage_dtype(spec.dtype)), spec.dtype)
-                  for key, spec in plan.specs.items() if key in plan.loaded or key in dropped}
+        beside = {key: _memory_for(spec, plan.device) for key, spec in plan.specs.items() if key in plan.loaded or key in dropped}
         super().__init__(socket, name, {**plan.pieces, **beside}, **options)
 
     def on_load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> Any:
         names = [name for name in tensors if name in self._plan.loaded]
         if names:
             self.loaded_by_python += len(names)
-            rest = [(other, as_tensor(tensors[name])) for name in names for other in (name, *self._plan.tied.get(name, ()))]
+            rest = [(other, _tensor_of(tensors[name])) for name in names for other in (name, *self._plan.tied.get(name, ()))]
             with _torch.no_grad():
                 self._plan.load(iter(rest))
+            self._end_work()  # on a GPU, before the memory beside the model may be written to again
         return None
 
     def on_load_begin(self, version: Version) -> None:
@@ -67,6 +68,17 @@ class Recorded(Replica):
         self.version = None
 
 
+def _memory_for(spec: Spec, device: Any) -> Any:
+    """Memory for a whole tensor that the model does not have: with all other memory of the rank, on its GPU or in the host."""
+    if device is not None:
+        return _torch.empty(tuple(spec.shape), dtype=dtype_of(spec.dtype), device=device)
+    return as_dtype(np.empty(spec.shape, storage_dtype(spec.dtype)), spec.dtype)
+
+
+def _tensor_of(given: Any) -> Any:
+    return given if isinstance(given, _torch.Tensor) else as_tensor(given)
+
+
 class Plan:
     """Where the tensors of a checkpoint go. Made by `record`.
 
@@ -76,10 +88,12 @@ class Plan:
         loaded: name -> why not: these must be given to the loader with each version.
         unused: names that the loader has put nowhere: what it ignores, and what other ranks have.
         tied: name -> other names of the same memory. Versions have the first name only, and the loader is given all.
+        device: the GPU that has the parameters, or None: they are in the memory of the host.
     """
 
-    def __init__(self, load: Callable, specs: dict, pieces: dict, loaded: dict, unused: list, tied: dict, keep: Any):
+    def __init__(self, load: Callable, specs: dict, pieces: dict, loaded: dict, unused: list, tied: dict, device: Any, keep: Any):
         self.load, self.specs, self.pieces, self.loaded, self.unused, self.tied = load, specs, pieces, loaded, unused, tied
+        self.device = device
         self._keep = keep
 
     def attach(self, socket: str, name: str, *, dropped: Optional[Iterable[str]] = None, **options: Any) -> Recorded:
@@ -120,7 +134,8 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
     that it is given makes them the memory of the model: they are written to by later versions.
 
     Args:
-        model: the module whose parameters are loaded, in the memory of the host. None: the module that `load` returns.
+        model: the module whose parameters are loaded, all in the memory of the host or all on one GPU. None: the module that `load`
+            returns.
         load: a function of an iterator of (name, tensor), such as a model's `load_weights`. It runs on this thread, and must copy
             on this thread. It must take some of the names alone, if the plan says that they must be loaded.
         tensors: the checkpoint: a mapping of names, or (name, value) pairs, with tensors of torch or `Spec`s as values. It has the
@@ -133,7 +148,8 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
         The plan.
 
     Raises:
-        InvalidInput: a tensor has a dtype that torch does not have; the sentence names it. Or `tied` is another word.
+        InvalidInput: a tensor has a dtype that torch does not have, or is not in the memory of the host; the sentence names it. Or
+            `tied` is another word, or the parameters are in several places.
         Refused: a parameter has bytes that come from no tensor of the checkpoint; or `model` is None, and a tensor is not only
             copied.
     """
@@ -167,6 +183,11 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
     if not isinstance(model, _torch.nn.Module):
         raise InvalidInput(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a loader that returns one")
     held = {_runs.key_of(tensor): tensor for tensor in [*model.buffers(), *model.parameters()] if watch.is_watchable(tensor)}
+    places = sorted({str(tensor.device) for tensor in held.values() if _runs.key_of(tensor) in watch.runs})
+    if len(places) > 1:
+        raise InvalidInput(f"the loader writes to {' and '.join(places)}; a rank has its weights in the memory of the host, or all "
+                           "on one GPU")
+    device = None if places in ([], ["cpu"]) else _torch.device(places[0])
     runs: dict = {}  # name -> [(storage, its runs)]
     for key, tensor in held.items():
         found = watch.runs.get(key, NONE)
@@ -189,7 +210,7 @@ def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: i
         raise Refused(f"{name}: {loaded[name]}, so it must be loaded again with each version, and this loader makes another model; "
                       "give `model`, and a loader that copies into it")
     _check_filled(model, watch)
-    return Plan(load, specs, pieces, loaded, unused, others, held)
+    return Plan(load, specs, pieces, loaded, unused, others, device, held)
 
 
 def _own(tensor: Any, taken: dict) -> Any:
@@ -224,7 +245,8 @@ def _piece(tensor: Any, found: list) -> Any:
     part = tensor
     for dim in sorted({one[0] for one in ranges}):
         part = _torch.cat([part.narrow(d, begin, length) for d, begin, length in ranges if d == dim], dim)
-    if math.prod(shape) and not _torch.equal(own.view(-1).view(_torch.uint8), part.contiguous().view(-1).view(_torch.uint8)):
+    part = part.contiguous().to(own.device)
+    if math.prod(shape) and not _torch.equal(own.view(-1).view(_torch.uint8), part.view(-1).view(_torch.uint8)):
         return "its bytes in the model are not those of the checkpoint, although it was copied"
     return Shard(own, tuple(tensor.shape), ranges)
 
