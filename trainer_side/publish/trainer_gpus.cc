@@ -131,7 +131,7 @@ void TrainerGpus::say_once(const device::Device& device, const std::string& why)
   }
   log_warning(
       "the memory into which weights of {} are copied cannot be pinned ({}): a publish copies all "
-      "the same, but takes longer; check the limit of locked memory (ulimit -l)",
+      "the same, but takes longer",
       device.name(), why);
 }
 
