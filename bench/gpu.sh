@@ -117,7 +117,7 @@ fill() {
   else
     say "without a wheel: the part python will not run; deploy/python/build.sh --python python3.12 makes one"
   fi
-  cp "$root"/tests/python/{gpu_test,gpu_engine,package_fleet}.py "$1/tests/python"
+  cp "$root"/tests/python/{gpu_test,gpu_engine,publish_gpu_test,gpu_memory,package_fleet}.py "$1/tests/python"
   # What the tests import that Python does not bring along; none of it is compiled code.
   python3 - "$1/python" <<'PYTHON' || die 1 "the Python package jsonschema cannot be packed"
 import importlib.util, pathlib, shutil, sys
@@ -262,6 +262,7 @@ run_python() {
     return
   fi
   run_case python env PYTHONPATH="$folder" HF_HUB_OFFLINE=1 python3 -B "$kit/tests/python/gpu_test.py" -v
+  run_case python_publish env PYTHONPATH="$folder" python3 -B "$kit/tests/python/publish_gpu_test.py" -v gpu
 }
 
 run_bench() { run_case bench "$kit/bin/wsync" bench gpu --output "$results/bench-gpu.json" "${bench[@]}"; }

@@ -125,7 +125,7 @@ def main():
     images, log = [], ""
     for gpu in arguments.gpus:
         kind, major, minor = gpu
-        options = [f"--gpu-architecture={kind}_{major}{minor}", "--std=c++20", "--device-as-default-execution-space", "--generate-line-info",
+        options = [f"--gpu-architecture={kind}_{major}{minor}", "--std=c++20", "--device-as-default-execution-space",
                    f"--include-path={arguments.root}"]
         if kind == "sm":
             options.append("--ptxas-options=-v")
