@@ -73,8 +73,9 @@ class EngineLink final : private LinkHandler {
   // threads read the version. kInvalidInput if it is suspended already. Owner's thread, not in a
   // callback.
   [[nodiscard]] Result<> suspend();
-  // The memory is there again, at the addresses of the description. The link connects anew, and the
-  // thread of start() runs again. kInvalidInput if it is not suspended; kResourceExhausted.
+  // The memory is there again, at the addresses of the description. On a GPU they are checked
+  // again; the error names the tensor, and the link stays suspended. The link connects anew, and
+  // the thread of start() runs again. kInvalidInput if it is not suspended; kResourceExhausted.
   [[nodiscard]] Result<> resume();
   [[nodiscard]] bool is_suspended() const noexcept { return suspended_; }
 
@@ -121,6 +122,8 @@ class EngineLink final : private LinkHandler {
   void prepare(const PrepareVersion& action, std::span<const UniqueFd> fds);
   [[nodiscard]] Result<> map_buffers(const control::Load& load, std::span<const UniqueFd> fds);
   void start_load(const StartLoad& action);
+  // std::nullopt: what was postponed is no longer to be loaded.
+  void postpone(std::optional<StartLoad> load);
   void commit(const CommitEngine& action);
   void resume_engine(const ResumeEngine& action);
   void read_tensors();
@@ -149,9 +152,10 @@ class EngineLink final : private LinkHandler {
   std::optional<ReadBack> reading_;  // each poll() continues it
   // The commit that the engine has answered with Answer::kLater.
   std::optional<CommitEngine> committing_;
-  // The newest load that came while the engine had not answered an earlier one. It begins when the
-  // engine has.
+  // The newest load that came while the engine had not answered an earlier one, and what the
+  // sidecar has for it. It begins when the engine has.
   std::optional<StartLoad> postponed_;
+  std::vector<TakeBucket> postponed_buckets_;
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable settled_;
