@@ -12,7 +12,8 @@
 
 namespace wsync {
 
-// A call that fails ends the process, with its name. Thread: confined to one thread.
+// A call that fails ends the process, with its name. Thread: confined to one thread, except as
+// said.
 class SleepingMemory {
  public:
   // `bytes`: rounded up to whole blocks of 2 MiB. The memory is there.
@@ -43,6 +44,19 @@ class SleepingMemory {
   void sleep() { unmap(); }
   // Other memory is there, at the same addresses.
   void wake() { map(); }
+  // Copies on the GPU, with a stream of its own, and waits. Thread: any, one call at a time.
+  void copy(void* to, const void* from, std::uint64_t bytes) const {
+    run([&](CUstream stream) {
+      check(cuda_.cuMemcpyAsync(device_address(to), device_address(from), bytes, stream),
+            "cuMemcpyAsync");
+    });
+  }
+  // The same to memory of the host.
+  void copy_to_host(void* to, const void* from, std::uint64_t bytes) const {
+    run([&](CUstream stream) {
+      check(cuda_.cuMemcpyDtoHAsync(to, device_address(from), bytes, stream), "cuMemcpyDtoHAsync");
+    });
+  }
 
  private:
   static constexpr std::uint64_t kBlock = std::uint64_t{2} << 20U;
@@ -51,7 +65,8 @@ class SleepingMemory {
   CALL(cuInit) CALL(cuDevicePrimaryCtxRetain) CALL(cuDevicePrimaryCtxRelease)               \
   CALL(cuCtxPushCurrent) CALL(cuCtxPopCurrent) CALL(cuMemCreate) CALL(cuMemRelease)         \
   CALL(cuMemAddressReserve) CALL(cuMemAddressFree) CALL(cuMemMap) CALL(cuMemUnmap)          \
-  CALL(cuMemSetAccess)
+  CALL(cuMemSetAccess) CALL(cuMemcpyAsync) CALL(cuMemcpyDtoHAsync) CALL(cuStreamCreate)     \
+  CALL(cuStreamSynchronize) CALL(cuStreamDestroy)
   // clang-format on
   struct Calls {
     Calls() {
@@ -87,6 +102,18 @@ class SleepingMemory {
     if (code == CUDA_SUCCESS) return;
     std::fprintf(stderr, "%s failed with %d\n", call, static_cast<int>(code));
     std::abort();
+  }
+  static CUdeviceptr device_address(const void* address) {
+    return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
+  }
+  template <class Work>
+  void run(Work work) const {
+    const Current current(*this);
+    CUstream stream = nullptr;
+    check(cuda_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    work(stream);
+    check(cuda_.cuStreamSynchronize(stream), "cuStreamSynchronize");
+    check(cuda_.cuStreamDestroy(stream), "cuStreamDestroy");
   }
   void map() {
     const Current current(*this);
