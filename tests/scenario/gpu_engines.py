@@ -1,4 +1,4 @@
-"""Engines on a GPU over the C API (gpu_loader.cc): they take pieces, whole tensors, or borrow; they are killed while they load, give
+"""Engines on a GPU over the C API (gpu_loader.cc): they take pieces, whole tensors, or borrow; are killed while they load, give
 their memory away, and lose it. For the emulated driver (cuda_engines_test.py) and for this machine's GPUs (gpu_test.py)."""
 import subprocess
 
