@@ -188,6 +188,23 @@ Result<> EngineLink::suspend() {
   return {};
 }
 
+Result<> EngineLink::move_destination(std::size_t tensor, std::byte* address) {
+  const auto refuse = [&](std::string_view why) {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} rank {}: the memory of tensor {} cannot be moved: {}",
+                            description_.replica, description_.rank, tensor, why));
+  };
+  if (!suspended_) return refuse("the rank is not suspended");
+  if (description_.take != control::TakeMode::kPieces)
+    return refuse("the rank takes no pieces, so it has no destinations");
+  if (tensor >= description_.tensors.size())
+    return refuse(fmt::format("the rank has {} tensors", description_.tensors.size()));
+  auto& destination = description_.tensors[tensor].destination;
+  if (address == nullptr && !destination.empty()) return refuse("the new address is NULL");
+  destination = {address, destination.size()};
+  return {};
+}
+
 Result<> EngineLink::resume() {
   if (!suspended_)
     return fail(ErrorCode::kInvalidInput, fmt::format("{} rank {} is not suspended",

@@ -73,6 +73,10 @@ class EngineLink final : private LinkHandler {
   // threads read the version. kInvalidInput if it is suspended already. Owner's thread, not in a
   // callback.
   [[nodiscard]] Result<> suspend();
+  // While it is suspended: the memory of a tensor is at this address when it comes back. It is
+  // checked by resume(). kInvalidInput if the link is not suspended, if the rank does not take
+  // pieces, or if it has no such tensor.
+  [[nodiscard]] Result<> move_destination(std::size_t tensor, std::byte* address);
   // The memory is there again, at the addresses of the description. On a GPU they are checked
   // again; the error names the tensor, and the link stays suspended. The link connects anew, and
   // the thread of start() runs again. kInvalidInput if it is not suspended; kResourceExhausted.
@@ -142,7 +146,7 @@ class EngineLink final : private LinkHandler {
   void publish_status();
   void note_error(const std::string& sentence);
 
-  const EngineDescription description_;
+  EngineDescription description_;  // changed only by move_destination(); others refer to it
   Engine& engine_;
   RankMachine machine_;
   // Declared before loader_, so that it is destroyed after it: buffers of the sidecar must be

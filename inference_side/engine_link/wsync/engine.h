@@ -238,11 +238,17 @@ WSYNC_API int wsync_engine_start(wsync_engine* engine);
  * ranks of a replica when none of them serves. Fails while load_layer or commit has returned
  * WSYNC_LATER and has not been reported. Owner's thread, not in a callback. */
 WSYNC_API int wsync_engine_suspend(wsync_engine* engine);
-/* The memory is there again, at the same addresses; its content does not matter. With CUDA it may
- * have been unmapped and be other memory now: it is checked again, and if it is not there, the call
- * fails with the name of the tensor, and the engine stays suspended. The link connects, and the
- * newest version is loaded as into an engine that has just started. A publish for which too few
- * engines are awake (`min_replicas`) waits, and goes on now. Thread: as wsync_engine_suspend. */
+/* PIECES, between wsync_engine_suspend and wsync_engine_resume: the memory of a tensor is at
+ * another address when it comes back. `tensor`: index in the order of wsync_engine_add_tensor.
+ * `destination`: as in wsync_tensor, of the same size; checked by wsync_engine_resume. Thread: as
+ * wsync_engine_suspend. */
+WSYNC_API int wsync_engine_move_tensor(wsync_engine* engine, uint32_t tensor, void* destination);
+/* The memory is there again, at the addresses of the tensors; its content does not matter. With
+ * CUDA it may have been unmapped and be other memory now: it is checked again, and if it is not
+ * there, the call fails with the name of the tensor, and the engine stays suspended. The link
+ * connects, and the newest version is loaded as into an engine that has just started. A publish for
+ * which too few engines are awake (`min_replicas`) waits, and goes on now. Thread: as
+ * wsync_engine_suspend. */
 WSYNC_API int wsync_engine_resume(wsync_engine* engine);
 /* Alternative to wsync_engine_start: waits at most timeout_ms (-1: without limit) and handles all
  * events. During a `wsync verify`, a call reads tensors back for about 2 ms, and at least one

@@ -104,6 +104,33 @@ TEST(EngineMemoryOnGpu, NothingIsTouchedWhileItIsSuspended) {
   engine.expect_digests(second);
 }
 
+TEST(EngineMemoryOnGpu, TheMemoryMayComeBackAtOtherAddresses) {
+  const Model model = Model::make();
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  SleepingRank engine(model);
+  engine.attach(sidecar);
+  GpuRank& rank = engine.rank;
+  const SharedArena first = model.arena(kFirst);
+  const SharedArena second = model.arena(kSecond);
+  rank.load(sidecar, first, kFirst);
+  rank.commit(kFirst);
+  ASSERT_TRUE(rank.link->suspend());
+  engine.memory.sleep();
+  const SleepingMemory other(0, engine.memory.range().size());
+  std::byte* const before = engine.memory.range().data();
+  for (std::size_t t = 0; t < rank.engine.description.tensors.size(); ++t) {
+    std::byte* const address = rank.engine.description.tensors[t].destination.data();
+    ASSERT_TRUE(rank.link->move_destination(t, other.range().data() + (address - before)));
+  }
+  ASSERT_TRUE(rank.link->resume());
+  rank.peer.accept();
+  rank.peer.send(rank.welcome(sidecar.handles()), sidecar.fds());
+  rank.load(sidecar, second, kSecond);
+  rank.commit(kSecond);
+  engine.expect_digests(second);
+  rank.link.reset();  // before that memory
+}
+
 // In the middle of a load: what has been copied is forgotten with the memory.
 TEST(EngineMemoryOnGpu, ALoadThatRunsEndsWhenItIsSuspended) {
   const Model model = Model::make();
