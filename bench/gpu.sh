@@ -94,7 +94,7 @@ carried_libraries() {
 # fill DIR: everything that the parts need, from the build in $folder.
 fill() {
   local programs=("$folder"/deploy/cli/{wsync,wsync-bench,wsync-engine} "$folder"/bench/gpu_probe)
-  programs+=("$folder"/tests/contract/contract_{cuda_device,cuda_collective,trainer_gpu} "$folder"/tests/unit/unit_device)
+  programs+=("$folder"/tests/contract/contract_{cuda_device,cuda_collective,trainer_gpu} "$folder"/tests/unit/unit_device "$folder"/tests/scenario/gpu_loader)
   rm -rf "$1"/{bin,lib,bench,deploy,tests,python,wheel}
   mkdir -p "$1"/{bin,lib,bench,deploy/cli,tests/scenario,tests/python,python}
   cp "${programs[@]}" "$1/bin"
@@ -108,7 +108,7 @@ fill() {
   cp "$root/bench/gpu.sh" "$1/bench"
   cp "$root/deploy/lib.sh" "$1/deploy"
   cp -r "$root/deploy/cli/schema" "$1/deploy/cli"
-  cp "$root"/tests/scenario/{gpu_test,cuda_fleet,fleet,schema}.py "$1/tests/scenario"
+  cp "$root"/tests/scenario/{gpu_test,gpu_engines,cuda_fleet,fleet,schema}.py "$1/tests/scenario"
   local wheels
   mapfile -t wheels < <(compgen -G "$root/build/python*/dist/*abi3*.whl")
   if [ ${#wheels[@]} -gt 0 ]; then
@@ -169,7 +169,7 @@ build_kit() {
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags "${cache[@]}" ||
     die 3 "configuring failed: the lines above name the missing parts; give their location with --prefix, --cuda-home or --nccl-home"
   sed -n '/CUDA backend/,/kernels/p' "$folder.log"
-  targets=(wsync wsync-bench wsync-engine wsync_cuda gpu_probe unit_device tests_gpu)
+  targets=(wsync wsync-bench wsync-engine wsync_cuda gpu_probe gpu_loader unit_device tests_gpu)
   say "building"
   build "$folder" "${targets[@]}" || die 1 "the build failed"
   fill "$1"
@@ -224,7 +224,7 @@ run_tests() {
   else
     report "gpu_collective: NCCL: not tested ($gpus GPU)"
   fi
-  run_case gpu_fleet env PYTHONPATH="$kit/python" python3 -B "$kit/tests/scenario/gpu_test.py" -v "$kit/bin/wsync" "$kit/lib/libwsync_cuda.so"
+  run_case gpu_fleet env PYTHONPATH="$kit/python" python3 -B "$kit/tests/scenario/gpu_test.py" -v "$kit/bin/wsync" "$kit/lib/libwsync_cuda.so" "$kit/bin/gpu_loader"
 }
 
 # Tests provoke errors of calls, so these are not reported. racecheck and synccheck look at shared memory and barriers, which the kernels do not have. initcheck takes bytes that another

@@ -516,6 +516,12 @@ int wsync_engine_suspend(wsync_engine* engine) {
   });
 }
 
+int wsync_engine_move_tensor(wsync_engine* engine, uint32_t tensor, void* destination) {
+  if (!is_attached(engine)) return -1;
+  return engine->run(
+      [&] { return engine->link->move_destination(tensor, static_cast<std::byte*>(destination)); });
+}
+
 int wsync_engine_resume(wsync_engine* engine) {
   if (!is_attached(engine)) return -1;
   return engine->run([&] { return engine->link->resume(); });

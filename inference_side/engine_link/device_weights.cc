@@ -23,21 +23,72 @@ Result<UniqueFd> duplicated(const UniqueFd& fd) {
 }  // namespace
 
 Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& device,
-                                                             std::span<const RankTensor> tensors) {
-  std::unique_ptr<DeviceWeights> weights(new DeviceWeights(device));
-  weights->tensors_.reserve(tensors.size());
-  for (const RankTensor& tensor : tensors) {
-    weights->tensors_.emplace_back();
-    weights->seeds_.push_back(seed_of(tensor.description.name));
-    if (tensor.destination.empty()) continue;
-    auto memory = device.borrow(tensor.destination);
-    if (!memory)
-      return fail(memory.error().with_context(
-          fmt::format("the destination of tensor {}", tensor.description.name)));
-    weights->tensors_.back() = std::move(*memory);
-  }
+                                                             const EngineDescription& description) {
+  std::unique_ptr<DeviceWeights> weights(new DeviceWeights(device, description));
+  weights->tensors_.resize(description.tensors.size());
+  WSYNC_TRY(weights->check());
   weights->event_ = WSYNC_TRY(device.create_event());
   return weights;
+}
+
+Result<> DeviceWeights::borrow(std::size_t tensor) {
+  const RankTensor& described = description_.tensors[tensor];
+  if (described.destination.empty()) return {};
+  if (tensors_[tensor] && planted("gpu_memory_checked_once")) return {};
+  tensors_[tensor].reset();
+  auto memory = device_.borrow(described.destination);
+  if (!memory)
+    return fail(memory.error().with_context(
+        fmt::format("the destination of tensor {}", described.description.name)));
+  tensors_[tensor] = std::move(*memory);
+  return {};
+}
+
+Result<> DeviceWeights::check() {
+  for (std::size_t t = 0; takes_pieces() && t < tensors_.size(); ++t) WSYNC_TRY(borrow(t));
+  return {};
+}
+
+Result<> DeviceWeights::claim(const EngineLayout& layout) {
+  if (takes_pieces()) return check();
+  claimed_.reset();
+  if (layers_ && layers_->fits(layout.places)) return {};
+  claimed_ = WSYNC_TRY(LayerMemory::allocate(device_, layout.places));
+  return {};
+}
+
+Result<> DeviceWeights::begin(const EngineLayout& layout) {
+  if (takes_pieces()) {
+    // Those that were checked for this load are there.
+    for (std::size_t t = 0; t < tensors_.size(); ++t)
+      if (!tensors_[t]) WSYNC_TRY(borrow(t));
+    return {};
+  }
+  if (claimed_) layers_ = std::move(claimed_);
+  if (layers_ && layers_->fits(layout.places)) return {};
+  layers_.reset();
+  layers_ = WSYNC_TRY(LayerMemory::allocate(device_, layout.places));
+  return {};
+}
+
+void DeviceWeights::end() noexcept { layers_.reset(); }
+
+void DeviceWeights::release() noexcept {
+  stream_.reset();  // its tables are on the GPU
+  for (auto& tensor : tensors_) tensor.reset();
+  claimed_.reset();
+  layers_.reset();
+}
+
+device::Region DeviceWeights::region(std::uint32_t tensor, std::uint64_t bytes) const {
+  if (!takes_pieces()) return layers_->region(tensor, bytes);
+  return {.memory = tensors_[tensor].get(), .offset = 0, .bytes = bytes};
+}
+
+std::span<std::byte> DeviceWeights::part(std::uint32_t tensor, std::uint64_t bytes) const {
+  if (bytes == 0) return {};
+  const device::Region at = region(tensor, bytes);
+  return {at.memory->address() + at.offset, bytes};
 }
 
 Result<> DeviceWeights::enqueue(Batch& batch) {
@@ -72,9 +123,10 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
     const reload::LoadTensor& tensor = plan.tensors()[group.tensor];
     // The planted fault copies nothing of a group, and returns its sum.
     const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
+    const device::Region to = region(group.tensor, tensor.shard.bytes());
     for (const reload::GroupRows& rows : plan.rows(group))
-      batch.pieces.push_back({.to = skipped ? nullptr : tensors_[group.tensor].get(),
-                              .to_offset = rows.to,
+      batch.pieces.push_back({.to = skipped ? nullptr : to.memory,
+                              .to_offset = to.offset + rows.to,
                               .from = &buffer,
                               .from_offset = rows.from,
                               .row_bytes = rows.row_bytes,
@@ -100,14 +152,18 @@ Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {
   std::vector<std::uint64_t> sizes;
   std::uint64_t bytes = 0;
   for (std::size_t t = first; t < tensors_.size(); ++t) {
-    const std::uint64_t size = tensors_[t] ? tensors_[t]->bytes() : 0;
+    const RankTensor& tensor = description_.tensors[t];
+    const std::uint64_t size = tensor.destination.size();
     if (!sizes.empty() && bytes + size > kDigestBatchBytes) break;
+    WSYNC_TRY(borrow(t));
     bytes += size;
     if (size != 0)
-      batch.pieces.push_back({.from = tensors_[t].get(),
-                              .row_bytes = size,
-                              .sum = static_cast<std::uint32_t>(sizes.size()),
-                              .place = {.seed = seeds_[t], .position = 0, .tensor_bytes = size}});
+      batch.pieces.push_back(
+          {.from = tensors_[t].get(),
+           .row_bytes = size,
+           .sum = static_cast<std::uint32_t>(sizes.size()),
+           .place = {
+               .seed = seed_of(tensor.description.name), .position = 0, .tensor_bytes = size}});
     sizes.push_back(size);
   }
   batch.sums.resize(sizes.size());

@@ -48,10 +48,16 @@ struct EngineDescription {
   // The engine serves weights without a version when it attaches; otherwise it waits for a load.
   bool serving = false;
   std::vector<RankTensor> tensors;
-  // The device of kind kCuda whose memory contains the destinations; kPieces only. Borrowed; it
-  // must outlive the link. Null: the destinations are in host memory.
+  // The device of kind kCuda in whose memory the rank takes its tensors; not kAdopt. Borrowed; it
+  // must outlive the link. Null: in host memory.
   device::Device* gpu = nullptr;
 };
+
+// Whether the engine gets the staged bytes themselves, so that the library copies nothing. On a GPU
+// a rank that borrows gets a copy of them.
+[[nodiscard]] inline bool reads_in_place(const EngineDescription& description) noexcept {
+  return control::maps_version(description.take) && description.gpu == nullptr;
+}
 
 // A tensor of a complete layer.
 struct LayerTensor {
@@ -91,7 +97,10 @@ class Engine {
   // kAdopt: they are mapped read-only and valid until another version has been committed. kBorrow:
   // the same, until the commit of this version is answered, or the load has failed. kLater (kAdopt,
   // kBorrow): the engine has not used this layer yet; the load ends with report_loaded(), once for
-  // all layers, and the bytes stay valid until then.
+  // all layers, and the bytes stay valid until then. With a `gpu`, `bytes` are addresses of that
+  // GPU, on which all copies to them are complete, and the engine's work on the GPU that reads them
+  // must be complete when they cease to be valid: when the call returns (kWhole), or when the
+  // commit or the load is answered (kBorrow).
   [[nodiscard]] virtual Result<Answer> load_layer(const Version& version, std::uint32_t layer,
                                                   std::span<const LayerTensor> tensors) = 0;
   // Every byte of `version` is in place and verified. The rank stays paused. kLater:

@@ -34,8 +34,8 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-// Weights on a GPU support pieces only. Whole tensors would need additional GPU memory, and buffers
-// cannot be adopted because they belong to the sidecar.
+// To adopt a version on a GPU, the rank would keep a copy of it there, and two of them during each
+// switch: more memory than an engine has that loads into memory of its own.
 Result<> check_gpu(const EngineDescription& description) {
   if (description.gpu == nullptr) return {};
   if (description.gpu->kind() != DeviceKind::kCuda)
@@ -43,10 +43,11 @@ Result<> check_gpu(const EngineDescription& description) {
         ErrorCode::kInvalidInput,
         fmt::format("the engine's description places the rank's weights on {}, which is not a GPU",
                     description.gpu->name()));
-  if (description.take != control::TakeMode::kPieces)
+  if (description.take == control::TakeMode::kAdopt)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("weights on {} can be loaded only as pieces: whole tensors and "
-                            "adoption need weights in host memory",
+                fmt::format("versions cannot be adopted on {}: only host memory is shared with the "
+                            "sidecar, so adopting would keep two copies of the rank's weights on "
+                            "the GPU during each switch; take pieces or whole tensors, or borrow",
                             description.gpu->name()));
   return {};
 }
@@ -187,13 +188,29 @@ Result<> EngineLink::suspend() {
   return {};
 }
 
+Result<> EngineLink::move_destination(std::size_t tensor, std::byte* address) {
+  const auto refuse = [&](std::string_view why) {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} rank {}: the memory of tensor {} cannot be moved: {}",
+                            description_.replica, description_.rank, tensor, why));
+  };
+  if (!suspended_) return refuse("the rank is not suspended");
+  if (description_.take != control::TakeMode::kPieces)
+    return refuse("the rank takes no pieces, so it has no destinations");
+  if (tensor >= description_.tensors.size())
+    return refuse(fmt::format("the rank has {} tensors", description_.tensors.size()));
+  auto& destination = description_.tensors[tensor].destination;
+  if (address == nullptr && !destination.empty()) return refuse("the new address is NULL");
+  destination = {address, destination.size()};
+  return {};
+}
+
 Result<> EngineLink::resume() {
   if (!suspended_)
     return fail(ErrorCode::kInvalidInput, fmt::format("{} rank {} is not suspended",
                                                       description_.replica, description_.rank));
   // What was checked of its memory at the beginning need not hold for the memory that it has now.
-  if (description_.gpu != nullptr)
-    loader_ = WSYNC_TRY(VersionLoader::create(description_, engine_));
+  WSYNC_TRY(loader_->check_memory());
   suspended_ = false;
   {
     // Reports of the time before: the rank has not paused, and serves nothing.
@@ -300,10 +317,21 @@ void EngineLink::handle_late(LateAnswer answer) {
   if (answer.call == LateAnswer::Call::kLoad) {
     // The sidecar may have given this load up meanwhile, and may have sent another one.
     const auto postponed = std::exchange(postponed_, std::nullopt);
-    if (!postponed && machine_.loading() == answer.version)
+    const auto buckets = std::exchange(postponed_buckets_, {});
+    if (!postponed && machine_.loading() == answer.version) {
+      // Only where layers come one by one, on a GPU.
+      if (answer.result && !loader_->awaited_is_complete())
+        answer.result = fail(ErrorCode::kInvalidInput,
+                             fmt::format("the engine reports that it has loaded {} before it was "
+                                         "given all of its layers",
+                                         answer.version.to_string()));
       return end_load(loader_->end_load(std::move(answer.result)));
+    }
     loader_->drop_awaited();
-    if (postponed && machine_.loading() == postponed->version) start_load(*postponed);
+    if (postponed && machine_.loading() == postponed->version) {
+      start_load(*postponed);
+      for (const TakeBucket& bucket : buckets) take_bucket(bucket);
+    }
     return;
   }
   const CommitEngine commit = *std::exchange(committing_, std::nullopt);
@@ -379,7 +407,7 @@ void EngineLink::handle_loss(const std::string& why) {
   const RankActions actions = machine_.handle_loss(why);
   if (!suspending_) execute(actions);  // it only tells of a loss, which this is not
   reading_.reset();
-  postponed_.reset();
+  postpone(std::nullopt);
   loader_->release(machine_.state() == RankState::kLoaded);
   if (planted("engine_resumes_alone") && machine_.state() == RankState::kPaused) {
     (void)engine_.resume();
@@ -423,9 +451,14 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
       [&](const MapBuffers& a) {
         const auto mapped = map_buffers(*a.message, fds);
         execute(machine_.handle_buffers_mapped(a.request, *a.message, mapped, now()));
+        loader_->give_up_claim();
       },
       [&](const StartLoad& a) { start_load(a); },
       [&](const CancelLoad&) {
+        if (loader_->awaited()) {
+          postpone(std::nullopt);
+          return end_load(loader_->give_up_awaited());
+        }
         end_load(loader_->end_load(fail(ErrorCode::kCancelled, "the load was cancelled")));
       },
       [&](const TakeBucket& a) { take_bucket(a); },
@@ -478,12 +511,18 @@ Result<> EngineLink::map_buffers(const control::Load& load, std::span<const Uniq
     return fail(ErrorCode::kBusy,
                 fmt::format("the engine has not reported yet that it has committed {}",
                             committing_->version.to_string()));
+  WSYNC_TRY(loader_->claim(load.version));
   return loader_->buffers().map(load, fds);
+}
+
+void EngineLink::postpone(std::optional<StartLoad> load) {
+  postponed_ = load;
+  postponed_buckets_.clear();
 }
 
 void EngineLink::start_load(const StartLoad& action) {
   if (loader_->awaited() && !planted("late_load_overtaken")) {
-    postponed_ = action;
+    postpone(action);
     return;
   }
   const auto ended = loader_->start_load(action.version, action.deadline, action.copy_threads);
@@ -507,6 +546,10 @@ void EngineLink::take_bucket(const TakeBucket& action) {
   const bool early = planted("engine_ack_before_copy");
   if (early) execute(machine_.handle_bucket_taken(action.request, action.bucket, {}));
   if (!machine_.loading()) return;
+  if (postponed_) {
+    postponed_buckets_.push_back(action);
+    return;
+  }
   const auto outcome = loader_->take_bucket(action.bucket, action.slot);
   if (!early) execute(machine_.handle_bucket_taken(action.request, action.bucket, outcome.result));
   // Sending the bucket acknowledgement may have detected the loss of the sidecar, which ends the

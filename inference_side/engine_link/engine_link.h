@@ -73,8 +73,13 @@ class EngineLink final : private LinkHandler {
   // threads read the version. kInvalidInput if it is suspended already. Owner's thread, not in a
   // callback.
   [[nodiscard]] Result<> suspend();
-  // The memory is there again, at the addresses of the description. The link connects anew, and the
-  // thread of start() runs again. kInvalidInput if it is not suspended; kResourceExhausted.
+  // While it is suspended: the memory of a tensor is at this address when it comes back. It is
+  // checked by resume(). kInvalidInput if the link is not suspended, if the rank does not take
+  // pieces, or if it has no such tensor.
+  [[nodiscard]] Result<> move_destination(std::size_t tensor, std::byte* address);
+  // The memory is there again, at the addresses of the description. On a GPU they are checked
+  // again; the error names the tensor, and the link stays suspended. The link connects anew, and
+  // the thread of start() runs again. kInvalidInput if it is not suspended; kResourceExhausted.
   [[nodiscard]] Result<> resume();
   [[nodiscard]] bool is_suspended() const noexcept { return suspended_; }
 
@@ -121,6 +126,8 @@ class EngineLink final : private LinkHandler {
   void prepare(const PrepareVersion& action, std::span<const UniqueFd> fds);
   [[nodiscard]] Result<> map_buffers(const control::Load& load, std::span<const UniqueFd> fds);
   void start_load(const StartLoad& action);
+  // std::nullopt: what was postponed is no longer to be loaded.
+  void postpone(std::optional<StartLoad> load);
   void commit(const CommitEngine& action);
   void resume_engine(const ResumeEngine& action);
   void read_tensors();
@@ -139,7 +146,7 @@ class EngineLink final : private LinkHandler {
   void publish_status();
   void note_error(const std::string& sentence);
 
-  const EngineDescription description_;
+  EngineDescription description_;  // changed only by move_destination(); others refer to it
   Engine& engine_;
   RankMachine machine_;
   // Declared before loader_, so that it is destroyed after it: buffers of the sidecar must be
@@ -149,9 +156,10 @@ class EngineLink final : private LinkHandler {
   std::optional<ReadBack> reading_;  // each poll() continues it
   // The commit that the engine has answered with Answer::kLater.
   std::optional<CommitEngine> committing_;
-  // The newest load that came while the engine had not answered an earlier one. It begins when the
-  // engine has.
+  // The newest load that came while the engine had not answered an earlier one, and what the
+  // sidecar has for it. It begins when the engine has.
   std::optional<StartLoad> postponed_;
+  std::vector<TakeBucket> postponed_buckets_;
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable settled_;

@@ -9,16 +9,19 @@ namespace wsync::engine {
 using control::TakeMode;
 
 LoadSession::LoadSession(const EngineDescription& description, const PreparedVersion& prepared,
-                         Engine& engine, TimePoint deadline)
+                         Engine& engine, TimePoint deadline, DeviceWeights* on_gpu)
     : description_(&description),
       prepared_(&prepared),
       engine_(&engine),
+      on_gpu_(on_gpu),
       deadline_(deadline),
       coverage_(prepared.layout->plan),
       taken_(prepared.layout->plan.bucket_count(), false),
       groups_left_(prepared.layout->layers.size(), 0),
       sums_(prepared.layout->plan.tensors().size()),
-      assembled_(description.take == TakeMode::kWhole ? description.tensors.size() : 0) {
+      assembled_(description.take == TakeMode::kWhole && on_gpu == nullptr
+                     ? description.tensors.size()
+                     : 0) {
   for (const auto& group : prepared.layout->plan.groups())
     ++groups_left_[prepared.layout->layer_of[group.tensor]];
 }
@@ -26,8 +29,10 @@ LoadSession::LoadSession(const EngineDescription& description, const PreparedVer
 Destination LoadSession::destination_of(std::uint32_t tensor) {
   if (description_->take == TakeMode::kPieces)
     return Destination::of(description_->tensors[tensor]);
+  const std::uint64_t bytes = prepared_->layout->plan.tensors()[tensor].shard.bytes();
+  if (on_gpu_ != nullptr) return {.memory = on_gpu_->part(tensor, bytes), .cast = std::nullopt};
   auto& whole = assembled_[tensor];
-  if (whole.empty()) whole.resize(prepared_->layout->plan.tensors()[tensor].shard.bytes());
+  if (whole.empty()) whole.resize(bytes);
   return {.memory = whole, .cast = std::nullopt};
 }
 
@@ -38,6 +43,11 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std:
                 fmt::format("bucket {} does not exist: the load plan has {} buckets", bucket,
                             taken_.size()));
   if (taken_[bucket]) return {};
+  if (on_gpu_ != nullptr && description_->take == TakeMode::kWhole && bucket != taken_count_)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("bucket {} came before bucket {}: whole tensors are put together on a "
+                            "GPU in the order of the buckets",
+                            bucket, taken_count_));
   if (taker.slot_bytes(slot) < plan.bucket_bytes(bucket))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("bucket {} has {} bytes, but its buffer has only {}", bucket,
@@ -116,7 +126,7 @@ Result<> LoadSession::take_group(std::size_t index, const SplitSum& sum) {
 }
 
 std::vector<SplitSum> LoadSession::take_sums() {
-  return control::maps_version(description_->take) ? std::vector<SplitSum>() : std::move(sums_);
+  return reads_in_place(*description_) ? std::vector<SplitSum>() : std::move(sums_);
 }
 
 Result<> LoadSession::end_bucket(std::uint64_t bucket) {
@@ -134,7 +144,7 @@ Result<> LoadSession::hand_over_complete_layers() {
     for (const std::uint32_t t : layout.layers[next_layer_])
       tensors.push_back({.tensor = t, .bytes = destination_of(t).memory});
     WSYNC_TRY(pass_layer(tensors));
-    if (description_->take == TakeMode::kWhole)
+    if (!assembled_.empty())
       for (const std::uint32_t t : layout.layers[next_layer_])
         std::vector<std::byte>().swap(assembled_[t]);
   }

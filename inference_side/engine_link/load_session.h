@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "inference_side/engine_link/bucket_taker.h"
+#include "inference_side/engine_link/device_weights.h"
 #include "inference_side/engine_link/engine.h"
 #include "inference_side/engine_link/prepared_version.h"
 #include "shared/base/clock.h"
@@ -19,12 +20,14 @@ namespace wsync::engine {
 
 class LoadSession {
  public:
-  // All arguments are borrowed and outlive the session.
+  // All arguments are borrowed and outlive the session. `on_gpu`: the rank's weights, in which the
+  // load has begun; null if they are in host memory.
   LoadSession(const EngineDescription& description, const PreparedVersion& prepared, Engine& engine,
-              TimePoint deadline);
+              TimePoint deadline, DeviceWeights* on_gpu);
 
   // Copies what the rank needs of one bucket, which is in buffer `slot` of `taker`. A repeated
-  // bucket does nothing. Returns kDeadline if the deadline has passed, otherwise the error of the
+  // bucket does nothing. Returns kDeadline if the deadline has passed, kInvalidInput for a bucket
+  // out of order where the memory depends on the order (place_layers()), otherwise the error of the
   // engine or the taker.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
   // Copies every bucket of the version's mapped arena. Errors as take_bucket(). `helpers` (may be
@@ -40,8 +43,12 @@ class LoadSession {
   // finish().
   [[nodiscard]] std::vector<SplitSum> take_sums();
 
-  // The engine has answered at least one layer with Answer::kLater, and has all layers by now.
+  // The engine has answered at least one layer with Answer::kLater.
   [[nodiscard]] bool awaits_engine() const noexcept { return awaits_engine_; }
+  // The engine has been given every layer.
+  [[nodiscard]] bool all_layers() const noexcept {
+    return next_layer_ == prepared_->layout->layers.size();
+  }
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
   // Bytes copied so far, each counted once; 0 if the version is mapped.
@@ -61,6 +68,7 @@ class LoadSession {
   const EngineDescription* description_;
   const PreparedVersion* prepared_;
   Engine* engine_;
+  DeviceWeights* on_gpu_;
   TimePoint deadline_;
   reload::LoadCoverage coverage_;
   std::vector<bool> taken_;  // buckets
@@ -68,7 +76,8 @@ class LoadSession {
   std::vector<std::uint32_t> groups_left_;  // of each layer
   std::vector<SplitSum> sums_;              // of each tensor
   std::size_t next_layer_ = 0;
-  std::vector<std::vector<std::byte>> assembled_;  // kWhole: tensors of incomplete layers
+  // kWhole in host memory: tensors of incomplete layers.
+  std::vector<std::vector<std::byte>> assembled_;
   std::chrono::nanoseconds copy_time_{0};
   std::uint64_t copied_bytes_ = 0;
   bool awaits_engine_ = false;

@@ -5,9 +5,27 @@
 #include "inference_side/engine_link/destination.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/bucket_plan.h"
 
 namespace wsync::engine {
+namespace {
+
+Result<LayerPlaces> places_on_gpu(const EngineLayout& layout,
+                                  std::span<const control::EngineTensor> tensors, bool keeps_all) {
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::uint64_t bytes = layout.plan.tensors()[t].shard.bytes();
+    if (bytes > limits::kBucketBytesMax)
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("tensor {}: this rank's part has {} bytes, but at most {} can be put "
+                      "together on a GPU: take it as pieces into memory of the engine's own",
+                      tensors[t].name, bytes, limits::kBucketBytesMax));
+  }
+  return place_layers(layout.plan, layout.layers, limits::kBucketBytesMax, keeps_all);
+}
+
+}  // namespace
 
 Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
     const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description) {
@@ -48,6 +66,9 @@ Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
                 tensors[t].name, description.tensors[t].destination.size(), bytes));
     }
   }
+  if (description.gpu != nullptr && description.take != control::TakeMode::kPieces)
+    layout->places =
+        WSYNC_TRY(places_on_gpu(*layout, tensors, description.take == control::TakeMode::kBorrow));
   if (description.any_layout) layout->tensors = std::move(tensors);
   return std::shared_ptr<const EngineLayout>(std::move(layout));
 }
@@ -123,7 +144,7 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
     auto arena = WSYNC_TRY(MappedVersion::open(fd, expected, plan.arena_bytes(), kept_));
     prepared->arena = std::move(arena);
   }
-  if (control::maps_version(description_->take) && !plan.tensors().empty()) {
+  if (reads_in_place(*description_) && !plan.tensors().empty()) {
     const bool adopts = description_->take == control::TakeMode::kAdopt;
     if (!prepared->arena)
       return fail(ErrorCode::kRefused,

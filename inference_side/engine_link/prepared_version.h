@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "inference_side/engine_link/engine.h"
+#include "inference_side/engine_link/layer_memory.h"
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/shared_memory.h"
 #include "shared/weights/manifest.h"
@@ -27,7 +28,10 @@ struct EngineLayout {
   std::vector<std::uint32_t> layer_of;  // of each of the rank's tensors: index into `layers`
   // EngineDescription::any_layout: the rank's tensors, which are those of the manifest.
   std::vector<control::EngineTensor> tensors;
-  // Returns kInvalidInput if the rank's tensors do not fit the manifest.
+  // On a GPU, of a rank that does not take pieces: where a load puts the tensors together.
+  LayerPlaces places;
+  // Returns kInvalidInput if the rank's tensors do not fit the manifest, or kRefused if one of them
+  // is too large to be put together on a GPU.
   [[nodiscard]] static Result<std::shared_ptr<const EngineLayout>> make(
       const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description);
 };

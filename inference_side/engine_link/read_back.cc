@@ -49,7 +49,8 @@ Result<Digest> digest_of_tensor(const HeldWeights& weights, std::uint32_t tensor
 
 // Digests of the tensors from `tensor` on: one, or on a GPU a whole batch.
 Result<std::vector<Digest>> digests_from(const HeldWeights& weights, std::uint32_t tensor) {
-  if (weights.on_gpu != nullptr) return weights.on_gpu->digests(tensor);
+  if (weights.on_gpu != nullptr && weights.description->take == control::TakeMode::kPieces)
+    return weights.on_gpu->digests(tensor);
   auto digest = WSYNC_TRY(digest_of_tensor(weights, tensor));
   return std::vector<Digest>{digest};
 }

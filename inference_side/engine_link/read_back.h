@@ -18,7 +18,7 @@ namespace wsync::engine {
 // The location of the bytes of a rank's tensors. All borrowed.
 struct HeldWeights {
   const EngineDescription* description = nullptr;
-  Engine* engine = nullptr;         // source of the tensors with TakeMode::kWhole
+  Engine* engine = nullptr;         // source of the tensors with TakeMode::kWhole and kBorrow
   DeviceWeights* on_gpu = nullptr;  // null: in host memory
   // TakeMode::kAdopt: what the engine serves from; null: nothing.
   const PreparedVersion* adopted = nullptr;

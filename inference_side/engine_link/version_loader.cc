@@ -16,7 +16,7 @@ Result<std::unique_ptr<VersionLoader>> VersionLoader::create(const EngineDescrip
                                                              Engine& engine) {
   std::unique_ptr<DeviceWeights> weights;
   if (description.gpu != nullptr)
-    weights = WSYNC_TRY(DeviceWeights::create(*description.gpu, description.tensors));
+    weights = WSYNC_TRY(DeviceWeights::create(*description.gpu, description));
   return std::unique_ptr<VersionLoader>(new VersionLoader(description, engine, std::move(weights)));
 }
 
@@ -30,18 +30,34 @@ Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const
   return {};
 }
 
+Result<> VersionLoader::claim(const Version& version) {
+  const auto found = prepared_.find(version);
+  if (!weights_ || found == prepared_.end() || awaited()) return {};
+  auto claimed = weights_->claim(*found->second->layout);
+  // What a load has left that has failed is free when the next one begins. Nothing is lost if it
+  // cannot begin then: the rank has no weights of a version anyway.
+  if (!claimed && claimed.error().code() == ErrorCode::kResourceExhausted && !loading_ &&
+      weights_->has_layers())
+    return {};
+  return claimed;
+}
+
 std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, TimePoint deadline,
                                                      std::uint32_t copy_threads) {
   const auto found = prepared_.find(version);
   WSYNC_CHECK(found != prepared_.end(),
               fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
   session_.reset();  // it borrows from loading_
-  drop_loading();
+  give_back_lease();
   loading_ = found->second;
-  session_ = std::make_unique<LoadSession>(description_, *loading_, engine_, deadline);
+  session_ =
+      std::make_unique<LoadSession>(description_, *loading_, engine_, deadline, weights_.get());
   if (loading_->arena)
     if (auto leased = loading_->arena->acquire(); !leased) return end_load(std::move(leased));
   if (auto begun = engine_.load_begin(version); !begun) return end_load(std::move(begun));
+  // Until now the engine could read what it had borrowed of a load that has failed.
+  if (weights_)
+    if (auto begun = weights_->begin(*loading_->layout); !begun) return end_load(std::move(begun));
   if (loading_->arena) {
     ThreadPool* const helpers =
         description_.take == TakeMode::kPieces ? copiers(copy_threads) : nullptr;
@@ -73,9 +89,15 @@ VersionLoader::BucketOutcome VersionLoader::take_bucket(std::uint64_t bucket, st
   if (taker == nullptr || slot >= taker->slots())
     return {.result =
                 fail(ErrorCode::kInvalidInput, fmt::format("IPC buffer {} does not exist", slot))};
+  // It has failed, and ends when the engine has answered.
+  if (!late_failure_) return {.result = late_failure_};
   auto taken = session_->take_bucket(bucket, *taker, slot);
-  const bool ends_load = !taken || session_->all_buckets();
-  return {.result = std::move(taken), .ends_load = ends_load};
+  const bool is_over = !taken || session_->all_buckets();
+  if (is_over && session_->awaits_engine() && !planted("late_load_not_awaited")) {
+    late_failure_ = taken;
+    return {.result = std::move(taken)};
+  }
+  return {.result = std::move(taken), .ends_load = is_over};
 }
 
 std::optional<Version> VersionLoader::awaited() const {
@@ -83,10 +105,16 @@ std::optional<Version> VersionLoader::awaited() const {
   return session_->prepared().version;
 }
 
+LoadOutcome VersionLoader::give_up_awaited() {
+  buffers_.end_load();
+  return {.result = fail(ErrorCode::kCancelled, "the load was cancelled")};
+}
+
 void VersionLoader::drop_awaited() {
   late_failure_ = Result<>{};
   session_.reset();
   drop_loading();
+  if (weights_) weights_->end();
 }
 
 LoadOutcome VersionLoader::end_load(Result<> result) {
@@ -97,11 +125,14 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
                       .sums = result ? session_->take_sums() : std::vector<SplitSum>(),
                       .result = std::move(result)};
   copied_bytes_ += session_->copied_bytes();
+  const bool has_reported = session_->awaits_engine();
   session_.reset();
   // An engine that borrows or adopts still reads the arena after its load.
   if (!outcome.result || !control::maps_version(description_.take) ||
-      planted("borrowed_lease_ends_early"))
+      planted("borrowed_lease_ends_early")) {
     drop_loading();
+    if (weights_ && (has_reported || planted("borrowed_lease_ends_early"))) weights_->end();
+  }
   // Unmap before the answer is sent. The sidecar frees the buffers of a load when it has every
   // answer, and their memory is then free.
   buffers_.end_load();
@@ -124,11 +155,20 @@ void VersionLoader::activate() {
   }
   if (description_.take == TakeMode::kBorrow && planted("borrowed_lease_kept")) return;
   drop_loading();
+  if (weights_) weights_->end();
+}
+
+void VersionLoader::give_back_lease() {
+  if (loading_ && loading_ != adopted_ && loading_->arena) loading_->arena->release();
 }
 
 void VersionLoader::drop_loading() {
-  if (loading_ && loading_ != adopted_ && loading_->arena) loading_->arena->release();
+  give_back_lease();
   loading_.reset();
+  // An engine that borrows is not told of every failure, and its work on the GPU may still run.
+  if (weights_ && (!control::maps_version(description_.take) ||
+                   planted("borrowed_gpu_memory_ends_with_the_load")))
+    weights_->end();
 }
 
 void VersionLoader::release(bool keep_loaded) {
@@ -151,7 +191,10 @@ void VersionLoader::forget_all() {
   adopted_.reset();
   active_ = {};
   active_layout_.reset();
+  if (weights_) weights_->release();
 }
+
+Result<> VersionLoader::check_memory() { return weights_ ? weights_->check() : Result<>{}; }
 
 std::map<Version, std::shared_ptr<const EngineLayout>> VersionLoader::layouts() const {
   std::map<Version, std::shared_ptr<const EngineLayout>> layouts;

@@ -44,6 +44,14 @@ class VersionLoader {
   // when their last version is given up.
   void forget_arenas() { preparer_.forget_arenas(); }
 
+  // Weights on a GPU: checks or allocates the memory of a load of this version, before anything
+  // changes (DeviceWeights::claim). Does nothing if the version is not prepared, or while awaited()
+  // has one: its load then begins later, and may fail for want of memory.
+  [[nodiscard]] Result<> claim(const Version& version);
+  // What was claimed is given back if no load has begun in it.
+  void give_up_claim() noexcept {
+    if (weights_) weights_->give_up_claim();
+  }
   // Starts to load a prepared version, in place of any load in progress. Returns the outcome if the
   // load has already ended: if an arena is mapped and the engine does not answer later, or after an
   // error of the engine. Must not be called while awaited() has a version.
@@ -51,7 +59,9 @@ class VersionLoader {
                                                       std::uint32_t copy_threads);
   struct BucketOutcome {
     Result<> result;
-    bool ends_load = false;  // end_load(result) is due: the last bucket, or the copy failed
+    // end_load(result) is due: it was the last bucket, or the copy failed, and the engine has
+    // nothing to answer.
+    bool ends_load = false;
   };
   // Copies one bucket of the load in progress. Returns kInvalidInput if there is no such buffer;
   // this error does not end the load.
@@ -61,6 +71,11 @@ class VersionLoader {
   [[nodiscard]] LoadOutcome end_load(Result<> result);
   // The version whose bytes the engine reads until it has answered (Answer::kLater).
   [[nodiscard]] std::optional<Version> awaited() const;
+  // Whether the engine has been given every layer of it.
+  [[nodiscard]] bool awaited_is_complete() const { return session_->all_layers(); }
+  // The sidecar gives a load up whose layers the engine still reads (awaited()). Unmaps its
+  // buffers, and returns its outcome; the bytes stay until drop_awaited().
+  [[nodiscard]] LoadOutcome give_up_awaited();
   // The engine has answered a load whose outcome nobody waits for any more.
   void drop_awaited();
   // The loaded version has been committed.
@@ -68,9 +83,11 @@ class VersionLoader {
   // The sidecar is lost. `keep_loaded`: the rank has loaded a version that is not committed yet.
   void release(bool keep_loaded);
 
-  // The engine has given its memory away: nothing is mapped or leased any more, and it holds no
-  // version. Must not be called while awaited() has one.
+  // The engine has given its memory away: nothing is mapped or leased any more, nothing refers to
+  // its memory on a GPU, and it holds no version. Must not be called while awaited() has one.
   void forget_all();
+  // The memory is there again. Errors as create().
+  [[nodiscard]] Result<> check_memory();
 
   // The layouts of the versions that are prepared, loaded or active.
   [[nodiscard]] std::map<Version, std::shared_ptr<const EngineLayout>> layouts() const;
@@ -89,6 +106,9 @@ class VersionLoader {
         buffers_(weights_.get(), description.device) {}
   [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
   // Gives the lease of the loaded version back, unless the engine serves from it.
+  void give_back_lease();
+  // The same, and forgets it. What an engine on a GPU has borrowed stays until the next load
+  // begins.
   void drop_loading();
 
   const EngineDescription& description_;

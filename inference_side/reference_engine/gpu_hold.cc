@@ -143,6 +143,28 @@ Result<> GpuHold::read(std::size_t tensor, std::uint64_t offset, std::span<std::
   });
 }
 
+Result<> GpuHold::take(std::span<const Source> sources) {
+  std::vector<std::unique_ptr<device::Memory>> borrowed;
+  for (const Source& source : sources) {
+    if (source.bytes.empty()) continue;
+    // Memory is borrowed for writing, but it is only read.
+    auto* const address = const_cast<std::byte*>(source.bytes.data());
+    auto memory = WSYNC_TRY(device_.borrow({address, source.bytes.size()}));
+    borrowed.push_back(std::move(memory));
+  }
+  if (borrowed.empty()) return {};
+  return run(loading_, [&](device::Stream& stream) -> Result<> {
+    auto from = borrowed.begin();
+    for (const Source& source : sources) {
+      if (source.bytes.empty()) continue;
+      const std::uint64_t bytes = source.bytes.size();
+      WSYNC_TRY(stream.copy_on_device(region(source.tensor, 0, bytes),
+                                      {.memory = (from++)->get(), .offset = 0, .bytes = bytes}));
+    }
+    return {};
+  });
+}
+
 Result<std::span<const std::byte>> GpuHold::sample(std::span<const Sample> samples) {
   WSYNC_CHECK(samples.size() * kSampleBytes <= samples_.size(), "there is room for the samples");
   if (samples.empty()) return std::span<const std::byte>();

@@ -1,6 +1,6 @@
 // GpuHold: the tensors of one rank in GPU memory. Each of its few allocations holds whole tensors.
 //
-// Thread: write() and read() belong to the loading thread, sample() to the serving thread.
+// Thread: write(), read() and take() belong to the loading thread, sample() to the serving thread.
 #pragma once
 
 #include <chrono>
@@ -55,6 +55,14 @@ class GpuHold {
   [[nodiscard]] Result<> write(std::size_t tensor, std::uint64_t offset,
                                std::span<const std::byte> bytes);
   [[nodiscard]] Result<> read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out);
+  // The bytes of a whole tensor, at another place on the same GPU.
+  struct Source {
+    std::size_t tensor = 0;
+    std::span<const std::byte> bytes;
+  };
+  // Copies them into the tensors. Blocks until all copies are complete, so the sources may be freed
+  // then. Errors as write(), and those of Device::borrow.
+  [[nodiscard]] Result<> take(std::span<const Source> sources);
 
   static constexpr std::uint64_t kSampleBytes = 64;  // maximum size of one sample
   struct Sample {

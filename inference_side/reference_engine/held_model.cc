@@ -170,8 +170,8 @@ void HeldModel::set_changing(Layer& layer) {
   layer.word.exchange(kChanging, std::memory_order_acq_rel);
 }
 
-void HeldModel::take_layer(const Version& version, std::span<const LayerTensor> tensors) {
-  if (tensors.empty()) return;
+Result<> HeldModel::take_layer(const Version& version, std::span<const LayerTensor> tensors) {
+  if (tensors.empty()) return {};
   Layer& layer = layers_[layer_of_[tensors.front().tensor]];
   WSYNC_CHECK(std::ranges::all_of(layer.tensors,
                                   [&](std::uint32_t t) {
@@ -181,13 +181,20 @@ void HeldModel::take_layer(const Version& version, std::span<const LayerTensor> 
                                   }),
               "a layer comes whole");
   if (mapped_ && std::exchange(next_version_, version) != version) next_.assign(next_.size(), {});
+  std::vector<GpuHold::Source> on_gpu;
   for (const LayerTensor& tensor : tensors) {
     if (mapped_)
       next_[tensor.tensor] = tensor.bytes;
-    else if (tensor.bytes.data() != own_[tensor.tensor].data() && !gpu_)
+    else if (tensor.bytes.data() == own_[tensor.tensor].data())
+      continue;
+    else if (gpu_)
+      on_gpu.push_back({.tensor = tensor.tensor, .bytes = tensor.bytes});
+    else
       copy_streaming(own_[tensor.tensor], tensor.bytes);
   }
+  if (gpu_) WSYNC_TRY(gpu_->take(on_gpu));
   if (!mapped_) layer.word.store(word_of(version), std::memory_order_release);
+  return {};
 }
 
 void HeldModel::commit(const Version& version) {

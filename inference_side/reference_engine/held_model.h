@@ -77,8 +77,9 @@ class HeldModel {
   void begin_load();
   // Accepts a complete layer of `version`. It must contain every non-empty tensor of the layer;
   // otherwise the process is aborted. Mapped: the layer is kept beside the current one until
-  // commit(). Not mapped: bytes that are not yet in the model's memory are copied there.
-  void take_layer(const Version& version, std::span<const LayerTensor> tensors);
+  // commit(). Not mapped: bytes that are not yet in the model's memory are copied there. Errors of
+  // the GPU; the layer then has no version.
+  [[nodiscard]] Result<> take_layer(const Version& version, std::span<const LayerTensor> tensors);
   // Mapped: the layers received since the last commit replace the current ones. A layer that was
   // not received completely does not get the name `version`, so each step counts it as torn.
   void commit(const Version& version);

@@ -37,10 +37,10 @@ Result<> check(const ReferenceEngineOptions& options) {
     return fail(ErrorCode::kInvalidInput,
                 "an engine that adopts versions has no memory for weights of its own, so it must "
                 "start without weights");
-  if (options.gpu && options.take != TakeMode::kPieces)
+  if (options.gpu && options.take == TakeMode::kAdopt)
     return fail(ErrorCode::kInvalidInput,
-                "weights on a GPU are loaded as pieces: leave out --adopt and --whole, or keep the "
-                "weights in host memory (--device host)");
+                "weights on a GPU are loaded as pieces or as whole tensors: leave out --adopt, or "
+                "keep the weights in host memory (--device host)");
   if (options.gpu && options.generation)
     return fail(ErrorCode::kInvalidInput,
                 "an engine that generates computes on the CPU, so its weights are in host memory: "
@@ -319,7 +319,7 @@ Result<> ReferenceEngine::load_begin(const Version& version) {
 
 Result<Answer> ReferenceEngine::load_layer(const Version& version, std::uint32_t layer,
                                            std::span<const LayerTensor> tensors) {
-  model_->take_layer(version, tensors);
+  WSYNC_TRY(model_->take_layer(version, tensors));
   if (planted("rank_flips_early") && layer + 1 == model_->layer_count())
     (void)gate_.commit(version);
   say("layer", {{"version", version.to_string()}, {"layer", std::uint64_t{layer}}});

@@ -358,7 +358,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
     }
   }
   rank->attached = true;
-  rank->maps_version = control::maps_version(hello.take);
+  rank->maps_version = reads_staged_version(hello);
   rank->any_layout = hello.any_layout;
   rank->hello_deadline.reset();
   liveness_.attach(rank->id);
@@ -429,6 +429,9 @@ std::optional<reload::SumMismatch> EngineHub::check_loaded(const EngineRank& ran
   for (const AttachedRank& each : registry_->ranks_of(rank.replica)) {
     ranks.push_back(
         {.rank = each.rank, .returns_sums = each.copies, .tensors = each.tensors, .load = nullptr});
+    if (each.any_layout && each.copies)
+      ranks.back().tensors = std::make_shared<const std::vector<control::EngineTensor>>(
+          reload::whole_tensors(*version->manifest()));
     const auto connection = find(each.id);
     const auto found = connection->prepared.find(loaded.version);
     if (found != connection->prepared.end() && found->second) ranks.back().load = *found->second;

@@ -13,6 +13,10 @@
 
 namespace wsync::agent {
 
+bool reads_staged_version(const control::EngineHello& hello) noexcept {
+  return control::maps_version(hello.take) && hello.gpu.empty();
+}
+
 // ---- hello ----
 
 std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envelope,
@@ -80,10 +84,12 @@ std::optional<std::string> EngineRegistry::device_problem(const control::EngineH
         "device {} does not exist: this sidecar has {} devices, so the engine's --device-index "
         "must be below {}",
         hello.device, devices_.devices.size(), devices_.devices.size());
-  if (control::maps_version(hello.take))
+  // On a GPU, a rank that borrows gets a copy out of the buffers, as one that takes whole tensors.
+  const bool adopts = hello.take == control::TakeMode::kAdopt;
+  if (control::maps_version(hello.take) && (adopts || !on_gpus()))
     return fmt::format("{} do not support {}: load pieces or whole tensors",
                        on_gpus() ? "buffers of GPUs" : "separate devices",
-                       hello.take == control::TakeMode::kAdopt ? "adoption" : "borrowing");
+                       adopts ? "adoption" : "borrowing");
   return on_gpus() ? gpu_problem(hello) : std::nullopt;
 }
 

@@ -48,6 +48,9 @@ struct Refusal {
   std::vector<control::Problem> problems;
 };
 
+// Whether a rank reads the staged version itself, and so returns no sums of what it has loaded.
+[[nodiscard]] bool reads_staged_version(const control::EngineHello& hello) noexcept;
+
 class EngineRegistry {
  public:
   explicit EngineRegistry(RegistryDevices devices) : devices_(std::move(devices)) {}

@@ -119,6 +119,10 @@ bool pointer_attribute(CUpointer_attribute attribute, CUdeviceptr pointer, void*
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       *static_cast<unsigned*>(value) = device && block->mapping == nullptr ? 1 : 0;
       return true;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      if (!device) return false;
+      *static_cast<int*>(value) = 1;
+      return true;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       if (!device) return false;
       *static_cast<CUdeviceptr*>(value) = block->address;

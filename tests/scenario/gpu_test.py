@@ -4,10 +4,11 @@ import random
 import sys
 import unittest
 
+import gpu_engines
 from cuda_fleet import CudaCase, CudaFleet, cuda, gpus_of_this_machine
 
-WSYNC, LIBRARY = sys.argv[-2:]
-del sys.argv[-2:]
+WSYNC, LIBRARY, LOADER = sys.argv[-3:]
+del sys.argv[-3:]
 GPUS, NONE = gpus_of_this_machine()
 KILLS = 8
 
@@ -83,6 +84,14 @@ class Gpu(CudaCase):
                 fleet.until_ready(version, "a", "b")
                 self.verified(fleet, version, 2)
             self.stopped(fleet, *engines.values(), trainer, sidecar)
+
+
+@unittest.skipIf(GPUS == 0, f"no GPU for the tests: {NONE}")
+class GpuEngines(gpu_engines.EngineCase):
+    loader = LOADER
+
+    def fleet(self, **options):
+        return CudaFleet(WSYNC, LIBRARY, **options)
 
 
 if __name__ == "__main__":

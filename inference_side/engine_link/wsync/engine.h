@@ -84,7 +84,7 @@ typedef struct {
  * any_layout, index for wsync_engine_tensor_info. */
 typedef struct {
   uint32_t tensor;
-  const void* data; /* PIECES: the destination; with CUDA a device pointer */
+  const void* data; /* PIECES: the destination; with CUDA a device pointer. NULL: no bytes */
   uint64_t bytes;   /* at `data`: with destination_dtype, of its elements */
 } wsync_layer_tensor;
 
@@ -99,10 +99,21 @@ typedef struct {
    * WHOLE: `data` is valid during the call. ADOPT: it is valid until another version is
    * committed. BORROW: it is valid until the commit of this version has been answered, or until the
    * load has failed: when a callback returns an error, or another load begins.
-   * ADOPT and BORROW may return WSYNC_LATER for any layer: the engine has the pointers, and reads
-   * them on another thread. The layers that follow are passed all the same. The load ends with one
-   * wsync_engine_report_loaded, which is due even if a later layer fails. Until then the pointers
-   * stay valid, also if the sidecar is lost or has given the load up. */
+   * CUDA: `data` is a device pointer in memory of the library, dense and row-major, at a multiple
+   * of 256 bytes. All copies to it are complete, so work that is submitted in the call, on any
+   * stream, reads the new weights. The work on the GPU that reads it must be complete when `data`
+   * ceases to be valid. WHOLE: submit it, and wait for its stream before you return
+   * (cudaStreamSynchronize): the library writes the next layers to the same memory. BORROW: wait
+   * for it before the commit is answered, and before an error is returned or reported. WHOLE takes
+   * GPU memory for about two layers during a load, and BORROW for all tensors of the rank until the
+   * commit, or, if it fails, until another load begins. A load for which it is not free does not
+   * begin: it fails with the bytes that are needed and that are free, and the engine may serve the
+   * weights that it has. ADOPT and BORROW may return WSYNC_LATER for any layer: the engine has the
+   * pointers, and reads them on another thread. The layers that follow are passed all the same. The
+   * load ends with one wsync_engine_report_loaded, which is due even if a later layer fails. Until
+   * then the pointers stay valid, also if the sidecar is lost or has given the load up. With CUDA
+   * the layers come one by one as they arrive, so report success only after the last one: a success
+   * before it fails the load. */
   int (*load_layer)(void* user, wsync_version version, uint32_t layer,
                     const wsync_layer_tensor* tensors, size_t count);
   /* Every byte is in place and verified. The rank stays paused. May return WSYNC_LATER. NULL is
@@ -110,8 +121,9 @@ typedef struct {
   int (*commit)(void* user, wsync_version version);
   /* Leader only: start serving. Also cancels a pause that has not taken effect yet. */
   int (*resume)(void* user);
-  /* WHOLE and BORROW, may be NULL: return bytes of a tensor as held, for `wsync verify`. Without
-   * it, verify says that this engine cannot be read, never that it is equal. */
+  /* WHOLE and BORROW, may be NULL: return bytes of a tensor as held, for `wsync verify`. `out` is
+   * host memory, also with CUDA: the copy to it must be complete on return. Without the callback,
+   * verify says that this engine cannot be read, never that it is equal. */
   int (*read_tensor)(void* user, uint32_t tensor, uint64_t offset, void* out, uint64_t bytes);
   /* May be NULL. A version is staged, and wsync_engine_tensor_info tells its tensors. An error
    * refuses it: the sidecar does not take it, and all its replicas keep what they serve. Called
@@ -134,7 +146,8 @@ typedef struct {
    * library copies with its own stream, in the primary context of that GPU. load_layer
    * and commit are called when their copies are complete, so your kernels that begin after that
    * read the new weights. Your kernels that read the weights must have ended when you report a
-   * pause. wsync_engine_attach loads libwsync_cuda.so for this. */
+   * pause. The callbacks are called with whatever context is current on the link's thread, which
+   * may be none. wsync_engine_attach loads libwsync_cuda.so for this. */
   wsync_device weights_on;
   int gpu; /* CUDA: index of the GPU among those that this process sees; the sidecar's device
               must be on the same GPU */
@@ -162,7 +175,10 @@ typedef struct {
   size_t range_count; /* 0: the whole tensor */
   void* destination;  /* PIECES: the rank's part, dense and row-major; it must stay in place
                          while attached. CUDA: a device pointer; the whole part must be inside one
-                         allocation (of cudaMalloc, cuMemAlloc or a framework's pool) */
+                         allocation (of cudaMalloc, cuMemAlloc or a framework's pool). That is
+                         checked when the engine attaches or resumes, and before each load and each
+                         `wsync verify`: memory that is gone by then fails them, with the name of the
+                         tensor, and nothing is written. It must not be freed while a load runs */
   /* PIECES in host memory: the dtype of the elements at `destination`, whose memory has the size
    * that this dtype needs. NULL: the same as `dtype`, which is always the one in the version. F32,
    * F16 and BF16 can be converted into each other, while they are copied: rounded to the nearest
@@ -208,17 +224,25 @@ WSYNC_API int wsync_engine_attach(wsync_engine* engine);
 WSYNC_API int wsync_engine_start(wsync_engine* engine);
 /* Call it before the memory of the weights is given away for a time, for example to a trainer on
  * the same GPU. Returns when nothing of this library touches that memory any more, and does not
- * until wsync_engine_resume: it calls no callback, and wsync_engine_poll only waits. The rank then
+ * until wsync_engine_resume: it calls no callback, and wsync_engine_poll only waits. With CUDA the
+ * library has no memory of its own on the GPU then, but for the context. The rank then
  * holds no version. A load that is under way fails, with a sentence for the fleet. The pointers of
  * ADOPT and BORROW are invalid. `wsync status` says that the rank has given its memory away; it
  * forgets that if the sidecar restarts meanwhile. No update waits for the rank. Call it on all
  * ranks of a replica when none of them serves. Fails while load_layer or commit has returned
  * WSYNC_LATER and has not been reported. Owner's thread, not in a callback. */
 WSYNC_API int wsync_engine_suspend(wsync_engine* engine);
-/* The memory is there again, at the same addresses; its content does not matter. The link connects,
- * and the newest version is loaded as into an engine that has just started. A publish for which too
- * few engines are awake (`min_replicas`) waits, and goes on now. Thread: as wsync_engine_suspend.
- */
+/* PIECES, between wsync_engine_suspend and wsync_engine_resume: the memory of a tensor is at
+ * another address when it comes back. `tensor`: index in the order of wsync_engine_add_tensor.
+ * `destination`: as in wsync_tensor, of the same size; checked by wsync_engine_resume. Thread: as
+ * wsync_engine_suspend. */
+WSYNC_API int wsync_engine_move_tensor(wsync_engine* engine, uint32_t tensor, void* destination);
+/* The memory is there again, at the addresses of the tensors; its content does not matter. With
+ * CUDA it may have been unmapped and be other memory now: it is checked again, and if it is not
+ * there, the call fails with the name of the tensor, and the engine stays suspended. The link
+ * connects, and the newest version is loaded as into an engine that has just started. A publish for
+ * which too few engines are awake (`min_replicas`) waits, and goes on now. Thread: as
+ * wsync_engine_suspend. */
 WSYNC_API int wsync_engine_resume(wsync_engine* engine);
 /* Alternative to wsync_engine_start: waits at most timeout_ms (-1: without limit) and handles all
  * events. During a `wsync verify`, a call reads tensors back for about 2 ms, and at least one

@@ -52,6 +52,13 @@ Result<> on_this_gpu(const Gpu& gpu, CUdeviceptr at) {
     return fail(ErrorCode::kInvalidInput, fmt::format("address {:#x} is host memory", at));
   if (static_cast<std::uint32_t>(*device) != gpu.number())
     return fail(ErrorCode::kInvalidInput, fmt::format("address {:#x} is on GPU {}", at, *device));
+  // Of a range that is only reserved the driver may answer all the same, and a kernel that writes
+  // there ends the use of the GPU. Plain allocations always have memory.
+  const auto plain = pointer_fact<int>(cuda, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at);
+  if (plain && *plain != 0) return {};
+  const auto mapped = pointer_fact<int>(cuda, CU_POINTER_ATTRIBUTE_MAPPED, at);
+  if (!mapped || *mapped == 0)
+    return fail(ErrorCode::kInvalidInput, fmt::format("no memory is mapped at address {:#x}", at));
   return {};
 }
 

@@ -9,7 +9,7 @@
 #include <wsync/engine.h>
 
 #include "inference_side/engine_link/engine_link.h"
-#include "tests/contract/engine_link/gpu_sidecar.h"
+#include "tests/contract/engine_link/gpu_rank.h"
 #include "tests/support/misuse_report.h"
 #include "tests/support/run_again.h"
 
@@ -21,126 +21,7 @@ using control::TakeMode;
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr Version kFirst{.epoch = 1, .step = 1};
-constexpr Version kSecond{.epoch = 1, .step = 2};
-
-// One rank with its tensors on GPU 0, and a sidecar that it is attached to.
-struct GpuRank {
-  explicit GpuRank(const Model& from, std::uint32_t rank = 0, std::uint32_t world = 1)
-      : model(from), engine(from, TakeMode::kPieces, rank, world) {
-    peer.envelope.rank = rank;
-    device = device::make_device({.kind = DeviceKind::kCuda}).value();
-    std::uint64_t end = 0;
-    std::vector<std::uint64_t> offsets;
-    for (const auto& memory : engine.memory) {
-      offsets.push_back(end);
-      end += (memory.size() + 255) / 256 * 256;
-    }
-    weights = device->allocate(end).value();
-    for (std::size_t t = 0; t < offsets.size(); ++t) {
-      auto& destination = engine.description.tensors[t].destination;
-      destination = {weights->address() + offsets[t], destination.size()};
-    }
-    engine.description.gpu = device.get();
-  }
-  void start(bool serving = false) {
-    engine.description.serving = serving;
-    link = EngineLink::create(engine.description, peer.path(), engine).value();
-    engine.on_pause = [this]() -> Result<> {
-      link->report_paused(7);
-      return {};
-    };
-    EXPECT_TRUE(link->start().has_value());
-  }
-  [[nodiscard]] control::EngineWelcome welcome(std::vector<control::BufferHandle> buffers) const {
-    return {.generation = GpuSidecar::kGeneration,
-            .device_kind = DeviceKind::kCuda,
-            .buffer_bytes = model.plan.largest_bucket(),
-            .buffers = std::move(buffers)};
-  }
-  [[nodiscard]] control::Prepare prepare(Version version) const {
-    return prepare_of(model, version);
-  }
-  // A bucket, and its acknowledgement, after which the buffer is overwritten.
-  control::BucketAck give(GpuSidecar& sidecar, const SharedArena& arena, std::uint64_t bucket,
-                          std::optional<std::size_t> flipped = {}) {
-    const auto bytes =
-        arena.data().subspan(model.plan.bucket_offset(bucket), model.plan.bucket_size(bucket));
-    std::vector<std::byte> source(bytes.begin(), bytes.end());
-    if (flipped) source[*flipped] ^= std::byte{1};
-    const auto slot = static_cast<std::uint32_t>(bucket % 2);
-    sidecar.put(slot, source);
-    const auto ack =
-        peer.ask<control::BucketAck>(control::BucketReady{.bucket = bucket, .slot = slot});
-    sidecar.scribble(slot, source.size());
-    return ack;
-  }
-  // A whole load, and its commit.
-  void load(GpuSidecar& sidecar, const SharedArena& arena, Version version,
-            std::vector<control::BufferHandle> buffers = {}) {
-    EXPECT_EQ(peer.ask<control::Prepared>(prepare(version)).failure, "");
-    auto fds = buffers.empty() ? std::vector<UniqueFd>() : sidecar.fds();
-    peer.send(control::Load{.version = version, .buffers = std::move(buffers)}, std::move(fds));
-    const auto request = peer.envelope.request;
-    for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
-      EXPECT_EQ(give(sidecar, arena, bucket).failure, "");
-    const auto loaded = peer.expect<control::Loaded>();
-    EXPECT_EQ(peer.last_envelope.request, request);
-    EXPECT_EQ(loaded.failure, "");
-    const auto plan = plan_of(model, engine);
-    EXPECT_EQ(loaded.bytes, plan.bytes());
-    ASSERT_EQ(loaded.sums.size(), plan.tensors().size());
-    for (std::size_t t = 0; t < loaded.sums.size(); ++t)
-      EXPECT_EQ(loaded.sums[t], reload::expected_sum(plan.tensors()[t], arena.data()));
-  }
-  void commit(Version version) {
-    EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = version}).failure, "");
-  }
-  // What the GPU holds, and what the engine says of it.
-  void expect_holds(const SharedArena& arena) {
-    const auto plan = plan_of(model, engine);
-    const auto stream = device->create_stream(device::StreamRole::kReload).value();
-    const auto digests = peer.ask<control::Digests>(control::ReadDigests{});
-    EXPECT_EQ(digests.failure, "");
-    ASSERT_EQ(digests.tensors.size(), plan.tensors().size());
-    for (std::size_t t = 0; t < plan.tensors().size(); ++t) {
-      const auto& tensor = engine.description.tensors[t];
-      EXPECT_EQ(digests.tensors[t].digest, reload::expected_digest(plan.tensors()[t], arena.data()))
-          << tensor.description.name;
-      EXPECT_EQ(digests.tensors[t].bytes, tensor.destination.size());
-      std::vector<std::byte> held(tensor.destination.size());
-      const auto offset =
-          static_cast<std::uint64_t>(tensor.destination.data() - weights->address());
-      ASSERT_TRUE(stream->copy_to_host(
-          held, {.memory = weights.get(), .offset = offset, .bytes = held.size()}));
-      const auto event = device->create_event().value();
-      ASSERT_TRUE(stream->record(*event));
-      ASSERT_TRUE(event->wait(soon()));
-      EXPECT_EQ(tensor_digest(plan.tensors()[t].seed, held),
-                reload::expected_digest(plan.tensors()[t], arena.data()))
-          << tensor.description.name;
-    }
-  }
-
-  const Model& model;
-  SidecarPeer peer;
-  FakeEngine engine;
-  std::unique_ptr<device::Device> device;
-  std::unique_ptr<device::Memory> weights;
-  std::unique_ptr<EngineLink> link;  // destroyed first
-};
-
 [[maybe_unused]] const auto* const kReport = testing::AddGlobalTestEnvironment(new MisuseReport);
-
-// Of two ranks, each takes rows of 77 bytes of the last one, which lies in several buckets: a
-// bucket begins inside a row, and the rows behind that on no granule of the digest.
-Model with_odd_rows() {
-  const Model usual = Model::make();
-  std::vector<TensorInfo> all(usual.manifest.tensors().begin(), usual.manifest.tensors().end());
-  all.push_back(
-      {.name = "model.layers.2.mlp.down_proj.scales", .dtype = DType::kU8, .shape = {14'000, 154}});
-  return Model::of(std::move(all));
-}
 
 TEST(EngineOnGpu, TwoVersionsThroughBuffersThatAreKept) {
   const Model model = with_odd_rows();
@@ -411,13 +292,12 @@ TEST(EngineOnGpu, WhatIsNoMemoryOfTheGpuIsRefusedByTheTensorsName) {
   ASSERT_FALSE(made);
   EXPECT_THAT(made.error().message(),
               HasSubstr("tensor " + rank.engine.description.tensors[1].description.name));
-  for (const TakeMode take : {TakeMode::kWhole, TakeMode::kAdopt}) {
-    auto description = rank.engine.description;
-    description.take = take;
-    const auto other_mode = EngineLink::create(description, rank.peer.path(), rank.engine);
-    ASSERT_FALSE(other_mode);
-    EXPECT_THAT(other_mode.error().message(), HasSubstr("only as pieces"));
-  }
+  auto description = rank.engine.description;
+  description.take = TakeMode::kAdopt;
+  const auto adopting = EngineLink::create(description, rank.peer.path(), rank.engine);
+  ASSERT_FALSE(adopting);
+  EXPECT_THAT(adopting.error().message(),
+              AllOf(HasSubstr("versions cannot be adopted on GPU 0"), HasSubstr("two copies")));
   const auto other = device::make_device({.kind = DeviceKind::kCuda, .gpu = 1}).value();
   GpuRank elsewhere(model);
   elsewhere.engine.description.gpu = other.get();
@@ -435,13 +315,15 @@ TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
   rank.peer.send(rank.welcome(sidecar.handles()), sidecar.fds());
   const SharedArena arena = model.arena(kFirst);
   EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(kFirst)).failure, "");
-  for (int turn = 0; turn < 2; ++turn) {
-    rank.peer.send(control::Load{.version = kFirst});
-    const auto ack = rank.give(sidecar, arena, 0);
-    EXPECT_THAT(ack.failure, AllOf(HasSubstr("bucket 0"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
-    EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, ack.failure);
-    EXPECT_EQ(rank.link->status().state, RankState::kTainted);
-  }
+  rank.peer.send(control::Load{.version = kFirst});
+  const auto ack = rank.give(sidecar, arena, 0);
+  EXPECT_THAT(ack.failure, AllOf(HasSubstr("bucket 0"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
+  EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, ack.failure);
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+  // The next one does not begin.
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
+              HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
   EXPECT_THAT(rank.peer.ask<control::Digests>(control::ReadDigests{}).failure,
               HasSubstr("tainted"));
 }

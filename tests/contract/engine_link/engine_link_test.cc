@@ -600,6 +600,33 @@ TEST(Suspend, NothingIsTouchedMeanwhileAndTheRankHoldsNothingAfterwards) {
   EXPECT_EQ(rank.link->resume().error().message(), "r0 rank 0 is not suspended");
 }
 
+TEST(Suspend, TheMemoryMayComeBackAtOtherAddresses) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  SharedArena arena = model.arena(kFirst);
+  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+  EXPECT_THAT(rank.link->move_destination(0, nullptr).error().message(),
+              HasSubstr("the memory of tensor 0 cannot be moved: the rank is not suspended"));
+  ASSERT_TRUE(rank.link->suspend());
+  const std::size_t count = rank.engine.memory.size();
+  EXPECT_THAT(rank.link->move_destination(count, nullptr).error().message(),
+              HasSubstr(fmt::format("the rank has {} tensors", count)));
+  EXPECT_THAT(rank.link->move_destination(0, nullptr).error().message(),
+              HasSubstr("the new address is NULL"));
+  for (std::size_t t = 0; t < count; ++t) {
+    std::vector<std::byte> other(rank.engine.memory[t].size());
+    rank.engine.memory[t].swap(other);
+    ASSERT_TRUE(rank.link->move_destination(t, rank.engine.memory[t].data()));
+  }
+  ASSERT_TRUE(rank.link->resume());
+  rank.peer.accept();
+  rank.peer.welcome_unified();
+  ASSERT_EQ(rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+  rank.switch_to(kFirst);
+  expect_holds(model, rank.engine, arena);
+}
+
 TEST(Suspend, AnOldFenceIsStillRefusedAfterwards) {
   const Model model = Model::make();
   Rank rank(model, TakeMode::kPieces);

@@ -106,6 +106,25 @@ TEST_F(CudaFaults, AGpuThatTheKernelsAreNotBuiltForIsRefused) {
          "CUDA_ERROR_NO_BINARY_FOR_GPU");
 }
 
+// As a driver may answer of addresses that are only reserved.
+TEST_F(CudaFaults, AddressesWithoutMemoryAreNotBorrowed) {
+  auto device = open();
+  ASSERT_TRUE(device.has_value()) << device.error().message();
+  const auto memory = (*device)->allocate(limits::kMiB).value();
+  const std::span<std::byte> range{memory->address(), limits::kMiB};
+  EXPECT_TRUE((*device)->borrow(range).has_value());
+  cuda_.cuPointerGetAttribute = [](void* value, CUpointer_attribute which, CUdeviceptr at) {
+    const CUresult code = real->cuPointerGetAttribute(value, which, at);
+    if (which == CU_POINTER_ATTRIBUTE_MAPPED) *static_cast<int*>(value) = 0;
+    return code;
+  };
+  device = open();
+  ASSERT_TRUE(device.has_value()) << device.error().message();
+  const auto borrowed = (*device)->borrow(range);
+  ASSERT_FALSE(borrowed);
+  expect(borrowed.error(), ErrorCode::kInvalidInput, "cannot be borrowed: no memory is mapped at");
+}
+
 TEST_F(CudaFaults, MemoryThatIsNotThereIsSaidWithWhatIsFree) {
   cuda_.cuMemCreate = [](CUmemGenericAllocationHandle*, std::size_t, const CUmemAllocationProp*,
                          unsigned long long) { return CUDA_ERROR_OUT_OF_MEMORY; };

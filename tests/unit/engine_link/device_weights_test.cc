@@ -48,7 +48,8 @@ class DeviceWeightsTest : public testing::Test {
       tensors_.push_back({.description = tensors[t], .destination = memory_[t]});
     device_ = device::make_device({.kind = DeviceKind::kSeparate}).value();
     buffer_ = device_->allocate(2 * limits::kMiB).value();
-    weights_ = DeviceWeights::create(*device_, tensors_).value();
+    description_.tensors = tensors_;
+    weights_ = DeviceWeights::create(*device_, description_).value();
   }
 
   void fill_buffer(std::uint64_t bucket) {
@@ -91,6 +92,7 @@ class DeviceWeightsTest : public testing::Test {
   std::vector<std::byte> arena_;
   std::vector<std::vector<std::byte>> memory_;
   std::vector<RankTensor> tensors_;
+  EngineDescription description_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Memory> buffer_;
   std::unique_ptr<DeviceWeights> weights_;

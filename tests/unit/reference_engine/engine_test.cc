@@ -29,7 +29,6 @@ TEST(EngineCommand, bad_input_is_exit_code_2_and_one_sentence) {
   EXPECT_THAT(refused({"--device", "1"}), HasSubstr("host,cuda"));
   EXPECT_THAT(refused({"--gpu", "1"}), HasSubstr("needs --device cuda"));
   EXPECT_THAT(refused({"--device", "cuda", "--adopt"}), HasSubstr("loaded as pieces"));
-  EXPECT_THAT(refused({"--device", "cuda", "--whole"}), HasSubstr("loaded as pieces"));
   const CommandRun generating = run_command(
       engine_program(),
       {"engine", "--sidecar", socket, "--model", directory.path() + "/ck", "--device", "cuda"});

@@ -133,12 +133,38 @@ TEST_F(HeldOnADevice, AStepNoticesALayerOfAnotherVersion) {
   for (const auto& layer : std::vector<std::vector<std::uint32_t>>{{0}, {1, 2}, {3}}) {
     std::vector<LayerTensor> tensors;
     for (const std::uint32_t t : layer) tensors.push_back({.tensor = t, .bytes = held->memory(t)});
-    held->take_layer(kV1, tensors);
+    EXPECT_TRUE(held->take_layer(kV1, tensors));
   }
   held->commit(kV1);
   saw.clear();
   EXPECT_FALSE(held->read(kV1, 1, saw)->torn) << saw;
   EXPECT_TRUE(held->read({}, 1, saw)->torn);
+}
+
+TEST_F(HeldOnADevice, WholeTensorsAreCopiedThereAndMayThenBeFreed) {
+  const auto device = device_with_memory();
+  const auto here = model(nullptr);
+  const auto held = model(device.get());
+  ASSERT_TRUE(here->read_checkpoint(*checkpoint_));
+  held->begin_load();
+  for (const auto& layer : std::vector<std::vector<std::uint32_t>>{{0}, {1, 2}, {3}}) {
+    std::vector<std::vector<std::byte>> whole;
+    std::vector<LayerTensor> tensors;
+    for (const std::uint32_t t : layer) {
+      whole.emplace_back(here->memory(t).begin(), here->memory(t).end());
+      tensors.push_back({.tensor = t, .bytes = whole.back()});
+    }
+    EXPECT_TRUE(held->take_layer(kV1, tensors));
+    for (auto& bytes : whole) std::ranges::fill(bytes, std::byte{0x5a});
+  }
+  held->commit(kV1);
+  for (std::size_t t = 0; t < here->tensors().size(); ++t) {
+    std::vector<std::byte> out(here->memory(t).size());
+    ASSERT_TRUE(held->copy_out(t, 0, out));
+    EXPECT_TRUE(std::ranges::equal(out, here->memory(t))) << here->tensors()[t].name;
+  }
+  std::string saw;
+  EXPECT_FALSE(held->read(kV1, 1, saw)->torn) << saw;
 }
 
 }  // namespace

@@ -78,10 +78,10 @@ TEST(HeldModel, a_step_notices_every_layer_that_is_not_of_its_version) {
   model->begin_load();
   EXPECT_TRUE(model->read(kV1, 1, saw)->torn);
   EXPECT_THAT(saw, HasSubstr("layer 0 of 2 had version none"));
-  model->take_layer(kV2, first);
+  EXPECT_TRUE(model->take_layer(kV2, first));
   EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   EXPECT_THAT(saw, HasSubstr("layer 1 of 2"));
-  model->take_layer(kV2, second);
+  EXPECT_TRUE(model->take_layer(kV2, second));
   saw.clear();
   EXPECT_FALSE(model->read(kV2, 1, saw)->torn);
   EXPECT_EQ(saw, "");
@@ -126,7 +126,7 @@ TEST(HeldModel, a_layer_that_has_not_come_is_of_no_version_after_the_commit) {
   const std::vector<LayerTensor> first = {{.tensor = 0, .bytes = model->memory(0)}};
   model->commit(kV1);
   model->begin_load();
-  model->take_layer(kV2, first);
+  EXPECT_TRUE(model->take_layer(kV2, first));
   model->commit(kV2);
   std::string saw;
   EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
@@ -141,11 +141,11 @@ TEST(HeldModel, a_mapped_layer_that_has_not_come_keeps_its_version) {
   const std::vector<std::byte> b(5000, std::byte{2});
   const std::vector<LayerTensor> first = {{.tensor = 0, .bytes = a}};
   const std::vector<LayerTensor> second = {{.tensor = 1, .bytes = b}};
-  model->take_layer(kV1, first);
-  model->take_layer(kV1, second);
+  EXPECT_TRUE(model->take_layer(kV1, first));
+  EXPECT_TRUE(model->take_layer(kV1, second));
   model->commit(kV1);
-  model->take_layer({.epoch = 1, .step = 9}, second);  // given up before its commit
-  model->take_layer(kV2, first);
+  EXPECT_TRUE(model->take_layer({.epoch = 1, .step = 9}, second));  // given up before its commit
+  EXPECT_TRUE(model->take_layer(kV2, first));
   model->commit(kV2);
   std::string saw;
   EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
@@ -158,7 +158,7 @@ TEST(HeldModelDeathTest, a_layer_without_one_of_its_tensors_is_a_defect) {
                    {.name = "model.layers.0.b.weight", .dtype = DType::kU8, .shape = {100}}});
   const auto model = HeldModel::create(manifest, 0, 1, false).value();
   const std::vector<LayerTensor> half = {{.tensor = 1, .bytes = model->memory(1)}};
-  EXPECT_DEATH(model->take_layer(kV1, half), "a layer comes whole");
+  EXPECT_DEATH((void)model->take_layer(kV1, half), "a layer comes whole");
 }
 
 TEST(HeldModelDeathTest, what_is_read_outside_of_its_layer_is_a_defect) {
@@ -193,8 +193,8 @@ TEST(HeldModel, mapped_layers_are_read_only_from_their_commit_on) {
   const std::vector<LayerTensor> second = {{.tensor = 1, .bytes = b}};
   std::string saw;
   const std::uint64_t empty = model->read({}, 1, saw)->value;
-  model->take_layer(kV1, first);
-  model->take_layer(kV1, second);
+  EXPECT_TRUE(model->take_layer(kV1, first));
+  EXPECT_TRUE(model->take_layer(kV1, second));
   EXPECT_EQ(model->read({}, 1, saw)->value, empty);
   model->commit(kV1);
   EXPECT_FALSE(model->read(kV1, 1, saw)->torn);

@@ -196,6 +196,17 @@ TEST_F(GpuRegistryTest, AnEngineIsToldWhichDeviceItsGpuIs) {
             "buffers of GPUs do not support adoption: load pieces or whole tensors");
 }
 
+TEST_F(GpuRegistryTest, ARankThatBorrowsIsGivenACopyAndReturnsItsSums) {
+  control::EngineHello hello{.device = 1, .take = control::TakeMode::kBorrow, .gpu = kGpu1};
+  EXPECT_EQ(gpu_reason(hello), "");
+  EXPECT_FALSE(reads_staged_version(hello));
+  hello.any_layout = true;
+  EXPECT_EQ(gpu_reason(hello), "");
+  hello.gpu.clear();
+  EXPECT_THAT(gpu_reason(hello), HasSubstr("the engine's weights are in host memory"));
+  EXPECT_TRUE(reads_staged_version(hello));
+}
+
 TEST_F(GpuRegistryTest, ADeviceServesOneRank) {
   EXPECT_THAT(gpu_reason({.device = 0, .gpu = kGpu0}),
               HasSubstr("device 0 of this sidecar already serves replica 'x' rank 3"));
