@@ -59,6 +59,9 @@ class GpuLikeDevice final : public device::Device {
   [[nodiscard]] Result<std::unique_ptr<device::Event>> create_event() override {
     return host_->create_event();
   }
+  [[nodiscard]] Result<> await_stream(std::uintptr_t native, TimePoint deadline) override {
+    return host_->await_stream(native, deadline);
+  }
 
  private:
   std::unique_ptr<device::Device> host_ =
