@@ -27,8 +27,8 @@ RELEASE = subprocess.run([WSYNC, "--version"], text=True, capture_output=True, c
 COPIES = """
 import wsync.publisher
 describe_all = wsync.publisher._tensors.describe_all
-def copied(tensors):
-    return describe_all({name: tensor.copy() for name, tensor in tensors.items()})
+def copied(tensors, *others):
+    return describe_all({name: tensor.copy() for name, tensor in tensors.items()}, *others)
 wsync.publisher._tensors.describe_all = copied
 """
 

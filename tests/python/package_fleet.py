@@ -27,6 +27,8 @@ def slowness():
 
 # The one limit of every wait for an event: reached when it never comes.
 DEADLINE_S = 60 * slowness()
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(wsync.__file__)))  # it may be in a folder that is not installed
 NAMES = [f"model.layers.{layer}.mlp.weight" for layer in range(3)]
 
 
@@ -95,7 +97,7 @@ class PackageFleet:
         self.run_dir = self.path("run")
         self.environment = dict(os.environ, WSYNC_RUN_DIR=self.run_dir, WSYNC_STATE_DIR=self.path("state"),
                                 WSYNC_LOG_LEVEL="warning", PYTHONFAULTHANDLER="1",
-                                PYTHONPATH=os.path.dirname(os.path.abspath(__file__)))
+                                PYTHONPATH=os.pathsep.join((HERE, PACKAGE)))
         self.settings = {"run_dir": self.run_dir, "state_dir": self.path("state"), "log.level": "warning", "bucket_bytes": "1MiB"}
         self.processes = []
         self.served = []

@@ -403,6 +403,7 @@ class Torch(unittest.TestCase):
         self.equal(self.published(weights, publish), {"a": torch.full((4000, 4000), 3.0)})
 
     def test_shards_of_a_model_are_its_own_memory(self):
+        import wsync.torch
         model = self.torch.nn.Linear(30, 50).cuda()
         given = wsync.torch.shards(model, rank=0)
         self.assertEqual(given["weight"].data_ptr(), model.weight.data_ptr())
