@@ -14,7 +14,8 @@ Optimizer states and compiled graphs with folded constants do not notice a switc
 The parameters may be on GPUs. The weights are then received in the memory of the host, so the sidecar needs no device of kind cuda,
 and copied from there. A pause waits for all work of torch on these GPUs, and a commit for the copies.
 
-Run with: transformers 5.19 and torch 2.13 on the CPU, Qwen3 and Qwen3-MoE. Not run: other architectures with fused experts.
+Run with: transformers 5.19 and torch 2.13 on the CPU, Qwen3 and Qwen3-MoE; torch 2.11 on one H100, a small Qwen3. Not run: other
+architectures with fused experts.
 """
 from __future__ import annotations
 

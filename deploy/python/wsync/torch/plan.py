@@ -8,8 +8,8 @@ written by the library into the memory of the model, and no code of Python touch
 addition, a transpose) is not: it is received beside the model, and given to the loader with each version.
 
 Run with: transformers 5.19 (fused experts, tied heads) and a loader of the kind of vLLM's (fused QKV and gate_up, two ranks) on the
-CPU. Not run: loaders that copy on other threads. The parameters may be on one GPU: the library then writes there, and what is
-received beside the model is on that GPU too.
+CPU; a loader with fused weights and a factor on one H100. Not run: loaders that copy on other threads. The parameters may be on one
+GPU: the library then writes there, and what is received beside the model is on that GPU too.
 """
 from __future__ import annotations
 

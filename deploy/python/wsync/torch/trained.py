@@ -1,7 +1,7 @@
 """What a trainer of torch has to publish: shards of FSDP2 and of other DTensors, and merged adapters of PEFT.
 
-Run with: torch 2.13, FSDP2 and DTensors of two processes with gloo on the CPU; peft 0.21.2 with LoRA and DoRA. Not run: GPUs,
-FSDP1, several hosts.
+Run with: torch 2.13, FSDP2 and DTensors of two processes with gloo on the CPU; peft 0.21.2 with LoRA and DoRA. On one H100
+plain tensors. Not run: FSDP on GPUs, FSDP1, several hosts.
 """
 from __future__ import annotations
 
