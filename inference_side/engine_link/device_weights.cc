@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/device/memory_gate.h"
 
 namespace wsync::engine {
 
@@ -74,10 +75,12 @@ Result<> DeviceWeights::begin(const EngineLayout& layout) {
 void DeviceWeights::end() noexcept { layers_.reset(); }
 
 void DeviceWeights::release() noexcept {
-  stream_.reset();  // its tables are on the GPU
+  stream_.reset();  // its tables are on the GPU, kept for the next stream
   for (auto& tensor : tensors_) tensor.reset();
   claimed_.reset();
   layers_.reset();
+  const auto gate = device::MemoryGate::memory_call();
+  device_.free_unused();
 }
 
 device::Region DeviceWeights::region(std::uint32_t tensor, std::uint64_t bytes) const {
