@@ -127,6 +127,14 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
     // The planted fault copies nothing of a group, and returns its sum.
     const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
     const device::Region to = region(group.tensor, tensor.shard.bytes());
+    // Without memory a piece would be summed and not copied, and the load would seem to be
+    // complete.
+    if (to.memory == nullptr)
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("the destination of tensor {} was not there when it was last checked, "
+                      "so bucket {} is not copied",
+                      description_.tensors[group.tensor].description.name, copy.bucket));
     for (const reload::GroupRows& rows : plan.rows(group))
       batch.pieces.push_back({.to = skipped ? nullptr : to.memory,
                               .to_offset = to.offset + rows.to,

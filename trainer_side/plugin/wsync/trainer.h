@@ -176,11 +176,11 @@ typedef struct {
  * most similar known key. */
 WSYNC_API wsync_code wsync_trainer_create(const wsync_trainer_options* options,
                                           wsync_trainer** trainer);
-/* Copies the description, not the bytes: `data` and `user` must stay valid until the last publish
- * with them is snapshotted or has ended. A tensor is part of later publishes only. With data on a
- * GPU: WSYNC_REFUSED, with what is missing, without libwsync_cuda.so, a driver or that GPU;
- * WSYNC_INVALID_INPUT if `data` is not memory of that GPU, or if data_on says that it is memory of
- * the host and it is not. */
+/* Copies the description, not the bytes: `data`, `user` and `stream` must stay valid until the last
+ * publish with them is snapshotted or has ended. A tensor is part of later publishes only. With
+ * data on a GPU: WSYNC_REFUSED, with what is missing, without libwsync_cuda.so, a driver or that
+ * GPU; WSYNC_INVALID_INPUT if `data` is not memory of that GPU, or if data_on says that it is
+ * memory of the host and it is not. */
 WSYNC_API wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer,
                                               const wsync_trainer_tensor* tensor);
 /* Removes all tensors from later publishes. */
