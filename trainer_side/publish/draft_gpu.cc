@@ -13,6 +13,13 @@ constexpr std::uint64_t kStagingAlignment = 64;  // of the source of a leaf
 
 }  // namespace
 
+Result<> Draft::check_not_lost() const {
+  if (!is_lost_) return {};
+  return fail(ErrorCode::kRefused,
+              "a GPU has failed while it copied into this version, and may still write there: "
+              "abandon the version");
+}
+
 bool Draft::has_dtype_of(const DraftPart& part, const Place& place) const {
   return part.dtype == slots_[place.tensor].info.dtype;
 }

@@ -550,6 +550,44 @@ TEST_F(TrainerOnFailingGpu, AFaultInTheCopy) {
             0);
 }
 
+// What a GPU may still write to is not published.
+TEST_F(TrainerOnFailingGpu, DISABLED_AFaultInAPut) {
+  start_with(put(Bytes(kTensorBytes)));
+  const Bytes host(kTensorBytes);
+  wsync_trainer_part part{};
+  part.name = "model.w";
+  part.dtype = "BF16";
+  part.shape = shape_;
+  part.shape_count = 2;
+  part.data = memories_.front()->address();
+  part.data_on = WSYNC_DEVICE_CUDA;
+  wsync_draft draft = 0;
+  wsync_publish publish = 0;
+  ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_IO);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+  part.data = host.data();
+  part.data_on = WSYNC_DEVICE_HOST;
+  const auto is_lost = AllOf(HasSubstr("may still write there"), HasSubstr("abandon"));
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_REFUSED);
+  EXPECT_THAT(wsync_trainer_error(), AllOf(HasSubstr("model.w"), is_lost));
+  EXPECT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_REFUSED);
+  EXPECT_THAT(wsync_trainer_error(), is_lost);
+  EXPECT_EQ(wsync_trainer_abandon(trainer_, draft), WSYNC_OK) << wsync_trainer_error();
+  // Another version is in other memory.
+  ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_put(trainer_, draft, &part), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_OK) << wsync_trainer_error();
+}
+
+// Copies: of put(), of the version.
+TEST_F(TrainerOnFailingGpu, AFaultInAPut) {
+  EXPECT_EQ(run_again("TrainerOnFailingGpu.DISABLED_AFaultInAPut",
+                      {"WSYNC_EMULATED_CUDA_FAULTS=copy:2:CUDA_ERROR_ILLEGAL_ADDRESS",
+                       "WSYNC_EMULATED_CUDA_REPORT="}),  // to the error stream
+            0);
+}
+
 // Takes the minute after which a GPU is given up, so it is a test of its own (CMakeLists.txt).
 class TrainerOnHangingGpu : public TrainerOnFailingGpu {};
 

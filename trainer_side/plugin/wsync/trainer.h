@@ -213,7 +213,8 @@ WSYNC_API wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, 
  * name: WSYNC_NOT_FOUND if the version has no such tensor;
  * WSYNC_INVALID_INPUT if its shape, dtype, range or scales do not fit, or a block has a value that
  * is not finite; WSYNC_REFUSED if a part of it was put already, or if the version has been ended or
- * abandoned. Nothing counts as put then. */
+ * abandoned. Nothing counts as put then. If a GPU has failed, it may still write to the version,
+ * which can only be abandoned then. */
 WSYNC_API wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
                                        const wsync_trainer_part* part);
 /* Writes `count` parts without scales, with the threads for all of them together: many small
