@@ -550,6 +550,36 @@ TEST_F(TrainerOnFailingGpu, AFaultInTheCopy) {
             0);
 }
 
+// A GPU that fails may still write to the memory through which its weights come, so no other GPU
+// uses it.
+TEST_F(TrainerOnFailingGpu, WhatIsConvertedComesThroughMemoryOfItsGpu) {
+  const auto second = device::make_device({.kind = DeviceKind::kCuda, .gpu = 1});
+  ASSERT_TRUE(second.has_value()) << second.error().message();
+  constexpr std::uint64_t kCount = 300'000;
+  const Bytes bytes(kCount * sizeof(float));
+  const auto memory = (*second)->allocate(bytes.size()).value();
+  const TensorInfo on_first{.name = "a", .dtype = DType::kBF16, .shape = {kCount}};
+  const TensorInfo on_second{.name = "b", .dtype = DType::kBF16, .shape = {kCount}};
+  std::vector<DraftPart> parts(2);
+  for (const auto* info : {&on_first, &on_second}) {
+    DraftPart& part = parts[info == &on_second ? 1 : 0];
+    part.name = info->name;
+    part.dtype = DType::kF32;
+    part.shape = info->shape;
+  }
+  parts[0].on_gpu = on_gpu(bytes);
+  parts[1].on_gpu = gpus_->bytes(1, {memory->address(), bytes.size()}, 0).value();
+  const auto before = calls_of("cuMemHostRegister_v2");
+  auto draft = Draft::begin(snapshotter_,
+                            {{.info = on_first, .range = {}}, {.info = on_second, .range = {}}},
+                            request(), 3)
+                   .value();
+  std::size_t failed = 0;
+  const auto put = draft->put_all(parts, failed);
+  ASSERT_TRUE(put.has_value()) << put.error().message();
+  EXPECT_EQ(*calls_of("cuMemHostRegister_v2") - *before, 3U) << "the arena, and memory of each GPU";
+}
+
 // What a GPU may still write to is not published.
 TEST_F(TrainerOnFailingGpu, DISABLED_AFaultInAPut) {
   start_with(put(Bytes(kTensorBytes)));
