@@ -119,6 +119,7 @@ class PacedDevice final : public device::Device {
   [[nodiscard]] Result<> await_stream(std::uintptr_t native, TimePoint deadline) override {
     return inner_->await_stream(native, deadline);
   }
+  void free_unused() noexcept override { inner_->free_unused(); }
 
  private:
   std::unique_ptr<device::Device> inner_;

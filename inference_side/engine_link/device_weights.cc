@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/device/memory_gate.h"
 
 namespace wsync::engine {
 
@@ -74,10 +75,12 @@ Result<> DeviceWeights::begin(const EngineLayout& layout) {
 void DeviceWeights::end() noexcept { layers_.reset(); }
 
 void DeviceWeights::release() noexcept {
-  stream_.reset();  // its tables are on the GPU
+  stream_.reset();  // its tables are on the GPU, kept for the next stream
   for (auto& tensor : tensors_) tensor.reset();
   claimed_.reset();
   layers_.reset();
+  const auto gate = device::MemoryGate::memory_call();
+  device_.free_unused();
 }
 
 device::Region DeviceWeights::region(std::uint32_t tensor, std::uint64_t bytes) const {
@@ -124,6 +127,14 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
     // The planted fault copies nothing of a group, and returns its sum.
     const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
     const device::Region to = region(group.tensor, tensor.shard.bytes());
+    // Without memory a piece would be summed and not copied, and the load would seem to be
+    // complete.
+    if (to.memory == nullptr)
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("the destination of tensor {} was not there when it was last checked, "
+                      "so bucket {} is not copied",
+                      description_.tensors[group.tensor].description.name, copy.bucket));
     for (const reload::GroupRows& rows : plan.rows(group))
       batch.pieces.push_back({.to = skipped ? nullptr : to.memory,
                               .to_offset = to.offset + rows.to,

@@ -54,7 +54,8 @@ class DeviceWeights {
   // Whether a load has left tensors in memory of the library.
   [[nodiscard]] bool has_layers() const noexcept { return layers_ != nullptr; }
   // The engine gives its memory away: nothing refers to it any more, and what the library itself
-  // has on the GPU is freed. claim() and digests() make it anew.
+  // has on the GPU is freed, which waits for the kernels that run there. claim() and digests() make
+  // it anew.
   void release() noexcept;
   // Where the load has put `bytes` bytes of a tensor. These are addresses of the GPU. Between
   // begin() and end().

@@ -255,6 +255,9 @@ class Device {
   // the legacy default stream, 2 the default stream of the calling thread. Errors are those of that
   // work; kDeadline if it is not complete at `deadline`. Host devices have none: kInvalidInput.
   [[nodiscard]] virtual Result<> await_stream(std::uintptr_t native, TimePoint deadline) = 0;
+  // Frees memory that streams which have ended have left for those to come. It waits for the
+  // kernels that run on the GPU and its peers, so no run of the pipeline may be on (memory_gate.h).
+  virtual void free_unused() noexcept = 0;
 
  protected:
   Device() = default;

@@ -62,6 +62,7 @@ class GpuLikeDevice final : public device::Device {
   [[nodiscard]] Result<> await_stream(std::uintptr_t native, TimePoint deadline) override {
     return host_->await_stream(native, deadline);
   }
+  void free_unused() noexcept override { host_->free_unused(); }
 
  private:
   std::unique_ptr<device::Device> host_ =

@@ -126,29 +126,35 @@ Result<WordSum> DeviceCopies::wait_and_sum(std::span<const std::byte> bytes,
   return word_sum(bytes, place);
 }
 
-DeviceCopies::~DeviceCopies() {
-  for (auto& [gpu, queue] : queues_) end(gpu, queue);
+bool DeviceCopies::end() {
+  bool is_over = true;
+  for (auto& [gpu, queue] : queues_) is_over &= end(gpu, queue);
+  queues_.clear();
+  return is_over;
 }
 
-void DeviceCopies::end(std::uint32_t gpu, Queue& queue) {
-  if (!queue.streams[0]) return;
+bool DeviceCopies::end(std::uint32_t gpu, Queue& queue) {
+  if (!queue.streams[0]) return true;
   std::optional<Error> failure;
   {
     const std::lock_guard lock(mutex_);
     if (queue.submitted == queue.chunks.size() &&
         std::ranges::all_of(queue.chunks, [](const Chunk& chunk) {
           return chunk.outcome && chunk.outcome->has_value();
-        }))
-      return queue.gpus->give_back(gpu, std::move(queue.streams));
+        })) {
+      queue.gpus->give_back(gpu, std::move(queue.streams));
+      return true;
+    }
     for (const Chunk& chunk : queue.chunks)
       if (chunk.outcome && !*chunk.outcome && !failure) failure = chunk.outcome->error();
   }
   // Destroying a stream cancels what has not begun and waits for the rest, but not without end.
   for (auto& stream : queue.streams) stream.reset();
-  if (queue.gpus->is_usable(gpu, failure)) return;
+  if (queue.gpus->is_usable(gpu, failure)) return true;
   // A GPU that hangs or has failed may still write. So nothing else may come into this memory, and
   // the process must be restarted anyway.
   keep_for_ever(target_);
+  return false;
 }
 
 Result<> copy_to_host(const DeviceBytes& from, std::span<std::byte> into,

@@ -30,8 +30,12 @@ class DeviceCopies {
       : target_(std::move(target)), region_(region) {}
   DeviceCopies(const DeviceCopies&) = delete;
   DeviceCopies& operator=(const DeviceCopies&) = delete;
-  // Cancels what has not begun, and waits for the rest: nothing is written after that.
-  ~DeviceCopies();
+  ~DeviceCopies() { (void)end(); }
+
+  // Cancels what has not begun, and waits for the rest. Returns whether nothing is written after
+  // that: a GPU that hangs or has failed may still write. Nothing else may be called afterwards;
+  // the destructor does the same.
+  [[nodiscard]] bool end();
 
   // Where the rows of the bytes go: `rows` rows of `row_bytes` bytes each, `stride` bytes apart.
   struct Rows {
@@ -78,7 +82,7 @@ class DeviceCopies {
   };
   static void cut(Queue& queue);
   [[nodiscard]] Result<> submit(Queue& queue);
-  void end(std::uint32_t gpu, Queue& queue);
+  [[nodiscard]] bool end(std::uint32_t gpu, Queue& queue);
 
   const std::shared_ptr<const void> target_;
   const MappedRegion* const region_;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -156,6 +157,8 @@ Result<> Draft::claim(const Place& place) {
     return fail(code, fmt::format("tensor {}: {}", slot.info.name, what));
   };
   if (is_sealed_) return refuse(ErrorCode::kRefused, "the version has been ended");
+  if (auto kept = check_not_lost(); !kept)
+    return refuse(kept.error().code(), kept.error().message());
   if (slot.has_pointer)
     return refuse(ErrorCode::kInvalidInput,
                   "it is written through its pointer and cannot be put as well");
@@ -236,6 +239,20 @@ struct Draft::ClaimedAll {
   bool is_written = false;
 };
 
+// Ends copies into the arena. It is lost if a GPU may still write there.
+struct Draft::EndOfCopies {
+  EndOfCopies(DeviceCopies& to_end, Draft& of) : copies(to_end), draft(of) {}
+  EndOfCopies(const EndOfCopies&) = delete;
+  EndOfCopies& operator=(const EndOfCopies&) = delete;
+  ~EndOfCopies() {
+    if (copies.end()) return;
+    const std::lock_guard lock(draft.mutex_);
+    draft.is_lost_ = true;
+  }
+  DeviceCopies& copies;
+  Draft& draft;
+};
+
 void Draft::add_leaves(std::size_t part, const Place& place,
                        const std::pair<std::uint64_t, std::uint64_t>& range,
                        std::vector<LeafOfPart>& leaves) const {
@@ -271,9 +288,11 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
     ++all.claimed;
   }
   std::vector<LeafOfPart> leaves;
-  std::vector<LeafOfPart> converted;  // of parts on a GPU that have another dtype
+  // Of parts on a GPU that have another dtype, by GPU.
+  std::map<std::uint32_t, std::vector<LeafOfPart>> converted;
   // Copies from a GPU travel while this call writes what the host has. They end before the claims.
   DeviceCopies copies(arena_->hold(), &arena_->arena()->region());
+  const EndOfCopies ending{copies, *this};
   std::vector<std::size_t> in_rows;  // parts on a GPU that are no single run
   WSYNC_TRY(start_copies(parts, all.places, copies, failed));
   for (failed = 0; failed < parts.size(); ++failed) {
@@ -281,7 +300,8 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
     const bool is_on_host = !parts[failed].on_gpu;
     const bool is_copied = !is_on_host && has_dtype_of(parts[failed], all.places[failed]);
     if (range) {
-      add_leaves(failed, all.places[failed], *range, is_on_host || is_copied ? leaves : converted);
+      add_leaves(failed, all.places[failed], *range,
+                 is_on_host || is_copied ? leaves : converted[parts[failed].on_gpu->gpu]);
     } else if (is_on_host) {
       write(parts[failed], all.places[failed], 1.0F);
     } else if (is_copied) {
@@ -318,7 +338,8 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
   for (const std::size_t i : in_rows)
     if (!failure.is_set()) (void)failure.keep(copies.wait(slots_[all.places[i].tensor].memory), i);
   WSYNC_TRY(failure.result(parts, failed));
-  WSYNC_TRY(convert_from_gpu(parts, all.places, converted, failed));
+  for (const auto& [gpu, of_gpu] : converted)
+    WSYNC_TRY(convert_from_gpu(parts, all.places, of_gpu, failed));
   failed = parts.size();
   all.is_written = true;
   return {};
@@ -355,6 +376,7 @@ Result<std::span<std::byte>> Draft::pointer(std::string_view name) {
 Result<> Draft::seal() {
   const std::lock_guard lock(mutex_);
   if (is_sealed_) return fail(ErrorCode::kRefused, "the version has been ended already");
+  WSYNC_TRY(check_not_lost());
   std::vector<std::string> missing;
   for (const Slot& slot : slots_) {
     if (slot.writing != 0)

@@ -76,7 +76,8 @@ class Draft : public std::enable_shared_from_this<Draft> {
   // outside of what this rank writes, a dtype that cannot be converted, scales that do not fit, a
   // block without a finite scale, memory of a GPU that has been freed, or a tensor that is written
   // through its pointer; kRefused if a part of it was put already, or if the draft is sealed;
-  // errors of the GPU. After an error nothing counts as put.
+  // errors of the GPU. After an error nothing counts as put. After the failure of a GPU, which may
+  // still write, the draft takes nothing more and cannot be sealed: kRefused.
   [[nodiscard]] Result<> put(const DraftPart& part);
   // The same for several parts without scales, with the threads for all of them together: many
   // small tensors take as long as one large one. After an error none of them counts as put, and
@@ -159,6 +160,8 @@ class Draft : public std::enable_shared_from_this<Draft> {
   void keep_sum(const Slot& slot, std::uint64_t begin, const WordSum& sum);
   [[nodiscard]] Result<> put_blocks(const DraftPart& part, const Place& place);
   // Of parts in the memory of a GPU (draft_gpu.cc):
+  [[nodiscard]] Result<> check_not_lost() const;  // under mutex_
+  struct EndOfCopies;
   [[nodiscard]] bool has_dtype_of(const DraftPart& part, const Place& place) const;
   [[nodiscard]] Result<> start_copies(std::span<const DraftPart> parts,
                                       std::span<const Place> places, DeviceCopies& copies,
@@ -187,6 +190,7 @@ class Draft : public std::enable_shared_from_this<Draft> {
   std::mutex pinning_;  // of a change of the arena's protection
   mutable std::mutex mutex_;
   bool is_sealed_ = false;              // under mutex_
+  bool is_lost_ = false;                // under mutex_; a GPU that has failed may write to it
   std::optional<WritableArena> arena_;  // until source()
 };
 

@@ -13,6 +13,13 @@ constexpr std::uint64_t kStagingAlignment = 64;  // of the source of a leaf
 
 }  // namespace
 
+Result<> Draft::check_not_lost() const {
+  if (!is_lost_) return {};
+  return fail(ErrorCode::kRefused,
+              "a GPU has failed while it copied into this version, and may still write there: "
+              "abandon the version");
+}
+
 bool Draft::has_dtype_of(const DraftPart& part, const Place& place) const {
   return part.dtype == slots_[place.tensor].info.dtype;
 }
@@ -79,11 +86,11 @@ Result<> Draft::sum_when_copied(const Slot& slot, std::uint64_t begin, std::uint
 }
 
 // The bytes come to the host in windows of leaves, through memory that is pinned: one window is
-// converted while the next one travels.
+// converted while the next one travels. All leaves are of parts on one GPU: one that fails may still
+// write to the memory, which is used by nobody else.
 Result<> Draft::convert_from_gpu(std::span<const DraftPart> parts, std::span<const Place> places,
                                  std::span<const LeafOfPart> leaves, std::size_t& failed) {
   if (leaves.empty()) return {};
-  // Parts may be on several GPUs. Memory that is pinned is pinned for all of them.
   const DeviceBytes& first = *parts[leaves.front().part].on_gpu;
   const auto staging = WSYNC_TRY(first.gpus->staging(first.gpu));
   struct Window {

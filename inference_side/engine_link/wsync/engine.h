@@ -142,12 +142,12 @@ typedef struct {
   int serving; /* 1: serves weights without a version when it attaches */
   wsync_engine_callbacks callbacks;
   void* user; /* passed to each callback */
-  /* Where the destinations of the rank's tensors are. CUDA, only with WSYNC_TAKE_PIECES: the
-   * library copies with its own stream, in the primary context of that GPU. load_layer
-   * and commit are called when their copies are complete, so your kernels that begin after that
-   * read the new weights. Your kernels that read the weights must have ended when you report a
-   * pause. The callbacks are called with whatever context is current on the link's thread, which
-   * may be none. wsync_engine_attach loads libwsync_cuda.so for this. */
+  /* Where the rank takes its tensors: the destinations (PIECES), or memory of the library (WHOLE,
+   * BORROW). CUDA, not with ADOPT: the library copies with its own stream, in the primary context
+   * of that GPU. load_layer and commit are called when their copies are complete, so your kernels
+   * that begin after that read the new weights. Your kernels that read the weights must have ended
+   * when you report a pause. The callbacks are called with whatever context is current on the
+   * link's thread, which may be none. wsync_engine_attach loads libwsync_cuda.so for this. */
   wsync_device weights_on;
   int gpu; /* CUDA: index of the GPU among those that this process sees; the sidecar's device
               must be on the same GPU */
@@ -225,12 +225,13 @@ WSYNC_API int wsync_engine_start(wsync_engine* engine);
 /* Call it before the memory of the weights is given away for a time, for example to a trainer on
  * the same GPU. Returns when nothing of this library touches that memory any more, and does not
  * until wsync_engine_resume: it calls no callback, and wsync_engine_poll only waits. With CUDA the
- * library has no memory of its own on the GPU then, but for the context. The rank then
- * holds no version. A load that is under way fails, with a sentence for the fleet. The pointers of
- * ADOPT and BORROW are invalid. `wsync status` says that the rank has given its memory away; it
- * forgets that if the sidecar restarts meanwhile. No update waits for the rank. Call it on all
- * ranks of a replica when none of them serves. Fails while load_layer or commit has returned
- * WSYNC_LATER and has not been reported. Owner's thread, not in a callback. */
+ * library has no memory of its own on the GPU then, but for the context; to free it, the call waits
+ * for the kernels that run on that GPU and its peers. The rank then holds no version. A load that
+ * is under way fails, with a sentence for the fleet. The pointers of ADOPT and BORROW are invalid.
+ * `wsync status` says that the rank has given its memory away; it forgets that if the sidecar
+ * restarts meanwhile. No update waits for the rank. Call it on all ranks of a replica when none of
+ * them serves. Fails while load_layer or commit has returned WSYNC_LATER and has not been reported.
+ * Owner's thread, not in a callback. */
 WSYNC_API int wsync_engine_suspend(wsync_engine* engine);
 /* PIECES, between wsync_engine_suspend and wsync_engine_resume: the memory of a tensor is at
  * another address when it comes back. `tensor`: index in the order of wsync_engine_add_tensor.

@@ -28,4 +28,11 @@ void BatchTablePool::give(BatchTables tables) {
   kept_.push_back(std::move(tables));
 }
 
+// Without the lock: streams take and give tables meanwhile.
+void BatchTablePool::clear() noexcept {
+  std::list<BatchTables> gone;
+  const std::unique_lock lock(mutex_);
+  gone.swap(kept_);
+}
+
 }  // namespace wsync::device::cuda

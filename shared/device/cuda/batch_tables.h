@@ -3,7 +3,8 @@
 //
 // cuMemFree and cuMemFreeHost return only when all running kernels of the GPU and of its peers have
 // ended, so a stream that ends while another GPU hangs would hang, too. Therefore streams free
-// nothing: their tables stay in the pool until the GPU is closed.
+// nothing: their tables stay in the pool until the GPU is closed, or its memory is given away
+// (Device::free_unused).
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,8 @@ class BatchTablePool {
                                          std::uint64_t bytes);
   // Keeps tables that no work of a GPU uses any more.
   void give(BatchTables tables);
+  // Frees what is kept. Waits for running kernels.
+  void clear() noexcept;
 
  private:
   std::mutex mutex_;

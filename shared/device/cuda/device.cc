@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "shared/base/format.h"
+#include "shared/device/cuda/batch_tables.h"
 #include "shared/device/cuda/context.h"
 #include "shared/device/cuda/memory.h"
 #include "shared/device/cuda/registration.h"
@@ -61,6 +62,7 @@ class CudaDevice final : public Device {
     return std::unique_ptr<Event>(std::make_unique<WorkerEvent>());
   }
   [[nodiscard]] Result<> await_stream(std::uintptr_t native, TimePoint deadline) override;
+  void free_unused() noexcept override { gpu_->batch_tables().clear(); }
 
  private:
   std::shared_ptr<const Gpu> gpu_;

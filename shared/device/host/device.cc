@@ -85,6 +85,7 @@ class HostDevice final : public Device {
   [[nodiscard]] Result<> await_stream(std::uintptr_t, TimePoint) override {
     return fail(ErrorCode::kInvalidInput, name() + ": only a GPU has streams of other code");
   }
+  void free_unused() noexcept override {}
 
  private:
   DeviceOptions options_;

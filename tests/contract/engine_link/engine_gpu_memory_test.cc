@@ -71,6 +71,29 @@ TEST(EngineMemoryOnGpu, MemoryThatIsGoneIsASentenceAndNoLoadBeginsThere) {
   engine.expect_digests(second);
 }
 
+// Another load that is refused leaves the one that runs as it is, but for the memory that is gone.
+TEST(EngineMemoryOnGpu, ALoadWhoseMemoryIsGoneMeanwhileFails) {
+  const Model model = Model::make();
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  SleepingRank engine(model);
+  engine.attach(sidecar);
+  GpuRank& rank = engine.rank;
+  const SharedArena first = model.arena(kFirst);
+  EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(kFirst)).failure, "");
+  EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(kSecond)).failure, "");
+  rank.peer.send(control::Load{.version = kFirst});
+  engine.memory.sleep();
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kSecond}).failure,
+              AllOf(HasSubstr(kFirstTensor), HasSubstr("cannot be borrowed")));
+  engine.memory.wake();
+  EXPECT_THAT(rank.give(sidecar, first, 0).failure,
+              AllOf(HasSubstr(kFirstTensor), HasSubstr("was not there when it was last checked")));
+  EXPECT_NE(rank.peer.expect<control::Loaded>().failure, "");
+  rank.load(sidecar, first, kFirst);
+  rank.commit(kFirst);
+  engine.expect_digests(first);
+}
+
 TEST(EngineMemoryOnGpu, NothingIsTouchedWhileItIsSuspended) {
   const Model model = Model::make();
   GpuSidecar sidecar(model.plan.largest_bucket());

@@ -176,11 +176,11 @@ typedef struct {
  * most similar known key. */
 WSYNC_API wsync_code wsync_trainer_create(const wsync_trainer_options* options,
                                           wsync_trainer** trainer);
-/* Copies the description, not the bytes: `data` and `user` must stay valid until the last publish
- * with them is snapshotted or has ended. A tensor is part of later publishes only. With data on a
- * GPU: WSYNC_REFUSED, with what is missing, without libwsync_cuda.so, a driver or that GPU;
- * WSYNC_INVALID_INPUT if `data` is not memory of that GPU, or if data_on says that it is memory of
- * the host and it is not. */
+/* Copies the description, not the bytes: `data`, `user` and `stream` must stay valid until the last
+ * publish with them is snapshotted or has ended. A tensor is part of later publishes only. With
+ * data on a GPU: WSYNC_REFUSED, with what is missing, without libwsync_cuda.so, a driver or that
+ * GPU; WSYNC_INVALID_INPUT if `data` is not memory of that GPU, or if data_on says that it is
+ * memory of the host and it is not. */
 WSYNC_API wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer,
                                               const wsync_trainer_tensor* tensor);
 /* Removes all tensors from later publishes. */
@@ -213,7 +213,8 @@ WSYNC_API wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, 
  * name: WSYNC_NOT_FOUND if the version has no such tensor;
  * WSYNC_INVALID_INPUT if its shape, dtype, range or scales do not fit, or a block has a value that
  * is not finite; WSYNC_REFUSED if a part of it was put already, or if the version has been ended or
- * abandoned. Nothing counts as put then. */
+ * abandoned. Nothing counts as put then. If a GPU has failed, it may still write to the version,
+ * which can only be abandoned then. */
 WSYNC_API wsync_code wsync_trainer_put(wsync_trainer* trainer, wsync_draft draft,
                                        const wsync_trainer_part* part);
 /* Writes `count` parts without scales, with the threads for all of them together: many small
