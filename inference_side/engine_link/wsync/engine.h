@@ -227,7 +227,8 @@ WSYNC_API int wsync_engine_start(wsync_engine* engine);
  * until wsync_engine_resume: it calls no callback, and wsync_engine_poll only waits. With CUDA the
  * library has no memory of its own on the GPU then, but for the context; to free it, the call waits
  * for the kernels that run on that GPU and its peers. The rank then holds no version. A load that
- * is under way fails, with a sentence for the fleet. The pointers of ADOPT and BORROW are invalid.
+ * is under way fails, with a sentence for the fleet. The pointers of ADOPT and BORROW are invalid;
+ * with CUDA, the work on the GPU that reads them must be complete before the call.
  * `wsync status` says that the rank has given its memory away; it forgets that if the sidecar
  * restarts meanwhile. No update waits for the rank. Call it on all ranks of a replica when none of
  * them serves. Fails while load_layer or commit has returned WSYNC_LATER and has not been reported.
@@ -343,8 +344,9 @@ WSYNC_API wsync_engine_state wsync_engine_status(const wsync_engine* engine);
 WSYNC_API const char* wsync_engine_error(wsync_engine* engine);
 /* Ends the thread of wsync_engine_start after the current callback. */
 WSYNC_API void wsync_engine_stop(wsync_engine* engine);
-/* Stops, detaches and frees; NULL is allowed. Adopted pointers are invalid afterwards. Does nothing
- * in a forked child. */
+/* Stops, detaches and frees; NULL is allowed. Pointers of ADOPT and BORROW are invalid afterwards,
+ * so with CUDA the work on the GPU that reads them must be complete. Does nothing in a forked
+ * child. */
 WSYNC_API void wsync_engine_destroy(wsync_engine* engine);
 
 #ifdef __cplusplus

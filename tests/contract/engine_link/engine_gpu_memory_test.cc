@@ -2,6 +2,7 @@
 // time. Over the emulated driver (tests/emulated_cuda), which reports an address that is none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <semaphore>
 #include <wsync/engine.h>
 
 #include "tests/contract/engine_link/gpu_rank.h"
@@ -75,13 +76,16 @@ TEST(EngineMemoryOnGpu, MemoryThatIsGoneIsASentenceAndNoLoadBeginsThere) {
 TEST(EngineMemoryOnGpu, ALoadWhoseMemoryIsGoneMeanwhileFails) {
   const Model model = Model::make();
   GpuSidecar sidecar(model.plan.largest_bucket());
+  std::counting_semaphore<> begun(0);
   SleepingRank engine(model);
   engine.attach(sidecar);
   GpuRank& rank = engine.rank;
   const SharedArena first = model.arena(kFirst);
   EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(kFirst)).failure, "");
   EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(kSecond)).failure, "");
+  rank.engine.on_begin = [&] { begun.release(); };
   rank.peer.send(control::Load{.version = kFirst});
+  begun.acquire();
   engine.memory.sleep();
   EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kSecond}).failure,
               AllOf(HasSubstr(kFirstTensor), HasSubstr("cannot be borrowed")));
