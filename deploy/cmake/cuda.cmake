@@ -83,7 +83,7 @@ function(wsync_kernel_images target source object)
   add_custom_command(OUTPUT ${images} BYPRODUCTS ${images}.log
     COMMAND ${python} ${PROJECT_SOURCE_DIR}/deploy/cuda/compile_kernels.py --nvrtc ${WSYNC_NVRTC} --root ${PROJECT_SOURCE_DIR}
       --source ${CMAKE_CURRENT_SOURCE_DIR}/${source} --gpus ${WSYNC_CUDA_GPUS} ${werror} --out ${images}
-    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/deploy/cuda/compile_kernels.py
+    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/deploy/cuda/compile_kernels.py ${WSYNC_NVRTC}
     DEPFILE ${images}.d VERBATIM COMMENT "Compiling the kernels of ${source}")
   set_source_files_properties(${object} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON OBJECT_DEPENDS ${images}
     COMPILE_DEFINITIONS "WSYNC_KERNEL_IMAGES=\"${images}\"")

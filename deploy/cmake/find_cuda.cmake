@@ -73,6 +73,7 @@ macro(wsync_try_toolkit place libraries headers)
   set(nvrtc "")
   foreach(folder ${libraries})
     file(GLOB found ${folder}/libnvrtc.so ${folder}/libnvrtc.so.[0-9]*)
+    list(SORT found COMPARE NATURAL ORDER DESCENDING)  # the newest
     if(nvrtc STREQUAL "" AND found)
       list(GET found 0 nvrtc)
     endif()

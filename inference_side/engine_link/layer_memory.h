@@ -41,7 +41,7 @@ struct LayerPlaces {
 
 class LayerMemory {
  public:
-  // `device` is borrowed and outlives the result, as `places` is. kResourceExhausted, with the
+  // `device` is borrowed and outlives the result; `places` are copied. kResourceExhausted, with the
   // needed and the free bytes, if it does not fit into the GPU's free memory.
   [[nodiscard]] static Result<std::unique_ptr<LayerMemory>> allocate(device::Device& device,
                                                                      const LayerPlaces& places);

@@ -203,6 +203,25 @@ class Following(OnTheEmulatedDriver):
         until(lambda: replica.serving, "the version after the suspension")
         self.holds(held, weights_of(1))
 
+    def test_suspended_memory_comes_back_elsewhere(self):
+        held = self.arrays()
+        replica = wsync.Replica(self.socket, "r0", held)
+        self.fleet.serve(replica)
+        self.committed(1)
+        replica.suspend()
+        for one in held.values():
+            one.free()
+        self.assertRaisesRegex(wsync.Error, "the destination of tensor .* cannot be borrowed", replica.resume)
+        elsewhere = self.arrays()
+        self.assertNotEqual({one.pointer.value for one in elsewhere.values()}, {one.pointer.value for one in held.values()})
+        with self.assertRaisesRegex(wsync.InvalidInput, "writes into no tensor other"):
+            replica.resume({"other": elsewhere[NAMES[0]]})
+        with self.assertRaisesRegex(wsync.InvalidInput, "as before"):
+            replica.resume({NAMES[0]: self.arrays(shape=(3, 3))[NAMES[0]]})
+        replica.resume(elsewhere)
+        until(lambda: replica.serving, "the version after the suspension")
+        self.holds(elsewhere, weights_of(1))
+
     def test_the_work_of_torch_has_ended_when_a_pause_is_reported(self):
         """torch is not in this environment: what takes its place says when it was asked to wait."""
         waited = []

@@ -78,7 +78,17 @@ class Engine {
   }
 
   void suspend() { on_link(&wsync_engine_suspend); }
-  void resume() { on_link(&wsync_engine_resume); }
+  // `moved`: the tensors that are at other addresses now, by their numbers.
+  void resume(const std::vector<std::tuple<std::uint32_t, std::uintptr_t>>& moved) {
+    on_link([moved](wsync_engine* engine) {
+      for (const auto& [tensor, address] : moved)
+        if (const int code =
+                wsync_engine_move_tensor(engine, tensor, reinterpret_cast<void*>(address));
+            code != 0)
+          return code;
+      return wsync_engine_resume(engine);
+    });
+  }
 
   void check() { raise_if(polled_->check()); }
 
@@ -170,9 +180,9 @@ class Engine {
 
  private:
   // A signal ends the wait, and not what was begun.
-  void on_link(int (*use)(wsync_engine*)) {
+  void on_link(std::function<int(wsync_engine*)> use) {
     const auto task = std::make_shared<PolledEngine::Task>();
-    task->use = use;
+    task->use = std::move(use);
     raise_if(polled_->begin_task(task));
     while (true) {
       std::optional<Failure> ended;
@@ -216,7 +226,7 @@ void bind_engine(nb::module_& module) {
       .def("report_starting", &Engine::report_starting)
       .def("attach", &Engine::attach)
       .def("suspend", &Engine::suspend)
-      .def("resume", &Engine::resume)
+      .def("resume", &Engine::resume, nb::arg("moved"))
       .def("check", &Engine::check)
       .def("begin_poll", &Engine::begin_poll, nb::arg("seconds"))
       .def("end_poll_early", &Engine::end_poll_early)

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -88,7 +89,7 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   // Has the thread that serves the link do this. Fails while a callback runs. Then
   // wait_for_task() until it returns something.
   struct Task {
-    int (*use)(wsync_engine*) = nullptr;
+    std::function<int(wsync_engine*)> use;
     bool is_done = false;
     Failure failure;
   };

@@ -157,9 +157,9 @@ class Replica:
         self._thread: Optional[threading.Thread] = None
         items = iter(pairs(tensors or {}))
         first = next(items, None)  # before the others are made: it says where their memory is
-        destinations = Destinations(first, gpu) if take == "pieces" else None
-        self.gpu = None if destinations is None else destinations.gpu
-        described = describe_without_memory if destinations is None else destinations.describe
+        self._destinations = Destinations(first, gpu) if take == "pieces" else None
+        self.gpu = None if self._destinations is None else self._destinations.gpu
+        described = describe_without_memory if self._destinations is None else self._destinations.describe
         self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
                                 has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu)
         close_at_exit(self)
@@ -420,15 +420,35 @@ class Replica:
         self._loading = None
         self.serving = False
 
-    def resume(self) -> None:
-        """The memory is there again, at the same addresses; its content does not matter. The newest version is loaded as into an
-        engine that has just started.
+    def resume(self, tensors: Any = None) -> None:
+        """The memory is there again; its content does not matter. The newest version is loaded as into an engine that has just
+        started.
+
+        Args:
+            tensors: the tensors that are in other memory now, by name, as `Replica` takes them with "pieces": of the same dtypes
+                and shapes, and on the same GPU. Those that are left out are at the addresses from before. None: all of them are.
 
         Raises:
             Busy: a callback runs.
             EngineRefused: it is not suspended.
+            InvalidInput: a tensor is not one of this replica, or is not as it was; or its memory is not there. The replica stays
+                suspended, and this may be called again.
         """
-        self._raw.resume()
+        numbers = {tensor.name: number for number, (tensor, _) in enumerate(self._tensors)}
+        moved = []
+        for name, given in pairs(tensors or {}):
+            if name not in numbers or self._destinations is None:
+                raise InvalidInput(f"replica '{self.name}' writes into no tensor {name}; expected "
+                                   f"{', '.join(list(numbers)[:3]) or 'none, because it takes no pieces'}", tensor=name)
+            was = self._tensors[numbers[name]][0]
+            now = self._destinations.describe(name, given)
+            if (was.dtype, was.shape, was.ranges) != (now.dtype, now.shape, now.ranges):
+                raise InvalidInput(f"tensor {name} is {now.dtype} {list(now.shape)} with {len(now.ranges)} ranges now; expected "
+                                   f"{was.dtype} {list(was.shape)} with {len(was.ranges)}, as before", tensor=name)
+            moved.append((numbers[name], now.dense()[0], now, parts_of(given)[0]))
+        for number, _, now, part in moved:  # also if this fails: the library has the new address then
+            self._tensors[number] = (now._replace(own=None), part)
+        self._raw.resume([(number, address) for number, address, _, _ in moved])
 
     def status(self) -> ReplicaStatus:
         """The state of this rank now."""

@@ -146,7 +146,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   void part() override {
-    if (asked_ == kCallsOfALife) return;
+    if (std::exchange(parted_, true)) return;
     const bool orderly = shared_->roster.leave(rank_);
     on_home([shared = shared_, handle = handle_, orderly, gpu = gpu_] {
       if (gpu.abandoned()) return handle->forsake();
@@ -236,6 +236,7 @@ class NcclCommunicator final : public Communicator {
 
   const std::shared_ptr<Shared> shared_;
   const Rank rank_;
+  bool parted_ = false;
   std::uint32_t asked_ = 0;
   std::mutex mutex_;
   std::condition_variable ended_;
