@@ -82,13 +82,14 @@ fi
 
 # ---- building ----
 
-# The shared libraries of the programs "$@" that do not belong to the C library, which every system has.
+# The shared libraries of the programs "$@" that belong neither to the C library nor to the compiler: those are on each machine that
+# the folder is for, in a version that fits its C library.
 carried_libraries() {
   local found
   found=$(ldd "$@")
   if grep 'not found' <<<"$found" >&2; then return 1; fi
   sed -nE 's/^.* => (\/[^ ]+) \(.*$/\1/p' <<<"$found" |
-    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libutil|ld-linux[^/]*)\.so' | sort -u
+    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libutil|libgcc_s|libstdc\+\+|ld-linux[^/]*)\.so' | sort -u
 }
 
 # fill DIR: everything that the parts need, from the build in $folder.
@@ -173,7 +174,7 @@ build_kit() {
   say "building"
   build "$folder" "${targets[@]}" || die 1 "the build failed"
   fill "$1"
-  say "$1: $(du -sh "$1" | cut -f 1), for machines with the C library of this one or a newer one"
+  say "$1: $(du -sh "$1" | cut -f 1), for machines with the C and C++ libraries of this one or newer ones"
 }
 
 # ---- running ----

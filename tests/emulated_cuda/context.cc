@@ -159,4 +159,11 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
   });
 }
 
+int emulated_cuda_is_retained(int device) {
+  State& all = state();
+  const std::scoped_lock lock(all.mutex);
+  const auto at = static_cast<std::size_t>(device);
+  return device >= 0 && at < all.retained.size() && all.retained[at] > 0 ? 1 : 0;
+}
+
 }  // extern "C"

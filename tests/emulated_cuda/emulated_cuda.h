@@ -37,6 +37,9 @@ void* emulated_cuda_view(CUstream stream, CUdeviceptr address, size_t bytes);
 // The GPU of a stream, as cuDeviceGet() numbers it; -1 for none of this process's streams.
 int emulated_cuda_stream_device(CUstream stream);
 
+// 1 while this process holds the primary context of a GPU, as cuDeviceGet() numbers it.
+int emulated_cuda_is_retained(int device);
+
 // Adds a line to the error file (WSYNC_EMULATED_CUDA_REPORT). `what` has no line break.
 void emulated_cuda_report(const char* what);
 

@@ -51,6 +51,7 @@ namespace emulated_cuda_test {
   CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord) CALL(cuEventQuery)                 \
   CALL(cuEventSynchronize)                                                                        \
   CALL(emulated_cuda_enqueue) CALL(emulated_cuda_view) CALL(emulated_cuda_stream_device)          \
+  CALL(emulated_cuda_is_retained)                                                                 \
   CALL(emulated_cuda_report) CALL(emulated_cuda_count) CALL(emulated_cuda_stopping)
 // clang-format on
 

@@ -70,6 +70,7 @@ bool Communicator::faulty(Fault::Kind kind) const {
 }
 
 ncclResult_t Communicator::init(const ncclUniqueId& id) {
+  group_.assign(id.internal, sizeof id.internal);
   Hello hello{.size = size_, .rank = rank_, .gpu = {}};
   CUuuid uuid{};
   if (driver()->device_uuid(&uuid, device_) != CUDA_SUCCESS) return ncclUnhandledCudaError;

@@ -53,6 +53,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::string who() const;
   CUdevice device() const { return device_; }
+  std::uint32_t size() const { return size_; }
+  // Of the unique id that its ranks met by.
+  const std::string& group() const { return group_; }
   std::atomic<bool> entered = false;     // a thread is in one of its functions
   std::atomic<bool> given_back = false;  // ncclCommAbort has been called
 
@@ -71,6 +74,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const std::uint32_t rank_;
   const std::uint32_t size_;
   const CUdevice device_;
+  std::string group_;
   std::thread init_;
   std::atomic<bool> abort_ = false;
   std::atomic<ncclResult_t> met_ = ncclInProgress;

@@ -17,6 +17,7 @@ bool load(Driver& found) {
          find(library, "emulated_cuda_stopping", found.stopping) &&
          find(library, "emulated_cuda_view", found.view) &&
          find(library, "emulated_cuda_stream_device", found.stream_device) &&
+         find(library, "emulated_cuda_is_retained", found.is_retained) &&
          find(library, "emulated_cuda_report", found.report) &&
          find(library, "cuCtxGetCurrent", found.current_context) &&
          find(library, "cuDeviceGetCount", found.device_count) &&

@@ -11,6 +11,7 @@ struct Driver {
   decltype(&emulated_cuda_stopping) stopping = nullptr;
   decltype(&emulated_cuda_view) view = nullptr;
   decltype(&emulated_cuda_stream_device) stream_device = nullptr;
+  decltype(&emulated_cuda_is_retained) is_retained = nullptr;
   decltype(&emulated_cuda_report) report = nullptr;
   CUresult (*current_context)(CUcontext*) = nullptr;  // cuCtxGetCurrent
   CUresult (*device_count)(int*) = nullptr;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <nccl.h>
 #include <string>
+#include <vector>
 
 #include "tests/emulated_nccl/communicator.h"
 
@@ -70,6 +71,7 @@ class Call {
   }
   explicit operator bool() const { return communicator_ != nullptr; }
   Communicator* operator->() const { return communicator_.get(); }
+  Communicator& operator*() const { return *communicator_; }
   ncclResult_t result() const { return result_; }
 
  private:
@@ -81,6 +83,24 @@ class Call {
 void take(ncclComm_t key) {
   const std::lock_guard lock(registry().mutex);
   registry().live.erase(key);
+}
+
+// NCCL keeps what ranks of one process have until the last of them is destroyed, whose caller frees
+// it for all, on their GPUs. A rank that was aborted keeps the others' as it is.
+void reclaim(const Communicator& communicator) {
+  static auto& groups = *new std::map<std::string, std::vector<CUdevice>>;
+  const std::lock_guard lock(registry().mutex);
+  auto& gone = groups[communicator.group()];
+  gone.push_back(communicator.device());
+  if (gone.size() < communicator.size()) return;
+  for (const CUdevice device : gone) {
+    if (driver()->is_retained(device) == 1) continue;
+    driver()->report(("ncclCommDestroy: " + communicator.who() +
+                      " frees the communicators of all ranks, but the context of GPU " +
+                      std::to_string(device) + " is gone")
+                         .c_str());
+  }
+  groups.erase(communicator.group());
 }
 
 ncclComm_t put(std::shared_ptr<Communicator> communicator) {
@@ -207,6 +227,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t key) {
   if (!call->finalized())
     return emulated_nccl::refused("ncclCommDestroy: " + call->who() +
                                   " has not been finalized, or not to the end");
+  emulated_nccl::reclaim(*call);
   emulated_nccl::take(key);
   return ncclSuccess;
 }

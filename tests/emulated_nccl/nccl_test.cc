@@ -227,6 +227,26 @@ TEST(EmulatedNccl, TheWrongStreamAndNoContextAreReported) {
   }).join();
 }
 
+TEST(EmulatedNccl, ReportsAContextThatGoesBeforeTheLastRank) {
+  if (const auto ended = in_process()) {
+    EXPECT_TRUE(succeeded(*ended));
+    EXPECT_THAT(ended->report, ElementsAre(HasSubstr("but the context of GPU 1 is gone")));
+    return;
+  }
+  const Session first(0);
+  const Nccl nccl;
+  const auto id = nccl.id();
+  const auto root = nccl.begin(id, 2, 0);
+  {
+    const Session second(1);
+    const auto other = nccl.begin(id, 2, 1);
+    EXPECT_EQ(nccl.settle(root), ncclSuccess);
+    EXPECT_EQ(nccl.settle(other), ncclSuccess);
+    nccl.leave(other);
+  }
+  nccl.leave(root);
+}
+
 TEST(EmulatedNccl, ReportsRanksThatMeetOnTheNetworkAndKernelsOfAnySize) {
   if (const auto ended = in_process()) {
     EXPECT_TRUE(succeeded(*ended));

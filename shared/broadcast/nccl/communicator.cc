@@ -61,6 +61,9 @@ struct Shared {
   std::mutex mutex;
   std::vector<Member> members;                 // under the mutex
   std::vector<std::weak_ptr<Handle>> handles;  // under the mutex
+  // Under the mutex. The call that destroys the last communicator of a process frees those of all
+  // ranks on their GPUs, so their contexts stay until then, also if their devices are gone.
+  std::vector<Gpu> gpus;
   Roster roster;
 };
 
@@ -163,6 +166,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   [[nodiscard]] Rank rank() const noexcept override { return rank_; }
+  [[nodiscard]] const Gpu& gpu() const noexcept { return gpu_; }
   [[nodiscard]] std::uint32_t size() const noexcept override { return shared_->roster.size(); }
 
   [[nodiscard]] Result<> wait_joined(TimePoint deadline) const override {
@@ -275,6 +279,7 @@ class NcclGroup final : public Group {
     WSYNC_TRY(check_members(members));
     shared_->members = std::move(members);
     auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(home));
+    shared_->gpus.push_back(communicator->gpu());
     shared_->handles.push_back(communicator->begin(shared_->unique));
     return std::unique_ptr<Communicator>(std::move(communicator));
   }
