@@ -1,11 +1,23 @@
 #include "tests/emulated_cuda/kernels.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
-#include "shared/device/cuda/kernels_body.h"
 #include "tests/emulated_cuda/call.h"
 #include "tests/emulated_cuda/memory.h"
+
+namespace emulated_cuda {
+namespace {
+// Of the kernel that runs on this thread: the first address that is no multiple of its access.
+thread_local std::uint64_t misaligned_at = 0;
+}  // namespace
+}  // namespace emulated_cuda
+
+#define WSYNC_ACCESS(address, bytes)                                   \
+  if ((address) % (bytes) != 0 && ::emulated_cuda::misaligned_at == 0) \
+  ::emulated_cuda::misaligned_at = (address)
+#include "shared/device/cuda/kernels_body.h"
 
 namespace emulated_cuda {
 namespace {
@@ -23,6 +35,15 @@ struct CopyPieces {
 
 constexpr const char* kCopyPieces = cuda::kCopyPiecesKernel;
 
+// After a kernel has run.
+CUresult check_alignment(const char* name) {
+  const std::uint64_t at = std::exchange(misaligned_at, 0);
+  if (at == 0) return CUDA_SUCCESS;
+  return misuse(name, CUDA_ERROR_MISALIGNED_ADDRESS,
+                "an access begins " + std::to_string(at % 16) +
+                    " bytes behind a multiple of 16, which is no multiple of its size");
+}
+
 class CopyPiecesRun {
  public:
   CopyPiecesRun(const CopyPieces& launch, const Context& context)
@@ -39,7 +60,7 @@ class CopyPiecesRun {
       if (piece.to != 0)
         written = reinterpret_cast<std::byte*>(piece.to) + piece.row_bytes * piece.rows / 2;
     }
-    return CUDA_SUCCESS;
+    return check_alignment(kCopyPieces);
   }
 
  private:
@@ -125,7 +146,7 @@ CUresult run_read_bytes(const ReadBytes& launch, const Context& context) {
   const Hold holds[] = {Hold(from.used), Hold(folded.used)};
   cuda::read_bytes_on_host(from.at, launch.granules,
                            reinterpret_cast<unsigned long long*>(folded.at));
-  return CUDA_SUCCESS;
+  return check_alignment(name);
 }
 
 std::function<CUresult(std::byte*& written)> prepare_read_bytes(void** parameters, unsigned,

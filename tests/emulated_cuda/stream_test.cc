@@ -289,6 +289,31 @@ TEST(EmulatedCudaKernels, ThatReadOutsideByTheirStrideFailTheContext) {
   run_bad_piece({.offset = 0, .bytes = 16, .rows = 5, .stride = 1024});
 }
 
+TEST(EmulatedCudaKernels, FailAtAnAddressThatIsNoMultipleOfTheAccess) {
+  if (const auto ended = in_process()) {
+    EXPECT_TRUE(succeeded(*ended));
+    EXPECT_THAT(ended->report, ElementsAre(HasSubstr("begins 8 bytes behind a multiple of 16")));
+    return;
+  }
+  const Session session;
+  const auto& cuda = session.cuda;
+  const Kernels kernels(cuda);
+  CUfunction read = nullptr;
+  EXPECT_EQ(cuda.cuModuleGetFunction(&read, kernels.module, wsync::device::cuda::kReadBytesKernel),
+            CUDA_SUCCESS);
+  const CUdeviceptr memory = session.allocate(4096);
+  session.write(memory, some_bytes(4096));
+  CUdeviceptr from = memory + 1032;
+  std::uint64_t granules = 4;
+  CUdeviceptr folded = memory;
+  void* arguments[] = {&from, &granules, &folded};
+  EXPECT_EQ(cuda.cuLaunchKernel(read, 1, 1, 1, kThreadsPerBlock, 1, 1, 0, session.stream, arguments,
+                                nullptr),
+            CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuStreamSynchronize(session.stream), CUDA_ERROR_MISALIGNED_ADDRESS);
+  EXPECT_EQ(cuda.cuMemFree(memory), CUDA_ERROR_MISALIGNED_ADDRESS);
+}
+
 TEST(EmulatedCudaKernels, ReachAnotherDeviceOnlyAsItsPeer) {
   if (const auto ended = in_process()) {
     EXPECT_TRUE(succeeded(*ended));

@@ -18,6 +18,12 @@
 #define WSYNC_NOINLINE
 #endif
 
+// On the host, what a GPU checks of each access: its address is a multiple of its size. For those
+// who run the kernels there.
+#ifndef WSYNC_ACCESS
+#define WSYNC_ACCESS(address, bytes)
+#endif
+
 namespace wsync::device::cuda {
 
 #ifdef __CUDACC__
@@ -49,6 +55,7 @@ WSYNC_HOST_DEVICE inline T load(std::uint64_t address) {
   else
     return __ldcs(reinterpret_cast<const T*>(address));
 #else
+  WSYNC_ACCESS(address, sizeof(T));
   T value;
   std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
   return value;
@@ -63,6 +70,7 @@ WSYNC_HOST_DEVICE inline void store(std::uint64_t address, T value) {
   else
     __stcs(reinterpret_cast<T*>(address), value);
 #else
+  WSYNC_ACCESS(address, sizeof(T));
   std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
 #endif
 }
@@ -73,6 +81,7 @@ WSYNC_HOST_DEVICE inline Words load<Words>(std::uint64_t address) {
   const ulonglong2 value = __ldcg(reinterpret_cast<const ulonglong2*>(address));
   return {value.x, value.y};
 #else
+  WSYNC_ACCESS(address, sizeof(Words));
   Words words;
   std::memcpy(&words, reinterpret_cast<const void*>(address), sizeof words);
   return words;
