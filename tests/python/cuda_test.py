@@ -1,15 +1,13 @@
 """Engines with their weights in the memory of a GPU: objects with __cuda_array_interface__, on the emulated driver
 (tests/emulated_cuda), whose path is the last argument. It is no GPU: gpu_test.py uses one."""
 import os
-import shutil
 import sys
-import tempfile
 import types
 import unittest
 
 import numpy as np
 import wsync
-from gpu_memory import Driver, GpuArray
+from gpu_memory import Driver, GpuArray, with_emulated_driver
 from package_fleet import DEADLINE_S, NAMES, PackageFleet, interrupt, until, weights_of
 
 SHAPE = (64, 32)
@@ -21,7 +19,7 @@ ENGINE = """
 import signal
 import sys
 import wsync
-from gpu_memory import Driver, GpuArray
+from gpu_memory import Driver, GpuArray, with_emulated_driver
 from package_fleet import NAMES
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the test with & lets it ignore the signal
@@ -330,21 +328,8 @@ class Serving(OnTheEmulatedDriver):
 
 
 def main():
-    if "WSYNC_EMULATED_CUDA_REPORT" not in os.environ:  # the loader reads LD_LIBRARY_PATH when a process begins
-        driver = sys.argv.pop()
-        folder = tempfile.mkdtemp(prefix="wsync-")
-        environment = dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(os.path.abspath(driver)),
-                           WSYNC_EMULATED_CUDA_REPORT=os.path.join(folder, "misuse"))
-        try:
-            code = os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv], environment)
-            if os.path.exists(environment["WSYNC_EMULATED_CUDA_REPORT"]):
-                with open(environment["WSYNC_EMULATED_CUDA_REPORT"], encoding="utf-8") as file:
-                    misuse = file.read()
-                if misuse:
-                    sys.exit(f"misuse of the driver:\n{misuse}")
-        finally:
-            shutil.rmtree(folder)
-        sys.exit(code)
+    if "WSYNC_EMULATED_CUDA_REPORT" not in os.environ:
+        with_emulated_driver(sys.argv.pop())
     unittest.main()
 
 

@@ -1,9 +1,32 @@
 """Arrays in the memory of a GPU, made with the driver alone, as a framework other than torch would give them."""
 import ctypes
+import os
+import shutil
+import sys
+import tempfile
 
 import numpy as np
 
 GPU = 2  # kDLCUDA of DLPack
+
+
+def with_emulated_driver(driver, **environment):
+    """Runs this program again in a process that loads the emulated driver at the path `driver`, and ends with its exit status, or
+    with what was done wrong with the driver. The loader reads LD_LIBRARY_PATH when a process begins.
+    """
+    folder = tempfile.mkdtemp(prefix="wsync-")
+    report = os.path.join(folder, "misuse")
+    environment = dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(os.path.abspath(driver)), WSYNC_EMULATED_CUDA_REPORT=report,
+                       **environment)
+    try:
+        code = os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv], environment)
+        if os.path.exists(report):
+            with open(report, encoding="utf-8") as file:
+                if misuse := file.read():
+                    sys.exit(f"misuse of the driver:\n{misuse}")
+    finally:
+        shutil.rmtree(folder)
+    sys.exit(code)
 
 
 class Driver:

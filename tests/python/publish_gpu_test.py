@@ -4,14 +4,12 @@ torch with CUDA."""
 import ctypes
 import json
 import os
-import shutil
 import sys
-import tempfile
 import unittest
 
 import numpy as np
 import wsync
-from gpu_memory import Driver, GpuArray
+from gpu_memory import Driver, GpuArray, with_emulated_driver
 from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, weights_of
 
 EMULATED = sys.argv[-1] != "gpu"
@@ -426,21 +424,8 @@ def main():
         if why := why_no_gpu():
             print(f"no GPU for the tests: {why}")
             return
-    elif "WSYNC_EMULATED_CUDA_REPORT" not in os.environ:  # the loader reads LD_LIBRARY_PATH when a process begins
-        driver = sys.argv.pop()
-        folder = tempfile.mkdtemp(prefix="wsync-")
-        environment = dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(os.path.abspath(driver)), WSYNC_EMULATED_CUDA_DELAY_US="2000",
-                           WSYNC_EMULATED_CUDA_REPORT=os.path.join(folder, "misuse"))
-        try:
-            code = os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv], environment)
-            if os.path.exists(environment["WSYNC_EMULATED_CUDA_REPORT"]):
-                with open(environment["WSYNC_EMULATED_CUDA_REPORT"], encoding="utf-8") as file:
-                    misuse = file.read()
-                if misuse:
-                    sys.exit(f"misuse of the driver:\n{misuse}")
-        finally:
-            shutil.rmtree(folder)
-        sys.exit(code)
+    elif "WSYNC_EMULATED_CUDA_REPORT" not in os.environ:
+        with_emulated_driver(sys.argv.pop(), WSYNC_EMULATED_CUDA_DELAY_US="2000")
     unittest.main()
 
 
