@@ -86,8 +86,8 @@ Result<> Draft::sum_when_copied(const Slot& slot, std::uint64_t begin, std::uint
 }
 
 // The bytes come to the host in windows of leaves, through memory that is pinned: one window is
-// converted while the next one travels. All leaves are of parts on one GPU: one that fails may still
-// write to the memory, which is used by nobody else.
+// converted while the next one travels. All leaves are of parts on one GPU: one that fails may
+// still write to the memory, which is used by nobody else.
 Result<> Draft::convert_from_gpu(std::span<const DraftPart> parts, std::span<const Place> places,
                                  std::span<const LeafOfPart> leaves, std::size_t& failed) {
   if (leaves.empty()) return {};

@@ -3,6 +3,7 @@
 // emulated driver, whose copies take their time, and on a real GPU where there is one (label gpu).
 #include <array>
 #include <cstring>
+#include <cuda.h>
 #include <dlfcn.h>
 #include <filesystem>
 #include <gmock/gmock.h>
@@ -48,6 +49,9 @@ Function* driver_call(const char* name) {
   void* driver = ::dlopen("libcuda.so.1", RTLD_NOW);
   return reinterpret_cast<Function*>(::dlsym(driver, name));
 }
+// One of cuda.h, whose names are macros that carry a version: the second macro sees them expanded.
+#define DRIVER_NAME(name) #name
+#define CALL_DRIVER(name) driver_call<decltype(::name)>(DRIVER_NAME(name))
 
 // How often the emulated driver was asked; nothing on a real GPU.
 std::optional<std::uint64_t> calls_of(const char* function) {
@@ -358,25 +362,22 @@ TEST_F(TrainerGpu, PartsThatArePutAreThoseOfTheHost) {
 
 TEST_F(TrainerGpu, ThePublishWaitsForTheStreamThatItIsGiven) {
   // Work of a framework in the same context.
-  using Context = void;
-  std::int32_t gpu = 0;
-  Context* context = nullptr;
-  ASSERT_EQ(driver_call<int(int*, int)>("cuDeviceGet")(&gpu, 0), 0);
-  ASSERT_EQ(driver_call<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, gpu), 0);
-  ASSERT_EQ(driver_call<int(void*)>("cuCtxPushCurrent_v2")(context), 0);
-  void* stream = nullptr;
+  CUdevice gpu = 0;
+  CUcontext context = nullptr;
+  ASSERT_EQ(CALL_DRIVER(cuDeviceGet)(&gpu, 0), 0);
+  ASSERT_EQ(CALL_DRIVER(cuDevicePrimaryCtxRetain)(&context, gpu), 0);
+  ASSERT_EQ(CALL_DRIVER(cuCtxPushCurrent)(context), 0);
+  CUstream stream = nullptr;
   void* pinned = nullptr;
-  constexpr unsigned kNonBlocking = 1;
   const std::uint64_t size = 64 * limits::kMiB;
-  ASSERT_EQ(driver_call<int(void**, unsigned)>("cuStreamCreate")(&stream, kNonBlocking), 0);
-  ASSERT_EQ(driver_call<int(void**, std::size_t)>("cuMemAllocHost_v2")(&pinned, size), 0);
+  ASSERT_EQ(CALL_DRIVER(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), 0);
+  ASSERT_EQ(CALL_DRIVER(cuMemAllocHost)(&pinned, size), 0);
   std::byte* const data = put(Bytes(size));
   const TensorInfo info{.name = "w", .dtype = DType::kU8, .shape = {size}};
   for (std::uint64_t step = 1; step <= 3; ++step) {
     const Bytes weights = random_bytes(step, size);
     std::memcpy(pinned, weights.data(), size);
-    auto* copy =
-        driver_call<int(std::uint64_t, const void*, std::size_t, void*)>("cuMemcpyHtoDAsync_v2");
+    auto* copy = CALL_DRIVER(cuMemcpyHtoDAsync);
     // Slow enough: on a real GPU these copies take milliseconds.
     for (int i = 0; i < 4; ++i)
       ASSERT_EQ(copy(reinterpret_cast<std::uintptr_t>(data), pinned, size, stream), 0);
@@ -389,10 +390,10 @@ TEST_F(TrainerGpu, ThePublishWaitsForTheStreamThatItIsGiven) {
     const auto snapshot = taken(source, step);
     EXPECT_TRUE(std::ranges::equal(snapshot->data().first(size), weights)) << step;
   }
-  EXPECT_EQ(driver_call<int(void*)>("cuStreamDestroy_v2")(stream), 0);
-  EXPECT_EQ(driver_call<int(void*)>("cuMemFreeHost")(pinned), 0);
-  EXPECT_EQ(driver_call<int(void**)>("cuCtxPopCurrent_v2")(&context), 0);
-  EXPECT_EQ(driver_call<int(int)>("cuDevicePrimaryCtxRelease_v2")(gpu), 0);
+  EXPECT_EQ(CALL_DRIVER(cuStreamDestroy)(stream), 0);
+  EXPECT_EQ(CALL_DRIVER(cuMemFreeHost)(pinned), 0);
+  EXPECT_EQ(CALL_DRIVER(cuCtxPopCurrent)(&context), 0);
+  EXPECT_EQ(CALL_DRIVER(cuDevicePrimaryCtxRelease)(gpu), 0);
 }
 
 // ---- what is refused ----
