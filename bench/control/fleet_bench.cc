@@ -14,6 +14,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/control/zmq/request.h"
 #include "shared/weights/example/example_checkpoint.h"
 
@@ -121,8 +122,10 @@ class FleetRun {
                       .message_us = seconds(used) * 1e6 / static_cast<double>(traffic.messages)};
   }
 
-  // The share of one core that the coordinator uses while nothing is published.
+  // The share of one core that the coordinator uses while nothing is published. A push replaces
+  // heartbeats, and sidecars follow the pace of two that they have received: this waits for both.
   Result<double> idle() {
+    WSYNC_TRY(children_.pass_time(milliseconds(limits::kHeartbeatDeadlineMs)));
     const TimePoint begin = now();
     const auto cpu = WSYNC_TRY(cpu_time_of(trainer_->pid()));
     WSYNC_TRY(children_.pass_time(options_.idle));

@@ -9,7 +9,7 @@ namespace wsync::limits {
 // ---- liveness.h ----
 
 constexpr std::int64_t kHeartbeatIntervalMs = 200;
-constexpr std::int64_t kHeartbeatDeadlineMs = 2'000;
+constexpr std::int64_t kHeartbeatDeadlineMs = 3'000;
 constexpr std::int64_t kEngineDeadlineMs = 10'000;
 constexpr std::int64_t kHelloDeadlineMs = 5'000;
 constexpr std::int64_t kHelloRetryMs = 500;

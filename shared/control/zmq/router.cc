@@ -170,26 +170,28 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
       if (callbacks.on_address_taken) callbacks.on_address_taken(*by);
       if (closed) return;
     }
-    const auto silent = [&](const auto& entry) {
-      return now() - entry.second.heard > options.times.silence_deadline;
+    const auto silent = [this](const auto& entry) {
+      return ticked - entry.second.heard > options.times.silence_deadline;
     };
     // A late tick has two possible causes. If only this loop was blocked, messages may be waiting
     // in the queue, so they are read before any peer counts as silent. If the whole process was
     // suspended, ZeroMQ has received nothing either, so all silences are measured from now on.
     if (now() - std::exchange(ticked, now()) > late_tick(options.times))
       for (auto& entry : peers) entry.second.heard = now();
-    if (std::ranges::any_of(peers, silent)) drain_all();
+    if (ticked > first_silence && std::ranges::any_of(peers, silent)) drain_all();
     if (closed) return;
     std::vector<std::pair<std::string, Error>> lost;
     pace.set_peers(peers.size());
     std::optional<Result<Bytes>> heartbeat;  // all peers get the same bytes
+    first_silence = ticked + options.times.silence_deadline;
     for (const auto& entry : peers) {
       const std::string& name = entry.first;
+      first_silence = std::min(first_silence, entry.second.heard + options.times.silence_deadline);
       if (silent(entry)) {
         lost.emplace_back(
             name, Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", name,
                                                           options.times.silence_deadline.count())));
-      } else if (!pace.is_due(entry.second.told, now())) {
+      } else if (!pace.is_due(entry.second.told, ticked)) {
         continue;
       } else if (const auto told = send_heartbeat(name, heartbeat);
                  !told && told.error().code() == ErrorCode::kPeerLost) {
@@ -244,6 +246,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   std::string address;
   std::map<std::string, Peer> peers;
   TimePoint ticked = now();
+  TimePoint first_silence{};       // no peer counts as silent before, so that few ticks look twice
   std::optional<SocketPath> path;  // released after the socket
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;
