@@ -59,6 +59,7 @@ void add_bench(CLI::App& app, Context& context) {
   const auto run = std::make_shared<BenchRun>();
   add_bench_baseline(*command, context, *run);
   add_bench_sync(*command, context, *run);
+  add_bench_whole(*command, context, *run);
   add_bench_gpu(*command, context, *run);
   add_bench_overhead(*command, context, *run);
   add_bench_pipeline(*command, context, *run);

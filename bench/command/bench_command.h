@@ -28,5 +28,6 @@ void add_bench_report(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_scale(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_schedule(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_sync(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_whole(CLI::App& bench, Context& context, BenchRun& run);
 
 }  // namespace wsync::cli

@@ -11,6 +11,16 @@
 
 namespace wsync::cli {
 
+SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured, unsigned rounds) {
+  const bench::Machine machine = bench::this_machine();
+  std::string text =
+      fmt::format("{}\n{}; {}\n{}, {} rounds, all received data checked\n\n",
+                  bench::processor_text(machine), machine.layout, machine.kernel, measured, rounds);
+  Outcome outcome{.result = bench::to_json(result_file({suite})),
+                  .text = text + bench::to_text(suite)};
+  return {.outcome = std::move(outcome), .suite = std::move(suite)};
+}
+
 void BenchRun::add_suite(std::string name, Suite suite) {
   parts_.push_back({.name = std::move(name), .suite = std::move(suite), .body = {}});
 }

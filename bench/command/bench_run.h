@@ -38,6 +38,11 @@ template <typename Measured>
           .suite = to_suite(result)};
 }
 
+// Makes the outcome from a suite whose --json is its result file. `measured`: "256 MiB in each
+// measurement".
+[[nodiscard]] SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured,
+                                        unsigned rounds);
+
 // Shows on `line` what is being measured. `line` must outlive the callback.
 [[nodiscard]] bench::OnTurn show_turns(trace::ProgressLine& line);
 

@@ -21,17 +21,6 @@ namespace {
 
 constexpr unsigned kPartRounds = 15;
 
-// Makes the outcome of a suite. `measured`: "256 MiB in each measurement".
-SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured, unsigned rounds) {
-  const bench::Machine machine = bench::this_machine();
-  std::string text =
-      fmt::format("{}\n{}; {}\n{}, {} rounds, all received data checked\n\n",
-                  bench::processor_text(machine), machine.layout, machine.kernel, measured, rounds);
-  Outcome outcome{.result = bench::to_json(result_file({suite})),
-                  .text = text + bench::to_text(suite)};
-  return {.outcome = std::move(outcome), .suite = std::move(suite)};
-}
-
 void add_directory_option(CLI::App& command, std::string& directory) {
   command
       .add_option("--directory", directory,

@@ -325,6 +325,16 @@ constexpr std::array kOverheadCases{
              "`wsync push` without --trace"},
 };
 
+constexpr std::array kWholeCases{
+    CaseText{"publish",
+             "Time from the beginning of a publish until all engines serve it; the weights are "
+             "copied into the version",
+             "ms", false, "plain copy of the weights, and of the version to the engines"},
+    CaseText{"in place",
+             "The same of a version in which the weights are already, from the end of the version",
+             "ms", false, "plain copy of the version to the engines"},
+};
+
 constexpr std::array kSuites{
     SuiteText{"baseline", "wsync bench baseline",
               "what are the highest rates of this machine's memory, links and files?",
@@ -333,6 +343,9 @@ constexpr std::array kSuites{
               "how long do engines pause for an update, and how close is the pause to the floor of "
               "this machine?",
               kSyncCases},
+    SuiteText{"whole", "wsync bench whole",
+              "how long does an update take, and how close is that to the floor of its copies?",
+              kWholeCases},
     SuiteText{"pipeline", "wsync bench pipeline",
               "how long does the weight pipeline take, and does the simulation predict it?",
               kPipelineCases},

@@ -1,20 +1,25 @@
 #include "bench/publishers/c_publisher.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <sys/mman.h>
 #include <vector>
 
 #include "bench/peers/model_source.h"
+#include "bench/sync/floor.h"
 #include "shared/base/bytes.h"
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/stream_copy.h"
 #include "trainer_side/plugin/wsync/trainer.h"
 
 namespace wsync::bench {
@@ -46,6 +51,11 @@ std::int64_t process_time_ns() {
 
 std::int64_t monotonic_ns() { return static_cast<std::int64_t>(now()); }
 
+struct Unmap {
+  std::size_t bytes = 0;
+  void operator()(void* memory) const { ::munmap(memory, bytes); }
+};
+
 class CPublisher {
  public:
   CPublisher() = default;
@@ -70,14 +80,20 @@ class CPublisher {
     return check(wsync_trainer_start(trainer_), "wsync_trainer_start");
   }
 
-  // Publishes, waits until the replicas serve it, and returns the times.
-  Result<json> publish(std::uint64_t stamp) {
+  // Publishes, waits until the replicas serve it, and returns the times. In place: the weights are
+  // written to the version before, which is not measured.
+  Result<json> publish(std::uint64_t stamp, bool in_place) {
     for (const auto begin : stamped_) std::memcpy(begin.data(), &stamp, begin.size());
+    wsync_draft draft = 0;
+    if (in_place) draft = WSYNC_TRY(written());
     wsync_publish id = 0;
     wsync_publish_status status{};
     const std::int64_t cpu_before = process_time_ns();
     const std::int64_t begin = monotonic_ns();
-    WSYNC_TRY(check(wsync_trainer_publish(trainer_, 0, &id), "wsync_trainer_publish"));
+    if (in_place)
+      WSYNC_TRY(check(wsync_trainer_end(trainer_, draft, &id), "wsync_trainer_end"));
+    else
+      WSYNC_TRY(check(wsync_trainer_publish(trainer_, 0, &id), "wsync_trainer_publish"));
     const std::int64_t returned = monotonic_ns();
     const std::int64_t cpu_returned = process_time_ns();
     WSYNC_TRY(wait(id, WSYNC_PUBLISH_STAGED, nullptr));
@@ -97,7 +113,44 @@ class CPublisher {
                                        status.content_digest[0])}};
   }
 
+  // The floor of a snapshot: a copy of the weights to memory like that of a snapshot.
+  Result<json> floor(const FloorWay& way) {
+    if (!floor_memory_) WSYNC_TRY(map_floor());
+    const PieceCopy::Times times = floor_.copy(way);
+    return json{{"event", "copied"}, {"ns", (times.end - times.begin).count()}};
+  }
+
  private:
+  // Memory that is shared as that of a snapshot is, and touched.
+  Result<> map_floor() {
+    void* const memory = ::mmap(nullptr, model_.size(), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (memory == MAP_FAILED) return fail_errno("map memory for the floor of a snapshot", errno);
+    floor_memory_ = {memory, Unmap{model_.size()}};
+    const std::span to(static_cast<std::byte*>(memory), model_.size());
+    for (const Tensor& tensor : tensors_)
+      floor_.add(to.subspan(tensor.offset, tensor.bytes.size()), tensor.bytes);
+    return {};
+  }
+
+  // A version with the weights in it.
+  Result<wsync_draft> written() {
+    wsync_draft draft = 0;
+    WSYNC_TRY(check(wsync_trainer_begin(trainer_, 0, &draft), "wsync_trainer_begin"));
+    for (const Tensor& tensor : tensors_) {
+      void* data = nullptr;
+      std::uint64_t bytes = 0;
+      WSYNC_TRY(check(wsync_trainer_map(trainer_, draft, tensor.name.c_str(), &data, &bytes),
+                      "wsync_trainer_map"));
+      if (bytes != tensor.bytes.size())
+        return fail(ErrorCode::kInternal,
+                    fmt::format("tensor {} has {} bytes in the version, {} here", tensor.name,
+                                bytes, tensor.bytes.size()));
+      copy_streaming({static_cast<std::byte*>(data), bytes}, tensor.bytes);
+    }
+    return draft;
+  }
+
   static Result<> check(wsync_code code, const char* what) {
     if (code == WSYNC_OK) return {};
     return fail(ErrorCode::kRefused, fmt::format("{}: {}", what, wsync_trainer_error()));
@@ -113,6 +166,7 @@ class CPublisher {
     const auto shape = tensor.at("shape").get<std::vector<std::uint64_t>>();
     const auto bytes = std::span(model_).subspan(tensor.at("offset"), tensor.at("bytes"));
     stamped_.push_back(bytes.first(std::min(bytes.size(), sizeof(std::uint64_t))));
+    tensors_.push_back({.name = name, .offset = tensor.at("offset"), .bytes = bytes});
     const wsync_trainer_tensor described{.name = name.c_str(),
                                          .dtype = dtype.c_str(),
                                          .shape = shape.data(),
@@ -125,10 +179,34 @@ class CPublisher {
     return check(wsync_trainer_add_tensor(trainer_, &described), "wsync_trainer_add_tensor");
   }
 
+  struct Tensor {
+    std::string name;
+    std::uint64_t offset = 0;  // in model_
+    std::span<const std::byte> bytes;
+  };
+
   Bytes model_;
+  std::vector<Tensor> tensors_;
+  std::unique_ptr<void, Unmap> floor_memory_;
+  PieceCopy floor_;
   std::vector<std::span<std::byte>> stamped_;  // the beginning of each tensor
   wsync_trainer* trainer_ = nullptr;
 };
+
+Result<json> obey(CPublisher& publisher, const std::string& line) {
+  std::istringstream words(line);
+  std::string verb;
+  std::string kind;
+  std::uint64_t number = 0;
+  words >> verb >> kind >> number;
+  const auto copies = available_copy_kinds();
+  const auto copy = std::ranges::find(copies, kind, copy_kind_name);
+  if (words && verb == "publish") return publisher.publish(number, kind == kPublishInPlace);
+  if (words && verb == "floor" && copy != copies.end() && number > 0)
+    return publisher.floor({.kind = *copy, .threads = static_cast<unsigned>(number)});
+  return fail(ErrorCode::kInvalidInput,
+              "expected `publish KIND STAMP` or `floor KIND THREADS`, received: " + line);
+}
 
 }  // namespace
 
@@ -139,15 +217,7 @@ Result<> run_c_publisher(const std::string& job_file) {
     WSYNC_TRY(publisher.start(job));
     say({{"event", "ready"}});
     for (std::string line; std::getline(std::cin, line);) {
-      std::istringstream words(line);
-      std::string verb;
-      std::string kind;
-      std::uint64_t stamp = 0;
-      words >> verb >> kind >> stamp;
-      const Result<json> answer =
-          words && verb == "publish"
-              ? publisher.publish(stamp)
-              : fail(ErrorCode::kInvalidInput, "expected `publish KIND STAMP`, received: " + line);
+      const Result<json> answer = obey(publisher, line);
       say(answer ? *answer : json{{"event", "failed"}, {"why", answer.error().message()}});
     }
     return {};

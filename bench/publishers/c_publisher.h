@@ -1,5 +1,6 @@
-// The C side of `wsync bench sync --python`: a process that publishes a model with the C functions
-// of the trainer library. It speaks as bench/publish.py does, which is the Python side.
+// The C side of `wsync bench sync --python`, and of `wsync bench whole`: a process that publishes a
+// model with the C functions of the trainer library. It speaks as bench/publish.py does, which is
+// the Python side.
 #pragma once
 
 #include <string>
@@ -8,10 +9,16 @@
 
 namespace wsync::bench {
 
-// Runs a process that `wsync bench sync --python` starts. It reads the job (see publish.py), prints
+// The kind of a publish whose weights are written to the version before: between
+// wsync_trainer_begin and wsync_trainer_end, by pointers. Its time begins with wsync_trainer_end.
+inline constexpr const char* kPublishInPlace = "place";
+
+// Runs a process that a benchmark starts. It reads the job (see publish.py), prints
 // {"event": "ready"}, and publishes once for each line "publish KIND STAMP" on standard input. It
 // describes the tensors once, at its start, as a C program does whose weights stay where they are.
-// Returns when its input ends. Errors: a job that cannot be read; those of the library's start.
+// For a line "floor KIND THREADS" it copies the weights once to other memory, with that copy, and
+// says {"event": "copied", "ns": ...}. Returns when its input ends. Errors: a job that cannot be
+// read; those of the library's start.
 [[nodiscard]] Result<> run_c_publisher(const std::string& job_file);
 
 }  // namespace wsync::bench

@@ -114,6 +114,13 @@ Result<PublishSample> PublishingFleet::publish(const std::string& kind, std::uin
                        .digest = said.at("digest")};
 }
 
+Result<std::uint64_t> PublishingFleet::snapshot_floor(const FloorWay& way) {
+  WSYNC_TRY(
+      publisher_->write_line(fmt::format("floor {} {}", copy_kind_name(way.kind), way.threads)));
+  const auto said = WSYNC_TRY(answer());
+  return said.at("ns").get<std::uint64_t>();
+}
+
 Result<> PublishingFleet::verify() {
   WSYNC_TRY(fleet_->verify());
   return fleet_->check_steps();

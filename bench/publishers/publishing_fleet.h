@@ -51,6 +51,13 @@ class PublishingFleet {
 
   // kRefused, with the reason, unless every engine has committed it.
   [[nodiscard]] Result<PublishSample> publish(const std::string& kind, std::uint64_t stamp);
+  // Copies the publisher's weights once in this way, in its process, to memory like that of a
+  // snapshot, and returns the time.
+  [[nodiscard]] Result<std::uint64_t> snapshot_floor(const FloorWay& way);
+  // As MeasuredFleet::floor().
+  [[nodiscard]] Result<std::vector<FloorRun>> engines_floor(const std::vector<FloorWay>& ways) {
+    return fleet_->floor(ways);
+  }
   // Reads back the engines' weights, and checks that no step has read torn ones.
   [[nodiscard]] Result<> verify();
   [[nodiscard]] unsigned versions_held() const noexcept { return fleet_->versions_held(); }

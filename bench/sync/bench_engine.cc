@@ -85,7 +85,7 @@ class Commands {
       const auto kind = std::ranges::find(kinds, name, copy_kind_name);
       if (!words || !floor_ || threads == 0 || kind == kinds.end())
         return fail(ErrorCode::kInvalidInput, "expected `map`, then `copy KIND THREADS VERIFIED`");
-      const FloorCopy::Times times =
+      const PieceCopy::Times times =
           floor_->copy({.kind = *kind, .threads = threads, .verified = verified != 0});
       return json{{"event", "copied"},
                   {"begin_ns", static_cast<std::int64_t>(times.begin)},

@@ -54,18 +54,22 @@ Result<std::unique_ptr<FloorCopy>> FloorCopy::map(const Manifest& manifest,
     if (tensor.empty()) continue;
     const auto to = model.memory(t);
     const auto from = floor->arena_.data().subspan(plan.arena_offset(tensor.front()), to.size());
-    for (std::uint64_t at = 0; at < to.size(); at += kPieceBytes) {
-      const auto bytes = std::min<std::uint64_t>(kPieceBytes, to.size() - at);
-      floor->pieces_.push_back({.to = to.subspan(at, bytes), .from = from.subspan(at, bytes)});
-    }
-    floor->bytes_ += to.size();
+    floor->copy_.add(to, from);
   }
   return floor;
 }
 
 void FloorCopy::read() const { seen_ ^= word_sum(arena_.data(), {}).product; }
 
-FloorCopy::Times FloorCopy::copy(const FloorWay& way) {
+void PieceCopy::add(std::span<std::byte> to, std::span<const std::byte> from) {
+  for (std::uint64_t at = 0; at < to.size(); at += kPieceBytes) {
+    const auto bytes = std::min<std::uint64_t>(kPieceBytes, to.size() - at);
+    pieces_.push_back({.to = to.subspan(at, bytes), .from = from.subspan(at, bytes)});
+  }
+  bytes_ += to.size();
+}
+
+PieceCopy::Times PieceCopy::copy(const FloorWay& way) {
   WSYNC_CHECK(way.threads > 0, "at least one thread copies");
   if (way.threads > 1 && (!helpers_ || helpers_->size() + 1 != way.threads))
     helpers_ = std::make_unique<ThreadPool>(way.threads - 1);

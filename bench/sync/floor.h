@@ -30,6 +30,29 @@ struct FloorWay {
 // The ways to time on this machine: every vector copy, on one thread and on all cores.
 [[nodiscard]] std::vector<FloorWay> floor_ways(unsigned cores);
 
+// A copy in pieces, by several threads of this process. Thread: one.
+class PieceCopy {
+ public:
+  struct Piece {
+    std::span<std::byte> to;
+    std::span<const std::byte> from;
+  };
+  struct Times {
+    TimePoint begin{};
+    TimePoint end{};
+  };
+  // Adds a copy of equally many bytes, in pieces of a size that threads share well.
+  void add(std::span<std::byte> to, std::span<const std::byte> from);
+  [[nodiscard]] Times copy(const FloorWay& way);
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  std::vector<Piece> pieces_;
+  std::uint64_t bytes_ = 0;
+  std::unique_ptr<ThreadPool> helpers_;
+  std::atomic<std::uint64_t> seen_ = 0;  // of the sums, which the compiler must not leave out
+};
+
 // Thread: one.
 class FloorCopy {
  public:
@@ -42,25 +65,15 @@ class FloorCopy {
   // Reads the arena once, as staging does before an update, so that the caches are in the same
   // state for both copies.
   void read() const;
-  struct Times {
-    TimePoint begin{};
-    TimePoint end{};
-  };
   // Copies every byte of the model. The content of the memory does not change.
-  [[nodiscard]] Times copy(const FloorWay& way);
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] PieceCopy::Times copy(const FloorWay& way) { return copy_.copy(way); }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return copy_.bytes(); }
 
  private:
-  struct Piece {
-    std::span<std::byte> to;
-    std::span<const std::byte> from;
-  };
   explicit FloorCopy(ArenaView arena) : arena_(std::move(arena)) {}
 
   ArenaView arena_;
-  std::vector<Piece> pieces_;  // in the order of the arena
-  std::uint64_t bytes_ = 0;
-  std::unique_ptr<ThreadPool> helpers_;
+  PieceCopy copy_;  // in the order of the arena
   // result of read(), which keeps the compiler from removing the reads
   mutable std::atomic<std::uint64_t> seen_ = 0;
 };
