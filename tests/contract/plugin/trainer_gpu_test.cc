@@ -3,8 +3,6 @@
 // emulated driver, whose copies take their time, and on a real GPU where there is one (label gpu).
 #include <array>
 #include <cstring>
-#include <cuda.h>
-#include <dlfcn.h>
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,6 +15,7 @@
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
 #include "tests/contract/device/helpers.h"
+#include "tests/emulated_cuda/driver_call.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/misuse_report.h"
 #include "tests/support/run_again.h"
@@ -42,16 +41,6 @@ Bytes random_bytes(std::uint64_t seed, std::uint64_t size) {
   }
   return bytes;
 }
-
-// A function of the driver that is loaded.
-template <class Function>
-Function* driver_call(const char* name) {
-  void* driver = ::dlopen("libcuda.so.1", RTLD_NOW);
-  return reinterpret_cast<Function*>(::dlsym(driver, name));
-}
-// One of cuda.h, whose names are macros that carry a version: the second macro sees them expanded.
-#define DRIVER_NAME(name) #name
-#define CALL_DRIVER(name) driver_call<decltype(::name)>(DRIVER_NAME(name))
 
 // How often the emulated driver was asked; nothing on a real GPU.
 std::optional<std::uint64_t> calls_of(const char* function) {
