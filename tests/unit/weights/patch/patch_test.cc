@@ -132,7 +132,7 @@ TEST_P(Patches, AnotherBaseIsRefusedAndNothingIsWritten) {
     other[std::size_t{positions[random_() % positions.size()]} * size] ^= std::byte{4};
     const Bytes before = other;
     const auto applied = applier.apply(block, other);
-    ASSERT_FALSE(applied);
+    ASSERT_FALSE(applied) << "another base was accepted";
     EXPECT_EQ(applied.error().code(), ErrorCode::kDigestMismatch);
     EXPECT_THAT(applied.error().message(),
                 HasSubstr(layout_.describe(block.place) + ": the words that the patch changes"));
