@@ -14,7 +14,7 @@
 namespace wsync::patch {
 namespace {
 
-constexpr std::size_t kPrefetchAhead = 16;  // positions
+constexpr std::size_t kPrefetchAhead = 64;  // positions
 
 // Copies one element. The sizes are those of the machine's own loads and stores.
 void copy_element(std::byte* to, const std::byte* from, std::uint32_t size) noexcept {
@@ -113,19 +113,32 @@ WordSum BlockApplier::sum(const BlockView& block, std::span<const std::byte> byt
   const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
   const std::uint64_t offset = Layout::offset(block.place);
   if (block.dense) return word_sum(bytes, {.seed = tensor.seed, .position = offset});
-  TouchedSum sum(tensor.seed);
-  std::uint64_t next = 0;
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
-    if (i + kPrefetchAhead < positions_.size())
-      __builtin_prefetch(bytes.data() +
-                         std::uint64_t{positions_[i + kPrefetchAhead]} * tensor.element_bytes);
-    const std::uint64_t at =
-        std::uint64_t{positions_[i]} * tensor.element_bytes / kSumWordBytes * kSumWordBytes;
-    if (at < next) continue;
-    sum.add(read_word(bytes, at), (offset + at) / kSumWordBytes);
-    next = at + kSumWordBytes;
+  WordSum total;
+  std::size_t i = 0;
+  while (i < positions_.size()) {
+    // The words of one block of the sum, which have a factor in common.
+    const std::uint64_t block_begin =
+        std::uint64_t{positions_[i]} * tensor.element_bytes / kSumBlockBytes * kSumBlockBytes;
+    const std::uint64_t end = (block_begin + kSumBlockBytes) / tensor.element_bytes;
+    WordSum part;
+    std::uint64_t last_word = ~std::uint64_t{0};
+    for (; i < positions_.size() && positions_[i] < end; ++i) {
+      if (i + kPrefetchAhead < positions_.size())
+        __builtin_prefetch(bytes.data() +
+                           std::uint64_t{positions_[i + kPrefetchAhead]} * tensor.element_bytes);
+      const std::uint64_t number =
+          std::uint64_t{positions_[i]} * tensor.element_bytes / kSumWordBytes;
+      if (number == last_word) continue;
+      last_word = number;
+      const std::uint64_t word = read_word(bytes, number * kSumWordBytes);
+      part +=
+          {.product = keyed_product(word, kTouchedKeys.words[number % kSumKeyCount]), .sum = word};
+    }
+    total.product +=
+        part.product * sum_factor(tensor.seed, (offset + block_begin) / kSumBlockBytes);
+    total.sum += part.sum;
   }
-  return sum.total();
+  return total;
 }
 
 void BlockApplier::write(const BlockView& block, std::span<std::byte> bytes) const {

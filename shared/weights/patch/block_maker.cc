@@ -7,12 +7,17 @@
 
 #include "shared/base/check.h"
 #include "shared/weights/patch/format.h"
+#include "shared/weights/patch/touched_sum.h"
 
 namespace wsync::patch {
 namespace {
 
-constexpr std::uint64_t kGapBytesMax = 3;  // of an element's number in a block
-static_assert(kBlockBytes < 1ULL << (7 * kGapBytesMax));
+// The 4 KiB that are compared at a time are a block of WordSum, so that its factor is used once.
+static_assert(kDifferenceBytes == kSumBlockBytes && kBlockBytes % kSumBlockBytes == 0);
+// Whether a dense block is smaller is asked after each 4 KiB, so there is room for as many bytes
+// more.
+constexpr std::uint64_t kGapRoom = kBlockBytes + 3 * kDifferenceBytes + kVarintBytesMax;
+constexpr std::uint64_t kValueRoom = kBlockBytes + kDifferenceBytes;
 
 std::uint64_t word_at(const std::byte* from) noexcept {
   std::uint64_t word = 0;
@@ -22,74 +27,69 @@ std::uint64_t word_at(const std::byte* from) noexcept {
 
 }  // namespace
 
-// What is compared. The bytes at `base` and `target` are those from `offset` on in the block.
-struct BlockMaker::Pair {
-  const std::byte* base = nullptr;
-  const std::byte* target = nullptr;
-  std::uint64_t bytes = 0;
-  std::uint64_t first_word = 0;  // number of the block's first word in the tensor
-};
+BlockMaker::BlockMaker(CopyKind kind) : kind_(kind), gaps_(kGapRoom), values_(kValueRoom) {}
 
-BlockMaker::BlockMaker(CopyKind kind)
-    : kind_(kind), gaps_(kBlockBytes + kGapBytesMax), values_(kBlockBytes + kSumWordBytes) {}
-
-// Adds the elements of a stripe that differ. Returns false as soon as a dense block is not larger.
+// `at`: where the 4 KiB begin in the block.
 template <std::uint32_t kElementBytes>
-bool BlockMaker::collect_stripe(const Pair& pair, std::uint64_t mask, std::uint64_t at) {
+void BlockMaker::collect_chunk(const std::byte* base, const std::byte* target, std::uint64_t at,
+                               const SumPlace& place, Cursor& cursor) {
   constexpr std::uint64_t kElement = ~std::uint64_t{0} >> (64 - kElementBytes);
-  while (mask != 0) {
-    const auto first = static_cast<std::uint64_t>(std::countr_zero(mask)) / kElementBytes;
-    mask &= ~(kElement << first * kElementBytes);
-    const std::uint64_t in_stripe = first * kElementBytes;
-    const std::uint64_t element = (at + in_stripe) / kElementBytes;
-    const std::byte* const gap_begin = gap_end_;
-    gap_end_ = put_varint(gap_end_, element - next_element_);
-    next_element_ = element + 1;
-    const std::uint64_t used = static_cast<std::uint64_t>(gap_end_ - gap_begin) + kElementBytes;
-    if (used >= room_) return false;
-    room_ -= used;
-    std::memcpy(value_end_, pair.target + in_stripe, kElementBytes);
-    value_end_ += kElementBytes;
-    const std::uint64_t in_word = in_stripe / kSumWordBytes * kSumWordBytes;
-    const std::uint64_t word = (at + in_word) / kSumWordBytes;
-    if (word < next_word_) continue;
-    next_word_ = word + 1;
-    before_.add(word_at(pair.base + in_word), pair.first_word + word);
-    after_.add(word_at(pair.target + in_word), pair.first_word + word);
+  std::uint64_t stripes = find_differences(base, target, masks_, kind_);
+  if (stripes == 0) return;
+  // In variables of its own, which the bytes that are written cannot change.
+  Cursor here = cursor;
+  WordSum before;
+  WordSum after;
+  std::uint64_t last_word = ~std::uint64_t{0};
+  for (; stripes != 0; stripes &= stripes - 1) {
+    const auto stripe = static_cast<std::uint64_t>(std::countr_zero(stripes));
+    std::uint64_t mask = masks_[stripe];
+    do {
+      const auto first = static_cast<std::uint64_t>(std::countr_zero(mask)) / kElementBytes;
+      mask &= ~(kElement << first * kElementBytes);
+      const std::uint64_t in_chunk = stripe * kStripeBytes + first * kElementBytes;
+      const std::uint64_t element = (at + in_chunk) / kElementBytes;
+      here.gaps = put_short_varint(here.gaps, element - here.next_element);
+      here.next_element = element + 1;
+      std::memcpy(here.values, target + in_chunk, kElementBytes);
+      here.values += kElementBytes;
+      const std::uint64_t word = in_chunk / kSumWordBytes;
+      if (word == last_word) continue;
+      last_word = word;
+      const std::uint64_t key = kTouchedKeys.words[word];
+      const std::uint64_t old_word = word_at(base + word * kSumWordBytes);
+      const std::uint64_t new_word = word_at(target + word * kSumWordBytes);
+      before += {.product = keyed_product(old_word, key), .sum = old_word};
+      after += {.product = keyed_product(new_word, key), .sum = new_word};
+    } while (mask != 0);
   }
-  return true;
-}
-
-// The bytes behind the last 4 KiB of a block. The last stripe is filled with zeros, as words are.
-template <std::uint32_t kElementBytes>
-bool BlockMaker::collect_rest(const Pair& pair, std::uint64_t at) {
-  for (; at < pair.bytes; at += kStripeBytes) {
-    std::array<std::byte, kStripeBytes> base{};
-    std::array<std::byte, kStripeBytes> target{};
-    const std::size_t bytes = std::min<std::uint64_t>(kStripeBytes, pair.bytes - at);
-    std::memcpy(base.data(), pair.base + at, bytes);
-    std::memcpy(target.data(), pair.target + at, bytes);
-    std::uint64_t mask = 0;
-    for (std::size_t i = 0; i < kStripeBytes; ++i) mask |= std::uint64_t{base[i] != target[i]} << i;
-    const Pair stripe{base.data(), target.data(), kStripeBytes, pair.first_word};
-    if (!collect_stripe<kElementBytes>(stripe, mask, at)) return false;
-  }
-  return true;
+  const std::uint64_t factor = sum_factor(place.seed, (place.position + at) / kSumBlockBytes);
+  here.before += {.product = before.product * factor, .sum = before.sum};
+  here.after += {.product = after.product * factor, .sum = after.sum};
+  cursor = here;
 }
 
 template <std::uint32_t kElementBytes>
-bool BlockMaker::collect(const Pair& pair) {
+bool BlockMaker::collect(std::span<const std::byte> base, std::span<const std::byte> target,
+                         const SumPlace& place, Cursor& cursor) {
+  const auto is_smaller = [&] {
+    return static_cast<std::uint64_t>(cursor.gaps - gaps_.data()) +
+               static_cast<std::uint64_t>(cursor.values - values_.data()) <
+           base.size();
+  };
   std::uint64_t at = 0;
-  for (; pair.bytes - at >= kDifferenceBytes; at += kDifferenceBytes) {
-    if (!find_differences(pair.base + at, pair.target + at, masks_, kind_)) continue;
-    for (std::size_t i = 0; i < masks_.size(); ++i) {
-      if (masks_[i] == 0) continue;
-      const std::uint64_t stripe = at + i * kStripeBytes;
-      const Pair here{pair.base + stripe, pair.target + stripe, kStripeBytes, pair.first_word};
-      if (!collect_stripe<kElementBytes>(here, masks_[i], stripe)) return false;
-    }
+  for (; base.size() - at >= kDifferenceBytes; at += kDifferenceBytes) {
+    collect_chunk<kElementBytes>(base.data() + at, target.data() + at, at, place, cursor);
+    if (!is_smaller()) return false;
   }
-  return collect_rest<kElementBytes>(pair, at);
+  if (at == base.size()) return true;
+  // Zeros behind the end, as in words.
+  std::array<std::byte, kDifferenceBytes> base_end{};
+  std::array<std::byte, kDifferenceBytes> target_end{};
+  std::ranges::copy(base.subspan(at), base_end.begin());
+  std::ranges::copy(target.subspan(at), target_end.begin());
+  collect_chunk<kElementBytes>(base_end.data(), target_end.data(), at, place, cursor);
+  return is_smaller();
 }
 
 std::optional<Block> BlockMaker::make(const Layout& layout, const BlockPlace& place,
@@ -98,30 +98,27 @@ std::optional<Block> BlockMaker::make(const Layout& layout, const BlockPlace& pl
   WSYNC_CHECK(base.size() == target.size() && base.size() == layout.block_bytes(place),
               "both must be the bytes of the block");
   const PatchedTensor& tensor = layout.tensor(place.tensor);
-  const std::uint64_t offset = Layout::offset(place);
-  gap_end_ = gaps_.data();
-  value_end_ = values_.data();
-  next_element_ = next_word_ = 0;
-  room_ = base.size();
-  before_ = after_ = TouchedSum(tensor.seed);
-  const Pair pair{base.data(), target.data(), base.size(), offset / kSumWordBytes};
+  const SumPlace sum_place{.seed = tensor.seed, .position = Layout::offset(place)};
+  Cursor cursor{.gaps = gaps_.data(), .values = values_.data()};
   bool sparse = false;
   switch (tensor.element_bytes) {
     case 1:
-      sparse = collect<1>(pair);
+      sparse = collect<1>(base, target, sum_place, cursor);
       break;
     case 2:
-      sparse = collect<2>(pair);
+      sparse = collect<2>(base, target, sum_place, cursor);
       break;
     case 4:
-      sparse = collect<4>(pair);
+      sparse = collect<4>(base, target, sum_place, cursor);
       break;
     default:
-      sparse = collect<8>(pair);
+      sparse = collect<8>(base, target, sum_place, cursor);
       break;
   }
-  if (!sparse) {
-    const SumPlace sum_place{.seed = tensor.seed, .position = offset};
+  const auto gap_bytes = static_cast<std::size_t>(cursor.gaps - gaps_.data());
+  const auto value_bytes = static_cast<std::size_t>(cursor.values - values_.data());
+  if (sparse && value_bytes == 0) return std::nullopt;
+  if (!sparse)
     return Block{.place = place,
                  .dense = true,
                  .elements = static_cast<std::uint32_t>(base.size() / tensor.element_bytes),
@@ -129,20 +126,16 @@ std::optional<Block> BlockMaker::make(const Layout& layout, const BlockPlace& pl
                  .before = word_sum(base, sum_place, kind_),
                  .after = word_sum(target, sum_place, kind_),
                  .payload = Bytes(target.begin(), target.end())};
-  }
-  if (value_end_ == values_.data()) return std::nullopt;
   Block block{.place = place,
               .dense = false,
-              .elements = static_cast<std::uint32_t>(
-                  static_cast<std::size_t>(value_end_ - values_.data()) / tensor.element_bytes),
-              .gap_bytes = static_cast<std::uint32_t>(gap_end_ - gaps_.data()),
-              .before = before_.total(),
-              .after = after_.total(),
+              .elements = static_cast<std::uint32_t>(value_bytes / tensor.element_bytes),
+              .gap_bytes = static_cast<std::uint32_t>(gap_bytes),
+              .before = cursor.before,
+              .after = cursor.after,
               .payload = {}};
-  block.payload.reserve(static_cast<std::size_t>(gap_end_ - gaps_.data()) +
-                        static_cast<std::size_t>(value_end_ - values_.data()));
-  block.payload.insert(block.payload.end(), gaps_.data(), gap_end_);
-  block.payload.insert(block.payload.end(), values_.data(), value_end_);
+  block.payload.reserve(gap_bytes + value_bytes);
+  block.payload.insert(block.payload.end(), gaps_.data(), cursor.gaps);
+  block.payload.insert(block.payload.end(), values_.data(), cursor.values);
   return block;
 }
 

@@ -11,7 +11,6 @@
 #include "shared/base/stream_copy.h"
 #include "shared/weights/patch/block.h"
 #include "shared/weights/patch/difference.h"
-#include "shared/weights/patch/touched_sum.h"
 
 namespace wsync::patch {
 
@@ -30,26 +29,26 @@ class BlockMaker {
                                           std::span<const std::byte> target);
 
  private:
-  struct Pair;
+  // The ends of what was collected, and where it goes on.
+  struct Cursor {
+    std::byte* gaps = nullptr;
+    std::byte* values = nullptr;
+    std::uint64_t next_element = 0;  // after the last one that changed
+    WordSum before;
+    WordSum after;
+  };
+  // Adds the elements that differ. Returns false as soon as a dense block is not larger.
   template <std::uint32_t kElementBytes>
-  [[nodiscard]] bool collect(const Pair& pair);
+  [[nodiscard]] bool collect(std::span<const std::byte> base, std::span<const std::byte> target,
+                             const SumPlace& place, Cursor& cursor);
   template <std::uint32_t kElementBytes>
-  [[nodiscard]] bool collect_stripe(const Pair& pair, std::uint64_t mask, std::uint64_t at);
-  template <std::uint32_t kElementBytes>
-  [[nodiscard]] bool collect_rest(const Pair& pair, std::uint64_t at);
+  void collect_chunk(const std::byte* base, const std::byte* target, std::uint64_t at,
+                     const SumPlace& place, Cursor& cursor);
 
   CopyKind kind_;
   DifferenceMasks masks_{};
-  // Of the block that is made.
   Bytes gaps_;
   Bytes values_;
-  std::byte* gap_end_ = nullptr;
-  std::byte* value_end_ = nullptr;
-  std::uint64_t next_element_ = 0;  // after the last one that changed
-  std::uint64_t next_word_ = 0;     // after the last one that is summed
-  std::uint64_t room_ = 0;          // bytes of a sparse block that would still be smaller
-  TouchedSum before_{0};
-  TouchedSum after_{0};
 };
 
 }  // namespace wsync::patch

@@ -118,8 +118,13 @@ Result<> read_positions(const BlockView& block, std::uint64_t block_elements,
   const std::byte* const end = at + block.gaps.size();
   std::uint64_t next = 0;
   for (std::uint32_t& position : positions) {
-    if (at != end && static_cast<std::uint8_t>(*at) < 0x80) {
-      next += static_cast<std::uint64_t>(*at++);
+    // One or two bytes, without a branch between them.
+    const std::uint64_t low = end - at >= 2 ? static_cast<std::uint64_t>(at[0]) : 0x80;
+    const std::uint64_t high = end - at >= 2 ? static_cast<std::uint64_t>(at[1]) : 0;
+    const std::uint64_t two = low >> 7U;
+    if (two == 0 || (high != 0 && high < 0x80)) {
+      next += (low & 0x7fU) | (two != 0 ? high << 7U : 0);
+      at += 1 + two;
     } else {
       std::span<const std::byte> rest(at, end);
       const auto gap = take_varint(rest, block_elements);

@@ -12,6 +12,14 @@ namespace wsync::patch {
 namespace {
 
 constexpr std::size_t kStripes = kDifferenceBytes / kStripeBytes;
+static_assert(kStripes == 64, "a bit for each stripe");
+
+// Bit i of the result says whether stripe i differs.
+std::uint64_t stripes_of(const DifferenceMasks& masks) noexcept {
+  std::uint64_t stripes = 0;
+  for (std::size_t s = 0; s < kStripes; ++s) stripes |= std::uint64_t{masks[s] != 0} << s;
+  return stripes;
+}
 
 // Bit i of the result says whether byte i of the word is not zero.
 std::uint64_t nonzero_bytes(std::uint64_t word) noexcept {
@@ -21,8 +29,9 @@ std::uint64_t nonzero_bytes(std::uint64_t word) noexcept {
   return (high >> 7U) * 0x0102040810204080 >> 56U;
 }
 
-bool differs_portable(const std::byte* a, const std::byte* b, DifferenceMasks& masks) noexcept {
-  if (std::memcmp(a, b, kDifferenceBytes) == 0) return false;
+std::uint64_t differs_portable(const std::byte* a, const std::byte* b,
+                               DifferenceMasks& masks) noexcept {
+  if (std::memcmp(a, b, kDifferenceBytes) == 0) return 0;
   for (std::size_t s = 0; s < kStripes; ++s) {
     std::uint64_t mask = 0;
     for (std::size_t i = 0; i < kStripeBytes; i += 8) {
@@ -34,7 +43,7 @@ bool differs_portable(const std::byte* a, const std::byte* b, DifferenceMasks& m
     }
     masks[s] = mask;
   }
-  return true;
+  return stripes_of(masks);
 }
 
 #if defined(__x86_64__)
@@ -44,8 +53,8 @@ inline void prefetch_next(const std::byte* from) noexcept {
       reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + kDifferenceBytes));
 }
 
-WSYNC_DIFFERENCE_AVX2 bool differs_avx2(const std::byte* a, const std::byte* b,
-                                        DifferenceMasks& masks) noexcept {
+WSYNC_DIFFERENCE_AVX2 std::uint64_t differs_avx2(const std::byte* a, const std::byte* b,
+                                                 DifferenceMasks& masks) noexcept {
   std::uint64_t any = 0;
   for (std::size_t s = 0; s < kStripes; ++s) {
     const std::byte* const x = a + s * kStripeBytes;
@@ -62,11 +71,11 @@ WSYNC_DIFFERENCE_AVX2 bool differs_avx2(const std::byte* a, const std::byte* b,
     masks[s] = ~equal;
     any |= ~equal;
   }
-  return any != 0;
+  return any == 0 ? 0 : stripes_of(masks);
 }
 
-WSYNC_DIFFERENCE_AVX512 bool differs_avx512(const std::byte* a, const std::byte* b,
-                                            DifferenceMasks& masks) noexcept {
+WSYNC_DIFFERENCE_AVX512 std::uint64_t differs_avx512(const std::byte* a, const std::byte* b,
+                                                     DifferenceMasks& masks) noexcept {
   std::uint64_t any = 0;
   for (std::size_t s = 0; s < kStripes; ++s) {
     const std::byte* const x = a + s * kStripeBytes;
@@ -78,7 +87,7 @@ WSYNC_DIFFERENCE_AVX512 bool differs_avx512(const std::byte* a, const std::byte*
     masks[s] = mask;
     any |= mask;
   }
-  return any != 0;
+  return any == 0 ? 0 : stripes_of(masks);
 }
 
 // Comparisons of bytes are an extension that processors with AVX-512 may lack.
@@ -90,8 +99,8 @@ bool compares_bytes() noexcept {
 
 }  // namespace
 
-bool find_differences(const std::byte* a, const std::byte* b, DifferenceMasks& masks,
-                      CopyKind kind) noexcept {
+std::uint64_t find_differences(const std::byte* a, const std::byte* b, DifferenceMasks& masks,
+                               CopyKind kind) noexcept {
 #if defined(__x86_64__)
   if (kind == CopyKind::kAvx512 && compares_bytes()) return differs_avx512(a, b, masks);
   if (kind != CopyKind::kPortable) return differs_avx2(a, b, masks);

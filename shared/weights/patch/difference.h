@@ -16,9 +16,10 @@ inline constexpr std::size_t kDifferenceBytes = 4096;
 // One mask for each stripe of 64 bytes. Bit i says whether its byte i differs.
 using DifferenceMasks = std::array<std::uint64_t, kDifferenceBytes / kStripeBytes>;
 
-// Compares kDifferenceBytes at both addresses, which may have any alignment. Returns whether any
-// byte differs; `masks` is filled only then. All kinds give the same.
-[[nodiscard]] bool find_differences(const std::byte* a, const std::byte* b, DifferenceMasks& masks,
-                                    CopyKind kind = best_copy_kind()) noexcept;
+// Compares kDifferenceBytes at both addresses, which may have any alignment. Bit i of the result
+// says whether stripe i differs; if none does, `masks` is not specified. All kinds give the same.
+[[nodiscard]] std::uint64_t find_differences(const std::byte* a, const std::byte* b,
+                                             DifferenceMasks& masks,
+                                             CopyKind kind = best_copy_kind()) noexcept;
 
 }  // namespace wsync::patch

@@ -52,6 +52,16 @@ inline std::byte* put_varint(std::byte* to, std::uint64_t value) noexcept {
   return to;
 }
 
+// The same where there is room for kVarintBytesMax, without a branch that depends on a small
+// number.
+inline std::byte* put_short_varint(std::byte* to, std::uint64_t value) noexcept {
+  if (value >= 0x4000) return put_varint(to, value);
+  const std::uint64_t two = value >= 0x80 ? 1 : 0;
+  to[0] = static_cast<std::byte>((value & 0x7fU) | two << 7U);
+  to[1] = static_cast<std::byte>(value >> 7U);
+  return to + 1 + two;
+}
+
 inline void put_varint(Bytes& to, std::uint64_t value) {
   std::byte buffer[kVarintBytesMax];
   to.insert(to.end(), buffer, put_varint(buffer, value));

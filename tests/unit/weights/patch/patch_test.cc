@@ -142,7 +142,7 @@ TEST_P(Patches, AnotherBaseIsRefusedAndNothingIsWritten) {
 
 // Link B to C of a third content, merged with the link A to B.
 TEST_P(Patches, MergedLinksAreBothApplied) {
-  for (const double share : kShares) {
+  for (const double share : {0.0, 0.001, 0.05, 1.0}) {
     SCOPED_TRACE(share);
     const Content third = changed(layout_, target_, share, random_);
     const Patch first = make_patch(layout_, base_, target_);
