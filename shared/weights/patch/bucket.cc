@@ -163,12 +163,13 @@ Result<std::vector<BlockView>> parse_bucket(const Index& index, const Layout& la
     const auto found = directory.next();
     if (!found) return broken(fmt::format("block {}: {}", i, found.error().message()));
     BlockView block = found->block;
-    const std::string place = layout.describe(block.place);
-    if (!sequence.next_is(block.place.tensor))
-      return broken(fmt::format("{}: the index has no such block here", place));
+    const auto here = [&](std::string_view rule) {
+      return broken(fmt::format("{}: {}", layout.describe(block.place), rule));
+    };
+    if (!sequence.next_is(block.place.tensor)) return here("the index has no such block here");
     if (found->gap_bytes + found->value_bytes > payload.size())
-      return broken(fmt::format("{}: it needs {} bytes, {} are left", place,
-                                found->gap_bytes + found->value_bytes, payload.size()));
+      return here(fmt::format("it needs {} bytes, {} are left",
+                              found->gap_bytes + found->value_bytes, payload.size()));
     block.gaps = payload.first(found->gap_bytes);
     block.values = payload.subspan(found->gap_bytes, found->value_bytes);
     payload = payload.subspan(found->gap_bytes + found->value_bytes);
@@ -177,7 +178,7 @@ Result<std::vector<BlockView>> parse_bucket(const Index& index, const Layout& la
       if (const auto read =
               read_positions(block, layout.block_bytes(block.place) / size, positions);
           !read)
-        return broken(fmt::format("{}: {}", place, read.error().message()));
+        return here(read.error().message());
     }
     elements += block.elements;
     blocks.push_back(block);
