@@ -170,7 +170,7 @@ class Suites(unittest.TestCase):
         done = bench("list", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         suites = {suite["name"]: suite for suite in validate(done.args, done.stdout)["result"]["suites"]}
-        self.assertLessEqual({"baseline", "sync", "pipeline", "scale", "schedule", "gpu", "control", "transport",
+        self.assertLessEqual({"baseline", "sync", "whole", "pipeline", "scale", "schedule", "gpu", "control", "transport",
                               "codecs"}, set(suites))
         text = bench("list").stdout
         for suite in suites.values():

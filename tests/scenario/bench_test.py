@@ -137,6 +137,47 @@ class BenchSync(unittest.TestCase):
             self.assertEqual(done.returncode, 2, bad)
 
 
+class BenchWhole(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="wsync-bench-test-")
+        self.addCleanup(temporary.cleanup)
+        self.directory = temporary.name
+
+    def command(self, *more, size="8MiB"):
+        return [WSYNC, "bench", "whole", "--size", size, "--json", "--directory", self.directory, *more]
+
+    def measure(self, *more, **options):
+        done = subprocess.run(self.command("--rounds", str(ROUNDS), *more, **options), text=True, capture_output=True,
+                              timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(os.listdir(self.directory), [], "something is left behind")
+        suite, = validate(done.args, done.stdout)["result"]["suites"]
+        for case in suite["cases"]:
+            self.assertEqual((len(case["value"]["samples"]), len(case["ratio"]["samples"])), (ROUNDS, ROUNDS), case["name"])
+            self.assertGreater(case["baseline"]["value"]["min"], 0, case["name"])
+        return suite
+
+    def test_both_ways_to_publish_and_their_floors(self):
+        suite = self.measure()
+        self.assertEqual([case["name"] for case in suite["cases"]],
+                         ["publish, 1 engine", "in place, 1 engine", "publish, 2 engines", "in place, 2 engines"])
+        self.assertEqual({case["target"]["of"] for case in suite["cases"]}, {"ratio"})
+        floors = [case["baseline"]["value"]["min"] for case in suite["cases"]]
+        self.assertGreater(floors[0], floors[1], "the floor of a publish has one copy more")
+
+    def test_a_small_update_has_a_time_to_keep(self):
+        suite = self.measure("--engines", "1", size="1MiB")
+        self.assertEqual([(case["target"]["of"], case["target"]["value"]) for case in suite["cases"]], [("median", 5)] * 2)
+
+    def test_an_interrupt_leaves_nothing_behind(self):
+        interrupt_leaves_nothing(self, self.command("--rounds", "10000"), self.directory, 3, DEADLINE_S)
+
+    def test_bad_arguments(self):
+        for bad in (["--size", "many"], ["--engines", "0"], ["--rounds", "0"], ["--adopt"], ["--checkpoint", self.directory]):
+            done = subprocess.run([WSYNC, "bench", "whole", *bad], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, bad)
+
+
 class BenchOverhead(unittest.TestCase):
     def test_two_fleets_are_watched_and_not(self):
         with tempfile.TemporaryDirectory(prefix="wsync-bench-test-") as directory:
