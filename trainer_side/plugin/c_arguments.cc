@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <dlfcn.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "shared/base/format.h"
+#include "shared/base/loaded_library.h"
 #include "shared/base/weight_limits.h"
 #include "trainer_side/plugin/rank_gather.h"
 
@@ -37,13 +36,8 @@ Place place_of(const Described& described) {
 
 // Whether this process has loaded a driver of GPUs.
 bool has_driver() {
-  static std::atomic<bool> is_loaded = false;  // it stays so
-  if (is_loaded) return true;
-  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (driver == nullptr) return false;
-  ::dlclose(driver);
-  is_loaded = true;
-  return true;
+  static LoadedLibrary driver("libcuda.so.1");
+  return driver.is_loaded();
 }
 
 // kInvalidInput if this process cannot read host memory there, as if it were memory of a GPU.
