@@ -342,6 +342,10 @@ constexpr std::array kWholeCases{
     CaseText{"in place",
              "The same of a version in which the weights are already, from the end of the version",
              "ms", false, "plain copy of the version to the engines"},
+    CaseText{"unexplained",
+             "Share of an update in which no span of its trace shows what was done, except that "
+             "the coordinator waited",
+             "%", false, ""},
 };
 
 constexpr std::array kSuites{

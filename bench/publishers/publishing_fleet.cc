@@ -1,6 +1,7 @@
 #include "bench/publishers/publishing_fleet.h"
 
 #include <chrono>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/harness/process_usage.h"
@@ -119,6 +120,15 @@ Result<std::uint64_t> PublishingFleet::snapshot_floor(const FloorWay& way) {
       publisher_->write_line(fmt::format("floor {} {}", copy_kind_name(way.kind), way.threads)));
   const auto said = WSYNC_TRY(answer());
   return said.at("ns").get<std::uint64_t>();
+}
+
+Result<json> PublishingFleet::trace() {
+  const std::string path = options_.fleet.directory + "/trace.json";
+  WSYNC_TRY(fleet_->trace(path, fmt::format("ipc://{}/run/control", options_.fleet.directory)));
+  std::ifstream file(path);
+  json trace = json::parse(file, nullptr, false);
+  if (trace.is_object()) return trace;
+  return fail(ErrorCode::kInternal, path + ": expected a JSON object");
 }
 
 Result<> PublishingFleet::verify() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,8 @@ class PublishingFleet {
   [[nodiscard]] Result<std::vector<FloorRun>> engines_floor(const std::vector<FloorWay>& ways) {
     return fleet_->floor(ways);
   }
+  // The trace of the last update (`wsync trace get`).
+  [[nodiscard]] Result<nlohmann::json> trace();
   // Reads back the engines' weights, and checks that no step has read torn ones.
   [[nodiscard]] Result<> verify();
   [[nodiscard]] unsigned versions_held() const noexcept { return fleet_->versions_held(); }

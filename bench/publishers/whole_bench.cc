@@ -10,6 +10,7 @@
 #include "bench/harness/spread.h"
 #include "bench/publishers/c_publisher.h"
 #include "bench/publishers/publishing_fleet.h"
+#include "bench/publishers/unexplained.h"
 #include "bench/sync/floor.h"
 #include "shared/base/format.h"
 
@@ -18,14 +19,16 @@ namespace {
 
 constexpr unsigned kPairsBefore = 3;     // until every arena has been used
 constexpr unsigned kTriesOfEachWay = 3;  // to copy the floor
+constexpr unsigned kExplained = 3;       // updates whose traces are looked at
 constexpr std::uint64_t kVersionsHeld = 3;
 constexpr const char* kCopied = "c";
 
 double ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
 
-// All rounds of one fleet, in ms.
+// All rounds of one fleet, times in ms.
 struct WholeRounds {
   std::vector<double> copied, copied_floor, in_place, in_place_floor;
+  std::vector<double> unexplained;  // in percent, not of every round
 };
 
 class WholeFleet {
@@ -65,6 +68,14 @@ class WholeFleet {
     WSYNC_TRY(publish_copied());
     WSYNC_TRY(floors());
     return publish_in_place();
+  }
+
+  // Publishes once more, and returns the percentage of this update that its trace does not explain.
+  Result<> explain() {
+    (void)WSYNC_TRY(publish(kCopied));
+    const auto trace = WSYNC_TRY(fleet_->trace());
+    rounds_.unexplained.push_back(WSYNC_TRY(unexplained_percent(trace)));
+    return {};
   }
 
   Result<> verify() { return fleet_->verify(); }
@@ -141,6 +152,9 @@ void add_cases(const WholeBenchOptions& options, unsigned engines, const WholeRo
   };
   add("publish", rounds.copied, rounds.copied_floor, kPublishByFloor);
   add("in place", rounds.in_place, rounds.in_place_floor, kInPlaceByFloor);
+  CaseResult one = case_of("whole", "unexplained", counted(engines, "engine"), rounds.unexplained);
+  if (!is_small) one.target = Target{.of = Target::Of::kMedian, .value = kUnexplainedPercent};
+  suite.cases.push_back(std::move(one));
 }
 
 Result<SuiteResult> measure_all(const WholeBenchOptions& options, const Interrupt& interrupt,
@@ -165,6 +179,7 @@ Result<SuiteResult> measure_all(const WholeBenchOptions& options, const Interrup
       on_turn(name + ": measuring", ++done, total);
       WSYNC_TRY(fleet.one_round(i % 2 == 1));
     }
+    for (unsigned i = 0; i < kExplained; ++i) WSYNC_TRY(fleet.explain());
     WSYNC_TRY(fleet.verify());
     add_cases(options, engines, fleet.rounds(), suite);
   }

@@ -31,6 +31,9 @@ inline constexpr double kInPlaceByFloor = 1.25;
 // Time of an update of at most kSmallBytes, as a maximum of the median.
 inline constexpr std::uint64_t kSmallBytes = 1 << 20U;
 inline constexpr double kSmallTargetMs = 5;
+// Share of an update that no span of its trace explains, as a maximum of the median. Not for small
+// ones, of which messages and wake-ups are the most part.
+inline constexpr double kUnexplainedPercent = 2;
 
 struct WholeBenchOptions {
   std::string executable;  // wsync

@@ -140,8 +140,10 @@ Result<json> MeasuredFleet::event(std::size_t engine, std::string_view name) {
 }
 
 Result<MeasuredFleet::Answer> MeasuredFleet::run(const std::string& name,
-                                                 std::vector<std::string> arguments) {
-  arguments.insert(arguments.end(), {"--json", "--coordinator", fleet_.address()});
+                                                 std::vector<std::string> arguments,
+                                                 const std::string& coordinator) {
+  arguments.insert(arguments.end(), {"--json", "--coordinator",
+                                     coordinator.empty() ? fleet_.address() : coordinator});
   cli::ChildOptions command = fleet_.command(options_.name + "-" + name, std::move(arguments));
   command.output = cli::ChildOutput::kLines;
   cli::Child* const child = WSYNC_TRY(children_.start(command));
@@ -228,8 +230,8 @@ Result<> MeasuredFleet::verify() {
   return {};
 }
 
-Result<> MeasuredFleet::trace(const std::string& path) {
-  (void)WSYNC_TRY(run("trace", {"trace", "get", "--output", path}));
+Result<> MeasuredFleet::trace(const std::string& path, const std::string& coordinator) {
+  (void)WSYNC_TRY(run("trace", {"trace", "get", "--output", path}, coordinator));
   return {};
 }
 

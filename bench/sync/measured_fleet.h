@@ -105,8 +105,9 @@ class MeasuredFleet {
   [[nodiscard]] Result<std::vector<FloorRun>> floor(const std::vector<FloorWay>& ways);
   // Reads back the engines' weights as `wsync verify` does. kDigestMismatch unless all bytes match.
   [[nodiscard]] Result<> verify();
-  // Writes the trace of the fleet's last update (`wsync trace get`).
-  [[nodiscard]] Result<> trace(const std::string& path);
+  // Writes the trace of the fleet's last update (`wsync trace get`). `coordinator`: its address, if
+  // it is no process of this fleet; otherwise empty.
+  [[nodiscard]] Result<> trace(const std::string& path, const std::string& coordinator = "");
   // kDigestMismatch if a step of an engine has ever read torn weights.
   [[nodiscard]] Result<> check_steps();
   [[nodiscard]] Result<Memory> sidecar_memory() const;
@@ -136,8 +137,9 @@ class MeasuredFleet {
   [[nodiscard]] Result<> ask_engine(std::size_t index, const std::string& command) {
     return fleet_.engine(index).write_line(command);
   }
-  // Runs a wsync command that queries the coordinator.
-  [[nodiscard]] Result<Answer> run(const std::string& name, std::vector<std::string> arguments);
+  // Runs a wsync command that queries the coordinator; empty: the one of this fleet.
+  [[nodiscard]] Result<Answer> run(const std::string& name, std::vector<std::string> arguments,
+                                   const std::string& coordinator = "");
   [[nodiscard]] Result<nlohmann::json> event(std::size_t engine, std::string_view name);
 
   const MeasuredFleetOptions options_;

@@ -286,15 +286,17 @@ void SidecarAgent::execute(const staging::BeatNow& /*command*/) {
 void SidecarAgent::execute(const staging::Persist& command) {
   auto written = std::make_shared<Result<>>();
   const std::uint64_t token = command.token;
-  const auto submitted =
-      worker_->submit([file = record_file_, bytes = staging::encode(command.record),
-                       written] { *written = write_durably(file, bytes); },
-                      [this, alive = alive_, token, written] {
-                        if (!*alive) return;
-                        const std::string failure = *written ? "" : written->error().message();
-                        if (!*written) log_error("the record could not be written: {}", failure);
-                        step(staging::Persisted{.token = token, .failure = failure});
-                      });
+  const auto submitted = worker_->submit(
+      [file = record_file_, bytes = staging::encode(command.record), written] {
+        *written = write_durably(file, bytes);
+      },
+      [this, alive = alive_, token, written, begin = now(), target = command.record.target] {
+        if (!*alive) return;
+        switch_trace_.record_stored(target, begin, now());
+        const std::string failure = *written ? "" : written->error().message();
+        if (!*written) log_error("the record could not be written: {}", failure);
+        step(staging::Persisted{.token = token, .failure = failure});
+      });
   if (submitted) return;
   loop_.post([this, alive = alive_, token, why = submitted.error().message()] {
     if (*alive) step(staging::Persisted{.token = token, .failure = why});

@@ -124,6 +124,17 @@ void SwitchTrace::staged(const Version& version, std::uint64_t bytes, TimePoint 
                              {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}}});
 }
 
+void SwitchTrace::record_stored(const Version& target, TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
+  recorder_.record({.name = "record with target " + target.to_string(),
+                    .lane = "record",
+                    .category = Category::kOther,
+                    .begin = begin,
+                    .end = end,
+                    .label = {},
+                    .args = {{.name = "version", .value = target.to_string()}}});
+}
+
 void SwitchTrace::verified(TimePoint begin, TimePoint end) {
   recorder_.record({.name = "verify",
                     .lane = "verifying",

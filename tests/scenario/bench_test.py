@@ -152,22 +152,27 @@ class BenchWhole(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(os.listdir(self.directory), [], "something is left behind")
         suite, = validate(done.args, done.stdout)["result"]["suites"]
-        for case in suite["cases"]:
+        cases = [case for case in suite["cases"] if not case["name"].startswith("unexplained")]
+        for case in cases:
             self.assertEqual((len(case["value"]["samples"]), len(case["ratio"]["samples"])), (ROUNDS, ROUNDS), case["name"])
             self.assertGreater(case["baseline"]["value"]["min"], 0, case["name"])
-        return suite
+        unexplained = [case for case in suite["cases"] if case not in cases]
+        self.assertEqual(2 * len(unexplained), len(cases))
+        for case in unexplained:
+            self.assertTrue(0 <= case["value"]["min"] <= case["value"]["max"] < 100, case)
+        return cases
 
     def test_both_ways_to_publish_and_their_floors(self):
-        suite = self.measure()
-        self.assertEqual([case["name"] for case in suite["cases"]],
+        cases = self.measure()
+        self.assertEqual([case["name"] for case in cases],
                          ["publish, 1 engine", "in place, 1 engine", "publish, 2 engines", "in place, 2 engines"])
-        self.assertEqual({case["target"]["of"] for case in suite["cases"]}, {"ratio"})
-        floors = [case["baseline"]["value"]["min"] for case in suite["cases"]]
+        self.assertEqual({case["target"]["of"] for case in cases}, {"ratio"})
+        floors = [case["baseline"]["value"]["min"] for case in cases]
         self.assertGreater(floors[0], floors[1], "the floor of a publish has one copy more")
 
     def test_a_small_update_has_a_time_to_keep(self):
-        suite = self.measure("--engines", "1", size="1MiB")
-        self.assertEqual([(case["target"]["of"], case["target"]["value"]) for case in suite["cases"]], [("median", 5)] * 2)
+        cases = self.measure("--engines", "1", size="1MiB")
+        self.assertEqual([(case["target"]["of"], case["target"]["value"]) for case in cases], [("median", 5)] * 2)
 
     def test_an_interrupt_leaves_nothing_behind(self):
         interrupt_leaves_nothing(self, self.command("--rounds", "10000"), self.directory, 3, DEADLINE_S)

@@ -130,8 +130,10 @@ class Traces(unittest.TestCase):
                 self.assertEqual(reached[engine, "snapshot"], of_transfer)
                 self.assertEqual(reached[engine, "reload"], self.buckets(trace, "h2d", version))
 
-            lanes = {"snapshot", "round", "staging", "H2D 0", "H2D 1", "IPC 0", "IPC 1", "engine a", "engine b", "engine c"}
+            lanes = {"snapshot", "snapshot arena", "round", "record", "staging", "H2D 0", "H2D 1", "IPC 0", "IPC 1", "engine a", "engine b", "engine c"}
             self.assertLessEqual(lanes, self.lanes(trace))
+            stored = [e["pid"] for e in trace["traceEvents"] if e["name"] == f"record with target {version}"]
+            self.assertEqual(len(set(stored)), 3, "of the coordinator and both sidecars")
             self.assertIn("pause", {e["cat"] for e in trace["traceEvents"] if e["ph"] == "X"})
 
             # What is kept has both updates; the newest is written unless more are asked for.

@@ -265,8 +265,11 @@ void CoordinatorAgent::step(decltype(coordinator::CoordinatorEvent::what) what) 
 void CoordinatorAgent::store(const coordinator::Store& command) {
   auto stored = std::make_shared<coordinator::Stored>(
       coordinator::Stored{.token = command.token, .record = {}});
-  const auto answer = [this, alive = alive_, stored] {
-    if (*alive) step(std::move(*stored));
+  const auto answer = [this, alive = alive_, stored, target = command.record.target,
+                       begin = now()] {
+    if (!*alive) return;
+    recorder_.record_stored(target, begin, now());
+    step(std::move(*stored));
   };
   const auto submitted = store_worker_->submit(
       [store = store_, stored, record = command.record] { stored->record = store->write(record); },

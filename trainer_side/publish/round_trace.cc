@@ -1,5 +1,6 @@
 #include "trainer_side/publish/round_trace.h"
 
+#include <algorithm>
 #include <optional>
 #include <unistd.h>
 
@@ -38,6 +39,25 @@ void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimeP
        .args = {{.name = "version", .value = version},
                 {.name = "bytes", .value = static_cast<std::int64_t>(plan.arena_bytes())}}});
   const auto& times = snapshot.bucket_times();
+  const auto part = [&](std::string_view what, TimePoint from, TimePoint to) {
+    if (from < to)
+      recorder_.record({.name = fmt::format("{} for {}", what, version),
+                        .lane = "snapshot arena",
+                        .category = trace::Category::kStage,
+                        .begin = from,
+                        .end = to,
+                        .label = {},
+                        .args = {{.name = "version", .value = version}}});
+  };
+  // The copy begins as soon as there is an arena; before that the source was opened.
+  const TimePoint copy = times.empty() ? end : times.front().begin;
+  const TimePoint created = copy + -snapshot.times().setup;
+  const TimePoint waited = created + -snapshot.times().wait;
+  part("opening of the source", begin, waited);
+  part("wait for an arena", waited, created);
+  part("creation of an arena", created, copy);
+  const auto last = std::ranges::max_element(times, {}, &Snapshot::BucketTime::end);
+  part("digests and header", last == times.end() ? end : last->end, end);
   for (std::size_t i = 0; i < times.size(); ++i)
     recorder_.record(
         {.name = fmt::format("snapshot of bucket {}", i),
@@ -50,6 +70,18 @@ void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimeP
                                                              .bucket = i,
                                                              .offset = plan.bucket_offset(i),
                                                              .bytes = plan.bucket_size(i)})});
+}
+
+void RoundTrace::record_stored(const Version& target, TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
+  const std::string version = target.to_string();
+  recorder_.record({.name = fmt::format("record with target {}", version),
+                    .lane = "record",
+                    .category = trace::Category::kOther,
+                    .begin = begin,
+                    .end = end,
+                    .label = {},
+                    .args = {{.name = "version", .value = version}}});
 }
 
 void RoundTrace::entered(std::uint64_t request, const Version& version,

@@ -24,7 +24,11 @@ class RoundTrace {
   explicit RoundTrace(std::string path, std::uint64_t spans = config::kTraceSpansDefault)
       : path_(std::move(path)), recorder_(spans, trace::WhenFull::kDropOldest) {}
 
+  // What comes before the first byte and after the last one has spans of its own: the opening of
+  // the source, the wait for an arena, the creation of one, and digests and header.
   void snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end);
+  // The coordinator's record, with this target, was stored durably.
+  void record_stored(const Version& target, TimePoint begin, TimePoint end);
   // The round of a request enters a phase; its previous phase ends.
   void entered(std::uint64_t request, const Version& version, control::ProgressPhase phase,
                TimePoint at);

@@ -53,6 +53,10 @@ class UpdateRecorder {
 
   void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
   void received(const std::string& sidecar, const control::Message& message, TimePoint at);
+  // As RoundTrace::record_stored().
+  void record_stored(const Version& target, TimePoint begin, TimePoint end) {
+    trace_.record_stored(target, begin, end);
+  }
   // The sidecar is no longer known.
   void forget(const std::string& sidecar) { trace_.forget(sidecar); }
   // A message for the operators of the fleet. It is logged as a warning and kept.
