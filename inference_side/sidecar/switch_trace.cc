@@ -125,7 +125,7 @@ void SwitchTrace::staged(const Version& version, std::uint64_t bytes, TimePoint 
 }
 
 void SwitchTrace::record_stored(const Version& target, TimePoint begin, TimePoint end) {
-  if (!recorder_.wanted()) return;
+  if (!recorder_.wanted() || target.none()) return;  // no update
   recorder_.record({.name = "record with target " + target.to_string(),
                     .lane = "record",
                     .category = Category::kOther,

@@ -44,7 +44,8 @@ class SwitchTrace {
   void received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end);
   // A version was staged, and the engines have been prepared for it.
   void staged(const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end);
-  // The sidecar's record, with this target, was stored durably.
+  // The sidecar's record, with this target, was stored durably. A record without target makes no
+  // span.
   void record_stored(const Version& target, TimePoint begin, TimePoint end);
   // The engines' weights were read back and compared.
   void verified(TimePoint begin, TimePoint end);

@@ -73,7 +73,7 @@ void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimeP
 }
 
 void RoundTrace::record_stored(const Version& target, TimePoint begin, TimePoint end) {
-  if (!recorder_.wanted()) return;
+  if (!recorder_.wanted() || target.none()) return;  // no update
   const std::string version = target.to_string();
   recorder_.record({.name = fmt::format("record with target {}", version),
                     .lane = "record",

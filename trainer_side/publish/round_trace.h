@@ -27,7 +27,8 @@ class RoundTrace {
   // What comes before the first byte and after the last one has spans of its own: the opening of
   // the source, the wait for an arena, the creation of one, and digests and header.
   void snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end);
-  // The coordinator's record, with this target, was stored durably.
+  // The coordinator's record, with this target, was stored durably. A record without target makes
+  // no span.
   void record_stored(const Version& target, TimePoint begin, TimePoint end);
   // The round of a request enters a phase; its previous phase ends.
   void entered(std::uint64_t request, const Version& version, control::ProgressPhase phase,
