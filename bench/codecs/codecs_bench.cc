@@ -4,6 +4,7 @@
 
 #include "bench/baseline/workbench.h"
 #include "bench/codecs/bulk_codecs.h"
+#include "bench/codecs/patch_codecs.h"
 #include "bench/codecs/text_codecs.h"
 #include "bench/harness/memory.h"
 #include "bench/harness/rows.h"
@@ -13,14 +14,15 @@ namespace wsync::bench {
 namespace {
 
 constexpr std::uint64_t kCodecPageBytes = 4096;
-constexpr std::uint64_t kCodecCopies = 4;  // source, target, float32, bfloat16; rounded up
+// Source, target, float32, bfloat16, rounded up; weights and changed weights.
+constexpr std::uint64_t kCodecCopies = 6;
 
 Result<> check_codecs(const CodecsBenchOptions& options) {
   if (options.bytes < kCodecBytesMin || options.bytes > kCodecBytesMax)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--size is {} bytes, expected 1MiB to 64GiB", options.bytes));
   return require_copies(kCodecCopies, options.bytes,
-                        "for the source, the target and the converted numbers");
+                        "for the source, the target, and the converted and changed numbers");
 }
 
 }  // namespace
@@ -35,6 +37,7 @@ Result<SuiteResult> run_codecs_bench(const CodecsBenchOptions& options, const In
   std::vector<Row> texts;
   WSYNC_TRY(add_text_codec_rows(options.model, texts));
   WSYNC_TRY(add_bulk_codec_rows(*bench, rows));
+  WSYNC_TRY(add_patch_codec_rows(bytes, rows));
   rows.insert(rows.end(), texts.begin(), texts.end());
   auto suite =
       run_rows("codecs", rows, {.warm_ups = 1, .rounds = options.rounds}, interrupt, on_turn);
@@ -42,8 +45,8 @@ Result<SuiteResult> run_codecs_bench(const CodecsBenchOptions& options, const In
   suite->parameters["bytes"] = bytes;
   suite->parameters["model"] = options.model;
   suite->notes.emplace_back(
-      "compression, deltas, quantisation and a keyed MAC are not measured: this release uses none "
-      "of them for weights");
+      "compression, quantisation and a keyed MAC are not measured: this release uses none of them "
+      "for weights");
   return suite;
 }
 

@@ -11,6 +11,10 @@
 //     digests.
 //   float32 to bfloat16, bfloat16 to float32: conversions for the trainer's export and for widening
 //     weights, in GiB of float32. One side of the traffic is half of memcpy's.
+//   make patch, apply patch: weights of which 0, 0.1, 1 or 5 % of the elements have changed at
+//   random,
+//     in GiB of the model, compared with the streaming copy of as many bytes. Making reads twice as
+//     many; applying checks the patch and reads and writes what changed.
 //   texts of --model: its safetensors header and checkpoint index (JSON), its layout and the header
 //     of a bucket's frame, read and written, in MiB/s. The baseline is memcpy of the same bytes.
 #pragma once

@@ -281,6 +281,15 @@ constexpr std::array kCodecsCases{
         "bfloat16 to float32",
         "bfloat16 weights are converted, in GiB of float32; reads half as many bytes as memcpy",
         kRate, true, kMemcpy},
+    CaseText{
+        "make patch",
+        "Weights of which a share has changed at random are compared with those before, and the "
+        "blocks of a patch are made; reads two models",
+        kRate, true, kStreaming},
+    CaseText{"apply patch",
+             "The patch is checked and written into the weights before, with the sums of what it "
+             "changes before and after; in GiB of the model",
+             kRate, true, kStreaming},
     CaseText{"memcpy of a text", "The bytes of a header, an index or a layout are copied",
              kTextRate, true, ""},
     CaseText{"read safetensors header", "The JSON of a model's header is parsed and checked",

@@ -24,6 +24,7 @@ ProgramSpec service_program() {
                 add_trace(app, context);
                 add_doctor(app, context);
                 add_bundle(app, context);
+                add_patch(app, context);
                 add_make_checkpoint(app, context);
                 add_completion(app, context);
               },

@@ -20,6 +20,7 @@ void add_doctor(CLI::App& app, Context& context);
 void add_forget(CLI::App& app, Context& context);
 void add_inspect(CLI::App& app, Context& context);
 void add_make_checkpoint(CLI::App& app, Context& context);
+void add_patch(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_push(CLI::App& app, Context& context);
 void add_rollback(CLI::App& app, Context& context);

@@ -169,6 +169,23 @@ Result<std::string> weight_files_identity(const std::string& path) {
   return digester.finish().to_string();
 }
 
+Result<std::map<std::string, std::string>> read_model_files(const std::string& directory) {
+  std::map<std::string, std::string> files;
+  std::error_code error;
+  fs::directory_iterator entries(directory, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    if (!is_model_file(entries->path()) || !entries->is_regular_file(error)) continue;
+    if (entries->file_size(error) > kModelFileBytesMax) continue;
+    std::ifstream file(entries->path(), std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (file.bad())
+      return fail(ErrorCode::kIo, fmt::format("cannot read {}", entries->path().string()));
+    files[entries->path().filename().string()] = std::move(text);
+  }
+  if (error) return fail_errno("cannot read directory " + directory, error.value());
+  return files;
+}
+
 // ---- writer ----
 
 WeightDirectoryWriter::WeightDirectoryWriter(std::string folder, WeightDirectoryOptions options,
@@ -191,26 +208,10 @@ Result<WeightDirectoryWriter> WeightDirectoryWriter::open(const std::string& fol
     return fail(lock.error().with_context(path + " has another writer"));
   if (!lock) return fail(lock.error().with_context("cannot lock " + path));
   WeightDirectoryWriter writer(path, options, std::move(*lock));
-  WSYNC_TRY(writer.read_model_files());
+  if (!options.model_files.empty())
+    writer.model_files_ = WSYNC_TRY(read_model_files(options.model_files));
   writer.remove_leftovers();
   return writer;
-}
-
-Result<> WeightDirectoryWriter::read_model_files() {
-  if (options_.model_files.empty()) return {};
-  std::error_code error;
-  fs::directory_iterator entries(options_.model_files, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    if (!is_model_file(entries->path()) || !entries->is_regular_file(error)) continue;
-    if (entries->file_size(error) > kModelFileBytesMax) continue;
-    std::ifstream file(entries->path(), std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(file), {}};
-    if (file.bad())
-      return fail(ErrorCode::kIo, fmt::format("cannot read {}", entries->path().string()));
-    model_files_[entries->path().filename().string()] = std::move(text);
-  }
-  if (error) return fail_errno("cannot read directory " + options_.model_files, error.value());
-  return {};
 }
 
 std::string WeightDirectoryWriter::latest() const {

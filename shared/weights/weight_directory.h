@@ -72,6 +72,11 @@ struct WeightProof {
 // of names, sizes, inodes and times of change. No file is opened.
 [[nodiscard]] Result<std::string> weight_files_identity(const std::string& path);
 
+// The small files beside the weights of a directory (config.json, the tokenizer), by their names. No
+// weights, and no index of weights.
+[[nodiscard]] Result<std::map<std::string, std::string>> read_model_files(
+    const std::string& directory);
+
 struct WeightDirectoryOptions {
   std::uint32_t keep = 2;  // newest directories of this form that are kept, 1 at least
   std::uint64_t shard_bytes = 5'000'000'000;  // of a file
@@ -106,7 +111,6 @@ class WeightDirectoryWriter {
 
  private:
   WeightDirectoryWriter(std::string folder, WeightDirectoryOptions options, LockFile lock);
-  [[nodiscard]] Result<> read_model_files();
   [[nodiscard]] Error with_space(const Error& error, const std::string& name,
                                  std::uint64_t needed) const;
   [[nodiscard]] std::string find(const Version& version) const;

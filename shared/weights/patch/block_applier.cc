@@ -1,0 +1,334 @@
+#include "shared/weights/patch/block_applier.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+#include "shared/base/stream_copy.h"
+#include "shared/weights/patch/bucket.h"
+#include "shared/weights/patch/touched_sum.h"
+
+namespace wsync::patch {
+namespace {
+
+constexpr std::size_t kPrefetchAhead = 64;  // positions
+
+// Copies one element. The sizes are those of the machine's own loads and stores.
+void copy_element(std::byte* to, const std::byte* from, std::uint32_t size) noexcept {
+  switch (size) {
+    case 1:
+      *to = *from;
+      break;
+    case 2:
+      std::memcpy(to, from, 2);
+      break;
+    case 4:
+      std::memcpy(to, from, 4);
+      break;
+    default:
+      std::memcpy(to, from, 8);
+      break;
+  }
+}
+
+// Calls `visit(byte offset of the word in the block)` for each touched word, once, in ascending
+// order.
+template <class Visit>
+void for_each_touched_word(const BlockView& block, std::span<const std::uint32_t> positions,
+                           std::uint32_t size, std::uint64_t block_bytes, Visit&& visit) {
+  if (block.dense) {
+    for (std::uint64_t at = 0; at < block_bytes; at += kSumWordBytes) visit(at);
+    return;
+  }
+  std::uint64_t next = 0;
+  for (const std::uint32_t position : positions) {
+    const std::uint64_t at = std::uint64_t{position} * size / kSumWordBytes * kSumWordBytes;
+    if (at < next) continue;
+    visit(at);
+    next = at + kSumWordBytes;
+  }
+}
+
+std::uint64_t read_word(std::span<const std::byte> bytes, std::uint64_t at) noexcept {
+  std::uint64_t word = 0;
+  if (bytes.size() - at >= kSumWordBytes)
+    std::memcpy(&word, bytes.data() + at, kSumWordBytes);
+  else
+    std::memcpy(&word, bytes.data() + at, bytes.size() - at);
+  return word;
+}
+
+// A word of a tensor as far as a part holds it.
+struct PartWord {
+  std::uint64_t word = 0;   // zeros in place of the other bytes
+  std::uint64_t bytes = 0;  // that the part holds
+};
+
+// Reads bytes [begin, end) of the tensor, a word. `address(run, at)` is where byte `at` of the run
+// lies.
+template <class Address>
+PartWord read_part_word(RunCursor& runs, std::uint64_t begin, std::uint64_t end,
+                        Address&& address) noexcept {
+  PartWord found;
+  std::array<std::byte, kSumWordBytes> word{};
+  for (std::uint64_t at = begin; at < end;) {
+    const TensorPart::Run* run = runs.at(at);
+    if (run == nullptr || run->begin >= end) break;
+    const std::uint64_t from = std::max(at, run->begin);
+    at = std::min(end, run->end);
+    std::memcpy(word.data() + (from - begin), address(*run, from), at - from);
+    found.bytes += at - from;
+  }
+  std::memcpy(&found.word, word.data(), kSumWordBytes);
+  return found;
+}
+
+// Bytes [begin, end) of the tensor that the part holds.
+std::uint64_t held_bytes(RunCursor& runs, std::uint64_t begin, std::uint64_t end) noexcept {
+  std::uint64_t held = 0;
+  for (std::uint64_t at = begin; at < end;) {
+    const TensorPart::Run* run = runs.at(at);
+    if (run == nullptr || run->begin >= end) break;
+    const std::uint64_t from = std::max(at, run->begin);
+    at = std::min(end, run->end);
+    held += at - from;
+  }
+  return held;
+}
+
+}  // namespace
+
+void BlockApplier::read(const BlockView& block) {
+  positions_.clear();
+  if (block.dense) return;
+  const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
+  const auto read = read_positions(block, layout_->block_bytes(block.place) / size, positions_);
+  WSYNC_CHECK(read.has_value(), "blocks are checked before they are applied");
+}
+
+WordSum BlockApplier::sum(const BlockView& block, std::span<const std::byte> bytes) const {
+  const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
+  const std::uint64_t offset = Layout::offset(block.place);
+  if (block.dense) return word_sum(bytes, {.seed = tensor.seed, .position = offset});
+  WordSum total;
+  std::size_t i = 0;
+  while (i < positions_.size()) {
+    // The words of one block of the sum, which have a factor in common.
+    const std::uint64_t block_begin =
+        std::uint64_t{positions_[i]} * tensor.element_bytes / kSumBlockBytes * kSumBlockBytes;
+    const std::uint64_t end = (block_begin + kSumBlockBytes) / tensor.element_bytes;
+    WordSum part;
+    std::uint64_t last_word = ~std::uint64_t{0};
+    for (; i < positions_.size() && positions_[i] < end; ++i) {
+      if (i + kPrefetchAhead < positions_.size())
+        __builtin_prefetch(bytes.data() +
+                           std::uint64_t{positions_[i + kPrefetchAhead]} * tensor.element_bytes);
+      const std::uint64_t number =
+          std::uint64_t{positions_[i]} * tensor.element_bytes / kSumWordBytes;
+      if (number == last_word) continue;
+      last_word = number;
+      const std::uint64_t word = read_word(bytes, number * kSumWordBytes);
+      part +=
+          {.product = keyed_product(word, kTouchedKeys.words[number % kSumKeyCount]), .sum = word};
+    }
+    total.product +=
+        part.product * sum_factor(tensor.seed, (offset + block_begin) / kSumBlockBytes);
+    total.sum += part.sum;
+  }
+  return total;
+}
+
+void BlockApplier::write(const BlockView& block, std::span<std::byte> bytes) const {
+  if (block.dense) {
+    std::memcpy(bytes.data(), block.values.data(), bytes.size());
+    return;
+  }
+  const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
+  for (std::size_t i = planted("patch_skips_an_element") ? 1 : 0; i < positions_.size(); ++i)
+    copy_element(bytes.data() + std::uint64_t{positions_[i]} * size, block.values.data() + i * size,
+                 size);
+}
+
+Result<> BlockApplier::check_before(const BlockView& block,
+                                    std::span<const std::byte> bytes) const {
+  const WordSum found = sum(block, bytes);
+  if (found == block.before || planted("patch_accepts_any_base")) return {};
+  if (planted("patch_compares_the_difference")) {
+    Bytes result(bytes.begin(), bytes.end());
+    write(block, result);
+    if (sum(block, result) + block.before == found + block.after) return {};
+  }
+  return fail(
+      ErrorCode::kDigestMismatch,
+      fmt::format("{}: the words that the patch changes have the sum {:016x}{:016x}, expected "
+                  "{:016x}{:016x}: {}. Nothing of this block was written",
+                  layout_->describe(block.place), found.product, found.sum, block.before.product,
+                  block.before.sum,
+                  found == block.after ? "they have been patched already"
+                                       : "the base is another one than that of the patch"));
+}
+
+Result<> BlockApplier::check_after(const BlockView& block, std::span<const std::byte> bytes) const {
+  const WordSum found = sum(block, bytes);
+  if (found == block.after || planted("patch_compares_the_difference")) return {};
+  return fail(
+      ErrorCode::kDigestMismatch,
+      fmt::format("{}: after the patch the words that it changes have the sum "
+                  "{:016x}{:016x}, expected {:016x}{:016x}: the block must be written again "
+                  "from a complete copy",
+                  layout_->describe(block.place), found.product, found.sum, block.after.product,
+                  block.after.sum));
+}
+
+Result<> BlockApplier::apply(const BlockView& block, std::span<std::byte> bytes, BeforeRule rule) {
+  WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
+  read(block);
+  if (rule == BeforeRule::kBase) WSYNC_TRY(check_before(block, bytes));
+  write(block, bytes);
+  return check_after(block, bytes);
+}
+
+Block BlockApplier::reverse(const BlockView& block, std::span<const std::byte> bytes) const {
+  Block made{.place = block.place,
+             .dense = block.dense,
+             .elements = block.elements,
+             .gap_bytes = static_cast<std::uint32_t>(block.gaps.size()),
+             .before = block.after,
+             .after = block.before,
+             .payload = Bytes(block.gaps.begin(), block.gaps.end())};
+  made.payload.resize(block.gaps.size() + block.values.size());
+  const std::span<std::byte> values = std::span(made.payload).subspan(block.gaps.size());
+  if (block.dense) {
+    std::ranges::copy(bytes, values.begin());
+    return made;
+  }
+  const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
+  for (std::size_t i = 0; i < positions_.size(); ++i)
+    copy_element(values.data() + i * size, bytes.data() + std::uint64_t{positions_[i]} * size,
+                 size);
+  return made;
+}
+
+Result<Block> BlockApplier::apply_reversibly(const BlockView& block, std::span<std::byte> bytes) {
+  WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
+  read(block);
+  WSYNC_TRY(check_before(block, bytes));
+  Block undo = reverse(block, bytes);
+  write(block, bytes);
+  WSYNC_TRY(check_after(block, bytes));
+  if (planted("patch_reverse_takes_new_values")) undo = reverse(block, bytes);
+  return undo;
+}
+
+void BlockApplier::write_part(const BlockView& block, const TensorPart& part,
+                              std::span<std::byte> bytes) const {
+  const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
+  const std::uint64_t begin = Layout::offset(block.place);
+  RunCursor runs(part);
+  if (block.dense) {
+    const std::uint64_t end = begin + block.values.size();
+    for (std::uint64_t at = begin; at < end;) {
+      const TensorPart::Run* run = runs.at(at);
+      if (run == nullptr || run->begin >= end) break;
+      const std::uint64_t from = std::max(at, run->begin);
+      at = std::min(end, run->end);
+      std::memcpy(bytes.data() + run->offset + (from - run->begin),
+                  block.values.data() + (from - begin), at - from);
+    }
+    return;
+  }
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    const std::uint64_t at = begin + std::uint64_t{positions_[i]} * size;
+    const TensorPart::Run* run = runs.at(at);
+    if (run == nullptr) break;
+    if (at < run->begin) continue;
+    copy_element(bytes.data() + run->offset + (at - run->begin), block.values.data() + i * size,
+                 size);
+  }
+}
+
+template <class Address>
+SplitSum BlockApplier::split_sum_of(const BlockView& block, const TensorPart& part,
+                                    Address&& address) {
+  read(block);
+  const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
+  const std::uint64_t begin = Layout::offset(block.place);
+  const std::uint64_t block_bytes = layout_->block_bytes(block.place);
+  TouchedSum words(tensor.seed);
+  TouchedSum edges(tensor.seed);
+  RunCursor runs(part);
+  std::uint64_t summed = 0;  // bytes of a dense block up to here
+  for_each_touched_word(
+      block, positions_, tensor.element_bytes, block_bytes, [&](std::uint64_t in_block) {
+        if (in_block < summed) return;
+        const std::uint64_t at = begin + in_block;
+        const std::uint64_t end = std::min(at + kSumWordBytes, tensor.bytes);
+        const TensorPart::Run* run = runs.at(at);
+        if (run == nullptr) return;
+        if (block.dense && run->begin <= at && run->end >= end) {
+          // All words that lie in this run.
+          const std::uint64_t to = std::min(run->end, begin + block_bytes);
+          const std::uint64_t whole =
+              to == tensor.bytes ? to - at : (to - at) / kSumWordBytes * kSumWordBytes;
+          words.add(
+              word_sum(std::span(address(*run, at), whole), {.seed = tensor.seed, .position = at}));
+          summed = in_block + whole;
+          return;
+        }
+        const PartWord word = read_part_word(runs, at, end, address);
+        if (word.bytes == end - at)
+          words.add(word.word, at / kSumWordBytes);
+        else if (word.bytes != 0)
+          edges.add(word.word, at / kSumWordBytes);
+      });
+  return {.words = words.total(), .edges = edges.total()};
+}
+
+SplitSum BlockApplier::sum_of_part(const BlockView& block, const TensorPart& part,
+                                   std::span<const std::byte> bytes) {
+  WSYNC_CHECK(bytes.size() == part.bytes(), "the memory of the part");
+  return split_sum_of(block, part, [&](const TensorPart::Run& run, std::uint64_t at) {
+    return bytes.data() + run.offset + (at - run.begin);
+  });
+}
+
+SplitSum BlockApplier::share_of_part(const BlockView& block, const TensorPart& part,
+                                     std::span<const std::byte> block_bytes) {
+  WSYNC_CHECK(block_bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
+  const std::uint64_t begin = Layout::offset(block.place);
+  return split_sum_of(block, part, [&](const TensorPart::Run& /*run*/, std::uint64_t at) {
+    return block_bytes.data() + (at - begin);
+  });
+}
+
+PartSums BlockApplier::apply_to_part(const BlockView& block, const TensorPart& part,
+                                     std::span<std::byte> bytes) {
+  PartSums sums{.before = sum_of_part(block, part, bytes), .after = {}};
+  write_part(block, part, bytes);
+  sums.after = sum_of_part(block, part, bytes);
+  return sums;
+}
+
+WordSum BlockApplier::sum_of_cut_words(const BlockView& block, std::span<const TensorPart> parts,
+                                       std::span<const std::byte> block_bytes) {
+  WSYNC_CHECK(block_bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
+  read(block);
+  const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
+  const std::uint64_t begin = Layout::offset(block.place);
+  TouchedSum cut(tensor.seed);
+  std::vector<RunCursor> runs(parts.begin(), parts.end());
+  for_each_touched_word(
+      block, positions_, tensor.element_bytes, block_bytes.size(), [&](std::uint64_t in_block) {
+        const std::uint64_t at = begin + in_block;
+        const std::uint64_t end = std::min(at + kSumWordBytes, tensor.bytes);
+        const bool whole = std::ranges::any_of(
+            runs, [&](RunCursor& part) { return held_bytes(part, at, end) == end - at; });
+        if (!whole) cut.add(read_word(block_bytes, in_block), at / kSumWordBytes);
+      });
+  return cut.total();
+}
+
+}  // namespace wsync::patch

@@ -1,0 +1,142 @@
+#include "shared/weights/patch/block_maker.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "shared/base/check.h"
+#include "shared/weights/patch/format.h"
+#include "shared/weights/patch/touched_sum.h"
+
+namespace wsync::patch {
+namespace {
+
+// The 4 KiB that are compared at a time are a block of WordSum, so that its factor is used once.
+static_assert(kDifferenceBytes == kSumBlockBytes && kBlockBytes % kSumBlockBytes == 0);
+// Whether a dense block is smaller is asked after each 4 KiB, so there is room for as many bytes
+// more.
+constexpr std::uint64_t kGapRoom = kBlockBytes + 3 * kDifferenceBytes + kVarintBytesMax;
+constexpr std::uint64_t kValueRoom = kBlockBytes + kDifferenceBytes;
+
+std::uint64_t word_at(const std::byte* from) noexcept {
+  std::uint64_t word = 0;
+  std::memcpy(&word, from, kSumWordBytes);
+  return word;
+}
+
+}  // namespace
+
+BlockMaker::BlockMaker(CopyKind kind) : kind_(kind), gaps_(kGapRoom), values_(kValueRoom) {}
+
+// `at`: where the 4 KiB begin in the block.
+template <std::uint32_t kElementBytes>
+void BlockMaker::collect_chunk(const std::byte* base, const std::byte* target, std::uint64_t at,
+                               const SumPlace& place, Cursor& cursor) {
+  constexpr std::uint64_t kElement = ~std::uint64_t{0} >> (64 - kElementBytes);
+  std::uint64_t stripes = find_differences(base, target, masks_, kind_);
+  if (stripes == 0) return;
+  // In variables of its own, which the bytes that are written cannot change.
+  Cursor here = cursor;
+  WordSum before;
+  WordSum after;
+  std::uint64_t last_word = ~std::uint64_t{0};
+  for (; stripes != 0; stripes &= stripes - 1) {
+    const auto stripe = static_cast<std::uint64_t>(std::countr_zero(stripes));
+    std::uint64_t mask = masks_[stripe];
+    do {
+      const auto first = static_cast<std::uint64_t>(std::countr_zero(mask)) / kElementBytes;
+      mask &= ~(kElement << first * kElementBytes);
+      const std::uint64_t in_chunk = stripe * kStripeBytes + first * kElementBytes;
+      const std::uint64_t element = (at + in_chunk) / kElementBytes;
+      here.gaps = put_short_varint(here.gaps, element - here.next_element);
+      here.next_element = element + 1;
+      std::memcpy(here.values, target + in_chunk, kElementBytes);
+      here.values += kElementBytes;
+      const std::uint64_t word = in_chunk / kSumWordBytes;
+      if (word == last_word) continue;
+      last_word = word;
+      const std::uint64_t key = kTouchedKeys.words[word];
+      const std::uint64_t old_word = word_at(base + word * kSumWordBytes);
+      const std::uint64_t new_word = word_at(target + word * kSumWordBytes);
+      before += {.product = keyed_product(old_word, key), .sum = old_word};
+      after += {.product = keyed_product(new_word, key), .sum = new_word};
+    } while (mask != 0);
+  }
+  const std::uint64_t factor = sum_factor(place.seed, (place.position + at) / kSumBlockBytes);
+  here.before += {.product = before.product * factor, .sum = before.sum};
+  here.after += {.product = after.product * factor, .sum = after.sum};
+  cursor = here;
+}
+
+template <std::uint32_t kElementBytes>
+bool BlockMaker::collect(std::span<const std::byte> base, std::span<const std::byte> target,
+                         const SumPlace& place, Cursor& cursor) {
+  const auto is_smaller = [&] {
+    return static_cast<std::uint64_t>(cursor.gaps - gaps_.data()) +
+               static_cast<std::uint64_t>(cursor.values - values_.data()) <
+           base.size();
+  };
+  std::uint64_t at = 0;
+  for (; base.size() - at >= kDifferenceBytes; at += kDifferenceBytes) {
+    collect_chunk<kElementBytes>(base.data() + at, target.data() + at, at, place, cursor);
+    if (!is_smaller()) return false;
+  }
+  if (at == base.size()) return true;
+  // Zeros behind the end, as in words.
+  std::array<std::byte, kDifferenceBytes> base_end{};
+  std::array<std::byte, kDifferenceBytes> target_end{};
+  std::ranges::copy(base.subspan(at), base_end.begin());
+  std::ranges::copy(target.subspan(at), target_end.begin());
+  collect_chunk<kElementBytes>(base_end.data(), target_end.data(), at, place, cursor);
+  return is_smaller();
+}
+
+std::optional<Block> BlockMaker::make(const Layout& layout, const BlockPlace& place,
+                                      std::span<const std::byte> base,
+                                      std::span<const std::byte> target) {
+  WSYNC_CHECK(base.size() == target.size() && base.size() == layout.block_bytes(place),
+              "both must be the bytes of the block");
+  const PatchedTensor& tensor = layout.tensor(place.tensor);
+  const SumPlace sum_place{.seed = tensor.seed, .position = Layout::offset(place)};
+  Cursor cursor{.gaps = gaps_.data(), .values = values_.data()};
+  bool sparse = false;
+  switch (tensor.element_bytes) {
+    case 1:
+      sparse = collect<1>(base, target, sum_place, cursor);
+      break;
+    case 2:
+      sparse = collect<2>(base, target, sum_place, cursor);
+      break;
+    case 4:
+      sparse = collect<4>(base, target, sum_place, cursor);
+      break;
+    default:
+      sparse = collect<8>(base, target, sum_place, cursor);
+      break;
+  }
+  const auto gap_bytes = static_cast<std::size_t>(cursor.gaps - gaps_.data());
+  const auto value_bytes = static_cast<std::size_t>(cursor.values - values_.data());
+  if (sparse && value_bytes == 0) return std::nullopt;
+  if (!sparse)
+    return Block{.place = place,
+                 .dense = true,
+                 .elements = static_cast<std::uint32_t>(base.size() / tensor.element_bytes),
+                 .gap_bytes = 0,
+                 .before = word_sum(base, sum_place, kind_),
+                 .after = word_sum(target, sum_place, kind_),
+                 .payload = Bytes(target.begin(), target.end())};
+  Block block{.place = place,
+              .dense = false,
+              .elements = static_cast<std::uint32_t>(value_bytes / tensor.element_bytes),
+              .gap_bytes = static_cast<std::uint32_t>(gap_bytes),
+              .before = cursor.before,
+              .after = cursor.after,
+              .payload = {}};
+  block.payload.reserve(gap_bytes + value_bytes);
+  block.payload.insert(block.payload.end(), gaps_.data(), cursor.gaps);
+  block.payload.insert(block.payload.end(), values_.data(), cursor.values);
+  return block;
+}
+
+}  // namespace wsync::patch
