@@ -44,6 +44,9 @@ class SwitchTrace {
   void received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end);
   // A version was staged, and the engines have been prepared for it.
   void staged(const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end);
+  // A patch was made, or it turned out not to be worth making (0 bytes).
+  void patch_made(const Version& base, const Version& target, std::uint64_t bytes, TimePoint begin,
+                  TimePoint end);
   // The engines' weights were read back and compared.
   void verified(TimePoint begin, TimePoint end);
 
