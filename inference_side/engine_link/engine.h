@@ -59,6 +59,15 @@ struct EngineDescription {
   return control::maps_version(description.take) && description.gpu == nullptr;
 }
 
+// Whether patches can be written into the memory of the rank: it holds its parts in host memory, as
+// they are in the version.
+[[nodiscard]] inline bool takes_patches(const EngineDescription& description) noexcept {
+  if (description.take != control::TakeMode::kPieces || description.gpu != nullptr) return false;
+  for (const RankTensor& tensor : description.tensors)
+    if (tensor.held_as && *tensor.held_as != tensor.description.dtype) return false;
+  return true;
+}
+
 // A tensor of a complete layer.
 struct LayerTensor {
   // Index into EngineDescription::tensors; with `any_layout`, into the version's own tensors.
@@ -92,7 +101,8 @@ class Engine {
   // The weights are about to change (unless kAdopt). From now on they belong to no version until
   // commit().
   [[nodiscard]] virtual Result<> load_begin(const Version& version) = 0;
-  // A complete layer, in layer order. kPieces: the bytes are at their destinations, and no work
+  // A complete layer, in layer order; each layer once in a load, also if a patch changes nothing in
+  // it. kPieces: the bytes are at their destinations, and no work
   // that writes there is in progress, on a GPU either. kWhole: `bytes` are valid during the call.
   // kAdopt: they are mapped read-only and valid until another version has been committed. kBorrow:
   // the same, until the commit of this version is answered, or the load has failed. kLater (kAdopt,

@@ -383,6 +383,7 @@ std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
                              .active = machine_.active(),
                              .step = machine_.step()};
   hello.any_layout = description_.any_layout;
+  hello.takes_patches = takes_patches(description_);
   hello.tensors.reserve(description_.tensors.size());
   if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();
   for (const auto& tensor : description_.tensors) hello.tensors.push_back(tensor.description);
@@ -452,6 +453,7 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
         const auto mapped = map_buffers(*a.message, fds);
         execute(machine_.handle_buffers_mapped(a.request, *a.message, mapped, now()));
         loader_->give_up_claim();
+        loader_->drop_patch();
       },
       [&](const StartLoad& a) { start_load(a); },
       [&](const CancelLoad&) {
@@ -512,6 +514,7 @@ Result<> EngineLink::map_buffers(const control::Load& load, std::span<const Uniq
                 fmt::format("the engine has not reported yet that it has committed {}",
                             committing_->version.to_string()));
   WSYNC_TRY(loader_->claim(load.version));
+  if (!load.patch_base.none()) return loader_->map_patch(load, fds);
   return loader_->buffers().map(load, fds);
 }
 

@@ -1,5 +1,7 @@
 #include "inference_side/engine_link/load_session.h"
 
+#include <algorithm>
+
 #include "inference_side/engine_link/arena_copy.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
@@ -112,6 +114,21 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   WSYNC_TRY(copy.run(helpers, deadline_, on_group));
   copy_time_ += now() - begin;
   return end_buckets(plan.groups().size());
+}
+
+Result<> LoadSession::load_patch(PatchLoad& patch, ThreadPool* helpers) {
+  const TimePoint begin = now();
+  PatchedSums sums = WSYNC_TRY(patch.apply(*description_, helpers, deadline_));
+  copy_time_ += now() - begin;
+  copied_bytes_ += sums.written_bytes;
+  before_ = std::move(sums.before);
+  sums_ = std::move(sums.after);
+  // What the patch does not name is in place already.
+  for (std::size_t g = 0; g < prepared_->layout->plan.groups().size(); ++g) coverage_.mark(g);
+  std::ranges::fill(groups_left_, 0U);
+  taken_.assign(taken_.size(), true);
+  taken_count_ = taken_.size();
+  return hand_over_complete_layers();
 }
 
 // The bytes of a group are in place.

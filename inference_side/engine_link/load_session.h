@@ -12,6 +12,7 @@
 #include "inference_side/engine_link/bucket_taker.h"
 #include "inference_side/engine_link/device_weights.h"
 #include "inference_side/engine_link/engine.h"
+#include "inference_side/engine_link/patch_load.h"
 #include "inference_side/engine_link/prepared_version.h"
 #include "shared/base/clock.h"
 #include "shared/base/thread_pool.h"
@@ -34,6 +35,9 @@ class LoadSession {
   // null): additional threads that copy with TakeMode::kPieces. With kAdopt and kBorrow the
   // layers are passed to the engine in place.
   [[nodiscard]] Result<> load_arena(ThreadPool* helpers);
+  // Writes a patch into the memory of a rank that takes pieces, and passes every layer to the
+  // engine afterwards. `helpers` as above. Errors as PatchLoad::apply(), and those of the engine.
+  [[nodiscard]] Result<> load_patch(PatchLoad& patch, ThreadPool* helpers);
   // Whether every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;
   // Proves that nothing is missing; otherwise returns kInternal with what is missing.
@@ -42,6 +46,8 @@ class LoadSession {
   // The sum of each of the rank's tensors, as it was read; see control::Loaded. Call it once, after
   // finish().
   [[nodiscard]] std::vector<SplitSum> take_sums();
+  // After a patch: the sums before it. Otherwise empty. Call it once.
+  [[nodiscard]] std::vector<SplitSum> take_sums_before() { return std::move(before_); }
 
   // The engine has answered at least one layer with Answer::kLater.
   [[nodiscard]] bool awaits_engine() const noexcept { return awaits_engine_; }
@@ -75,6 +81,7 @@ class LoadSession {
   std::size_t taken_count_ = 0;
   std::vector<std::uint32_t> groups_left_;  // of each layer
   std::vector<SplitSum> sums_;              // of each tensor
+  std::vector<SplitSum> before_;            // likewise, before a patch
   std::size_t next_layer_ = 0;
   // kWhole in host memory: tensors of incomplete layers.
   std::vector<std::vector<std::byte>> assembled_;

@@ -42,6 +42,7 @@ Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
   layout->digest = manifest.layout_digest();
   layout->bucket_bytes = bucket_bytes;
   layout->plan = std::move(plan);
+  if (takes_patches(description)) layout->manifest = std::make_shared<const Manifest>(manifest);
   layout->layer_of.resize(tensors.size());
   std::vector<std::pair<std::uint32_t, std::uint32_t>> order;  // manifest index, rank's index
   for (std::uint32_t t = 0; t < tensors.size(); ++t)

@@ -23,6 +23,7 @@ struct EngineLayout {
   Digest digest;
   std::uint64_t bucket_bytes = 0;
   reload::LoadPlan plan;
+  std::shared_ptr<const Manifest> manifest;  // null for a rank that takes no patches
   std::vector<std::vector<std::uint32_t>>
       layers;                           // the rank's tensors of each layer, in manifest order
   std::vector<std::uint32_t> layer_of;  // of each of the rank's tensors: index into `layers`

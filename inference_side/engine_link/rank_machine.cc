@@ -378,6 +378,14 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
     return answer_failure(
         envelope, reply,
         fmt::format("version {} has not been prepared", message.version.to_string()));
+  // What a patch leaves alone is only right in a memory that holds all of its base.
+  if (!message.patch_base.none() && !planted("patch_on_another_version") &&
+      (state_ != RankState::kPaused || active_ != message.patch_base))
+    return answer_failure(
+        envelope, reply,
+        fmt::format("the patch begins at {}, but the rank is {}{}", message.patch_base.to_string(),
+                    rank_state_name(state_),
+                    active_.none() ? std::string() : " and holds " + active_.to_string()));
   return only(MapBuffers{.request = envelope, .message = &message});
 }
 
@@ -440,6 +448,8 @@ RankActions RankMachine::handle_load_ended(const LoadOutcome& outcome) {
     return answer_failure(load.request, reply, moved.error().message());
   loaded_ = load.version;
   reply.sums = outcome.sums;
+  reply.before = outcome.before;
+  reply.written_bytes = outcome.written_bytes;
   RankActions actions = only(NotifyLoaded{.version = load.version, .bytes = outcome.bytes});
   actions.push_back(SendReply{.request = load.request, .message = reply});
   return actions;

@@ -65,7 +65,9 @@ struct RankReport {
 struct LoadOutcome {
   std::uint64_t bytes = 0;  // that are in place
   std::uint64_t copy_ns = 0;
-  std::vector<SplitSum> sums;  // for the answer, as in control::Loaded
+  std::vector<SplitSum> sums;         // for the answer, as in control::Loaded
+  std::vector<SplitSum> before = {};  // likewise
+  std::uint64_t written_bytes = 0;    // likewise
   Result<> result;
 };
 
@@ -114,7 +116,7 @@ struct PauseEngine {
   control::Envelope request;
   PauseRequest what;
 };
-// Map the buffers that the load needs, then call handle_buffers_mapped().
+// Map the buffers or the patch that the load needs, then call handle_buffers_mapped().
 struct MapBuffers {
   control::Envelope request;
   const control::Load* message = nullptr;  // borrowed from the frame

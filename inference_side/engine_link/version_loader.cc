@@ -30,6 +30,23 @@ Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const
   return {};
 }
 
+Result<> VersionLoader::map_patch(const control::Load& message, std::span<const UniqueFd> fds) {
+  patch_.reset();
+  const auto found = prepared_.find(message.version);
+  if (found == prepared_.end() || !buffers_.needs_arenas() || !takes_patches(description_))
+    return fail(ErrorCode::kRefused, "this rank takes no patches");
+  if (fds.size() != 1)
+    return fail(ErrorCode::kRefused,
+                fmt::format("the patch carried {} descriptors, expected 1", fds.size()));
+  auto opened = PatchLoad::open(fds.front().get(), message.patch_bytes, *found->second,
+                                copiers(message.copy_threads));
+  if (!opened) return fail(opened.error().with_context("patch"));
+  patch_ = std::move(*opened);
+  if (planted("patch_written_before_its_load"))
+    (void)patch_->apply(description_, nullptr, now() + std::chrono::seconds(1));
+  return {};
+}
+
 Result<> VersionLoader::claim(const Version& version) {
   const auto found = prepared_.find(version);
   if (!weights_ || found == prepared_.end() || awaited()) return {};
@@ -49,6 +66,7 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
               fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
   session_.reset();  // it borrows from loading_
   give_back_lease();
+  const std::unique_ptr<PatchLoad> patch = std::move(patch_);
   loading_ = found->second;
   session_ =
       std::make_unique<LoadSession>(description_, *loading_, engine_, deadline, weights_.get());
@@ -58,6 +76,7 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   // Until now the engine could read what it had borrowed of a load that has failed.
   if (weights_)
     if (auto begun = weights_->begin(*loading_->layout); !begun) return end_load(std::move(begun));
+  if (patch) return end_load(session_->load_patch(*patch, copiers(copy_threads)));
   if (loading_->arena) {
     ThreadPool* const helpers =
         description_.take == TakeMode::kPieces ? copiers(copy_threads) : nullptr;
@@ -123,6 +142,8 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
   LoadOutcome outcome{.bytes = session_->bytes(),
                       .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count()),
                       .sums = result ? session_->take_sums() : std::vector<SplitSum>(),
+                      .before = result ? session_->take_sums_before() : std::vector<SplitSum>(),
+                      .written_bytes = session_->copied_bytes(),
                       .result = std::move(result)};
   copied_bytes_ += session_->copied_bytes();
   const bool has_reported = session_->awaits_engine();

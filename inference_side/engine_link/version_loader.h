@@ -16,6 +16,7 @@
 #include "inference_side/engine_link/engine.h"
 #include "inference_side/engine_link/ipc_buffers.h"
 #include "inference_side/engine_link/load_session.h"
+#include "inference_side/engine_link/patch_load.h"
 #include "inference_side/engine_link/prepared_version.h"
 #include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/engine_link/read_back.h"
@@ -25,6 +26,8 @@
 
 namespace wsync::engine {
 
+// This class has more than 25 methods: every step of a load, of its patch and of its buffers has
+// its own, because RankMachine decides about each of them.
 class VersionLoader {
  public:
   // Borrows the rank's weights if they are on a GPU. `description` and `engine` are also borrowed
@@ -43,6 +46,14 @@ class VersionLoader {
   // Unmaps the arenas in which no prepared, loaded or adopted version is. The others are unmapped
   // when their last version is given up.
   void forget_arenas() { preparer_.forget_arenas(); }
+
+  // Maps and checks the patch of a load, before anything changes; the load that starts next is one
+  // by this patch. `fds`: descriptors of the frame.
+  // kRefused if the rank takes no patches or the version is not prepared, or for a wrong number of
+  // descriptors; otherwise errors as PatchLoad::open().
+  [[nodiscard]] Result<> map_patch(const control::Load& message, std::span<const UniqueFd> fds);
+  // Forgets it, if no load has started with it.
+  void drop_patch() noexcept { patch_.reset(); }
 
   // Weights on a GPU: checks or allocates the memory of a load of this version, before anything
   // changes (DeviceWeights::claim). Does nothing if the version is not prepared, or while awaited()
@@ -127,6 +138,7 @@ class VersionLoader {
   std::unique_ptr<LoadSession> session_;  // the load in progress
   Result<> late_failure_;                 // of session_, which ends when the engine has answered
   std::unique_ptr<ThreadPool> copiers_;   // kept for the next load
+  std::unique_ptr<PatchLoad> patch_;      // of the load that starts next
   std::uint64_t copied_bytes_ = 0;
 };
 

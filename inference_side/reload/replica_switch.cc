@@ -116,14 +116,22 @@ void ReplicaSwitch::handle(const RankPaused& event) {
 void ReplicaSwitch::handle(const RankLoaded& event) {
   if (!answers(event.rank, event.request, SwitchPhase::kLoading)) return;
   if (!event.failure.empty() || event.version != goal_) {
-    const std::string why = event.failure.empty()
-                                ? fmt::format("it loaded version {}", event.version.to_string())
-                                : event.failure;
-    load_failed(event.is_of_replica ? why : fmt::format("rank {}: {}", event.rank, why));
+    const std::string what = event.failure.empty()
+                                 ? fmt::format("it loaded version {}", event.version.to_string())
+                                 : event.failure;
+    const std::string why =
+        event.is_of_replica ? what : fmt::format("rank {}: {}", event.rank, what);
+    if (event.by_patch)
+      patch_failed(why);
+    else
+      load_failed(why);
     return;
   }
   ranks_.set_answered(event.rank);
   outcome_.add_bytes(event.bytes);
+  load_.kind = event.by_patch ? control::LoadKind::kPatch : control::LoadKind::kFull;
+  load_.written_bytes += event.written_bytes;
+  load_.bytes += event.bytes;
   if (planted("commit_each_when_loaded"))
     out_.push_back(SendCommit{.rank = event.rank, .request = request_, .version = goal_});
 }
@@ -171,7 +179,7 @@ void ReplicaSwitch::handle(const RankResumed& event) {
   if (late) return;
   enter(SwitchPhase::kIdle, std::nullopt);
   if (!needs_load())
-    settle(SwitchOutcome::kCommitted, "");
+    settle(SwitchOutcome::kCommitted, std::exchange(patch_note_, {}));
   else if (!outcome_.deferred())
     settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind, last_failure_);
 }
@@ -204,6 +212,7 @@ void ReplicaSwitch::handle(const TargetSet& event) {
   retried_ = false;
   rolled_back_ = false;
   last_failure_.clear();
+  patch_note_.clear();
   candidates_.set_withdrawn(event.withdrawn);
   candidates_.reset(before != event.target);
   const bool stopped = phase_ != SwitchPhase::kIdle && phase_ != SwitchPhase::kResuming;
@@ -406,7 +415,9 @@ void ReplicaSwitch::after_pause() {
 }
 
 void ReplicaSwitch::begin_load(const Version& version) {
-  if (const std::optional<Version> whole = ranks_.uniform()) previous_ = *whole;
+  const std::optional<Version> whole = ranks_.uniform();
+  if (whole) previous_ = *whole;
+  load_ = {};
   candidates_.begin(version);
   goal_ = version;
   rolled_back_ = version != target_.target;
@@ -414,8 +425,24 @@ void ReplicaSwitch::begin_load(const Version& version) {
   ++request_;
   ranks_.begin_load();
   enter(SwitchPhase::kLoading, target_.load_deadline);
-  out_.push_back(BeginLoad{
-      .request = request_, .version = goal_, .deadline_ms = as_ms(target_.load_deadline)});
+  out_.push_back(BeginLoad{.request = request_,
+                           .version = goal_,
+                           .deadline_ms = as_ms(target_.load_deadline),
+                           .base = whole.value_or(Version{})});
+}
+
+// A patch could not be written, or the ranks do not hold what it leads to. That says nothing of the
+// version itself. After it no rank holds a base, so the next load is one of all bytes.
+void ReplicaSwitch::patch_failed(const std::string& why) {
+  patch_note_ = fmt::format("its patch to {} did not fit, so all bytes were loaded: {}",
+                            goal_.to_string(), why);
+  out_.push_back(CancelLoad{.request = request_});
+  // The copy may have been released meanwhile.
+  const Version again = candidates_.loadable(target_.target) ? target_.target : goal_;
+  if (candidates_.loadable(again))
+    begin_load(again);
+  else
+    load_failed(why);
 }
 
 // A rank could not load or commit. The version is tried a second time. Then the previous version is
@@ -451,6 +478,7 @@ void ReplicaSwitch::begin_commit() {
 }
 
 void ReplicaSwitch::all_committed() {
+  last_load_ = load_;
   candidates_.succeed(goal_ == target_.target);
   if (goal_ != target_.target && candidates_.loadable(target_.target)) {
     begin_load(target_.target);
@@ -556,6 +584,9 @@ control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
   out.loaded_bytes = loads ? outcome_.bytes() : 0;
   out.paused_ns = outcome_.last_paused_ns();
   out.turn = turn();
+  out.last_load = last_load_.kind;
+  out.last_written_bytes = last_load_.written_bytes;
+  out.last_load_bytes = last_load_.bytes;
   ReplicaFacts facts{.phase = phase_,
                      .missing = {},
                      .version = version,

@@ -101,6 +101,7 @@ class ReplicaSwitch {
   void leave_load();
   void begin_load(const Version& version);
   void load_failed(const std::string& why);
+  void patch_failed(const std::string& why);
   void begin_commit();
   void all_committed();
   void begin_resume();
@@ -135,6 +136,14 @@ class ReplicaSwitch {
   bool has_turn_ = false;     // of a decision in turns; ends with the switch
   std::uint32_t turns_taken_ = 0;
   std::string last_failure_;
+  std::string patch_note_;  // why the newest decision was not carried out by a patch
+  struct LoadFacts {
+    control::LoadKind kind = control::LoadKind::kNone;
+    std::uint64_t written_bytes = 0;  // by all ranks
+    std::uint64_t bytes = 0;          // of all their tensors
+  };
+  LoadFacts load_;       // the load in progress
+  LoadFacts last_load_;  // the one that was committed last
   std::uint64_t request_ = 0;
   std::uint64_t dropped_ = 0;
   TimePoint now_{};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "inference_side/reload/part_relation.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
@@ -17,26 +18,6 @@ struct Part {
   const control::EngineTensor* ranges = nullptr;
   SplitSum sum;
 };
-
-// The range of one dimension that a part holds.
-Shard::Interval extent_of(const Part& part, std::uint32_t dim) {
-  for (const control::DimRange& range : part.ranges->ranges)
-    if (range.dim == dim) return {.begin = range.begin, .end = range.begin + range.length};
-  return {.begin = 0, .end = part.ranges->shape[dim]};
-}
-
-enum class Relation : std::uint8_t { kEqual, kApart, kOverlapping };
-
-Relation relation_of(const Part& a, const Part& b) {
-  bool equal = true;
-  for (std::uint32_t dim = 0; dim < a.ranges->shape.size(); ++dim) {
-    const Shard::Interval one = extent_of(a, dim);
-    const Shard::Interval other = extent_of(b, dim);
-    if (one.end <= other.begin || other.end <= one.begin) return Relation::kApart;
-    equal &= one == other;
-  }
-  return equal ? Relation::kEqual : Relation::kOverlapping;
-}
 
 // The parts of one tensor.
 class TensorParts {
@@ -74,9 +55,9 @@ class TensorParts {
       }
       bool repeats = false;
       for (const Part* other : different) {
-        const Relation relation = relation_of(part, *other);
-        if (relation == Relation::kOverlapping) return false;
-        if (relation != Relation::kEqual) continue;
+        const PartRelation relation = relation_of(*part.ranges, *other->ranges);
+        if (relation == PartRelation::kOverlapping) return false;
+        if (relation != PartRelation::kEqual) continue;
         if (part.sum != other->sum) return false;
         repeats = true;
         break;

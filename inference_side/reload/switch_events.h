@@ -52,6 +52,10 @@ struct RankLoaded {
   std::string failure;  // if not empty: the bytes of this rank belong to no version
   // The failure is that of all ranks together, and says itself which rank it is.
   bool is_of_replica = false;
+  // The rank was given a patch. If it failed, the version is loaded in full, and that counts as the
+  // first attempt.
+  bool by_patch = false;
+  std::uint64_t written_bytes = 0;  // into the memory of this rank
 };
 // The load of this request could not begin. No rank received the load, and each rank holds the same
 // bytes as before.
@@ -133,6 +137,9 @@ struct BeginLoad {
   std::uint64_t request = 0;
   Version version;
   std::uint32_t deadline_ms = 0;
+  // What every rank of the replica holds, completely and committed, so that a patch from it may be
+  // loaded. 0.0: at least one rank has anything else in its memory.
+  Version base = {};
 };
 // The load of this request is cancelled; answers to it are dropped.
 struct CancelLoad {

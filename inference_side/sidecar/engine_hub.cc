@@ -60,7 +60,7 @@ Result<> EngineHub::open() {
   registry_ =
       std::make_unique<EngineRegistry>(devices_ ? devices_->registry_devices() : RegistryDevices{});
   preparation_ = std::make_unique<VersionPreparation>(
-      loop_, devices_ ? &devices_->group() : nullptr,
+      loop_, devices_ ? &devices_->group() : nullptr, options_.patches,
       VersionPreparation::Callbacks{.on_rank_prepared =
                                         [this](const std::string& replica) {
                                           announce_unprepared(replica);
@@ -179,6 +179,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   loaded_sums_.forget(rank->replica);
   loads_->engine_lost(rank->replica, rank->id);
   preparation_->detached(rank);
+  preparation_->active_changed(attached());
   log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, error.message());
   if (!rank->held_back) notify(rank->replica, reload::RankDetached{.rank = rank->rank});
 }
@@ -252,6 +253,10 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](const control::BucketAck& ack) { loads_->handle_bucket_ack(*rank, request, ack); },
           [&](control::Loaded& loaded) { handle_loaded(*rank, request, loaded); },
           [&](const control::Committed& committed) {
+            if (committed.failure.empty()) {
+              rank->active = committed.version;
+              preparation_->active_changed(attached());
+            }
             notify(rank->replica, reload::RankCommitted{.rank = rank->rank,
                                                         .request = request,
                                                         .version = committed.version,
@@ -360,6 +365,8 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   rank->attached = true;
   rank->maps_version = reads_staged_version(hello);
   rank->any_layout = hello.any_layout;
+  rank->takes_patches = hello.takes_patches;
+  rank->active = hello.active;
   rank->hello_deadline.reset();
   liveness_.attach(rank->id);
   rank->tensors =
@@ -418,7 +425,8 @@ void EngineHub::handle_prepared(const std::shared_ptr<EngineRank>& rank,
 // Why the load that runs has not brought what it had to; std::nullopt if it has, or if other ranks
 // have not answered yet.
 std::optional<reload::SumMismatch> EngineHub::check_loaded(const EngineRank& rank,
-                                                           control::Loaded& loaded) {
+                                                           control::Loaded& loaded,
+                                                           const staging::HeldPatch* patch) {
   const auto version = preparation_->find(loaded.version);
   if (version == nullptr)
     return reload::SumMismatch{
@@ -436,19 +444,24 @@ std::optional<reload::SumMismatch> EngineHub::check_loaded(const EngineRank& ran
     const auto found = connection->prepared.find(loaded.version);
     if (found != connection->prepared.end() && found->second) ranks.back().load = *found->second;
   }
-  return loaded_sums_.add(rank.replica, rank.rank, std::move(loaded.sums), ranks, *version);
+  return loaded_sums_.add(rank.replica, rank.rank,
+                          {.now = std::move(loaded.sums), .before = std::move(loaded.before)},
+                          ranks, *version, patch);
 }
 
 void EngineHub::handle_loaded(const EngineRank& rank, std::uint64_t request,
                               control::Loaded& loaded) {
   bool is_of_replica = false;  // the failure
+  const auto patch = loads_->patch_of(rank.replica, request);
   if (loaded.failure.empty() && loads_->is_current(rank.replica, request))
-    if (auto mismatch = check_loaded(rank, loaded)) {
+    if (auto mismatch = check_loaded(rank, loaded, patch.get())) {
       is_of_replica = true;
       loaded.failure = std::move(mismatch->why);
       log_warning("replica {} did not load {}: {}", rank.replica, loaded.version.to_string(),
                   loaded.failure);
     }
+  if (loaded.failure.empty() && patch == nullptr)
+    if (const auto own = find(rank.id)) own->differs = false;
   loads_->answered(rank, request, loaded);
   if (!loaded.failure.empty() && !is_of_replica)
     log_warning("engine {} rank {} did not load {}: {}", rank.replica, rank.rank,
@@ -458,7 +471,9 @@ void EngineHub::handle_loaded(const EngineRank& rank, std::uint64_t request,
                                           .version = loaded.version,
                                           .bytes = loaded.bytes,
                                           .failure = loaded.failure,
-                                          .is_of_replica = is_of_replica});
+                                          .is_of_replica = is_of_replica,
+                                          .by_patch = patch != nullptr,
+                                          .written_bytes = loaded.written_bytes});
 }
 
 std::shared_ptr<EngineRank> EngineHub::find(reload::EngineId id) const {

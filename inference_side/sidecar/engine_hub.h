@@ -60,6 +60,7 @@ struct EngineHubOptions {
   // An engine that does not poll its link for longer is silent.
   std::chrono::milliseconds engine_deadline{limits::kEngineDeadlineMs};
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
+  PatchOptions patches = {};
   // What the replicas serve or switch to; 0.0 if nothing has been decided.
   std::function<Version()> target = [] { return Version{}; };
   // absent() reports something else. May be empty.
@@ -139,7 +140,8 @@ class EngineHub {
   void announce_unprepared(const std::string& replica);
   void handle_loaded(const EngineRank& rank, std::uint64_t request, control::Loaded& loaded);
   [[nodiscard]] std::optional<reload::SumMismatch> check_loaded(const EngineRank& rank,
-                                                                control::Loaded& loaded);
+                                                                control::Loaded& loaded,
+                                                                const staging::HeldPatch* patch);
   void refuse(EngineRank& rank, Refusal refusal);
   void absent_changed() const;
   void close_starting(const EngineRank& attached);

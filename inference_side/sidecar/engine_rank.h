@@ -33,6 +33,11 @@ struct EngineRank {
   bool is_reader = false;     // it has asked for a version to read, and is no rank
   bool maps_version = false;  // it reads the staged version itself
   bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty
+  bool takes_patches = false;
+  // `wsync verify` has found other bytes than those of its version, and it has not been loaded in
+  // full since: a patch would leave them as they are.
+  bool differs = false;
+  Version active;  // what it has committed; 0.0 = none
   // Its attachment, which the switch of its replica is not told of until the rank has answered
   // whether it takes the newest version: a replica that does not must not be paused for it.
   std::optional<reload::RankAttached> held_back;

@@ -35,11 +35,13 @@ LoadDriver::LoadDriver(Loop& loop, LoadDriverOptions options)
 // ---- calls of the switches and the engines ----
 
 void LoadDriver::begin(const std::string& replica, const reload::BeginLoad& load) {
+  patches_.erase(replica);
   execute(queue_.begin(replica, load));
   advance(replica);
 }
 
 void LoadDriver::cancel(const std::string& replica, std::uint64_t request) {
+  if (patch_of(replica, request)) patches_.erase(replica);
   execute(queue_.cancel(replica, request));
   free_unused_buffers();
 }
@@ -56,12 +58,22 @@ bool LoadDriver::is_loading(const std::string& replica) const {
 
 void LoadDriver::engine_lost(const std::string& replica, reload::EngineId engine) {
   queue_.engine_lost(replica, engine);
+  patches_.erase(replica);
+}
+
+std::shared_ptr<const staging::HeldPatch> LoadDriver::patch_of(const std::string& replica,
+                                                               std::uint64_t request) const {
+  const auto found = patches_.find(replica);
+  return found != patches_.end() && found->second.request == request ? found->second.patch
+                                                                     : nullptr;
 }
 
 void LoadDriver::answered(const EngineRank& rank, std::uint64_t request,
                           const control::Loaded& loaded) {
   if (options_.devices != nullptr) options_.devices->answered(rank.id, request);
   if (loaded.failure.empty()) queue_.loaded(rank.replica, request, rank.rank);
+  if (!queue_.is_current(rank.replica, request) && patch_of(rank.replica, request))
+    patches_.erase(rank.replica);
   free_unused_buffers();
 }
 
@@ -179,9 +191,19 @@ void LoadDriver::execute(const LoadCommands& commands) {
   WSYNC_CHECK(rules.has_value(), rules.error().message());
 }
 
+std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const SendLoad& load) const {
+  if (load.base.none() || options_.devices != nullptr) return nullptr;
+  for (const LoadRank& seat : load.ranks)
+    if (const auto rank = options_.find(seat.engine); !rank->takes_patches || rank->differs)
+      return nullptr;
+  return options_.preparation->patch(load.base, load.version);
+}
+
 void LoadDriver::execute(const SendLoad& command) {
+  const auto patch = choose_patch(command);
+  if (patch) patches_[command.replica] = {.request = command.request, .patch = patch};
   for (const LoadRank& seat : command.ranks)
-    if (const auto sent = send_load(command, seat); !sent)
+    if (const auto sent = send_load(command, seat, patch.get()); !sent)
       execute(ReportLoadFailed{.replica = command.replica,
                                .rank = seat.rank,
                                .request = command.request,
@@ -193,7 +215,8 @@ void LoadDriver::execute(const SendLoad& command) {
   });
 }
 
-Result<> LoadDriver::send_load(const SendLoad& load, const LoadRank& seat) {
+Result<> LoadDriver::send_load(const SendLoad& load, const LoadRank& seat,
+                               const staging::HeldPatch* patch) {
   const auto rank = options_.find(seat.engine);
   control::Load message{.version = load.version,
                         .deadline_ms = load.deadline_ms,
@@ -205,6 +228,11 @@ Result<> LoadDriver::send_load(const SendLoad& load, const LoadRank& seat) {
     auto buffers = WSYNC_TRY(options_.devices->export_buffers(*rank, device, load.request));
     message.buffers = std::move(buffers.handles);
     fds = std::move(buffers.fds);
+  }
+  if (patch != nullptr) {
+    message.patch_base = load.base;
+    message.patch_bytes = patch->bytes();
+    fds.push_back(WSYNC_TRY(patch->share()));
   }
   rank->send(load.request, message, std::move(fds));
   return {};
@@ -222,10 +250,13 @@ void LoadDriver::execute(const SendAbort& command) {
 void LoadDriver::execute(const ReportLoadFailed& command) {
   // Skip a rank that is gone; the switch has been notified of its loss.
   if (options_.registry->find(command.replica, command.rank) == nullptr) return;
-  options_.notify(command.replica, reload::RankLoaded{.rank = command.rank,
-                                                      .request = command.request,
-                                                      .version = command.version,
-                                                      .failure = command.why});
+  options_.notify(
+      command.replica,
+      reload::RankLoaded{.rank = command.rank,
+                         .request = command.request,
+                         .version = command.version,
+                         .failure = command.why,
+                         .by_patch = patch_of(command.replica, command.request) != nullptr});
 }
 
 void LoadDriver::execute(const StartRun& command) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,7 @@
 #include "inference_side/sidecar/engine_registry.h"
 #include "inference_side/sidecar/load_queue.h"
 #include "inference_side/sidecar/version_preparation.h"
+#include "inference_side/staging/held_patch.h"
 #include "inference_side/staging/sidecar.h"
 #include "shared/loop/loop.h"
 
@@ -55,6 +57,9 @@ class LoadDriver {
   void answered(const EngineRank& rank, std::uint64_t request, const control::Loaded& loaded);
   void handle_bucket_ack(const EngineRank& rank, std::uint64_t request,
                          const control::BucketAck& ack);
+  // The patch that this request's load was sent with; null for a load of all bytes.
+  [[nodiscard]] std::shared_ptr<const staging::HeldPatch> patch_of(const std::string& replica,
+                                                                   std::uint64_t request) const;
   // The preparation has removed the version.
   void release(const Version& version);
 
@@ -81,12 +86,20 @@ class LoadDriver {
   void execute(const SendAbort& command);
   void execute(const ReportLoadFailed& command);
   void execute(const StartRun& command);
-  [[nodiscard]] Result<> send_load(const SendLoad& load, const LoadRank& seat);
+  [[nodiscard]] std::shared_ptr<const staging::HeldPatch> choose_patch(const SendLoad& load) const;
+  [[nodiscard]] Result<> send_load(const SendLoad& load, const LoadRank& seat,
+                                   const staging::HeldPatch* patch);
   [[nodiscard]] Result<> start_pipeline(const StartRun& run);
 
   Loop& loop_;
   const LoadDriverOptions options_;
   LoadQueue queue_;
+  struct PatchInUse {
+    std::uint64_t request = 0;
+    std::shared_ptr<const staging::HeldPatch> patch;
+  };
+  // By replica; until every rank has answered, or the load is cancelled or replaced.
+  std::map<std::string, PatchInUse> patches_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

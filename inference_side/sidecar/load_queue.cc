@@ -107,8 +107,10 @@ LoadCommands LoadQueue::begin(const std::string& replica, const reload::BeginLoa
       leave_run(old->second, Error(ErrorCode::kCancelled, "its load was replaced"), out);
     move(replica, old->second, LoadState::kEnded);
   }
-  loads_[replica] = {
-      .request = begin.request, .version = begin.version, .deadline_ms = begin.deadline_ms};
+  loads_[replica] = {.request = begin.request,
+                     .version = begin.version,
+                     .deadline_ms = begin.deadline_ms,
+                     .base = begin.base};
   return out;
 }
 
@@ -207,7 +209,8 @@ LoadCommands LoadQueue::advance(const std::string& replica, const LoadNeeds& nee
                             .request = load.request,
                             .version = load.version,
                             .deadline_ms = load.deadline_ms,
-                            .ranks = load.ranks});
+                            .ranks = load.ranks,
+                            .base = load.base});
   return out;
 }
 

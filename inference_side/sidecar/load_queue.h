@@ -83,6 +83,7 @@ struct SendLoad {
   Version version;
   std::uint32_t deadline_ms = 0;
   std::vector<LoadRank> ranks;
+  Version base = {};  // of reload::BeginLoad
 };
 // Send Abort to every attached rank of the replica, then prepare the ranks for the version again,
 // because an engine forgets a version whose load was cancelled.
@@ -198,6 +199,7 @@ class LoadQueue {
     std::uint64_t request = 0;
     Version version;
     std::uint32_t deadline_ms = 0;
+    Version base = {};
     LoadState state = LoadState::kWaiting;
     std::optional<DeviceNeed> waits_for;     // what it has requested
     std::vector<LoadRank> ranks;             // set when the load is sent

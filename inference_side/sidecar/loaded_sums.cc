@@ -1,16 +1,47 @@
 #include "inference_side/sidecar/loaded_sums.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
+#include "inference_side/reload/patch_sum_check.h"
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 
 namespace wsync::agent {
 
+namespace {
+
+// A list of the sums that one rank has returned, with the rank.
+template <class Returned>
+std::vector<Returned> list_returned(
+    const std::vector<LoadedSums::Rank>& ranks,
+    const std::function<Returned(const LoadedSums::Rank& rank)>& make) {
+  std::vector<Returned> list;
+  for (const LoadedSums::Rank& each : ranks)
+    if (each.returns_sums) list.push_back(make(each));
+  return list;
+}
+
+reload::AppliedPatch applied(const staging::HeldPatch& patch) {
+  return {.layout = &patch.layout(),
+          .reader = &patch.reader(),
+          .base =
+              [&patch](std::uint32_t tensor) {
+                return staging::HeldPatch::tensor_bytes(patch.base(), tensor);
+              },
+          .target =
+              [&patch](std::uint32_t tensor) {
+                return staging::HeldPatch::tensor_bytes(patch.target(), tensor);
+              }};
+}
+
+}  // namespace
+
 std::optional<reload::SumMismatch> LoadedSums::add(const std::string& replica, std::uint32_t rank,
-                                                   std::vector<SplitSum> sums,
-                                                   const std::vector<Rank>& ranks,
-                                                   const staging::HeldVersion& version) {
+                                                   Sums sums, const std::vector<Rank>& ranks,
+                                                   const staging::HeldVersion& version,
+                                                   const staging::HeldPatch* patch) {
   const auto own = std::ranges::find(ranks, rank, &Rank::rank);
   if (own == ranks.end()) return std::nullopt;
   const auto unusable = [rank](std::string_view why) {
@@ -21,27 +52,47 @@ std::optional<reload::SumMismatch> LoadedSums::add(const std::string& replica, s
     return unusable(
         fmt::format("has loaded {}, for which it was not prepared", version.version().to_string()));
   const std::size_t expected = own->returns_sums ? own->load->plan.tensors().size() : 0;
-  if (sums.size() != expected)
+  const std::size_t expected_before = patch != nullptr ? expected : 0;
+  if (sums.now.size() != expected || sums.before.size() != expected_before)
     return unusable(
-        fmt::format("has returned the sums of {} tensors, expected {}", sums.size(), expected));
+        fmt::format("has returned the sums of {} tensors, and of {} before its patch, "
+                    "expected {} and {}",
+                    sums.now.size(), sums.before.size(), expected, expected_before));
   Load& load = loads_[replica];
   load.sums[rank] = std::move(sums);
   load.equal.reset();
-  std::vector<reload::LoadedRank> loaded;
-  for (const Rank& each : ranks) {
-    const auto found = load.sums.find(each.rank);
-    if (found == load.sums.end()) return std::nullopt;
-    if (each.returns_sums)
-      loaded.push_back({.rank = each.rank,
-                        .tensors = each.load->plan.tensors(),
-                        .ranges = *each.tensors,
-                        .sums = found->second});
-  }
-  auto mismatch = reload::check_sums({.manifest = version.manifest().get(),
-                                      .digests = &version.digests(),
-                                      .arena = version.data()},
-                                     loaded)
-                      .mismatch;
+  for (const Rank& each : ranks)
+    if (!load.sums.contains(each.rank)) return std::nullopt;
+  std::optional<reload::SumMismatch> mismatch;
+  if (patch != nullptr)
+    mismatch =
+        reload::check_patch_sums(
+            applied(*patch), list_returned<reload::PatchedRank>(
+                                 ranks,
+                                 [&](const Rank& each) {
+                                   const Sums& returned = load.sums.at(each.rank);
+                                   return reload::PatchedRank{.rank = each.rank,
+                                                              .tensors = each.load->plan.tensors(),
+                                                              .ranges = *each.tensors,
+                                                              .before = returned.before,
+                                                              .after = returned.now};
+                                 }))
+            .mismatch;
+  else
+    mismatch = reload::check_sums(
+                   {.manifest = version.manifest().get(),
+                    .digests = &version.digests(),
+                    .arena = version.data()},
+                   list_returned<reload::LoadedRank>(ranks,
+                                                     [&](const Rank& each) {
+                                                       return reload::LoadedRank{
+                                                           .rank = each.rank,
+                                                           .tensors = each.load->plan.tensors(),
+                                                           .ranges = *each.tensors,
+                                                           .sums = load.sums.at(each.rank).now};
+                                                     }))
+                   .mismatch;
+  if (patch != nullptr && planted("patch_commits_after_a_mismatch")) mismatch.reset();
   if (!mismatch) load.equal = version.version();
   return mismatch;
 }

@@ -14,6 +14,7 @@
 
 #include "inference_side/reload/sum_check.h"
 #include "inference_side/sidecar/load_cache.h"
+#include "inference_side/staging/held_patch.h"
 #include "inference_side/staging/store.h"
 #include "shared/control/messages.h"
 
@@ -31,13 +32,19 @@ class LoadedSums {
 
   // A load of the replica begins: nothing has been compared.
   void begin(const std::string& replica) { loads_.erase(replica); }
+  // What a rank has returned.
+  struct Sums {
+    std::vector<SplitSum> now;     // control::Loaded::sums
+    std::vector<SplitSum> before;  // likewise
+  };
   // `rank` has loaded `version`, as it was told by the load that runs. `ranks`: all of the replica.
-  // Returns a difference if this was the last of them, or why its sums cannot be used.
+  // `patch`: the one by which it was loaded; null: in full. Returns a difference if this was the
+  // last of them, or why its sums cannot be used.
   [[nodiscard]] std::optional<reload::SumMismatch> add(const std::string& replica,
-                                                       std::uint32_t rank,
-                                                       std::vector<SplitSum> sums,
+                                                       std::uint32_t rank, Sums sums,
                                                        const std::vector<Rank>& ranks,
-                                                       const staging::HeldVersion& version);
+                                                       const staging::HeldVersion& version,
+                                                       const staging::HeldPatch* patch = nullptr);
   // Whether the sums of all ranks were compared in the load that began last, which was of this
   // version, and were equal.
   [[nodiscard]] bool is_equal(const std::string& replica, const Version& version) const;
@@ -46,8 +53,8 @@ class LoadedSums {
 
  private:
   struct Load {
-    std::map<std::uint32_t, std::vector<SplitSum>> sums;  // by rank
-    std::optional<Version> equal;                         // to which the sums of all ranks are
+    std::map<std::uint32_t, Sums> sums;  // by rank
+    std::optional<Version> equal;        // to which the sums of all ranks are
   };
   std::map<std::string, Load> loads_;  // by replica
 };

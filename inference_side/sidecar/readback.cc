@@ -99,6 +99,7 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
   verdict->rank = rank->rank;
   verdict->version = digests.version;
   const auto finish_rank = [this, alive = alive_, rank, verdict] {
+    if (!verdict->mismatches.empty()) rank->differs = true;
     if (!*alive || !round_ || std::erase(round_->waiting, rank) == 0) return;
     round_->ranks.push_back(std::move(*verdict));
     finish();

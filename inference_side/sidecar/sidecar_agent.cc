@@ -134,6 +134,7 @@ Result<> SidecarAgent::open() {
        .generation = random_generation(),
        .engine_deadline = config_.engine_deadline,
        .trace = trace_.wanted() ? &trace_ : nullptr,
+       .patches = patch_options(),
        .target =
            [this] {
              const staging::SidecarRecord& record = sidecar_->record();
@@ -161,6 +162,20 @@ Result<> SidecarAgent::open() {
     }
   }
   return {};
+}
+
+PatchOptions SidecarAgent::patch_options() {
+  return {.enabled = config_.patch.mode == config::PatchMode::kAuto,
+          .max_share = config_.patch.max_share,
+          .room = [this] { return receiver_->store().room(); },
+          .on_bytes = [this](std::uint64_t bytes) { receiver_->store().count_patches(bytes); },
+          .on_made =
+              [this](const Version& base, const Version& target, const staging::HeldPatch* patch,
+                     TimePoint begin, TimePoint end) {
+                metrics_.patch_made(patch == nullptr ? 0 : patch->bytes());
+                switch_trace_.patch_made(base, target, patch == nullptr ? 0 : patch->bytes(), begin,
+                                         end);
+              }};
 }
 
 Result<> SidecarAgent::connect() {
@@ -333,7 +348,13 @@ void SidecarAgent::handle_rank(const std::string& replica, std::uint32_t world_s
                                RankEvent event) {
   if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
   const auto* loaded = std::get_if<reload::RankLoaded>(&event);
-  if (loaded != nullptr && loaded->failure.empty()) metrics_.loaded(loaded->bytes);
+  if (loaded != nullptr) {
+    metrics_.loaded(*loaded);
+    switch_log_.loaded(replica, *loaded);
+    if (!loaded->failure.empty() && loaded->by_patch)
+      log_warning("replica {} loads all of {}: its patch did not fit: {}", replica,
+                  loaded->version.to_string(), loaded->failure);
+  }
   // On separate devices the pipeline traces each bucket itself.
   std::uint64_t arena_bytes = 0;
   bool traced = true;

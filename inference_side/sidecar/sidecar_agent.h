@@ -58,6 +58,7 @@ class SidecarAgent {
  private:
   SidecarAgent(Loop& loop, const config::SidecarConfig& config, staging::SidecarRecord record);
   [[nodiscard]] Result<> open();
+  [[nodiscard]] PatchOptions patch_options();
   [[nodiscard]] Result<> connect();
   [[nodiscard]] Result<> open_pages();
   [[nodiscard]] std::pair<control::Envelope, control::Heartbeat> heartbeat();

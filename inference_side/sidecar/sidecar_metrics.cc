@@ -38,6 +38,10 @@ SidecarMetrics::SidecarMetrics()
       paused_(registry_.histogram(metrics::kPausedSeconds)),
       staged_bytes_(registry_.counter(metrics::kUpdateBytes, {"stage"})),
       loaded_bytes_(registry_.counter(metrics::kUpdateBytes, {"load"})),
+      full_loads_(registry_.counter(metrics::kLoads, {"full"})),
+      patch_loads_(registry_.counter(metrics::kLoads, {"patch"})),
+      patch_fallbacks_(registry_.counter(metrics::kPatchFallbacks)),
+      patch_bytes_(registry_.counter(metrics::kUpdateBytes, {"patch"})),
       failures_(metrics::failure_counters(registry_)) {
   for (const auto& [outcome, name] : kOutcomes)
     switched_.emplace(outcome, registry_.counter(metrics::kSwitches, {std::string(name)}));
@@ -78,6 +82,19 @@ void SidecarMetrics::sent(const std::string& replica, const reload::SendResume& 
   const Switch& ended = open.mapped();
   if (ended.commit_sent) commit_.observe(at - *ended.commit_sent);
   if (ended.was_serving && ended.paused) paused_.observe(at - *ended.paused);
+}
+
+void SidecarMetrics::loaded(const reload::RankLoaded& event) {
+  if (!event.failure.empty()) {
+    if (event.by_patch) patch_fallbacks_.add();
+    return;
+  }
+  loaded_bytes_.add(static_cast<double>(event.by_patch ? event.written_bytes : event.bytes));
+  (event.by_patch ? patch_loads_ : full_loads_).add();
+}
+
+void SidecarMetrics::patch_made(std::uint64_t bytes) {
+  patch_bytes_.add(static_cast<double>(bytes));
 }
 
 void SidecarMetrics::staged(std::uint64_t bytes, std::chrono::nanoseconds duration) {

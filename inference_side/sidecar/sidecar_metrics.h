@@ -36,8 +36,10 @@ class SidecarMetrics {
   void sent(const std::string& /*replica*/, const Other& /*command*/, TimePoint /*at*/) {}
   // A rank was lost, so the switch in progress is not timed.
   void lost(const std::string& replica) { switches_.erase(replica); }
-  // A rank has loaded the bytes of a version.
-  void loaded(std::uint64_t bytes) { loaded_bytes_.add(static_cast<double>(bytes)); }
+  // A rank has loaded a version, or has failed to.
+  void loaded(const reload::RankLoaded& event);
+  // A patch was made, or could not be made (0 bytes).
+  void patch_made(std::uint64_t bytes);
   void staged(std::uint64_t bytes, std::chrono::nanoseconds duration);
   // The outcomes of a decision. A repeated report counts once.
   void reported(const control::Fence& fence, const control::Switched& switched);
@@ -60,6 +62,7 @@ class SidecarMetrics {
   metrics::Histogram stage_, pause_, load_, commit_;
   metrics::Histogram paused_;
   metrics::Counter staged_bytes_, loaded_bytes_;
+  metrics::Counter full_loads_, patch_loads_, patch_fallbacks_, patch_bytes_;
   std::map<control::SwitchOutcome, metrics::Counter> switched_;
   std::map<ErrorCode, metrics::Counter> failures_;
   std::map<std::string, Switch> switches_;  // in progress, by replica

@@ -21,6 +21,8 @@ class SwitchLog {
   // The first commit of a load: every rank has loaded its version.
   [[nodiscard]] std::string sent(const std::string& replica, const reload::SendCommit& command,
                                  TimePoint at);
+  // A rank has loaded.
+  void loaded(const std::string& replica, const reload::RankLoaded& event);
   // The resume after the commits: every rank has committed the version.
   [[nodiscard]] std::string sent(const std::string& replica, const reload::SendResume& command,
                                  TimePoint at);
@@ -37,6 +39,9 @@ class SwitchLog {
   struct Load {
     TimePoint begin{};
     Version committing;  // none: not every rank has loaded it yet
+    bool by_patch = false;
+    std::uint64_t written_bytes = 0;  // by all ranks
+    std::uint64_t bytes = 0;          // of all their tensors
   };
   std::map<std::string, Load> loads_;  // by replica, until its resume
 };

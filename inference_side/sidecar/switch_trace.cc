@@ -88,8 +88,11 @@ void SwitchTrace::heard(const std::string& replica, std::uint32_t world_size,
                                          .offset = 0,
                                          .bytes = arena_bytes});
     args.push_back({.name = "loaded_bytes", .value = static_cast<std::int64_t>(loaded->bytes)});
+    args.push_back(
+        {.name = "written_bytes", .value = static_cast<std::int64_t>(loaded->written_bytes)});
     args.push_back({.name = "engine", .value = name});
-    recorder_.record({.name = "load of " + loaded->version.to_string(),
+    recorder_.record({.name = fmt::format("{} of {}", loaded->by_patch ? "patch" : "load",
+                                          loaded->version.to_string()),
                       .lane = "engine " + name,
                       .category = Category::kReload,
                       .begin = open.part_begin,
@@ -133,6 +136,21 @@ void SwitchTrace::record_stored(const Version& target, TimePoint begin, TimePoin
                     .end = end,
                     .label = {},
                     .args = {{.name = "version", .value = target.to_string()}}});
+}
+
+void SwitchTrace::patch_made(const Version& base, const Version& target, std::uint64_t bytes,
+                             TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
+  recorder_.record({.name = fmt::format("{} patch {} to {}", bytes == 0 ? "no" : "making",
+                                        base.to_string(), target.to_string()),
+                    .lane = "patches",
+                    .category = Category::kStage,
+                    .begin = begin,
+                    .end = end,
+                    .label = {},
+                    .args = {{.name = "version", .value = target.to_string()},
+                             {.name = "base", .value = base.to_string()},
+                             {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}}});
 }
 
 void SwitchTrace::verified(TimePoint begin, TimePoint end) {

@@ -47,6 +47,9 @@ class SwitchTrace {
   // The sidecar's record, with this target, was stored durably. A record without target makes no
   // span.
   void record_stored(const Version& target, TimePoint begin, TimePoint end);
+  // A patch was made, or it turned out not to be worth making (0 bytes).
+  void patch_made(const Version& base, const Version& target, std::uint64_t bytes, TimePoint begin,
+                  TimePoint end);
   // The engines' weights were read back and compared.
   void verified(TimePoint begin, TimePoint end);
 

@@ -1,7 +1,10 @@
 #include "inference_side/sidecar/version_preparation.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
+#include <set>
+#include <span>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -16,17 +19,20 @@ constexpr std::chrono::milliseconds kPrepareDeadline{5'000};
 }  // namespace
 
 VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* devices,
-                                       Callbacks callbacks)
+                                       PatchOptions patches, Callbacks callbacks)
     : loop_(loop),
       devices_(devices),
       callbacks_(std::move(callbacks)),
       cache_(std::make_shared<LoadCache>()),
+      patches_(devices == nullptr ? std::make_unique<PatchShelf>(loop, std::move(patches))
+                                  : nullptr),
       worker_(loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount}),
       device_staging_(devices == nullptr ? nullptr
                                          : std::make_unique<DeviceStaging>(loop, *devices)) {}
 
 VersionPreparation::~VersionPreparation() {
   *alive_ = false;
+  patches_.reset();
   cache_.reset();  // stops what its computations read
   worker_.stop();
 }
@@ -46,13 +52,46 @@ void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& 
   if (device_staging_) device_staging_->add(version, [this, name] { devices_staged(name); });
   const Ranks asked = waiting_.at(name).ranks;
   for (const auto& rank : asked) request_plan(rank, version);
+  if (patches_) make_patches(version, ranks);
   answered(nullptr, &name);
+}
+
+// From what is served by ranks that take patches, the most common one first.
+void VersionPreparation::make_patches(const std::shared_ptr<const staging::HeldVersion>& version,
+                                      const Ranks& ranks) {
+  const Version name = version->version();
+  std::map<Version, std::size_t> bases;
+  for (const auto& rank : ranks)
+    if (rank->takes_patches && rank->active != name && versions_.contains(rank->active))
+      ++bases[rank->active];
+  std::vector<std::pair<std::size_t, Version>> order;
+  for (const auto& [base, count] : bases) order.emplace_back(count, base);
+  std::ranges::sort(order, std::greater<>());
+  for (const auto& [count, base] :
+       std::span(order).first(std::min(order.size(), PatchShelf::kBasesMax)))
+    if (patches_->make(versions_.at(base), version, [this, alive = alive_, name] {
+          if (!*alive) return;
+          if (const auto found = waiting_.find(name);
+              found != waiting_.end() && found->second.patches != 0)
+            --found->second.patches;
+          answered(nullptr, &name);
+        }))
+      ++waiting_.at(name).patches;
+}
+
+void VersionPreparation::active_changed(const Ranks& ranks) {
+  if (!patches_) return;
+  std::set<Version> bases;
+  for (const auto& rank : ranks)
+    if (rank->takes_patches) bases.insert(rank->active);
+  patches_->keep_only(bases);
 }
 
 bool VersionPreparation::remove(const Version& version, const Ranks& ranks) {
   if (versions_.erase(version) == 0) return false;
   waiting_.erase(version);
   cache_->forget(version);
+  if (patches_) patches_->forget(version);
   if (device_staging_) device_staging_->remove(version);
   for (const auto& rank : ranks)
     if (rank->prepared.erase(version) != 0) rank->send(0, control::Release{version});
@@ -160,6 +199,7 @@ void VersionPreparation::pass_over_silent(const Version& version) {
   if (found == waiting_.end()) return;
   Waiting& waiting = found->second;
   std::erase_if(waiting.ranks, [&](const auto& rank) { return rank->prepared.contains(version); });
+  waiting.patches = 0;  // one that is still being made is used if it comes in time
   if (!waiting.ranks.empty()) waiting.deadline->start(kPrepareDeadline);
   answered(nullptr, &version);
 }
@@ -171,7 +211,8 @@ void VersionPreparation::answered(const std::shared_ptr<EngineRank>& rank, const
   for (auto& [name, waiting] : waiting_) {
     if (version != nullptr && name != *version) continue;
     if (rank) std::erase(waiting.ranks, rank);
-    if (waiting.ranks.empty() && waiting.devices_ready) finished.push_back(name);
+    if (waiting.ranks.empty() && waiting.devices_ready && waiting.patches == 0)
+      finished.push_back(name);
   }
   for (const Version& name : finished) {
     auto entry = waiting_.extract(name);

@@ -18,6 +18,7 @@
 #include "inference_side/sidecar/device_staging.h"
 #include "inference_side/sidecar/engine_rank.h"
 #include "inference_side/sidecar/load_cache.h"
+#include "inference_side/sidecar/patch_shelf.h"
 #include "inference_side/staging/store.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
@@ -37,15 +38,18 @@ class VersionPreparation {
     // inside a call.
     std::function<void(const Version& version, const Error& why)> on_unusable;
   };
-  // `devices`: null for unified devices.
-  VersionPreparation(Loop& loop, const reload::DeviceGroup* devices, Callbacks callbacks);
+  // `devices`: null for unified devices. Only there patches are made.
+  VersionPreparation(Loop& loop, const reload::DeviceGroup* devices, PatchOptions patches,
+                     Callbacks callbacks);
   // Waits for computations and registrations in progress.
   ~VersionPreparation();
   VersionPreparation(const VersionPreparation&) = delete;
   VersionPreparation& operator=(const VersionPreparation&) = delete;
 
   // `on_ready` is called when the devices are ready for the version and each of `ranks` has
-  // answered, has gone, or has not answered within a few seconds after Prepare was sent to it.
+  // answered, has gone, or has not answered within a few seconds after Prepare was sent to it. It
+  // is also called after the patches from what these ranks serve are there, or are known not to
+  // come, but at the latest after these few seconds.
   void add(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
            std::function<void()> on_ready);
   // Sends Release to each of `ranks` that was sent Prepare for the version. Returns false if the
@@ -69,6 +73,14 @@ class VersionPreparation {
   void verify(const std::shared_ptr<const staging::HeldVersion>& version,
               std::function<void(Result<>)> done);
 
+  // What `ranks` have committed is another version now, or one of them has gone.
+  void active_changed(const Ranks& ranks);
+  // Returns nullptr if there is no such patch, or not yet.
+  [[nodiscard]] std::shared_ptr<const staging::HeldPatch> patch(const Version& base,
+                                                                const Version& target) const {
+    return patches_ ? patches_->find(base, target) : nullptr;
+  }
+
   // Returns nullptr if the version is not here.
   [[nodiscard]] std::shared_ptr<const staging::HeldVersion> find(const Version& version) const;
   // All versions that are here.
@@ -85,6 +97,7 @@ class VersionPreparation {
   // Ranks that have not answered the Prepare of a version yet.
   struct Waiting {
     Ranks ranks;
+    std::size_t patches = 0;
     bool devices_ready = false;
     std::function<void()> on_ready;
     std::unique_ptr<Timer> deadline;
@@ -95,6 +108,7 @@ class VersionPreparation {
                                       const PreparedLoad& load) const;
   void pass_over_silent(const Version& version);
   void devices_staged(const Version& version);
+  void make_patches(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks);
   void answered(const std::shared_ptr<EngineRank>& rank, const Version* version);
 
   Loop& loop_;
@@ -104,6 +118,7 @@ class VersionPreparation {
   std::shared_ptr<LoadCache> cache_;
   std::map<Version, std::shared_ptr<const staging::HeldVersion>> versions_;
   std::map<Version, Waiting> waiting_;
+  std::unique_ptr<PatchShelf> patches_;            // null: not unified
   Worker worker_;                                  // computes load plans
   std::unique_ptr<DeviceStaging> device_staging_;  // null: unified
 };

@@ -65,6 +65,12 @@ Result<> HeldVersion::compare(const Result<std::vector<WordSum>>& found) const {
   return {};
 }
 
+Result<> HeldVersion::prove(std::vector<WordSum> found) const {
+  WSYNC_TRY(compare(std::move(found)));
+  is_verified_ = true;
+  return {};
+}
+
 std::shared_ptr<const void> HeldVersion::hold() const {
   if (const auto* view = std::get_if<ArenaView>(&memory_)) return view->region();
   return std::get<std::shared_ptr<OwnArena>>(memory_);
@@ -424,8 +430,18 @@ std::shared_ptr<const HeldVersion> Store::find(Version version) const {
   return found == held_.end() ? nullptr : found->second;
 }
 
+std::uint64_t Store::room() const {
+  const auto available = available_memory();
+  // What is left of the machine's memory is for others, too.
+  std::uint64_t room = available ? available->bytes / 2 : 0;
+  const std::uint64_t used = bytes();
+  if (options_.memory_bytes != 0)
+    room = std::min(room, options_.memory_bytes > used ? options_.memory_bytes - used : 0);
+  return room;
+}
+
 std::uint64_t Store::bytes() const {
-  std::uint64_t total = 0;
+  std::uint64_t total = patch_bytes_;
   for (const auto& own : own_) total += own->arena.data_bytes();
   for (const auto& [version, held] : held_)
     if (held->is_mapped()) total += held->data().size();

@@ -99,6 +99,9 @@ class HeldVersion {
   // Compares sums of its leaves with digests(). kDigestMismatch as verify(); an error that is
   // given is returned.
   [[nodiscard]] Result<> compare(const Result<std::vector<WordSum>>& found) const;
+  // Takes sums of all leaves that were read elsewhere, and counts as verified if they are those of
+  // digests(). Thread: any. kDigestMismatch as verify().
+  [[nodiscard]] Result<> prove(std::vector<WordSum> found) const;
   // A new read-only descriptor of the arena without any lock, for an engine.
   [[nodiscard]] Result<UniqueFd> share() const;
 
@@ -164,8 +167,12 @@ class Store {
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
   // Whether versions come as copies into arenas of the store.
   [[nodiscard]] bool has_own_arenas() const noexcept { return !own_.empty(); }
-  // Total size of all memory that is held, is being filled, or is kept for reuse.
+  // Total size of all memory that is held, is being filled, or is kept for reuse, with patches.
   [[nodiscard]] std::uint64_t bytes() const;
+  // How much may be held beside it: of memory_bytes, and of the machine's memory.
+  [[nodiscard]] std::uint64_t room() const;
+  // The size of all patches that are held, which counts as held by this store.
+  void count_patches(std::uint64_t bytes) { patch_bytes_ = bytes; }
   // Computes the content digest of a held version again. `on_checked` receives success if the
   // digest has not changed, otherwise kDigestMismatch. It is not called if the version is released
   // first. Returns kNotFound if the version is not held, kBusy while it is being checked.
@@ -214,6 +221,7 @@ class Store {
   void finish(Result<ContentDigests> verdict);
 
   StoreOptions options_;
+  std::uint64_t patch_bytes_ = 0;
   bool said_not_placed_ = false;
   const Post post_;
   // One thread, so that memory released earlier is free when memory is allocated. It has normal

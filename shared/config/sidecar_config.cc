@@ -17,6 +17,7 @@
 namespace wsync::config {
 namespace {
 
+constexpr Range<double> kPatchShare{0.001, 1.0};
 constexpr Range<Milliseconds> kStaleness{Milliseconds(0), Milliseconds(kDurationMsMax)};
 
 void bind_name(Binder& binder, std::string& name) {
@@ -111,6 +112,8 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
                 {{"auto", Stages::kAuto}, {"2", Stages::kTwo}, {"3", Stages::kThree}});
   binder.size_or_auto("host_memory", c.host_memory, {limits::kMiB, limits::kModelBytesMax});
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
+  binder.choice("patch.mode", c.patch.mode, {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
+  binder.number("patch.max_share", c.patch.max_share, kPatchShare);
   binder.duration("idle_release", c.idle_release, kIdleRelease);
   binder.duration("forget_after", c.forget_after, kForgetAfter);
   bind_transport(binder, c.transport, c.data_address);

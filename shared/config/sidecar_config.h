@@ -28,6 +28,15 @@ struct SwitchDeadlines {
   friend bool operator==(const SwitchDeadlines&, const SwitchDeadlines&) = default;
 };
 
+enum class PatchMode : std::uint8_t { kAuto, kOff };
+
+// Switches that write only what changes.
+struct PatchConfig {
+  PatchMode mode = PatchMode::kAuto;
+  double max_share = 0.4;  // of the model's bytes, for a patch
+  friend bool operator==(const PatchConfig&, const PatchConfig&) = default;
+};
+
 struct SidecarConfig {
   std::string name;               // defaults to the host name; never empty after loading
   std::string coordinator;        // default ipc://<run_dir>/control
@@ -41,6 +50,7 @@ struct SidecarConfig {
   std::uint64_t host_memory =
       0;  // bytes for staged versions; 0 = limited only by the host and its control group
   std::uint32_t versions_held = kVersionsHeldDefault;
+  PatchConfig patch;
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
   Milliseconds forget_after =
       kForgetAfterDefault;  // 0 = replicas that are gone are never forgotten

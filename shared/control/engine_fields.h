@@ -40,6 +40,7 @@ void fields(V& v, M& m) {
   v.number("step", m.step);
   v.list("tensors", m.tensors, limits::kTensorCount);
   v.label("gpu", m.gpu, limits::kGpuUuidBytes);
+  v.flag("takes_patches", m.takes_patches);
 }
 
 template <class V, class M>
@@ -125,6 +126,8 @@ void fields(V& v, M& m) {
   v.number("deadline_ms", m.deadline_ms);
   v.bounded("copy_threads", m.copy_threads, limits::kCopyThreadCount);
   v.list("buffers", m.buffers, limits::kIpcBufferCount);
+  v.version("patch_base", m.patch_base);
+  v.number("patch_bytes", m.patch_bytes);
 }
 
 template <class V, class M>
@@ -150,8 +153,8 @@ void fields(V& v, M& m) {
   v.number("edges.sum", m.edges.sum);
 }
 
-static_assert(limits::kTensorCount * sizeof(SplitSum) <= limits::kMessageBytes / 2,
-              "the sums of a rank fit in a message");
+static_assert(2 * limits::kTensorCount * sizeof(SplitSum) <= limits::kMessageBytes / 2,
+              "both sums of a rank's tensors fit in a message");
 template <class V, class M>
   requires Is<M, Loaded>
 void fields(V& v, M& m) {
@@ -160,6 +163,8 @@ void fields(V& v, M& m) {
   v.number("copy_ns", m.copy_ns);
   v.sentence("failure", m.failure);
   v.list("sums", m.sums, limits::kTensorCount);
+  v.list("before", m.before, limits::kTensorCount);
+  v.number("written_bytes", m.written_bytes);
 }
 
 template <class V, class M>

@@ -55,6 +55,8 @@ struct EngineHello {
   std::uint64_t step = 0;
   std::vector<EngineTensor> tensors;
   std::string gpu;  // UUID of the GPU that holds its weights; empty = host memory
+  // It holds pieces in host memory, in the types of the version, so patches can be written there.
+  bool takes_patches = false;
 };
 // A process will attach as the rank that the envelope names as soon as it has allocated its memory,
 // which may take minutes. Sent once, on a connection of its own that stays open meanwhile. It has
@@ -133,7 +135,8 @@ struct Paused {
   static constexpr MessageType kType = MessageType::kPaused;
   std::uint64_t step = 0;
 };
-// Descriptors: the two IPC buffers for cuda without kept buffers; otherwise none.
+// Descriptors: the two IPC buffers for cuda without kept buffers; the memory of the patch if there
+// is one; otherwise none.
 struct Load {
   static constexpr MessageType kType = MessageType::kLoad;
   Version version;
@@ -144,6 +147,11 @@ struct Load {
   // cuda without kept buffers: the two IPC buffers of this load. The rank unmaps them before it
   // sends Loaded.
   std::vector<BufferHandle> buffers;
+  // Unified devices: only what changes from this version on is written, out of a patch whose index
+  // and buckets lie one after the other in shared memory of `patch_bytes`. A rank that does not
+  // hold this version refuses. 0.0, and 0 bytes: all of the version is loaded.
+  Version patch_base = {};
+  std::uint64_t patch_bytes = 0;
 };
 // Separate devices and GPUs: a bucket is ready in an IPC buffer.
 struct BucketReady {
@@ -165,8 +173,13 @@ struct Loaded {
   std::uint64_t copy_ns = 0;
   std::string failure;
   // Of each tensor of EngineHello, in its order: what the rank has read while it copied. Empty: a
-  // rank that adopts, or after a failure.
+  // rank that adopts, or after a failure. After a patch: of the words that it touches, as they are
+  // now in the memory of the rank.
   std::vector<SplitSum> sums;
+  // After a patch, in the same order: of the same words, as they were before. Otherwise empty.
+  std::vector<SplitSum> before = {};
+  // Bytes of weights that the load has written into the memory of the rank.
+  std::uint64_t written_bytes = 0;
 };
 struct Commit {
   static constexpr MessageType kType = MessageType::kCommit;

@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 13;
+inline constexpr std::uint16_t kProtocolVersion = 14;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -129,6 +129,13 @@ enum class ReplicaTurn : std::uint8_t {
   kHeld,     // it switches; its turn ends with the switch
 };
 
+// How the weights of a version came into the memory of a replica.
+enum class LoadKind : std::uint8_t {
+  kNone,   // it has loaded nothing
+  kFull,   // all bytes
+  kPatch,  // only those that differ from the version before
+};
+
 struct ReplicaReport {
   std::string replica;
   std::uint32_t world_size = 1;
@@ -141,6 +148,11 @@ struct ReplicaReport {
   std::uint64_t loaded_bytes = 0;
   std::uint64_t paused_ns = 0;  // duration of its last pause; 0 = never paused
   ReplicaTurn turn = ReplicaTurn::kNone;
+  // The load that was committed last: how, the bytes that its ranks have written, and the bytes of
+  // all their tensors.
+  LoadKind last_load = LoadKind::kNone;
+  std::uint64_t last_written_bytes = 0;
+  std::uint64_t last_load_bytes = 0;
 };
 
 enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };
@@ -150,7 +162,7 @@ struct ReplicaOutcome {
   std::string replica;
   SwitchOutcome outcome = SwitchOutcome::kFailed;
   Version version;              // active version after the switch
-  std::string reason;           // empty when committed
+  std::string reason;           // when committed: empty, or why its patch was not used
   std::uint64_t wait_ns = 0;    // PAUSE sent to the last rank's PAUSED
   std::uint64_t paused_ns = 0;  // last rank's PAUSED to RESUME sent
   std::uint64_t load_ns = 0;    // LOAD sent to the last rank's LOADED

@@ -50,6 +50,9 @@ void fields(V& v, M& m) {
   v.number("loaded_bytes", m.loaded_bytes);
   v.number("paused_ns", m.paused_ns);
   v.choice("turn", m.turn, ReplicaTurn::kHeld);
+  v.choice("last_load", m.last_load, LoadKind::kPatch);
+  v.number("last_written_bytes", m.last_written_bytes);
+  v.number("last_load_bytes", m.last_load_bytes);
 }
 
 template <class V, class M>

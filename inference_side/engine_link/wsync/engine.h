@@ -94,26 +94,28 @@ typedef struct {
   int (*pause)(void* user, const wsync_pause* pause);
   /* The weights are about to change. May be NULL. */
   int (*load_begin)(void* user, wsync_version version);
-  /* A complete layer, in layer order. Its bytes are compared with the version before commit, not
-   * before this call. PIECES: the bytes are at their destinations (may be NULL).
-   * WHOLE: `data` is valid during the call. ADOPT: it is valid until another version is
-   * committed. BORROW: it is valid until the commit of this version has been answered, or until the
-   * load has failed: when a callback returns an error, or another load begins.
-   * CUDA: `data` is a device pointer in memory of the library, dense and row-major, at a multiple
-   * of 256 bytes. All copies to it are complete, so work that is submitted in the call, on any
-   * stream, reads the new weights. The work on the GPU that reads it must be complete when `data`
-   * ceases to be valid. WHOLE: submit it, and wait for its stream before you return
-   * (cudaStreamSynchronize): the library writes the next layers to the same memory. BORROW: wait
-   * for it before the commit is answered, and before an error is returned or reported. WHOLE takes
-   * GPU memory for about two layers during a load, and BORROW for all tensors of the rank until the
-   * commit, or, if it fails, until another load begins. A load for which it is not free does not
-   * begin: it fails with the bytes that are needed and that are free, and the engine may serve the
-   * weights that it has. ADOPT and BORROW may return WSYNC_LATER for any layer: the engine has the
-   * pointers, and reads them on another thread. The layers that follow are passed all the same. The
-   * load ends with one wsync_engine_report_loaded, which is due even if a later layer fails. Until
-   * then the pointers stay valid, also if the sidecar is lost or has given the load up. With CUDA
-   * the layers come one by one as they arrive, so report success only after the last one: a success
-   * before it fails the load. */
+  /* A complete layer, in layer order; each layer comes once in a load, also one in which nothing
+   * has changed. Its bytes are compared with the version before commit, not before this call.
+   * PIECES: the bytes are at their destinations (may be NULL). In host memory the library may write
+   * only what differs from the version that this rank serves. So do not change these bytes
+   * yourself: the next version may not put them right. WHOLE: `data` is valid during the call.
+   * ADOPT: it is valid until another version is committed. BORROW: it is valid until the commit of
+   * this version has been answered, or until the load has failed: when a callback returns an error,
+   * or another load begins. CUDA: `data` is a device pointer in memory of the library, dense and
+   * row-major, at a multiple of 256 bytes. All copies to it are complete, so work that is submitted
+   * in the call, on any stream, reads the new weights. The work on the GPU that reads it must be
+   * complete when `data` ceases to be valid. WHOLE: submit it, and wait for its stream before you
+   * return (cudaStreamSynchronize): the library writes the next layers to the same memory. BORROW:
+   * wait for it before the commit is answered, and before an error is returned or reported. WHOLE
+   * takes GPU memory for about two layers during a load, and BORROW for all tensors of the rank
+   * until the commit, or, if it fails, until another load begins. A load for which it is not free
+   * does not begin: it fails with the bytes that are needed and that are free, and the engine may
+   * serve the weights that it has. ADOPT and BORROW may return WSYNC_LATER for any layer: the
+   * engine has the pointers, and reads them on another thread. The layers that follow are passed
+   * all the same. The load ends with one wsync_engine_report_loaded, which is due even if a later
+   * layer fails. Until then the pointers stay valid, also if the sidecar is lost or has given the
+   * load up. With CUDA the layers come one by one as they arrive, so report success only after the
+   * last one: a success before it fails the load. */
   int (*load_layer)(void* user, wsync_version version, uint32_t layer,
                     const wsync_layer_tensor* tensors, size_t count);
   /* Every byte is in place and verified. The rank stays paused. May return WSYNC_LATER. NULL is

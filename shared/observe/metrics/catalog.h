@@ -25,7 +25,7 @@ inline constexpr Definition kUpdateBytes{
     .kind = Kind::kCounter,
     .help =
         "Bytes of weights that went through a stage: snapshot (coordinator), stage and load "
-        "(sidecar)",
+        "(sidecar), and bytes of the patches that were made (sidecar)",
     .labels = {"stage"}};
 inline constexpr Definition kFailures{
     .name = "wsync_failures_total",
@@ -117,6 +117,15 @@ inline constexpr Definition kSwitches{
     .kind = Kind::kCounter,
     .help = "Switches of replicas to a decided version, by result",
     .labels = {"result"}};
+inline constexpr Definition kLoads{
+    .name = "wsync_loads_total",
+    .kind = Kind::kCounter,
+    .help = "Loads of a version into the memory of a rank, by kind: full, or patch",
+    .labels = {"kind"}};
+inline constexpr Definition kPatchFallbacks{
+    .name = "wsync_patch_fallbacks_total",
+    .kind = Kind::kCounter,
+    .help = "Loads by a patch that failed, so that the version was loaded in full"};
 inline constexpr Definition kStagedBytes{
     .name = "wsync_staged_bytes",
     .kind = Kind::kGauge,
@@ -243,6 +252,8 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kStaleness,
                                         &kPausedSeconds,
                                         &kSwitches,
+                                        &kLoads,
+                                        &kPatchFallbacks,
                                         &kStagedBytes,
                                         &kCopiedBytes,
                                         &kVersionsHeld,

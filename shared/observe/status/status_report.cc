@@ -30,6 +30,25 @@ std::string time_text(std::uint64_t ns) {
   return trace::format_duration(std::chrono::nanoseconds(ns));
 }
 
+std::string_view load_name(control::LoadKind kind) noexcept {
+  switch (kind) {
+    case control::LoadKind::kNone:
+      return "none";
+    case control::LoadKind::kFull:
+      return "full";
+    case control::LoadKind::kPatch:
+      return "patch";
+  }
+  return "unknown";
+}
+
+// Of all bytes of its ranks, those that the last load has written.
+double written_share(const control::ReplicaReport& replica) {
+  return replica.last_load_bytes == 0 ? 0
+                                      : static_cast<double>(replica.last_written_bytes) /
+                                            static_cast<double>(replica.last_load_bytes);
+}
+
 json replica_json(const control::ReplicaReport& replica) {
   return {{"replica", replica.replica},
           {"world_size", replica.world_size},
@@ -40,7 +59,12 @@ json replica_json(const control::ReplicaReport& replica) {
           {"reason", replica.reason},
           {"loaded_bytes", replica.loaded_bytes},
           {"paused_ns", replica.paused_ns},
-          {"turn", turn_name(replica.turn)}};
+          {"turn", turn_name(replica.turn)},
+          {"last_load",
+           {{"kind", load_name(replica.last_load)},
+            {"written_bytes", replica.last_written_bytes},
+            {"bytes", replica.last_load_bytes},
+            {"written_share", written_share(replica)}}}};
 }
 
 json running_json(const control::UpdateProgress& running) {
@@ -89,6 +113,9 @@ std::string sidecar_text(const control::SidecarReport& s) {
                         version_text(r.version), state_name(r.state),
                         r.ready ? "ready    " : "NOT READY", r.ranks_attached, r.world_size);
     if (r.paused_ns > 0) text += fmt::format("  paused {} last", time_text(r.paused_ns));
+    if (r.last_load == control::LoadKind::kPatch)
+      text += fmt::format(" by a patch ({}, {:.2g} %)", trace::format_bytes(r.last_written_bytes),
+                          100 * written_share(r));
     if (r.loaded_bytes > 0) text += fmt::format("  {} loaded", trace::format_bytes(r.loaded_bytes));
     if (!r.reason.empty()) text += "  (" + r.reason + ")";
     text += "\n";

@@ -223,8 +223,9 @@ Result<Block> BlockApplier::apply_reversibly(const BlockView& block, std::span<s
   return undo;
 }
 
-void BlockApplier::write_part(const BlockView& block, const TensorPart& part,
-                              std::span<std::byte> bytes) const {
+std::uint64_t BlockApplier::write_part(const BlockView& block, const TensorPart& part,
+                                       std::span<std::byte> bytes) const {
+  std::uint64_t written = 0;
   const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
   const std::uint64_t begin = Layout::offset(block.place);
   RunCursor runs(part);
@@ -237,8 +238,9 @@ void BlockApplier::write_part(const BlockView& block, const TensorPart& part,
       at = std::min(end, run->end);
       std::memcpy(bytes.data() + run->offset + (from - run->begin),
                   block.values.data() + (from - begin), at - from);
+      written += at - from;
     }
-    return;
+    return written;
   }
   for (std::size_t i = 0; i < positions_.size(); ++i) {
     const std::uint64_t at = begin + std::uint64_t{positions_[i]} * size;
@@ -247,7 +249,9 @@ void BlockApplier::write_part(const BlockView& block, const TensorPart& part,
     if (at < run->begin) continue;
     copy_element(bytes.data() + run->offset + (at - run->begin), block.values.data() + i * size,
                  size);
+    written += size;
   }
+  return written;
 }
 
 template <class Address>
@@ -306,8 +310,23 @@ SplitSum BlockApplier::share_of_part(const BlockView& block, const TensorPart& p
 
 PartSums BlockApplier::apply_to_part(const BlockView& block, const TensorPart& part,
                                      std::span<std::byte> bytes) {
+  const std::uint64_t begin = Layout::offset(block.place);
+  const std::uint64_t block_bytes = layout_->block_bytes(block.place);
+  const auto run = part.run_from(begin);
+  if (run && run->begin <= begin && run->end >= begin + block_bytes) {
+    // The part holds all of the block in one piece, as whole tensors and rows do, so it cuts no word.
+    WSYNC_CHECK(bytes.size() == part.bytes(), "the memory of the part");
+    const auto own = bytes.subspan(run->offset + (begin - run->begin), block_bytes);
+    read(block);
+    PartSums sums;
+    sums.before.words = sum(block, own);
+    write(block, own);
+    sums.after.words = sum(block, own);
+    sums.written_bytes = block.values.size();
+    return sums;
+  }
   PartSums sums{.before = sum_of_part(block, part, bytes), .after = {}};
-  write_part(block, part, bytes);
+  sums.written_bytes = write_part(block, part, bytes);
   sums.after = sum_of_part(block, part, bytes);
   return sums;
 }

@@ -27,6 +27,7 @@ enum class BeforeRule : std::uint8_t {
 struct PartSums {
   SplitSum before;
   SplitSum after;
+  std::uint64_t written_bytes = 0;  // of values that lie in the part
 };
 
 // Not thread-safe: each thread has its own, which keeps its memory from block to block. The blocks
@@ -69,7 +70,9 @@ class BlockApplier {
                                       Address&& address);
   [[nodiscard]] WordSum sum(const BlockView& block, std::span<const std::byte> bytes) const;
   void write(const BlockView& block, std::span<std::byte> bytes) const;
-  void write_part(const BlockView& block, const TensorPart& part, std::span<std::byte> bytes) const;
+  // Returns how many bytes were written.
+  std::uint64_t write_part(const BlockView& block, const TensorPart& part,
+                           std::span<std::byte> bytes) const;
   [[nodiscard]] Result<> check_before(const BlockView& block,
                                       std::span<const std::byte> bytes) const;
   [[nodiscard]] Result<> check_after(const BlockView& block,

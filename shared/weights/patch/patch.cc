@@ -117,17 +117,21 @@ Result<Patch> PatchBuilder::finish(const Digest& base, const Digest& target) {
 }
 
 Result<PatchReader> PatchReader::open(const Layout& layout, std::span<const std::byte> index_bytes,
-                                      std::span<const std::span<const std::byte>> buckets) {
+                                      std::span<const std::span<const std::byte>> buckets,
+                                      ThreadPool* helpers) {
   auto index = WSYNC_TRY(Index::parse(index_bytes));
   WSYNC_TRY(index.check(layout));
   if (buckets.size() != index.buckets().size())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the patch has {}, found {}", counted(index.buckets().size(), "bucket"),
                             buckets.size()));
+  std::vector<Result<std::vector<BlockView>>> views(buckets.size());
+  for_each_index(helpers, buckets.size(),
+                 [&](std::size_t i) { views[i] = parse_bucket(index, layout, i, buckets[i]); });
   std::vector<BlockView> blocks;
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    const auto views = WSYNC_TRY(parse_bucket(index, layout, i, buckets[i]));
-    blocks.insert(blocks.end(), views.begin(), views.end());
+  for (auto& read : views) {
+    if (!read) return fail(read.error());
+    blocks.insert(blocks.end(), read->begin(), read->end());
   }
   return PatchReader(std::move(index), std::move(blocks));
 }

@@ -10,6 +10,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
+#include "shared/base/thread_pool.h"
 #include "shared/weights/patch/block.h"
 #include "shared/weights/patch/index.h"
 
@@ -58,10 +59,12 @@ class PatchReader {
  public:
   // Reads the index and all buckets, which are borrowed and must outlive this object, as must the
   // layout. Errors as Index::parse(), Index::check() and parse_bucket(), and kInvalidInput for
-  // another number of buckets.
-  [[nodiscard]] static Result<PatchReader> open(
-      const Layout& layout, std::span<const std::byte> index,
-      std::span<const std::span<const std::byte>> buckets);
+  // another number of buckets. `helpers` (may be null): threads that read buckets together with the
+  // calling one.
+  [[nodiscard]] static Result<PatchReader> open(const Layout& layout,
+                                                std::span<const std::byte> index,
+                                                std::span<const std::span<const std::byte>> buckets,
+                                                ThreadPool* helpers = nullptr);
   [[nodiscard]] static Result<PatchReader> open(const Layout& layout, const Patch& patch);
 
   [[nodiscard]] const Index& index() const noexcept { return index_; }

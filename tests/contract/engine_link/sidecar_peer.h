@@ -118,6 +118,7 @@ class FakeEngine : public Engine {
   }
   Result<> load_begin(const Version& version) override {
     calls.push_back("begin " + version.to_string());
+    if (fail_begin) return fail(ErrorCode::kIo, "not now");
     return {};
   }
   Result<Answer> load_layer(const Version&, std::uint32_t layer,
@@ -170,6 +171,7 @@ class FakeEngine : public Engine {
   std::function<void(std::uint32_t tensor)> on_read;  // a part of it has been read
   std::function<void()> after_copy;                   // of each bucket; in the link's thread
   std::function<void()> on_layer;                     // a layer is passed to the engine
+  bool fail_begin = false;
   std::uint32_t fail_layer = UINT32_MAX;
   std::set<std::uint32_t> late_layers;  // answered with Answer::kLater
   bool late_commit = false;

@@ -165,7 +165,7 @@ TEST_F(EngineHubTest, TheSumsOfAllRanksOfOneLoadAreComparedTogether) {
       {.rank = 2, .returns_sums = false, .tensors = tensors, .load = load}};
   LoadedSums sums;
   const auto add = [&](std::uint32_t rank, std::vector<SplitSum> returned) {
-    return sums.add("a", rank, std::move(returned), ranks, *held);
+    return sums.add("a", rank, {.now = std::move(returned), .before = {}}, ranks, *held);
   };
   sums.begin("a");
   EXPECT_FALSE(add(0, good));

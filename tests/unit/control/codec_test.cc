@@ -165,7 +165,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e430d002000"
+            "57534e430e002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -289,6 +289,45 @@ TEST(Codec, BytesOfAForgetAreFixed) {
             "00000000000000");
 }
 
+TEST(Codec, BytesOfALoadByPatchAreFixed) {
+  EXPECT_EQ(payload(Load{.version = {.epoch = 1, .step = 2},
+                         .deadline_ms = 3,
+                         .copy_threads = 4,
+                         .patch_base = {.epoch = 1, .step = 1},
+                         .patch_bytes = 5}),
+            "010000000200000000000000"
+            "0300000004000000"
+            "00000000"
+            "010000000100000000000000"
+            "0500000000000000");
+  EXPECT_EQ(payload(Loaded{.version = {.epoch = 1, .step = 2},
+                           .bytes = 3,
+                           .copy_ns = 4,
+                           .failure = {},
+                           .sums = {{.words = {.product = 5, .sum = 6}, .edges = {}}},
+                           .before = {{.words = {}, .edges = {.product = 7, .sum = 8}}},
+                           .written_bytes = 9}),
+            "010000000200000000000000"
+            "03000000000000000400000000000000"
+            "00000000"
+            "01000000"
+            "0500000000000000060000000000000000000000000000000000000000000000"
+            "01000000"
+            "0000000000000000000000000000000007000000000000000800000000000000"
+            "0900000000000000");
+  const std::string hello = payload(EngineHello{.gpu = "", .takes_patches = true});
+  EXPECT_EQ(hello.substr(hello.size() - 10), "0000000001");
+  const std::string beat = payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
+                                                           .last_load = LoadKind::kPatch,
+                                                           .last_written_bytes = 10,
+                                                           .last_load_bytes = 11}}});
+  EXPECT_NE(beat.find("02"
+                      "02"
+                      "0a000000000000000b00000000000000"),
+            std::string::npos)
+      << beat;
+}
+
 TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kHello), "Hello");
   EXPECT_EQ(message_name(MessageType::kError), "Error");
@@ -379,7 +418,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 13"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 14"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 

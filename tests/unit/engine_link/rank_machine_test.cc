@@ -122,6 +122,36 @@ TEST(RankMachine, BuffersThatCannotBeMappedLeaveTheWeightsAndTheLoadAsTheyAre) {
   EXPECT_EQ(rank.machine.loading(), kSecond);
 }
 
+// Whatever a patch does not name is only right in a rank that holds all of its base.
+TEST(RankMachine, APatchIsOnlyForAPausedRankThatHoldsItsBase) {
+  const control::Load by_patch{
+      .version = kSecond, .patch_base = {.epoch = 1, .step = 1}, .patch_bytes = 9};
+  for (const RankState state :
+       {RankState::kLoading, RankState::kServing, RankState::kLoaded, RankState::kTainted}) {
+    Rank rank(Rank::copying());
+    rank.bring(state);
+    rank.prepare(kSecond);
+    rank.forget();
+    rank.send(by_patch);
+    const auto texts = rank.texts();
+    ASSERT_FALSE(texts.empty());
+    EXPECT_THAT(texts.back(), HasSubstr("Loaded #")) << rank_state_name(state);
+    EXPECT_THAT(texts.back(),
+                HasSubstr(std::string("the rank is ") + std::string(rank_state_name(state))));
+    EXPECT_EQ(rank.machine.state(), state);
+  }
+  Rank rank(Rank::copying());
+  rank.bring(RankState::kPaused);
+  rank.prepare(kSecond);
+  rank.forget();
+  control::Load other = by_patch;
+  other.patch_base = {.epoch = 1, .step = 7};
+  rank.send(other);
+  EXPECT_THAT(rank.texts().back(), HasSubstr("the patch begins at 1.7, but the rank is paused"));
+  rank.send(by_patch);
+  EXPECT_THAT(rank.texts(), ElementsAre("map"));
+}
+
 TEST(RankMachine, ALoadEndsUnderItsOwnRequestAndByItsDeadline) {
   Rank rank(Rank::copying());
   rank.bring(RankState::kLoading);

@@ -124,6 +124,91 @@ TEST_F(Switch, PausesLoadsCommitsAndResumesInThisOrder) {
   EXPECT_FALSE(machine.next_wake().has_value());
 }
 
+// ---- by a patch ----
+
+const BeginLoad& begun(const std::vector<SwitchCommand>& commands) {
+  for (const SwitchCommand& command : commands)
+    if (const auto* load = std::get_if<BeginLoad>(&command)) return *load;
+  ADD_FAILURE() << "no load has begun";
+  static const BeginLoad kNothing;
+  return kNothing;
+}
+
+TEST_F(Switch, SaysFromWhichVersionAPatchMayBeWritten) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  EXPECT_EQ(begun(last).base, kV1);
+  for (std::uint32_t rank = 0; rank < 2; ++rank)
+    step(RankLoaded{.rank = rank,
+                    .request = request,
+                    .version = kV2,
+                    .bytes = 100,
+                    .by_patch = true,
+                    .written_bytes = 3});
+  EXPECT_EQ(machine.report(now).last_load, control::LoadKind::kNone) << "nothing is committed";
+  committed(kV2);
+  resumed();
+  const auto report = machine.report(now);
+  EXPECT_EQ(report.last_load, control::LoadKind::kPatch);
+  EXPECT_EQ(report.last_written_bytes, 6U);
+  EXPECT_EQ(report.last_load_bytes, 200U);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].reason, "");
+}
+
+TEST_F(Switch, APatchThatFailsIsFollowedByALoadOfEverythingInTheSamePause) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(RankLoaded{.rank = 0, .request = request, .version = kV2, .bytes = 100, .by_patch = true});
+  step(RankLoaded{.rank = 1,
+                  .request = request,
+                  .version = kV2,
+                  .failure = "its base is another one",
+                  .by_patch = true});
+  EXPECT_EQ(cancelled, 1U);
+  EXPECT_EQ(begun(last).version, kV2);
+  EXPECT_TRUE(begun(last).base.none()) << "no rank holds a version any more";
+  EXPECT_EQ(count<SendCommit>(), 0U);
+  EXPECT_TRUE(suspect.empty());
+  // It counts as no failed attempt: the load of everything may still fail once.
+  step(RankLoaded{.rank = 0, .request = request, .version = kV2, .failure = "no room"});
+  EXPECT_EQ(begun(last).version, kV2);
+  EXPECT_TRUE(suspect.empty());
+  for (std::uint32_t rank = 0; rank < 2; ++rank)
+    step(RankLoaded{
+        .rank = rank, .request = request, .version = kV2, .bytes = 100, .written_bytes = 100});
+  committed(kV2);
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+  EXPECT_EQ(done[0].reason,
+            "its patch to 1.2 did not fit, so all bytes were loaded: rank 1: its base is another "
+            "one");
+  EXPECT_EQ(machine.report(now).last_load, control::LoadKind::kFull);
+  EXPECT_EQ(machine.report(now).last_written_bytes, 200U);
+}
+
+TEST_F(Switch, RanksThatDoNotAllHoldOneVersionHaveNoBase) {
+  attach(0, RankState::kServing, kV1);
+  attach(1, RankState::kLoading);
+  step(StagedSet{{kV1, kV2}});
+  decide(kV2);
+  step(RankPaused{.rank = 0, .request = request});
+  EXPECT_TRUE(begun(last).base.none());
+}
+
+TEST_F(Switch, APatchThatFailsWhenItsVersionIsGoneEndsAsALoadDoes) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(StagedSet{{kV1}});
+  step(RankLoaded{
+      .rank = 0, .request = request, .version = kV2, .failure = "no room", .by_patch = true});
+  EXPECT_EQ(begun(last).version, kV1) << "the version before is loaded";
+}
+
 // ---- in turns ----
 
 class SwitchInTurns : public Switch {

@@ -92,13 +92,27 @@ TEST_F(Counted, OutcomesCountOnceHoweverOftenTheyAreTold) {
 
 TEST_F(Counted, BytesAndFailures) {
   metrics_.staged(1000, milliseconds(10));
-  metrics_.loaded(600);
-  metrics_.loaded(400);
+  metrics_.loaded({.bytes = 600});
+  metrics_.loaded({.bytes = 400});
   metrics_.failed(ErrorCode::kPeerLost);
   EXPECT_THAT(text(), AllOf(HasSubstr("wsync_update_bytes_total{stage=\"stage\"} 1000\n"),
                             HasSubstr("wsync_update_bytes_total{stage=\"load\"} 1000\n"),
                             HasSubstr("wsync_update_stage_seconds_count{stage=\"stage\"} 1\n"),
                             HasSubstr("wsync_failures_total{reason=\"peer_lost\"} 1\n")));
+}
+
+TEST_F(Counted, LoadsByKindAndWhatPatchesHaveWritten) {
+  metrics_.loaded({.bytes = 600, .written_bytes = 600});
+  metrics_.patch_made(77);
+  metrics_.patch_made(0);  // it was not worth making
+  metrics_.loaded({.bytes = 600, .by_patch = true, .written_bytes = 6});
+  metrics_.loaded({.bytes = 600, .failure = "its base", .by_patch = true});
+  metrics_.loaded({.bytes = 600, .failure = "no room"});
+  EXPECT_THAT(text(), AllOf(HasSubstr("wsync_loads_total{kind=\"full\"} 1\n"),
+                            HasSubstr("wsync_loads_total{kind=\"patch\"} 1\n"),
+                            HasSubstr("wsync_patch_fallbacks_total 1\n"),
+                            HasSubstr("wsync_update_bytes_total{stage=\"load\"} 606\n"),
+                            HasSubstr("wsync_update_bytes_total{stage=\"patch\"} 77\n")));
 }
 
 ReplicaFacts replica(ReplicaState state, bool ready, const Version& version = kFirst,

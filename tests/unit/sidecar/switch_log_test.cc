@@ -27,6 +27,16 @@ TEST(SwitchLog, OneLineForALoadAndOneForItsCommit) {
   EXPECT_THAT(log.sent("r", reload::SendResume{}, committed), IsEmpty());
 }
 
+TEST(SwitchLog, ALoadByAPatchSaysHowMuchItsRanksHaveWritten) {
+  SwitchLog log;
+  (void)log.sent("r", reload::BeginLoad{.version = kVersion}, kStartOfLog);
+  for (std::uint32_t rank = 0; rank < 2; ++rank)
+    log.loaded("r", {.rank = rank, .bytes = 2048, .by_patch = true, .written_bytes = 512});
+  EXPECT_EQ(log.sent("r", reload::SendCommit{.rank = 0, .version = kVersion},
+                     kStartOfLog + milliseconds(20)),
+            "replica r has loaded 1.2 by a patch, 1.00 KiB of 4.00 KiB, in 20.0 ms");
+}
+
 TEST(SwitchLog, AReplicaThatGoesOnWithItsVersionHasCommittedNothing) {
   SwitchLog log;
   EXPECT_THAT(log.sent("r", reload::SendResume{}, kStartOfLog), IsEmpty()) << "it missed its pause";

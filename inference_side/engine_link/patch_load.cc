@@ -1,0 +1,96 @@
+#include "inference_side/engine_link/patch_load.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/sealed_memory.h"
+#include "shared/weights/patch/block_applier.h"
+#include "shared/weights/patch/mapped_patch.h"
+#include "shared/weights/patch/tensor_part.h"
+
+namespace wsync::engine {
+namespace {
+
+// The blocks of one tensor that one thread writes, one after the other.
+struct BlockRun {
+  std::uint32_t tensor = 0;  // of the rank
+  std::span<const patch::BlockView> blocks;
+};
+constexpr std::size_t kBlocksInRun = 16;  // 4 MiB of weights
+
+}  // namespace
+
+PatchLoad::PatchLoad(std::shared_ptr<const EngineLayout> layout, MappedRegion memory)
+    : engine_layout_(std::move(layout)),
+      memory_(std::move(memory)),
+      layout_(*engine_layout_->manifest) {}
+
+Result<std::unique_ptr<PatchLoad>> PatchLoad::open(int fd, std::uint64_t bytes,
+                                                   const PreparedVersion& prepared,
+                                                   ThreadPool* helpers) {
+  auto memory = WSYNC_TRY(SealedMemory::map(fd, bytes));
+  auto load = std::unique_ptr<PatchLoad>(new PatchLoad(prepared.layout, std::move(memory)));
+  auto reader = WSYNC_TRY(patch::read_mapped(load->layout_, load->memory_.bytes(), helpers));
+  load->reader_ = std::make_unique<const patch::PatchReader>(std::move(reader));
+  return load;
+}
+
+Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, ThreadPool* helpers,
+                                     TimePoint deadline) {
+  const auto tensors = engine_layout_->plan.tensors();
+  std::vector<patch::TensorPart> parts;
+  std::vector<BlockRun> runs;
+  for (std::uint32_t t = 0; t < tensors.size(); ++t) {
+    const std::uint32_t index = tensors[t].manifest_index;
+    std::vector<patch::PartRange> ranges;
+    for (const control::DimRange& range : description.tensors[t].description.ranges)
+      ranges.push_back({.dim = range.dim, .begin = range.begin, .length = range.length});
+    parts.push_back(
+        WSYNC_TRY(patch::TensorPart::create(engine_layout_->manifest->tensor(index), ranges)));
+    if (parts.back().bytes() == 0) continue;
+    auto blocks = reader_->blocks(index, 0, layout_.block_count(index));
+    // Blocks that lie before or behind the part.
+    const auto first_run = parts.back().run_from(0);
+    while (!blocks.empty() && patch::Layout::offset(blocks.front().place) +
+                                      layout_.block_bytes(blocks.front().place) <=
+                                  first_run->begin)
+      blocks = blocks.subspan(1);
+    while (!blocks.empty() && !parts.back().run_from(patch::Layout::offset(blocks.back().place)))
+      blocks = blocks.first(blocks.size() - 1);
+    for (; !blocks.empty(); blocks = blocks.subspan(std::min(kBlocksInRun, blocks.size())))
+      runs.push_back({.tensor = t, .blocks = blocks.first(std::min(kBlocksInRun, blocks.size()))});
+  }
+  PatchedSums sums{.before = std::vector<SplitSum>(tensors.size()),
+                   .after = std::vector<SplitSum>(tensors.size())};
+  std::mutex mutex;  // guards `sums`
+  std::atomic<bool> is_late = false;
+  std::atomic<std::size_t> next = 0;
+  const std::size_t threads = helpers == nullptr ? 1 : helpers->size() + 1;
+  for_each_index(helpers, threads, [&](std::size_t /*thread*/) {
+    patch::BlockApplier applier(layout_);
+    for (std::size_t i = next++; i < runs.size() && !is_late; i = next++) {
+      const std::uint32_t t = runs[i].tensor;
+      patch::PartSums total;
+      for (const patch::BlockView& block : runs[i].blocks) {
+        const patch::PartSums one =
+            applier.apply_to_part(block, parts[t], description.tensors[t].destination);
+        total.before += one.before;
+        total.after += one.after;
+        total.written_bytes += one.written_bytes;
+      }
+      const std::lock_guard lock(mutex);
+      sums.before[t] += total.before;
+      sums.after[t] += total.after;
+      sums.written_bytes += total.written_bytes;
+      if (now() > deadline) is_late = true;
+    }
+  });
+  if (is_late)
+    return fail(ErrorCode::kDeadline, "the deadline passed while the patch was being written");
+  return sums;
+}
+
+}  // namespace wsync::engine

@@ -1,0 +1,52 @@
+// PatchLoad: writes a patch into the memory of a rank that takes pieces. Blocks are written by
+// several threads, each block by one of them.
+//
+// Thread: confined to one thread, but for the threads of its pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "inference_side/engine_link/engine.h"
+#include "inference_side/engine_link/prepared_version.h"
+#include "shared/base/clock.h"
+#include "shared/base/error.h"
+#include "shared/base/shared_memory.h"
+#include "shared/base/split_sum.h"
+#include "shared/base/thread_pool.h"
+#include "shared/weights/patch/layout.h"
+#include "shared/weights/patch/patch.h"
+
+namespace wsync::engine {
+
+// Sums of the touched words of each of the rank's tensors, and what was written.
+struct PatchedSums {
+  std::vector<SplitSum> before;
+  std::vector<SplitSum> after;
+  std::uint64_t written_bytes = 0;
+};
+
+class PatchLoad {
+ public:
+  // Maps the patch of `bytes` in the memory of `fd` (borrowed for the call) and checks all of it,
+  // with the threads of `helpers` too, which may be null. Nothing is written yet. kRefused if the
+  // memory is not sealed; errors as patch::read_mapped().
+  [[nodiscard]] static Result<std::unique_ptr<PatchLoad>> open(int fd, std::uint64_t bytes,
+                                                               const PreparedVersion& prepared,
+                                                               ThreadPool* helpers);
+  // Writes what lies in the rank's parts. kDeadline if the deadline passes; then some blocks are
+  // written and others are not. No thread writes any more when it returns. Call it once.
+  [[nodiscard]] Result<PatchedSums> apply(const EngineDescription& description, ThreadPool* helpers,
+                                          TimePoint deadline);
+
+ private:
+  PatchLoad(std::shared_ptr<const EngineLayout> layout, MappedRegion memory);
+  std::shared_ptr<const EngineLayout> engine_layout_;
+  MappedRegion memory_;
+  patch::Layout layout_;
+  std::unique_ptr<const patch::PatchReader> reader_;  // of memory_
+};
+
+}  // namespace wsync::engine

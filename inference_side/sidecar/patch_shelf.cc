@@ -1,0 +1,130 @@
+#include "inference_side/sidecar/patch_shelf.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/base/units.h"
+#include "shared/observe/trace/progress.h"
+
+namespace wsync::agent {
+
+PatchShelf::PatchShelf(Loop& loop, PatchOptions options)
+    : loop_(loop),
+      options_(std::move(options)),
+      worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "patches", .max_queued = 8})) {}
+
+PatchShelf::~PatchShelf() {
+  *alive_ = false;
+  for (Entry& entry : entries_) entry.stop.request_stop();
+  worker_->stop();
+}
+
+bool PatchShelf::make(const Held& base, const Held& target, std::function<void()> on_done) {
+  if (!options_.enabled || base->identity().layout != target->identity().layout) return false;
+  const auto found = std::ranges::find_if(entries_, [&](const Entry& entry) {
+    return entry.base == base->version() && entry.target == target->version();
+  });
+  if (found != entries_.end()) {
+    if (found->patch)
+      loop_.post(std::move(on_done));
+    else
+      found->waiting.push_back(std::move(on_done));
+    return true;
+  }
+  const auto worth = static_cast<std::uint64_t>(
+      options_.max_share * static_cast<double>(target->manifest()->total_bytes()));
+  // While it is written to the memory that is shared, it is there twice.
+  const std::uint64_t max_bytes = std::min(worth, options_.room() / 2);
+  Entry entry{.base = base->version(),
+              .target = target->version(),
+              .number = next_++,
+              .stop = {},
+              .patch = nullptr,
+              .waiting = {}};
+  using Outcome = Result<std::shared_ptr<const staging::HeldPatch>>;
+  auto outcome = std::make_shared<Outcome>(fail(ErrorCode::kCancelled, "not made"));
+  const auto submitted = worker_->submit(
+      [base, target, outcome,
+       limits = staging::PatchLimits{.max_bytes = max_bytes,
+                                     .threads = options_.threads,
+                                     .stop = entry.stop.get_token()}]() mutable {
+        *outcome = staging::HeldPatch::make(std::move(base), std::move(target), limits);
+      },
+      [this, alive = alive_, number = entry.number, outcome, begin = now()] {
+        if (*alive) made(number, *outcome, begin);
+      });
+  if (!submitted) {
+    log_debug("no patch from {} to {}: {}", entry.base.to_string(), entry.target.to_string(),
+              submitted.error().message());
+    return false;
+  }
+  entry.waiting.push_back(std::move(on_done));
+  entries_.push_back(std::move(entry));
+  return true;
+}
+
+void PatchShelf::made(std::uint64_t number,
+                      const Result<std::shared_ptr<const staging::HeldPatch>>& outcome,
+                      TimePoint begin) {
+  const auto found = std::ranges::find(entries_, number, &Entry::number);
+  if (found == entries_.end()) return;
+  const std::vector<std::function<void()>> waiting = std::move(found->waiting);
+  const Version base = found->base;
+  const Version target = found->target;
+  const bool has_room = outcome && (*outcome)->bytes() <= options_.room();
+  if (has_room) {
+    found->patch = *outcome;
+    log_info("patch from {} to {}: {} of {}", base.to_string(), target.to_string(),
+             trace::format_bytes((*outcome)->bytes()),
+             trace::format_bytes((*outcome)->target().manifest()->total_bytes()));
+  } else {
+    if (!outcome && outcome.error().code() == ErrorCode::kDigestMismatch)
+      log_warning("no patch from {} to {}: {}", base.to_string(), target.to_string(),
+                  outcome.error().message());
+    else
+      log_debug("no patch from {} to {}: {}", base.to_string(), target.to_string(),
+                outcome ? "there is no room for it" : outcome.error().message());
+    entries_.erase(found);
+  }
+  options_.on_made(base, target, has_room ? outcome->get() : nullptr, begin, now());
+  options_.on_bytes(bytes());
+  for (const auto& done : waiting) done();
+}
+
+template <class Predicate>
+void PatchShelf::drop(const Predicate& predicate) {
+  const auto dropped = std::erase_if(entries_, [&](Entry& entry) {
+    if (!predicate(entry)) return false;
+    entry.stop.request_stop();
+    // Unmapping takes long. If the queue is full, it is done here.
+    (void)worker_->submit([patch = std::move(entry.patch)] {});
+    return true;
+  });
+  if (dropped != 0) options_.on_bytes(bytes());
+}
+
+void PatchShelf::forget(const Version& version) {
+  drop([&](const Entry& entry) { return entry.base == version || entry.target == version; });
+}
+
+void PatchShelf::keep_only(const std::set<Version>& bases) {
+  drop([&](const Entry& entry) { return !bases.contains(entry.base); });
+}
+
+std::shared_ptr<const staging::HeldPatch> PatchShelf::find(const Version& base,
+                                                           const Version& target) const {
+  for (const Entry& entry : entries_)
+    if (entry.base == base && entry.target == target) return entry.patch;
+  return nullptr;
+}
+
+std::uint64_t PatchShelf::bytes() const {
+  std::uint64_t total = 0;
+  for (const Entry& entry : entries_)
+    if (entry.patch) total += entry.patch->bytes();
+  return total;
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,88 @@
+// PatchShelf: the patches that a sidecar holds, and those that are being made. A patch leads from a
+// held version to another held version of the same layout. It is made on a thread of its own while
+// the engines serve the base, and it is dropped with either version, or when no rank serves its
+// base any longer. A patch that cannot be made is no error: the version is loaded in full.
+//
+// Thread: the loop's; callbacks are called on the loop. The loop must outlive this object.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <stop_token>
+#include <vector>
+
+#include "inference_side/staging/held_patch.h"
+#include "inference_side/staging/store.h"
+#include "shared/base/clock.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/worker.h"
+
+namespace wsync::agent {
+
+struct PatchOptions {
+  bool enabled = true;
+  double max_share = 0.4;  // of the model: a larger patch is not made
+  unsigned threads = 2;
+  // Bytes that may be held beside everything else.
+  std::function<std::uint64_t()> room = [] { return ~std::uint64_t{0}; };
+  // The size of all patches is another one now.
+  std::function<void(std::uint64_t bytes)> on_bytes = [](std::uint64_t) {};
+  // A patch was made; null if it could not be made. For traces and metrics.
+  std::function<void(const Version& base, const Version& target, const staging::HeldPatch* patch,
+                     TimePoint begin, TimePoint end)>
+      on_made =
+          [](const Version&, const Version&, const staging::HeldPatch*, TimePoint, TimePoint) {};
+};
+
+class PatchShelf {
+ public:
+  using Held = std::shared_ptr<const staging::HeldVersion>;
+  // So many patches lead to one version; what serves another one loads it in full.
+  static constexpr std::size_t kBasesMax = 2;
+
+  PatchShelf(Loop& loop, PatchOptions options);
+  // Stops what is being made.
+  ~PatchShelf();
+  PatchShelf(const PatchShelf&) = delete;
+  PatchShelf& operator=(const PatchShelf&) = delete;
+
+  // Makes the patch if there is none. `on_done` is called when it is there or known not to come,
+  // not inside the call; never if one of the versions is forgotten before. Returns false, and calls
+  // nothing, if there is nothing to make: patches are disabled, the layouts differ, or there is no
+  // room.
+  bool make(const Held& base, const Held& target, std::function<void()> on_done);
+  // Drops all patches from this version and to it.
+  void forget(const Version& version);
+  // Drops all patches from other versions than these.
+  void keep_only(const std::set<Version>& bases);
+  // Returns nullptr if it is not here.
+  [[nodiscard]] std::shared_ptr<const staging::HeldPatch> find(const Version& base,
+                                                               const Version& target) const;
+  // Size of all patches.
+  [[nodiscard]] std::uint64_t bytes() const;
+
+ private:
+  struct Entry {
+    Version base;
+    Version target;
+    std::uint64_t number = 0;
+    std::stop_source stop;
+    std::shared_ptr<const staging::HeldPatch> patch;  // null while it is made
+    std::vector<std::function<void()>> waiting;
+  };
+  void made(std::uint64_t number, const Result<std::shared_ptr<const staging::HeldPatch>>& outcome,
+            TimePoint begin);
+  template <class Predicate>
+  void drop(const Predicate& predicate);
+
+  Loop& loop_;
+  const PatchOptions options_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::vector<Entry> entries_;
+  std::uint64_t next_ = 1;
+  std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace wsync::agent

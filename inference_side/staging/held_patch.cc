@@ -1,0 +1,203 @@
+#include "inference_side/staging/held_patch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/stream_copy.h"
+#include "shared/base/thread_pool.h"
+#include "shared/base/weight_limits.h"
+#include "shared/weights/patch/block_maker.h"
+#include "shared/weights/patch/format.h"
+#include "shared/weights/patch/mapped_patch.h"
+
+namespace wsync::staging {
+namespace {
+
+// A bucket is read by one thread of an engine.
+constexpr std::uint64_t kPatchBucketBytes = limits::kBucketBytesMin;
+constexpr std::size_t kSampledBlocks = 32;
+// If so many times the limit is estimated, the patch is not made: with an estimate from so few
+// blocks it could be a little below the limit otherwise.
+constexpr double kSampleMargin = 1.5;
+
+// What writing a patch costs in the pause, in bytes that a load of everything copies in the same
+// time. A value of a sparse block is written alone, and its word is read and summed twice: measured
+// between 70 and 90 bytes where many values change. The words of a dense block are summed twice.
+constexpr std::uint64_t kSparseValueCost = 80;
+constexpr double kDenseByteCost = 1.5;
+
+std::uint64_t cost_of(const patch::Block& block) {
+  return block.dense ? static_cast<std::uint64_t>(kDenseByteCost *
+                                                  static_cast<double>(block.payload.size()))
+                     : kSparseValueCost * block.elements;
+}
+
+// Compares two versions.
+class Comparison {
+ public:
+  Comparison(const HeldVersion& base, const HeldVersion& target, const patch::Layout& layout,
+             const PatchLimits& limits, patch::PatchBuilder& builder)
+      : base_(base), target_(target), layout_(layout), limits_(limits), builder_(builder) {
+    for (std::uint32_t tensor = 0; tensor < layout.manifest().size(); ++tensor)
+      for (std::uint32_t block = 0; block < layout.block_count(tensor); ++block)
+        blocks_.push_back({.tensor = tensor, .block = block});
+    const std::size_t leaves = target.leaves()->all().size();
+    if (!base.is_verified()) base_sums_.resize(leaves);
+    if (!target.is_verified()) target_sums_.resize(leaves);
+  }
+
+  // Fails if a few blocks show that the patch will be too large, or will be written too slowly.
+  [[nodiscard]] Result<> sample() const {
+    if (blocks_.size() <= kSampledBlocks) return {};
+    patch::BlockMaker maker;
+    std::uint64_t bytes = 0;
+    std::uint64_t cost = 0;
+    std::uint64_t of = 0;
+    for (std::size_t i = 0; i < kSampledBlocks; ++i) {
+      const patch::BlockPlace& place = blocks_[i * blocks_.size() / kSampledBlocks];
+      of += layout_.block_bytes(place);
+      const auto block = make(maker, place);
+      if (!block) continue;
+      bytes += size_of(*block);
+      cost += cost_of(*block);
+    }
+    const auto model = static_cast<double>(layout_.manifest().total_bytes());
+    const double scale = model / static_cast<double>(of);
+    if (scale * static_cast<double>(bytes) <=
+            kSampleMargin * static_cast<double>(limits_.max_bytes) &&
+        scale * static_cast<double>(cost) <= kSampleMargin * model)
+      return {};
+    return fail(ErrorCode::kRefused,
+                fmt::format("too much has changed: a patch would have about {:.0f} bytes, at most "
+                            "{} are worth one, and be written in about {:.1f} times the time of "
+                            "all bytes",
+                            scale * static_cast<double>(bytes), limits_.max_bytes,
+                            scale * static_cast<double>(cost) / model));
+  }
+
+  // Compares everything.
+  [[nodiscard]] Result<> run() {
+    const auto leaves = target_.leaves()->all();
+    ThreadPool helpers(std::max(1U, limits_.threads) - 1);
+    std::atomic<std::size_t> next = 0;
+    for_each_index(&helpers, helpers.size() + 1, [&](std::size_t /*thread*/) {
+      patch::BlockMaker maker;
+      for (std::size_t at = next++; at < leaves.size() && !is_over(); at = next++)
+        compare_leaf(maker, at);
+    });
+    if (limits_.stop.stop_requested())
+      return fail(ErrorCode::kCancelled, "the patch is no longer needed");
+    if (bytes_ > limits_.max_bytes)
+      return fail(ErrorCode::kRefused,
+                  fmt::format("too much has changed: more than {} bytes", limits_.max_bytes));
+    if (cost_ > layout_.manifest().total_bytes())
+      return fail(ErrorCode::kRefused,
+                  "too much has changed: all bytes are loaded sooner than a patch is written");
+    if (!base_sums_.empty()) WSYNC_TRY(base_.prove(std::move(base_sums_)));
+    if (!target_sums_.empty()) WSYNC_TRY(target_.prove(std::move(target_sums_)));
+    return {};
+  }
+
+ private:
+  [[nodiscard]] bool is_over() const {
+    return limits_.stop.stop_requested() || bytes_ > limits_.max_bytes ||
+           cost_ > layout_.manifest().total_bytes();
+  }
+  [[nodiscard]] static std::uint64_t size_of(const patch::Block& block) {
+    return block.payload.size() + patch::kEntryBytesMax;
+  }
+  [[nodiscard]] std::optional<patch::Block> make(patch::BlockMaker& maker,
+                                                 const patch::BlockPlace& place) const {
+    const std::uint64_t at = patch::Layout::offset(place);
+    const std::uint64_t bytes = layout_.block_bytes(place);
+    return maker.make(layout_, place,
+                      HeldPatch::tensor_bytes(base_, place.tensor).subspan(at, bytes),
+                      HeldPatch::tensor_bytes(target_, place.tensor).subspan(at, bytes));
+  }
+  // A leaf consists of whole blocks. They are summed while they are in the cache.
+  void compare_leaf(patch::BlockMaker& maker, std::size_t index) {
+    const LeafPlace& leaf = target_.leaves()->all()[index];
+    for (std::uint64_t at = 0; at < leaf.bytes; at += patch::kBlockBytes) {
+      const patch::BlockPlace place{
+          .tensor = leaf.tensor,
+          .block = static_cast<std::uint32_t>((leaf.place.position + at) / patch::kBlockBytes)};
+      const std::uint64_t bytes = layout_.block_bytes(place);
+      const SumPlace sum_place{.seed = leaf.place.seed, .position = leaf.place.position + at};
+      if (auto block = make(maker, place)) {
+        bytes_ += size_of(*block);
+        cost_ += cost_of(*block);
+        builder_.add(std::move(*block));
+      }
+      if (!base_sums_.empty())
+        base_sums_[index] +=
+            word_sum(base_.data().subspan(leaf.arena_offset + at, bytes), sum_place);
+      if (!target_sums_.empty())
+        target_sums_[index] +=
+            word_sum(target_.data().subspan(leaf.arena_offset + at, bytes), sum_place);
+    }
+  }
+
+  const HeldVersion& base_;
+  const HeldVersion& target_;
+  const patch::Layout& layout_;
+  const PatchLimits& limits_;
+  patch::PatchBuilder& builder_;
+  std::vector<patch::BlockPlace> blocks_;
+  std::vector<WordSum> base_sums_;    // of the leaves; empty: proven before
+  std::vector<WordSum> target_sums_;  // likewise
+  std::atomic<std::uint64_t> bytes_ = 0;
+  std::atomic<std::uint64_t> cost_ = 0;
+};
+
+}  // namespace
+
+std::span<const std::byte> HeldPatch::tensor_bytes(const HeldVersion& version,
+                                                   std::uint32_t tensor) {
+  const auto pieces = version.plan()->tensor_pieces(tensor);
+  if (pieces.empty()) return {};
+  return version.data().subspan(
+      version.plan()->arena_offset(pieces.front()),
+      pieces.back().tensor_offset + pieces.back().bytes - pieces.front().tensor_offset);
+}
+
+HeldPatch::HeldPatch(std::shared_ptr<const HeldVersion> base,
+                     std::shared_ptr<const HeldVersion> target, SealedMemory memory)
+    : base_(std::move(base)),
+      target_(std::move(target)),
+      layout_(*target_->manifest()),
+      memory_(std::move(memory)) {}
+
+Result<> HeldPatch::read() {
+  reader_.emplace(WSYNC_TRY(patch::read_mapped(layout_, memory_.bytes(), nullptr)));
+  return {};
+}
+
+Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const HeldVersion> base,
+                                                         std::shared_ptr<const HeldVersion> target,
+                                                         const PatchLimits& limits) {
+  WSYNC_CHECK(base->identity().layout == target->identity().layout, "both have the same layout");
+  const patch::Layout layout(*target->manifest());
+  auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, kPatchBucketBytes));
+  Comparison comparison(*base, *target, layout, limits, builder);
+  WSYNC_TRY(comparison.sample());
+  WSYNC_TRY(comparison.run());
+  const patch::Patch patch =
+      WSYNC_TRY(builder.finish(base->digests().root, target->digests().root));
+  if (patch.bytes() > limits.max_bytes)
+    return fail(ErrorCode::kRefused, fmt::format("the patch has {} bytes, at most {} are worth one",
+                                                 patch.bytes(), limits.max_bytes));
+  std::vector<std::span<const std::byte>> parts = {patch.index};
+  parts.insert(parts.end(), patch.buckets.begin(), patch.buckets.end());
+  auto memory = WSYNC_TRY(SealedMemory::create("wsync-patch", parts));
+  std::shared_ptr<HeldPatch> held(
+      new HeldPatch(std::move(base), std::move(target), std::move(memory)));
+  WSYNC_TRY(held->read());
+  return std::shared_ptr<const HeldPatch>(std::move(held));
+}
+
+}  // namespace wsync::staging

@@ -1,0 +1,65 @@
+// HeldPatch: what leads from one held version to another one, in memory that engines on this host
+// map. It is made by comparing both, block by block (shared/weights/patch), and every byte of both
+// is summed meanwhile and compared with its version, unless that has been done before. So a rank
+// that holds the base, and whose touched words have the sums of the patch afterwards, holds the
+// target.
+//
+// Immutable; any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
+
+#include "inference_side/staging/store.h"
+#include "shared/base/error.h"
+#include "shared/base/sealed_memory.h"
+#include "shared/weights/patch/layout.h"
+#include "shared/weights/patch/patch.h"
+
+namespace wsync::staging {
+
+struct PatchLimits {
+  // A patch that is larger is not made. Of all its bytes.
+  std::uint64_t max_bytes = 0;
+  unsigned threads = 1;
+  std::stop_token stop = {};
+};
+
+class HeldPatch {
+ public:
+  // Both versions have the same layout. Blocks. kRefused, as soon as it is clear, if the patch
+  // would be larger than the limit, or if a rank would need more time for it than for all bytes:
+  // some blocks from all over the model are compared first. kCancelled soon after `stop` is
+  // requested. kDigestMismatch if the bytes of a version are not its own; kResourceExhausted.
+  [[nodiscard]] static Result<std::shared_ptr<const HeldPatch>> make(
+      std::shared_ptr<const HeldVersion> base, std::shared_ptr<const HeldVersion> target,
+      const PatchLimits& limits);
+
+  [[nodiscard]] const HeldVersion& base() const noexcept { return *base_; }
+  [[nodiscard]] const HeldVersion& target() const noexcept { return *target_; }
+  [[nodiscard]] const patch::Layout& layout() const noexcept { return layout_; }
+  // Index and blocks, read as an engine reads them.
+  [[nodiscard]] const patch::PatchReader& reader() const noexcept { return *reader_; }
+  // Size of its memory.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return memory_.bytes().size(); }
+  // A new read-only descriptor, for an engine.
+  [[nodiscard]] Result<UniqueFd> share() const { return memory_.share(); }
+  // The bytes of a tensor in one of the two versions.
+  [[nodiscard]] static std::span<const std::byte> tensor_bytes(const HeldVersion& version,
+                                                               std::uint32_t tensor);
+
+ private:
+  HeldPatch(std::shared_ptr<const HeldVersion> base, std::shared_ptr<const HeldVersion> target,
+            SealedMemory memory);
+  [[nodiscard]] Result<> read();
+  std::shared_ptr<const HeldVersion> base_;
+  std::shared_ptr<const HeldVersion> target_;
+  patch::Layout layout_;
+  SealedMemory memory_;
+  std::optional<patch::PatchReader> reader_;  // of memory_
+};
+
+}  // namespace wsync::staging

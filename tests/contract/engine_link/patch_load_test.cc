@@ -1,0 +1,292 @@
+// Loads by a patch: what a rank writes, what it answers, and what it refuses before anything
+// changes.
+#include <array>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "shared/base/sealed_memory.h"
+#include "shared/weights/patch/block_maker.h"
+#include "shared/weights/patch/patch.h"
+#include "tests/contract/engine_link/attached_rank.h"
+
+namespace wsync::engine::test {
+namespace {
+
+using control::RankState;
+using control::TakeMode;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::span<const std::byte> tensor_in(const Model& model, const SharedArena& arena,
+                                     std::uint32_t tensor) {
+  const auto pieces = model.plan.tensor_pieces(tensor);
+  if (pieces.empty()) return {};
+  return arena.data().subspan(model.plan.arena_offset(pieces.front()),
+                              model.manifest.byte_size(tensor));
+}
+
+// The second version differs from the first one in each 40th element of two bytes, and in nothing
+// of "model.layers.1".
+SharedArena changed_arena(const Model& model, const SharedArena& first) {
+  auto made =
+      SharedArena::create({.name = "test", .data_bytes = model.plan.arena_bytes(), .threads = 1})
+          .value();
+  auto lease = made.try_write_lease({.version_epoch = kSecond.epoch,
+                                     .version_step = kSecond.step,
+                                     .layout = model.manifest.layout_digest(),
+                                     .bucket_bytes = model.plan.bucket_bytes()})
+                   .value();
+  std::ranges::copy(first.data(), lease.data().begin());
+  for (const Piece& piece : model.plan.pieces()) {
+    if (model.manifest.tensor(piece.tensor).name.find("layers.1.") != std::string::npos) continue;
+    const auto bytes = lease.data().subspan(model.plan.arena_offset(piece), piece.bytes);
+    for (std::size_t at = 0; at < bytes.size(); at += 80) bytes[at] ^= std::byte{1};
+  }
+  std::move(lease).complete({.low = kSecond.step, .high = 1});
+  return made;
+}
+
+// What a sidecar would hold for these two arenas.
+struct MadePatch {
+  MadePatch(const Model& model, const SharedArena& base, const SharedArena& target)
+      : layout(model.manifest) {
+    auto builder = patch::PatchBuilder::create(layout, limits::kBucketBytesMin).value();
+    patch::BlockMaker maker;
+    for (std::uint32_t t = 0; t < model.manifest.size(); ++t)
+      for (std::uint32_t b = 0; b < layout.block_count(t); ++b) {
+        const patch::BlockPlace place{.tensor = t, .block = b};
+        const std::uint64_t at = patch::Layout::offset(place);
+        const std::uint64_t bytes = layout.block_bytes(place);
+        if (auto block = maker.make(layout, place, tensor_in(model, base, t).subspan(at, bytes),
+                                    tensor_in(model, target, t).subspan(at, bytes)))
+          builder.add(std::move(*block));
+      }
+    patch = builder.finish({.low = 1, .high = 1}, {.low = 2, .high = 1}).value();
+    reader.emplace(patch::PatchReader::open(layout, patch).value());
+  }
+  [[nodiscard]] Bytes bytes() const {
+    Bytes all = patch.index;
+    for (const Bytes& bucket : patch.buckets) all.insert(all.end(), bucket.begin(), bucket.end());
+    return all;
+  }
+  patch::Layout layout;
+  patch::Patch patch;
+  std::optional<patch::PatchReader> reader;
+};
+
+std::vector<UniqueFd> sealed(const Bytes& bytes) {
+  const std::array<std::span<const std::byte>, 1> parts = {bytes};
+  std::vector<UniqueFd> fds;
+  fds.push_back(SealedMemory::create("patch", parts).value().share().value());
+  return fds;
+}
+
+control::Load load_by(const Bytes& patch, Version base = kFirst) {
+  return {.version = kSecond, .copy_threads = 2, .patch_base = base, .patch_bytes = patch.size()};
+}
+
+// A rank that has stopped with the first version; the second one is prepared.
+struct PatchedRank : Rank {
+  explicit PatchedRank(const Model& model, std::uint32_t rank = 0, std::uint32_t world = 1)
+      : Rank(model, TakeMode::kPieces, rank, world),
+        first(model.arena(kFirst)),
+        second(changed_arena(model, first)) {
+    start();
+    EXPECT_TRUE(peer.accept().takes_patches);
+    peer.welcome_unified();
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first)).failure, "");
+    switch_to(kFirst);
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kSecond, false), share(second)).failure,
+              "");
+    engine.calls.clear();
+  }
+  SharedArena first;
+  SharedArena second;
+};
+
+TEST(PatchLoad, WritesWhatDiffersAndReturnsBothSums) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const MadePatch made(model, rank.first, rank.second);
+  const Bytes bytes = made.bytes();
+  const auto loaded = rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes));
+  EXPECT_EQ(loaded.failure, "");
+  EXPECT_EQ(rank.link->status().state, RankState::kLoaded);
+  expect_holds(model, rank.engine, rank.second);
+  ASSERT_EQ(loaded.sums.size(), model.manifest.size());
+  ASSERT_EQ(loaded.before.size(), model.manifest.size());
+  std::vector<SplitSum> before(model.manifest.size());
+  std::vector<SplitSum> after(model.manifest.size());
+  std::uint64_t values = 0;
+  for (const patch::BlockView& block : made.reader->blocks()) {
+    before[block.place.tensor].words += block.before;
+    after[block.place.tensor].words += block.after;
+    values += block.values.size();
+  }
+  EXPECT_EQ(loaded.before, before);
+  EXPECT_EQ(loaded.sums, after);
+  EXPECT_EQ(loaded.written_bytes, values);
+  EXPECT_EQ(loaded.bytes, plan_of(model, rank.engine).bytes());
+  EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kSecond}).failure, "");
+  EXPECT_EQ(rank.link->status().active, kSecond);
+  // As in any other load, also for the layer in which nothing changes.
+  EXPECT_THAT(rank.engine.calls, ElementsAre("begin 1.2", "layer 0", "layer 1", "layer 2",
+                                             "layer 3", "layer 4", "commit 1.2"));
+}
+
+// Rows of one tensor and columns of another one.
+TEST(PatchLoad, RanksWriteTheirParts) {
+  const Model model = Model::make();
+  for (std::uint32_t number = 0; number < 2; ++number) {
+    PatchedRank rank(model, number, 2);
+    const MadePatch made(model, rank.first, rank.second);
+    const Bytes bytes = made.bytes();
+    const auto loaded = rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes));
+    EXPECT_EQ(loaded.failure, "");
+    expect_holds(model, rank.engine, rank.second);
+    const auto q_proj = model.manifest.find("model.layers.0.self_attn.q_proj.weight").value();
+    WordSum all;
+    for (const patch::BlockView& block :
+         made.reader->blocks(q_proj, 0, made.layout.block_count(q_proj)))
+      all += block.after;
+    EXPECT_NE(loaded.sums[q_proj].words, all);
+  }
+}
+
+TEST(PatchLoad, TensorsOfOddSizesAndUnalignedColumns) {
+  const Model model =
+      Model::of({{.name = "odd", .dtype = DType::kU8, .shape = {70'001, 13}},
+                 {.name = "mlp.down_proj", .dtype = DType::kBF16, .shape = {999, 6}},
+                 {.name = "end", .dtype = DType::kF32, .shape = {3}}});
+  for (std::uint32_t number = 0; number < 2; ++number) {
+    PatchedRank rank(model, number, 2);
+    const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+    EXPECT_EQ(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure, "");
+    expect_holds(model, rank.engine, rank.second);
+  }
+}
+
+// Nothing has changed, and the same version can be loaded in full at once.
+void expect_refused(PatchedRank& rank, const Model& model, const std::string& why,
+                    control::Load load, std::vector<UniqueFd> fds) {
+  const RankState state = rank.link->status().state;
+  const auto loaded = rank.peer.ask<control::Loaded>(std::move(load), std::move(fds));
+  EXPECT_THAT(loaded.failure, HasSubstr(why));
+  EXPECT_TRUE(loaded.sums.empty());
+  EXPECT_EQ(rank.link->status().state, state);
+  expect_holds(model, rank.engine, rank.first);
+}
+
+TEST(PatchLoad, ARankThatHoldsAnotherVersionRefuses) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+  expect_refused(rank, model, "the patch begins at 1.3, but the rank is paused and holds 1.1",
+                 load_by(bytes, {.epoch = 1, .step = 3}), sealed(bytes));
+  rank.switch_to(kSecond);
+  expect_holds(model, rank.engine, rank.second);
+}
+
+TEST(PatchLoad, ARankThatServesRefuses) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  expect_refused(rank, model, "serving", load_by(bytes), sealed(bytes));
+}
+
+TEST(PatchLoad, ATaintedRankRefuses) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+  rank.engine.fail_layer = 1;
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure,
+              HasSubstr("no room for this layer"));
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+  rank.engine.fail_layer = UINT32_MAX;
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure,
+              HasSubstr("the rank is tainted"));
+  rank.switch_to(kSecond);
+  expect_holds(model, rank.engine, rank.second);
+}
+
+TEST(PatchLoad, AVersionThatIsLoadedButNotCommittedIsNoBase) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+  EXPECT_EQ(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure, "");
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure,
+              HasSubstr("the rank is loaded"));
+}
+
+TEST(PatchLoad, NothingIsWrittenBeforeAllOfThePatchIsProven) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const MadePatch made(model, rank.first, rank.second);
+  const Bytes bytes = made.bytes();
+  Bytes damaged = bytes;
+  damaged.back() ^= std::byte{1};  // of the last bucket
+  expect_refused(rank, model, "patch", load_by(damaged), sealed(damaged));
+  damaged = bytes;
+  damaged[60] ^= std::byte{1};  // of the index
+  expect_refused(rank, model, "patch", load_by(damaged), sealed(damaged));
+  damaged.assign(bytes.begin(), bytes.end() - 1);
+  expect_refused(rank, model, "expected", load_by(damaged), sealed(damaged));
+  damaged.assign(bytes.begin(), bytes.begin() + 120);
+  expect_refused(rank, model, "ends within its index", load_by(damaged), sealed(damaged));
+  expect_refused(rank, model, "expected 1", load_by(bytes), {});
+  expect_refused(rank, model, "sealed content", load_by(bytes), share(rank.first));
+  control::Load wrong_size = load_by(bytes);
+  wrong_size.patch_bytes += 1;
+  expect_refused(rank, model, "as announced", wrong_size, sealed(bytes));
+  // A patch for tensors of other names.
+  const Model other = Model::of({{.name = "other", .dtype = DType::kBF16, .shape = {1200, 512}}});
+  const SharedArena a = other.arena(kFirst);
+  const Bytes foreign = MadePatch(other, a, other.arena(kSecond)).bytes();
+  expect_refused(rank, model, "patch", load_by(foreign), sealed(foreign));
+  EXPECT_EQ(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure, "");
+  expect_holds(model, rank.engine, rank.second);
+}
+
+// The sums say what was there, whatever it was; the sidecar compares them.
+TEST(PatchLoad, MemoryThatTheEngineHasChangedShowsInTheSumsBefore) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const MadePatch made(model, rank.first, rank.second);
+  const Bytes bytes = made.bytes();
+  rank.engine.memory[0][2] ^= std::byte{1};  // beside the first element, which changes
+  const auto loaded = rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes));
+  EXPECT_EQ(loaded.failure, "");
+  WordSum before;
+  for (const patch::BlockView& block : made.reader->blocks(0, 0, made.layout.block_count(0)))
+    before += block.before;
+  EXPECT_NE(loaded.before[0].words, before);
+}
+
+TEST(PatchLoad, AnEngineThatDoesNotBeginTheLoadKeepsItsBytes) {
+  const Model model = Model::make();
+  PatchedRank rank(model);
+  const Bytes bytes = MadePatch(model, rank.first, rank.second).bytes();
+  rank.engine.fail_begin = true;
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure,
+              HasSubstr("not now"));
+  expect_holds(model, rank.engine, rank.first);
+}
+
+TEST(PatchLoad, OnlyRanksWithTheBytesOfTheVersionInHostMemoryTakePatches) {
+  const Model model = Model::make();
+  for (const TakeMode take : {TakeMode::kWhole, TakeMode::kAdopt, TakeMode::kBorrow}) {
+    Rank rank(model, take);
+    rank.start();
+    EXPECT_FALSE(rank.peer.accept().takes_patches);
+  }
+  Rank rank(model, TakeMode::kPieces);
+  rank.engine.memory[0].resize(rank.engine.memory[0].size() * 2);
+  rank.engine.description.tensors[0].destination = rank.engine.memory[0];
+  rank.engine.description.tensors[0].held_as = DType::kF32;
+  rank.start();
+  EXPECT_FALSE(rank.peer.accept().takes_patches);
+}
+
+}  // namespace
+}  // namespace wsync::engine::test

@@ -1,0 +1,156 @@
+"""Switches that write only what changes: real processes, every byte verified, and whatever does not fit loaded in full."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+import tensors
+from fleet import DEADLINE_S, Fleet
+
+WSYNC = sys.argv.pop()
+
+
+def changed(source, directory, every):
+    """A copy of a checkpoint in which each `every`-th element of two bytes is another one."""
+    shutil.copytree(source, directory)
+    for name in os.listdir(directory):
+        if not name.endswith(".safetensors"):
+            continue
+        path = os.path.join(directory, name)
+        header, data = tensors.read_file(path)
+        data = bytearray(data)
+        data[::2 * every] = bytes(b ^ 1 for b in data[::2 * every])
+        tensors.write_file(path, header, bytes(data))
+    return directory
+
+
+class PatchFleet(Fleet):
+    def __init__(self, wsync):
+        super().__init__(wsync)
+        self.one = self.checkpoint("v1", 1)
+        self.versions = 1
+
+    def next(self, every):
+        """A checkpoint that differs from the one before in one of so many elements."""
+        self.versions += 1
+        return changed(self.path(f"v{self.versions - 1}"), self.path(f"v{self.versions}"), every)
+
+    def pushed(self, path):
+        code, answer = self.ask("push", path)
+        if code != 0:
+            raise AssertionError(answer)
+        return answer["result"]
+
+    def load_of(self, replica):
+        """What the sidecar itself says: a coordinator hears of it with the next heartbeat."""
+        code, answer = self.ask("status", address=f"ipc://{self.run_dir}/s0.control")
+        if code != 0:
+            raise AssertionError(answer)
+        return {r["replica"]: r["last_load"] for r in answer["result"]["sidecars"][0]["replicas"]}[replica]
+
+
+class SwitchPatches(unittest.TestCase):
+    def verified(self, fleet):
+        code, answer = fleet.ask("verify")
+        self.assertEqual(code, 0, answer)
+        self.assertTrue(answer["result"]["match"])
+
+    def expect(self, fleet, kind, *replicas):
+        for replica in replicas:
+            load = fleet.load_of(replica)
+            self.assertEqual(load["kind"], kind, load)
+            if kind == "full":
+                self.assertEqual(load["written_bytes"], load["bytes"])
+            else:
+                self.assertLess(load["written_bytes"], load["bytes"] / 20)
+                self.assertAlmostEqual(load["written_share"], load["written_bytes"] / load["bytes"])
+        self.verified(fleet)
+
+    def test_what_differs_is_written_and_everything_else_loaded_in_full(self):
+        with PatchFleet(WSYNC) as fleet:
+            sidecar, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            fleet.engine(engines, "a", fleet.one)
+            for rank in (0, 1):
+                fleet.engine(engines, "b", fleet.one, "--rank", str(rank), "--world-size", "2")
+            fleet.pushed(fleet.one)
+            self.expect(fleet, "full", "a", "b")
+            for every in (100, 1000):
+                fleet.pushed(fleet.next(every))
+                self.expect(fleet, "patch", "a", "b")
+            fleet.until(lambda: fleet.replicas()["a"]["last_load"]["kind"] == "patch", "what the coordinator says")
+            text = subprocess.run([WSYNC, "status", "--coordinator", fleet.address], env=fleet.environment, text=True,
+                                  capture_output=True, check=True).stdout
+            self.assertIn(" by a patch (", text)
+            # The version before is held, and no patch leads to it.
+            code, answer = fleet.ask("rollback")
+            self.assertEqual(code, 0, answer)
+            self.expect(fleet, "full", "a", "b")
+            fleet.pushed(fleet.next(500))
+            self.verified(fleet)
+            # Everything has changed.
+            fleet.pushed(fleet.checkpoint("other", 9))
+            self.expect(fleet, "full", "a", "b")
+            with open(sidecar.log_path, encoding="utf-8") as log:
+                self.assertIn(" by a patch, ", log.read())
+
+    def test_patches_can_be_switched_off(self):
+        with PatchFleet(WSYNC) as fleet:
+            _, engines = fleet.sidecar("s0", "--set", "patch.mode=off")
+            fleet.start("trainer")
+            fleet.engine(engines, "a", fleet.one)
+            fleet.pushed(fleet.one)
+            fleet.pushed(fleet.next(100))
+            self.expect(fleet, "full", "a")
+
+    def test_a_patch_that_is_larger_than_allowed_is_not_made(self):
+        with PatchFleet(WSYNC) as fleet:
+            _, engines = fleet.sidecar("s0", "--set", "patch.max_share=0.01")
+            fleet.start("trainer")
+            fleet.engine(engines, "a", fleet.one)
+            fleet.pushed(fleet.one)
+            fleet.pushed(fleet.next(50))
+            self.expect(fleet, "full", "a")
+            fleet.pushed(fleet.next(1000))
+            self.expect(fleet, "patch", "a")
+
+    def test_an_engine_that_is_killed_within_its_patch_and_comes_back(self):
+        with PatchFleet(WSYNC) as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            a = fleet.engine(engines, "a", fleet.one)
+            b = fleet.engine(engines, "b", fleet.one)
+            fleet.pushed(fleet.one)
+            # Those of the first version have been said.
+            fleet.event(b, "resumed")
+            push = fleet.start("push", fleet.next(100), "--json", "--coordinator", fleet.address)
+            fleet.event(b, "loading")
+            b.kill()
+            push.wait(DEADLINE_S)
+            b = fleet.engine(engines, "b", fleet.one)
+            version = fleet.replicas()["a"]["version"]
+            fleet.until_ready(version, "a", "b")
+            self.assertEqual(fleet.load_of("a")["kind"], "patch")
+            self.assertEqual(fleet.load_of("b")["kind"], "full")
+            self.verified(fleet)
+            self.assertIsNone(a.poll())
+
+    def test_an_engine_that_stands_still_catches_up(self):
+        with PatchFleet(WSYNC) as fleet:
+            _, engines = fleet.sidecar("s0", "--set", "engine_deadline=1s")
+            fleet.start("trainer")
+            a = fleet.engine(engines, "a", fleet.one)
+            fleet.engine(engines, "b", fleet.one)
+            fleet.pushed(fleet.one)
+            fleet.halt(a.pid)
+            fleet.until(lambda: not fleet.replicas()["a"]["ready"], "that a stands still")
+            fleet.ask("push", fleet.next(100))
+            a.send_signal(signal.SIGCONT)
+            fleet.until_ready(fleet.replicas()["b"]["version"], "a", "b")
+            self.expect(fleet, "patch", "b")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,198 @@
+// Patches between held versions: made, given up as soon as they are not worth it, and proven.
+#include "inference_side/staging/held_patch.h"
+
+#include <array>
+#include <cstring>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
+#include "shared/weights/patch/block_applier.h"
+#include "shared/weights/patch/mapped_patch.h"
+
+namespace wsync::staging {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} / 4;
+
+// Two versions of a model in arenas, with the bytes of the second one changed from the first one.
+class HeldPatchTest : public testing::Test {
+ protected:
+  HeldPatchTest() {
+    manifest_ = std::make_shared<const Manifest>(
+        Manifest::create({{"embed.weight", DType::kBF16, {3000, 1777}},
+                          {"layers.0.w", DType::kF32, {100, 30}},
+                          {"layers.1.w", DType::kU8, {limits::kMiB + 5}},
+                          {"layers.2.none", DType::kU8, {0}}})
+            .value());
+    plan_ = std::make_shared<const BucketPlan>(
+        BucketPlan::create(*manifest_, limits::kBucketBytesMin).value());
+    leaves_ = std::make_shared<const LeafTable>(*manifest_, *plan_);
+    base_.resize(plan_->arena_bytes());
+    std::mt19937_64 random(3);
+    for (const Piece& piece : plan_->pieces())
+      for (std::byte& byte : std::span(base_).subspan(plan_->arena_offset(piece), piece.bytes))
+        byte = static_cast<std::byte>(random());
+    target_ = base_;
+  }
+  // Changes each `every`-th element of two bytes.
+  void change(std::size_t every) {
+    for (const Piece& piece : plan_->pieces()) {
+      const auto bytes = std::span(target_).subspan(plan_->arena_offset(piece), piece.bytes);
+      for (std::size_t at = 0; at < bytes.size(); at += 2 * every) bytes[at] ^= std::byte{1};
+    }
+  }
+  [[nodiscard]] ContentDigests digests_of(std::span<const std::byte> arena) const {
+    ContentDigester digester(*manifest_);
+    for (const Piece& piece : plan_->pieces())
+      EXPECT_TRUE(digester.add(piece.tensor, piece.tensor_offset,
+                               arena.subspan(plan_->arena_offset(piece), piece.bytes)));
+    return digester.finish().value();
+  }
+  // Holds `bytes` under the digests of `claimed`.
+  [[nodiscard]] std::shared_ptr<const HeldVersion> hold(std::uint64_t step,
+                                                        std::span<const std::byte> bytes,
+                                                        std::span<const std::byte> claimed) const {
+    const ContentDigests digests = digests_of(claimed);
+    const StagingJob job{.identity = {.fence_epoch = 3,
+                                      .version_epoch = 1,
+                                      .version_step = step,
+                                      .layout = manifest_->layout_digest(),
+                                      .content = digests.root,
+                                      .bucket_bytes = plan_->bucket_bytes()},
+                         .manifest = manifest_,
+                         .plan = plan_,
+                         .leaves = leaves_};
+    auto arena = SharedArena::create({.name = "trainer", .data_bytes = bytes.size()}).value();
+    auto lease = arena.try_write_lease(job.identity).value();
+    std::memcpy(lease.data().data(), bytes.data(), bytes.size());
+    std::move(lease).complete(digests.root);
+    return HeldVersion::make(job, digests, ArenaView::open(arena.share()->get()).value(), false,
+                             nullptr);
+  }
+  [[nodiscard]] Result<std::shared_ptr<const HeldPatch>> make(const PatchLimits& limits) const {
+    return HeldPatch::make(hold(1, base_, base_), hold(2, target_, target_), limits);
+  }
+
+  std::shared_ptr<const Manifest> manifest_;
+  std::shared_ptr<const BucketPlan> plan_;
+  std::shared_ptr<const LeafTable> leaves_;
+  std::vector<std::byte> base_;
+  std::vector<std::byte> target_;
+};
+
+TEST_F(HeldPatchTest, LeadsFromTheBaseToTheTarget) {
+  change(50);
+  const auto held = make({.max_bytes = kNoLimit, .threads = 2});
+  ASSERT_TRUE(held) << held.error().message();
+  const HeldPatch& patch = **held;
+  EXPECT_EQ(patch.reader().index().link().target, digests_of(target_).root);
+  EXPECT_LT(patch.bytes(), base_.size() / 10);
+  // Both were read while the patch was made.
+  EXPECT_TRUE(patch.base().is_verified());
+  EXPECT_TRUE(patch.target().is_verified());
+  // As an engine does it, with the memory that it is given.
+  const auto memory = SealedMemory::map(patch.share()->get(), patch.bytes()).value();
+  const patch::Layout layout(*manifest_);
+  const auto reader = patch::read_mapped(layout, memory.bytes(), nullptr).value();
+  patch::BlockApplier applier(layout);
+  for (const patch::BlockView& block : reader.blocks()) {
+    const std::uint64_t at = plan_->arena_offset(plan_->tensor_pieces(block.place.tensor).front()) +
+                             patch::Layout::offset(block.place);
+    ASSERT_TRUE(
+        applier.apply(block, std::span(base_).subspan(at, layout.block_bytes(block.place))));
+  }
+  EXPECT_EQ(base_, target_);
+}
+
+TEST_F(HeldPatchTest, EqualContentsGiveAPatchWithoutBlocks) {
+  const auto held = make({.max_bytes = kNoLimit});
+  ASSERT_TRUE(held) << held.error().message();
+  EXPECT_TRUE((*held)->reader().blocks().empty());
+}
+
+TEST_F(HeldPatchTest, ASampleShowsThatEverythingHasChanged) {
+  change(1);
+  const auto held = make({.max_bytes = base_.size() / 3});
+  ASSERT_FALSE(held);
+  EXPECT_EQ(held.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(held.error().message(), HasSubstr("a patch would have about"));
+}
+
+TEST_F(HeldPatchTest, ThatItIsTooLargeMayShowOnlyOnTheWay) {
+  change(50);
+  const std::uint64_t bytes = (*make({.max_bytes = kNoLimit}))->bytes();
+  const auto held = make({.max_bytes = bytes * 8 / 10, .threads = 2});
+  ASSERT_FALSE(held);
+  EXPECT_EQ(held.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(held.error().message(), HasSubstr("too much has changed: more than"));
+  EXPECT_EQ(make({.max_bytes = 0}).error().code(), ErrorCode::kRefused) << "there is no room";
+}
+
+// 5 % of the values, each one alone: 7 % of the bytes, but more time than all of them.
+TEST_F(HeldPatchTest, IsNotMadeIfAllBytesAreLoadedSooner) {
+  change(20);
+  const auto sampled = make({.max_bytes = kNoLimit});
+  ASSERT_FALSE(sampled);
+  EXPECT_EQ(sampled.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(sampled.error().message(), HasSubstr("times the time of all bytes"));
+  target_ = base_;
+  change(34);  // not clear from a few blocks
+  const auto compared = make({.max_bytes = kNoLimit, .threads = 2});
+  ASSERT_FALSE(compared);
+  EXPECT_THAT(compared.error().message(), HasSubstr("sooner than a patch is written"));
+  // Blocks in which everything changes are written as fast as any bytes.
+  target_ = base_;
+  for (std::size_t at = 0; at < target_.size() / 4; ++at) target_[at] ^= std::byte{1};
+  const auto dense = make({.max_bytes = kNoLimit, .threads = 2});
+  EXPECT_TRUE(dense) << dense.error().message();
+}
+
+TEST_F(HeldPatchTest, StopsWhenItIsNotNeeded) {
+  change(50);
+  std::stop_source stop;
+  stop.request_stop();
+  const auto held = make({.max_bytes = kNoLimit, .threads = 2, .stop = stop.get_token()});
+  ASSERT_FALSE(held);
+  EXPECT_EQ(held.error().code(), ErrorCode::kCancelled);
+}
+
+// Otherwise the patch would lead to bytes that are none of any version, and would prove them.
+TEST_F(HeldPatchTest, WrongBytesOfAVersionAreFound) {
+  change(50);
+  std::vector<std::byte> wrong = target_;
+  wrong[limits::kMiB + 100] ^= std::byte{4};
+  auto held =
+      HeldPatch::make(hold(1, base_, base_), hold(2, wrong, target_), {.max_bytes = kNoLimit});
+  ASSERT_FALSE(held);
+  EXPECT_EQ(held.error().code(), ErrorCode::kDigestMismatch);
+  EXPECT_THAT(held.error().message(), HasSubstr("embed.weight"));
+  held = HeldPatch::make(hold(1, wrong, base_), hold(2, target_, target_), {.max_bytes = kNoLimit});
+  ASSERT_FALSE(held);
+  EXPECT_EQ(held.error().code(), ErrorCode::kDigestMismatch);
+}
+
+// ---- its memory ----
+
+TEST(SealedMemoryTest, NobodyCanChangeItAndItsSizeIsCompared) {
+  const std::vector<std::byte> a(5000, std::byte{1});
+  const std::vector<std::byte> b(3, std::byte{2});
+  const std::array<std::span<const std::byte>, 3> parts = {a, {}, b};
+  const auto memory = SealedMemory::create("test", parts).value();
+  ASSERT_EQ(memory.bytes().size(), 5003U);
+  EXPECT_EQ(memory.bytes()[5002], std::byte{2});
+  const UniqueFd fd = memory.share().value();
+  EXPECT_TRUE(SealedMemory::map(fd.get(), 5003));
+  EXPECT_THAT(SealedMemory::map(fd.get(), 5004).error().message(), HasSubstr("expected 5004"));
+  EXPECT_FALSE(MappedRegion::map(fd.get(), 5003, true)) << "it can be mapped for writing";
+  const auto arena = SharedArena::create({.name = "arena", .data_bytes = 4096}).value();
+  EXPECT_THAT(SealedMemory::map(arena.share()->get(), 8192).error().message(),
+              HasSubstr("sealed content"));
+}
+
+}  // namespace
+}  // namespace wsync::staging
