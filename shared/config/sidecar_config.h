@@ -32,7 +32,7 @@ enum class PatchMode : std::uint8_t { kAuto, kOff };
 
 // Switches that write only what changes.
 struct PatchConfig {
-  PatchMode mode = PatchMode::kAuto;
+  PatchMode mode = PatchMode::kOff;
   double max_share = 0.4;  // of the model's bytes, for a patch
   friend bool operator==(const PatchConfig&, const PatchConfig&) = default;
 };

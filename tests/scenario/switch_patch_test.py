@@ -10,6 +10,7 @@ import tensors
 from fleet import DEADLINE_S, Fleet
 
 WSYNC = sys.argv.pop()
+PATCHES = "--set", "patch.mode=auto"
 
 
 def changed(source, directory, every):
@@ -70,14 +71,14 @@ class SwitchPatches(unittest.TestCase):
 
     def test_what_differs_is_written_and_everything_else_loaded_in_full(self):
         with PatchFleet(WSYNC) as fleet:
-            sidecar, engines = fleet.sidecar("s0")
+            sidecar, engines = fleet.sidecar("s0", *PATCHES)
             fleet.start("trainer")
             fleet.engine(engines, "a", fleet.one)
             for rank in (0, 1):
                 fleet.engine(engines, "b", fleet.one, "--rank", str(rank), "--world-size", "2")
             fleet.pushed(fleet.one)
             self.expect(fleet, "full", "a", "b")
-            for every in (100, 1000):
+            for every in (300, 1000):
                 fleet.pushed(fleet.next(every))
                 self.expect(fleet, "patch", "a", "b")
             fleet.until(lambda: fleet.replicas()["a"]["last_load"]["kind"] == "patch", "what the coordinator says")
@@ -96,36 +97,36 @@ class SwitchPatches(unittest.TestCase):
             with open(sidecar.log_path, encoding="utf-8") as log:
                 self.assertIn(" by a patch, ", log.read())
 
-    def test_patches_can_be_switched_off(self):
+    def test_patches_are_off_by_default(self):
         with PatchFleet(WSYNC) as fleet:
-            _, engines = fleet.sidecar("s0", "--set", "patch.mode=off")
+            _, engines = fleet.sidecar("s0")
             fleet.start("trainer")
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
-            fleet.pushed(fleet.next(100))
+            fleet.pushed(fleet.next(300))
             self.expect(fleet, "full", "a")
 
     def test_a_patch_that_is_larger_than_allowed_is_not_made(self):
         with PatchFleet(WSYNC) as fleet:
-            _, engines = fleet.sidecar("s0", "--set", "patch.max_share=0.01")
+            _, engines = fleet.sidecar("s0", *PATCHES, "--set", "patch.max_share=0.01")
             fleet.start("trainer")
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
-            fleet.pushed(fleet.next(50))
+            fleet.pushed(fleet.next(400))
             self.expect(fleet, "full", "a")
             fleet.pushed(fleet.next(1000))
             self.expect(fleet, "patch", "a")
 
     def test_an_engine_that_is_killed_within_its_patch_and_comes_back(self):
         with PatchFleet(WSYNC) as fleet:
-            _, engines = fleet.sidecar("s0")
+            _, engines = fleet.sidecar("s0", *PATCHES)
             fleet.start("trainer")
             a = fleet.engine(engines, "a", fleet.one)
             b = fleet.engine(engines, "b", fleet.one)
             fleet.pushed(fleet.one)
             # Those of the first version have been said.
             fleet.event(b, "resumed")
-            push = fleet.start("push", fleet.next(100), "--json", "--coordinator", fleet.address)
+            push = fleet.start("push", fleet.next(300), "--json", "--coordinator", fleet.address)
             fleet.event(b, "loading")
             b.kill()
             push.wait(DEADLINE_S)
@@ -139,14 +140,14 @@ class SwitchPatches(unittest.TestCase):
 
     def test_an_engine_that_stands_still_catches_up(self):
         with PatchFleet(WSYNC) as fleet:
-            _, engines = fleet.sidecar("s0", "--set", "engine_deadline=1s")
+            _, engines = fleet.sidecar("s0", *PATCHES, "--set", "engine_deadline=1s")
             fleet.start("trainer")
             a = fleet.engine(engines, "a", fleet.one)
             fleet.engine(engines, "b", fleet.one)
             fleet.pushed(fleet.one)
             fleet.halt(a.pid)
             fleet.until(lambda: not fleet.replicas()["a"]["ready"], "that a stands still")
-            fleet.ask("push", fleet.next(100))
+            fleet.ask("push", fleet.next(300))
             a.send_signal(signal.SIGCONT)
             fleet.until_ready(fleet.replicas()["b"]["version"], "a", "b")
             self.expect(fleet, "patch", "b")

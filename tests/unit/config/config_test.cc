@@ -223,7 +223,7 @@ TEST(Config, WrongValuesNameFileLineKeyExpectedAndFound) {
             "s.yaml:1: stages: expected one of auto, 2, 3, found '4'");
   EXPECT_EQ(sidecar_error("heartbeat: {interval: 2s}\n"),
             "default: heartbeat.deadline: expected at least twice heartbeat.interval (2000 ms), "
-            "found 2000 ms");
+            "found 3000 ms");
   EXPECT_EQ(sidecar_error("run_dir: here\n"),
             "s.yaml:1: run_dir: expected an absolute path, found 'here'");
   EXPECT_EQ(sidecar_error("", {.file = "", .environment = {{"WSYNC_STAGES", "x"}}, .set = {}}),

@@ -86,7 +86,7 @@ class HeldPatchTest : public testing::Test {
 };
 
 TEST_F(HeldPatchTest, LeadsFromTheBaseToTheTarget) {
-  change(50);
+  change(500);
   const auto held = make({.max_bytes = kNoLimit, .threads = 2});
   ASSERT_TRUE(held) << held.error().message();
   const HeldPatch& patch = **held;
@@ -124,7 +124,7 @@ TEST_F(HeldPatchTest, ASampleShowsThatEverythingHasChanged) {
 }
 
 TEST_F(HeldPatchTest, ThatItIsTooLargeMayShowOnlyOnTheWay) {
-  change(50);
+  change(500);
   const std::uint64_t bytes = (*make({.max_bytes = kNoLimit}))->bytes();
   const auto held = make({.max_bytes = bytes * 8 / 10, .threads = 2});
   ASSERT_FALSE(held);
@@ -141,7 +141,7 @@ TEST_F(HeldPatchTest, IsNotMadeIfAllBytesAreLoadedSooner) {
   EXPECT_EQ(sampled.error().code(), ErrorCode::kRefused);
   EXPECT_THAT(sampled.error().message(), HasSubstr("times the time of all bytes"));
   target_ = base_;
-  change(34);  // not clear from a few blocks
+  change(119);  // not clear from a few blocks
   const auto compared = make({.max_bytes = kNoLimit, .threads = 2});
   ASSERT_FALSE(compared);
   EXPECT_THAT(compared.error().message(), HasSubstr("sooner than a patch is written"));
@@ -153,7 +153,7 @@ TEST_F(HeldPatchTest, IsNotMadeIfAllBytesAreLoadedSooner) {
 }
 
 TEST_F(HeldPatchTest, StopsWhenItIsNotNeeded) {
-  change(50);
+  change(500);
   std::stop_source stop;
   stop.request_stop();
   const auto held = make({.max_bytes = kNoLimit, .threads = 2, .stop = stop.get_token()});
@@ -163,7 +163,7 @@ TEST_F(HeldPatchTest, StopsWhenItIsNotNeeded) {
 
 // Otherwise the patch would lead to bytes that are none of any version, and would prove them.
 TEST_F(HeldPatchTest, WrongBytesOfAVersionAreFound) {
-  change(50);
+  change(500);
   std::vector<std::byte> wrong = target_;
   wrong[limits::kMiB + 100] ^= std::byte{4};
   auto held =
