@@ -72,8 +72,8 @@ struct WeightProof {
 // of names, sizes, inodes and times of change. No file is opened.
 [[nodiscard]] Result<std::string> weight_files_identity(const std::string& path);
 
-// The small files beside the weights of a directory (config.json, the tokenizer), by their names. No
-// weights, and no index of weights.
+// The small files beside the weights of a directory (config.json, the tokenizer), by their names.
+// No weights, and no index of weights.
 [[nodiscard]] Result<std::map<std::string, std::string>> read_model_files(
     const std::string& directory);
 

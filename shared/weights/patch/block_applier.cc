@@ -314,7 +314,8 @@ PartSums BlockApplier::apply_to_part(const BlockView& block, const TensorPart& p
   const std::uint64_t block_bytes = layout_->block_bytes(block.place);
   const auto run = part.run_from(begin);
   if (run && run->begin <= begin && run->end >= begin + block_bytes) {
-    // The part holds all of the block in one piece, as whole tensors and rows do, so it cuts no word.
+    // The part holds all of the block in one piece, as whole tensors and rows do, so it cuts no
+    // word.
     WSYNC_CHECK(bytes.size() == part.bytes(), "the memory of the part");
     const auto own = bytes.subspan(run->offset + (begin - run->begin), block_bytes);
     read(block);
