@@ -108,7 +108,7 @@ class SwitchPatches(unittest.TestCase):
 
     def test_a_patch_that_is_larger_than_allowed_is_not_made(self):
         with PatchFleet(WSYNC) as fleet:
-            _, engines = fleet.sidecar("s0", *PATCHES, "--set", "patch.max_share=0.01")
+            _, engines = fleet.sidecar("s0", *PATCHES, "--set", "patch.max_share=0.004")
             fleet.start("trainer")
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
