@@ -108,13 +108,13 @@ class SwitchPatches(unittest.TestCase):
 
     def test_a_patch_that_is_larger_than_allowed_is_not_made(self):
         with PatchFleet(WSYNC) as fleet:
-            _, engines = fleet.sidecar("s0", *PATCHES, "--set", "patch.max_share=0.004")
+            _, engines = fleet.sidecar("s0", *PATCHES, "--set", "patch.max_share=0.006")
             fleet.start("trainer")
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
-            fleet.pushed(fleet.next(400))
+            fleet.pushed(fleet.next(300))
             self.expect(fleet, "full", "a")
-            fleet.pushed(fleet.next(1000))
+            fleet.pushed(fleet.next(3000))
             self.expect(fleet, "patch", "a")
 
     def test_an_engine_that_is_killed_within_its_patch_and_comes_back(self):
