@@ -173,7 +173,7 @@ TEST_F(PatchSwitch, TwoRanksWriteOnlyWhatDiffers) {
   open();
   serve_first(2);
   for (const Version version : {kV2, kV3}) {
-    change(version == kV2 ? 50 : 200);
+    change(version == kV2 ? 250 : 1000);
     add(version);
     EXPECT_NE(patch_bytes_, 0U);
     expect_loaded(load(version, version == kV2 ? kV1 : kV2), true);
@@ -186,7 +186,7 @@ TEST_F(PatchSwitch, TwoRanksWriteOnlyWhatDiffers) {
 TEST_F(PatchSwitch, AnotherBaseIsFoundBeforeCommitAndEverythingIsLoaded) {
   open();
   serve_first(2);
-  change(50);
+  change(250);
   add(kV2);
   damage(1);
   const auto loaded = load(kV2, kV1);
@@ -207,11 +207,11 @@ TEST_F(PatchSwitch, AnotherBaseIsFoundBeforeCommitAndEverythingIsLoaded) {
 TEST_F(PatchSwitch, WithoutAPatchFromTheBaseEverythingIsLoaded) {
   open();
   serve_first(1);
-  change(50);
+  change(250);
   add(kV2);
   expect_loaded(load(kV2, kV1), true);
   commit(kV2);
-  change(50);
+  change(250);
   add(kV3);
   // Only the patch from 1.2 was made.
   expect_loaded(load(kV3, kV1), false);
@@ -222,7 +222,7 @@ TEST_F(PatchSwitch, WithoutAPatchFromTheBaseEverythingIsLoaded) {
 TEST_F(PatchSwitch, IsNotUsedWhereItDoesNotFit) {
   open();
   serve_first(1);
-  change(50);
+  change(250);
   add(kV2);
   EXPECT_EQ(made_, 1U);
   expect_loaded(load(kV2), false);  // a rank of the replica holds no version
@@ -239,7 +239,7 @@ TEST_F(PatchSwitch, IsNotUsedWhereItDoesNotFit) {
 TEST_F(PatchSwitch, GoesWithEitherVersion) {
   open();
   serve_first(1);
-  change(50);
+  change(250);
   add(kV2);
   EXPECT_NE(patch_bytes_, 0U);
   hub_->remove_version(kV1);
@@ -252,7 +252,7 @@ TEST_F(PatchSwitch, GoesWithEitherVersion) {
 TEST_F(PatchSwitch, IsNotMadeIfItIsSwitchedOff) {
   open({.enabled = false});
   serve_first(1);
-  change(50);
+  change(250);
   add(kV2);
   EXPECT_EQ(tried_, 0U);
   expect_loaded(load(kV2, kV1), false);
@@ -261,7 +261,7 @@ TEST_F(PatchSwitch, IsNotMadeIfItIsSwitchedOff) {
 TEST_F(PatchSwitch, IsNotMadeWithoutRoom) {
   open({.room = [] { return std::uint64_t{1000}; }});
   serve_first(1);
-  change(50);
+  change(250);
   add(kV2);
   EXPECT_EQ(tried_, 1U);
   EXPECT_EQ(made_, 0U);
@@ -279,12 +279,12 @@ TEST_F(PatchSwitch, ARankThatWasFoundToDifferIsLoadedInFull) {
   ASSERT_TRUE(bench_.until([&] { return found.has_value(); }));
   ASSERT_EQ(found->size(), 1U);
   EXPECT_EQ(found->front().mismatches.size(), 1U);
-  change(50);
+  change(250);
   add(kV2);
   expect_loaded(load(kV2, kV1), false);
   commit(kV2);
   expect_holds();
-  change(50);
+  change(250);
   add(kV3);
   expect_loaded(load(kV3, kV2), true);
 }
