@@ -65,8 +65,10 @@ def write_header(path, header, data=b""):
 
 
 def write_text(path, text):
-    with open(path, "w", encoding="utf-8") as file:
+    """At once, as a reader may look at any moment."""
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
         file.write(text)
+    os.replace(f"{path}.new", path)
 
 
 class Directories(unittest.TestCase):
