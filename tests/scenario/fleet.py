@@ -189,8 +189,12 @@ class Fleet:
         return done.returncode, validate(done.args, done.stdout)
 
     def state(self):
-        """The answer to `status` without its history of updates, which has ages and what was refused."""
+        """The answer to `status` without its history of updates, which has ages and what was refused, and without how replicas were
+        loaded last, of which a coordinator hears with a later heartbeat."""
         code, answer = self.ask("status")
+        for sidecar in answer.get("result", {}).get("sidecars", []):
+            for replica in sidecar["replicas"]:
+                replica.pop("last_load", None)
         for name in ("last_update", "updates", "incidents"):
             answer.get("result", {}).pop(name, None)
         return code, answer
