@@ -211,7 +211,9 @@ void add_bench_publisher(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "publisher",
-       .description = "Publishes from C for `wsync bench sync --python`, which starts this command",
+       .description =
+           "Publishes from C for `wsync bench sync --python` and `wsync bench whole`, which "
+           "start this command",
        .examples = {"wsync bench publisher --job FILE"}});
   command->group("");  // hidden, because it has no other use
   const auto job = std::make_shared<std::string>();

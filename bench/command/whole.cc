@@ -15,7 +15,6 @@ namespace wsync::cli {
 namespace {
 
 constexpr unsigned kEnginesMax = 64;
-constexpr unsigned kRoundsMax = 10'000;
 
 struct WholeArguments {
   BenchModel model;
@@ -75,7 +74,7 @@ void add_bench_whole(CLI::App& parent, Context& context, BenchRun& run) {
   command
       ->add_option("--rounds", arguments->rounds,
                    "Rounds; each measures two updates and the floors of their copies (default: 15)")
-      ->check(CLI::Range(1U, kRoundsMax));
+      ->check(CLI::Range(1U, kBenchRepeatsMax));
   command
       ->add_option("--directory", arguments->directory,
                    "Directory for checkpoints and sockets; they are removed afterwards (default: "
