@@ -8,10 +8,10 @@
 #include "inference_side/sidecar/plan_answer.h"
 #include "inference_side/sidecar/sidecar_options.h"
 #include "inference_side/sidecar/sidecar_trace.h"
-#include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/numa.h"
+#include "shared/base/record_file.h"
 #include "shared/base/units.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/config/units.h"
@@ -24,8 +24,8 @@ namespace {
 constexpr std::uint64_t kRecordBytesMax = 1 * limits::kMiB;
 constexpr std::chrono::milliseconds kVerifyDeadline{100'000};
 
-Result<staging::SidecarRecord> read_record(const std::filesystem::path& path) {
-  const Result<Bytes> bytes = read_small_file(path, kRecordBytesMax);
+Result<staging::SidecarRecord> stored_record(const std::filesystem::path& path) {
+  const Result<Bytes> bytes = read_record(path, kRecordBytesMax);
   if (!bytes && bytes.error().code() == ErrorCode::kNotFound) return staging::SidecarRecord{};
   if (!bytes) return fail(bytes.error());
   auto record = staging::decode_record(*bytes);
@@ -75,7 +75,7 @@ Result<std::unique_ptr<SidecarAgent>> SidecarAgent::create(Loop& loop,
   auto lock = LockFile::acquire(state.string() + ".lock");
   if (!lock) return fail(lock.error().with_context("sidecar '" + config.name + "'"));
   const std::filesystem::path record_file = state.string() + ".record";
-  auto record = WSYNC_TRY(read_record(record_file));
+  auto record = WSYNC_TRY(stored_record(record_file));
   auto agent = std::unique_ptr<SidecarAgent>(new SidecarAgent(loop, config, std::move(record)));
   agent->state_lock_.emplace(std::move(*lock));
   agent->record_file_ = record_file;
@@ -303,7 +303,7 @@ void SidecarAgent::execute(const staging::Persist& command) {
   const std::uint64_t token = command.token;
   const auto submitted = worker_->submit(
       [file = record_file_, bytes = staging::encode(command.record), written] {
-        *written = write_durably(file, bytes);
+        *written = write_record(file, bytes);
       },
       [this, alive = alive_, token, written, begin = now(), target = command.record.target] {
         if (!*alive) return;

@@ -1,6 +1,5 @@
 // The state that a sidecar keeps on disk. It is written as a whole and durably before any part of
-// it is applied. Pure; the agent writes the bytes (temporary file, fsync, rename, fsync of the
-// directory).
+// it is applied. Pure; the agent writes the bytes (shared/base/record_file.h).
 #pragma once
 
 #include <cstddef>

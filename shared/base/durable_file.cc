@@ -21,21 +21,6 @@ namespace {
 constexpr std::chrono::seconds kTurn{30};
 constexpr timespec kBetweenTries{.tv_sec = 0, .tv_nsec = 1'000'000};
 
-// Serialises the writers: the names of the temporary files are fixed, so two writers would rename
-// each other's file.
-Result<LockFile> take_turn(const std::string& path, Claim how) {
-  if (how == Claim::kTakeOver) return LockFile::seize(path + ".lock");
-  const TimePoint deadline = now() + kTurn;
-  for (;;) {
-    auto lock = LockFile::acquire(path + ".lock");
-    if (lock || lock.error().code() != ErrorCode::kBusy) return lock;
-    if (now() >= deadline)
-      return fail(lock.error().with_context(
-          fmt::format("write {}: waited {} s for another writer to finish", path, kTurn.count())));
-    ::nanosleep(&kBetweenTries, nullptr);
-  }
-}
-
 Result<> write_all(int fd, const std::string& path, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
@@ -78,6 +63,21 @@ Result<> replace(int directory, const std::string& path, const std::string& fres
 
 }  // namespace
 
+// Serialises the writers: the names of the temporary files are fixed, so two writers would rename
+// each other's file.
+Result<LockFile> take_turn(const std::filesystem::path& path, Claim how) {
+  if (how == Claim::kTakeOver) return LockFile::seize(path.string() + ".lock");
+  const TimePoint deadline = now() + kTurn;
+  for (;;) {
+    auto lock = LockFile::acquire(path.string() + ".lock", {}, LockFile::Naming::kIfRoom);
+    if (lock || lock.error().code() != ErrorCode::kBusy) return lock;
+    if (now() >= deadline)
+      return fail(lock.error().with_context(fmt::format(
+          "write {}: waited {} s for another writer to finish", path.string(), kTurn.count())));
+    ::nanosleep(&kBetweenTries, nullptr);
+  }
+}
+
 Result<> write_durably(const std::filesystem::path& path, std::span<const std::byte> bytes,
                        Claim how) {
   return write_durably(
@@ -86,11 +86,15 @@ Result<> write_durably(const std::filesystem::path& path, std::span<const std::b
 
 Result<> write_durably(const std::filesystem::path& path,
                        const std::function<Result<Bytes>()>& content, Claim how) {
+  const auto turn = WSYNC_TRY(take_turn(path, how));
+  return replace_durably(path, WSYNC_TRY(content()), turn, how);
+}
+
+Result<> replace_durably(const std::filesystem::path& path, std::span<const std::byte> bytes,
+                         const LockFile& turn, Claim how) {
   const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
   const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory.valid()) return fail_errno("open " + parent, errno);
-  const auto turn = WSYNC_TRY(take_turn(path.string(), how));
-  const auto bytes = WSYNC_TRY(content());
   // A writer whose lock was taken over may still write to `<path>.new`.
   const std::string fresh =
       path.string() + (how == Claim::kTakeOver ? fmt::format(".new.{}", ::getpid()) : ".new");

@@ -30,6 +30,12 @@ namespace wsync {
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
                                      const std::function<Result<Bytes>()>& content,
                                      Claim how = Claim::kIfFree);
+// The same in two steps, for who looks at the file in between. `turn` is held until both are done.
+// kBusy as above.
+[[nodiscard]] Result<LockFile> take_turn(const std::filesystem::path& path, Claim how);
+[[nodiscard]] Result<> replace_durably(const std::filesystem::path& path,
+                                       std::span<const std::byte> bytes, const LockFile& turn,
+                                       Claim how);
 // Reads the whole file. kNotFound if it does not exist; kInvalidInput if it has more than
 // `max_bytes`.
 [[nodiscard]] Result<Bytes> read_small_file(const std::filesystem::path& path,

@@ -118,7 +118,8 @@ Result<> make_private_directory(const std::string& path) {
   return {};
 }
 
-Result<LockFile> LockFile::acquire(const std::string& path, const std::string& what) {
+Result<LockFile> LockFile::acquire(const std::string& path, const std::string& what,
+                                   Naming naming) {
   for (;;) {
     UniqueFd fd = UniqueFd::made_by(
         [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); });
@@ -135,8 +136,11 @@ Result<LockFile> LockFile::acquire(const std::string& path, const std::string& w
                   path);  // from here on its destructor removes the file after an error
     const std::string pid = std::to_string(::getpid());
     if (::ftruncate(lock.fd_.get(), 0) != 0 ||
-        ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
-      return fail_errno(fmt::format("write {}", path), errno);
+        ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+      const bool is_full = errno == ENOSPC || errno == EDQUOT;
+      if (!is_full || naming == Naming::kRequired)
+        return fail_errno(fmt::format("write {}", path), errno);
+    }
     return lock;
   }
 }

@@ -36,10 +36,14 @@ inline constexpr std::size_t kSocketPathBytes = 107;
 // The file is removed with the lock; a file that a killed process left is reused.
 class LockFile {
  public:
+  // Whether the file must name this process, for others to show. Without it a full disk is no
+  // error: the lock itself needs no room.
+  enum class Naming : std::uint8_t { kRequired, kIfRoom };
   // kBusy while another holder lives; the sentence names its process id, and `what` the lock
   // protects (empty: the file itself). Never waits.
   [[nodiscard]] static Result<LockFile> acquire(const std::string& path,
-                                                const std::string& what = {});
+                                                const std::string& what = {},
+                                                Naming naming = Naming::kRequired);
   // The same, but takes the lock over from a live holder: a new file of ours replaces its file. The
   // old holder can detect this with taken_by().
   [[nodiscard]] static Result<LockFile> seize(const std::string& path);

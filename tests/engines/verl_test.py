@@ -135,7 +135,7 @@ class Verl(unittest.TestCase):
             self.assertEqual(sorted(answer), ["wsync/snapshot_s", "wsync/staged_s"], answer)
             expected = {name: tensor.to(torch.bfloat16).view(torch.int16).numpy().tobytes() if tensor.is_floating_point()
                         else tensor.numpy().tobytes() for name, tensor in weights_of(step)}
-            until(lambda: {name: array.tobytes() for name, array in held.items()} == expected, f"step {step} in the replica")
+            until(lambda: {name: array.tobytes() for name, array in dict(held).items()} == expected, f"step {step} in the replica")
 
     def test_the_rollout_yields_what_the_actor_has_sent(self):
         self.start()

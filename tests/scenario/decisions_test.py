@@ -1,13 +1,14 @@
-"""Which decision a fleet goes on from: restarts in any order, lost records, full discs, strangers, and one name twice."""
+"""Which decision a fleet goes on from: restarts in any order, lost records, records that cannot be stored, strangers, and one name twice."""
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import unittest
 
 import tensors
-from disc import Disc
+from disc import limited
 from fleet import DEADLINE_S, Fleet
 from schema import validate
 
@@ -88,47 +89,46 @@ class Restarts(Case):
 
 
 class Obligations(Case):
-    def test_a_rollback_that_a_full_disc_kept_out_is_taken_when_there_is_room(self):
-        with Fleet(WSYNC) as fleet, Disc(fleet.path("disc")) as disc:
+    def test_a_rollback_that_a_disc_kept_out_is_taken_when_it_can_be_written(self):
+        with Fleet(WSYNC) as fleet:
             one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
-            _, a_engines = fleet.sidecar("a", "--set", f"state_dir={disc.directory}")
+            a, a_engines = fleet.sidecar("a")
             _, b_engines = fleet.sidecar("b")
             engines = [fleet.engine(a_engines, "ra", one), fleet.engine(b_engines, "rb", one)]
             fleet.start("trainer", "--set", "min_sidecars=2")
             first, second = self.push(fleet, one), self.push(fleet, two)
             fleet.until_ready(second, "ra", "rb")
-            disc.fill()
-            code, answer = fleet.ask("rollback")
-            self.assertEqual((code, answer["result"]["partial"]), (1, True), answer)
-            self.assertIn("No space left on device", answer["result"]["reason"])
-            fleet.until_ready(first, "rb")
-            # a still serves what was withdrawn: neither side calls that ready.
-            for reply in (fleet.replicas()["ra"], self.sidecar_state(fleet, "a")["sidecars"][0]["replicas"][0]):
-                self.assertEqual((reply["version"], reply["ready"]), (second, False), reply)
-                self.assertIn("withdrawn", reply["reason"])
-            # Once more by hand: it is no refusal, and says the same.
-            code, answer = fleet.ask("rollback", "--to", first)
-            self.assertEqual((code, answer["result"]["partial"]), (1, True), answer)
-            disc.empty()
+            with limited(a, resource.RLIMIT_FSIZE, 0):
+                code, answer = fleet.ask("rollback")
+                self.assertEqual((code, answer["result"]["partial"]), (1, True), answer)
+                self.assertIn("File too large", answer["result"]["reason"])
+                fleet.until_ready(first, "rb")
+                # a still serves what was withdrawn: neither side calls that ready.
+                for reply in (fleet.replicas()["ra"], self.sidecar_state(fleet, "a")["sidecars"][0]["replicas"][0]):
+                    self.assertEqual((reply["version"], reply["ready"]), (second, False), reply)
+                    self.assertIn("withdrawn", reply["reason"])
+                # Once more by hand: it is no refusal, and says the same.
+                code, answer = fleet.ask("rollback", "--to", first)
+                self.assertEqual((code, answer["result"]["partial"]), (1, True), answer)
             fleet.until_ready(first, "ra", "rb")  # nobody has asked again
             code, answer = fleet.ask("rollback", "--to", first)
             self.assertEqual((code, answer["result"]["ok"]), (0, True), answer)
             self.stopped_whole(fleet, *engines)
 
     def test_a_decision_that_the_coordinator_cannot_store_is_told_to_nobody(self):
-        with Fleet(WSYNC) as fleet, Disc(fleet.path("disc")) as disc:
+        with Fleet(WSYNC) as fleet:
             one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
             _, engines = fleet.sidecar("a")
             engine = fleet.engine(engines, "ra", one)
-            trainer = fleet.start("trainer", "--set", f"state_dir={disc.directory}")
-            first = self.push(fleet, one)
-            disc.fill()
-            code, answer = fleet.ask("push", two)
-            self.assertEqual(code, 1, answer)
-            for word in ("could not be stored", "coordinator.decisions", "No space left on device"):
-                self.assertIn(word, answer["result"]["reason"])
-            self.assertEqual(self.sidecar_state(fleet, "a")["target"], first)
-            disc.empty()
+            trainer = fleet.start("trainer")
+            for checkpoint in one, two, one:  # until it has all its arenas, to which the limit applies as well
+                first = self.push(fleet, checkpoint)
+            with limited(trainer, resource.RLIMIT_FSIZE, 0):
+                code, answer = fleet.ask("push", two)
+                self.assertEqual(code, 1, answer)
+                for word in ("could not be stored", "coordinator.decisions", "File too large"):
+                    self.assertIn(word, answer["result"]["reason"])
+                self.assertEqual(self.sidecar_state(fleet, "a")["target"], first)
             fleet.until_ready(self.push(fleet, two), "ra")
             self.assertIsNone(trainer.poll())
             self.stopped_whole(fleet, engine)

@@ -1,5 +1,7 @@
-"""A disc that a test can make full."""
+"""A disc that a test can make full, and limits of a process that runs."""
+import contextlib
 import os
+import resource
 import subprocess
 import unittest
 
@@ -38,3 +40,14 @@ class Disc:
 
     def names(self):
         return sorted(n for n in os.listdir(self.records))
+
+
+@contextlib.contextmanager
+def limited(process, what, value):
+    """A limit of a process that runs, for a while."""
+    before = resource.prlimit(process.pid, what)
+    resource.prlimit(process.pid, what, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(process.pid, what, before)

@@ -7,6 +7,7 @@ import unittest
 from fleet import short
 from kill_fleet import KillCase
 from pages import get
+from record import newest_record
 
 KillCase.wsync = sys.argv.pop()
 
@@ -19,8 +20,7 @@ class ForgetCase(KillCase):
 
     def recorded(self, fleet, name):
         """Whether the record of the coordinator names the sidecar."""
-        with open(os.path.join(fleet.environment["WSYNC_STATE_DIR"], "default", "coordinator.decisions"), "rb") as file:
-            return name.encode() in file.read()
+        return name.encode() in newest_record(os.path.join(fleet.environment["WSYNC_STATE_DIR"], "default", "coordinator.decisions"))
 
     def until_forgotten(self, fleet, name):
         fleet.until(lambda: name not in (self.known(fleet) or {name: True}), f"a status without {name}")

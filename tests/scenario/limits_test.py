@@ -13,7 +13,7 @@ import unittest
 
 import tensors
 import wire
-from disc import Disc
+from disc import Disc, limited
 from fleet import DEADLINE_S, Fleet, short
 
 WSYNC = sys.argv.pop()
@@ -268,17 +268,6 @@ class Strangers(Case):
             self.stopped_whole(fleet, engine)
 
 
-@contextlib.contextmanager
-def limited(process, what, value):
-    """A limit of a process that runs, for a while."""
-    before = resource.prlimit(process.pid, what)
-    resource.prlimit(process.pid, what, (value, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(process.pid, what, before)
-
-
 # ---- discs ----
 
 def content(*path):
@@ -289,47 +278,46 @@ def content(*path):
 class FullDisc(Case):
     """Each ends with a clear error; nothing is acted upon that is not on disc."""
 
-    def test_a_decision_that_cannot_be_stored_is_not_acted_upon(self):
-        with Fleet(WSYNC) as fleet, Disc(fleet.path("disc")) as disc:
+    def test_a_disc_without_room_stops_no_update(self):
+        """A record is written into the place of an older one."""
+        with Fleet(WSYNC) as fleet, Disc(fleet.path("disc")) as sidecars, Disc(fleet.path("trainers")) as trainers:
             one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
-            sidecar, engines = fleet.sidecar("s0", "--set", f"state_dir={disc.directory}")
+            _, engines = fleet.sidecar("s0", "--set", f"state_dir={sidecars.directory}")
             engine = fleet.engine(engines, "a", one)
-            trainer = fleet.start("trainer")
-            first = self.push(fleet, one)
-            disc.fill()
-            names, record = disc.names(), content(disc.records, "s0.record")
-            code, answer = fleet.ask("push", two)
-            self.assertEqual(code, 1, answer)
-            for word in ("s0.record", "could not be written", "No space left on device"):
-                self.assertIn(word, answer["result"]["reason"])
-            # As it was: on disc, in the sidecar, in the engine.
-            self.assertEqual((disc.names(), content(disc.records, "s0.record")), (names, record))
-            code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/s0.control")
-            self.assertEqual(answer["result"]["target"], first, answer)
-            self.verified(fleet, first)
-            self.alive(sidecar, trainer, engine)
-            disc.empty()
-            third = self.push(fleet, two)
-            self.verified(fleet, third)
-            self.assertNotEqual(content(disc.records, "s0.record"), record)
+            fleet.start("trainer", "--set", f"state_dir={trainers.directory}")
+            self.push(fleet, one)
+            sidecars.fill()
+            trainers.fill()
+            for checkpoint in two, one, two:
+                version = self.push(fleet, checkpoint)
+                self.verified(fleet, version)
+            self.assertEqual(sidecars.names(), ["s0.lock", "s0.record"])
+            self.assertEqual(trainers.names(), ["coordinator.decisions", "coordinator.lock"])
             self.stopped_whole(fleet, engine)
 
-    def test_a_decision_over_the_limit_of_a_file(self):
-        """The same where no disc can be made full: a limit of the process, set while it runs."""
+    def test_a_decision_that_cannot_be_stored_is_not_acted_upon(self):
         with Fleet(WSYNC) as fleet:
             one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
             sidecar, engines = fleet.sidecar("s0")
             engine = fleet.engine(engines, "a", one)
-            fleet.start("trainer")
+            trainer = fleet.start("trainer")
             first = self.push(fleet, one)
+            records = os.path.join(fleet.environment["WSYNC_STATE_DIR"], "default")
+            names, record = sorted(os.listdir(records)), content(records, "s0.record")
             with limited(sidecar, resource.RLIMIT_FSIZE, 0):
                 code, answer = fleet.ask("push", two)
                 self.assertEqual(code, 1, answer)
                 for word in ("s0.record", "could not be written", "File too large"):
                     self.assertIn(word, answer["result"]["reason"])
+                # As it was: on disc, in the sidecar, in the engine.
+                self.assertEqual((sorted(os.listdir(records)), content(records, "s0.record")), (names, record))
+                code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/s0.control")
+                self.assertEqual(answer["result"]["target"], first, answer)
                 self.verified(fleet, first)
-            self.verified(fleet, self.push(fleet, two))
-            self.alive(sidecar)
+            third = self.push(fleet, two)
+            self.verified(fleet, third)
+            self.assertNotEqual(content(records, "s0.record"), record)
+            self.alive(sidecar, trainer, engine)
             self.stopped_whole(fleet, engine)
 
     def test_a_claim_that_a_sidecar_cannot_store(self):

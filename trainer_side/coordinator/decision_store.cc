@@ -4,10 +4,10 @@
 #include <array>
 #include <utility>
 
-#include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/planted.h"
+#include "shared/base/record_file.h"
 #include "shared/control/withdrawn.h"
 #include "trainer_side/coordinator/roster.h"
 
@@ -57,7 +57,7 @@ FileDecisionStore::FileDecisionStore(const std::filesystem::path& directory, Cla
     : path_(directory / "coordinator.decisions"), claims_(claims) {}
 
 Result<std::optional<CoordinatorRecord>> FileDecisionStore::read() {
-  Result<Bytes> file = read_small_file(path_, kCoordinatorRecordBytesMax);
+  Result<Bytes> file = read_record(path_, kCoordinatorRecordBytesMax);
   if (!file && file.error().code() == ErrorCode::kNotFound) return std::nullopt;
   const Bytes bytes = WSYNC_TRY(std::move(file));
   auto record = decode_coordinator_record(bytes);
@@ -77,7 +77,7 @@ Result<CoordinatorRecord> FileDecisionStore::write(const CoordinatorRecord& next
     if (claims && stored && stored->fence != next.fence) written = after_claim(next, *stored);
     return encode(written);
   };
-  WSYNC_TRY(write_durably(path_, content, claims ? claims_ : Claim::kIfFree));
+  WSYNC_TRY(write_record(path_, content, claims ? claims_ : Claim::kIfFree));
   return written;
 }
 

@@ -40,7 +40,7 @@ class DecisionStore {
   [[nodiscard]] virtual Result<CoordinatorRecord> write(const CoordinatorRecord& next) = 0;
 };
 
-// One file, `<directory>/coordinator.decisions`, written as in durable_file.h. With kTakeOver a
+// One file, `<directory>/coordinator.decisions`, written as in record_file.h. With kTakeOver a
 // claim does not wait for a suspended writer; the write of that writer then fails.
 class FileDecisionStore final : public DecisionStore {
  public:
