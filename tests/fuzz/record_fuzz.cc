@@ -23,8 +23,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     WSYNC_CHECK(wsync::staging::decode_record(wsync::staging::encode(*decoded)) == *decoded,
                 "a record is written again alike");
   if (const auto decoded = wsync::coordinator::decode_coordinator_record(record))
-    WSYNC_CHECK(wsync::coordinator::decode_coordinator_record(wsync::coordinator::encode(
-                    *decoded)) == *decoded,
+    WSYNC_CHECK(wsync::coordinator::decode_coordinator_record(
+                    wsync::coordinator::encode(*decoded)) == *decoded,
                 "a record is written again alike");
   return 0;
 }
