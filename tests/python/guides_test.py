@@ -70,6 +70,8 @@ class GuideCase(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
         self.processes = []  # that run in the background
+        # The blocks name their sidecar, whose socket is then looked for there.
+        self.enterContext(unittest.mock.patch.dict(os.environ, WSYNC_RUN_DIR=self.fleet.run_dir))
         name = self._testMethodName.removeprefix("test_")
         self.blocks = [block for block in BLOCKS if (block.kind, block.what) == ("test", name)]
         self.assertTrue(self.blocks, f"no guide has a block of the test {name}")
@@ -78,8 +80,8 @@ class GuideCase(unittest.TestCase):
         return self.blocks[index].text.replace("/run/wsync", self.fleet.run_dir).replace("/var/lib/wsync", self.fleet.path("state"))
 
     def sidecar_of(self, text):
-        """Starts the sidecar whose socket the text names."""
-        return self.fleet.sidecar(re.search(r"(\w+)\.engines", text)[1])[1]
+        """Starts the sidecar that the text names."""
+        return self.fleet.sidecar(re.search(r'"(host\w*)"', text)[1])[1]
 
     def run_python(self, names, index=0, ends=()):
         """Runs a block of Python with these names; returns all names after it."""
@@ -584,9 +586,8 @@ class Package(GuideCase):
         trained = {"a": numbers((4, 8))}
         published = self.published(trained)
         version = published().version
-        text = self.text().replace("host.engines", "host0.engines")
         with self.assertRaises(Done):
-            exec(text, {"wsync": wsync, "evaluate": evaluate})
+            exec(self.text(), {"wsync": wsync, "evaluate": evaluate})
         self.assertEqual(read[0][0], version)
         equal(self, read[0][1], trained)
         equal(self, held, trained)

@@ -483,7 +483,7 @@ class Serving(Engines):
                 wsync.Replica(self.socket, "r0", tensors)
             self.assertEqual(caught.exception.tensor, "x", word)
             self.assertIn(word, caught.exception.sentence)
-        for arguments, word in ((("relative", "r0"), "absolute"), ((self.socket, ""), "1 to 128"),
+        for arguments, word in ((("./relative", "r0"), "absolute"), (("", "r0"), "expected its name"), ((self.socket, ""), "1 to 128"),
                                 ((self.socket, "x" * 200), "200")):
             with self.assertRaises(wsync.InvalidInput) as caught:
                 wsync.Replica(*arguments, {"x": array})

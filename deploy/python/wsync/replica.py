@@ -16,6 +16,7 @@ from ._destinations import Destinations, describe_without_memory
 from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
+from ._sidecars import engine_socket
 from ._tensors import Spec, array_of, pairs, parts_of
 from ._values import LATER, CachePolicy, Pause, PauseMode, RankState, ReplicaStatus, Version, version_or_none
 
@@ -56,7 +57,7 @@ class Replica:
     never on a thread of the library. In a loop that polls, the default of `on_pause` is enough: it sets `serving` to False and
     reports that the step `self.step` was the last; `on_resume` sets `serving` to True:
 
-        replica = wsync.Replica("/run/wsync/host.engines", "r0", weights)
+        replica = wsync.Replica("host0", "r0", weights)
         while True:
             replica.poll(0 if replica.serving else None)
             if replica.serving:
@@ -71,7 +72,9 @@ class Replica:
     `EngineRefused` there, with the reason, and the other methods do nothing. The object closes itself when it is garbage-collected.
 
     Args:
-        socket: the absolute path of the sidecar's engine socket.
+        sidecar: the name of the sidecar, such as "host0" for `wsync sidecar --set name=host0`: its socket is looked for in
+            `WSYNC_RUN_DIR`, or in the directory that a sidecar takes without a configuration, and is awaited for 5 s. Or the
+            absolute path of the sidecar's engine socket; that sidecar may start later.
         name: the name of the replica, 1 to 128 bytes.
         tensors: a mapping of names (as in the checkpoint) to values, or (name, value) pairs. With "pieces", a value is a writable,
             contiguous array or tensor, into which the library writes, or a `Shard` of one: all of a rank in the memory of the host,
@@ -111,10 +114,11 @@ class Replica:
 
     Raises:
         InvalidInput: an argument or a description breaks a rule; `error.tensor` is the name of the tensor.
+        NotFound: no sidecar of this name runs on this host; the sentence has those that do.
         EngineRefused: the library refuses the description, with the reason.
     """
 
-    def __init__(self, socket: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
+    def __init__(self, sidecar: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
                  has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
                  gpu: Optional[int] = None, casts: Optional[Mapping[str, str]] = None, led_steps: bool = False,
                  pause: Optional[Callable[[Pause], None]] = None,
@@ -160,7 +164,7 @@ class Replica:
         self._destinations = Destinations(first, gpu) if take == "pieces" else None
         self.gpu = None if self._destinations is None else self._destinations.gpu
         described = describe_without_memory if self._destinations is None else self._destinations.describe
-        self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
+        self._raw = core.Engine(engine_socket(sidecar), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
                                 has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu)
         close_at_exit(self)
         try:
