@@ -291,8 +291,16 @@ class Refusals(unittest.TestCase):
             wsync.Publisher(settings={"bucket_byte": "1MiB"})
         failure = caught.exception
         self.assertEqual((failure.code, failure.sentence, str(failure)), (wsync.Code.INVALID_INPUT, str(failure), failure.sentence))
-        self.assertIn("did you mean bucket_bytes?", failure.sentence)
+        self.assertEqual("settings: bucket_byte: unknown key; did you mean bucket_bytes?", failure.sentence)
         self.assertIsInstance(failure, ValueError)
+        for settings, said in (({"deadlines": {"publish": "soon"}}, "settings: deadlines.publish: expected a duration"),
+                               (["bucket_bytes"], "settings bucket_bytes: expected key=value"),
+                               ("bucket_bytes", "settings bucket_bytes: expected key=value"),
+                               (5, "settings is 5, expected a mapping"), ({5: 6}, "settings has the key 5, expected a text")):
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                wsync.Publisher(settings=settings)
+            self.assertIn(said, caught.exception.sentence)
+            self.assertNotIn("--set", caught.exception.sentence)
 
     def test_two_trainers_at_one_address(self):
         self.enterContext(self.fleet.publisher())

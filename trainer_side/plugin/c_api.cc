@@ -236,7 +236,8 @@ wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trai
     if (options == nullptr || trainer == nullptr ||
         (options->settings == nullptr && options->setting_count != 0))
       return wsync::fail(ErrorCode::kInvalidInput, "options, settings or trainer is NULL");
-    wsync::config::Sources sources{.environment = wsync::config::process_environment()};
+    wsync::config::Sources sources{.environment = wsync::config::process_environment(),
+                                   .set_name = "settings"};
     if (options->config_file != nullptr) sources.file = options->config_file;
     for (std::size_t i = 0; i < options->setting_count; ++i)
       sources.set.emplace_back(options->settings[i] == nullptr ? "" : options->settings[i]);

@@ -24,10 +24,16 @@ def _texts(settings: Union[Mapping[str, Any], Iterable[str], None], prefix: str 
     """Settings as "key=value"; a mapping may be nested, as the file is."""
     if settings is None:
         return []
+    if isinstance(settings, str):
+        return [settings]
+    if not isinstance(settings, (Mapping, Iterable)):
+        raise InvalidInput(f"settings is {settings!r}, expected a mapping such as {{\"bucket_bytes\": \"8MiB\"}}, or \"key=value\" texts")
     if not isinstance(settings, Mapping):
         return [str(setting) for setting in settings]
     texts = []
     for key, value in settings.items():
+        if not isinstance(key, str):
+            raise InvalidInput(f"settings has the key {key!r}, expected a text such as \"bucket_bytes\"")
         if isinstance(value, Mapping):
             texts += _texts(value, f"{prefix}{key}.")
         else:
