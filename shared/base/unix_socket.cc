@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/file.h>
@@ -61,6 +62,24 @@ Result<> wait_for(int socket, short events, TimePoint deadline) {
                                             ? "the peer sent nothing before the deadline"
                                             : "the peer read nothing before the deadline");
   }
+}
+
+// Whether this process has the file open a second time.
+bool has_other_descriptor(int fd) {
+  struct stat own{};
+  if (::fstat(fd, &own) != 0) return false;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it("/proc/self/fd", error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    int number = -1;
+    std::from_chars(name.data(), name.data() + name.size(), number);
+    struct stat other{};
+    if (number != fd && ::fstat(number, &other) == 0 && other.st_dev == own.st_dev &&
+        other.st_ino == own.st_ino)
+      return true;
+  }
+  return false;
 }
 
 std::string holder_of(int lock_fd) {
@@ -126,8 +145,14 @@ Result<LockFile> LockFile::acquire(const std::string& path, const std::string& w
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) return fail_errno(fmt::format("lock {}", path), errno);
+      const std::string& held = what.empty() ? path : what;
+      if (has_other_descriptor(fd.get()))
+        return fail(ErrorCode::kBusy,
+                    fmt::format("{} is held by this process ({}) already: close what holds it "
+                                "first, or use another path",
+                                held, ::getpid()));
       return fail(ErrorCode::kBusy, fmt::format("{} is held by {}: stop it, or use another path",
-                                                what.empty() ? path : what, holder_of(fd.get())));
+                                                held, holder_of(fd.get())));
     }
     // The last holder may have removed the file between our open() and our flock().
     if (!still_names(path, fd.get())) continue;

@@ -9,6 +9,7 @@ import unittest
 
 import numpy as np
 import wsync
+import package_fleet
 from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, weights_of
 
 
@@ -201,6 +202,7 @@ class Publishing(unittest.TestCase):
 RANK_1 = """
 import sys
 import wsync
+import package_fleet
 from package_fleet import DEADLINE_S, NAMES, weights_of
 whole = weights_of(6, (64, 32))
 settings = {"run_dir": sys.argv[1], "state_dir": sys.argv[2], "log.level": "warning", "bucket_bytes": "1MiB"}
@@ -282,6 +284,15 @@ def private_bytes():
     return status_bytes("RssAnon", "RssFile")
 
 
+FIRST = """
+import sys
+import wsync
+publisher = wsync.Publisher(settings={"run_dir": sys.argv[1], "state_dir": sys.argv[2], "log.level": "warning"})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
 class Refusals(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
@@ -302,11 +313,23 @@ class Refusals(unittest.TestCase):
             self.assertIn(said, caught.exception.sentence)
             self.assertNotIn("--set", caught.exception.sentence)
 
-    def test_two_trainers_at_one_address(self):
-        self.enterContext(self.fleet.publisher())
+    def test_two_publishers_of_one_process(self):
+        first = self.fleet.publisher()
         with self.assertRaises(wsync.Busy) as caught:
             self.fleet.publisher()
         self.assertEqual(caught.exception.code, wsync.Code.BUSY)
+        where = f"{package_fleet.__file__}:{self.fleet.publisher.__code__.co_firstlineno + 1}"
+        self.assertTrue(caught.exception.sentence.startswith(f"this process already has a Publisher of this fleet, which was made at {where}: "
+                                                             "close it first"), caught.exception.sentence)
+        first.close()
+        self.fleet.publisher().close()
+
+    def test_a_trainer_in_another_process_has_the_address(self):
+        other = self.fleet.program(FIRST, self.fleet.run_dir, self.fleet.path("state"))
+        self.fleet.ready(other)
+        with self.assertRaises(wsync.Busy) as caught:
+            self.fleet.publisher()
+        self.assertIn(f"is held by process {other.pid}: stop it", caught.exception.sentence)
 
     def test_a_publish_waits_for_nobody_and_a_wait_ends_in_time(self):
         publisher = self.enterContext(self.fleet.publisher())

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -77,6 +78,18 @@ def _wait_for_torch(described: Iterable[_tensors.Described]) -> None:
     """Waits for what the current streams of torch still do with these tensors."""
     for gpu in {one.gpu for one in described if one.gpu is not None and _tensors.is_torch(one.own)}:
         sys.modules["torch"].cuda.current_stream(gpu).synchronize()
+
+
+# The publishers of this process that coordinate a fleet and are not closed.
+_coordinators: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
+
+
+def _caller() -> str:
+    """The file and the line outside of this package that calls it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _NO_SCALES = np.empty(0, np.float32)
@@ -295,7 +308,7 @@ class Publisher:
 
     Raises:
         InvalidInput: a setting breaks a rule; for an unknown key the sentence has the most similar known one.
-        Busy: another trainer uses the addresses.
+        Busy: another trainer uses the addresses, or this process has a publisher of the same fleet, which is not closed.
     """
 
     def __init__(self, config: Optional[str] = None, settings: Union[Mapping[str, Any], Iterable[str], None] = None, rank: int = 0,
@@ -305,12 +318,19 @@ class Publisher:
         self._layout: Optional[list] = None  # as described to the library; None: by nobody, or by the parts of a version
         self._known: dict = {}  # name -> (dtype, shape of this rank's part)
         self._publishing = threading.Lock()
+        self._made_at = _caller()
         close_at_exit(self)
         try:
             self._raw.start()
-        except BaseException:
+        except BaseException as failure:
             self._raw.close()
+            others = sorted(other._made_at for other in _coordinators if not other.closed)
+            if isinstance(failure, Busy) and "is held by this process" in failure.sentence and others:
+                raise Busy(f"this process already has a Publisher of this fleet, which was made at {' or '.join(others)}: close it "
+                           f"first, or use it again ({failure.sentence})") from None
             raise
+        if rank == 0:
+            _coordinators.add(self)
 
     def describe(self, tensors: Tensors) -> None:
         """Describes the tensors of later versions, so that `Draft.tensor` works in the first one, and so that several ranks can

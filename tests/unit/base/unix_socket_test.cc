@@ -78,9 +78,10 @@ TEST_F(UnixSocket, OneListenerForEachPathAndNothingLeftBehind) {
     const auto second = ListeningSocket::bind(path());
     ASSERT_FALSE(second.has_value());
     EXPECT_EQ(second.error().code(), ErrorCode::kBusy);
-    EXPECT_EQ(
-        second.error().message(),
-        fmt::format("{} is held by process {}: stop it, or use another path", path(), ::getpid()));
+    EXPECT_EQ(second.error().message(),
+              fmt::format("{} is held by this process ({}) already: close what holds it first, or "
+                          "use another path",
+                          path(), ::getpid()));
     EXPECT_TRUE(connect_unix(path(), soon()).has_value());  // the first one still works
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory_));
@@ -101,7 +102,10 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   ASSERT_EQ(byte, '1');
-  EXPECT_EQ(ListeningSocket::bind(path()).error().code(), ErrorCode::kBusy);
+  const auto second = ListeningSocket::bind(path());
+  EXPECT_EQ(second.error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(second.error().message(),
+            fmt::format("{} is held by process {}: stop it, or use another path", path(), child));
   ::kill(child, SIGKILL);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(std::filesystem::exists(path()));
