@@ -2,6 +2,7 @@
 #include "deploy/cli/remote.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 
@@ -28,6 +29,7 @@ namespace {
 // reports its progress.
 constexpr std::chrono::nanoseconds kPlainLinesEvery = std::chrono::seconds(5);
 constexpr std::chrono::nanoseconds kNoPlainLines{0};
+constexpr double kLookS = 1;  // for the status of a fleet that a command waits for
 constexpr double kTimeoutMaxS = config::kDurationMsMax / 1000.0;
 
 struct RemoteOptions : AskOptions {
@@ -138,6 +140,26 @@ Result<std::string> write_once(const CommandTrace& trace,
   return trace.write(*answer);
 }
 
+// Says what a push waits for, if no sidecar has joined: then nothing else is seen of it until its
+// deadline.
+void explain_wait(const RemoteOptions& options) {
+  control::RequestOptions request{.address = options.address};
+  request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(kLookS * 1000));
+  const auto reply = control::request(request, {}, control::Status{});
+  if (!reply) return;
+  const auto* status = std::get_if<control::StatusReply>(&reply->message);
+  if (status == nullptr ||
+      std::ranges::any_of(status->sidecars, &control::SidecarReport::connected))
+    return;
+  print_line(stderr, fmt::format("wsync push: no sidecar has joined {}: start one with `wsync "
+                                 "sidecar` on the host of the engines; this push waits for {} at "
+                                 "most (--timeout), and no longer than deadlines.publish of the "
+                                 "trainer",
+                                 options.address,
+                                 config::format_duration(std::chrono::milliseconds(
+                                     static_cast<std::int64_t>(options.timeout_s * 1000)))));
+}
+
 Result<Outcome> push(const RemoteOptions& options) {
   const auto trace = CommandTrace::begin(options.trace);
   if (!trace) return fail(trace.error());
@@ -153,8 +175,8 @@ Result<Outcome> push(const RemoteOptions& options) {
   };
   const control::Push message{.directory = directory.string(), .step = options.step};
   bool asked = false;
-  const Result<control::PushReply> reply =
-      ask<control::PushReply>(options, message, on_progress, &asked);
+  const Result<control::PushReply> reply = ask<control::PushReply>(
+      options, message, on_progress, &asked, [&options] { explain_wait(options); });
   if (reply) return traced_outcome(*reply, *trace, options);
   if (!options.one_shot || !nobody_there(reply.error(), asked))
     return fail(may_resume(reply.error(), asked));

@@ -10,7 +10,7 @@ import unittest
 import numpy as np
 import wsync
 import package_fleet
-from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, weights_of
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, until, weights_of
 
 
 class Publishing(unittest.TestCase):
@@ -346,6 +346,27 @@ class Refusals(unittest.TestCase):
             publish.wait("committed", timeout=DEADLINE_S)
         self.assertEqual(caught.exception.status.state, wsync.PublishState.SUPERSEDED)
         self.assertEqual(newer.status().state, wsync.PublishState.SNAPSHOTTED)
+
+    def test_a_wait_says_early_what_is_missing(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        publish = publisher.publish(weights_of(1), step=1)
+        ended = []
+        waits = [threading.Thread(target=lambda timeout=timeout: ended.append(publish.wait("committed", timeout).state))
+                 for timeout in (None, 2 * DEADLINE_S)]
+        with self.assertLogs("wsync", "WARNING") as logged:
+            for thread in waits:
+                thread.start()
+            until(lambda: len(logged.output) == 2, "what the waits say")
+        for line in logged.output:
+            self.assertIn("the publish of step 1 is not on its way yet: 0 of at least 1 sidecars have joined", line)
+            self.assertIn(": start one with `wsync sidecar` on the host of the engines; wait() waits for it ", line)
+        self.assertEqual(sorted(bool(re.search("it until [0-9:]{8}$", line)) for line in logged.output), [False, True])
+        self.assertEqual(sum(line.endswith("it without a limit") for line in logged.output), 1)
+        _, socket = self.fleet.sidecar()
+        self.fleet.serve(wsync.Replica(socket, "r0", empty_like(weights_of(0))))
+        for thread in waits:
+            thread.join(DEADLINE_S)
+        self.assertEqual(ended, [wsync.PublishState.COMMITTED] * 2)
 
     def test_what_an_engine_refuses(self):
         held = empty_like(weights_of(0))

@@ -1,8 +1,10 @@
 """Publishing weights from a trainer."""
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -18,6 +20,8 @@ from ._tensors import Array, Range, array_of, describe, pairs
 from ._values import PublishState, PublishStatus, RollBack, Version, publish_status, version_or_none
 
 Tensors = Union[Mapping[str, Any], Iterable[tuple]]
+_log = logging.getLogger("wsync")
+_SAY_S = 2.0  # after which a wait says what it waits for
 _WAIT_FOR = {state.name.lower(): state for state in (PublishState.SNAPSHOTTED, PublishState.STAGED, PublishState.COMMITTED)}
 
 
@@ -147,6 +151,9 @@ class Publish:
             timeout: seconds. None: until the publish itself has ended, which it does within `deadlines.publish` once enough
                 sidecars and engines are there.
 
+        A wait of more than 2 s for a version that has not begun to travel, because no sidecar or too few engines are there, is
+        logged as a warning of the logger "wsync", with what is missing.
+
         Returns:
             The status in that state.
 
@@ -164,10 +171,18 @@ class Publish:
             raise InvalidInput(f"state is {state!r}, expected one of {', '.join(_WAIT_FOR)}")
         if timeout is not None and timeout < 0:
             raise InvalidInput(f"timeout is {timeout}, expected seconds from 0 on, or None")
-        code, sentence, raw = self._raw.wait(self._number, int(wanted), -1.0 if timeout is None else float(timeout))
-        if code == 0:
-            return publish_status(raw)
+        rest = -1.0 if timeout is None else float(timeout)
+        code, sentence, raw = self._raw.wait(self._number, int(wanted), _SAY_S if timeout is None else min(rest, _SAY_S))
         status = publish_status(raw)
+        if code == Code.DEADLINE and status.state < PublishState.COMMITTED and not 0 <= rest <= _SAY_S:
+            if status.version is None and status.reason:  # nothing travels yet: it would be seen at the deadline only
+                until = "without a limit" if timeout is None else time.strftime("until %H:%M:%S", time.localtime(time.time() + rest - _SAY_S))
+                _log.warning("the publish%s is not on its way yet: %s; wait() waits for it %s", f" of step {status.step}" if status.step else "",
+                             status.reason, until)
+            code, sentence, raw = self._raw.wait(self._number, int(wanted), rest if timeout is None else rest - _SAY_S)
+            status = publish_status(raw)
+        if code == 0:
+            return status
         if code == Code.DEADLINE and status.reason and status.reason not in sentence:
             sentence = f"{sentence} ({status.reason})"
         failure = make(code, sentence)
