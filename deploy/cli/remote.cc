@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/one_shot.h"
@@ -29,6 +30,9 @@ namespace {
 // reports its progress.
 constexpr std::chrono::nanoseconds kPlainLinesEvery = std::chrono::seconds(5);
 constexpr std::chrono::nanoseconds kNoPlainLines{0};
+// For a coordinator that holds the places of the fleet, and does not listen yet.
+constexpr std::chrono::seconds kStartingWait{2};
+constexpr std::chrono::milliseconds kStartingLook{50};
 constexpr double kLookS = 1;  // for the status of a fleet that a command waits for
 constexpr double kTimeoutMaxS = config::kDurationMsMax / 1000.0;
 
@@ -140,6 +144,32 @@ Result<std::string> write_once(const CommandTrace& trace,
   return trace.write(*answer);
 }
 
+// Requests an operation of the coordinator. Without one, this command acts as the coordinator. If
+// one has started at that moment, it is asked after all.
+template <class Reply>
+Result<Outcome> ask_or_act(const RemoteOptions& options, const CommandTrace& trace,
+                           const std::function<Result<Reply>(bool& asked)>& request,
+                           const std::function<Result<Reply>(const OneShotOptions&)>& act) {
+  for (const TimePoint end = now() + kStartingWait;; std::this_thread::sleep_for(kStartingLook)) {
+    bool asked = false;
+    const Result<Reply> reply = request(asked);
+    if (reply) return traced_outcome(*reply, trace, options);
+    if (!options.one_shot || !nobody_there(reply.error(), asked))
+      return fail(may_resume(reply.error(), asked));
+    bool is_taken = false;
+    OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
+    once.is_taken = &is_taken;
+    std::optional<control::TraceAnswer> answer;
+    trace_once(once, answer, trace);
+    const Result<Reply> done = act(once);
+    if (!done && is_taken && now() < end) continue;
+    if (!done) return fail(done.error());
+    Outcome outcome = outcome_of(*done);
+    add_trace_to(outcome, trace, [&] { return write_once(trace, answer); });
+    return outcome;
+  }
+}
+
 // Says what a push waits for, if no sidecar has joined: then nothing else is seen of it until its
 // deadline.
 void explain_wait(const RemoteOptions& options) {
@@ -174,19 +204,15 @@ Result<Outcome> push(const RemoteOptions& options) {
     line.update(phase_text(progress.phase), progress.done_bytes, progress.total_bytes, now());
   };
   const control::Push message{.directory = directory.string(), .step = options.step};
-  bool asked = false;
-  const Result<control::PushReply> reply = ask<control::PushReply>(
-      options, message, on_progress, &asked, [&options] { explain_wait(options); });
-  if (reply) return traced_outcome(*reply, *trace, options);
-  if (!options.one_shot || !nobody_there(reply.error(), asked))
-    return fail(may_resume(reply.error(), asked));
-  OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
-  std::optional<control::TraceAnswer> answer;
-  trace_once(once, answer, *trace);
-  const auto pushed = WSYNC_TRY(push_once(once, directory.string(), options.step, on_progress));
-  Outcome outcome = outcome_of(pushed);
-  add_trace_to(outcome, *trace, [&] { return write_once(*trace, answer); });
-  return outcome;
+  return ask_or_act<control::PushReply>(
+      options, *trace,
+      [&](bool& asked) {
+        return ask<control::PushReply>(options, message, on_progress, &asked,
+                                       [&options] { explain_wait(options); });
+      },
+      [&](const OneShotOptions& once) {
+        return push_once(once, directory.string(), options.step, on_progress);
+      });
 }
 
 Result<Outcome> roll_back(const RemoteOptions& options) {
@@ -196,19 +222,10 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
     const auto version = WSYNC_TRY(Version::parse(options.to));
     message.to = version;
   }
-  bool asked = false;
-  const Result<control::RollbackReply> reply =
-      ask<control::RollbackReply>(options, message, {}, &asked);
-  if (reply) return traced_outcome(*reply, trace, options);
-  if (!options.one_shot || !nobody_there(reply.error(), asked))
-    return fail(may_resume(reply.error(), asked));
-  OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
-  std::optional<control::TraceAnswer> answer;
-  trace_once(once, answer, trace);
-  const auto done = WSYNC_TRY(roll_back_once(once, message.to));
-  Outcome outcome = outcome_of(done);
-  add_trace_to(outcome, trace, [&] { return write_once(trace, answer); });
-  return outcome;
+  return ask_or_act<control::RollbackReply>(
+      options, trace,
+      [&](bool& asked) { return ask<control::RollbackReply>(options, message, {}, &asked); },
+      [&](const OneShotOptions& once) { return roll_back_once(once, message.to); });
 }
 
 Outcome outcome_of(const control::CancelReply& reply) {

@@ -82,12 +82,21 @@ bool has_other_descriptor(int fd) {
   return false;
 }
 
-std::string holder_of(int lock_fd) {
-  std::array<char, 24> text{};
+// Set once, before locks are acquired; see name_lock_holder().
+std::string own_command;
+
+// The content of a lock file: the process id, and the command behind a space, if it has one.
+LockHolder read_holder(int lock_fd) {
+  std::array<char, 64> text{};
   const ssize_t n = ::pread(lock_fd, text.data(), text.size() - 1, 0);
-  if (n <= 0) return "another process";
-  return fmt::format("process {}", std::string_view(text.data(), static_cast<std::size_t>(n)));
+  if (n <= 0) return {};
+  const std::string_view all(text.data(), static_cast<std::size_t>(n));
+  const std::size_t space = all.find(' ');
+  return {.process = std::string(all.substr(0, space)),
+          .command = space == std::string_view::npos ? "" : std::string(all.substr(space + 1))};
 }
+
+std::string holder_of(int lock_fd) { return read_holder(lock_fd).to_string(); }
 
 // Returns whether `path` still names the file that is open as fd.
 bool still_names(const std::string& path, int fd) {
@@ -98,6 +107,25 @@ bool still_names(const std::string& path, int fd) {
 }
 
 }  // namespace
+
+std::string LockHolder::to_string() const {
+  if (process.empty()) return "another process";
+  return fmt::format("process {}{}", process, command.empty() ? "" : fmt::format(" ({})", command));
+}
+
+void name_lock_holder(std::string command) { own_command = std::move(command); }
+
+std::optional<LockHolder> lock_holder(const std::string& path) {
+  const UniqueFd lock(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!lock.valid()) return std::nullopt;
+  LockHolder holder = read_holder(lock.get());
+  pid_t pid = 0;
+  const char* const end = holder.process.data() + holder.process.size();
+  if (std::from_chars(holder.process.data(), end, pid).ec != std::errc() || pid <= 0)
+    return std::nullopt;
+  if (::kill(pid, 0) != 0 && errno != EPERM) return std::nullopt;
+  return holder;
+}
 
 Result<> check_socket_path(const std::string& path) {
   if (path.empty() || path.front() != '/')
@@ -158,9 +186,10 @@ Result<LockFile> LockFile::acquire(const std::string& path, const std::string& w
     if (!still_names(path, fd.get())) continue;
     LockFile lock(std::move(fd),
                   path);  // from here on its destructor removes the file after an error
-    const std::string pid = std::to_string(::getpid());
+    const std::string own =
+        fmt::format("{}{}{}", ::getpid(), own_command.empty() ? "" : " ", own_command);
     if (::ftruncate(lock.fd_.get(), 0) != 0 ||
-        ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
+        ::pwrite(lock.fd_.get(), own.data(), own.size(), 0) != static_cast<ssize_t>(own.size()))
       return fail_errno(fmt::format("write {}", path), errno);
     return lock;
   }
@@ -214,16 +243,7 @@ SocketPath::~SocketPath() {
   if (lock_.held() && !lock_.taken_by()) ::unlink(path_.c_str());
 }
 
-bool is_claimed(const std::string& path) {
-  const UniqueFd lock(::open((path + ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!lock.valid()) return false;
-  std::array<char, 24> text{};
-  const ssize_t n = ::pread(lock.get(), text.data(), text.size() - 1, 0);
-  pid_t pid = 0;
-  if (n <= 0 || std::from_chars(text.data(), text.data() + n, pid).ec != std::errc() || pid <= 0)
-    return false;
-  return ::kill(pid, 0) == 0 || errno == EPERM;
-}
+bool is_claimed(const std::string& path) { return lock_holder(path + ".lock").has_value(); }
 
 Result<PeerCredentials> peer_credentials(int socket) {
   ucred credentials{};

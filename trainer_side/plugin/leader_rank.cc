@@ -1,6 +1,7 @@
 // LeaderRank: rank 0. Owns the TrainerAgent, and collects the shards of the other ranks for its
 // snapshot.
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -9,6 +10,7 @@
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/rank_hub.h"
 #include "trainer_side/plugin/rank_role.h"
+#include "trainer_side/publish/fleet_place.h"
 #include "trainer_side/publish/trainer_agent.h"
 
 namespace wsync::plugin {
@@ -37,9 +39,18 @@ class LeaderRank final : public RankRole {
   }
 
   [[nodiscard]] Result<> start(Loop& loop, const RankSettings& settings) {
-    publish::TrainerAgentCallbacks callbacks;
-    callbacks.on_stopped = settings.on_stopped;
-    agent_ = WSYNC_TRY(publish::TrainerAgent::create(loop, config_, std::move(callbacks)));
+    publish::PlaceWait wait(config_);
+    while (!agent_) {
+      publish::TrainerAgentCallbacks callbacks;
+      callbacks.on_stopped = settings.on_stopped;
+      auto agent = publish::TrainerAgent::create(loop, config_, std::move(callbacks));
+      if (agent)
+        agent_ = std::move(*agent);
+      else if (!wait.may_try_again(agent.error()))
+        return fail(std::move(agent).error());
+      else
+        std::this_thread::sleep_for(publish::kPlaceLook);
+    }
     log_info("coordinator listens at {}", agent_->address());
     if (gather_.world_size() == 1) return {};
     hub_ = WSYNC_TRY(RankHub::listen(loop, rank_socket(config_), gather_,

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -115,6 +116,32 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   EXPECT_TRUE(connect_unix(path(), soon()).has_value());
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+TEST_F(UnixSocket, ALockSaysWhichCommandHoldsIt) {
+  EXPECT_FALSE(lock_holder(path()));
+  {
+    const auto lock = LockFile::acquire(path());
+    ASSERT_TRUE(lock.has_value()) << lock.error().message();
+    ASSERT_TRUE(lock_holder(path()));
+    EXPECT_EQ(lock_holder(path())->to_string(), fmt::format("process {}", ::getpid()));
+    EXPECT_EQ(lock_holder(path())->command, "");
+  }
+  EXPECT_FALSE(lock_holder(path()));
+  name_lock_holder("wsync push");
+  {
+    const auto lock = LockFile::acquire(path());
+    ASSERT_TRUE(lock.has_value()) << lock.error().message();
+    ASSERT_TRUE(lock_holder(path()));
+    EXPECT_EQ(lock_holder(path())->to_string(), fmt::format("process {} (wsync push)", ::getpid()));
+    EXPECT_EQ(lock_holder(path())->command, "wsync push");
+  }
+  name_lock_holder({});
+  // One that has ended without removing it, and one that has not written itself into it yet.
+  std::ofstream(path()) << "2147483000 wsync push";
+  EXPECT_FALSE(lock_holder(path()));
+  std::ofstream(path(), std::ios::trunc) << "";
+  EXPECT_FALSE(lock_holder(path()));
 }
 
 TEST_F(UnixSocket, APathIsTakenOverFromAHolderThatLives) {

@@ -185,8 +185,9 @@ WSYNC_API wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer,
                                               const wsync_trainer_tensor* tensor);
 /* Removes all tensors from later publishes. */
 WSYNC_API void wsync_trainer_clear_tensors(wsync_trainer* trainer);
-/* Rank 0: opens its addresses; WSYNC_BUSY if another trainer uses them. Other ranks: begins to
- * connect to rank 0, which need not be running yet. */
+/* Rank 0: opens its addresses; WSYNC_BUSY if another trainer uses them. A command that uses them
+ * and ends by itself, such as `wsync push`, is awaited for `deadlines.publish` at most. Other
+ * ranks: begins to connect to rank 0, which need not be running yet. */
 WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
 
 /* Publishes the current weights. Returns when they may be overwritten (state SNAPSHOTTED or later),
