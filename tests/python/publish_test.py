@@ -77,6 +77,26 @@ class Publishing(unittest.TestCase):
         version.publish.wait(timeout=DEADLINE_S)
         equal(self, held, {"a": bf16(values.astype(np.float16).astype(np.float32)), "count": np.array([7, 8])})
 
+    def test_a_dtype_may_have_any_usual_name(self):
+        held = {"a": bf16(np.zeros((4, 6), np.float32))}
+        _, publisher = self.fleet_of(held)
+
+        class TorchDtype:
+            """As torch.bfloat16 prints itself; torch is no part of this environment."""
+            def __repr__(self):
+                return "torch.bfloat16"
+        TorchDtype.__module__, TorchDtype.__qualname__ = "torch", "dtype"
+        TorchDtype.__name__ = "dtype"
+        for value, dtype in enumerate(("BF16", "bf16", "bfloat16", "torch.bfloat16", TorchDtype()), 1):
+            weights = {"a": np.full((4, 6), value, np.float32)}
+            publisher.publish(weights, dtype=dtype).wait(timeout=DEADLINE_S)
+            equal(self, held, {"a": bf16(weights["a"])})
+            publisher.publish(weights, dtype={"a": dtype}).wait(timeout=DEADLINE_S)
+            with publisher.version() as version:
+                version.put("a", weights["a"] + 1, dtype=dtype)
+            version.publish.wait(timeout=DEADLINE_S)
+            equal(self, held, {"a": bf16(weights["a"] + 1)})
+
     def test_f8_with_scales_that_are_computed_or_given(self):
         values = np.random.default_rng(4).standard_normal((256, 130), np.float32) * 50
         f8 = wsync.as_dtype(np.zeros((256, 130), np.uint8), "F8_E4M3")
@@ -312,6 +332,43 @@ class Refusals(unittest.TestCase):
                 wsync.Publisher(settings=settings)
             self.assertIn(said, caught.exception.sentence)
             self.assertNotIn("--set", caught.exception.sentence)
+
+    def test_what_is_no_dtype_and_no_step(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        weights = {"a": np.zeros(4, np.float32)}
+        for dtype, said in (("bf61", "dtype 'bf61' is unknown; did you mean 'BF16'? expected"), (5, "dtype is 5, which is none; expected"),
+                            ("", "dtype '' is unknown; expected"), (np.complex128, "which is none"), (object(), "which is none"),
+                            ({"a": "bfloat"}, None), ({"a": "bfloat61"}, "tensor a: dtype 'bfloat61' is unknown; did you mean 'BF16'?")):
+            if said is None:
+                publisher.publish(weights, dtype=dtype)
+                continue
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                publisher.publish(weights, dtype=dtype)
+            self.assertIn(said, caught.exception.sentence)
+        with self.assertRaises(wsync.InvalidInput) as caught:
+            with publisher.version() as version:
+                version.put("a", weights["a"], dtype="F23")
+        self.assertIn("tensor a: dtype 'F23' is unknown; did you mean 'F32'?", caught.exception.sentence)
+        for step, said in (("14", "step is '14' (str), expected a whole number such as 14; did you mean 14?"),
+                           ("x", "step is 'x' (str), expected a whole number such as 14"), (14.0, "step is 14.0 (float), expected"),
+                           (True, "step is True (bool)"), (b"1", "(bytes)"), (0, "step is 0, expected 1 to"), (-1, "step is -1"),
+                           (2**63, "expected 1 to 9223372036854775807")):
+            for call in (lambda: publisher.publish(weights, step=step), lambda: publisher.version(step)):
+                with self.assertRaises(ValueError) as caught:
+                    call()
+                self.assertIsInstance(caught.exception, wsync.InvalidInput)
+                self.assertIn(said, str(caught.exception))
+        self.assertEqual(publisher.publish(weights, step=np.int64(14)).step, 14)
+
+    def test_names_of_dtypes(self):
+        for given, name in ((np.float16, "F16"), (np.dtype("float64"), "F64"), ("half", "F16"), ("float16", "F16"), ("FP32", "F32"),
+                            ("float", "F32"), ("fp8_e4m3", "F8_E4M3"), ("float8_e5m2", "F8_E5M2"), ("f8_e4m3", "F8_E4M3"), (bool, "BOOL"),
+                            ("torch.float8_e4m3fn", "F8_E4M3"), ("i8", "I8"), (np.uint32, "U32")):
+            self.assertEqual(wsync.Spec(given, (2,)).dtype, name, given)
+        self.assertEqual(wsync.Spec("F4", (2,)).dtype, "F4")  # a version may have it
+        with self.assertRaises(wsync.InvalidInput):
+            wsync.Spec(7, (2,))
+        self.assertEqual(wsync.as_dtype(np.zeros(4, np.uint16), "bfloat16").dtype_name, "BF16")
 
     def test_two_publishers_of_one_process(self):
         first = self.fleet.publisher()

@@ -199,7 +199,7 @@ class Casting(Engines):
     def test_what_cannot_be_cast(self):
         array = np.zeros((4, 4), np.float32)
         for options, sentence in (({"tensors": {"x": array}, "casts": {"x": "F8_E4M3"}}, "only F32, F16 and BF16 can be converted"),
-                                  ({"tensors": {"x": array}, "casts": {"x": "bf16"}}, "dtype bf16 is unknown"),
+                                  ({"tensors": {"x": array}, "casts": {"x": "bf61"}}, "casts: dtype of x 'bf61' is unknown; did you mean 'BF16'?"),
                                   ({"tensors": {"x": array}, "casts": {"y": "BF16"}}, "casts name tensor y"),
                                   ({"tensors": SPECS, "casts": {NAMES[0]: "F32"}, "take": "adopt", "load_layer": print},
                                    "'pieces'")):

@@ -29,6 +29,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from ._dtypes import dtype_name_of
 from ._errors import InvalidInput, Refused
 from ._ggml import ARCHITECTURES, DTYPES, ROPE_NEOX, Library, tensors_of
 from ._tensors import Array, as_dtype, storage_dtype
@@ -102,7 +103,7 @@ class Link(Replica):
         self.version = None
 
 
-def attach(llama: Any, sidecar: str, replica: str, names: Optional[str] = None, *, dtype: str = "BF16",
+def attach(llama: Any, sidecar: str, replica: str, names: Optional[str] = None, *, dtype: Any = "BF16",
            fused_experts: bool = False, library: Union[str, ctypes.CDLL, None] = None) -> Link:
     """Makes a model of llama.cpp follow the trainer of a fleet.
 
@@ -127,8 +128,13 @@ def attach(llama: Any, sidecar: str, replica: str, names: Optional[str] = None, 
         NotFound: no sidecar of this name runs on this host.
         ImportError: the package `gguf` is not installed.
     """
+    given = dtype
+    try:
+        dtype = dtype_name_of(dtype)
+    except InvalidInput:
+        pass  # it is none of these either
     if dtype not in DTYPES.values():
-        raise InvalidInput(f"dtype is '{dtype}', expected one of {', '.join(sorted(DTYPES.values()))}")
+        raise InvalidInput(f"dtype is '{given}', expected one of {', '.join(sorted(DTYPES.values()))}")
     address = llama if isinstance(llama, int) else ctypes.cast(llama, ctypes.c_void_p).value
     if not address:
         raise InvalidInput("the llama_model is a null pointer: it was not loaded")

@@ -13,11 +13,12 @@ import numpy as np
 
 from . import _tensors
 from ._device_memory import device_memory
+from ._dtypes import dtype_name_of
 from ._errors import Busy, Code, Error, InvalidInput, make
 from ._exit import close_at_exit
 from ._native import core
 from ._tensors import Array, Range, array_of, describe, pairs
-from ._values import PublishState, PublishStatus, RollBack, Version, publish_status, version_or_none
+from ._values import PublishState, PublishStatus, RollBack, Version, publish_status, step_of, version_or_none
 
 Tensors = Union[Mapping[str, Any], Iterable[tuple]]
 _log = logging.getLogger("wsync")
@@ -47,11 +48,7 @@ def _texts(settings: Union[Mapping[str, Any], Iterable[str], None], prefix: str 
 
 
 def _step(step: Optional[int]) -> int:
-    if step is None:
-        return 0
-    if step < 1:
-        raise InvalidInput(f"step is {step}; steps begin with 1, and None takes the next free one")
-    return step
+    return 0 if step is None else step_of(step)
 
 
 def _range(name: str, ranges: Sequence) -> Optional[tuple]:
@@ -211,7 +208,7 @@ class Draft:
             raise InvalidInput("the version has not been published; `publish` is there after the end of its block")
         return self._publish
 
-    def put(self, name: str, tensor: Any, *, dtype: Optional[str] = None, scales: Any = None, ranges: Sequence = (),
+    def put(self, name: str, tensor: Any, *, dtype: Any = None, scales: Any = None, ranges: Sequence = (),
             shape: Optional[Sequence[int]] = None) -> None:
         """Writes a tensor, or a part of one, into the version. Any order, any thread, several at a time.
 
@@ -222,7 +219,8 @@ class Draft:
             name: the name that the engines have.
             tensor: an array of NumPy, a tensor of torch in the memory of the host or of a GPU, or an object with
                 `__cuda_array_interface__`. Memory of a GPU is copied to the host as it is, and converted there.
-            dtype: the dtype that is published, as in safetensors. None: as described, or that of the tensor. F32, F16 and BF16 are
+            dtype: the dtype that is published: a name of safetensors, a usual alias such as "bfloat16", or a dtype of torch or
+                NumPy. None: as described, or that of the tensor. F32, F16 and BF16 are
                 converted into each other and to F8_E4M3, rounded to nearest, ties to even.
             scales: for F8_E4M3; a published value times its scale is the weight. A number: the scale of the whole part. An array
                 of float32: one scale for each block of 128 x 128 of the last two dimensions, row-major. "compute": each block's
@@ -247,6 +245,7 @@ class Draft:
         if computes and scales != "compute":
             raise InvalidInput(f"tensor {name}: scales is '{scales}', expected 'compute', a number or an array of float32",
                                tensor=name)
+        dtype = None if dtype is None else dtype_name_of(dtype, f"tensor {name}: dtype")
         numbers = np.empty(0, np.float32)
         if scales is not None and not computes:
             numbers = np.ascontiguousarray(scales, dtype=np.float32).reshape(-1)
@@ -375,7 +374,7 @@ class Publisher:
         self._layout = layout
         self._known = {name: (dtype, _tensors.part_shape(shape, ranges)) for name, dtype, shape, ranges in layout}
 
-    def publish(self, tensors: Tensors, step: Optional[int] = None, *, dtype: Union[str, Mapping[str, str], None] = None,
+    def publish(self, tensors: Tensors, step: Optional[int] = None, *, dtype: Any = None,
                 tied: str = "once") -> Publish:
         """Publishes the current weights. Returns when they may change again; the version travels meanwhile.
 
@@ -390,7 +389,8 @@ class Publisher:
                 `__cuda_array_interface__`, or a `Shard` of one of them.
             step: the number of the training step, greater than those before. None: the next free one (one rank only). With several
                 ranks, all of them publish each step under the same number.
-            dtype: the dtype that is published: one name for all tensors of F32, F16 or BF16, or a mapping from names of tensors.
+            dtype: the dtype that is published: one for all tensors of F32, F16 or BF16, or a mapping from names of tensors. A name of
+                safetensors ("BF16"), a usual alias ("bf16", "bfloat16", "half"), or a dtype of torch or NumPy.
             tied: what becomes of several names for the same memory. "once": the first of them is published, as in checkpoints and
                 as engines expect it, which refuse a name that none of their ranks loads. "every": each name is.
 
@@ -412,10 +412,11 @@ class Publisher:
             described = _tensors.describe_all(tensors, lambda name, given: _describe(name, given, self._gpu))
             if tied == "once":
                 described = _tensors.without_tied(described)
-        if isinstance(dtype, str):
-            dtypes = {one.name: dtype for one in described if one.dtype in _tensors.CASTS}
+        if dtype is None or isinstance(dtype, Mapping):
+            dtypes = {name: dtype_name_of(wanted, f"tensor {name}: dtype") for name, wanted in (dtype or {}).items()}
         else:
-            dtypes = dict(dtype or {})
+            wanted = dtype_name_of(dtype)
+            dtypes = {one.name: wanted for one in described if one.dtype in _tensors.CASTS}
         if not self._publishing.acquire(blocking=False):
             raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
         try:

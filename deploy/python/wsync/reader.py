@@ -14,7 +14,7 @@ from ._exit import close_at_exit
 from ._native import core
 from ._sidecars import engine_socket
 from ._tensors import Array, Spec, array_of
-from ._values import Version
+from ._values import Version, step_of
 
 
 class StagedVersion:
@@ -118,6 +118,7 @@ class Reader:
         if self._staged is not None and not self._staged.closed:
             self._raw.tensors()  # not in a forked child, where it says why
             raise Busy(f"version {self._staged.version} is open: close it before another one is opened")
+        step = None if step is None else step_of(step, minimum=0)
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             found = self._raw.open(step, after.epoch if after else 0, after.step if after else 0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import _tensors
 from ._destinations import Destinations, describe_without_memory
+from ._dtypes import dtype_name_of
 from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
@@ -92,7 +93,7 @@ class Replica:
         device: the index of the sidecar's device. For tensors on a GPU it is a device of kind cuda on the same GPU.
         gpu: for tensors on a GPU, its number among those that this process sees. None: as the tensors say; of objects that say
             nothing (without `__dlpack_device__`), GPU 0. The library asks the driver whether the memory is there.
-        casts: with "pieces", the dtypes (names of safetensors) that versions have of the tensors that you hold in another one. F32,
+        casts: with "pieces", the dtypes (names of safetensors, aliases, or dtypes of torch or NumPy) that versions have of the tensors that you hold in another one. F32,
             F16 and BF16 are converted into each other while they are copied, rounded to the nearest value as torch does. `wsync
             verify` reads a tensor back that was widened (F16 or BF16 to F32), and says of others that they cannot be read. Not for
             tensors on a GPU.
@@ -120,7 +121,7 @@ class Replica:
 
     def __init__(self, sidecar: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
                  has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
-                 gpu: Optional[int] = None, casts: Optional[Mapping[str, str]] = None, led_steps: bool = False,
+                 gpu: Optional[int] = None, casts: Optional[Mapping[str, Any]] = None, led_steps: bool = False,
                  pause: Optional[Callable[[Pause], None]] = None,
                  load_begin: Optional[Callable[[Version], None]] = None,
                  load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], Any]] = None,
@@ -139,7 +140,7 @@ class Replica:
         self.serving = serving
         self.error: Optional[str] = None
         self._take = take
-        self._casts = dict(casts or {})
+        self._casts = {key: dtype_name_of(value, f"casts: dtype of {key}") for key, value in (casts or {}).items()}
         self._led_steps = led_steps
         given = (pause, load_begin, load_layer, commit, resume, read_tensor, check_version)
         self._given = {key: value for key, value in zip(_CALLBACKS, given) if value is not None}
