@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import threading
+import time
 import tracemalloc
 import unittest
 
@@ -424,6 +425,24 @@ class Refusals(unittest.TestCase):
         for thread in waits:
             thread.join(DEADLINE_S)
         self.assertEqual(ended, [wsync.PublishState.COMMITTED] * 2)
+
+    def test_a_wait_that_is_over_names_what_it_waited_for(self):
+        _, socket = self.fleet.sidecar("host", "--set", "engine_deadline=10m")
+        replica = wsync.Replica(socket, "stands still", empty_like(weights_of(0)), serving=True)
+        self.addCleanup(replica.close)
+        end = time.monotonic() + DEADLINE_S
+        while not replica.status().attached:
+            replica.poll(0.02)
+        publisher = self.enterContext(self.fleet.publisher(**{"deadlines.pause": "10m"}))
+        publish = publisher.publish(weights_of(1), step=1)  # the engine polls no more, so it is never paused
+        sentence = ""
+        while "'stands still' of sidecar 'host'" not in sentence:
+            self.assertLess(time.monotonic(), end, sentence)
+            with self.assertRaises(wsync.DeadlineExceeded) as caught:
+                publish.wait("committed", timeout=0.1)
+            sentence = caught.exception.sentence
+        self.assertIn("is staged at the deadline, and not committed: not served yet by replica", sentence)
+        self.assertIn(caught.exception.status.reason, sentence)
 
     def test_what_an_engine_refuses(self):
         held = empty_like(weights_of(0))

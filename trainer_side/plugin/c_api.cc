@@ -153,8 +153,8 @@ void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
   out.replicas = status.replicas;
   out.done_bytes = view.done_bytes;
   out.total_bytes = view.total_bytes;
-  const std::size_t n = std::min(status.reason.size(), sizeof out.reason - 1);
-  std::memcpy(out.reason, status.reason.data(), n);
+  const std::string& reason = view.reason();
+  std::memcpy(out.reason, reason.data(), std::min(reason.size(), sizeof out.reason - 1));
 }
 
 // Returns the result of a wait that has ended with this status.

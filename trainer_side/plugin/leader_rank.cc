@@ -7,6 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/trainer_config.h"
+#include "trainer_side/plugin/awaited_text.h"
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/rank_hub.h"
 #include "trainer_side/plugin/rank_role.h"
@@ -17,6 +18,9 @@ namespace wsync::plugin {
 namespace {
 
 using control::PublishState;
+
+// Between two looks at what a publish waits for: callers see it in the status.
+constexpr std::chrono::seconds kAwaitedAfter{1};
 
 class LeaderRank final : public RankRole {
  public:
@@ -69,8 +73,15 @@ class LeaderRank final : public RankRole {
     };
     auto status = std::make_shared<control::PublishStatus>();
     status->step = order.step;
-    job.on_progress = [this, id = order.id](const publish::PublishProgress& progress) {
+    job.on_progress = [this, id = order.id, status, look = now() + kAwaitedAfter](
+                          const publish::PublishProgress& progress) mutable {
       board_.progress(id, progress.phase, progress.done_bytes, progress.total_bytes);
+      if (now() < look) return;
+      look = now() + kAwaitedAfter;
+      board_.awaits(id, awaited_text(agent_->status(), {.version = status->version,
+                                                        .phase = progress.phase,
+                                                        .done_bytes = progress.done_bytes,
+                                                        .total_bytes = progress.total_bytes}));
     };
     job.on_snapshotted = [this, id = order.id, status](const Version& version,
                                                        std::chrono::nanoseconds time,

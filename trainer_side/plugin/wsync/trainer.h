@@ -162,7 +162,8 @@ typedef struct {
   uint32_t replicas;    /* number that have committed */
   uint64_t done_bytes;  /* of the current phase, on rank 0 */
   uint64_t total_bytes; /* 0: not known yet */
-  char reason[1024];    /* if failed or superseded, or if it waits: one sentence; otherwise "" */
+  char reason[1024]; /* if failed or superseded, or if it waits for a second or more: one sentence
+                      * with what it waits for; otherwise "" */
 } wsync_publish_status;
 
 typedef struct {
