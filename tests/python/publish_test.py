@@ -454,7 +454,7 @@ class Refusals(unittest.TestCase):
         other_names = {name.replace("mlp.weight", "mlp.up_proj.weight"): array for name, array in weights.items()}
         as_f32 = {name: float_of(array) for name, array in weights.items()}
         for wrong, words in ((other_names, ["model.layers.0.mlp.weight", "nearest: model.layers.0.mlp.up_proj.weight"]),
-                             (as_f32, ["model.layers.0.mlp.weight", "BF16", "F32"])):
+                             (as_f32, ["model.layers.0.mlp.weight", "the engine expects BF16, but the published tensor has F32"])):
             with self.assertRaises(wsync.Refused) as caught:
                 publisher.publish(wrong).wait(timeout=DEADLINE_S)
             status = caught.exception.status
