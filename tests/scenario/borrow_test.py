@@ -94,8 +94,8 @@ class Borrow(unittest.TestCase):
             self.assertEqual(code, 1, answer)
             self.assertEqual(answer["result"]["code"], "refused", answer)
             # Once: no other transport was tried for it.
-            self.assertRegex(answer["result"]["reason"], "^sidecar 's0': replica 'a' rank 0 refuses 1.2: the engine's check_version "
-                                                         "callback failed: this engine has no place for tensor fits.not$")
+            self.assertRegex(answer["result"]["reason"], "^sidecar 's0': replica 'a' rank 0 refuses 1.2: this engine has no "
+                                                         "place for tensor fits.not$")
             replica = fleet.replicas()["a"]
             self.assertEqual((replica["version"], replica["state"], replica["ready"]), (first, "serving", True), replica)
             second = fleet.pushed(one)
@@ -115,7 +115,7 @@ class Borrow(unittest.TestCase):
                 process = subprocess.Popen([LOADER, engines, "b", tensors.HEAD], env=fleet.environment, text=True,
                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
             fleet.processes.append(process)
-            reason = f"does not take {version}, which is served: the engine's check_version callback failed: this engine has no place"
+            reason = f"does not take {version}, which is served: this engine has no place"
             fleet.until(lambda: reason in fleet.replicas().get("b", {}).get("reason", ""), "the reason of the refusal")
             self.assertEqual((fleet.replicas()["a"]["version"], fleet.replicas()["a"]["ready"]), (version, True))
             self.assertEqual(self.lines(process), [])
