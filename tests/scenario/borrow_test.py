@@ -2,6 +2,7 @@
 import functools
 import operator
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,17 +108,29 @@ class Borrow(unittest.TestCase):
         """It is told so, and is not paused: it serves what it has."""
         with LoaderFleet(WSYNC) as fleet:
             one = tensors.make(fleet.path("one"), 1)
-            _, engines = fleet.sidecar("s0")
+            sidecar, engines = fleet.sidecar("s0", "--set", "log.level=debug")
             fleet.start("trainer")
             fits = fleet.loader(engines, "a")
             version = fleet.pushed(one)
             with fleet.log() as log:
                 process = subprocess.Popen([LOADER, engines, "b", tensors.HEAD], env=fleet.environment, text=True,
                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            process.log_path = log.name
             fleet.processes.append(process)
+
+            def said(process):
+                with open(process.log_path, encoding="utf-8") as file:
+                    return file.read()
             reason = f"does not take {version}, which is served: this engine has no place"
             fleet.until(lambda: reason in fleet.replicas().get("b", {}).get("reason", ""), "the reason of the refusal")
             self.assertEqual((fleet.replicas()["a"]["version"], fleet.replicas()["a"]["ready"]), (version, True))
+            # It tries again, less and less often. That is seen in the status, and said once.
+            tries = lambda: len(re.findall("engine b rank 0 tries again", said(sidecar)))
+            fleet.until(lambda: tries() >= 3, "three more tries")
+            self.assertIn(reason, fleet.replicas()["b"]["reason"])
+            self.assertEqual(said(sidecar).count("engine refused: "), 1, said(sidecar))
+            self.assertEqual(said(process).count("has no place for tensor"), 1, said(process))
+            self.assertNotIn("connection to the sidecar is lost", said(process))
             self.assertEqual(self.lines(process), [])
             self.assertEqual(len(self.lines(fits)), 1)
 
