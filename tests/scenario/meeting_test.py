@@ -51,6 +51,22 @@ class Meeting(unittest.TestCase):
             code, _ = self.end_or_again(fleet, push, one)
             self.assertEqual(code, 0, fleet.said(push))
 
+    def test_the_status_has_the_addresses_of_a_sidecar_of_this_host(self):
+        with MeetingFleet(WSYNC) as fleet:
+            fleet.sidecar("s0")
+            fleet.start("trainer")
+            fleet.until(lambda: fleet.state()[1].get("result", {}).get("sidecars"), "the sidecar")
+
+            def said(address):
+                done = subprocess.run([WSYNC, "status", "--coordinator", address], env=fleet.environment, text=True,
+                                      capture_output=True, timeout=DEADLINE_S)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                return done.stdout
+            place = f"{fleet.run_dir}/s0"
+            for address in fleet.address, f"ipc://{place}.control":
+                self.assertIn(f"; control ipc://{place}.control, engines attach at {place}.engines\n", said(address))
+            self.assertIn("sidecar s0", said(f"ipc://{place}.control"))
+
     def end_or_again(self, fleet, push, checkpoint):
         code, out = fleet.ended(push)
         if code != 0:
