@@ -92,7 +92,9 @@ Outcome outcome_of(const control::PromoteReply& reply) {
 Outcome outcome_of(const control::VerifyReply& reply) {
   return {.result = to_json(reply),
           .text = to_text(reply),
-          .exit_code = all_match(reply) ? kExitOk : kExitFailed};
+          .exit_code = all_match(reply)         ? kExitOk
+                       : only_unreadable(reply) ? kExitNotVerified
+                                                : kExitFailed};
 }
 
 // After a timeout the coordinator may still execute a request that it has received. Adds this to
@@ -389,7 +391,10 @@ void add_verify(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 130,
       {.name = "verify",
-       .description = "Read back the weights of every engine and compare them, tensor by tensor",
+       .description = "Read back the weights of every engine and compare them, tensor by tensor. "
+                      "Exit codes: 0 all are equal, 1 a tensor differs or a rank did not answer, "
+                      "4 nothing differs, but an engine cannot be read back (it gives no "
+                      "read_tensor, as vLLM), so it was not verified",
        .examples = {"wsync verify", "wsync verify --json"}});
   add_trace_option(*command, *options);
   command->callback(

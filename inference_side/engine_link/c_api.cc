@@ -22,6 +22,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
+#include "shared/control/read_back.h"
 
 namespace {
 
@@ -186,9 +187,9 @@ class CallbackEngine final : public wsync::engine::Engine {
                        std::span<std::byte> out) override {
     const Inside inside(*this);
     if (callbacks_.read_tensor == nullptr)
-      return wsync::fail(
-          ErrorCode::kRefused,
-          "tensors cannot be read back from this engine: it has no read_tensor callback");
+      return wsync::fail(ErrorCode::kRefused,
+                         fmt::format("this engine gives no read_tensor, so its tensors {}",
+                                     wsync::control::kCannotReadBack));
     return outcome(callbacks_.read_tensor(user_, tensor, offset, out.data(), out.size()),
                    "read_tensor callback");
   }

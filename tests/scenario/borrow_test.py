@@ -74,9 +74,15 @@ class Borrow(unittest.TestCase):
             process = fleet.loader(engines, "a")
             version = fleet.pushed(one)
             code, answer = fleet.ask("verify")
-            self.assertNotEqual(code, 0)
+            self.assertEqual(code, 4)
+            self.assertEqual((answer["ok"], answer["result"]["match"], answer["result"]["only_unreadable"]), (False, False, True))
             ranks = {rank["rank"]: rank for rank in answer["result"]["ranks"]}
-            self.assertEqual(ranks[0]["failure"], "tensors cannot be read back from this engine: it has no read_tensor callback")
+            self.assertEqual(ranks[0]["failure"], "this engine gives no read_tensor, so its tensors cannot be read back")
+            text = subprocess.run([WSYNC, "verify"], env=fleet.environment, text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(text.returncode, 4)
+            self.assertIn("replica a rank 0: not verified: this engine gives no read_tensor, so its tensors cannot be read back\n", text.stdout)
+            self.assertIn("replica a rank 1: it holds no weights: it is the controller of the replica", text.stdout)
+            self.assertNotIn("all equal", text.stdout)
             self.assertEqual((ranks[1]["failure"], ranks[1]["tensors"], ranks[1]["version"]), ("", 0, version))
             self.lines(process)
 
