@@ -1,7 +1,9 @@
 """Publishing from NumPy: what arrives, what is converted, what is copied, and what is refused."""
+import fcntl
 import http.client
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -388,6 +390,26 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(wsync.Busy) as caught:
             self.fleet.publisher()
         self.assertIn(f"is held by process {other.pid}: stop it", caught.exception.sentence)
+
+    def test_a_publisher_waits_for_a_command_and_can_be_interrupted(self):
+        os.makedirs(self.fleet.run_dir, 0o700)
+        path = os.path.join(self.fleet.run_dir, "control.lock")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self.addCleanup(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, f"{os.getpid()} wsync push".encode())
+        programs = [self.fleet.program(FIRST.replace("warning", "info"), self.fleet.run_dir, self.fleet.path("state")) for _ in range(2)]
+        for program in programs:
+            until(lambda: f"is held by process {os.getpid()} (wsync push), which ends by itself" in self.fleet.said(program)
+                  or program.poll() is not None, "what it waits for")
+            self.assertIsNone(program.poll(), self.fleet.said(program))
+        programs[0].send_signal(signal.SIGINT)
+        code, _, said = self.fleet.end(programs[0])
+        self.assertNotEqual(code, 0)
+        self.assertIn("KeyboardInterrupt", said)
+        os.unlink(path)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        self.fleet.ready(programs[1])
 
     def test_a_publish_waits_for_nobody_and_a_wait_ends_in_time(self):
         publisher = self.enterContext(self.fleet.publisher())
