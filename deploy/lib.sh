@@ -306,10 +306,30 @@ configure() {
   }
 }
 
-# build FOLDER [TARGET...]
-build() {
+# estimate_text FILES CORES: what to say before so many files are compiled; nothing for a short build. A file takes 10 to 20 s of
+# one core, because a unity build puts several sources into it; ccache makes the next time shorter.
+estimate_text() {
+  local files=$1 cores=$2 from to
+  [ "$files" -ge 20 ] || return 0
+  from=$(((files * 10 / cores + 59) / 60)) to=$(((files * 20 / cores + 59) / 60))
+  local time="$from to $to minutes"
+  [ "$from" != "$to" ] || time="about $to minute$([ "$to" = 1 ] || echo s)"
+  echo "builds about $files files: $time on $cores core$([ "$cores" = 1 ] || echo s) the first time"
+}
+
+# files_to_build FOLDER [TARGET...]: how many files would be compiled.
+files_to_build() {
   local folder=$1
   shift
+  cmake --build "$folder" ${1:+--target "$@"} -- -n 2>/dev/null | grep -cE '^\[[0-9]+/[0-9]+\] Building ' || true
+}
+
+# build FOLDER [TARGET...]
+build() {
+  local folder=$1 estimate
+  shift
+  estimate=$(estimate_text "$(files_to_build "$folder" "$@")" "$(build_jobs)")
+  [ -z "$estimate" ] || say "$estimate"
   cmake --build "$folder" -j "$(build_jobs)" ${1:+--target "$@"}
 }
 

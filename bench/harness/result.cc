@@ -47,6 +47,19 @@ std::string short_number(double value) {
                                               : 3);
 }
 
+std::string target_text(const CaseResult& result) {
+  switch (result.target->of) {
+    case Target::Of::kRatio:
+      return fmt::format("target at least {:.3g}", result.target->value);
+    case Target::Of::kMedian:
+      return fmt::format("target for the median at {} {:.3g}",
+                         result.higher_is_better ? "least" : "most", result.target->value);
+    case Target::Of::kMax:
+      return fmt::format("target for every value at most {:.3g}", result.target->value);
+  }
+  return "";
+}
+
 std::string result_line(const CaseResult& result, std::size_t width) {
   const Spread value = spread_of(result.samples);
   std::string text =
@@ -55,8 +68,7 @@ std::string result_line(const CaseResult& result, std::size_t width) {
   if (!result.ratios.empty())
     text += fmt::format(" {:>7.3f} of {}", spread_of(result.ratios).median, result.baseline->name);
   if (result.target)
-    text += fmt::format(" (target {:.3g} of the {}: {})", result.target->value,
-                        target_name(result.target->of), result.met() ? "met" : "missed");
+    text += fmt::format(" ({}: {})", target_text(result), result.met() ? "met" : "missed");
   return text + "\n";
 }
 

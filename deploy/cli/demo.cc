@@ -226,6 +226,7 @@ void add_demo(CLI::App& app, Context& context) {
                     "wsync demo --checkpoint /models/qwen3-moe --json",
                     "wsync demo --train --steps 300", "wsync demo --rl",
                     "wsync demo --rl --max-staleness 2 --seed 7"}});
+  if (!find_wsync_program("wsync-engine")) command->group("");  // it still says what is missing
   auto options = std::make_shared<DemoCommand>();
   CLI::Option* train = command->add_flag(
       "--train", options->train,

@@ -13,6 +13,7 @@ void add_demo(CLI::App& app, Context& context) {
                   {.name = "demo",
                    .description = "Run a whole fleet on this machine (not part of this build)",
                    .examples = {"wsync demo"}});
+  command->group("");       // not in the help
   command->allow_extras();  // the options of the command itself
   command->callback([&context] {
     context.run("demo", []() -> Result<Outcome> {

@@ -8,6 +8,7 @@
 #include "shared/base/format.h"
 #include "shared/base/liveness.h"
 #include "shared/base/log.h"
+#include "shared/base/unix_socket.h"
 #include "shared/config/sources.h"
 #include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
@@ -104,15 +105,18 @@ Result<T> run_once(
     no_sidecar.stop();
     settled.start_at(found_by_all);
   };
-  log_info("no coordinator runs at {}, so this command is the coordinator until it has ended",
-           options.address);
+  name_lock_holder(kind == OneShotKind::kPush ? "wsync push" : "wsync rollback");
   auto created = publish::TrainerAgent::create(*loop, config, std::move(callbacks));
+  if (options.is_taken != nullptr)
+    *options.is_taken = !created && created.error().code() == ErrorCode::kBusy;
   if (!created && created.error().code() == ErrorCode::kBusy)
     return fail(created.error().with_context(
         fmt::format("no coordinator answers at {}, but one seems to run on this host; if it "
                     "listens at another address, give that address with --coordinator",
                     options.address)));
   if (!created) return fail(created.error());
+  log_info("no coordinator runs at {}, so this command is the coordinator until it has ended",
+           options.address);
   agent = std::move(*created);
   found_by_all = now() + kFindsUs;
   no_sidecar.start(kSidecarWait);

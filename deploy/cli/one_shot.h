@@ -18,6 +18,8 @@ struct OneShotOptions {
   // collected.
   std::function<void(control::TraceAnswer)> on_trace = {};
   std::function<std::chrono::nanoseconds()> trace_age = {};
+  // Set to true if the operation has not begun because another coordinator has started meanwhile.
+  bool* is_taken = nullptr;
 };
 
 // Block until the operation is done, the deadline passes, or Ctrl-C (kCancelled). kBusy if another

@@ -9,6 +9,7 @@
 #include "deploy/cli/patch_directories.h"
 #include "deploy/cli/stop_signals.h"
 #include "shared/base/format.h"
+#include "shared/base/weight_limits.h"
 #include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"
@@ -81,11 +82,31 @@ std::string index_text(const std::string& file, const patch::Index& index, std::
   return text;
 }
 
+// Before anything is read, which can take long.
+Result<> check_parent(const std::string& output) {
+  const std::filesystem::path path(output);
+  const std::filesystem::path parent =
+      path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  std::error_code error;
+  if (std::filesystem::is_directory(parent, error)) return {};
+  const bool exists = std::filesystem::exists(parent, error);
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("--output: {} cannot be written, because {} {}", output, parent.string(),
+                          exists ? "is no directory"
+                                 : "does not exist: create that directory, or give another path"));
+}
+
 // ---- make ----
 
 Result<Outcome> make_patch(const PatchOptions& options) {
   const Result<std::uint64_t> bucket = config::parse_size(options.bucket);
   if (!bucket) return fail(bucket.error().with_context("--bucket"));
+  if (*bucket < limits::kBucketBytesMin || *bucket > limits::kBucketBytesMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--bucket: expected {} to {}, found {}",
+                            config::format_size(limits::kBucketBytesMin),
+                            config::format_size(limits::kBucketBytesMax), options.bucket));
+  WSYNC_TRY(check_parent(options.output));
   std::error_code error;
   if (std::filesystem::exists(options.output, error))
     return fail(ErrorCode::kInvalidInput,
@@ -120,7 +141,8 @@ void add_patch_make(CLI::App& parent, Context& context) {
       ->type_name("FILE")
       ->required();
   command->add_option("--bucket", options->bucket,
-                      "Maximum size of the parts that are checked by themselves (default: 64MiB)");
+                      "Maximum size of the parts that are checked by themselves, 1MiB or more "
+                      "(default: 64MiB)");
   command->callback([&context, options] {
     options->json = context.options.json;
     context.run("patch make", [&] { return make_patch(*options); });
@@ -205,6 +227,7 @@ void add_patch_inspect(CLI::App& parent, Context& context) {
 // ---- apply ----
 
 Result<Outcome> apply_patch(const PatchOptions& options) {
+  WSYNC_TRY(check_parent(options.output));
   const auto base = WSYNC_TRY(CheckpointDirectory::open(options.base));
   const auto file = WSYNC_TRY(patch::PatchFile::open(options.file));
   const patch::Index& index = file.patch().index();

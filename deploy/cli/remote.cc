@@ -2,8 +2,10 @@
 #include "deploy/cli/remote.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/one_shot.h"
@@ -28,6 +30,10 @@ namespace {
 // reports its progress.
 constexpr std::chrono::nanoseconds kPlainLinesEvery = std::chrono::seconds(5);
 constexpr std::chrono::nanoseconds kNoPlainLines{0};
+// For a coordinator that holds the places of the fleet, and does not listen yet.
+constexpr std::chrono::seconds kStartingWait{2};
+constexpr std::chrono::milliseconds kStartingLook{50};
+constexpr double kLookS = 1;  // for the status of a fleet that a command waits for
 constexpr double kTimeoutMaxS = config::kDurationMsMax / 1000.0;
 
 struct RemoteOptions : AskOptions {
@@ -86,7 +92,9 @@ Outcome outcome_of(const control::PromoteReply& reply) {
 Outcome outcome_of(const control::VerifyReply& reply) {
   return {.result = to_json(reply),
           .text = to_text(reply),
-          .exit_code = all_match(reply) ? kExitOk : kExitFailed};
+          .exit_code = all_match(reply)         ? kExitOk
+                       : only_unreadable(reply) ? kExitNotVerified
+                                                : kExitFailed};
 }
 
 // After a timeout the coordinator may still execute a request that it has received. Adds this to
@@ -138,6 +146,52 @@ Result<std::string> write_once(const CommandTrace& trace,
   return trace.write(*answer);
 }
 
+// Requests an operation of the coordinator. Without one, this command acts as the coordinator. If
+// one has started at that moment, it is asked after all.
+template <class Reply>
+Result<Outcome> ask_or_act(const RemoteOptions& options, const CommandTrace& trace,
+                           const std::function<Result<Reply>(bool& asked)>& request,
+                           const std::function<Result<Reply>(const OneShotOptions&)>& act) {
+  for (const TimePoint end = now() + kStartingWait;; std::this_thread::sleep_for(kStartingLook)) {
+    bool asked = false;
+    const Result<Reply> reply = request(asked);
+    if (reply) return traced_outcome(*reply, trace, options);
+    if (!options.one_shot || !nobody_there(reply.error(), asked))
+      return fail(may_resume(reply.error(), asked));
+    bool is_taken = false;
+    OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
+    once.is_taken = &is_taken;
+    std::optional<control::TraceAnswer> answer;
+    trace_once(once, answer, trace);
+    const Result<Reply> done = act(once);
+    if (!done && is_taken && now() < end) continue;
+    if (!done) return fail(done.error());
+    Outcome outcome = outcome_of(*done);
+    add_trace_to(outcome, trace, [&] { return write_once(trace, answer); });
+    return outcome;
+  }
+}
+
+// Says what a push waits for, if no sidecar has joined: then nothing else is seen of it until its
+// deadline.
+void explain_wait(const RemoteOptions& options) {
+  control::RequestOptions request{.address = options.address};
+  request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(kLookS * 1000));
+  const auto reply = control::request(request, {}, control::Status{});
+  if (!reply) return;
+  const auto* status = std::get_if<control::StatusReply>(&reply->message);
+  if (status == nullptr ||
+      std::ranges::any_of(status->sidecars, &control::SidecarReport::connected))
+    return;
+  print_line(stderr, fmt::format("wsync push: no sidecar has joined {}: start one with `wsync "
+                                 "sidecar` on the host of the engines; this push waits for {} at "
+                                 "most (--timeout), and no longer than deadlines.publish of the "
+                                 "trainer",
+                                 options.address,
+                                 config::format_duration(std::chrono::milliseconds(
+                                     static_cast<std::int64_t>(options.timeout_s * 1000)))));
+}
+
 Result<Outcome> push(const RemoteOptions& options) {
   const auto trace = CommandTrace::begin(options.trace);
   if (!trace) return fail(trace.error());
@@ -152,19 +206,15 @@ Result<Outcome> push(const RemoteOptions& options) {
     line.update(phase_text(progress.phase), progress.done_bytes, progress.total_bytes, now());
   };
   const control::Push message{.directory = directory.string(), .step = options.step};
-  bool asked = false;
-  const Result<control::PushReply> reply =
-      ask<control::PushReply>(options, message, on_progress, &asked);
-  if (reply) return traced_outcome(*reply, *trace, options);
-  if (!options.one_shot || !nobody_there(reply.error(), asked))
-    return fail(may_resume(reply.error(), asked));
-  OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
-  std::optional<control::TraceAnswer> answer;
-  trace_once(once, answer, *trace);
-  const auto pushed = WSYNC_TRY(push_once(once, directory.string(), options.step, on_progress));
-  Outcome outcome = outcome_of(pushed);
-  add_trace_to(outcome, *trace, [&] { return write_once(*trace, answer); });
-  return outcome;
+  return ask_or_act<control::PushReply>(
+      options, *trace,
+      [&](bool& asked) {
+        return ask<control::PushReply>(options, message, on_progress, &asked,
+                                       [&options] { explain_wait(options); });
+      },
+      [&](const OneShotOptions& once) {
+        return push_once(once, directory.string(), options.step, on_progress);
+      });
 }
 
 Result<Outcome> roll_back(const RemoteOptions& options) {
@@ -174,19 +224,10 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
     const auto version = WSYNC_TRY(Version::parse(options.to));
     message.to = version;
   }
-  bool asked = false;
-  const Result<control::RollbackReply> reply =
-      ask<control::RollbackReply>(options, message, {}, &asked);
-  if (reply) return traced_outcome(*reply, trace, options);
-  if (!options.one_shot || !nobody_there(reply.error(), asked))
-    return fail(may_resume(reply.error(), asked));
-  OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
-  std::optional<control::TraceAnswer> answer;
-  trace_once(once, answer, trace);
-  const auto done = WSYNC_TRY(roll_back_once(once, message.to));
-  Outcome outcome = outcome_of(done);
-  add_trace_to(outcome, trace, [&] { return write_once(trace, answer); });
-  return outcome;
+  return ask_or_act<control::RollbackReply>(
+      options, trace,
+      [&](bool& asked) { return ask<control::RollbackReply>(options, message, {}, &asked); },
+      [&](const OneShotOptions& once) { return roll_back_once(once, message.to); });
 }
 
 Outcome outcome_of(const control::CancelReply& reply) {
@@ -350,7 +391,10 @@ void add_verify(CLI::App& app, Context& context) {
   CLI::App* command = add_asking_command(
       app, context, *options, 130,
       {.name = "verify",
-       .description = "Read back the weights of every engine and compare them, tensor by tensor",
+       .description = "Read back the weights of every engine and compare them, tensor by tensor. "
+                      "Exit codes: 0 all are equal, 1 a tensor differs or a rank did not answer, "
+                      "4 nothing differs, but an engine cannot be read back (it gives no "
+                      "read_tensor, as vLLM), so it was not verified",
        .examples = {"wsync verify", "wsync verify --json"}});
   add_trace_option(*command, *options);
   command->callback(

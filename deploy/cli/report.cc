@@ -6,6 +6,7 @@
 
 #include "shared/base/format.h"
 #include "shared/command/context.h"
+#include "shared/control/read_back.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {
@@ -172,10 +173,30 @@ std::string to_text(const control::PromoteReply& reply) {
   return text + outcomes_text(reply.outcomes);
 }
 
+namespace {
+
+bool is_unreadable(const control::VerifyRank& rank) noexcept {
+  return rank.failure.find(control::kCannotReadBack) != std::string::npos;
+}
+
+// A controller of the ranks, or a rank that has no part of any tensor.
+bool has_no_weights(const control::VerifyRank& rank) noexcept {
+  return rank.failure.empty() && rank.tensors == 0 && rank.mismatches.empty();
+}
+
+}  // namespace
+
 bool all_match(const control::VerifyReply& reply) noexcept {
-  return !reply.ranks.empty() &&
-         std::all_of(reply.ranks.begin(), reply.ranks.end(), [](const control::VerifyRank& rank) {
+  return !std::ranges::all_of(reply.ranks, has_no_weights) &&
+         std::ranges::all_of(reply.ranks, [](const control::VerifyRank& rank) {
            return rank.failure.empty() && rank.mismatches.empty();
+         });
+}
+
+bool only_unreadable(const control::VerifyReply& reply) noexcept {
+  return std::ranges::any_of(reply.ranks, is_unreadable) &&
+         std::ranges::all_of(reply.ranks, [](const control::VerifyRank& rank) {
+           return rank.mismatches.empty() && (rank.failure.empty() || is_unreadable(rank));
          });
 }
 
@@ -195,16 +216,27 @@ json to_json(const control::VerifyReply& reply) {
                      {"failure", rank.failure},
                      {"mismatches", std::move(mismatches)}});
   }
-  return {{"match", all_match(reply)}, {"ranks", std::move(ranks)}};
+  return {{"match", all_match(reply)},
+          {"only_unreadable", only_unreadable(reply)},
+          {"ranks", std::move(ranks)}};
 }
 
 std::string to_text(const control::VerifyReply& reply) {
   std::string text;
   for (const control::VerifyRank& rank : reply.ranks) {
     text += fmt::format("replica {} rank {}: ", rank.replica, rank.rank);
-    if (!rank.failure.empty()) {
-      text += fmt::format("not verified: {}\n", rank.failure);
+    if (has_no_weights(rank)) {
+      text +=
+          "it holds no weights: it is the controller of the replica, or a rank without a part\n";
       continue;
+    }
+    if (!rank.failure.empty()) {
+      text += fmt::format("not verified: {}", rank.failure);
+      text += rank.tensors == 0 || !rank.mismatches.empty()
+                  ? "\n"
+                  : fmt::format("; the other {} are equal\n", counted(rank.tensors, "tensor"));
+      if (rank.mismatches.empty()) continue;
+      text += "  ";
     }
     text += fmt::format(
         "{} {}, {}, {}\n", version_text(rank.version), counted(rank.tensors, "tensor"),

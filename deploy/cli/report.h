@@ -39,5 +39,8 @@ using status::version_text;
 
 // Returns true if there is at least one rank, all ranks were read, and all tensors matched.
 [[nodiscard]] bool all_match(const control::VerifyReply& reply) noexcept;
+// Whether the only reason against all_match() is that ranks cannot return what they hold, because
+// their engine gives no read_tensor, or holds fewer bits.
+[[nodiscard]] bool only_unreadable(const control::VerifyReply& reply) noexcept;
 
 }  // namespace wsync::cli

@@ -1,6 +1,7 @@
 // `wsync status`: shows the status of a coordinator or a sidecar, once or repeatedly.
 #include <CLI/CLI.hpp>
 #include <ctime>
+#include <filesystem>
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
@@ -8,8 +9,10 @@
 #include "deploy/cli/report.h"
 #include "deploy/cli/terminal.h"
 #include "deploy/cli/watch_options.h"
+#include "shared/base/unix_socket.h"
 #include "shared/command/ask.h"
 #include "shared/command/outcome.h"
+#include "shared/control/zmq/address.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {
@@ -21,6 +24,18 @@ struct StatusOptions : AskOptions {
   bool watch = false;
   bool json = false;
 };
+
+// The addresses of a sidecar, if one of its name and process listens in the run_dir of `address`:
+// "control ipc:///run/wsync/host0.control, engines attach at /run/wsync/host0.engines".
+std::string places_of(const control::SidecarReport& sidecar, const std::string& address) {
+  const auto asked = control::parse_port_address(address);
+  if (!asked || asked->path.empty()) return {};
+  const std::string place =
+      (std::filesystem::path(asked->path).parent_path() / sidecar.name).string();
+  const auto holder = lock_holder(place + ".control.lock");
+  if (!holder || holder->process != std::to_string(sidecar.pid)) return {};
+  return fmt::format("control ipc://{0}.control, engines attach at {0}.engines", place);
+}
 
 std::string clock_text() {
   const std::time_t seconds = std::time(nullptr);
@@ -36,7 +51,9 @@ std::string block_text(const FleetView& view) {
     text += fmt::format("NO ANSWER: {}{}\n", view.trouble,
                         view.status ? "; the status is requested again until a reply arrives" : "");
   else if (view.status)
-    text += to_text(*view.status);
+    text += to_text(*view.status, [&view](const control::SidecarReport& sidecar) {
+      return places_of(sidecar, view.address);
+    });
   return text;
 }
 
@@ -86,7 +103,10 @@ Result<Outcome> status(const StatusOptions& options) {
   if (options.watch) return watch_status(options, interval);
   if (options.interval_given) return fail(ErrorCode::kInvalidInput, "--interval needs --watch");
   const auto reply = WSYNC_TRY(ask<control::StatusReply>(options, control::Status{}));
-  return Outcome{.result = to_json(reply), .text = to_text(reply)};
+  return Outcome{.result = to_json(reply),
+                 .text = to_text(reply, [&options](const control::SidecarReport& sidecar) {
+                   return places_of(sidecar, options.address);
+                 })};
 }
 
 }  // namespace

@@ -26,6 +26,7 @@
 #include "shared/weights/version.h"
 #include "trainer_side/publish/directory_follower.h"
 #include "trainer_side/publish/directory_watch.h"
+#include "trainer_side/publish/fleet_place.h"
 
 namespace wsync::cli {
 namespace {
@@ -326,6 +327,10 @@ Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
   if (!loop) return fail(loop.error());
   std::optional<Error> failure;
   const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
+  if (!config.take_over) {
+    context.configure_log("trainer", config.log);
+    if (publish::wait_for_place(**loop, config)) return Outcome{.result = {{"stopped", true}}};
+  }
   const auto stop_with = [&](const Error& why) {
     failure = why;
     (*loop)->stop();

@@ -22,6 +22,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
+#include "shared/control/read_back.h"
 
 namespace {
 
@@ -116,14 +117,15 @@ class CallbackEngine final : public wsync::engine::Engine {
     else
       why_[std::this_thread::get_id()] = sentence;
   }
+  // What explain() was told on this thread. A sentence belongs to one answer only.
+  std::string take_sentence() {
+    const std::lock_guard lock(mutex_);
+    auto said = why_.extract(std::this_thread::get_id());
+    return said ? std::move(said.mapped()) : std::string();
+  }
   // The result of something that ended with `code`. `what` is the subject of the error.
   Result<> outcome(int code, std::string_view what) {
-    std::string why;
-    {
-      const std::lock_guard lock(mutex_);
-      // A sentence belongs to one answer only.
-      if (auto said = why_.extract(std::this_thread::get_id())) why = std::move(said.mapped());
-    }
+    const std::string why = take_sentence();
     if (code == 0) return {};
     return wsync::fail(ErrorCode::kRefused,
                        why.empty() ? fmt::format("the engine's {} failed with {}", what, code)
@@ -145,7 +147,13 @@ class CallbackEngine final : public wsync::engine::Engine {
   Result<> check_version(const wsync::Version& version) override {
     const Inside inside(*this);
     if (callbacks_.check_version == nullptr) return {};
-    return outcome(callbacks_.check_version(user_, c_version(version)), "check_version callback");
+    const int code = callbacks_.check_version(user_, c_version(version));
+    std::string why = take_sentence();
+    if (code == 0) return {};
+    // The sidecar says who refuses which version. Users of an adapter have written no callback.
+    return wsync::fail(
+        ErrorCode::kRefused,
+        why.empty() ? fmt::format("the engine gives no reason (code {})", code) : std::move(why));
   }
   Result<> load_begin(const wsync::Version& version) override {
     const Inside inside(*this);
@@ -179,9 +187,9 @@ class CallbackEngine final : public wsync::engine::Engine {
                        std::span<std::byte> out) override {
     const Inside inside(*this);
     if (callbacks_.read_tensor == nullptr)
-      return wsync::fail(
-          ErrorCode::kRefused,
-          "tensors cannot be read back from this engine: it has no read_tensor callback");
+      return wsync::fail(ErrorCode::kRefused,
+                         fmt::format("this engine gives no read_tensor, so its tensors {}",
+                                     wsync::control::kCannotReadBack));
     return outcome(callbacks_.read_tensor(user_, tensor, offset, out.data(), out.size()),
                    "read_tensor callback");
   }

@@ -364,7 +364,20 @@ void EngineLink::publish_status() {
   settled_.notify_all();
 }
 
+void EngineLink::note_refusal(const std::string& sentence) {
+  const bool is_said = std::exchange(last_refusal_, sentence) == sentence;
+  if (!is_said)
+    log_warning("{} rank {}: {}; trying again, less and less often", description_.replica,
+                description_.rank, sentence);
+  {
+    const std::lock_guard lock(mutex_);
+    status_.last_error = sentence;
+  }
+  connection_->refused();
+}
+
 void EngineLink::note_error(const std::string& sentence) {
+  last_refusal_.clear();
   const std::lock_guard lock(mutex_);
   // Log an error once, even if the attempt is repeated many times.
   if (std::exchange(status_.last_error, sentence) != sentence)
@@ -437,9 +450,13 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
                           control::ErrorReply{.code = a.code, .message = a.why});
       },
       [&](const NoteError& a) { note_error(a.sentence); },
+      [&](const NoteRefusal& a) { note_refusal(a.sentence); },
       [&](const AcceptWelcome& a) { accept_welcome(a, fds); },
       [&](const PrepareVersion& a) { prepare(a, fds); },
-      [&](const NotifyPrepared& a) { engine_.on_prepared(a.version); },
+      [&](const NotifyPrepared& a) {
+        last_refusal_.clear();
+        engine_.on_prepared(a.version);
+      },
       [&](const ForgetVersion& a) {
         loader_->forget(a.version);
         publish_layouts();

@@ -145,6 +145,7 @@ class EngineLink final : private LinkHandler {
   void publish_layouts();
   void publish_status();
   void note_error(const std::string& sentence);
+  void note_refusal(const std::string& sentence);
 
   EngineDescription description_;  // changed only by move_destination(); others refer to it
   Engine& engine_;
@@ -170,6 +171,9 @@ class EngineLink final : private LinkHandler {
   std::map<Version, std::shared_ptr<const EngineLayout>> layouts_;
   LinkStatus status_;
   bool stopping_ = false;
+  // Of the sidecar: the next attempt may have the same answer, which is logged once. "": none since
+  // another error or a version that was prepared. Used by the thread that polls.
+  std::string last_refusal_;
   std::thread thread_;       // owner's thread only
   bool suspending_ = false;  // owner's thread only
   bool suspended_ = false;   // owner's thread only

@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
+#include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/liveness.h"
@@ -123,8 +124,16 @@ void LinkConnection::confirm() noexcept {
 void LinkConnection::disconnect(const std::string& why) {
   handler_.handle_loss(why);
   socket_.reset();
-  backoff_ms_ = std::clamp(backoff_ms_ * 2, limits::kReconnectMinMs, limits::kReconnectMaxMs);
-  arm_timer(backoff_ms_);
+  if (std::exchange(is_refused_, false)) {
+    refused_backoff_ms_ =
+        std::clamp(refused_backoff_ms_ * 2, limits::kReconnectMinMs, kRefusedRetryMaxMs);
+    pause_ms_ = refused_backoff_ms_;
+  } else {
+    refused_backoff_ms_ = 0;
+    backoff_ms_ = std::clamp(backoff_ms_ * 2, limits::kReconnectMinMs, limits::kReconnectMaxMs);
+    pause_ms_ = backoff_ms_;
+  }
+  arm_timer(pause_ms_);
 }
 
 void LinkConnection::suspend(const std::string& why) {

@@ -17,6 +17,9 @@
 
 namespace wsync::engine {
 
+// The longest pause of a rank that is refused each time.
+inline constexpr std::int64_t kRefusedRetryMaxMs = 10'000;
+
 // Callbacks to the owner of a connection, during poll(), send(), flush() and disconnect().
 class LinkHandler {
  public:
@@ -74,6 +77,12 @@ class LinkConnection {
   // Ends the connection: calls handle_loss(why), then closes the socket, then starts the timer for
   // the next attempt.
   void disconnect(const std::string& why);
+  // The sidecar has refused the rank, and closes the connection. Each refusal in a row doubles the
+  // pause before the next attempt, up to kRefusedRetryMaxMs: the next attempt has the same answer
+  // unless something changes. A connection that ends without a refusal begins anew.
+  void refused() noexcept { is_refused_ = true; }
+  // The pause after the end of the last connection, before the next attempt.
+  [[nodiscard]] std::int64_t pause_ms() const noexcept { return pause_ms_; }
 
  private:
   LinkConnection(std::string path, LinkHandler& handler)
@@ -94,7 +103,10 @@ class LinkConnection {
   control::FrameWriter writer_;
   bool want_write_ = false;  // the socket did not accept everything
   bool confirmed_ = false;   // welcomed on the current connection
+  bool is_refused_ = false;  // on the current connection
   std::int64_t backoff_ms_ = 0;
+  std::int64_t refused_backoff_ms_ = 0;  // after the last refusal
+  std::int64_t pause_ms_ = 0;
 };
 
 }  // namespace wsync::engine

@@ -227,7 +227,7 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
   std::string sentence = "the sidecar refuses this engine: " + message.reason;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i)
     sentence += fmt::format("; {}: {}", message.problems[i].tensor, message.problems[i].detail);
-  return only(NoteError{std::move(sentence)});
+  return only(NoteRefusal{std::move(sentence)});
 }
 
 RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
@@ -247,7 +247,10 @@ RankActions RankMachine::handle_prepared(const control::Envelope& request, const
   control::Prepared reply{.version = version, .failure = {}};
   if (!outcome) {
     reply.is_refused = is_refused;
-    return answer_failure(request, reply, outcome.error().message());
+    if (!is_refused) return answer_failure(request, reply, outcome.error().message());
+    // The engine's own sentence. If the sidecar does not keep the rank for it, its refusal has it.
+    reply.failure = outcome.error().message();
+    return only(SendReply{.request = request, .message = reply});
   }
   RankActions actions;
   // No sidecar holds this many versions, so drop the oldest one.
@@ -486,10 +489,10 @@ RankActions RankMachine::handle_committed(const control::Envelope& request, cons
 
 RankActions RankMachine::handle_loss(const std::string& why) {
   RankActions actions;
-  if (welcomed_)
-    actions.push_back(NoteError{fmt::format("the connection to the sidecar is lost ({})", why)});
-  else if (!refused_)  // otherwise it has sent the reason, and closes the connection itself
-    actions.push_back(NoteError{why});
+  // After a refusal the sidecar has sent the reason, and closes the connection itself.
+  if (!refused_)
+    actions.push_back(NoteError{
+        welcomed_ ? fmt::format("the connection to the sidecar is lost ({})", why) : why});
   welcomed_ = false;
   refused_ = false;
   pending_pause_.reset();

@@ -88,6 +88,11 @@ struct SendRefusal {
 struct NoteError {
   std::string sentence;
 };
+// The sidecar has refused the rank: keep the sentence as NoteError does, and try again later each
+// time.
+struct NoteRefusal {
+  std::string sentence;
+};
 // Map what the welcome contains, then call handle_welcomed(). If that fails, a refusal and a
 // disconnect follow.
 struct AcceptWelcome {
@@ -163,9 +168,10 @@ struct ReadTensors {
   Version version;
 };
 using RankAction =
-    std::variant<SendReply, SendRefusal, NoteError, AcceptWelcome, PrepareVersion, NotifyPrepared,
-                 ForgetVersion, ForgetArenas, PauseEngine, MapBuffers, StartLoad, CancelLoad,
-                 TakeBucket, NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine, ReadTensors>;
+    std::variant<SendReply, SendRefusal, NoteError, NoteRefusal, AcceptWelcome, PrepareVersion,
+                 NotifyPrepared, ForgetVersion, ForgetArenas, PauseEngine, MapBuffers, StartLoad,
+                 CancelLoad, TakeBucket, NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine,
+                 ReadTensors>;
 using RankActions = std::vector<RankAction>;
 
 // This class has more than 25 methods: each of the thirteen messages of a sidecar has an overload

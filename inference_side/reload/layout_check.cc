@@ -164,7 +164,7 @@ std::vector<Problem> check_layout(const Manifest& manifest, std::span<const Engi
     if (!index) {
       problems.add({.kind = ProblemKind::kMissing,
                     .tensor = tensor.name,
-                    .detail = "the engine expects it, but the checkpoint does not have it",
+                    .detail = "the engine expects it, but the published tensors do not have it",
                     .nearest = problems.many() ? std::string() : nearest_name(tensor.name, names)});
       continue;
     }
@@ -172,13 +172,13 @@ std::vector<Problem> check_layout(const Manifest& manifest, std::span<const Engi
     if (tensor.dtype != info.dtype) {
       problems.add({.kind = ProblemKind::kDtype,
                     .tensor = tensor.name,
-                    .detail = fmt::format("the engine expects {}, but the checkpoint has {}",
+                    .detail = fmt::format("the engine expects {}, but the published tensor has {}",
                                           dtype_name(tensor.dtype), dtype_name(info.dtype))});
     } else if (tensor.shape != info.shape) {
       problems.add(
           {.kind = ProblemKind::kShape,
            .tensor = tensor.name,
-           .detail = fmt::format("the engine expects [{}], but the checkpoint has [{}]",
+           .detail = fmt::format("the engine expects [{}], but the published tensor has [{}]",
                                  fmt::join(tensor.shape, ", "), fmt::join(info.shape, ", "))});
     } else if (auto shard = Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges);
                !shard) {
@@ -211,7 +211,7 @@ std::vector<Problem> check_replica_coverage(const Manifest& manifest,
         continue;  // check_layout reports it
       problems.add({.kind = ProblemKind::kExtra,
                     .tensor = info.name,
-                    .detail = "the checkpoint has it, but no rank of the replica loads it",
+                    .detail = "the published tensors have it, but no rank of the replica loads it",
                     .nearest = problems.many() ? std::string() : nearest_name(info.name, wanted)});
     } else if (const auto hole = find_hole(info, takers[i])) {
       problems.add({.kind = ProblemKind::kRange,

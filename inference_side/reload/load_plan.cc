@@ -102,7 +102,7 @@ Result<LoadPlan> LoadPlan::make(const Manifest& manifest, const BucketPlan& plan
       return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", tensor.name, what));
     };
     const auto index = manifest.find(tensor.name);
-    if (!index) return refuse("the checkpoint does not have it");
+    if (!index) return refuse("the published tensors do not have it");
     const TensorInfo& info = manifest.tensor(*index);
     if (taker[*index] != UINT32_MAX) return refuse("the engine lists it twice");
     if (tensor.dtype != info.dtype) return refuse("its dtype differs from the checkpoint's");

@@ -13,9 +13,19 @@ void AbsentEngines::add(const std::string& replica, std::uint32_t rank, Absent a
   ranks_[{replica, rank}] = std::move(absent);
 }
 
-void AbsentEngines::refused(const std::string& replica, std::uint32_t rank, const std::string& why,
+bool AbsentEngines::refused(const std::string& replica, std::uint32_t rank, const std::string& why,
                             TimePoint at) {
-  add(replica, rank, {.why = "was refused: " + why, .at = at, .connection = {}});
+  const auto known = ranks_.find({replica, rank});
+  Absent refused{.why = "was refused: " + why, .at = at, .connection = {}};
+  const bool is_news = known == ranks_.end() || !is_reported(known->second, at) ||
+                       known->second.connection || known->second.why != refused.why;
+  add(replica, rank, std::move(refused));
+  return is_news;
+}
+
+bool AbsentEngines::was_refused(const std::string& replica, std::uint32_t rank) const {
+  const auto known = ranks_.find({replica, rank});
+  return known != ranks_.end() && !known->second.connection;
 }
 
 void AbsentEngines::starting(const StartingRank& rank, TimePoint at) {
@@ -33,8 +43,8 @@ bool AbsentEngines::ended(reload::EngineId id) {
   return std::erase_if(ranks_, [id](const auto& e) { return e.second.connection == id; }) > 0;
 }
 
-void AbsentEngines::attached(const std::string& replica, std::uint32_t rank) {
-  ranks_.erase({replica, rank});
+void AbsentEngines::attached(const std::string& replica, std::uint32_t rank, bool is_on_trial) {
+  if (!is_on_trial || !was_refused(replica, rank)) ranks_.erase({replica, rank});
 }
 
 void AbsentEngines::add_to(std::vector<control::ReplicaReport>& reports, TimePoint now) const {

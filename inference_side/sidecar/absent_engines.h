@@ -30,13 +30,18 @@ struct StartingRank {
 
 class AbsentEngines {
  public:
-  // A rank was refused. `why`: the sentence that it was sent.
-  void refused(const std::string& replica, std::uint32_t rank, const std::string& why,
+  // A rank was refused. `why`: the sentence that it was sent. Returns whether that is news: the
+  // same rank has not been refused for the same reason within kept_for().
+  bool refused(const std::string& replica, std::uint32_t rank, const std::string& why,
                TimePoint at);
+  // Whether the last that is known of the rank is a refusal.
+  [[nodiscard]] bool was_refused(const std::string& replica, std::uint32_t rank) const;
   void starting(const StartingRank& rank, TimePoint at);
   // The connection of a starting rank has ended. Returns whether it was still reported.
   bool ended(reload::EngineId id);
-  void attached(const std::string& replica, std::uint32_t rank);
+  // It has attached. `is_on_trial`: its version is still being prepared, and it may be refused
+  // again, so an earlier refusal is kept.
+  void attached(const std::string& replica, std::uint32_t rank, bool is_on_trial = false);
   // Adds the starting ranks, and the refusals of the last kept_for(), to the reports: to the reason
   // of a replica that lacks ranks, or as an absent replica of its own.
   void add_to(std::vector<control::ReplicaReport>& reports, TimePoint now) const;

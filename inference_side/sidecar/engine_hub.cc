@@ -180,13 +180,15 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   loads_->engine_lost(rank->replica, rank->id);
   preparation_->detached(rank);
   preparation_->active_changed(attached());
-  log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, error.message());
+  if (!rank->held_back || !absent_.was_refused(rank->replica, rank->rank))
+    log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, error.message());
   if (!rank->held_back) notify(rank->replica, reload::RankDetached{.rank = rank->rank});
 }
 
 void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
-  log_warning("engine refused: {}", refusal.reason);
-  absent_.refused(rank.replica, rank.rank, refusal.reason, now());
+  // It tries again and again. The refusal stays in the status.
+  if (absent_.refused(rank.replica, rank.rank, refusal.reason, now()))
+    log_warning("engine refused: {}", refusal.reason);
   absent_changed();
   rank.send(0, control::Refuse{.reason = std::move(refusal.reason),
                                .problems = std::move(refusal.problems)});
@@ -381,14 +383,18 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .any_layout = rank->any_layout,
                      .tensors = rank->tensors});
   rank->send(envelope.request, welcome, std::move(fds));
-  log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
-           hello.world_size, hello.pid, hello.active.to_string());
+  const bool is_on_trial = rank->any_layout && preparation_->newest_layout() != nullptr;
+  if (is_on_trial && absent_.was_refused(rank->replica, rank->rank))
+    log_debug("engine {} rank {} tries again, after it was refused", rank->replica, rank->rank);
+  else
+    log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
+             hello.world_size, hello.pid, hello.active.to_string());
   preparation_->attached(rank);
-  absent_.attached(rank->replica, rank->rank);
+  absent_.attached(rank->replica, rank->rank, is_on_trial);
   close_starting(*rank);
   rank->held_back = reload::RankAttached{
       .rank = rank->rank, .leader = hello.leader, .state = hello.state, .active = hello.active};
-  if (!rank->any_layout || preparation_->newest_layout() == nullptr) announce_attached(*rank);
+  if (!is_on_trial) announce_attached(*rank);
 }
 
 // Those that are asked nothing, because the newest version cannot be prepared for them.
@@ -405,6 +411,7 @@ void EngineHub::announce_unprepared(const std::string& replica) {
 
 void EngineHub::announce_attached(EngineRank& rank) {
   if (!rank.attached || !rank.held_back) return;
+  absent_.attached(rank.replica, rank.rank);
   notify(rank.replica, *std::exchange(rank.held_back, std::nullopt));
 }
 

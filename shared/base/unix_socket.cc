@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/file.h>
@@ -63,12 +64,39 @@ Result<> wait_for(int socket, short events, TimePoint deadline) {
   }
 }
 
-std::string holder_of(int lock_fd) {
-  std::array<char, 24> text{};
-  const ssize_t n = ::pread(lock_fd, text.data(), text.size() - 1, 0);
-  if (n <= 0) return "another process";
-  return fmt::format("process {}", std::string_view(text.data(), static_cast<std::size_t>(n)));
+// Whether this process has the file open a second time.
+bool has_other_descriptor(int fd) {
+  struct stat own{};
+  if (::fstat(fd, &own) != 0) return false;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it("/proc/self/fd", error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    int number = -1;
+    std::from_chars(name.data(), name.data() + name.size(), number);
+    struct stat other{};
+    if (number != fd && ::fstat(number, &other) == 0 && other.st_dev == own.st_dev &&
+        other.st_ino == own.st_ino)
+      return true;
+  }
+  return false;
 }
+
+// Set once, before locks are acquired; see name_lock_holder().
+std::string own_command;
+
+// The content of a lock file: the process id, and the command behind a space, if it has one.
+LockHolder read_holder(int lock_fd) {
+  std::array<char, 64> text{};
+  const ssize_t n = ::pread(lock_fd, text.data(), text.size() - 1, 0);
+  if (n <= 0) return {};
+  const std::string_view all(text.data(), static_cast<std::size_t>(n));
+  const std::size_t space = all.find(' ');
+  return {.process = std::string(all.substr(0, space)),
+          .command = space == std::string_view::npos ? "" : std::string(all.substr(space + 1))};
+}
+
+std::string holder_of(int lock_fd) { return read_holder(lock_fd).to_string(); }
 
 // Returns whether `path` still names the file that is open as fd.
 bool still_names(const std::string& path, int fd) {
@@ -79,6 +107,25 @@ bool still_names(const std::string& path, int fd) {
 }
 
 }  // namespace
+
+std::string LockHolder::to_string() const {
+  if (process.empty()) return "another process";
+  return fmt::format("process {}{}", process, command.empty() ? "" : fmt::format(" ({})", command));
+}
+
+void name_lock_holder(std::string command) { own_command = std::move(command); }
+
+std::optional<LockHolder> lock_holder(const std::string& path) {
+  const UniqueFd lock(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!lock.valid()) return std::nullopt;
+  LockHolder holder = read_holder(lock.get());
+  pid_t pid = 0;
+  const char* const end = holder.process.data() + holder.process.size();
+  if (std::from_chars(holder.process.data(), end, pid).ec != std::errc() || pid <= 0)
+    return std::nullopt;
+  if (::kill(pid, 0) != 0 && errno != EPERM) return std::nullopt;
+  return holder;
+}
 
 Result<> check_socket_path(const std::string& path) {
   if (path.empty() || path.front() != '/')
@@ -127,16 +174,23 @@ Result<LockFile> LockFile::acquire(const std::string& path, const std::string& w
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) return fail_errno(fmt::format("lock {}", path), errno);
+      const std::string& held = what.empty() ? path : what;
+      if (has_other_descriptor(fd.get()))
+        return fail(ErrorCode::kBusy,
+                    fmt::format("{} is held by this process ({}) already: close what holds it "
+                                "first, or use another path",
+                                held, ::getpid()));
       return fail(ErrorCode::kBusy, fmt::format("{} is held by {}: stop it, or use another path",
-                                                what.empty() ? path : what, holder_of(fd.get())));
+                                                held, holder_of(fd.get())));
     }
     // The last holder may have removed the file between our open() and our flock().
     if (!still_names(path, fd.get())) continue;
     LockFile lock(std::move(fd),
                   path);  // from here on its destructor removes the file after an error
-    const std::string pid = std::to_string(::getpid());
+    const std::string own =
+        fmt::format("{}{}{}", ::getpid(), own_command.empty() ? "" : " ", own_command);
     if (::ftruncate(lock.fd_.get(), 0) != 0 ||
-        ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+        ::pwrite(lock.fd_.get(), own.data(), own.size(), 0) != static_cast<ssize_t>(own.size())) {
       const bool is_full = errno == ENOSPC || errno == EDQUOT;
       if (!is_full || naming == Naming::kRequired)
         return fail_errno(fmt::format("write {}", path), errno);
@@ -193,16 +247,7 @@ SocketPath::~SocketPath() {
   if (lock_.held() && !lock_.taken_by()) ::unlink(path_.c_str());
 }
 
-bool is_claimed(const std::string& path) {
-  const UniqueFd lock(::open((path + ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!lock.valid()) return false;
-  std::array<char, 24> text{};
-  const ssize_t n = ::pread(lock.get(), text.data(), text.size() - 1, 0);
-  pid_t pid = 0;
-  if (n <= 0 || std::from_chars(text.data(), text.data() + n, pid).ec != std::errc() || pid <= 0)
-    return false;
-  return ::kill(pid, 0) == 0 || errno == EPERM;
-}
+bool is_claimed(const std::string& path) { return lock_holder(path + ".lock").has_value(); }
 
 Result<PeerCredentials> peer_credentials(int socket) {
   ucred credentials{};

@@ -32,6 +32,20 @@ inline constexpr std::size_t kSocketPathBytes = 107;
 // belongs to another user or is accessible to others.
 [[nodiscard]] Result<> make_private_directory(const std::string& path);
 
+// Who holds a lock, as it has written itself into the lock file.
+struct LockHolder {
+  std::string process;  // its process id, in its own pid namespace; empty: unknown
+  std::string command;  // "wsync push": a command that ends by itself; empty: any other process
+  // For display: "process 12 (wsync push)".
+  [[nodiscard]] std::string to_string() const;
+};
+// Says of this process that it is a command that ends by itself, so that others wait for its locks.
+// Not synchronised: call it before locks are acquired.
+void name_lock_holder(std::string command);
+// Returns the live process of this host that has written itself into the lock file, and has not
+// removed it; std::nullopt if there is none. Takes no lock, so that it is in nobody's way.
+[[nodiscard]] std::optional<LockHolder> lock_holder(const std::string& path);
+
 // An exclusive lock on a file. It is held until destruction or until the process ends in any way.
 // The file is removed with the lock; a file that a killed process left is reused.
 class LockFile {

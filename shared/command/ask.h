@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "shared/base/format.h"
 #include "shared/command/context.h"
@@ -25,14 +26,17 @@ CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& option
 
 // Sends the request and waits for the reply. Ctrl-C ends the wait with kCancelled. `on_progress`
 // may be empty. `asked`, if given, is set to true once the peer is connected and the request was
-// sent. Errors: kInternal for a reply of another type; otherwise those of control::request().
+// sent. `on_quiet`, if given, is called once if nothing has come 2 s after that. Errors: kInternal
+// for a reply of another type; otherwise those of control::request().
 template <class Reply>
 Result<Reply> ask(const AskOptions& options, const control::Message& message,
                   const std::function<void(const control::Progress&)>& on_progress = {},
-                  bool* asked = nullptr) {
+                  bool* asked = nullptr, std::function<void()> on_quiet = {}) {
   control::RequestOptions request{.address = options.address, .stop_on_signal = true};
   if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
+  request.on_quiet = std::move(on_quiet);
+  request.quiet_after = std::chrono::seconds(2);
   request.connect_deadline = std::min(request.connect_deadline, request.deadline);
   auto decoded = WSYNC_TRY(control::request(request, {}, message, on_progress));
   if (auto* reply = std::get_if<Reply>(&decoded.message)) return std::move(*reply);

@@ -158,6 +158,19 @@ std::vector<std::string> full_line(const ProgramSpec& program, const CLI::App& a
   return words;
 }
 
+// Returns what the help of the whole program says of commands that are not there, or an empty
+// string.
+std::string missing_text(const ProgramSpec& program, const CLI::App& app) {
+  std::vector<std::string> missing;
+  for (const CLI::App* command : app.get_subcommands({}))
+    if (command->get_group().empty()) missing.push_back(command->get_name());
+  if (missing.empty() || program.others.empty()) return {};
+  return fmt::format(
+      "\nNot part of this installation: {}. A build of the source tree has them (deploy/demo.sh "
+      "makes one), in programs that are found beside `wsync` or in PATH.",
+      fmt::join(missing, ", "));
+}
+
 }  // namespace
 
 std::vector<CompletionPlace> completion_places(const CLI::App& app) {
@@ -170,12 +183,16 @@ void build_app(const ProgramSpec& program, CLI::App& app, Context& context) {
   app.name("wsync");
   app.set_version_flag("--version", "wsync " WSYNC_VERSION);
   app.require_subcommand(1);
+  program.add_commands(app, context);
+  for (const OtherProgram& other : program.others) {
+    CLI::App* command =
+        app.add_subcommand(other.command, fmt::format("{} ({})", other.description, other.program));
+    if (!find_wsync_program(other.program)) command->group("");  // it still says what is missing
+  }
   app.footer(
       "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or deadline passed, "
-      "130 interrupted.\n`wsync COMMAND --help` has examples.");
-  program.add_commands(app, context);
-  for (const OtherProgram& other : program.others)
-    app.add_subcommand(other.command, fmt::format("{} ({})", other.description, other.program));
+      "130 interrupted.\n`wsync COMMAND --help` has examples." +
+      missing_text(program, app));
   if (program.only_command.empty()) return;
   CLI::App* completion = app.add_subcommand(kCompletionCommand, "Words for `wsync completion`");
   completion->group("");

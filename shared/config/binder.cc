@@ -16,7 +16,7 @@ std::string environment_name(std::string_view key) {
 }
 
 Binder::Binder(std::vector<Entry> file, const std::vector<std::string>& set,
-               const std::map<std::string, std::string>& environment)
+               const std::map<std::string, std::string>& environment, const std::string& set_name)
     : environment_(environment) {
   for (Entry& entry : file) {
     order_.push_back(entry);
@@ -26,11 +26,12 @@ Binder::Binder(std::vector<Entry> file, const std::vector<std::string>& set,
     const std::size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0) {
       if (!error_)
-        error_ = Error(ErrorCode::kInvalidInput,
-                       fmt::format("--set {}: expected key=value, such as log.level=debug", text));
+        error_ = Error(
+            ErrorCode::kInvalidInput,
+            fmt::format("{} {}: expected key=value, such as log.level=debug", set_name, text));
       continue;
     }
-    Entry entry{.key = text.substr(0, equals), .value = text.substr(equals + 1), .where = "--set"};
+    Entry entry{.key = text.substr(0, equals), .value = text.substr(equals + 1), .where = set_name};
     order_.push_back(entry);
     from_set_.push_back(entry.key);
     given_[entry.key] = std::move(entry);

@@ -32,9 +32,10 @@ class Binder {
  public:
   // Values come from three sources. `set` holds the "a.b=c" texts of --set and overrides
   // `environment`. `environment` maps "WSYNC_A_B" to its value and overrides `file`. `file` holds
-  // the entries of the YAML text.
+  // the entries of the YAML text. `set_name`: what the user has written the texts of `set` to.
   Binder(std::vector<Entry> file, const std::vector<std::string>& set,
-         const std::map<std::string, std::string>& environment);
+         const std::map<std::string, std::string>& environment,
+         const std::string& set_name = "--set");
 
   // Adds the prefix "name." to every key during its lifetime. Wrong values in a disabled section
   // are not errors.

@@ -74,7 +74,7 @@ template <class Config>
 [[nodiscard]] Result<Config> parse_role(Bind<Config> bind, std::string_view text,
                                         std::string_view name, const Sources& sources) {
   auto entries = WSYNC_TRY(parse_document(text, name, {std::string(kListKey)}));
-  Binder binder(std::move(entries), sources.set, sources.environment);
+  Binder binder(std::move(entries), sources.set, sources.environment, sources.set_name);
   Config config;
   bind(binder, config);
   WSYNC_TRY(binder.finish());

@@ -12,6 +12,7 @@ struct Sources {
   std::string file;                                // empty = none
   std::map<std::string, std::string> environment;  // WSYNC_A_B -> value of a.b
   std::vector<std::string> set;                    // "a.b=c"
+  std::string set_name = "--set";                  // what errors call `set`
 };
 // Returns the WSYNC_* variables of this process that may be keys.
 [[nodiscard]] std::map<std::string, std::string> process_environment();

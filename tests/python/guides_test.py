@@ -32,6 +32,7 @@ import unittest.mock
 import numpy as np
 import wsync
 from package_fleet import DEADLINE_S, PackageFleet, Served, bf16, equal, float_of, until
+from wsync._native import EXECUTABLE
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 GUIDES = ("deploy/guides/your_engine.md", "deploy/guides/your_trainer.md", "deploy/guides/vllm.md", "deploy/guides/trl.md",
@@ -70,6 +71,8 @@ class GuideCase(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
         self.processes = []  # that run in the background
+        # The blocks name their sidecar, whose socket is then looked for there.
+        self.enterContext(unittest.mock.patch.dict(os.environ, WSYNC_RUN_DIR=self.fleet.run_dir))
         name = self._testMethodName.removeprefix("test_")
         self.blocks = [block for block in BLOCKS if (block.kind, block.what) == ("test", name)]
         self.assertTrue(self.blocks, f"no guide has a block of the test {name}")
@@ -78,8 +81,8 @@ class GuideCase(unittest.TestCase):
         return self.blocks[index].text.replace("/run/wsync", self.fleet.run_dir).replace("/var/lib/wsync", self.fleet.path("state"))
 
     def sidecar_of(self, text):
-        """Starts the sidecar whose socket the text names."""
-        return self.fleet.sidecar(re.search(r"(\w+)\.engines", text)[1])[1]
+        """Starts the sidecar that the text names."""
+        return self.fleet.sidecar(re.search(r'"(host\w*)"', text)[1])[1]
 
     def run_python(self, names, index=0, ends=()):
         """Runs a block of Python with these names; returns all names after it."""
@@ -159,6 +162,20 @@ class GuideCase(unittest.TestCase):
             return found
         with unittest.mock.patch.object(wsync, "Publisher", publisher):
             return self.run_python(names, index)
+
+    def checkpoint(self, tensors, name="checkpoint"):
+        """A directory with one file of safetensors."""
+        directory = self.fleet.path(name)
+        os.makedirs(directory, exist_ok=True)
+        header, data = {}, b""
+        for name, array in tensors.items():
+            header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [len(data), len(data) + array.nbytes]}
+            data += array.tobytes()
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(os.path.join(directory, "model.safetensors"), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text + data)
+        return directory
 
     def published(self, weights, **options):
         """Publishes on a thread; returns a function that waits for its commit."""
@@ -359,20 +376,6 @@ print(",".join(map(str, steps)), flush=True)
         committed()
         equal(self, weights, trained)
 
-    def checkpoint(self, tensors):
-        """A directory with one file of safetensors."""
-        directory = self.fleet.path("checkpoint")
-        os.makedirs(directory, exist_ok=True)
-        header, data = {}, b""
-        for name, array in tensors.items():
-            header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [len(data), len(data) + array.nbytes]}
-            data += array.tobytes()
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with open(os.path.join(directory, "model.safetensors"), "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text + data)
-        return directory
-
     def test_engine_commands(self):
         trained = {"a": numbers((4, 8)), "b": numbers(5)}
         weights = {name: np.zeros_like(array) for name, array in trained.items()}
@@ -528,6 +531,30 @@ dist.destroy_process_group()
         for name, tensor in model.merge_and_unload().state_dict().items():
             np.testing.assert_array_equal(held[name], tensor.numpy(), name)
 
+    def test_trainer_patch(self):
+        names = {f"layers.{layer}.weight": numbers((64, 32)) for layer in range(3)}
+        older = self.checkpoint(names, "older")
+        names["layers.1.weight"][5, 7] += 1
+        newer = self.checkpoint(names, "newer")
+        patch, copy = self.fleet.path("step.patch"), self.fleet.path("copy")
+        made, inspected, applied = self.run_commands(CHECKPOINT=older, NEWER=newer, PATCH=patch, COPY=copy)
+        self.assertIn("1 element in 1 block of 1 of 3 tensors", made)
+        self.assertIn("1 element in 1 block of 1 of 3 tensors", inspected)
+        self.assertIn("3 tensors, 1 of them changed", applied)
+        with open(os.path.join(newer, "model.safetensors"), "rb") as one, open(os.path.join(copy, "model.safetensors"), "rb") as other:
+            size = sum(array.nbytes for array in names.values())
+            self.assertEqual(one.read()[-size:], other.read()[-size:])
+        # What is damaged or truncated ends with the exit code that the page says.
+        with open(patch, "rb") as file:
+            data = file.read()
+        for spoilt in data[:-1], data[:-1] + bytes([data[-1] ^ 1]):
+            with open(patch, "wb") as file:
+                file.write(spoilt)
+            done = subprocess.run([EXECUTABLE, "patch", "apply", older, patch, "-o", copy + "2"], text=True, capture_output=True,
+                                  timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertFalse(os.path.exists(copy + "2"))
+
     def test_trainer_fp8(self):
         held = self.engine()
         publisher = self.enterContext(self.fleet.publisher())
@@ -584,9 +611,8 @@ class Package(GuideCase):
         trained = {"a": numbers((4, 8))}
         published = self.published(trained)
         version = published().version
-        text = self.text().replace("host.engines", "host0.engines")
         with self.assertRaises(Done):
-            exec(text, {"wsync": wsync, "evaluate": evaluate})
+            exec(self.text(), {"wsync": wsync, "evaluate": evaluate})
         self.assertEqual(read[0][0], version)
         equal(self, read[0][1], trained)
         equal(self, held, trained)

@@ -1,15 +1,19 @@
 """Publishing from NumPy: what arrives, what is converted, what is copied, and what is refused."""
+import fcntl
 import http.client
 import os
 import re
+import signal
 import socket
 import threading
+import time
 import tracemalloc
 import unittest
 
 import numpy as np
 import wsync
-from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, weights_of
+import package_fleet
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, until, weights_of
 
 
 class Publishing(unittest.TestCase):
@@ -75,6 +79,26 @@ class Publishing(unittest.TestCase):
             version.put("a", values.astype(np.float16))
         version.publish.wait(timeout=DEADLINE_S)
         equal(self, held, {"a": bf16(values.astype(np.float16).astype(np.float32)), "count": np.array([7, 8])})
+
+    def test_a_dtype_may_have_any_usual_name(self):
+        held = {"a": bf16(np.zeros((4, 6), np.float32))}
+        _, publisher = self.fleet_of(held)
+
+        class TorchDtype:
+            """As torch.bfloat16 prints itself; torch is no part of this environment."""
+            def __repr__(self):
+                return "torch.bfloat16"
+        TorchDtype.__module__, TorchDtype.__qualname__ = "torch", "dtype"
+        TorchDtype.__name__ = "dtype"
+        for value, dtype in enumerate(("BF16", "bf16", "bfloat16", "torch.bfloat16", TorchDtype()), 1):
+            weights = {"a": np.full((4, 6), value, np.float32)}
+            publisher.publish(weights, dtype=dtype).wait(timeout=DEADLINE_S)
+            equal(self, held, {"a": bf16(weights["a"])})
+            publisher.publish(weights, dtype={"a": dtype}).wait(timeout=DEADLINE_S)
+            with publisher.version() as version:
+                version.put("a", weights["a"] + 1, dtype=dtype)
+            version.publish.wait(timeout=DEADLINE_S)
+            equal(self, held, {"a": bf16(weights["a"] + 1)})
 
     def test_f8_with_scales_that_are_computed_or_given(self):
         values = np.random.default_rng(4).standard_normal((256, 130), np.float32) * 50
@@ -201,6 +225,7 @@ class Publishing(unittest.TestCase):
 RANK_1 = """
 import sys
 import wsync
+import package_fleet
 from package_fleet import DEADLINE_S, NAMES, weights_of
 whole = weights_of(6, (64, 32))
 settings = {"run_dir": sys.argv[1], "state_dir": sys.argv[2], "log.level": "warning", "bucket_bytes": "1MiB"}
@@ -282,6 +307,15 @@ def private_bytes():
     return status_bytes("RssAnon", "RssFile")
 
 
+FIRST = """
+import sys
+import wsync
+publisher = wsync.Publisher(settings={"run_dir": sys.argv[1], "state_dir": sys.argv[2], "log.level": "warning"})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
 class Refusals(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
@@ -291,14 +325,91 @@ class Refusals(unittest.TestCase):
             wsync.Publisher(settings={"bucket_byte": "1MiB"})
         failure = caught.exception
         self.assertEqual((failure.code, failure.sentence, str(failure)), (wsync.Code.INVALID_INPUT, str(failure), failure.sentence))
-        self.assertIn("did you mean bucket_bytes?", failure.sentence)
+        self.assertEqual("settings: bucket_byte: unknown key; did you mean bucket_bytes?", failure.sentence)
         self.assertIsInstance(failure, ValueError)
+        for settings, said in (({"deadlines": {"publish": "soon"}}, "settings: deadlines.publish: expected a duration"),
+                               (["bucket_bytes"], "settings bucket_bytes: expected key=value"),
+                               ("bucket_bytes", "settings bucket_bytes: expected key=value"),
+                               (5, "settings is 5, expected a mapping"), ({5: 6}, "settings has the key 5, expected a text")):
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                wsync.Publisher(settings=settings)
+            self.assertIn(said, caught.exception.sentence)
+            self.assertNotIn("--set", caught.exception.sentence)
 
-    def test_two_trainers_at_one_address(self):
-        self.enterContext(self.fleet.publisher())
+    def test_what_is_no_dtype_and_no_step(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        weights = {"a": np.zeros(4, np.float32)}
+        for dtype, said in (("bf61", "dtype 'bf61' is unknown; did you mean 'BF16'? expected"), (5, "dtype is 5, which is none; expected"),
+                            ("", "dtype '' is unknown; expected"), (np.complex128, "which is none"), (object(), "which is none"),
+                            ({"a": "bfloat"}, None), ({"a": "bfloat61"}, "tensor a: dtype 'bfloat61' is unknown; did you mean 'BF16'?")):
+            if said is None:
+                publisher.publish(weights, dtype=dtype)
+                continue
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                publisher.publish(weights, dtype=dtype)
+            self.assertIn(said, caught.exception.sentence)
+        with self.assertRaises(wsync.InvalidInput) as caught:
+            with publisher.version() as version:
+                version.put("a", weights["a"], dtype="F23")
+        self.assertIn("tensor a: dtype 'F23' is unknown; did you mean 'F32'?", caught.exception.sentence)
+        for step, said in (("14", "step is '14' (str), expected a whole number such as 14; did you mean 14?"),
+                           ("x", "step is 'x' (str), expected a whole number such as 14"), (14.0, "step is 14.0 (float), expected"),
+                           (True, "step is True (bool)"), (b"1", "(bytes)"), (0, "step is 0, expected 1 to"), (-1, "step is -1"),
+                           (2**63, "expected 1 to 9223372036854775807")):
+            for call in (lambda: publisher.publish(weights, step=step), lambda: publisher.version(step)):
+                with self.assertRaises(ValueError) as caught:
+                    call()
+                self.assertIsInstance(caught.exception, wsync.InvalidInput)
+                self.assertIn(said, str(caught.exception))
+        self.assertEqual(publisher.publish(weights, step=np.int64(14)).step, 14)
+
+    def test_names_of_dtypes(self):
+        for given, name in ((np.float16, "F16"), (np.dtype("float64"), "F64"), ("half", "F16"), ("float16", "F16"), ("FP32", "F32"),
+                            ("float", "F32"), ("fp8_e4m3", "F8_E4M3"), ("float8_e5m2", "F8_E5M2"), ("f8_e4m3", "F8_E4M3"), (bool, "BOOL"),
+                            ("torch.float8_e4m3fn", "F8_E4M3"), ("i8", "I8"), (np.uint32, "U32")):
+            self.assertEqual(wsync.Spec(given, (2,)).dtype, name, given)
+        self.assertEqual(wsync.Spec("F4", (2,)).dtype, "F4")  # a version may have it
+        with self.assertRaises(wsync.InvalidInput):
+            wsync.Spec(7, (2,))
+        self.assertEqual(wsync.as_dtype(np.zeros(4, np.uint16), "bfloat16").dtype_name, "BF16")
+
+    def test_two_publishers_of_one_process(self):
+        first = self.fleet.publisher()
         with self.assertRaises(wsync.Busy) as caught:
             self.fleet.publisher()
         self.assertEqual(caught.exception.code, wsync.Code.BUSY)
+        where = f"{package_fleet.__file__}:{self.fleet.publisher.__code__.co_firstlineno + 1}"
+        self.assertTrue(caught.exception.sentence.startswith(f"this process already has a Publisher of this fleet, which was made at {where}: "
+                                                             "close it first"), caught.exception.sentence)
+        first.close()
+        self.fleet.publisher().close()
+
+    def test_a_trainer_in_another_process_has_the_address(self):
+        other = self.fleet.program(FIRST, self.fleet.run_dir, self.fleet.path("state"))
+        self.fleet.ready(other)
+        with self.assertRaises(wsync.Busy) as caught:
+            self.fleet.publisher()
+        self.assertIn(f"is held by process {other.pid}: stop it", caught.exception.sentence)
+
+    def test_a_publisher_waits_for_a_command_and_can_be_interrupted(self):
+        os.makedirs(self.fleet.run_dir, 0o700)
+        path = os.path.join(self.fleet.run_dir, "control.lock")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self.addCleanup(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, f"{os.getpid()} wsync push".encode())
+        programs = [self.fleet.program(FIRST.replace("warning", "info"), self.fleet.run_dir, self.fleet.path("state")) for _ in range(2)]
+        for program in programs:
+            until(lambda: f"is held by process {os.getpid()} (wsync push), which ends by itself" in self.fleet.said(program)
+                  or program.poll() is not None, "what it waits for")
+            self.assertIsNone(program.poll(), self.fleet.said(program))
+        programs[0].send_signal(signal.SIGINT)
+        code, _, said = self.fleet.end(programs[0])
+        self.assertNotEqual(code, 0)
+        self.assertIn("KeyboardInterrupt", said)
+        os.unlink(path)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        self.fleet.ready(programs[1])
 
     def test_a_publish_waits_for_nobody_and_a_wait_ends_in_time(self):
         publisher = self.enterContext(self.fleet.publisher())
@@ -316,6 +427,45 @@ class Refusals(unittest.TestCase):
         self.assertEqual(caught.exception.status.state, wsync.PublishState.SUPERSEDED)
         self.assertEqual(newer.status().state, wsync.PublishState.SNAPSHOTTED)
 
+    def test_a_wait_says_early_what_is_missing(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        publish = publisher.publish(weights_of(1), step=1)
+        ended = []
+        waits = [threading.Thread(target=lambda timeout=timeout: ended.append(publish.wait("committed", timeout).state))
+                 for timeout in (None, 2 * DEADLINE_S)]
+        with self.assertLogs("wsync", "WARNING") as logged:
+            for thread in waits:
+                thread.start()
+            until(lambda: len(logged.output) == 2, "what the waits say")
+        for line in logged.output:
+            self.assertIn("the publish of step 1 is not on its way yet: 0 of at least 1 sidecars have joined", line)
+            self.assertIn(": start one with `wsync sidecar` on the host of the engines; wait() waits for it ", line)
+        self.assertEqual(sorted(bool(re.search("it until [0-9:]{8}$", line)) for line in logged.output), [False, True])
+        self.assertEqual(sum(line.endswith("it without a limit") for line in logged.output), 1)
+        _, socket = self.fleet.sidecar()
+        self.fleet.serve(wsync.Replica(socket, "r0", empty_like(weights_of(0))))
+        for thread in waits:
+            thread.join(DEADLINE_S)
+        self.assertEqual(ended, [wsync.PublishState.COMMITTED] * 2)
+
+    def test_a_wait_that_is_over_names_what_it_waited_for(self):
+        _, socket = self.fleet.sidecar("host", "--set", "engine_deadline=10m")
+        replica = wsync.Replica(socket, "stands still", empty_like(weights_of(0)), serving=True)
+        self.addCleanup(replica.close)
+        end = time.monotonic() + DEADLINE_S
+        while not replica.status().attached:
+            replica.poll(0.02)
+        publisher = self.enterContext(self.fleet.publisher(**{"deadlines.pause": "10m"}))
+        publish = publisher.publish(weights_of(1), step=1)  # the engine polls no more, so it is never paused
+        sentence = ""
+        while "'stands still' of sidecar 'host'" not in sentence:
+            self.assertLess(time.monotonic(), end, sentence)
+            with self.assertRaises(wsync.DeadlineExceeded) as caught:
+                publish.wait("committed", timeout=0.1)
+            sentence = caught.exception.sentence
+        self.assertIn("is staged at the deadline, and not committed: not served yet by replica", sentence)
+        self.assertIn(caught.exception.status.reason, sentence)
+
     def test_what_an_engine_refuses(self):
         held = empty_like(weights_of(0))
         _, socket = self.fleet.sidecar()
@@ -326,7 +476,7 @@ class Refusals(unittest.TestCase):
         other_names = {name.replace("mlp.weight", "mlp.up_proj.weight"): array for name, array in weights.items()}
         as_f32 = {name: float_of(array) for name, array in weights.items()}
         for wrong, words in ((other_names, ["model.layers.0.mlp.weight", "nearest: model.layers.0.mlp.up_proj.weight"]),
-                             (as_f32, ["model.layers.0.mlp.weight", "BF16", "F32"])):
+                             (as_f32, ["model.layers.0.mlp.weight", "the engine expects BF16, but the published tensor has F32"])):
             with self.assertRaises(wsync.Refused) as caught:
                 publisher.publish(wrong).wait(timeout=DEADLINE_S)
             status = caught.exception.status

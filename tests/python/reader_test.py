@@ -104,7 +104,7 @@ class Readers(unittest.TestCase):
         with wsync.Reader(self.fleet.path("nobody")) as reader:
             with self.assertRaisesRegex(wsync.DeadlineExceeded, "the sidecar at .*nobody cannot be reached"):
                 reader.open(timeout=0.1)
-        self.assertRaisesRegex(wsync.InvalidInput, "expected the absolute path", wsync.Reader, "relative")
+        self.assertRaisesRegex(wsync.InvalidInput, "expected the absolute path", wsync.Reader, "./relative")
         self.assertRaisesRegex(wsync.InvalidInput, "1 to 128 bytes", wsync.Reader, self.socket, "x" * 129)
 
     def test_a_step_that_is_gone(self):

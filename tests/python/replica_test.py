@@ -62,8 +62,9 @@ class Taking(Engines):
         self.fleet.serve(wsync.Replica(self.socket, "r0", SPECS, take="whole", load_layer=lambda *_: None))
         self.committed(1)
         code, answer = self.fleet.ask("verify")
-        self.assertNotEqual(code, 0)
-        self.assertIn("cannot be read back", str(answer))
+        self.assertEqual(code, 4)
+        self.assertEqual((answer["result"]["match"], answer["result"]["only_unreadable"]), (False, True))
+        self.assertIn("this engine gives no read_tensor, so its tensors cannot be read back", str(answer))
 
     def test_adopted_arrays_are_the_version_until_the_next_commit(self):
         held = {}
@@ -182,7 +183,7 @@ class Casting(Engines):
         with np.errstate(over="ignore"):
             equal(self, held, {"f16": values.astype(np.float16)})
         code, answer = self.fleet.ask("verify")
-        self.assertNotEqual(code, 0)
+        self.assertEqual(code, 4)
         self.assertIn("tensor bf16 cannot be read back: it is F32 in the version and BF16 in this engine's memory", str(answer))
 
     def test_columns_of_two_ranks_in_another_dtype(self):
@@ -199,7 +200,7 @@ class Casting(Engines):
     def test_what_cannot_be_cast(self):
         array = np.zeros((4, 4), np.float32)
         for options, sentence in (({"tensors": {"x": array}, "casts": {"x": "F8_E4M3"}}, "only F32, F16 and BF16 can be converted"),
-                                  ({"tensors": {"x": array}, "casts": {"x": "bf16"}}, "dtype bf16 is unknown"),
+                                  ({"tensors": {"x": array}, "casts": {"x": "bf61"}}, "casts: dtype of x 'bf61' is unknown; did you mean 'BF16'?"),
                                   ({"tensors": {"x": array}, "casts": {"y": "BF16"}}, "casts name tensor y"),
                                   ({"tensors": SPECS, "casts": {NAMES[0]: "F32"}, "take": "adopt", "load_layer": print},
                                    "'pieces'")):
@@ -483,7 +484,7 @@ class Serving(Engines):
                 wsync.Replica(self.socket, "r0", tensors)
             self.assertEqual(caught.exception.tensor, "x", word)
             self.assertIn(word, caught.exception.sentence)
-        for arguments, word in ((("relative", "r0"), "absolute"), ((self.socket, ""), "1 to 128"),
+        for arguments, word in ((("./relative", "r0"), "absolute"), (("", "r0"), "expected its name"), ((self.socket, ""), "1 to 128"),
                                 ((self.socket, "x" * 200), "200")):
             with self.assertRaises(wsync.InvalidInput) as caught:
                 wsync.Replica(*arguments, {"x": array})

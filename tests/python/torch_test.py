@@ -61,7 +61,7 @@ class Torch(unittest.TestCase):
         for source, tensor in sources.items():
             for target in names:
                 name = f"{names[source]} to {names[target]}"
-                weights[name], held[name], casts[name] = tensor, torch.zeros(tensor.shape, dtype=target), names[source]
+                weights[name], held[name], casts[name] = tensor, torch.zeros(tensor.shape, dtype=target), source
         self.fleet.serve(wsync.Replica(self.socket, "r0", held, casts=casts))
         self.published(weights, tied="every")
         for name, tensor in weights.items():
@@ -70,6 +70,17 @@ class Torch(unittest.TestCase):
             bits = torch.int32 if held[name].dtype == torch.float32 else torch.int16
             self.assertTrue(torch.equal(held[name][number].view(bits), expected[number].view(bits)), name)
             self.assertTrue(held[name][~number].isnan().all(), name)
+
+    def test_dtypes_of_torch_are_names_of_dtypes(self):
+        for kind in KINDS:
+            self.assertEqual(wsync.Spec(kind, (2,)).dtype, wsync.Spec(str(kind), (2,)).dtype)
+        held = {"a": torch.zeros(4, dtype=torch.bfloat16)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        weights = {"a": torch.tensor([1.0, 2.5, -3.0, 4.0])}
+        self.published(weights, dtype=torch.bfloat16)
+        self.assertTrue(torch.equal(held["a"].float(), weights["a"]))
+        with self.assertRaises(wsync.InvalidInput):
+            self.published(weights, dtype=torch.complex128)
 
     def test_a_module_with_tied_weights_and_gradients(self):
         class Model(torch.nn.Module):

@@ -92,6 +92,8 @@ class Wheel(unittest.TestCase):
     def test_every_public_name_has_a_docstring(self):
         for name in wsync.__all__:
             found = getattr(wsync, name)
+            if name == "__version__":
+                continue
             self.assertTrue(found.__doc__, name)
             for member, value in vars(found).items():
                 if not member.startswith("_") and callable(value):
@@ -99,6 +101,22 @@ class Wheel(unittest.TestCase):
 
 
 class Commands(unittest.TestCase):
+    def test_the_version_is_that_of_the_wheel_and_of_the_command(self):
+        self.assertEqual(wsync.__version__, importlib.metadata.version("wsync"))
+        self.assertEqual(run(EXECUTABLE, "--version").stdout, f"wsync {wsync.__version__}\n")
+
+    def test_the_help_lists_what_the_wheel_has(self):
+        said = run(EXECUTABLE, "--help").stdout
+        for name in ("sidecar", "push", "patch"):
+            self.assertRegex(said, rf"(?m)^  {name} ")
+        missing = re.search(r"Not part of this installation: ([^.]*)\.", said)
+        self.assertTrue(missing, said)
+        self.assertLessEqual({"engine", "train", "schedule", "bench"}, set(re.split(r",\s+", missing[1])))
+        self.assertIn("deploy/demo.sh", said)
+        for name in re.split(r",\s+", missing[1]):
+            self.assertNotRegex(said, rf"(?m)^  {name} ")
+            self.assertNotEqual(run(EXECUTABLE, name).returncode, 0)
+
     def test_the_demo(self):
         done = run(sys.executable, "-m", "wsync.demo")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

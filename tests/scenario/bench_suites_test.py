@@ -172,6 +172,11 @@ class Suites(unittest.TestCase):
         suites = {suite["name"]: suite for suite in validate(done.args, done.stdout)["result"]["suites"]}
         self.assertLessEqual({"baseline", "sync", "whole", "pipeline", "scale", "schedule", "gpu", "control", "transport",
                               "codecs"}, set(suites))
+        # The guide to operation has a row for each.
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy", "guides", "operate.md"), encoding="utf-8") as file:
+            rows = [line.split("|")[1] for line in file if line.startswith("| `wsync bench ")]
+        for suite in suites:
+            self.assertTrue([row for row in rows if f"`wsync bench {suite}`" in row or f"`{suite}`" in row], f"{suite} in {rows}")
         text = bench("list").stdout
         for suite in suites.values():
             self.assertIn(f"{suite['command']}: {suite['question']}", text)

@@ -2,6 +2,7 @@
 import functools
 import operator
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,9 +74,15 @@ class Borrow(unittest.TestCase):
             process = fleet.loader(engines, "a")
             version = fleet.pushed(one)
             code, answer = fleet.ask("verify")
-            self.assertNotEqual(code, 0)
+            self.assertEqual(code, 4)
+            self.assertEqual((answer["ok"], answer["result"]["match"], answer["result"]["only_unreadable"]), (False, False, True))
             ranks = {rank["rank"]: rank for rank in answer["result"]["ranks"]}
-            self.assertEqual(ranks[0]["failure"], "tensors cannot be read back from this engine: it has no read_tensor callback")
+            self.assertEqual(ranks[0]["failure"], "this engine gives no read_tensor, so its tensors cannot be read back")
+            text = subprocess.run([WSYNC, "verify"], env=fleet.environment, text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(text.returncode, 4)
+            self.assertIn("replica a rank 0: not verified: this engine gives no read_tensor, so its tensors cannot be read back\n", text.stdout)
+            self.assertIn("replica a rank 1: it holds no weights: it is the controller of the replica", text.stdout)
+            self.assertNotIn("all equal", text.stdout)
             self.assertEqual((ranks[1]["failure"], ranks[1]["tensors"], ranks[1]["version"]), ("", 0, version))
             self.lines(process)
 
@@ -94,8 +101,8 @@ class Borrow(unittest.TestCase):
             self.assertEqual(code, 1, answer)
             self.assertEqual(answer["result"]["code"], "refused", answer)
             # Once: no other transport was tried for it.
-            self.assertRegex(answer["result"]["reason"], "^sidecar 's0': replica 'a' rank 0 refuses 1.2: the engine's check_version "
-                                                         "callback failed: this engine has no place for tensor fits.not$")
+            self.assertRegex(answer["result"]["reason"], "^sidecar 's0': replica 'a' rank 0 refuses 1.2: this engine has no "
+                                                         "place for tensor fits.not$")
             replica = fleet.replicas()["a"]
             self.assertEqual((replica["version"], replica["state"], replica["ready"]), (first, "serving", True), replica)
             second = fleet.pushed(one)
@@ -107,17 +114,29 @@ class Borrow(unittest.TestCase):
         """It is told so, and is not paused: it serves what it has."""
         with LoaderFleet(WSYNC) as fleet:
             one = tensors.make(fleet.path("one"), 1)
-            _, engines = fleet.sidecar("s0")
+            sidecar, engines = fleet.sidecar("s0", "--set", "log.level=debug")
             fleet.start("trainer")
             fits = fleet.loader(engines, "a")
             version = fleet.pushed(one)
             with fleet.log() as log:
                 process = subprocess.Popen([LOADER, engines, "b", tensors.HEAD], env=fleet.environment, text=True,
                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            process.log_path = log.name
             fleet.processes.append(process)
-            reason = f"does not take {version}, which is served: the engine's check_version callback failed: this engine has no place"
+
+            def said(process):
+                with open(process.log_path, encoding="utf-8") as file:
+                    return file.read()
+            reason = f"does not take {version}, which is served: this engine has no place"
             fleet.until(lambda: reason in fleet.replicas().get("b", {}).get("reason", ""), "the reason of the refusal")
             self.assertEqual((fleet.replicas()["a"]["version"], fleet.replicas()["a"]["ready"]), (version, True))
+            # It tries again, less and less often. That is seen in the status, and said once.
+            tries = lambda: len(re.findall("engine b rank 0 tries again", said(sidecar)))
+            fleet.until(lambda: tries() >= 3, "three more tries")
+            self.assertIn(reason, fleet.replicas()["b"]["reason"])
+            self.assertEqual(said(sidecar).count("engine refused: "), 1, said(sidecar))
+            self.assertEqual(said(process).count("has no place for tensor"), 1, said(process))
+            self.assertNotIn("connection to the sidecar is lost", said(process))
             self.assertEqual(self.lines(process), [])
             self.assertEqual(len(self.lines(fits)), 1)
 

@@ -179,11 +179,11 @@ class Patch(unittest.TestCase):
             self.refused(code, kind, words, "apply", one, spoilt, "-o", self.path("out"))
 
         last = len(data) - 1
-        spoil(data[:last] + bytes([data[last] ^ 1]), 1, "digest_mismatch",
+        spoil(data[:last] + bytes([data[last] ^ 1]), 2, "invalid_input",
               (spoilt, f"bucket {made['buckets']} of {made['buckets']} of the patch is damaged"))
         middle = len(data) // 2
-        spoil(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:], 1, "digest_mismatch", "of the patch is damaged")
-        spoil(data[:60] + bytes([data[60] ^ 1]) + data[61:], 1, "digest_mismatch", "the manifest of the patch is damaged")
+        spoil(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:], 2, "invalid_input", "of the patch is damaged")
+        spoil(data[:60] + bytes([data[60] ^ 1]) + data[61:], 2, "invalid_input", "the manifest of the patch is damaged")
         for size in (0, 7, 20, 100, 3000, middle, last):
             spoil(data[:size], 2, "invalid_input", spoilt)
         spoil(data[:last], 2, "invalid_input", "the patch is truncated")
@@ -200,7 +200,17 @@ class Patch(unittest.TestCase):
         self.refused(2, "invalid_input", "exists already", "apply", one, made["patch"], "-o", two)
         self.refused(2, "invalid_input", "exists already", "apply", one, made["patch"], "-o", one)
         self.refused(2, "invalid_input", "--bucket", "make", one, two, "-o", self.path("q"), "--bucket", "much")
-        self.refused(2, "invalid_input", "bucket", "make", one, two, "-o", self.path("q"), "--bucket", "1KiB")
+        for size in ("1KiB", "0", "0MiB", "9GiB"):
+            self.refused(2, "invalid_input", f"--bucket: expected 1MiB to 8GiB, found {size}", "make", one, two, "-o", self.path("q"),
+                         "--bucket", size)
+
+    def test_a_folder_that_is_not_there(self):
+        one, two = self.checkpoints()
+        made = self.made(one, two, "p")
+        for output, words in ((self.path("none/q"), "does not exist: create that directory"), (made["patch"] + "/q", "is no directory")):
+            for command in (("make", one, two), ("apply", one, made["patch"])):
+                self.refused(2, "invalid_input", (f"--output: {output} cannot be written, because {os.path.dirname(output)} {words}",),
+                             *command, "-o", output)
 
     def test_a_full_disc(self):
         one, two = self.checkpoints(share=1)

@@ -94,7 +94,21 @@ class Programs(unittest.TestCase):
         alone = run(self.alone, "completion", "bash", path=self.elsewhere).stdout
         self.assertRegex(alone, r'"sidecar|" sidecar"')
         self.assertNotIn('" bench sync"', alone)
-        self.assertRegex(alone, r'""\) choices="[^"]*\bbench\b')
+        self.assertNotRegex(alone, r'""\) choices="[^"]*\bbench\b')
+
+    def test_the_help_lists_what_is_there(self):
+        here = run(WSYNC, "--help").stdout
+        alone = run(self.alone, "--help", path=self.elsewhere).stdout
+        for word, program in OTHERS.items():
+            listed = rf"^  {word} +.*\({program}\)$"
+            if os.path.exists(os.path.join(FOLDER, program)):
+                self.assertRegex(re.sub(r"\n {20,}", " ", here), "(?m)" + listed)
+            self.assertNotRegex(alone, rf"(?m)^  {word} ")
+        missing = re.search(r"Not part of this installation: ([^.]*)\.\s+A build\s+of the source tree has them", alone)
+        self.assertTrue(missing, alone)
+        self.assertEqual(set(re.split(r",\s+", missing[1])), {"demo", *OTHERS})
+        if all(os.path.exists(os.path.join(FOLDER, program)) for program in OTHERS.values()):
+            self.assertNotIn("Not part of this installation", here)
 
     def test_the_service_links_nothing_of_training(self):
         libraries = run("ldd", WSYNC).stdout

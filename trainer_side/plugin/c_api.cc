@@ -153,8 +153,8 @@ void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
   out.replicas = status.replicas;
   out.done_bytes = view.done_bytes;
   out.total_bytes = view.total_bytes;
-  const std::size_t n = std::min(status.reason.size(), sizeof out.reason - 1);
-  std::memcpy(out.reason, status.reason.data(), n);
+  const std::string& reason = view.reason();
+  std::memcpy(out.reason, reason.data(), std::min(reason.size(), sizeof out.reason - 1));
 }
 
 // Returns the result of a wait that has ended with this status.
@@ -236,7 +236,8 @@ wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trai
     if (options == nullptr || trainer == nullptr ||
         (options->settings == nullptr && options->setting_count != 0))
       return wsync::fail(ErrorCode::kInvalidInput, "options, settings or trainer is NULL");
-    wsync::config::Sources sources{.environment = wsync::config::process_environment()};
+    wsync::config::Sources sources{.environment = wsync::config::process_environment(),
+                                   .set_name = "settings"};
     if (options->config_file != nullptr) sources.file = options->config_file;
     for (std::size_t i = 0; i < options->setting_count; ++i)
       sources.set.emplace_back(options->settings[i] == nullptr ? "" : options->settings[i]);

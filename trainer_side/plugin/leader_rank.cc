@@ -1,20 +1,26 @@
 // LeaderRank: rank 0. Owns the TrainerAgent, and collects the shards of the other ranks for its
 // snapshot.
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/trainer_config.h"
+#include "trainer_side/plugin/awaited_text.h"
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/rank_hub.h"
 #include "trainer_side/plugin/rank_role.h"
+#include "trainer_side/publish/fleet_place.h"
 #include "trainer_side/publish/trainer_agent.h"
 
 namespace wsync::plugin {
 namespace {
 
 using control::PublishState;
+
+// Between two looks at what a publish waits for: callers see it in the status.
+constexpr std::chrono::seconds kAwaitedAfter{1};
 
 class LeaderRank final : public RankRole {
  public:
@@ -37,9 +43,18 @@ class LeaderRank final : public RankRole {
   }
 
   [[nodiscard]] Result<> start(Loop& loop, const RankSettings& settings) {
-    publish::TrainerAgentCallbacks callbacks;
-    callbacks.on_stopped = settings.on_stopped;
-    agent_ = WSYNC_TRY(publish::TrainerAgent::create(loop, config_, std::move(callbacks)));
+    publish::PlaceWait wait(config_);
+    while (!agent_) {
+      publish::TrainerAgentCallbacks callbacks;
+      callbacks.on_stopped = settings.on_stopped;
+      auto agent = publish::TrainerAgent::create(loop, config_, std::move(callbacks));
+      if (agent)
+        agent_ = std::move(*agent);
+      else if (!wait.may_try_again(agent.error()))
+        return fail(std::move(agent).error());
+      else
+        std::this_thread::sleep_for(publish::kPlaceLook);
+    }
     log_info("coordinator listens at {}", agent_->address());
     if (gather_.world_size() == 1) return {};
     hub_ = WSYNC_TRY(RankHub::listen(loop, rank_socket(config_), gather_,
@@ -58,8 +73,15 @@ class LeaderRank final : public RankRole {
     };
     auto status = std::make_shared<control::PublishStatus>();
     status->step = order.step;
-    job.on_progress = [this, id = order.id](const publish::PublishProgress& progress) {
+    job.on_progress = [this, id = order.id, status, look = now() + kAwaitedAfter](
+                          const publish::PublishProgress& progress) mutable {
       board_.progress(id, progress.phase, progress.done_bytes, progress.total_bytes);
+      if (now() < look) return;
+      look = now() + kAwaitedAfter;
+      board_.awaits(id, awaited_text(agent_->status(), {.version = status->version,
+                                                        .phase = progress.phase,
+                                                        .done_bytes = progress.done_bytes,
+                                                        .total_bytes = progress.total_bytes}));
     };
     job.on_snapshotted = [this, id = order.id, status](const Version& version,
                                                        std::chrono::nanoseconds time,

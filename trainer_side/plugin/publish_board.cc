@@ -1,5 +1,7 @@
 #include "trainer_side/plugin/publish_board.h"
 
+#include <utility>
+
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/planted.h"
@@ -7,6 +9,32 @@
 namespace wsync::plugin {
 
 using control::PublishState;
+
+namespace {
+
+std::string_view state_word(PublishState state) {
+  switch (state) {
+    case PublishState::kPending:
+      return "pending (its weights are still being read)";
+    case PublishState::kSnapshotted:
+      return "snapshotted";
+    case PublishState::kStaged:
+      return "staged";
+    case PublishState::kCommitted:
+      return "committed";
+    case PublishState::kSuperseded:
+      return "superseded";
+    case PublishState::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+const std::string& PublishView::reason() const noexcept {
+  return status.reason.empty() && !is_final(status.state) ? awaits : status.reason;
+}
 
 Result<std::uint64_t> PublishBoard::open(std::uint64_t step, Weights weights) {
   const std::lock_guard lock(mutex_);
@@ -44,6 +72,12 @@ void PublishBoard::progress(std::uint64_t id, control::ProgressPhase phase,
   found->second.phase = phase;
   found->second.done_bytes = done_bytes;
   found->second.total_bytes = total_bytes;
+}
+
+void PublishBoard::awaits(std::uint64_t id, std::string sentence) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = publishes_.find(id); found != publishes_.end())
+    found->second.awaits = std::move(sentence);
 }
 
 void PublishBoard::fail_all(const Error& why) {
@@ -93,10 +127,9 @@ Result<PublishView> PublishBoard::wait(std::uint64_t id, PublishState state,
     }
     if (now() >= *deadline)
       return fail(ErrorCode::kDeadline,
-                  fmt::format("publish {} of step {} did not reach that state before the "
-                              "deadline{}{}",
-                              id, view->status.step, view->status.reason.empty() ? "" : ": ",
-                              view->status.reason));
+                  fmt::format("publish {} of step {} is {} at the deadline, and not {}{}{}", id,
+                              view->status.step, state_word(view->status.state), state_word(state),
+                              view->reason().empty() ? "" : ": ", view->reason()));
     changed_.wait_for(lock, *deadline - now());
   }
 }

@@ -23,6 +23,9 @@ struct PublishView {
   control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
   std::uint64_t done_bytes = 0;
   std::uint64_t total_bytes = 0;
+  std::string awaits;  // what its round waits for; "": not known
+  // What the status says of it: its own reason, or what its round waits for.
+  [[nodiscard]] const std::string& reason() const noexcept;
 };
 
 [[nodiscard]] constexpr bool is_final(control::PublishState state) noexcept {
@@ -46,6 +49,7 @@ class PublishBoard {
   void update(std::uint64_t id, const control::PublishStatus& status);
   void progress(std::uint64_t id, control::ProgressPhase phase, std::uint64_t done_bytes,
                 std::uint64_t total_bytes);
+  void awaits(std::uint64_t id, std::string sentence);
   // Ends every publish that has not ended.
   void fail_all(const Error& why);
   // Returns kNotFound if there is no such publish, or if it is no longer kept.

@@ -511,6 +511,8 @@ std::optional<std::string> CoordinatorAgent::why_not_ready() const {
     return std::nullopt;
   std::string why =
       fmt::format("{} of at least {} sidecars have joined {}", joined, needed, address());
+  if (coordinator_.roster().size() == 0)
+    why += ": start one with `wsync sidecar` on the host of the engines";
   if (const std::vector<std::string> names = coordinator_.awaited(); !names.empty())
     why += fmt::format(
         "; sidecars of the record have not connected, and the coordinator waits for them at most "

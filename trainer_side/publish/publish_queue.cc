@@ -12,7 +12,7 @@ namespace wsync::publish {
 namespace {
 
 // A publish that waits longer than this is reported. Starting a fleet takes less.
-constexpr std::chrono::seconds kReportWaitAfter{5};
+constexpr std::chrono::seconds kReportWaitAfter{2};
 
 constexpr std::array<Transition<JobState>, 31> kTransitions = {{
     {JobState::kQueued, "its turn has come, and the coordinator is ready or it is kept",
@@ -60,9 +60,9 @@ constexpr std::array<Transition<JobState>, 31> kTransitions = {{
      JobState::kFailed, "answer with the reason"},
     // Events that change no state.
     {JobState::kQueued, "the coordinator is not ready", JobState::kQueued,
-     "report it once, after 5 s"},
+     "report it once, after 2 s"},
     {JobState::kHeld, "the coordinator is not ready, or engines are missing", JobState::kHeld,
-     "report it once, after 5 s"},
+     "report it once, after 2 s"},
     {JobState::kSnapshotting, "abandoned before a weight was read", JobState::kSnapshotting,
      "stop the snapshot"},
     {JobState::kSnapshotting, "its snapshot waits for memory", JobState::kSnapshotting,

@@ -362,8 +362,12 @@ Result<WritableArena> Snapshotter::try_arena(const ArenaSize& size, const ArenaI
   auto memory = WSYNC_TRY(std::move(made));
   times.setup += now() - begun;
   if (arenas_.size() >= options_.arenas)
-    log_warning("an additional arena was created, because others are still being read: {}",
-                who_reads());
+    log_info(
+        "memory for one more version was taken, because processes still read the others ({}); it "
+        "is "
+        "given back when they have read them, and nothing needs to be done unless this is said at "
+        "every publish: then raise `arenas`, or look why these processes are slow",
+        who_reads());
   names.lock();
   arenas_.push_back({.memory = std::move(memory), .snapshot = {}, .claim = {}});
   count_bytes();

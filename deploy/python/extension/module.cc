@@ -13,6 +13,7 @@ namespace nb = nanobind;
 
 NB_MODULE(core, module) {
   module.doc() = "The C APIs of wsync, for the modules of this package alone.";
+  module.attr("version") = WSYNC_VERSION;
   // At exit, objects of this module may be alive in other modules: that is no leak to report.
   nb::set_leak_warnings(false);
   wsync::python::bind_memory(module);

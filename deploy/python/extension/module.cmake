@@ -10,6 +10,7 @@ function(wsync_python_module target component)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME core LINK_DEPENDS ${wsync_python_symbols})
   target_link_libraries(${target} PRIVATE wsync_warnings wsync::trainer_plugin wsync::engine wsync::weights)
   # nodelete: as for the C libraries.
+  target_compile_definitions(${target} PRIVATE WSYNC_VERSION="${PROJECT_VERSION}")
   target_link_options(${target} PRIVATE
     -Wl,-z,nodelete -Wl,--exclude-libs,ALL -Wl,--version-script=${wsync_python_symbols})
   # nanobind's headers are not held to the warnings of this tree.

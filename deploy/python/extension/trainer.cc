@@ -292,7 +292,9 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  void start() { call(&wsync_trainer_start); }
+  // May wait for a command that has the addresses. A signal ends the wait, and close() what was
+  // begun.
+  void start() { raise_if(Task::run(handle_, &wsync_trainer_start, nullptr)); }
   void check() { call(&wsync_trainer_check); }
 
   void add_tensor(const std::string& name, const std::string& dtype, const Shape& shape,

@@ -7,11 +7,12 @@ from ._errors import (Busy, Cancelled, Closed, Code, DeadlineExceeded, DigestMis
                       InvalidInput, IoFailure, NotFound, Partial, PeerLost, Refused, ResourceExhausted)
 from ._tensors import Array, Range, Shard, Spec, as_dtype
 from ._values import LATER, CachePolicy, Later, Pause, PauseMode, PublishState, PublishStatus, RankState, ReplicaStatus, RollBack, Version
+from ._native.core import version as __version__
 from .publisher import Draft, Publish, Publisher
 from .reader import Reader, StagedVersion
 from .replica import Replica
 
-__all__ = ["Array", "Busy", "CachePolicy", "Cancelled", "Closed", "Code", "DeadlineExceeded", "DigestMismatch", "Draft", "EngineRefused", "Error",
+__all__ = ["__version__", "Array", "Busy", "CachePolicy", "Cancelled", "Closed", "Code", "DeadlineExceeded", "DigestMismatch", "Draft", "EngineRefused", "Error",
            "Fenced", "Internal", "InvalidInput", "IoFailure", "LATER", "Later", "NotFound", "Partial", "Pause", "PauseMode",
            "PeerLost", "Publish", "PublishState", "PublishStatus", "Publisher", "Range", "RankState", "Reader", "Refused", "Replica",
            "ReplicaStatus", "ResourceExhausted", "RollBack",

@@ -12,33 +12,10 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from ._dtypes import (_ALIASES, _NAME_OF, _NAME_OF_WORD, _NUMPY, _RAW, _STORAGE, CASTS, dtype_name_of,  # noqa: F401
+                      storage_dtype)
 from ._errors import InvalidInput
 from ._native import core
-
-# The names of safetensors, and the bytes of an element. Types that NumPy does not have are unsigned integers there.
-_NUMPY = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-          "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64"}
-_RAW = {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8", "F8_E8M0": "uint8", "F8_E4M3FNUZ": "uint8",
-        "F8_E5M2FNUZ": "uint8"}
-_NAME_OF = {np.dtype(known): name for name, known in _NUMPY.items()}
-_STORAGE = {name: np.dtype(known) for name, known in _RAW.items()}
-# The dtypes of the package ml_dtypes, if the program uses it, and those of torch.
-_NAME_OF_WORD = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-                 "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
-_NAME_OF_WORD |= {known: name for name, known in _NUMPY.items()}
-CASTS = ("F32", "F16", "BF16")  # converted into each other, and to F8_E4M3
-
-
-def storage_dtype(dtype_name: str) -> np.dtype:
-    """The NumPy dtype that holds elements of a dtype of safetensors: of BF16 and the F8 types an unsigned integer of that size.
-
-    Raises:
-        InvalidInput: the name is not known.
-    """
-    found = _NUMPY.get(dtype_name) or _RAW.get(dtype_name)
-    if found is None:
-        raise InvalidInput(f"dtype '{dtype_name}' is unknown; expected one of {', '.join(sorted(_NUMPY | _RAW))}")
-    return np.dtype(found)
 
 
 class Array(np.ndarray):
@@ -61,16 +38,17 @@ class Array(np.ndarray):
         return _NAME_OF.get(self.dtype, str(self.dtype))
 
 
-def as_dtype(array: np.ndarray, dtype_name: str) -> Array:
+def as_dtype(array: np.ndarray, dtype_name: Any) -> Array:
     """The same memory, known as elements of `dtype_name`: for example uint16 as "BF16".
 
     Args:
         array: elements of the same size as `dtype_name`.
-        dtype_name: a name of safetensors.
+        dtype_name: a name of safetensors, or a usual alias such as "bfloat16", or a dtype of torch or NumPy.
 
     Raises:
-        InvalidInput: the elements have another size, or the name is not known.
+        InvalidInput: the elements have another size, or the dtype is not known; the sentence has the nearest name.
     """
+    dtype_name = dtype_name_of(dtype_name)
     wanted = storage_dtype(dtype_name)
     if array.dtype.itemsize != wanted.itemsize:
         raise InvalidInput(f"elements of {array.dtype} have {array.dtype.itemsize} bytes, those of {dtype_name} {wanted.itemsize}")
@@ -103,9 +81,14 @@ class Shard:
 class Spec:
     """The description of a tensor without its memory."""
 
-    dtype: str  # a name of safetensors
+    dtype: str  # a name of safetensors; an alias or a dtype of torch or NumPy may be given, and becomes that name
     shape: Sequence[int]  # of the whole tensor
     ranges: Sequence[Range] = field(default=())
+
+    def __post_init__(self) -> None:
+        # Of a version there may be others, which NumPy cannot hold.
+        if not isinstance(self.dtype, str) or self.dtype.lower().removeprefix("torch.") in _ALIASES:
+            object.__setattr__(self, "dtype", dtype_name_of(self.dtype))
 
 
 class Described(NamedTuple):
@@ -255,8 +238,7 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
     if isinstance(given, Spec):
         if memory:
             raise InvalidInput(f"tensor {name} is a description; its memory is needed here", tensor=name)
-        storage_dtype(given.dtype)
-        return Described(name, given.dtype, tuple(given.shape), tuple(Range(*r) for r in given.ranges), None)
+        return Described(name, dtype_name_of(given.dtype, f"tensor {name}: dtype"), tuple(given.shape), tuple(Range(*r) for r in given.ranges), None)
     given, shape, ranges = parts_of(given)
     if is_torch(given):
         dtype, own_shape, own = _read_torch(name, given, writable)

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import enum
+import operator
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from ._errors import Code, InvalidInput
 
@@ -25,6 +26,27 @@ class Version:
         if dot and epoch.isdecimal() and step.isdecimal():
             return cls(int(epoch), int(step))
         raise InvalidInput(f"'{text}' is no version; expected epoch.step, such as 1.3")
+
+
+_STEP_MAX = 2**63 - 1
+
+
+def step_of(step: Any, what: str = "step", minimum: int = 1) -> int:
+    """A step that a user gives, as an integer: an int, or an integer of NumPy or torch.
+
+    Raises:
+        InvalidInput: it is none, or out of range.
+    """
+    try:
+        if isinstance(step, (bool, str, bytes, float)):
+            raise TypeError
+        number = operator.index(step)
+    except TypeError:
+        text = f"; did you mean {int(step)}?" if isinstance(step, str) and step.isdecimal() else ""
+        raise InvalidInput(f"{what} is {step!r} ({type(step).__name__}), expected a whole number such as 14{text}") from None
+    if not minimum <= number <= _STEP_MAX:
+        raise InvalidInput(f"{what} is {number}, expected {minimum} to {_STEP_MAX}")
+    return number
 
 
 def version_or_none(epoch: int, step: int) -> Optional[Version]:

@@ -45,10 +45,10 @@ def digest(weights: dict) -> str:
 class DemoEngine(wsync.Replica):
     """An engine that says on its standard output what happened."""
 
-    def __init__(self, socket: str):
+    def __init__(self, sidecar: str):
         self.weights = {name: wsync.as_dtype(np.zeros((ROWS, COLUMNS), np.uint16), "BF16") for name in weights_of(0)}
         self.switches = 0
-        super().__init__(socket, "python", self.weights, serving=True)
+        super().__init__(sidecar, "python", self.weights, serving=True)
 
     def on_pause(self, pause: wsync.Pause) -> None:
         self.paused_at = time.perf_counter()
@@ -65,8 +65,8 @@ class DemoEngine(wsync.Replica):
                           "digest": digest(self.weights)}), flush=True)
 
 
-def run_engine(socket: str) -> None:
-    engine = DemoEngine(socket)
+def run_engine(sidecar: str) -> None:
+    engine = DemoEngine(sidecar)
     print(json.dumps({"attached": True}), flush=True)
     while engine.switches < VERSIONS:
         engine.poll(0 if engine.serving else None)
@@ -91,7 +91,7 @@ def run() -> int:
                     return 1
                 time.sleep(0.01)
             print(f"A sidecar listens for engines at {socket}.")
-            engine = subprocess.Popen([sys.executable, "-m", "wsync.demo", "--engine", socket], env=environment, text=True,
+            engine = subprocess.Popen([sys.executable, "-m", "wsync.demo", "--engine", "demo"], env=environment, text=True,
                                       stdout=subprocess.PIPE)
             assert engine.stdout is not None
             if not engine.stdout.readline():

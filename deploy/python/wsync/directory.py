@@ -48,7 +48,7 @@ import numpy as np
 from ._errors import DigestMismatch, Error, InvalidInput, NotFound
 from ._native import core
 from ._tensors import Array, Shard, as_dtype, describe, pairs, storage_dtype
-from ._values import Version
+from ._values import Version, step_of
 
 __all__ = ["Directory", "Weights", "Writer", "follow", "read"]
 _log = logging.getLogger("wsync.directory")
@@ -121,7 +121,7 @@ class Writer:
             ResourceExhausted: the file system is full. The sentence has the directory, the bytes needed and those free.
             Error: the directory cannot be written. After any error `latest` and the directories are as before.
         """
-        step = self._step + 1 if step is None else step
+        step = self._step + 1 if step is None else step_of(step)
         if step <= self._step:
             raise InvalidInput(f"step is {step}, expected more than {self._step}, the step of the version before")
         given: dict[Any, tuple] = {}

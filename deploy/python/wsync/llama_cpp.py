@@ -1,6 +1,6 @@
 """wsync in llama.cpp: a model that your process has loaded follows a trainer.
 
-    link = wsync.llama_cpp.attach(model, "/run/wsync/host0.engines", "r0", names="qwen3moe")
+    link = wsync.llama_cpp.attach(model, "host0", "r0", names="qwen3moe")
     while True:
         link.poll(0 if link.serving else None)      # between two calls of llama_decode
         if link.serving:
@@ -29,6 +29,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from ._dtypes import dtype_name_of
 from ._errors import InvalidInput, Refused
 from ._ggml import ARCHITECTURES, DTYPES, ROPE_NEOX, Library, tensors_of
 from ._tensors import Array, as_dtype, storage_dtype
@@ -67,13 +68,13 @@ class Link(Replica):
         converted: the names of those that are not.
     """
 
-    def __init__(self, socket: str, replica: str, held: Mapping[str, list], dtype: str):
+    def __init__(self, sidecar: str, replica: str, held: Mapping[str, list], dtype: str):
         self.version: Optional[Version] = None
         self._copies: dict = {}  # name -> (what arrives, where it goes), for each array that has a part of it
         received = {name: self._destination(name, arrays, dtype) for name, arrays in held.items()}
         self.converted = sorted(self._copies)
         self.in_place = len(held) - len(self.converted)
-        super().__init__(socket, replica, received, serving=True)
+        super().__init__(sidecar, replica, received, serving=True)
 
     def _destination(self, name: str, arrays: list, dtype: str) -> Array:
         """Where the library writes a tensor: the one place that decides it."""
@@ -102,13 +103,13 @@ class Link(Replica):
         self.version = None
 
 
-def attach(llama: Any, socket: str, replica: str, names: Optional[str] = None, *, dtype: str = "BF16",
+def attach(llama: Any, sidecar: str, replica: str, names: Optional[str] = None, *, dtype: Any = "BF16",
            fused_experts: bool = False, library: Union[str, ctypes.CDLL, None] = None) -> Link:
     """Makes a model of llama.cpp follow the trainer of a fleet.
 
     Args:
         llama: the `llama_model *`, as an integer or a pointer of ctypes. It must outlive the link: close the link first.
-        socket: the absolute path of the sidecar's engine socket.
+        sidecar: the name of the sidecar, or the absolute path of its engine socket, as for `wsync.Replica`.
         replica: the name of the replica.
         names: the architecture whose names the versions have: "qwen3" or "qwen3moe". None: the model's own.
         dtype: of the versions: "BF16", "F16" or "F32". Tensors of another type are converted on the way.
@@ -123,11 +124,17 @@ def attach(llama: Any, socket: str, replica: str, names: Optional[str] = None, *
         InvalidInput: an argument is wrong.
         Refused: the model cannot be updated: it is mapped from its file, repacked, quantized, on a device, of an architecture that
             this adapter does not know, or its library lacks a symbol. The sentence names the tensor.
-        EngineRefused: the socket's path or the name breaks a rule.
+        InvalidInput: the socket's path or the name breaks a rule.
+        NotFound: no sidecar of this name runs on this host.
         ImportError: the package `gguf` is not installed.
     """
+    given = dtype
+    try:
+        dtype = dtype_name_of(dtype)
+    except InvalidInput:
+        pass  # it is none of these either
     if dtype not in DTYPES.values():
-        raise InvalidInput(f"dtype is '{dtype}', expected one of {', '.join(sorted(DTYPES.values()))}")
+        raise InvalidInput(f"dtype is '{given}', expected one of {', '.join(sorted(DTYPES.values()))}")
     address = llama if isinstance(llama, int) else ctypes.cast(llama, ctypes.c_void_p).value
     if not address:
         raise InvalidInput("the llama_model is a null pointer: it was not loaded")
@@ -142,4 +149,4 @@ def attach(llama: Any, socket: str, replica: str, names: Optional[str] = None, *
     if architecture not in ARCHITECTURES or rope != ROPE_NEOX:
         rows = "" if rope == ROPE_NEOX else ", whose GGUF has the rows of q and k in another order than the checkpoint"
         raise Refused(f"the model's architecture is {architecture}{rows}; this adapter knows {' and '.join(ARCHITECTURES)}")
-    return Link(socket, replica, tensors_of(found, address, architecture, fused_experts), dtype)
+    return Link(sidecar, replica, tensors_of(found, address, architecture, fused_experts), dtype)

@@ -1,8 +1,11 @@
 """Publishing weights from a trainer."""
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -10,13 +13,16 @@ import numpy as np
 
 from . import _tensors
 from ._device_memory import device_memory
+from ._dtypes import dtype_name_of
 from ._errors import Busy, Code, Error, InvalidInput, make
 from ._exit import close_at_exit
 from ._native import core
 from ._tensors import Array, Range, array_of, describe, pairs
-from ._values import PublishState, PublishStatus, RollBack, Version, publish_status, version_or_none
+from ._values import PublishState, PublishStatus, RollBack, Version, publish_status, step_of, version_or_none
 
 Tensors = Union[Mapping[str, Any], Iterable[tuple]]
+_log = logging.getLogger("wsync")
+_SAY_S = 2.0  # after which a wait says what it waits for
 _WAIT_FOR = {state.name.lower(): state for state in (PublishState.SNAPSHOTTED, PublishState.STAGED, PublishState.COMMITTED)}
 
 
@@ -24,10 +30,16 @@ def _texts(settings: Union[Mapping[str, Any], Iterable[str], None], prefix: str 
     """Settings as "key=value"; a mapping may be nested, as the file is."""
     if settings is None:
         return []
+    if isinstance(settings, str):
+        return [settings]
+    if not isinstance(settings, (Mapping, Iterable)):
+        raise InvalidInput(f"settings is {settings!r}, expected a mapping such as {{\"bucket_bytes\": \"8MiB\"}}, or \"key=value\" texts")
     if not isinstance(settings, Mapping):
         return [str(setting) for setting in settings]
     texts = []
     for key, value in settings.items():
+        if not isinstance(key, str):
+            raise InvalidInput(f"settings has the key {key!r}, expected a text such as \"bucket_bytes\"")
         if isinstance(value, Mapping):
             texts += _texts(value, f"{prefix}{key}.")
         else:
@@ -36,11 +48,7 @@ def _texts(settings: Union[Mapping[str, Any], Iterable[str], None], prefix: str 
 
 
 def _step(step: Optional[int]) -> int:
-    if step is None:
-        return 0
-    if step < 1:
-        raise InvalidInput(f"step is {step}; steps begin with 1, and None takes the next free one")
-    return step
+    return 0 if step is None else step_of(step)
 
 
 def _range(name: str, ranges: Sequence) -> Optional[tuple]:
@@ -71,6 +79,18 @@ def _wait_for_torch(described: Iterable[_tensors.Described]) -> None:
     """Waits for what the current streams of torch still do with these tensors."""
     for gpu in {one.gpu for one in described if one.gpu is not None and _tensors.is_torch(one.own)}:
         sys.modules["torch"].cuda.current_stream(gpu).synchronize()
+
+
+# The publishers of this process that coordinate a fleet and are not closed.
+_coordinators: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
+
+
+def _caller() -> str:
+    """The file and the line outside of this package that calls it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _NO_SCALES = np.empty(0, np.float32)
@@ -128,6 +148,9 @@ class Publish:
             timeout: seconds. None: until the publish itself has ended, which it does within `deadlines.publish` once enough
                 sidecars and engines are there.
 
+        A wait of more than 2 s for a version that has not begun to travel, because no sidecar or too few engines are there, is
+        logged as a warning of the logger "wsync", with what is missing.
+
         Returns:
             The status in that state.
 
@@ -145,10 +168,18 @@ class Publish:
             raise InvalidInput(f"state is {state!r}, expected one of {', '.join(_WAIT_FOR)}")
         if timeout is not None and timeout < 0:
             raise InvalidInput(f"timeout is {timeout}, expected seconds from 0 on, or None")
-        code, sentence, raw = self._raw.wait(self._number, int(wanted), -1.0 if timeout is None else float(timeout))
-        if code == 0:
-            return publish_status(raw)
+        rest = -1.0 if timeout is None else float(timeout)
+        code, sentence, raw = self._raw.wait(self._number, int(wanted), _SAY_S if timeout is None else min(rest, _SAY_S))
         status = publish_status(raw)
+        if code == Code.DEADLINE and status.state < PublishState.COMMITTED and not 0 <= rest <= _SAY_S:
+            if status.version is None and status.reason:  # nothing travels yet: it would be seen at the deadline only
+                until = "without a limit" if timeout is None else time.strftime("until %H:%M:%S", time.localtime(time.time() + rest - _SAY_S))
+                _log.warning("the publish%s is not on its way yet: %s; wait() waits for it %s", f" of step {status.step}" if status.step else "",
+                             status.reason, until)
+            code, sentence, raw = self._raw.wait(self._number, int(wanted), rest if timeout is None else rest - _SAY_S)
+            status = publish_status(raw)
+        if code == 0:
+            return status
         if code == Code.DEADLINE and status.reason and status.reason not in sentence:
             sentence = f"{sentence} ({status.reason})"
         failure = make(code, sentence)
@@ -177,7 +208,7 @@ class Draft:
             raise InvalidInput("the version has not been published; `publish` is there after the end of its block")
         return self._publish
 
-    def put(self, name: str, tensor: Any, *, dtype: Optional[str] = None, scales: Any = None, ranges: Sequence = (),
+    def put(self, name: str, tensor: Any, *, dtype: Any = None, scales: Any = None, ranges: Sequence = (),
             shape: Optional[Sequence[int]] = None) -> None:
         """Writes a tensor, or a part of one, into the version. Any order, any thread, several at a time.
 
@@ -188,7 +219,8 @@ class Draft:
             name: the name that the engines have.
             tensor: an array of NumPy, a tensor of torch in the memory of the host or of a GPU, or an object with
                 `__cuda_array_interface__`. Memory of a GPU is copied to the host as it is, and converted there.
-            dtype: the dtype that is published, as in safetensors. None: as described, or that of the tensor. F32, F16 and BF16 are
+            dtype: the dtype that is published: a name of safetensors, a usual alias such as "bfloat16", or a dtype of torch or
+                NumPy. None: as described, or that of the tensor. F32, F16 and BF16 are
                 converted into each other and to F8_E4M3, rounded to nearest, ties to even.
             scales: for F8_E4M3; a published value times its scale is the weight. A number: the scale of the whole part. An array
                 of float32: one scale for each block of 128 x 128 of the last two dimensions, row-major. "compute": each block's
@@ -213,6 +245,7 @@ class Draft:
         if computes and scales != "compute":
             raise InvalidInput(f"tensor {name}: scales is '{scales}', expected 'compute', a number or an array of float32",
                                tensor=name)
+        dtype = None if dtype is None else dtype_name_of(dtype, f"tensor {name}: dtype")
         numbers = np.empty(0, np.float32)
         if scales is not None and not computes:
             numbers = np.ascontiguousarray(scales, dtype=np.float32).reshape(-1)
@@ -289,7 +322,7 @@ class Publisher:
 
     Raises:
         InvalidInput: a setting breaks a rule; for an unknown key the sentence has the most similar known one.
-        Busy: another trainer uses the addresses.
+        Busy: another trainer uses the addresses, or this process has a publisher of the same fleet, which is not closed.
     """
 
     def __init__(self, config: Optional[str] = None, settings: Union[Mapping[str, Any], Iterable[str], None] = None, rank: int = 0,
@@ -299,12 +332,19 @@ class Publisher:
         self._layout: Optional[list] = None  # as described to the library; None: by nobody, or by the parts of a version
         self._known: dict = {}  # name -> (dtype, shape of this rank's part)
         self._publishing = threading.Lock()
+        self._made_at = _caller()
         close_at_exit(self)
         try:
             self._raw.start()
-        except BaseException:
+        except BaseException as failure:
             self._raw.close()
+            others = sorted(other._made_at for other in _coordinators if not other.closed)
+            if isinstance(failure, Busy) and "is held by this process" in failure.sentence and others:
+                raise Busy(f"this process already has a Publisher of this fleet, which was made at {' or '.join(others)}: close it "
+                           f"first, or use it again ({failure.sentence})") from None
             raise
+        if rank == 0:
+            _coordinators.add(self)
 
     def describe(self, tensors: Tensors) -> None:
         """Describes the tensors of later versions, so that `Draft.tensor` works in the first one, and so that several ranks can
@@ -334,7 +374,7 @@ class Publisher:
         self._layout = layout
         self._known = {name: (dtype, _tensors.part_shape(shape, ranges)) for name, dtype, shape, ranges in layout}
 
-    def publish(self, tensors: Tensors, step: Optional[int] = None, *, dtype: Union[str, Mapping[str, str], None] = None,
+    def publish(self, tensors: Tensors, step: Optional[int] = None, *, dtype: Any = None,
                 tied: str = "once") -> Publish:
         """Publishes the current weights. Returns when they may change again; the version travels meanwhile.
 
@@ -349,7 +389,8 @@ class Publisher:
                 `__cuda_array_interface__`, or a `Shard` of one of them.
             step: the number of the training step, greater than those before. None: the next free one (one rank only). With several
                 ranks, all of them publish each step under the same number.
-            dtype: the dtype that is published: one name for all tensors of F32, F16 or BF16, or a mapping from names of tensors.
+            dtype: the dtype that is published: one for all tensors of F32, F16 or BF16, or a mapping from names of tensors. A name of
+                safetensors ("BF16"), a usual alias ("bf16", "bfloat16", "half"), or a dtype of torch or NumPy.
             tied: what becomes of several names for the same memory. "once": the first of them is published, as in checkpoints and
                 as engines expect it, which refuse a name that none of their ranks loads. "every": each name is.
 
@@ -371,10 +412,11 @@ class Publisher:
             described = _tensors.describe_all(tensors, lambda name, given: _describe(name, given, self._gpu))
             if tied == "once":
                 described = _tensors.without_tied(described)
-        if isinstance(dtype, str):
-            dtypes = {one.name: dtype for one in described if one.dtype in _tensors.CASTS}
+        if dtype is None or isinstance(dtype, Mapping):
+            dtypes = {name: dtype_name_of(wanted, f"tensor {name}: dtype") for name, wanted in (dtype or {}).items()}
         else:
-            dtypes = dict(dtype or {})
+            wanted = dtype_name_of(dtype)
+            dtypes = {one.name: wanted for one in described if one.dtype in _tensors.CASTS}
         if not self._publishing.acquire(blocking=False):
             raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
         try:

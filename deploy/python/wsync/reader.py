@@ -12,8 +12,9 @@ import numpy as np
 from ._errors import Busy, DeadlineExceeded, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
+from ._sidecars import engine_socket
 from ._tensors import Array, Spec, array_of
-from ._values import Version
+from ._values import Version, step_of
 
 
 class StagedVersion:
@@ -71,7 +72,7 @@ class StagedVersion:
 class Reader:
     """Reads the versions that a sidecar holds. A reader is no replica: it takes no part in a switch, and nobody waits for it.
 
-        with wsync.Reader("/run/wsync/host.engines") as reader:
+        with wsync.Reader("host0") as reader:
             for staged in reader.follow():                       # each version that the replicas of this host serve
                 evaluate(staged.version, staged.tensors)
 
@@ -81,15 +82,17 @@ class Reader:
     `EngineRefused` with the reason, and arrays read zeros there.
 
     Args:
-        socket: the absolute path of the sidecar's engine socket. The sidecar may start later.
+        sidecar: the name of the sidecar, or the absolute path of its engine socket, as for `Replica`. A sidecar whose path is given
+            may start later.
         name: of this reader, 1 to 128 bytes, for the sidecar's log.
 
     Raises:
         InvalidInput: the path or the name is not valid.
+        NotFound: no sidecar of this name runs on this host.
     """
 
-    def __init__(self, socket: str, name: Optional[str] = None):
-        self._raw = core.Reader(os.fspath(socket), name or f"python-{os.getpid()}")
+    def __init__(self, sidecar: str, name: Optional[str] = None):
+        self._raw = core.Reader(engine_socket(sidecar), name or f"python-{os.getpid()}")
         self._staged: Optional[StagedVersion] = None
         close_at_exit(self)
 
@@ -115,6 +118,7 @@ class Reader:
         if self._staged is not None and not self._staged.closed:
             self._raw.tensors()  # not in a forked child, where it says why
             raise Busy(f"version {self._staged.version} is open: close it before another one is opened")
+        step = None if step is None else step_of(step, minimum=0)
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             found = self._raw.open(step, after.epoch if after else 0, after.step if after else 0)

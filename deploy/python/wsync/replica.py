@@ -13,9 +13,11 @@ import numpy as np
 
 from . import _tensors
 from ._destinations import Destinations, describe_without_memory
+from ._dtypes import dtype_name_of
 from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
+from ._sidecars import engine_socket
 from ._tensors import Spec, array_of, pairs, parts_of
 from ._values import LATER, CachePolicy, Pause, PauseMode, RankState, ReplicaStatus, Version, version_or_none
 
@@ -56,7 +58,7 @@ class Replica:
     never on a thread of the library. In a loop that polls, the default of `on_pause` is enough: it sets `serving` to False and
     reports that the step `self.step` was the last; `on_resume` sets `serving` to True:
 
-        replica = wsync.Replica("/run/wsync/host.engines", "r0", weights)
+        replica = wsync.Replica("host0", "r0", weights)
         while True:
             replica.poll(0 if replica.serving else None)
             if replica.serving:
@@ -71,7 +73,9 @@ class Replica:
     `EngineRefused` there, with the reason, and the other methods do nothing. The object closes itself when it is garbage-collected.
 
     Args:
-        socket: the absolute path of the sidecar's engine socket.
+        sidecar: the name of the sidecar, such as "host0" for `wsync sidecar --set name=host0`: its socket is looked for in
+            `WSYNC_RUN_DIR`, or in the directory that a sidecar takes without a configuration, and is awaited for 5 s. Or the
+            absolute path of the sidecar's engine socket; that sidecar may start later.
         name: the name of the replica, 1 to 128 bytes.
         tensors: a mapping of names (as in the checkpoint) to values, or (name, value) pairs. With "pieces", a value is a writable,
             contiguous array or tensor, into which the library writes, or a `Shard` of one: all of a rank in the memory of the host,
@@ -89,7 +93,7 @@ class Replica:
         device: the index of the sidecar's device. For tensors on a GPU it is a device of kind cuda on the same GPU.
         gpu: for tensors on a GPU, its number among those that this process sees. None: as the tensors say; of objects that say
             nothing (without `__dlpack_device__`), GPU 0. The library asks the driver whether the memory is there.
-        casts: with "pieces", the dtypes (names of safetensors) that versions have of the tensors that you hold in another one. F32,
+        casts: with "pieces", the dtypes (names of safetensors, aliases, or dtypes of torch or NumPy) that versions have of the tensors that you hold in another one. F32,
             F16 and BF16 are converted into each other while they are copied, rounded to the nearest value as torch does. `wsync
             verify` reads a tensor back that was widened (F16 or BF16 to F32), and says of others that they cannot be read. Not for
             tensors on a GPU.
@@ -111,12 +115,13 @@ class Replica:
 
     Raises:
         InvalidInput: an argument or a description breaks a rule; `error.tensor` is the name of the tensor.
+        NotFound: no sidecar of this name runs on this host; the sentence has those that do.
         EngineRefused: the library refuses the description, with the reason.
     """
 
-    def __init__(self, socket: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
+    def __init__(self, sidecar: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
                  has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
-                 gpu: Optional[int] = None, casts: Optional[Mapping[str, str]] = None, led_steps: bool = False,
+                 gpu: Optional[int] = None, casts: Optional[Mapping[str, Any]] = None, led_steps: bool = False,
                  pause: Optional[Callable[[Pause], None]] = None,
                  load_begin: Optional[Callable[[Version], None]] = None,
                  load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], Any]] = None,
@@ -135,7 +140,7 @@ class Replica:
         self.serving = serving
         self.error: Optional[str] = None
         self._take = take
-        self._casts = dict(casts or {})
+        self._casts = {key: dtype_name_of(value, f"casts: dtype of {key}") for key, value in (casts or {}).items()}
         self._led_steps = led_steps
         given = (pause, load_begin, load_layer, commit, resume, read_tensor, check_version)
         self._given = {key: value for key, value in zip(_CALLBACKS, given) if value is not None}
@@ -160,7 +165,7 @@ class Replica:
         self._destinations = Destinations(first, gpu) if take == "pieces" else None
         self.gpu = None if self._destinations is None else self._destinations.gpu
         described = describe_without_memory if self._destinations is None else self._destinations.describe
-        self._raw = core.Engine(str(socket), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
+        self._raw = core.Engine(engine_socket(sidecar), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
                                 has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu)
         close_at_exit(self)
         try:

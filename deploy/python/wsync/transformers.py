@@ -1,6 +1,6 @@
 """wsync in transformers: a model in your own process follows a trainer.
 
-    follower = wsync.transformers.attach(model, "/run/wsync/host0.engines", "r0")
+    follower = wsync.transformers.attach(model, "host0", "r0")
     model.generate(...)                 # each forward pass computes with one version
     follower.version                    # that is served
 
@@ -40,9 +40,9 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weig
 class _Link(Replica):
     """The replica of a follower."""
 
-    def __init__(self, follower: "Follower", socket: str, name: str, **options: Any):
+    def __init__(self, follower: "Follower", sidecar: str, name: str, **options: Any):
         self._follower = follower
-        super().__init__(socket, name, **options)
+        super().__init__(sidecar, name, **options)
 
     def suspend(self) -> None:
         super().suspend()
@@ -61,7 +61,7 @@ class Follower:
         replica: the `Replica`, for its status, and to suspend it.
     """
 
-    def __init__(self, model: Any, socket: str, name: str):
+    def __init__(self, model: Any, sidecar: str, name: str):
         self.version: Optional[Version] = None
         self._parameters = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
         self._gpus = {tensor.device for tensor in self._parameters.values() if tensor.device.type == "cuda"}
@@ -69,7 +69,7 @@ class Follower:
         self._paused = False
         self._steps = 0
         self._hooks = [model.register_forward_pre_hook(self._before), model.register_forward_hook(self._after, always_call=True)]
-        self.replica = _Link(self, socket, name, take="borrow", serving=True, pause=self._pause, check_version=self._check,
+        self.replica = _Link(self, sidecar, name, take="borrow", serving=True, pause=self._pause, check_version=self._check,
                              load_begin=self._load_begin, load_layer=self._load_layer, commit=self._commit, resume=self._resume)
         self.replica.start()
 
@@ -159,18 +159,19 @@ class Follower:
             _torch.cuda.synchronize(gpu)
 
 
-def attach(model: Any, socket: str, name: str) -> Follower:
+def attach(model: Any, sidecar: str, name: str) -> Follower:
     """Makes a model follow the trainer of a fleet.
 
     Args:
         model: a model of transformers, or any `torch.nn.Module` whose `state_dict` has the names of the versions.
-        socket: the absolute path of the sidecar's engine socket.
+        sidecar: the name of the sidecar, or the absolute path of its engine socket, as for `wsync.Replica`.
         name: the name of the replica.
 
     Returns:
         The follower. Keep it as long as the model shall follow.
 
     Raises:
-        EngineRefused: the socket's path or the name breaks a rule.
+        InvalidInput: the socket's path or the name breaks a rule.
+        NotFound: no sidecar of this name runs on this host.
     """
-    return Follower(model, socket, name)
+    return Follower(model, sidecar, name)

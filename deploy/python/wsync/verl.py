@@ -16,7 +16,7 @@ The keys of `engine_kwargs.wsync`:
 |---|---|
 | `settings` | of the fleet, on the actor's rank 0, as for `wsync.Publisher` |
 | `dtype` | that is published: BF16 (default), F16 or F32; null: as the actor has them |
-| `socket` | of the sidecar, on rollout workers. Default: as `wsync.vllm` finds it |
+| `socket` | the name of the sidecar, or the path of its engine socket, on rollout workers. Default: as `wsync.vllm` finds it |
 | `timeout` | seconds for a version to be staged; 600 by default |
 
 verl itself stops generation before it calls the sender, so the time of the transfer is not hidden behind generation. It has no
@@ -36,8 +36,8 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 import wsync
 
+from ._sidecars import adapter_socket
 from .torch import as_tensor
-from .vllm.settings import engine_socket
 
 
 @CheckpointEngineRegistry.register("wsync")
@@ -124,7 +124,7 @@ class WsyncCheckpointEngine(CheckpointEngine):
         Raises:
             wsync.Error: it is not staged in time.
         """
-        socket = self._socket or engine_socket()
+        socket = self._socket or await asyncio.to_thread(adapter_socket)
         with await asyncio.to_thread(wsync.Reader, socket) as reader:
             with await asyncio.to_thread(reader.open, step=_number(global_steps), timeout=self._timeout) as staged:
                 for name, array in staged.tensors.items():

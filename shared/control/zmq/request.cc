@@ -45,6 +45,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
              fmt::format("{}: no reply from {} within {} ms", message_name(type_of(message)),
                          options.address, options.deadline.count())));
   });
+  Timer quiet(*loop, [&] { options.on_quiet(); });
   std::unique_ptr<Signals> signals;
   if (options.stop_on_signal) {
     auto made = Signals::create(*loop, [&](int) {
@@ -67,6 +68,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
     if (auto result = port->send(envelope, message); !result) return end(fail(result.error()));
     deadline.start(options.deadline);
     if (options.on_sent) options.on_sent();
+    if (options.on_quiet) quiet.start(options.quiet_after);
   };
   callbacks.on_lost = [&](const Error& error) { end(fail(error)); };
   callbacks.on_bad_message = [&](const Error& error) { end(fail(error)); };
@@ -75,6 +77,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
     const bool unread = reply.request == 0 && std::holds_alternative<ErrorReply>(body);
     if (outcome || (reply.request != envelope.request && !unread)) return;
     if (const auto* progress = std::get_if<Progress>(&body)) {
+      quiet.stop();
       if (on_progress) on_progress(*progress);
     } else if (const auto* error = std::get_if<ErrorReply>(&body)) {
       end(fail(error->code, error->message));

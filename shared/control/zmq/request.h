@@ -27,6 +27,10 @@ struct RequestOptions {
   bool stop_on_signal = false;
   std::function<void()> on_sent =
       {};  // called after the request was sent to a connected peer; may be empty
+  // Called once if neither progress nor a reply has come within `quiet_after` of the sending. May
+  // be empty.
+  std::function<void()> on_quiet = {};
+  std::chrono::milliseconds quiet_after{};
 };
 
 // Connects, sends `message` and waits for the reply that echoes its request number (chosen here if

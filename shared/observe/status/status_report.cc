@@ -100,16 +100,18 @@ json last_json(const control::UpdateOutcome& last) {
           {"ended_ago_ns", last.ended_ago_ns}};
 }
 
-std::string sidecar_text(const control::SidecarReport& s) {
+std::string sidecar_text(const control::SidecarReport& s, const std::string& note) {
   std::string text =
       fmt::format("sidecar {} (pid {} on {}): {}; staged {}", s.name, s.pid, s.host,
                   s.connected ? "connected" : "NOT CONNECTED", version_list_text(s.staged));
   if (s.connected && s.transport.empty()) text += "; NO TRANSPORT in common with the trainer";
   if (s.staged_bytes > 0)
     text += fmt::format("; {} of the next version", trace::format_bytes(s.staged_bytes));
+  if (!note.empty()) text += "; " + note;
   text += "\n";
   for (const control::ReplicaReport& r : s.replicas) {
-    text += fmt::format("  replica {:<16} {:<8} {:<9} {} ranks {}/{}", r.replica,
+    // A controller of the ranks is one of these processes.
+    text += fmt::format("  replica {:<16} {:<8} {:<9} {} processes {}/{}", r.replica,
                         version_text(r.version), state_name(r.state),
                         r.ready ? "ready    " : "NOT READY", r.ranks_attached, r.world_size);
     if (r.paused_ns > 0) text += fmt::format("  paused {} last", time_text(r.paused_ns));
@@ -303,14 +305,15 @@ json to_json(const control::StatusReply& reply) {
           {"incidents", std::move(incidents)}};
 }
 
-std::string to_text(const control::StatusReply& reply) {
+std::string to_text(const control::StatusReply& reply, const SidecarNote& note) {
   std::string text = fmt::format(
       "{}: {}; target {} (decision {}, fence epoch {}); rollback target {}; withdrawn {}\n",
       reply.role, reply.activity, version_text(reply.target), reply.decision, reply.fence.epoch,
       reply.can_roll_back ? version_text(reply.rollback_target) : "none",
       version_list_text(reply.withdrawn));
   if (const std::string running = to_text(reply.running); !running.empty()) text += running + "\n";
-  for (const control::SidecarReport& s : reply.sidecars) text += sidecar_text(s);
+  for (const control::SidecarReport& s : reply.sidecars)
+    text += sidecar_text(s, note ? note(s) : std::string());
   if (reply.sidecars.empty()) text += "no sidecar has connected\n";
   if (const std::string last = to_text(reply.last); !last.empty()) text += last + "\n";
   const std::size_t shown = std::min(kIncidentsShown, reply.incidents.size());

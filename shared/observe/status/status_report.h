@@ -4,6 +4,7 @@
 // Thread: any. Pure.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -15,7 +16,10 @@
 namespace wsync::status {
 
 [[nodiscard]] nlohmann::json to_json(const control::StatusReply& reply);
-[[nodiscard]] std::string to_text(const control::StatusReply& reply);
+// What to add to the line of a sidecar, for example its address; "" for nothing.
+using SidecarNote = std::function<std::string(const control::SidecarReport&)>;
+// `note` may be empty.
+[[nodiscard]] std::string to_text(const control::StatusReply& reply, const SidecarNote& note = {});
 
 // Returns "none" for version 0.0.
 [[nodiscard]] std::string version_text(const Version& version);

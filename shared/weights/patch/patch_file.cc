@@ -122,8 +122,12 @@ Result<PatchFile> PatchFile::parse(Bytes bytes) {
 
 Result<PatchFile> PatchFile::open(const std::string& path) {
   auto parsed = parse(WSYNC_TRY(read_all(path)));
-  if (!parsed) return fail(parsed.error().with_context(path));
-  return parsed;
+  if (parsed) return parsed;
+  // A damaged file is as little a patch as a truncated one. Nothing was changed by either.
+  const Error& error = parsed.error();
+  const ErrorCode code =
+      error.code() == ErrorCode::kDigestMismatch ? ErrorCode::kInvalidInput : error.code();
+  return fail(Error(code, fmt::format("{}: {}", path, error.message()), error.where()));
 }
 
 Bytes patch_file_head(const Manifest& manifest, const Patch& patch) {

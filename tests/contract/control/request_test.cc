@@ -119,6 +119,31 @@ class Request : public testing::Test {
   std::jthread server_;
 };
 
+TEST_F(Request, ARequestOfWhichNothingIsHeardIsToldOnce) {
+  std::optional<std::pair<std::string, Envelope>> waits;
+  serve([&waits](RouterPort& router, const std::string& peer, const Envelope& envelope,
+                 const Message& message) {
+    if (std::holds_alternative<Push>(message)) {
+      waits.emplace(peer, envelope);
+      return;
+    }
+    EXPECT_TRUE(router.send(peer, envelope, StatusReply{}).has_value());
+    EXPECT_TRUE(router.send(waits->first, waits->second, PushReply{.ok = true}).has_value());
+  });
+  int told = 0;
+  RequestOptions asking = options();
+  asking.quiet_after = milliseconds(1);
+  asking.on_quiet = [&] {
+    ++told;
+    EXPECT_TRUE(request(options(), {}, Status{}).has_value())
+        << "another one may be asked meanwhile";
+  };
+  const auto reply = request(asking, {}, Push{.directory = "/models/m"});
+  ASSERT_TRUE(reply.has_value()) << reply.error().message();
+  EXPECT_TRUE(std::get<PushReply>(reply->message).ok);
+  EXPECT_EQ(told, 1);
+}
+
 TEST_F(Request, ProgressThenTheReply) {
   serve([](RouterPort& router, const std::string& peer, const Envelope& envelope,
            const Message& message) {

@@ -154,6 +154,37 @@ TEST(EngineCApi, BadArgumentsAreRefusedWithASentence) {
   wsync_engine_destroy(nullptr);
 }
 
+TEST(EngineCApi, ARefusalOfAVersionIsTheSentenceOfTheEngine) {
+  const Model model = one_tensor(4096);
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  auto options = options_of(path, recorder);
+  options.take = WSYNC_TAKE_BORROW;
+  options.any_layout = 1;
+  options.callbacks.load_layer = [](void*, wsync_version, std::uint32_t, const wsync_layer_tensor*,
+                                    std::size_t) -> int { return 0; };
+  options.callbacks.check_version = [](void* user, wsync_version version) {
+    if (version.step == 1)
+      wsync_engine_fail(static_cast<Recorder*>(user)->engine, "there is no place for model.w");
+    return 5;
+  };
+  recorder.engine = wsync_engine_create(&options);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0) << wsync_engine_error(recorder.engine);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  peer.accept();
+  peer.welcome_unified();
+  const SharedArena first = model.arena(kFirst);
+  const auto refused = peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first));
+  EXPECT_TRUE(refused.is_refused);
+  EXPECT_EQ(refused.failure, "there is no place for model.w");
+  const Version second{.epoch = 1, .step = 2};
+  const SharedArena other = model.arena(second);
+  EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, second), share(other)).failure,
+            "the engine gives no reason (code 5)");
+  wsync_engine_destroy(recorder.engine);
+}
+
 TEST(EngineCApi, TheSentenceOfTheEngineIsWhatTheFleetReads) {
   const Model model = one_tensor(4096);
   SidecarPeer peer;

@@ -25,6 +25,12 @@ using control::Message;
 using testing::AllOf;
 using testing::HasSubstr;
 
+// What a coordinator that needs two sidecars waits for before the first one has connected.
+std::string missing_sidecars(const std::string& address) {
+  return "0 of at least 2 sidecars have joined " + address +
+         ": start one with `wsync sidecar` on the host of the engines";
+}
+
 class Agent : public testing::Test {
  protected:
   void SetUp() override {
@@ -170,7 +176,7 @@ TEST_F(Agent, AJobThatWaitsForSidecarsIsGivenUpWithWhatItWaitsFor) {
   EXPECT_TRUE(ended.empty()) << "no job has this step";
   agent_->give_up(2);
   ASSERT_EQ(ended.size(), 1U);
-  EXPECT_EQ(ended[2], "0 of at least 2 sidecars have joined " + agent_->address());
+  EXPECT_EQ(ended[2], missing_sidecars(agent_->address()));
   agent_->give_up(2);
   agent_->give_up(1);
   EXPECT_EQ(ended.size(), 2U);
@@ -200,7 +206,7 @@ TEST_F(Agent, ASnapshotWithoutSidecarsIsTakenAtOnceAndKept) {
                if (step == 2) loop_->stop();  // it must not end
              }});
     loop_->run();
-    EXPECT_EQ(waits_for, "0 of at least 2 sidecars have joined " + agent_->address());
+    EXPECT_EQ(waits_for, missing_sidecars(agent_->address()));
   }
   ASSERT_TRUE(ended.contains(1));
   EXPECT_TRUE(ended[1].superseded) << "the newer one is kept";

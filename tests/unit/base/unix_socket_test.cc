@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -78,9 +79,10 @@ TEST_F(UnixSocket, OneListenerForEachPathAndNothingLeftBehind) {
     const auto second = ListeningSocket::bind(path());
     ASSERT_FALSE(second.has_value());
     EXPECT_EQ(second.error().code(), ErrorCode::kBusy);
-    EXPECT_EQ(
-        second.error().message(),
-        fmt::format("{} is held by process {}: stop it, or use another path", path(), ::getpid()));
+    EXPECT_EQ(second.error().message(),
+              fmt::format("{} is held by this process ({}) already: close what holds it first, or "
+                          "use another path",
+                          path(), ::getpid()));
     EXPECT_TRUE(connect_unix(path(), soon()).has_value());  // the first one still works
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory_));
@@ -101,7 +103,10 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   ASSERT_EQ(byte, '1');
-  EXPECT_EQ(ListeningSocket::bind(path()).error().code(), ErrorCode::kBusy);
+  const auto second = ListeningSocket::bind(path());
+  EXPECT_EQ(second.error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(second.error().message(),
+            fmt::format("{} is held by process {}: stop it, or use another path", path(), child));
   ::kill(child, SIGKILL);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(std::filesystem::exists(path()));
@@ -111,6 +116,32 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   EXPECT_TRUE(connect_unix(path(), soon()).has_value());
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+TEST_F(UnixSocket, ALockSaysWhichCommandHoldsIt) {
+  EXPECT_FALSE(lock_holder(path()));
+  {
+    const auto lock = LockFile::acquire(path());
+    ASSERT_TRUE(lock.has_value()) << lock.error().message();
+    ASSERT_TRUE(lock_holder(path()));
+    EXPECT_EQ(lock_holder(path())->to_string(), fmt::format("process {}", ::getpid()));
+    EXPECT_EQ(lock_holder(path())->command, "");
+  }
+  EXPECT_FALSE(lock_holder(path()));
+  name_lock_holder("wsync push");
+  {
+    const auto lock = LockFile::acquire(path());
+    ASSERT_TRUE(lock.has_value()) << lock.error().message();
+    ASSERT_TRUE(lock_holder(path()));
+    EXPECT_EQ(lock_holder(path())->to_string(), fmt::format("process {} (wsync push)", ::getpid()));
+    EXPECT_EQ(lock_holder(path())->command, "wsync push");
+  }
+  name_lock_holder({});
+  // One that has ended without removing it, and one that has not written itself into it yet.
+  std::ofstream(path()) << "2147483000 wsync push";
+  EXPECT_FALSE(lock_holder(path()));
+  std::ofstream(path(), std::ios::trunc) << "";
+  EXPECT_FALSE(lock_holder(path()));
 }
 
 TEST_F(UnixSocket, APathIsTakenOverFromAHolderThatLives) {

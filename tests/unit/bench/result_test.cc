@@ -85,6 +85,24 @@ TEST(BenchResult, ATargetIsOfTheRatioTheMedianOrTheMost) {
   EXPECT_FALSE(meets(Target::Of::kMedian, 21));
 }
 
+TEST(BenchResult, ATargetIsSaidInPlainWords) {
+  SuiteResult suite{.suite = "sync", .cases = {milliseconds_case({10, 20, 40})}};
+  CaseResult& result = suite.cases[0];
+  set_baseline(result, "floor", {9, 18, 20});
+  const auto said = [&](Target::Of of, double value) {
+    result.target = Target{.of = of, .value = value};
+    return to_text(suite);
+  };
+  EXPECT_THAT(said(Target::Of::kRatio, 0.87),
+              HasSubstr("0.900 of floor (target at least 0.87: met)"));
+  EXPECT_THAT(said(Target::Of::kRatio, 0.95), HasSubstr("(target at least 0.95: missed)"));
+  EXPECT_THAT(said(Target::Of::kMedian, 19),
+              HasSubstr("(target for the median at most 19: missed)"));
+  EXPECT_THAT(said(Target::Of::kMax, 40), HasSubstr("(target for every value at most 40: met)"));
+  result.higher_is_better = true;
+  EXPECT_THAT(said(Target::Of::kMedian, 19), HasSubstr("(target for the median at least 19: met)"));
+}
+
 TEST(BenchResult, WhatIsWrittenIsRead) {
   const ResultFile file = one_file();
   const auto read = parse_result(to_json(file).dump());

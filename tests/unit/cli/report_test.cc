@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "shared/base/format.h"
+#include "shared/observe/status/status_report.h"
 
 namespace wsync::cli {
 namespace {
@@ -45,6 +46,55 @@ TEST(Report, SaysWhatTheCoordinatorHasLeftOut) {
   EXPECT_THAT(to_text(reply), HasSubstr("1.2 is served"));
   EXPECT_THAT(to_text(reply), HasSubstr("leaves out 100 of 16484"));
   EXPECT_THAT(to_text(reply_of(2)), Not(HasSubstr("more replicas")));
+}
+
+TEST(Report, OfAVerificationTellsADifferenceFromWhatCannotBeRead) {
+  const control::VerifyRank equal{.replica = "a", .version = {1, 2}, .tensors = 3, .bytes = 96};
+  const control::VerifyRank controller{.replica = "a", .rank = 1};
+  const control::VerifyRank unreadable{
+      .replica = "b",
+      .failure = "this engine gives no read_tensor, so its tensors cannot be read back"};
+  control::VerifyRank partly = equal;
+  partly.failure = "tensor x cannot be read back: it is F32 in the version";
+  control::VerifyRank differs = equal;
+  differs.mismatches = {{.tensor = "x"}};
+  control::VerifyRank both = partly;
+  both.mismatches = differs.mismatches;
+  const control::VerifyRank lost{.replica = "c", .failure = "the rank was lost"};
+  const auto judged = [](std::vector<control::VerifyRank> ranks) {
+    const control::VerifyReply reply{.ranks = std::move(ranks)};
+    return std::pair(all_match(reply), only_unreadable(reply));
+  };
+  EXPECT_EQ(judged({equal, controller}), std::pair(true, false));
+  EXPECT_EQ(judged({}), std::pair(false, false));
+  EXPECT_EQ(judged({controller}), std::pair(false, false)) << "nothing was compared";
+  EXPECT_EQ(judged({equal, controller, unreadable}), std::pair(false, true));
+  EXPECT_EQ(judged({partly}), std::pair(false, true));
+  EXPECT_EQ(judged({differs}), std::pair(false, false));
+  EXPECT_EQ(judged({differs, unreadable}), std::pair(false, false));
+  EXPECT_EQ(judged({both}), std::pair(false, false));
+  EXPECT_EQ(judged({lost, unreadable}), std::pair(false, false));
+  const std::string text =
+      to_text(control::VerifyReply{.ranks = {equal, controller, unreadable, partly, both}});
+  EXPECT_THAT(text, HasSubstr("replica a rank 0: 1.2 3 tensors, 96 B, all equal\n"));
+  EXPECT_THAT(text, HasSubstr("replica a rank 1: it holds no weights: it is the controller"));
+  EXPECT_THAT(text, HasSubstr("replica b rank 0: not verified: this engine gives no read_tensor"));
+  EXPECT_THAT(text, HasSubstr("in the version; the other 3 tensors are equal\n"));
+  EXPECT_THAT(text, HasSubstr("1 DIFFER\n  x: expected"));
+  EXPECT_THAT(text, Not(HasSubstr("0 tensors")));
+}
+
+TEST(Report, OfAStatusCountsProcessesAndHasANoteForASidecar) {
+  control::StatusReply reply{.role = "coordinator"};
+  reply.sidecars = {{.name = "s0", .pid = 7, .connected = true, .transport = "memfd"},
+                    {.name = "s1"}};
+  reply.sidecars[0].replicas = {{.replica = "a", .world_size = 2, .ranks_attached = 2}};
+  EXPECT_THAT(status::to_text(reply), HasSubstr(" processes 2/2\n"));
+  const std::string text = status::to_text(reply, [](const control::SidecarReport& sidecar) {
+    return sidecar.name == "s0" ? std::string("control here") : std::string();
+  });
+  EXPECT_THAT(text, HasSubstr("connected; staged none; control here\n"));
+  EXPECT_THAT(text, HasSubstr("NOT CONNECTED; staged none\n"));
 }
 
 }  // namespace

@@ -204,6 +204,10 @@ TEST(Config, UnknownKeysAreRefusedWithTheNearest) {
   EXPECT_EQ(sidecar_error("zzzzzzzzzzzz: 1\n"), "s.yaml:1: zzzzzzzzzzzz: unknown key");
   EXPECT_EQ(sidecar_error("", {.file = "", .environment = {}, .set = {"log.levle=info"}}),
             "--set: log.levle: unknown key; did you mean log.level?");
+  EXPECT_EQ(
+      sidecar_error(
+          "", {.file = "", .environment = {}, .set = {"log.levle=info"}, .set_name = "settings"}),
+      "settings: log.levle: unknown key; did you mean log.level?");
 }
 
 TEST(Config, WrongValuesNameFileLineKeyExpectedAndFound) {
@@ -230,6 +234,9 @@ TEST(Config, WrongValuesNameFileLineKeyExpectedAndFound) {
             "environment WSYNC_STAGES: stages: expected one of auto, 2, 3, found 'x'");
   EXPECT_EQ(sidecar_error("", {.file = "", .environment = {}, .set = {"stages"}}),
             "--set stages: expected key=value, such as log.level=debug");
+  EXPECT_EQ(
+      sidecar_error("", {.file = "", .environment = {}, .set = {"stages"}, .set_name = "settings"}),
+      "settings stages: expected key=value, such as log.level=debug");
   EXPECT_EQ(parse_trainer("commit: quorum:0", "t").error().message(),
             "t:1: commit: expected all, each or quorum:N (N from 1 to 16384), found 'quorum:0'");
   EXPECT_EQ(parse_trainer("take_over: yes", "t").error().message(),

@@ -38,6 +38,7 @@ inline std::string text_of(const RankAction& action) {
   if (const auto* refusal = std::get_if<SendRefusal>(&action))
     return fmt::format("refuse #{}: {}", refusal->request.request, refusal->why);
   if (const auto* note = std::get_if<NoteError>(&action)) return "note: " + note->sentence;
+  if (const auto* note = std::get_if<NoteRefusal>(&action)) return "refused: " + note->sentence;
   if (std::holds_alternative<AcceptWelcome>(action)) return "welcome";
   if (const auto* prepare = std::get_if<PrepareVersion>(&action))
     return "prepare " + prepare->message->version.to_string();

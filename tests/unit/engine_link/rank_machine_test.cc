@@ -274,8 +274,34 @@ TEST(RankMachine, ASidecarThatRefusesSaysWhyOnce) {
   rank.send(control::Refuse{.reason = "no", .problems = {{.tensor = "a", .detail = "is missing"}}});
   rank.lose("the other side has closed");
   rank.lose("nobody listens");
-  EXPECT_THAT(rank.texts(), ElementsAre("note: the sidecar refuses this engine: no; a: is missing",
-                                        "note: nobody listens"));
+  EXPECT_THAT(rank.texts(),
+              ElementsAre("refused: the sidecar refuses this engine: no; a: is missing",
+                          "note: nobody listens"));
+}
+
+TEST(RankMachine, AVersionThatTheEngineRefusesIsAnsweredAndIsNoFailureOfTheLink) {
+  Rank rank(Rank::copying());
+  rank.welcome();
+  const Result<> refused = fail(ErrorCode::kRefused, "there is no place for a");
+  const RankActions actions = rank.machine.handle_prepared({}, kFirst, refused, true);
+  ASSERT_EQ(actions.size(), 1U);
+  const auto& reply = std::get<control::Prepared>(std::get<SendReply>(actions[0]).message);
+  EXPECT_TRUE(reply.is_refused);
+  EXPECT_EQ(reply.failure, "there is no place for a");
+  EXPECT_EQ(rank.machine.handle_prepared({}, kFirst, refused, false).size(), 2U)
+      << "otherwise it is noted as well";
+}
+
+TEST(RankMachine, ARefusalAfterTheWelcomeIsNoLoss) {
+  Rank rank(Rank::copying());
+  rank.welcome();
+  rank.send(control::Refuse{.reason = "it does not take 1.1"});
+  rank.lose("the other side has closed");
+  EXPECT_THAT(rank.texts().back(),
+              HasSubstr("refused: the sidecar refuses this engine: it does not take 1.1"));
+  rank.welcome();
+  rank.lose("the other side has closed");
+  EXPECT_THAT(rank.texts().back(), HasSubstr("note: the connection to the sidecar is lost"));
 }
 
 TEST(RankMachine, ARankWithWeightsOfItsOwnServesNoVersion) {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "shared/base/limits.h"
+#include "trainer_side/plugin/awaited_text.h"
 
 namespace wsync::plugin {
 namespace {
@@ -52,6 +53,62 @@ TEST(PublishBoard, AWaitEndsWithTheStateOrWithThePublish) {
       board.wait(id, PublishState::kCommitted, now() + std::chrono::seconds(20)).value();
   EXPECT_EQ(view.status.state, PublishState::kFailed);
   EXPECT_EQ(view.status.reason, "no");
+}
+
+TEST(PublishBoard, AWaitThatIsOverSaysWhereThePublishIs) {
+  PublishBoard board;
+  const std::uint64_t id = board.open(7).value();
+  const auto said = [&](PublishState wanted) {
+    return board.wait(id, wanted, now()).error().message();
+  };
+  EXPECT_EQ(
+      said(PublishState::kSnapshotted),
+      "publish 1 of step 7 is pending (its weights are still being read) at the deadline, and "
+      "not snapshotted");
+  board.update(id, {.step = 7, .state = PublishState::kSnapshotted, .reason = "nobody has joined"});
+  board.awaits(id, "of its round");
+  EXPECT_EQ(said(PublishState::kCommitted),
+            "publish 1 of step 7 is snapshotted at the deadline, and not committed: nobody has "
+            "joined");
+  board.update(id, {.step = 7, .state = PublishState::kStaged});
+  EXPECT_EQ(said(PublishState::kCommitted),
+            "publish 1 of step 7 is staged at the deadline, and not committed: of its round");
+  board.update(id, {.step = 7, .state = PublishState::kCommitted});
+  EXPECT_EQ(board.look(id)->reason(), "") << "it waits for nothing";
+}
+
+TEST(AwaitedText, NamesWhatIsMissing) {
+  const Version version{.epoch = 1, .step = 5};
+  const Version older{.epoch = 1, .step = 4};
+  control::StatusReply fleet;
+  fleet.sidecars = {{.name = "s0", .connected = true, .staged = {older, version}},
+                    {.name = "s1", .connected = true, .staged = {older}},
+                    {.name = "s2", .connected = false}};
+  fleet.sidecars[0].replicas = {
+      {.replica = "a", .state = control::ReplicaState::kServing, .version = version},
+      {.replica = "b", .state = control::ReplicaState::kPaused, .version = older},
+      {.replica = "c", .state = control::ReplicaState::kAbsent, .reason = "rank 1 has ended"}};
+  const auto text = [&](control::ProgressPhase phase, std::uint64_t done = 0,
+                        std::uint64_t total = 0) {
+    return awaited_text(
+        fleet, {.version = version, .phase = phase, .done_bytes = done, .total_bytes = total});
+  };
+  EXPECT_EQ(text(control::ProgressPhase::kStage, 1U << 20U, 4U << 20U),
+            "not staged yet by sidecar 's1', 's2' (not connected); 1.00 MiB of 4.00 MiB have "
+            "arrived");
+  EXPECT_EQ(text(control::ProgressPhase::kSwitch),
+            "not served yet by replica 'b' of sidecar 's0' (it is paused), 'c' of sidecar 's0' "
+            "(rank 1 has ended)");
+  EXPECT_THAT(text(control::ProgressPhase::kAnnounce), HasSubstr("announced to 3 sidecars"));
+  EXPECT_THAT(text(control::ProgressPhase::kSnapshot), HasSubstr("the version before it"));
+  EXPECT_EQ(awaited_text(fleet, {}), "") << "it has no round";
+  fleet.sidecars.resize(1);
+  fleet.sidecars[0].replicas.resize(1);
+  EXPECT_THAT(text(control::ProgressPhase::kStage), HasSubstr("is being decided"));
+  EXPECT_THAT(text(control::ProgressPhase::kSwitch), HasSubstr("every replica serves it"));
+  for (int i = 0; i < 7; ++i)
+    fleet.sidecars.push_back({.name = "t" + std::to_string(i), .connected = true});
+  EXPECT_THAT(text(control::ProgressPhase::kStage), HasSubstr("'t4' and 2 more"));
 }
 
 TEST(PublishBoard, AStepHasOnePublishAtATime) {

@@ -139,10 +139,10 @@ TEST_F(PublishQueueTest, TheNextSnapshotBeginsAtOnceAndOneAtATime) {
 TEST_F(PublishQueueTest, ItWaitsForTheCoordinatorAndReportsItOnce) {
   coordinator_.not_ready = "0 of at least 2 sidecars have joined";
   add(1);
-  at_ = kStart + seconds(4);
+  at_ = kStart + seconds(1);
   advance();
   EXPECT_TRUE(commands_.empty());
-  at_ = kStart + seconds(5);
+  at_ = kStart + seconds(2);
   advance();
   advance();
   ASSERT_EQ(commands_.size(), 1U);
@@ -164,10 +164,10 @@ TEST_F(PublishQueueTest, ItsSnapshotDoesNotWaitForTheCoordinatorAndItsRoundDoes)
   EXPECT_EQ(all<HoldSnapshot>()[0].why, "0 of at least 2 sidecars have joined");
   EXPECT_EQ(queue_->state(1), JobState::kHeld);
   commands_.clear();
-  at_ = kStart + seconds(4);
+  at_ = kStart + seconds(1);
   advance();
   EXPECT_TRUE(commands_.empty());
-  at_ = kStart + seconds(5);
+  at_ = kStart + seconds(2);
   advance();
   advance();
   ASSERT_EQ(commands_.size(), 1U);

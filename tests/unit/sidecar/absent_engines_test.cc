@@ -40,6 +40,30 @@ TEST(AbsentEngines, ItEndsWhenTheRankAttachesOrAfterAWhile) {
   EXPECT_TRUE(refused.unverified(later).empty());
 }
 
+TEST(AbsentEngines, TheSameRefusalIsNewsOnce) {
+  AbsentEngines absent;
+  EXPECT_TRUE(absent.refused("r", 0, "why", kRefusedAt));
+  EXPECT_FALSE(absent.refused("r", 0, "why", kRefusedAt));
+  EXPECT_TRUE(absent.refused("r", 1, "why", kRefusedAt)) << "another rank";
+  EXPECT_TRUE(absent.refused("r", 0, "another reason", kRefusedAt));
+  // It attaches, and is refused when its version is prepared: reported all the time.
+  absent.attached("r", 0, true);
+  EXPECT_TRUE(absent.was_refused("r", 0));
+  EXPECT_EQ(reported(absent, kRefusedAt).at(0).reason,
+            "rank 0 was refused: another reason; rank 1 was refused: why");
+  EXPECT_FALSE(absent.refused("r", 0, "another reason", kRefusedAt));
+  absent.attached("r", 0);
+  EXPECT_FALSE(absent.was_refused("r", 0));
+  EXPECT_TRUE(absent.refused("r", 0, "another reason", kRefusedAt));
+  const TimePoint later = kRefusedAt + AbsentEngines::kept_for() + std::chrono::milliseconds(1);
+  EXPECT_TRUE(absent.refused("r", 0, "another reason", later)) << "it was forgotten";
+  // One that starts is no refusal.
+  absent.starting({.id = reload::EngineId{3}, .replica = "s", .rank = 0}, later);
+  EXPECT_FALSE(absent.was_refused("s", 0));
+  absent.attached("s", 0, true);
+  EXPECT_TRUE(absent.refused("s", 0, "why", later));
+}
+
 TEST(AbsentEngines, ARankOfAReplicaThatIsThere) {
   AbsentEngines refused;
   refused.refused("r", 1, "why", kRefusedAt);

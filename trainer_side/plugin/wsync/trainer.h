@@ -162,7 +162,8 @@ typedef struct {
   uint32_t replicas;    /* number that have committed */
   uint64_t done_bytes;  /* of the current phase, on rank 0 */
   uint64_t total_bytes; /* 0: not known yet */
-  char reason[1024];    /* if failed or superseded, or if it waits: one sentence; otherwise "" */
+  char reason[1024]; /* if failed or superseded, or if it waits for a second or more: one sentence
+                      * with what it waits for; otherwise "" */
 } wsync_publish_status;
 
 typedef struct {
@@ -185,8 +186,9 @@ WSYNC_API wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer,
                                               const wsync_trainer_tensor* tensor);
 /* Removes all tensors from later publishes. */
 WSYNC_API void wsync_trainer_clear_tensors(wsync_trainer* trainer);
-/* Rank 0: opens its addresses; WSYNC_BUSY if another trainer uses them. Other ranks: begins to
- * connect to rank 0, which need not be running yet. */
+/* Rank 0: opens its addresses; WSYNC_BUSY if another trainer uses them. A command that uses them
+ * and ends by itself, such as `wsync push`, is awaited for `deadlines.publish` at most. Other
+ * ranks: begins to connect to rank 0, which need not be running yet. */
 WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
 
 /* Publishes the current weights. Returns when they may be overwritten (state SNAPSHOTTED or later),

@@ -1,6 +1,8 @@
 """The extension module (deploy/python/extension): the C APIs, for the modules of this package alone."""
 from typing import Any, Optional
 
+version: str
+
 class Memory:
     """A second mapping of a version's memory, with the buffer protocol."""
 

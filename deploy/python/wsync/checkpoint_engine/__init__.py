@@ -2,11 +2,11 @@
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \\
         --worker-extension-cls checkpoint_engine.worker.VllmColocateWorkerExtension
-    python -m wsync.checkpoint_engine --socket /run/wsync/host0.engines --replica r0 \\
+    python -m wsync.checkpoint_engine --sidecar host0 --replica r0 \\
         --engine-url http://127.0.0.1:8000 --kind vllm
 
     python -m sglang.launch_server --model-path MODEL
-    python -m wsync.checkpoint_engine --socket /run/wsync/host0.engines --replica r0 \\
+    python -m wsync.checkpoint_engine --sidecar host0 --replica r0 \\
         --engine-url http://127.0.0.1:30000 --kind sglang
 
 The process is a replica of the sidecar that borrows versions of any layout. For each of them it pauses the engine by its HTTP

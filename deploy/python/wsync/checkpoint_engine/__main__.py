@@ -22,7 +22,8 @@ def size(text: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m wsync.checkpoint_engine", description=__doc__.split(": ", 1)[1])
-    parser.add_argument("--socket", required=True, help="the engine socket of the sidecar")
+    parser.add_argument("--sidecar", "--socket", dest="sidecar", required=True,
+                        help="the name of the sidecar, or the path of its engine socket")
     parser.add_argument("--replica", required=True, help="the name of the replica")
     parser.add_argument("--engine-url", required=True, help="of the engine's server, such as http://127.0.0.1:8000")
     parser.add_argument("--kind", choices=("vllm", "sglang"), default="vllm")
@@ -45,7 +46,7 @@ def main() -> int:
         key = open(options.api_key_file, encoding="utf-8").read().strip() if options.api_key_file else None
         devices = cuda_devices([int(number) for number in options.devices.split(",")] if options.devices else None)
         engine = KINDS[options.kind](options.engine_url, options.cache == "clear", key)
-        adapter = Adapter(options.socket, options.replica, engine, devices, options.bucket, options.timeout)
+        adapter = Adapter(options.sidecar, options.replica, engine, devices, options.bucket, options.timeout)
     except (Error, OSError, ValueError) as failure:
         print(f"wsync.checkpoint_engine: {failure}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from typing import Any, Optional
 import zmq
 
 from .._errors import Busy, Error, InvalidInput, PeerLost, Refused
+from .._sidecars import engine_socket
 from .._tensors import Spec
 from .._values import Pause, Version
 from ..replica import Replica, sentence_of
@@ -29,7 +30,8 @@ class Adapter:
     """One engine as a replica of the sidecar. All methods are called on one thread, except `stop`.
 
     Args:
-        socket: the absolute path of the sidecar's engine socket. Endpoints for the workers are made in a directory beside it.
+        sidecar: the name of the sidecar, or the absolute path of its engine socket, as for `wsync.Replica`. Endpoints for the workers
+            are made in a directory beside the socket.
         replica: the name of the replica.
         engine: the engine's server.
         devices: the name of each GPU of the engine, and a function that makes a `Buffer` of so many bytes there (`cuda_devices`).
@@ -39,10 +41,12 @@ class Adapter:
     Raises:
         Busy: another process serves this replica.
         InvalidInput: the path of the endpoints is too long.
+        NotFound: no sidecar of this name runs on this host.
     """
 
-    def __init__(self, socket: str, replica: str, engine: Engine, devices: Mapping[str, Any], bucket: int = 512 << 20,
+    def __init__(self, sidecar: str, replica: str, engine: Engine, devices: Mapping[str, Any], bucket: int = 512 << 20,
                  timeout: float = 60.0):
+        socket = engine_socket(sidecar)
         self._socket, self._name, self._engine, self._devices = socket, replica, engine, dict(devices)
         self._bucket, self._timeout = bucket, timeout
         self._context = zmq.Context()

@@ -70,11 +70,11 @@ def load(model: Any, named_tensors: Any) -> None:
     """
     from .. import Reader
     from ..torch import as_tensor
-    from ..vllm.settings import engine_socket
+    from .._sidecars import adapter_socket
     step = dict(named_tensors).get(STEP)
     if step is None:
         raise InvalidInput(f"the loader needs the tensor '{STEP}' with the number of the training step, so that all ranks load the "
                            "same version")
     device = next(model.parameters()).device
-    with Reader(engine_socket()) as reader, reader.open(step=int(step), timeout=_OPEN_S) as staged:
+    with Reader(adapter_socket()) as reader, reader.open(step=int(step), timeout=_OPEN_S) as staged:
         model.load_weights((name, as_tensor(array).to(device)) for name, array in staged.tensors.items())

@@ -1,7 +1,7 @@
 """Where a model's own loader puts the tensors of a checkpoint.
 
     plan = wsync.torch.record(model, model.load_weights, tensors)
-    replica = plan.attach("/run/wsync/host0.engines", "r0")
+    replica = plan.attach("host0", "r0")
 
 `record` runs the loader once, with tensors whose copies are watched. What is only copied, whole or in parts, is from then on
 written by the library into the memory of the model, and no code of Python touches it. What the loader computes (a cast, an
@@ -39,12 +39,12 @@ class Recorded(Replica):
         loaded_by_python: how many tensors the loader has been given since the replica was attached: 0 if all are only copied.
     """
 
-    def __init__(self, plan: "Plan", socket: str, name: str, dropped: Iterable[str], **options: Any):
+    def __init__(self, plan: "Plan", sidecar: str, name: str, dropped: Iterable[str], **options: Any):
         self.version: Optional[Version] = None
         self.loaded_by_python = 0
         self._plan = plan
         beside = {key: _memory_for(spec, plan.device) for key, spec in plan.specs.items() if key in plan.loaded or key in dropped}
-        super().__init__(socket, name, {**plan.pieces, **beside}, **options)
+        super().__init__(sidecar, name, {**plan.pieces, **beside}, **options)
 
     def on_load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> Any:
         names = [name for name in tensors if name in self._plan.loaded]
@@ -96,7 +96,7 @@ class Plan:
         self.device = device
         self._keep = keep
 
-    def attach(self, socket: str, name: str, *, dropped: Optional[Iterable[str]] = None, **options: Any) -> Recorded:
+    def attach(self, sidecar: str, name: str, *, dropped: Optional[Iterable[str]] = None, **options: Any) -> Recorded:
         """A replica that receives versions of this layout. It polls as any `Replica` does.
 
         A sidecar refuses a version with a tensor of which the ranks of a replica together do not take all. What the loader ignores
@@ -104,7 +104,7 @@ class Plan:
         loads some rows is refused, and the sidecar's sentence says which.
 
         Args:
-            socket: the absolute path of the sidecar's engine socket.
+            sidecar: the name of the sidecar, or the absolute path of its engine socket, as for `wsync.Replica`.
             name: the name of the replica.
             dropped: which of the names in `unused` this rank receives and drops. None: all of them on rank 0, none on other ranks.
                 Of several ranks, give rank 0 those that are in the `unused` of every rank; otherwise it has memory for what only
@@ -122,7 +122,7 @@ class Plan:
         dropped = set(dropped)
         if unknown := sorted(dropped - set(self.unused)):
             raise InvalidInput(f"dropped names tensor {unknown[0]}, which is not in `unused`", tensor=unknown[0])
-        return Recorded(self, socket, name, dropped, **options)
+        return Recorded(self, sidecar, name, dropped, **options)
 
 
 def record(model: Any, load: Callable[[Iterable], Any], tensors: Any, *, seed: int = 1, tied: str = "once") -> Plan:

@@ -9,8 +9,8 @@ the versions, and the API server is the controller that pauses and resumes. `vll
 
 Settings are environment variables:
 
-* `WSYNC_ENGINE_SOCKET`: the sidecar's engine socket. Default: the only `*.engines` in `WSYNC_RUN_DIR`, or in wsync's default
-  directory.
+* `WSYNC_ENGINE_SOCKET`: the name of the sidecar, or the path of its engine socket. Default: the only sidecar in `WSYNC_RUN_DIR`, or
+  in wsync's default directory.
 * `WSYNC_ENGINE_REPLICA`: the name of the replica. Default: `vllm-PORT`.
 * `WSYNC_ENGINE_CACHE`: `clear` (default) or `keep`. `keep` leaves the KV cache as it is during a pause, so requests that go on, and
   prompts with a cached prefix, attend to keys and values of the old version. `caches` of the trainer has priority, unless it is
