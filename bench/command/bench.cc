@@ -60,6 +60,7 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_baseline(*command, context, *run);
   add_bench_sync(*command, context, *run);
   add_bench_whole(*command, context, *run);
+  add_bench_delta(*command, context, *run);
   add_bench_gpu(*command, context, *run);
   add_bench_overhead(*command, context, *run);
   add_bench_pipeline(*command, context, *run);

@@ -24,6 +24,7 @@ void add_bench_pipeline(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_control(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_transport(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_codecs(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_delta(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_report(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_scale(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_schedule(CLI::App& bench, Context& context, BenchRun& run);

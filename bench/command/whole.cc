@@ -14,7 +14,7 @@
 namespace wsync::cli {
 namespace {
 
-constexpr unsigned kEnginesMax = 64;
+constexpr unsigned kWholeEnginesMax = 64;
 
 struct WholeArguments {
   BenchModel model;
@@ -70,7 +70,7 @@ void add_bench_whole(CLI::App& parent, Context& context, BenchRun& run) {
       ->add_option("--engines", arguments->engines,
                    "Numbers of engines, one fleet for each (default: 1,2)")
       ->delimiter(',')
-      ->check(CLI::Range(1U, kEnginesMax));
+      ->check(CLI::Range(1U, kWholeEnginesMax));
   command
       ->add_option("--rounds", arguments->rounds,
                    "Rounds; each measures two updates and the floors of their copies (default: 15)")

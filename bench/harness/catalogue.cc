@@ -348,6 +348,15 @@ constexpr std::array kWholeCases{
              "%", false, ""},
 };
 
+constexpr std::array kDeltaCases{
+    CaseText{"pause", "Pause of engines for an update in which this share of the weights changes",
+             "ms", false, "pause for an update in which all weights change"},
+    CaseText{"update",
+             "Time from the beginning of a publish of such an update until all engines serve it",
+             "ms", false, "the same for an update in which all weights change"},
+    CaseText{"patch", "Size of the patch, as a share of the model", "%", false, ""},
+};
+
 constexpr std::array kSuites{
     SuiteText{"baseline", "wsync bench baseline",
               "what are the highest rates of this machine's memory, links and files?",
@@ -359,6 +368,8 @@ constexpr std::array kSuites{
     SuiteText{"whole", "wsync bench whole",
               "how long does an update take, and how close is that to the floor of its copies?",
               kWholeCases},
+    SuiteText{"delta", "wsync bench delta",
+              "how much less does an update cost in which few weights change?", kDeltaCases},
     SuiteText{"pipeline", "wsync bench pipeline",
               "how long does the weight pipeline take, and does the simulation predict it?",
               kPipelineCases},

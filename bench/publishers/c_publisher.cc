@@ -14,12 +14,14 @@
 #include <vector>
 
 #include "bench/peers/model_source.h"
+#include "bench/publishers/weight_changes.h"
 #include "bench/sync/floor.h"
 #include "shared/base/bytes.h"
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/stream_copy.h"
+#include "shared/weights/dtype.h"
 #include "trainer_side/plugin/wsync/trainer.h"
 
 namespace wsync::bench {
@@ -82,8 +84,10 @@ class CPublisher {
 
   // Publishes, waits until the replicas serve it, and returns the times. In place: the weights are
   // written to the version before, which is not measured.
-  Result<json> publish(std::uint64_t stamp, bool in_place) {
-    for (const auto begin : stamped_) std::memcpy(begin.data(), &stamp, begin.size());
+  Result<json> publish(const std::string& kind, std::uint64_t stamp) {
+    const bool in_place = kind == kPublishInPlace;
+    if (kind != kPublishChanged)
+      for (const auto begin : stamped_) std::memcpy(begin.data(), &stamp, begin.size());
     wsync_draft draft = 0;
     if (in_place) draft = WSYNC_TRY(written());
     wsync_publish id = 0;
@@ -111,6 +115,17 @@ class CPublisher {
                 {"replicas", status.replicas},
                 {"digest", fmt::format("{:016x}{:016x}", status.content_digest[1],
                                        status.content_digest[0])}};
+  }
+
+  Result<json> change(const std::string& how, double share, std::uint64_t seed) {
+    if (!(share >= 0 && share <= 1) || (how != "elements" && how != "tensors"))
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("expected elements or tensors, and a share from 0 to 1, received: {} "
+                              "{}",
+                              how, share));
+    const WeightChanges done = how == "elements" ? change_elements(changing_, share, seed)
+                                                 : change_tensors(changing_, share, seed);
+    return json{{"event", "changed"}, {"elements", done.elements}, {"bytes", done.bytes}};
   }
 
   // The floor of a snapshot: a copy of the weights to memory like that of a snapshot.
@@ -166,6 +181,11 @@ class CPublisher {
     const auto shape = tensor.at("shape").get<std::vector<std::uint64_t>>();
     const auto bytes = std::span(model_).subspan(tensor.at("offset"), tensor.at("bytes"));
     stamped_.push_back(bytes.first(std::min(bytes.size(), sizeof(std::uint64_t))));
+    const auto type = parse_dtype(dtype);
+    if (!type)
+      return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: type {}", name, dtype));
+    changing_.push_back(
+        {.name = name, .element_bytes = std::max(dtype_bits(*type) / 8, 1U), .bytes = bytes});
     tensors_.push_back({.name = name, .offset = tensor.at("offset"), .bytes = bytes});
     const wsync_trainer_tensor described{.name = name.c_str(),
                                          .dtype = dtype.c_str(),
@@ -190,6 +210,7 @@ class CPublisher {
   std::unique_ptr<void, Unmap> floor_memory_;
   PieceCopy floor_;
   std::vector<std::span<std::byte>> stamped_;  // the beginning of each tensor
+  std::vector<ChangedTensor> changing_;
   wsync_trainer* trainer_ = nullptr;
 };
 
@@ -198,14 +219,19 @@ Result<json> obey(CPublisher& publisher, const std::string& line) {
   std::string verb;
   std::string kind;
   std::uint64_t number = 0;
-  words >> verb >> kind >> number;
+  words >> verb >> kind;
+  if (double share = 0; verb == "change" && words >> share >> number)
+    return publisher.change(kind, share, number);
+  words >> number;
   const auto copies = available_copy_kinds();
   const auto copy = std::ranges::find(copies, kind, copy_kind_name);
-  if (words && verb == "publish") return publisher.publish(number, kind == kPublishInPlace);
+  if (words && verb == "publish") return publisher.publish(kind, number);
   if (words && verb == "floor" && copy != copies.end() && number > 0)
     return publisher.floor({.kind = *copy, .threads = static_cast<unsigned>(number)});
   return fail(ErrorCode::kInvalidInput,
-              "expected `publish KIND STAMP` or `floor KIND THREADS`, received: " + line);
+              "expected `publish KIND STAMP`, `change HOW SHARE SEED` or `floor KIND THREADS`, "
+              "received: " +
+                  line);
 }
 
 }  // namespace

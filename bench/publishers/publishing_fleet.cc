@@ -16,6 +16,8 @@ using nlohmann::json;
 
 constexpr std::chrono::minutes kAnswerDeadline{11};  // longer than the publisher's own waits
 constexpr std::chrono::seconds kEndWaitLimit{10};
+constexpr std::string_view kPatchLoads = "wsync_loads_total{kind=\"patch\"}";
+constexpr std::string_view kPatchBytes = "wsync_update_bytes_total{stage=\"patch\"}";
 constexpr std::string_view kLoadSum = "wsync_update_stage_seconds_sum{stage=\"load\"}";
 
 }  // namespace
@@ -113,6 +115,21 @@ Result<PublishSample> PublishingFleet::publish(const std::string& kind, std::uin
                        .sent_bytes = copied.sent,
                        .growth_bytes = peak > known ? peak - known : 0,
                        .digest = said.at("digest")};
+}
+
+Result<std::uint64_t> PublishingFleet::change(const std::string& how, double share,
+                                              std::uint64_t seed) {
+  WSYNC_TRY(publisher_->write_line(fmt::format("change {} {} {}", how, share, seed)));
+  const auto said = WSYNC_TRY(answer());
+  return said.at("bytes").get<std::uint64_t>();
+}
+
+Result<PublishingFleet::PatchCounts> PublishingFleet::patch_counts() const {
+  const auto page = WSYNC_TRY(scrape(fleet_->page_sockets().back()));
+  const auto value = [&](std::string_view series) {
+    return static_cast<std::uint64_t>(metric_value(page, series).value_or(0));
+  };
+  return PatchCounts{.loads = value(kPatchLoads), .bytes = value(kPatchBytes)};
 }
 
 Result<std::uint64_t> PublishingFleet::snapshot_floor(const FloorWay& way) {

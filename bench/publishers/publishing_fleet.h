@@ -52,6 +52,16 @@ class PublishingFleet {
 
   // kRefused, with the reason, unless every engine has committed it.
   [[nodiscard]] Result<PublishSample> publish(const std::string& kind, std::uint64_t stamp);
+  // Changes a part of the publisher's weights, for a publish of the kind kPublishChanged
+  // (c_publisher.h). Returns the bytes of the elements that it has changed.
+  [[nodiscard]] Result<std::uint64_t> change(const std::string& how, double share,
+                                             std::uint64_t seed);
+  // What the sidecar has counted since its start.
+  struct PatchCounts {
+    std::uint64_t loads = 0;  // by a patch, of all engines
+    std::uint64_t bytes = 0;  // of the patches
+  };
+  [[nodiscard]] Result<PatchCounts> patch_counts() const;
   // Copies the publisher's weights once in this way, in its process, to memory like that of a
   // snapshot, and returns the time.
   [[nodiscard]] Result<std::uint64_t> snapshot_floor(const FloorWay& way);

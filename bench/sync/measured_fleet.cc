@@ -46,6 +46,7 @@ std::vector<std::string> sidecar_settings(const MeasuredFleetOptions& options) {
   if (options.buffer_bytes > 0)
     settings.push_back(fmt::format("devices.buffer_bytes={}B", options.buffer_bytes));
   if (options.tcp) settings.emplace_back("transport=tcp");
+  settings.insert(settings.end(), options.sidecar_settings.begin(), options.sidecar_settings.end());
   return settings;
 }
 

@@ -44,6 +44,7 @@ struct MeasuredFleetOptions {
       0;             // bytes of each buffer of a separate device; 0: the sidecar's default
   bool tcp = false;  // versions are staged over TCP into an arena of the sidecar
   Watched watched = Watched::kAsByDefault;
+  std::vector<std::string> sidecar_settings = {};  // further ones: "key=value"
   // False: the caller starts the trainer or is it, with `run` and `state` of the directory. It may
   // then only call verify(), check_steps(), sidecar_memory(), and copied_bytes() if the trainer
   // serves its page at its default address.

@@ -183,6 +183,33 @@ class BenchWhole(unittest.TestCase):
             self.assertEqual(done.returncode, 2, bad)
 
 
+class BenchDelta(unittest.TestCase):
+    def measure(self, *more):
+        with tempfile.TemporaryDirectory(prefix="wsync-bench-test-") as directory:
+            done = subprocess.run([WSYNC, "bench", "delta", "--rounds", "2", "--json", "--directory", directory, *more],
+                                  text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(os.listdir(directory), [], "something is left behind")
+        suite, = validate(done.args, done.stdout)["result"]["suites"]
+        return {case["name"]: case for case in suite["cases"]}, suite["notes"]
+
+    def test_few_changes_are_a_patch_and_many_are_not(self):
+        cases, notes = self.measure("--size", "64MiB", "--elements", "0,0.01,100", "--tensors", "1")
+        shares = ["0 % of elements", "0.01 % of elements", "100 % of elements", "1 % of tensors"]
+        for share in shares:
+            for what in "pause", "update":
+                self.assertEqual(len(cases[f"{what}, {share}"]["ratio"]["samples"]), 2, share)
+        self.assertTrue(0.01 < cases["patch, 0.01 % of elements"]["value"]["min"] < 0.1, cases)
+        self.assertTrue(1 <= cases["patch, 1 % of tensors"]["value"]["min"] < 10, cases)
+        self.assertNotIn("patch, 100 % of elements", cases)
+        self.assertTrue(any(note.startswith("100 % of elements: loaded in full in 2 of 2 rounds") for note in notes), notes)
+
+    def test_bad_arguments(self):
+        for bad in (["--elements", "101"], ["--tensors", "-1"], ["--engines", "0"], ["--rounds", "0"]):
+            done = subprocess.run([WSYNC, "bench", "delta", *bad], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, bad)
+
+
 class BenchOverhead(unittest.TestCase):
     def test_two_fleets_are_watched_and_not(self):
         with tempfile.TemporaryDirectory(prefix="wsync-bench-test-") as directory:

@@ -1,0 +1,205 @@
+#include "bench/publishers/delta_bench.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "bench/harness/machine.h"
+#include "bench/harness/memory.h"
+#include "bench/harness/report.h"
+#include "bench/publishers/c_publisher.h"
+#include "bench/publishers/publishing_fleet.h"
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr unsigned kFullUpdatesBefore = 3;  // until every arena has been used
+constexpr std::uint64_t kVersionsOfDelta = 3;
+constexpr double kAllPercent = 100;
+constexpr double kAll = 1;
+
+// Pause by the pause of a full update, as a maximum, and size of a patch of bfloat16 weights in
+// percent, likewise. The sizes are those of shared/weights/patch/README.md.
+struct Limits {
+  double percent;  // of elements
+  double pause;
+  double size;  // 0: none
+};
+constexpr std::array kLimits{Limits{0.01, 0.08, 0}, Limits{0.1, 0.22, 0.26}, Limits{1, 0.6, 1.7}};
+constexpr double kTensorsByShare = 1.2;  // pause by pause, by the share of whole tensors
+
+double in_ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+// One share, and what was measured with it.
+struct Share {
+  std::string how;  // "elements", "tensors"
+  double percent = 0;
+  std::vector<double> pause, pause_of_all, update, update_of_all;
+  std::vector<double> patch;  // percent of the model, of those that were made
+  [[nodiscard]] std::string name() const { return fmt::format("{:g} % of {}", percent, how); }
+};
+
+class DeltaFleet {
+ public:
+  DeltaFleet(const DeltaBenchOptions& options, const ModelSource& source,
+             cli::ChildProcesses& children)
+      : options_(options), source_(source), children_(children) {}
+
+  Result<> start() {
+    const std::string directory = options_.directory + "/fleet";
+    std::filesystem::create_directory(directory);
+    std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
+    fleet_ = WSYNC_TRY(PublishingFleet::start({.fleet = {.executable = options_.executable,
+                                                         .directory = directory,
+                                                         .name = "delta",
+                                                         .checkpoint = options_.checkpoint,
+                                                         .engines = options_.engines,
+                                                         .gpus = {},
+                                                         .sidecar_settings = {"patch.mode=auto"},
+                                                         .has_trainer = false},
+                                               .executable = options_.executable,
+                                               .command = {"bench", "publisher", "--job"},
+                                               .kinds = {kPublishChanged}},
+                                              source_, children_));
+    for (unsigned i = 0; i < kFullUpdatesBefore; ++i) (void)WSYNC_TRY(publish("elements", kAll));
+    return {};
+  }
+
+  Result<> one_round(Share& share, bool is_reversed) {
+    if (is_reversed) WSYNC_TRY(publish_all(share));
+    const auto before = WSYNC_TRY(fleet_->patch_counts());
+    const auto sample = WSYNC_TRY(publish(share.how, share.percent / kAllPercent));
+    const auto after = WSYNC_TRY(fleet_->patch_counts());
+    share.pause.push_back(in_ms(sample.paused_ns));
+    share.update.push_back(in_ms(sample.whole_ns));
+    if (after.loads - before.loads == options_.engines)
+      share.patch.push_back(kAllPercent * static_cast<double>(after.bytes - before.bytes) /
+                            static_cast<double>(source_.bytes));
+    return is_reversed ? Result<>() : publish_all(share);
+  }
+
+  Result<> verify() { return fleet_->verify(); }
+
+ private:
+  Result<> publish_all(Share& share) {
+    const auto sample = WSYNC_TRY(publish("elements", kAll));
+    share.pause_of_all.push_back(in_ms(sample.paused_ns));
+    share.update_of_all.push_back(in_ms(sample.whole_ns));
+    return {};
+  }
+  Result<PublishSample> publish(const std::string& how, double share) {
+    (void)WSYNC_TRY(fleet_->change(how, share, ++seed_));
+    return fleet_->publish(kPublishChanged, seed_);
+  }
+
+  const DeltaBenchOptions& options_;
+  const ModelSource& source_;
+  cli::ChildProcesses& children_;
+  std::unique_ptr<PublishingFleet> fleet_;
+  std::uint64_t seed_ = 0;
+};
+
+// The limits of a share; those of the pause and of the size.
+std::pair<std::optional<double>, std::optional<double>> limits_of(const Share& share) {
+  if (share.how == "tensors") return {kTensorsByShare * share.percent / kAllPercent, std::nullopt};
+  const auto found = std::ranges::find(kLimits, share.percent, &Limits::percent);
+  if (found == kLimits.end()) return {};
+  return {found->pause, found->size > 0 ? std::optional(found->size) : std::nullopt};
+}
+
+void add_cases(const DeltaBenchOptions& options, const Share& share, bool is_bf16,
+               SuiteResult& suite) {
+  const auto [pause_limit, size_limit] = limits_of(share);
+  CaseResult pause = case_of("delta", "pause", share.name(), share.pause);
+  set_baseline_of("delta", "pause", pause, share.pause_of_all);
+  pause.bytes = options.bytes;
+  if (pause_limit) pause.target = Target{.of = Target::Of::kRatio, .value = 1 / *pause_limit};
+  suite.cases.push_back(std::move(pause));
+  CaseResult update = case_of("delta", "update", share.name(), share.update);
+  set_baseline_of("delta", "update", update, share.update_of_all);
+  update.bytes = options.bytes;
+  suite.cases.push_back(std::move(update));
+  if (share.patch.size() < share.pause.size())
+    suite.notes.push_back(
+        fmt::format("{}: loaded in full in {} of {} rounds, because a patch "
+                    "would have been no cheaper",
+                    share.name(), share.pause.size() - share.patch.size(), share.pause.size()));
+  if (share.patch.empty()) return;
+  CaseResult patch = case_of("delta", "patch", share.name(), share.patch);
+  if (size_limit && is_bf16) patch.target = Target{.of = Target::Of::kMedian, .value = *size_limit};
+  suite.cases.push_back(std::move(patch));
+}
+
+std::vector<Share> shares_of(const DeltaBenchOptions& options) {
+  std::vector<Share> shares;
+  for (const double percent : options.elements)
+    shares.push_back({.how = "elements", .percent = percent});
+  for (const double percent : options.tensors)
+    shares.push_back({.how = "tensors", .percent = percent});
+  return shares;
+}
+
+Result<SuiteResult> measure_delta(const DeltaBenchOptions& options, const Interrupt& interrupt,
+                                  const OnTurn& on_turn) {
+  SuiteResult suite{.suite = "delta",
+                    .parameters = {{"bytes", options.bytes},
+                                   {"engines", options.engines},
+                                   {"elements", options.elements},
+                                   {"tensors", options.tensors}},
+                    .cases = {},
+                    .notes = {},
+                    .details = {}};
+  const double busy = WSYNC_TRY(busy_with_others(interrupt));
+  const auto source = WSYNC_TRY(make_source(options.directory, {options.checkpoint}));
+  const auto children = WSYNC_TRY(bench_children(options.directory));
+  CpuLoad load;
+  std::vector<Share> shares = shares_of(options);
+  unsigned done = 0;
+  const auto total = static_cast<unsigned>(shares.size()) * options.rounds + 1;
+  DeltaFleet fleet(options, source, *children);
+  on_turn("warming up", ++done, total);
+  WSYNC_TRY(fleet.start());
+  for (unsigned i = 0; i < options.rounds; ++i)
+    for (Share& share : shares) {
+      on_turn(share.name(), ++done, total);
+      WSYNC_TRY(fleet.one_round(share, i % 2 == 1));
+    }
+  WSYNC_TRY(fleet.verify());
+  suite.notes = load_sentences(busy, load.since_last().stolen);
+  const bool is_bf16 = std::ranges::all_of(
+      source.tensors, [](const SourceTensor& tensor) { return tensor.info.dtype == DType::kBF16; });
+  for (const Share& share : shares) add_cases(options, share, is_bf16, suite);
+  return suite;
+}
+
+}  // namespace
+
+Result<> check_delta_bench(const DeltaBenchOptions& options, std::uint64_t bytes) {
+  const auto is_share = [](double percent) { return percent >= 0 && percent <= kAllPercent; };
+  if (options.engines == 0 || options.rounds == 0 ||
+      options.elements.size() + options.tensors.size() == 0 ||
+      !std::ranges::all_of(options.elements, is_share) ||
+      !std::ranges::all_of(options.tensors, is_share))
+    return fail(ErrorCode::kInvalidInput,
+                "expected one engine or more, one round or more, and shares from 0 to 100 percent");
+  // The weights, the file from which they are read, the snapshots with a patch as large, and the
+  // engines' own memory.
+  return require_copies(3 + kVersionsOfDelta + options.engines, bytes,
+                        fmt::format("for {}", counted(options.engines, "engine")));
+}
+
+Result<SuiteResult> run_delta_bench(const DeltaBenchOptions& options, const Interrupt& interrupt,
+                                    const OnTurn& on_turn) {
+  WSYNC_TRY(check_delta_bench(options, options.bytes));
+  try {
+    return measure_delta(options, interrupt, on_turn);
+  } catch (const nlohmann::json::exception& error) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("an answer has an unexpected format: {}", error.what()));
+  }
+}
+
+}  // namespace wsync::bench
