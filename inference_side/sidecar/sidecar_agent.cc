@@ -338,6 +338,7 @@ void SidecarAgent::execute(const staging::CheckLayout& command) {
 }
 
 void SidecarAgent::execute(const staging::StartStaging& command) { receiver_->start(command); }
+void SidecarAgent::execute(const staging::ExpectContent& command) { receiver_->expect(command); }
 void SidecarAgent::execute(const staging::CancelStaging& command) { receiver_->cancel(command); }
 void SidecarAgent::execute(const staging::ReleaseVersion& command) { receiver_->release(command); }
 void SidecarAgent::execute(const staging::CheckCopy& command) { receiver_->check_copy(command); }

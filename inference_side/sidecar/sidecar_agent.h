@@ -69,6 +69,7 @@ class SidecarAgent {
   void execute(const staging::Persist& command);
   void execute(const staging::CheckLayout& command);
   void execute(const staging::StartStaging& command);
+  void execute(const staging::ExpectContent& command);
   void execute(const staging::CancelStaging& command);
   void execute(const staging::ReleaseVersion& command);
   void execute(const staging::BeatNow& command);

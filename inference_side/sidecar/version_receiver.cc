@@ -112,6 +112,11 @@ void VersionReceiver::start(const staging::StartStaging& command) {
     });
 }
 
+void VersionReceiver::expect(const staging::ExpectContent& command) {
+  if (arriving_ && arriving_->version == command.version)
+    store_->expect_content(command.content_digest);
+}
+
 void VersionReceiver::count_idle_time() {
   const auto limit = options_.config->idle_release;
   if (limit.count() != 0) idle_.start(limit);
@@ -129,6 +134,7 @@ Result<> VersionReceiver::begin(const staging::StartStaging& command) {
   const bool same = arriving_ && arriving_->version == announce.version;
   // From here on, every end of the staging answers this attempt.
   if (same) arriving_->attempt = command.attempt;
+  if (same) store_->expect_content(announce.content_digest);
   // All bytes are already here; only the engines' answers are missing.
   if (same && arriving_->held && arriving_->held->digests().root == announce.content_digest)
     return {};

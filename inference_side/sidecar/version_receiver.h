@@ -1,7 +1,9 @@
 // VersionReceiver: stages versions on this host and releases them. Depending on the kind of
 // transport it receives buckets into an arena of the store, or maps the arena of a trainer on this
 // host. The store verifies every byte. Then the engines are prepared for the version, and the state
-// machine is notified that it is staged. Received copies are offered to other sidecars (relay).
+// machine is notified that it is staged. Received copies are offered to other sidecars (relay). The
+// buckets may arrive while the trainer takes the snapshot; the version is complete when its content
+// digest is known as well.
 //
 // At most one version arrives at a time.
 //
@@ -72,6 +74,7 @@ class VersionReceiver {
   // Commands of the state machine. StartStaging is answered by StagingDone or StagingFailed,
   // CheckCopy by CopyChecked.
   void start(const staging::StartStaging& command);
+  void expect(const staging::ExpectContent& command);
   void cancel(const staging::CancelStaging& command);
   void release(const staging::ReleaseVersion& command);
   void check_copy(const staging::CheckCopy& command);

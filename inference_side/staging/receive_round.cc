@@ -14,7 +14,7 @@ constexpr std::string_view kGivenUp = "it is aborted, or an offer or a fence rep
 
 constexpr auto kReceiveTransitions = [] {
   using enum ReceiveState;
-  return std::array<Transition<ReceiveState>, 18>{{
+  return std::array<Transition<ReceiveState>, 19>{{
       {kIdle, "a version is offered that is not held", kChecking, "CheckLayout"},
       {kIdle, "a version is offered that is held", kStaged, "Accept"},
       {kChecking, "its layout fits", kAccepted, "Accept"},
@@ -25,8 +25,9 @@ constexpr auto kReceiveTransitions = [] {
       {kWaiting, "there is room, or its memory is here already", kStaging, "StartStaging"},
       {kWaiting, kGivenUp, kIdle, "CancelStaging if it has begun"},
       {kStaging, "the coordinator names the same source again", kStaging, "note the request"},
+      {kStaging, "its content digest becomes known", kStaging, "ExpectContent"},
       {kStaging, "the coordinator names another source", kWaiting, ""},
-      {kStaging, "its content digest is the announced one", kStaged, "Staged"},
+      {kStaging, "its content digest is known, and is that of its bytes", kStaged, "Staged"},
       {kStaging, "its source is lost", kStalled, "Staged with a failure"},
       {kStaging, "its bytes differ, staging fails, or it is cancelled", kIdle,
        "ReleaseVersion or CancelStaging; Staged with a failure"},
@@ -88,7 +89,7 @@ std::string ReceiveRound::activity() const {
     case ReceiveState::kWaiting:
       return version + " waits for room among the held versions";
     case ReceiveState::kStaging:
-      return "staging " + version;
+      return "staging " + version + (has_content() ? "" : ", whose snapshot is under way");
     case ReceiveState::kStalled:
       return version + " has lost its source and waits for another one";
     case ReceiveState::kStaged:
@@ -116,6 +117,13 @@ void ReceiveRound::open(const control::Envelope& envelope, const control::Announ
 }
 
 void ReceiveRound::accept() { move(ReceiveState::kAccepted); }
+
+bool ReceiveRound::learn_content(const Digest& content) {
+  if (content == Digest{} || content == announce_.content_digest) return false;
+  WSYNC_CHECK(state_ != ReceiveState::kIdle && !has_content(), "a version has one content");
+  announce_.content_digest = content;
+  return true;
+}
 
 bool ReceiveRound::assign(std::uint64_t request, const control::Stage& stage) {
   request_ = request;
@@ -160,6 +168,8 @@ Result<> ReceiveRound::invariants() const {
     return broken("bytes of a version may have arrived before a source was named");
   if (state_ == ReceiveState::kStaging && (attempt_ == 0 || !begun_))
     return broken("a version is staged without an attempt");
+  if (state_ == ReceiveState::kStaged && !has_content())
+    return broken("a version is staged without its content digest");
   return {};
 }
 

@@ -55,6 +55,11 @@ class ReceiveRound {
   void open(const control::Envelope& envelope, const control::Announce& announce, bool held);
   // checking -> accepted.
   void accept();
+  // Whether the content digest of the version is known. It may follow its bytes.
+  [[nodiscard]] bool has_content() const noexcept { return announce_.content_digest != Digest{}; }
+  // Records the content digest. Returns false if it is zero or the one that is known. A version has
+  // one content: another digest than the known one must have been refused before.
+  [[nodiscard]] bool learn_content(const Digest& content);
   // The coordinator names a source: -> waiting, if bytes must come from it. Returns false and
   // starts nothing if the version is staged, is waiting, or already comes from this source.
   [[nodiscard]] bool assign(std::uint64_t request, const control::Stage& stage);

@@ -230,15 +230,26 @@ std::optional<std::string> Sidecar::offer_refusal(const control::Announce& annou
   const Version& version = announce.version;
   if (record_.is_withdrawn(version))
     return fmt::format("version {} was withdrawn", version.to_string());
-  const HeldCopy* copy = held_.find(version);
-  const bool other_target = version == record().target && record().content != Digest{} &&
-                            record().content != announce.content_digest;
-  if (other_target || (copy != nullptr && copy->content != announce.content_digest))
+  if (knows_other_bytes(version, announce.content_digest))
     return fmt::format(
         "version {} names different bytes on this sidecar; a version never names two different "
         "byte strings",
         version.to_string());
   return std::nullopt;
+}
+
+// What has no digest yet is not known here: a version is decided, and a copy is kept, with a
+// digest.
+bool Sidecar::knows_other_bytes(const Version& version, const Digest& content) const {
+  const HeldCopy* copy = held_.find(version);
+  const bool other_target =
+      version == record().target && record().content != Digest{} && record().content != content;
+  return other_target || (copy != nullptr && copy->content != content);
+}
+
+void Sidecar::learn_content(const Digest& content) {
+  if (round_.learn_content(content) && round_.begun())
+    out_.emplace_back(ExpectContent{.version = round_.version(), .content_digest = content});
 }
 
 void Sidecar::handle(const LayoutChecked& event) {
@@ -267,6 +278,14 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Stage& mes
     ++dropped_;
     return;
   }
+  const Digest& content = message.content_digest;
+  const bool is_other = round_.has_content() ? content != round_.announce().content_digest
+                                             : knows_other_bytes(message.version, content);
+  if (content != Digest{} && is_other) {  // of a coordinator that has gone wrong
+    ++dropped_;
+    return;
+  }
+  learn_content(content);
   const bool begins = round_.assign(envelope.request, message);  // step() starts it
   if (round_.state() == ReceiveState::kStaged)
     reply_staged({});
@@ -427,7 +446,7 @@ void Sidecar::handle(const CopyChecked& event) {
 TargetFacts Sidecar::facts_of(const Version& target) const {
   TargetFacts facts;
   if (const HeldCopy* copy = held_.find(target)) facts.held = copy->content;
-  if (round_.state() != ReceiveState::kIdle && round_.version() == target)
+  if (round_.state() != ReceiveState::kIdle && round_.version() == target && round_.has_content())
     facts.announced = round_.announce().content_digest;
   facts.in_use = held_.versions();
   for (const auto& [name, replica] : replicas_.all())
@@ -472,6 +491,10 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Decide& me
 void Sidecar::apply_decision(const control::Envelope& envelope, const control::Decide& decide) {
   release_undecided();
   if (round_.state() == ReceiveState::kStaged && round_.version() == decide.target) round_.close();
+  // A quorum may have decided what is still arriving here.
+  if (round_.state() != ReceiveState::kIdle && round_.version() == decide.target &&
+      !round_.has_content())
+    learn_content(decide.content_digest);
   reply(envelope.round, envelope.request, control::Decided{.number = decide.number});
   forward(replicas_.decide(envelope, decide, record(), now_));
 }

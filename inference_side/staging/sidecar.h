@@ -105,6 +105,11 @@ class Sidecar {
   void apply_decision(const control::Envelope& envelope, const control::Decide& decide);
   [[nodiscard]] TargetFacts facts_of(const Version& target) const;
   [[nodiscard]] std::optional<std::string> offer_refusal(const control::Announce& announce) const;
+  // Whether this sidecar knows other bytes under that name: those of the target, of a copy, or
+  // those that were announced.
+  [[nodiscard]] bool knows_other_bytes(const Version& version, const Digest& content) const;
+  // The content digest of the incoming version, which may follow its bytes.
+  void learn_content(const Digest& content);
   [[nodiscard]] bool needed(const Version& version) const;
   [[nodiscard]] bool make_room();
   [[nodiscard]] std::optional<Version> oldest_unneeded() const;

@@ -126,9 +126,17 @@ struct CheckLayout {
 };
 struct StartStaging {
   std::uint64_t attempt = 0;
-  control::Announce announce;  // an empty layout means the layout that is already known
+  // An empty layout means the layout that is already known. A zero content digest means that
+  // ExpectContent, or a later attempt, will bring it.
+  control::Announce announce;
   control::Stage stage;
   bool resume = false;  // buckets of an earlier attempt are here: fetch the missing ones
+};
+// The content digest of the version that is being staged is known now. StagingDone follows when its
+// bytes are here and have this digest.
+struct ExpectContent {
+  Version version;
+  Digest content_digest;
 };
 // Cancel the staging of the version. None of its bytes are kept.
 struct CancelStaging {
@@ -157,7 +165,7 @@ struct ReplicaForgotten {
   std::string replica;
 };
 using SidecarCommand =
-    std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging, CancelStaging, ReleaseVersion,
-                 BeatNow, CheckCopy, ForReplica, ReplicaForgotten>;
+    std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging, ExpectContent, CancelStaging,
+                 ReleaseVersion, BeatNow, CheckCopy, ForReplica, ReplicaForgotten>;
 
 }  // namespace wsync::staging

@@ -6,9 +6,9 @@
 //
 // The transport sums the bytes of a copy while they arrive. The bytes of a mapped arena are not
 // read if its writer cannot change them any more: it has summed them while it wrote them. In both
-// cases the sums must give the announced content digest. Whoever copies the bytes compares them
-// with these sums. Who uses the bytes of a mapped arena in place, or needs other sums, calls
-// HeldVersion::verify().
+// cases the sums must give the announced content digest, which may come after the bytes. Whoever
+// copies the bytes compares them with these sums. Who uses the bytes of a mapped arena in place, or
+// needs other sums, calls HeldVersion::verify().
 //
 // Thread: the owner's loop thread calls every function. Callbacks are called on it through Post.
 #pragma once
@@ -55,7 +55,9 @@ struct OwnArena {
 
 // A version to be staged.
 struct StagingJob {
-  ArenaIdentity identity;  // fence, version, layout, content as announced, bucket_bytes
+  // Fence, version, layout, content as announced, bucket_bytes. A content of zero follows by
+  // expect_content(), and until then the version is not complete.
+  ArenaIdentity identity;
   std::shared_ptr<const Manifest> manifest;
   std::shared_ptr<const BucketPlan> plan;
   std::shared_ptr<const LeafTable> leaves;  // of this plan
@@ -156,6 +158,9 @@ class Store {
   void bucket_arrived(std::uint64_t bucket, std::span<const WordSum> sums);
   void all_arrived();                 // own arena: on_staged comes when the sums are compared
   void view_arrived(ArenaView view);  // mapped arena: likewise
+  // The content digest of the version that is being staged. Does nothing if it is known already, or
+  // if no version is being staged.
+  void expect_content(const Digest& content);
   // Drops the version being staged; on_staged is not called. The transport must be stopped before.
   void abort();
 
@@ -197,6 +202,7 @@ class Store {
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
     bool is_verified = true;          // once it is complete
+    bool has_arrived = false;         // every byte
     std::vector<WordSum> sums = {};   // own arena: of its leaves
     std::vector<bool> arrived = {};   // own arena: by bucket
     std::uint64_t arrived_bytes = 0;  // own arena
@@ -217,6 +223,7 @@ class Store {
   void free_arenas(std::vector<std::shared_ptr<OwnArena>>::iterator first);
   template <class T>
   void destroy_later(T what);
+  // Once every byte has arrived and the content digest is known.
   void compare_sums();
   void finish(Result<ContentDigests> verdict);
 

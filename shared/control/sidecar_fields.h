@@ -72,6 +72,7 @@ void fields(V& v, M& m) {
   v.version("version", m.version);
   v.label("transport", m.transport, limits::kTransportKindBytes);
   v.label("source", m.source, limits::kAddressBytes);
+  v.digest("content_digest", m.content_digest);
 }
 
 template <class V, class M>

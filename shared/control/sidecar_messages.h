@@ -69,7 +69,7 @@ struct Announce {
   Digest layout_digest;
   // Encoded Manifest, or empty. Shared by the messages to all sidecars.
   SharedBytes layout;
-  Digest content_digest;
+  Digest content_digest;  // zero: its snapshot is being taken, and a Stage will carry the digest
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
 };
@@ -85,11 +85,14 @@ struct Refuse {
   std::vector<Problem> problems;
 };
 
+// Names the source of an announced version. Sent again when the source or the content digest has
+// changed. The receiver answers with Staged when it has all bytes and the digest, and both agree.
 struct Stage {
   static constexpr MessageType kType = MessageType::kStage;
   Version version;
   std::string transport;  // kind
   std::string source;     // address of the trainer or of the predecessor in the chain
+  Digest content_digest;  // zero: not known yet; a later one does not take back an earlier one
 };
 struct Staged {
   static constexpr MessageType kType = MessageType::kStaged;

@@ -1,7 +1,7 @@
 // Transfers the buckets of a version between processes. A BucketSource offers versions. A
 // BucketSink fetches one version and reports its progress. Each kind of transport (traits.h) has
-// its own. A source of copies may offer a version that is still arriving, which allows relay
-// chains.
+// its own. A source of copies may offer a version that is still arriving or being written, which
+// allows relay chains, and transfers during a snapshot.
 //
 // Thread: the owner's loop thread calls every method. Every callback runs on that thread, through
 // the Post given at creation. After cancel() or destruction no callback runs.
@@ -87,8 +87,8 @@ class BucketSource {
   [[nodiscard]] virtual std::string address() const = 0;
   // Offers a version. Replaces an earlier offer of the same version.
   virtual void offer(Offer offer) = 0;
-  // Reports that a bucket of an incomplete offer has arrived and was verified. Its digest is sent
-  // together with it.
+  // Reports that a bucket of an incomplete offer is complete: it has arrived and was verified, or it
+  // has been written here. Its digest is sent together with it.
   virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) = 0;
   // Ends an offer. Sinks that still wait for it get `reason`.
   virtual void withdraw(Version version, const std::string& reason) = 0;

@@ -164,6 +164,7 @@ class CoordinatorRun {
       case 14:
         return clock_.pass(in_, machine_, stepper());
       default:
+        if (in_.one_in(4)) return end_snapshot();
         if (in_.one_in(16)) return step(coordinator::Replaced{.by = "another"});
         return step(coordinator::PeerLost{.peer = some_peer(), .reason = "silence"});
     }
@@ -227,6 +228,7 @@ class CoordinatorRun {
               message(from, envelope, control::Accept{.version = announce.version});
             },
             [&](const control::Stage& stage) {
+              if (stage.content_digest != Digest{}) digests_[stage.version] = stage.content_digest;
               control::Staged staged{.version = stage.version,
                                      .content_digest = digests_[stage.version]};
               if (in_.one_in(8)) {
@@ -277,6 +279,16 @@ class CoordinatorRun {
     step(std::move(answer));
   }
 
+  void end_snapshot() {
+    coordinator::SnapshotEnded ended{.version = streamed_};
+    Pooled(in_, {}).digest("", ended.content_digest);
+    if (in_.one_in(4)) {
+      ended.failure = "the source cannot be read";
+      ended.cancelled = in_.one_in(2);
+    }
+    step(std::move(ended));
+  }
+
   void publish() {
     coordinator::PublishRequested publish{.request = ++request_, .arena_bytes = 64};
     if (const auto version = machine_.next_version(in_.below(8)); version)
@@ -285,6 +297,12 @@ class CoordinatorRun {
       Pooled(in_, {}).version("", publish.version);
     Pooled(in_, {}).digest("", publish.content_digest);
     publish.layout_digest = {.low = in_.below(2)};
+    if (in_.one_in(4)) {  // its snapshot is being taken
+      publish.content_digest = {};
+      publish.is_complete = false;
+      publish.was_streamed = true;
+      streamed_ = publish.version;
+    }
     if (in_.one_in(4)) publish.deadline = clock_.now() + seconds(5);
     open_[request_] = true;
     step(std::move(publish));
@@ -299,6 +317,7 @@ class CoordinatorRun {
   std::vector<coordinator::SendTo> sent_;
   std::vector<coordinator::Store> stores_;
   std::uint64_t request_ = 0;
+  Version streamed_;  // of the last publish that was requested before its snapshot was complete
   std::map<std::uint64_t, bool> open_;  // publishes and rollbacks that have not ended
 };
 

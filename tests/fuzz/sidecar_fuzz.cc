@@ -231,14 +231,19 @@ class SidecarRun {
         envelope.round = ++round_;
         announced_ = announce.version;
         content_ = announce.content_digest;
+        if (in_.one_in(4)) announce.content_digest = {};  // it follows with a Stage
         return message(envelope, announce);
       }
-      case 2:
-        return message(
-            envelope,
-            in_.one_in(2)
-                ? control::Stage{.version = announced_, .transport = "tcp", .source = "tcp://h:1"}
-                : control::Stage{.version = announced_, .transport = "memfd", .source = "host"});
+      case 2: {
+        control::Stage stage{.version = announced_, .transport = "memfd", .source = "host"};
+        if (in_.one_in(2)) {
+          stage.transport = "tcp";
+          stage.source = "tcp://h:1";
+        }
+        if (!in_.one_in(4)) stage.content_digest = content_;
+        if (in_.one_in(16)) any.digest("", stage.content_digest);
+        return message(envelope, std::move(stage));
+      }
       case 3:
       case 4: {
         if (!in_.one_in(4)) ++number_;

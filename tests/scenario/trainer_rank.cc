@@ -3,7 +3,9 @@
 //
 // Usage: trainer_rank RANK WORLD_SIZE CHECKPOINT [KEY=VALUE | fault:KIND:TENSOR]...
 // Faults: shape (describes the tensor with another shape), gap, overlap (has less or more of it),
-// fail (its read callback fails), hang (its read callback says so and does not return).
+// fail (its read callback fails), hang (its read callback says so and does not return), gate (its
+// read callback says so, and returns when there is a file CHECKPOINT.go, or fails when there is
+// CHECKPOINT.fail).
 // Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, check, quit;
 // draft STEP: writes the version in place: puts tensors, parts of tensors, and through pointers;
 // first_draft STEP: the same without a description, all put; stray: writes once more through the
@@ -11,6 +13,7 @@
 // change STEP: other values for every tensor, from the step's number, without an answer;
 // fork [again | run | spawn]: a child that stays; fork_and_call: one that calls every function.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +21,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 #include <wsync/trainer.h>
@@ -34,6 +38,7 @@ using wsync::say;
 struct Part : wsync::RankPart {
   std::vector<wsync_range> ranges;
   std::string fault;
+  std::string gate;  // the path of its checkpoint
 };
 
 Part part_of(const wsync::CheckpointDirectory& directory, std::size_t index, std::uint32_t rank,
@@ -45,12 +50,21 @@ Part part_of(const wsync::CheckpointDirectory& directory, std::size_t index, std
   return part;
 }
 
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
 int read_part(void* user, std::uint64_t offset, void* out, std::uint64_t bytes) {
   const auto& part = *static_cast<const Part*>(user);
   if (part.fault == "fail") return 7;
   if (part.fault == "hang") {
     say({{"event", "hanging"}});
     for (;;) ::pause();
+  }
+  if (part.fault == "gate" && !exists(part.gate + ".go")) {
+    say({{"event", "gated"}});
+    while (!exists(part.gate + ".go")) {
+      if (exists(part.gate + ".fail")) return 7;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
   std::memcpy(out, part.bytes.data() + offset, bytes);
   return 0;
@@ -268,6 +282,7 @@ int main(int argc, char** argv) {
     const auto part = std::ranges::find(parts, argument.substr(colon + 1),
                                         [](const Part& p) { return p.info.name; });
     if (part == parts.end()) return 2;
+    part->gate = argv[3];
     add_fault(*part, argument.substr(6, colon - 6));
   }
   const wsync_trainer_options options{.settings = settings.data(),

@@ -91,6 +91,10 @@ void WorldStatistics::add(const WorldStatistics& other) {
   superseded += other.superseded;
   left_out += other.left_out;
   held += other.held;
+  streamed += other.streamed;
+  stream_failures += other.stream_failures;
+  stream_cancels += other.stream_cancels;
+  bytes_first += other.bytes_first;
   cancelled += other.cancelled;
   cancels_refused += other.cancels_refused;
   forgotten += other.forgotten;
@@ -233,6 +237,7 @@ void World::start_sidecar(std::size_t s) {
   process.machine = std::make_unique<staging::Sidecar>(
       sidecar_options(s, process.name, is_on_trainers_host(s), process.life), process.disc);
   process.store.clear();
+  process.incoming.reset();
   connect(s);
   for (const auto& group : process.groups) group->attach_all();
   heartbeat(s);
@@ -392,6 +397,7 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
 control::Heartbeat World::numbered_heartbeat(std::size_t s) {
   control::Heartbeat heartbeat = sidecars_[s].machine->heartbeat(schedule_.now());
   heartbeat.sequence = ++sidecars_[s].heartbeats;
+  heartbeat.staged_bytes = sidecars_[s].incoming && sidecars_[s].incoming->bytes ? 1 : 0;
   return heartbeat;
 }
 
@@ -463,6 +469,8 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
     if (const auto entered = process.queue->phase_entered(phase->request, phase->phase); !entered)
       violate(entered.error().message());
   } else if (const auto* done = std::get_if<coordinator::RoundDone>(&command)) {
+    if (done->cancelled && !cancelled_.insert(done->reply.version).second)
+      violate("a publish was cancelled twice");
     execute(c, process.queue->round_ended(done->request, {.superseded = done->superseded,
                                                           .cancelled = done->cancelled,
                                                           .reply = done->reply}));
@@ -552,6 +560,10 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
     later(schedule_.micros(50, 3'000), checked);
   } else if (const auto* start = std::get_if<staging::StartStaging>(&command)) {
     stage(s, *start);
+  } else if (const auto* expect = std::get_if<staging::ExpectContent>(&command)) {
+    expect_content(s, *expect);
+  } else if (std::holds_alternative<staging::CancelStaging>(command)) {
+    process.incoming.reset();
   } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
     trace(
         [&] { return fmt::format("{} releases {}", process.peer, release->version.to_string()); });
@@ -614,6 +626,12 @@ void World::store(std::size_t c, const coordinator::Store& command) {
                            disc->target.to_string());
       });
       if (disc->number > 0) decided_.insert(disc->target);
+      // Of a publish; a rollback may go to a version whose digest only sidecars know.
+      const bool is_published =
+          disc->number > 0 && disc->kind != control::DecisionKind::kRollback &&
+          disc->origin == control::Decision{.fence = disc->fence, .number = disc->number};
+      if (is_published && disc->content == Digest{})
+        violate(fmt::format("{} is decided without its content digest", disc->target.to_string()));
     }
     schedule_.after(schedule_.micros(10, 1'000), [=, this] {
       if (coordinators_[c].life != life) return;

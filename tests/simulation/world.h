@@ -60,10 +60,14 @@ struct WorldStatistics {
   std::uint64_t rounds_failed = 0;
   std::uint64_t rollbacks_ok = 0;
   std::uint64_t promotions_ok = 0;
-  std::uint64_t superseded = 0;  // superseded publishes
-  std::uint64_t left_out = 0;    // publishes whose round left out a slow sidecar
-  std::uint64_t held = 0;        // snapshots that were kept until a round could begin
-  std::uint64_t cancelled = 0;   // cancelled publishes
+  std::uint64_t superseded = 0;       // superseded publishes
+  std::uint64_t left_out = 0;         // publishes whose round left out a slow sidecar
+  std::uint64_t held = 0;             // snapshots that were kept until a round could begin
+  std::uint64_t streamed = 0;         // rounds that began before their snapshot was complete
+  std::uint64_t stream_failures = 0;  // of these, snapshots that failed
+  std::uint64_t stream_cancels = 0;   // of these, rounds that ended before their snapshot
+  std::uint64_t bytes_first = 0;      // stagings whose digest came after the bytes
+  std::uint64_t cancelled = 0;        // cancelled publishes
   // the decision was already made, or no update was running
   std::uint64_t cancels_refused = 0;
   std::uint64_t forgotten = 0;           // sidecars that a coordinator has forgotten
@@ -103,6 +107,17 @@ class World {
 
  private:
   class Facts;  // what a PublishQueue asks its coordinator
+  struct Fetched {
+    Digest content;
+    Lease lease;           // none: the bytes were copied
+    bool complete = true;  // false: its snapshot is being taken
+  };
+  // What a sidecar stages. It is complete when its bytes and its content digest are here.
+  struct Incoming {
+    staging::StartStaging command;
+    Digest expected;
+    std::optional<Fetched> bytes;
+  };
   // One active snapshot.
   struct SnapshotRun {
     publish::BeginSnapshot what;
@@ -110,10 +125,12 @@ class World {
     bool weights_read = false;
     bool awaits_memory = false;
     std::optional<TrainerHold> hold;  // of its arena; none while it waits
+    Version streamed;                 // its round was requested before its end
   };
   struct Snapshot {
     Digest content;
     TrainerHold hold;
+    bool complete = true;  // false: it is being taken, and its buckets are served
   };
   struct CoordinatorProcess {
     std::unique_ptr<coordinator::Coordinator> machine;  // null: down
@@ -153,8 +170,9 @@ class World {
     std::uint64_t timer = 0;
     staging::SidecarRecord disc;
     std::map<Version, Digest> store;
-    std::map<Version, Lease> leases;  // of the trainer's arenas, instead of memory of its own
-    std::optional<std::size_t> home;  // the coordinator to which it is connected
+    std::optional<Incoming> incoming;  // the version that it stages
+    std::map<Version, Lease> leases;   // of the trainer's arenas, instead of memory of its own
+    std::optional<std::size_t> home;   // the coordinator to which it is connected
     std::uint64_t connection = 0;
     std::vector<std::unique_ptr<EngineGroup>> groups;
     std::unique_ptr<SimulatedHub> hub;
@@ -210,13 +228,11 @@ class World {
   void lose_late(std::size_t s, std::size_t c, const std::string& peer);
   void stage(std::size_t s, const staging::StartStaging& command);
   void end_staging(std::size_t s, const staging::StartStaging& command);
+  void bytes_arrived(std::size_t s, const staging::StartStaging& command, const Fetched& fetched);
+  void expect_content(std::size_t s, const staging::ExpectContent& command);
   void promote(std::size_t c);
   void check_may_pause(std::size_t s, const EngineGroup& group);
   void for_replica(std::size_t s, const staging::ForReplica& command);
-  struct Fetched {
-    Digest content;
-    Lease lease;  // none: the bytes were copied
-  };
   [[nodiscard]] std::optional<Fetched> fetch(std::size_t s, const control::Stage& stage);
   // the trainer around a coordinator
   void start_queue(std::size_t c);
@@ -225,7 +241,9 @@ class World {
   void execute(std::size_t c, const publish::QueueCommand& command);
   void take_snapshot(std::size_t c);
   void end_snapshot(std::size_t c, const std::optional<Error>& failure);
+  void begin_copy(std::size_t c);
   void request_round(std::size_t c, const publish::RequestRound& command);
+  void end_stream(std::size_t c, const Version& version, const std::optional<Error>& failure);
   void end_publish(std::size_t c, const publish::EndPublish& end);
   bool publish(std::size_t c);
   void give_up(std::size_t c);

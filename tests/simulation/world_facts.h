@@ -38,6 +38,7 @@ class World::Facts final : public publish::CoordinatorFacts {
   [[nodiscard]] bool has_update(const Version& version) const override {
     return machine().has_update(version);
   }
+  [[nodiscard]] bool may_stream() const override { return machine().may_stream(); }
 
  private:
   [[nodiscard]] const coordinator::Coordinator& machine() const {

@@ -66,6 +66,11 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
     ++statistics_.held;
   } else if (const auto* round = std::get_if<publish::RequestRound>(&command)) {
     request_round(c, *round);
+  } else if (const auto* complete = std::get_if<publish::CompleteRound>(&command)) {
+    end_stream(c, complete->version, std::nullopt);
+  } else if (const auto* abandon = std::get_if<publish::AbandonRound>(&command)) {
+    ++statistics_.stream_failures;
+    end_stream(c, abandon->version, abandon->why);
   } else if (const auto* end = std::get_if<publish::EndPublish>(&command)) {
     end_publish(c, *end);
   } else if (const auto* replaced = std::get_if<publish::ReplaceWaiting>(&command)) {
@@ -79,6 +84,7 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
 void World::take_snapshot(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   SnapshotRun& run = *process.snapshot;
+  const std::uint64_t life = process.life;
   const auto later = [this, c, life = process.life](std::chrono::nanoseconds delay, auto action) {
     schedule_.after(delay, [this, c, life, action] {
       if (coordinators_[c].life == life) action();
@@ -89,7 +95,10 @@ void World::take_snapshot(std::size_t c) {
   } else if ((run.hold = process.arenas->take(schedule_.now()))) {
     check_arenas(c);
     run.weights_read = true;
-    later(schedule_.micros(100, 40'000), [this, c] {
+    begin_copy(c);
+    if (process.life != life || !process.snapshot) return;
+    // Some copies take longer than everything else of a round.
+    later(schedule_.micros(100, schedule_.chance(0.05) ? 900'000 : 40'000), [this, c] {
       const SnapshotRun& copied = *coordinators_[c].snapshot;
       // otherwise the copy was complete before it could see the stop
       if (copied.stopped && schedule_.chance(0.5))
@@ -110,6 +119,11 @@ void World::take_snapshot(std::size_t c) {
   }
 }
 
+// The round may begin now, while the snapshot is being taken.
+void World::begin_copy(std::size_t c) {
+  execute(c, coordinators_[c].queue->copy_began(coordinators_[c].snapshot->what.request));
+}
+
 // A process that stands still keeps the versions that it held, and no more.
 void World::check_arenas(std::size_t c) {
   std::size_t read = 0;
@@ -125,7 +139,10 @@ void World::check_arenas(std::size_t c) {
 void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
   CoordinatorProcess& process = coordinators_[c];
   const std::uint64_t request = process.snapshot->what.request;
-  if (!failure) process.held[request] = *process.snapshot->hold;
+  const bool streams = !process.snapshot->streamed.none();
+  if (streams && !coordinators_[c].machine->has_update(process.snapshot->streamed))
+    ++statistics_.stream_cancels;
+  if (!failure && !streams) process.held[request] = *process.snapshot->hold;
   process.snapshot.reset();
   auto commands = process.queue->snapshot_ended(request, failure);
   const bool is_given =
@@ -145,21 +162,52 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
   CoordinatorProcess& process = coordinators_[c];
   if (process.stopping.contains(command.request))
     violate("a publish goes on that was cancelled during its snapshot");
-  auto hold = process.held.extract(command.request);
-  if (hold.empty()) return violate("a version is made of no snapshot");
+  std::optional<TrainerHold> hold;
+  if (command.streams) {
+    if (!process.snapshot || process.snapshot->what.request != command.request ||
+        !process.snapshot->hold)
+      return violate("a version is made of a snapshot that is not being taken");
+    ++statistics_.streamed;
+    process.snapshot->streamed = command.version;
+    hold = process.snapshot->hold;
+  } else if (auto held = process.held.extract(command.request); !held.empty()) {
+    hold = std::move(held.mapped());
+  }
+  if (!hold) return violate("a version is made of no snapshot");
   const Digest content{.low = ++published_, .high = 77};
   if (!contents_.emplace(command.version, content).second)
     return violate(
         fmt::format("version {} is given to two byte strings", command.version.to_string()));
-  process.snapshots[command.version] = {.content = content, .hold = std::move(hold.mapped())};
+  process.snapshots[command.version] = {
+      .content = content, .hold = std::move(*hold), .complete = !command.streams};
   coordinator_step(c, {.now = schedule_.now(),
-                       .what = coordinator::PublishRequested{.request = command.request,
-                                                             .version = command.version,
-                                                             .layout_digest = {.low = 5},
-                                                             .content_digest = content,
-                                                             .bucket_bytes = 1,
-                                                             .arena_bytes = 1,
-                                                             .deadline = command.deadline}});
+                       .what = coordinator::PublishRequested{
+                           .request = command.request,
+                           .version = command.version,
+                           .layout_digest = {.low = 5},
+                           .content_digest = command.streams ? Digest{} : content,
+                           .bucket_bytes = 1,
+                           .arena_bytes = 1,
+                           .is_complete = !command.streams,
+                           .was_streamed = command.streams,
+                           .deadline = command.deadline}});
+}
+
+void World::end_stream(std::size_t c, const Version& version, const std::optional<Error>& failure) {
+  CoordinatorProcess& process = coordinators_[c];
+  coordinator::SnapshotEnded ended{.version = version};
+  if (failure) {
+    ended.failure = failure->message();
+    ended.cancelled = failure->code() == ErrorCode::kCancelled;
+  } else {
+    const auto snapshot = process.snapshots.find(version);
+    if (snapshot == process.snapshots.end())
+      return violate(
+          fmt::format("the snapshot of {} was dropped while it was taken", version.to_string()));
+    snapshot->second.complete = true;
+    ended.content_digest = snapshot->second.content;
+  }
+  coordinator_step(c, {.now = schedule_.now(), .what = std::move(ended)});
 }
 
 void World::end_publish(std::size_t c, const publish::EndPublish& end) {
@@ -184,8 +232,6 @@ void World::end_publish(std::size_t c, const publish::EndPublish& end) {
   if (!is_cancelled) ++(end.reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
   if (end.reply.ok && std::ranges::any_of(sidecars_, &SidecarProcess::stopped))
     ++statistics_.ok_beside_stopped;
-  if (is_cancelled && !cancelled_.insert(end.reply.version).second)
-    violate("a publish was cancelled twice");
 }
 
 // ---- requests of a client ----

@@ -36,8 +36,12 @@ std::optional<World::Fetched> World::fetch(std::size_t reader, const control::St
     const auto found = process.snapshots.find(stage.version);
     if (found == process.snapshots.end()) continue;
     const bool maps = stage.transport == "memfd" && is_on_trainers_host(reader);
+    if (stage.transport == "memfd" && !found->second.complete)
+      violate(fmt::format("s{} maps {}, whose snapshot is being taken", reader,
+                          stage.version.to_string()));
     return Fetched{.content = found->second.content,
-                   .lease = maps ? found->second.hold.lease : Lease{}};
+                   .lease = maps ? found->second.hold.lease : Lease{},
+                   .complete = found->second.complete};
   }
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     const SidecarProcess& process = sidecars_[s];
@@ -51,6 +55,13 @@ std::optional<World::Fetched> World::fetch(std::size_t reader, const control::St
 }
 
 void World::stage(std::size_t s, const staging::StartStaging& command) {
+  std::optional<Incoming>& incoming = sidecars_[s].incoming;
+  const bool goes_on =
+      command.resume && incoming && incoming->command.announce.version == command.announce.version;
+  const Digest known = goes_on ? incoming->expected : Digest{};
+  const Digest& announced = command.announce.content_digest;
+  incoming = Incoming{
+      .command = command, .expected = announced == Digest{} ? known : announced, .bytes = {}};
   schedule_.after(schedule_.micros(2'000, 60'000), [=, this, life = sidecars_[s].life] {
     if (sidecars_[s].life == life) in_sidecar(s, [=, this] { end_staging(s, command); });
   });
@@ -68,18 +79,50 @@ void World::end_staging(std::size_t s, const staging::StartStaging& command) {
                 .attempt = command.attempt, .reason = "the source hung up", .source_lost = true}});
     return;
   }
+  if (!fetched->complete) {  // the last bucket is missing
+    schedule_.after(schedule_.micros(500, 5'000), [=, this, life = process.life] {
+      if (sidecars_[s].life == life) in_sidecar(s, [=, this] { end_staging(s, command); });
+    });
+    return;
+  }
+  bytes_arrived(s, command, *fetched);
+}
+
+// The bytes are compared when their digest is known.
+void World::bytes_arrived(std::size_t s, const staging::StartStaging& command,
+                          const Fetched& fetched) {
+  SidecarProcess& process = sidecars_[s];
+  const bool is_current = process.incoming && process.incoming->command.attempt == command.attempt;
+  if (is_current && process.incoming->expected == Digest{}) {
+    ++statistics_.bytes_first;
+    process.incoming->bytes = fetched;
+    return;
+  }
+  if (is_current) process.incoming.reset();
   const Version& version = command.announce.version;
   process.hub->add_version(version);
-  sidecar_step(s,
-               {.now = schedule_.now(),
-                .what = staging::StagingDone{
-                    .attempt = command.attempt, .content_digest = fetched->content, .bytes = 1}});
+  sidecar_step(s, {.now = schedule_.now(),
+                   .what = staging::StagingDone{
+                       .attempt = command.attempt, .content_digest = fetched.content, .bytes = 1}});
   if (process.machine && process.machine->held().find(version) != nullptr) {
-    process.store[version] = fetched->content;
-    if (fetched->lease) process.leases[version] = fetched->lease;
+    process.store[version] = fetched.content;
+    if (fetched.lease) process.leases[version] = fetched.lease;
   } else {
     process.hub->remove_version(version);
   }
+}
+
+void World::expect_content(std::size_t s, const staging::ExpectContent& command) {
+  SidecarProcess& process = sidecars_[s];
+  if (!process.incoming || process.incoming->command.announce.version != command.version) return;
+  process.incoming->expected = command.content_digest;
+  if (!process.incoming->bytes) return;
+  const staging::StartStaging staging = process.incoming->command;
+  schedule_.after(schedule_.micros(10, 500),
+                  [=, this, life = process.life, bytes = *process.incoming->bytes] {
+                    if (sidecars_[s].life == life)
+                      in_sidecar(s, [=, this] { bytes_arrived(s, staging, bytes); });
+                  });
 }
 
 // While only the canary gets a version, no other replica that serves may be paused for it.

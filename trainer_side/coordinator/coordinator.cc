@@ -11,6 +11,7 @@
 #include "shared/control/codec.h"
 #include "trainer_side/coordinator/decision_obligations.h"
 #include "trainer_side/coordinator/forget_rules.h"
+#include "trainer_side/coordinator/snapshot_stream.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
@@ -247,9 +248,19 @@ void Coordinator::handle(const PublishRequested& event) {
     return refuse_publish(context_, event,
                           fmt::format("version {} is not of this coordinator's epoch {}",
                                       event.version.to_string(), record().fence.epoch));
-  names_.note_used(event.version.step);
-  log_.note_offered(event.version);
+  // The bytes that a name stands for are not known before the snapshot is complete.
+  if (event.is_complete) note_offered(event.version);
   rounds_.publish(context_, log_, event);
+}
+
+void Coordinator::note_offered(const Version& version) {
+  names_.note_used(version.step);
+  log_.note_offered(version);
+}
+
+void Coordinator::handle(const SnapshotEnded& event) {
+  if (event.failure.empty() && rounds_.has_update(event.version)) note_offered(event.version);
+  rounds_.end_snapshot(context_, log_, event);
 }
 
 void Coordinator::handle(const RollbackRequested& event) {
@@ -615,6 +626,11 @@ std::string Coordinator::transport_problems() const {
   return coordinator::transport_problems(context_.options, context_.roster);
 }
 
+bool Coordinator::may_stream() const {
+  return claim_.is_claimed() && !log_.is_storing() && rounds_.may_begin(log_) &&
+         has_copying_member(context_);
+}
+
 bool Coordinator::has_update(const Version& version) const noexcept {
   return rounds_.has_update(version) || find_publish(queue_, version) != queue_.end();
 }
@@ -642,7 +658,8 @@ control::StatusReply Coordinator::status() const {
   if (log_.is_storing()) reply.activity += "; its record is being stored";
   if (const UpdateRound* round = rounds_.round(); round != nullptr)
     reply.activity += fmt::format(" {}{}", round->kind() == RoundKind::kRollback ? "back to " : "",
-                                  round->version().to_string());
+                                  round->version().to_string()) +
+                      (round->is_complete() ? "" : ", whose snapshot is under way");
   if (const Canary& canary = rounds_.canary(); canary.holds()) {
     reply.activity += fmt::format(
         "; {} is only on the canary '{}', and {} other replica{}: `wsync promote` or `wsync "

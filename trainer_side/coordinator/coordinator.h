@@ -86,6 +86,9 @@ class Coordinator {
   // Whether CancelRequested with this version concerns an update of this machine, decided or not.
   // With 0.0: whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
+  // Whether a publish may be requested before its snapshot is complete: its round would begin at
+  // once, and a sidecar that copies would receive the first bytes earlier.
+  [[nodiscard]] bool may_stream() const;
   // Number of replicas that wait because only the canary serves the target.
   [[nodiscard]] std::uint32_t canary_waiting() const noexcept {
     return rounds_.canary().holds() ? rounds_.canary().behind() : 0;
@@ -117,9 +120,11 @@ class Coordinator {
   void handle(const CancelRequested& event);
   void handle(const WaitingReplaced& event);
   void handle(const ForgetRequested& event);
+  void handle(const SnapshotEnded& event);
   void handle(const Replaced& event);
   void handle(const CoordinatorTick& event);
   void handle(const Stored& event);
+  void note_offered(const Version& version);
   void handle_hello(const PeerMessage& event, const control::Hello& hello);
   void handle_foreign_hello(const PeerMessage& event, const control::Hello& hello);
   void handle_higher_fence(const control::Fence& seen, const std::string& who);

@@ -27,7 +27,7 @@ struct PeerLost {
   std::string peer;
   std::string reason;
 };
-// A complete snapshot under a version from next_version(), to be published to the fleet.
+// A snapshot under a version from next_version(), to be published to the fleet.
 struct PublishRequested {
   std::uint64_t request = 0;  // chosen by the caller, returned in RoundDone
   Version version;
@@ -37,9 +37,22 @@ struct PublishRequested {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t snapshot_ns = 0;
+  // false: the snapshot is being taken. SnapshotEnded follows with its digest and time, and the
+  // step counts as used from then on.
+  bool is_complete = true;
+  bool was_streamed = false;  // its round has begun before its snapshot was complete
   // When the publish must have ended, whatever it waits for; std::nullopt: only the phases have
   // deadlines.
   std::optional<TimePoint> deadline = {};
+};
+// The end of the snapshot of a publish that was requested before it was complete. Does nothing if
+// that publish has ended.
+struct SnapshotEnded {
+  Version version;
+  Digest content_digest;
+  std::uint64_t snapshot_ns = 0;
+  std::string failure;  // not empty: there is no such version, and its publish ends for this reason
+  bool cancelled = false;  // with a failure: it was stopped on request
 };
 struct RollbackRequested {
   std::uint64_t request = 0;
@@ -83,7 +96,8 @@ struct Stored {
 struct CoordinatorEvent {
   TimePoint now{};
   std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, PromoteRequested,
-               CancelRequested, WaitingReplaced, Replaced, CoordinatorTick, Stored, ForgetRequested>
+               CancelRequested, WaitingReplaced, Replaced, CoordinatorTick, Stored, ForgetRequested,
+               SnapshotEnded>
       what;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint32_t kStageAttempts = 8;
 
-constexpr std::array<Transition<DeliveryState>, 18> kDeliveryTransitions = {{
+constexpr std::array<Transition<DeliveryState>, 19> kDeliveryTransitions = {{
     {DeliveryState::kNone, "a version is offered", DeliveryState::kAnnounced, "Announce"},
     {DeliveryState::kAnnounced, "the layout is unknown there, or a newer version is offered",
      DeliveryState::kAnnounced, "Announce"},
@@ -24,10 +24,13 @@ constexpr std::array<Transition<DeliveryState>, 18> kDeliveryTransitions = {{
     {DeliveryState::kStaged, "a newer version is offered", DeliveryState::kAnnounced, "Announce"},
     {DeliveryState::kFailed, "a newer version is offered", DeliveryState::kAnnounced, "Announce"},
     {DeliveryState::kAnnounced, "Accept", DeliveryState::kAccepted, ""},
-    {DeliveryState::kAccepted, "its round stages, or it is in no round", DeliveryState::kStaging,
-     "Stage"},
+    {DeliveryState::kAccepted,
+     "its round stages, or it is in no round; its source may be read already",
+     DeliveryState::kStaging, "Stage"},
     {DeliveryState::kStaging, "its source is lost", DeliveryState::kStaging,
      "Stage from another source"},
+    {DeliveryState::kStaging, "the snapshot is complete", DeliveryState::kStaging,
+     "Stage with the content digest"},
     {DeliveryState::kStaging, "Staged, with the expected digest", DeliveryState::kStaged, ""},
     {DeliveryState::kAnnounced, "Refuse, or the deadline passes", DeliveryState::kFailed,
      "leave or abort the round; try again later"},
@@ -133,7 +136,7 @@ control::Announce Delivery::repeat(const PublishRequested& publish, std::uint64_
 void Delivery::accept() { move(DeliveryState::kAccepted); }
 
 Result<control::Stage> Delivery::stage(const control::TransportAddress& source,
-                                       TimePoint deadline) {
+                                       const Digest& content, TimePoint deadline) {
   source_ = source;
   // Limit the attempts, so that a chain whose links fail again and again ends.
   if (++attempts_ > kStageAttempts)
@@ -142,7 +145,15 @@ Result<control::Stage> Delivery::stage(const control::TransportAddress& source,
                                    kStageAttempts, loss_.empty() ? "it did not say why" : loss_));
   move(DeliveryState::kStaging);
   deadline_ = deadline;
-  return control::Stage{.version = version_, .transport = source_.kind, .source = source_.address};
+  return stage_again(content);
+}
+
+control::Stage Delivery::stage_again(const Digest& content) const {
+  WSYNC_CHECK(state_ == DeliveryState::kStaging, "only what is being read has a source");
+  return {.version = version_,
+          .transport = source_.kind,
+          .source = source_.address,
+          .content_digest = content};
 }
 
 void Delivery::complete() { move(DeliveryState::kStaged); }

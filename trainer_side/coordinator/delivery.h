@@ -59,10 +59,12 @@ class Delivery {
                                          TimePoint deadline);
   [[nodiscard]] bool may_repeat() const noexcept { return attempts_ == 0; }
   void accept();
-  // The sidecar begins to read, or continues from another source. Returns kPeerLost if its source
-  // was lost too often.
+  // The sidecar begins to read, or continues from another source. `content`: zero while the
+  // snapshot is being taken. Returns kPeerLost if its source was lost too often.
   [[nodiscard]] Result<control::Stage> stage(const control::TransportAddress& source,
-                                             TimePoint deadline);
+                                             const Digest& content, TimePoint deadline);
+  // The last Stage once more, with the content digest that is known now. Only while staging.
+  [[nodiscard]] control::Stage stage_again(const Digest& content) const;
   // The sidecar has lost its source. The reason is named if stage() fails afterwards.
   void lose_source(std::string why) { loss_ = std::move(why); }
   void complete();

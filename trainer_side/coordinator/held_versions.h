@@ -1,5 +1,5 @@
-// HeldVersions: the versions whose snapshots this process holds for sidecars to read. Thread:
-// confined to one thread.
+// HeldVersions: the versions whose snapshots this process holds for sidecars to read, and the one
+// whose snapshot is being taken. Thread: confined to one thread.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trainer_side/coordinator/coordinator_context.h"
+#include "trainer_side/coordinator/snapshot_stream.h"
 
 namespace wsync::coordinator {
 
@@ -17,6 +18,11 @@ class HeldVersions {
   [[nodiscard]] const PublishRequested* find(const Version& version) const {
     const auto found = std::ranges::find(held_, version, &PublishRequested::version);
     return found == held_.end() ? nullptr : &*found;
+  }
+  // The snapshot of this version is complete. Does nothing if it is not here.
+  void complete(const SnapshotEnded& snapshot) {
+    const auto found = std::ranges::find(held_, snapshot.version, &PublishRequested::version);
+    if (found != held_.end()) coordinator::complete(*found, snapshot);
   }
   // Drops all other snapshots.
   template <class Predicate>

@@ -11,6 +11,7 @@
 #include "trainer_side/coordinator/decision_obligations.h"
 #include "trainer_side/coordinator/forget_rules.h"
 #include "trainer_side/coordinator/sidecar_delivery.h"
+#include "trainer_side/coordinator/snapshot_stream.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
@@ -92,6 +93,38 @@ void RoundScheduler::publish(CoordinatorContext& context, const DecisionLog& log
   if (waiting_) replace_waiting(context, {.version = waiting_->version, .by = event.version});
   waiting_ = event;
   held_since_.reset();
+}
+
+void RoundScheduler::end_snapshot(CoordinatorContext& context, DecisionLog& log,
+                                  const SnapshotEnded& event) {
+  const bool is_waiting = waiting_ && waiting_->version == event.version;
+  const bool is_in_round = round_ && round_->version() == event.version && !round_->is_complete();
+  if (!is_waiting && !is_in_round) return;
+  if (!event.failure.empty()) {
+    if (is_in_round) return abort(context, log, event.failure, event.cancelled);
+    return refuse_publish(context, *std::exchange(waiting_, std::nullopt), event.failure,
+                          event.cancelled ? PublishRefusal::kCancelled : PublishRefusal::kFailed);
+  }
+  if (is_waiting) return complete(*waiting_, event);
+  held_.complete(event);
+  round_->complete_snapshot(context, event);
+  if (round_->state() == RoundState::kStaging) stage_complete(context, log);
+}
+
+void RoundScheduler::stage_complete(CoordinatorContext& context, DecisionLog& log) {
+  const Version version = round_->version();
+  const std::vector<std::string> names = round_->members();
+  for (const std::string& name : names) {
+    // A delivery that fails at once may end this round.
+    if (!round_ || round_->version() != version) return;
+    Member& member = context.roster.add(name);
+    if (!round_->has(member)) continue;
+    if (member.delivery.state() == DeliveryState::kStaging)
+      send_content(context, member, *held_.find(version));
+    else if (member.delivery.state() == DeliveryState::kAccepted)
+      stage(context, log, member);
+  }
+  advance(context, log);
 }
 
 void RoundScheduler::replace_waiting(CoordinatorContext& context, const WaitingReplaced& event) {
@@ -275,8 +308,11 @@ void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& 
     return;
   }
   member.heartbeats = heartbeat.sequence;
-  coordinator::handle(context, log.record(), member, heartbeat);
   const bool in_round = is_in_round(member);
+  if (const PublishRequested* snapshot = held_.find(member.delivery.version());
+      in_round && snapshot != nullptr && may_lack_content(member, heartbeat, *snapshot))
+    send_content(context, member, *snapshot);
+  coordinator::handle(context, log.record(), member, heartbeat);
   if (in_round && round_->state() == RoundState::kStaging) advance(context, log);
   // It may have released the target's copy for the version of a round that has failed since.
   if (!in_round) catch_up(context, log, member);
@@ -344,8 +380,10 @@ Result<control::TransportAddress> RoundScheduler::source_of(const CoordinatorCon
 }
 
 void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member& member) {
-  const Result<> staging = source_of(context, member).and_then([&](const auto& source) {
-    return coordinator::stage(context, member, source);
+  const PublishRequested* snapshot = held_.find(member.delivery.version());
+  const Result<> staging = source_of(context, member).and_then([&](const auto& source) -> Result<> {
+    if (must_wait_for_snapshot(snapshot, source)) return {};  // until stage_complete()
+    return coordinator::stage(context, member, source, snapshot);
   });
   if (!staging) fail_delivery(context, log, member, staging.error().message());
 }
@@ -732,6 +770,10 @@ void RoundScheduler::handle_deadline(CoordinatorContext& context, DecisionLog& l
 }
 
 // ---- views ----
+
+bool RoundScheduler::may_begin(const DecisionLog& log) const noexcept {
+  return !round_ && !waiting_ && !is_for_canary(log.record());
+}
 
 bool RoundScheduler::has_update(const Version& version) const noexcept {
   if (waiting_ && waiting_->version == version) return true;

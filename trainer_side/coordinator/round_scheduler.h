@@ -61,9 +61,12 @@ class RoundScheduler {
 
   // ---- requests ----
 
-  // A snapshot under a version that may be used. Its round begins, or waits for the end of the
-  // current round, or until the canary no longer holds its version.
+  // A snapshot under a version that may be used, complete or not. Its round begins, or waits for
+  // the end of the current round, or until the canary no longer holds its version.
   void publish(CoordinatorContext& context, const DecisionLog& log, const PublishRequested& event);
+  // The snapshot of a publish that was requested before it was complete. Does nothing if that
+  // publish has ended.
+  void end_snapshot(CoordinatorContext& context, DecisionLog& log, const SnapshotEnded& event);
   // Does nothing unless that version is waiting.
   void replace_waiting(CoordinatorContext& context, const WaitingReplaced& event);
   void roll_back(CoordinatorContext& context, DecisionLog& log, const RollbackRequested& event);
@@ -119,6 +122,8 @@ class RoundScheduler {
   [[nodiscard]] bool is_in_round(const Member& member) const {
     return round_ && round_->has(member);
   }
+  // Whether a publish that is requested now begins its round at once.
+  [[nodiscard]] bool may_begin(const DecisionLog& log) const noexcept;
   // Whether a round of this version is running or waiting; with 0.0, whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
   // The version that waits for its round; 0.0 = none.
@@ -137,6 +142,8 @@ class RoundScheduler {
   void start(CoordinatorContext& context, const DecisionLog& log, const PublishRequested& publish);
   void advance(CoordinatorContext& context, DecisionLog& log);
   void stage_all(CoordinatorContext& context, DecisionLog& log);
+  // The content digest is known: sends it to those that read, and a source to those that waited.
+  void stage_complete(CoordinatorContext& context, DecisionLog& log);
   void decide(CoordinatorContext& context, DecisionLog& log, const DecisionChoice& choice,
               std::optional<RollbackRequested> rollback = std::nullopt);
   void handle_deadline(CoordinatorContext& context, DecisionLog& log);

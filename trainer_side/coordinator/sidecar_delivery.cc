@@ -73,10 +73,11 @@ void announce_to_all(CoordinatorContext& context, const PublishRequested& publis
     if (member.joined && !left_out.contains(name)) announce_in_round(context, member, publish);
 }
 
-Result<> stage(CoordinatorContext& context, Member& member,
-               const control::TransportAddress& source) {
+Result<> stage(CoordinatorContext& context, Member& member, const control::TransportAddress& source,
+               const PublishRequested* snapshot) {
   member.report.transport = source.kind;
-  const auto message = member.delivery.stage(source, context.now + context.options.stage);
+  const Digest content = snapshot == nullptr ? Digest{} : snapshot->content_digest;
+  const auto message = member.delivery.stage(source, content, context.now + context.options.stage);
   if (!message)
     return fail(message.error().code(), message.error().message() + earlier_failures(member));
   context.send(member, *message, member.delivery.round());
@@ -100,7 +101,12 @@ Result<StagedAnswer> handle_staged(CoordinatorContext& context, Member& member,
                                    const control::Staged& staged,
                                    const PublishRequested* snapshot) {
   if (!staged.failure.empty()) return handle_staging_failure(context, member, staged, snapshot);
-  if (snapshot != nullptr && snapshot->content_digest != staged.content_digest &&
+  const bool is_known = snapshot == nullptr || snapshot->is_complete;
+  if (!is_known && !planted("decided_without_content"))
+    return fail(ErrorCode::kDigestMismatch,
+                fmt::format("it has staged {} before its content digest was known",
+                            staged.version.to_string()));
+  if (snapshot != nullptr && is_known && snapshot->content_digest != staged.content_digest &&
       !planted("staged_digest_not_compared"))
     return fail(
         ErrorCode::kDigestMismatch,

@@ -20,9 +20,11 @@ void announce(CoordinatorContext& context, Member& member, const PublishRequeste
 // it.
 void announce_to_all(CoordinatorContext& context, const PublishRequested& publish,
                      const std::set<std::string>& left_out);
-// Sends the source to read from.
+// Sends the source to read from, and the content digest if `snapshot` has it. `snapshot`: of that
+// version, null if it is no longer here.
 [[nodiscard]] Result<> stage(CoordinatorContext& context, Member& member,
-                             const control::TransportAddress& source);
+                             const control::TransportAddress& source,
+                             const PublishRequested* snapshot);
 // Offers the version again if the sidecar did not know its layout. `snapshot`: of that version,
 // null if it is no longer here.
 [[nodiscard]] Result<> handle_refuse(CoordinatorContext& context, Member& member,

@@ -14,22 +14,25 @@
 #include "shared/base/weight_limits.h"
 #include "shared/transport/traits.h"
 #include "trainer_side/coordinator/slow_members.h"
+#include "trainer_side/coordinator/snapshot_stream.h"
 #include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
 namespace {
 
-constexpr std::array<Transition<RoundState>, 11> kRoundTransitions = {{
+constexpr std::array<Transition<RoundState>, 12> kRoundTransitions = {{
     {RoundState::kAnnouncing, "every member has accepted", RoundState::kStaging, "Stage"},
     {RoundState::kStaging, "all have staged, but replicas are missing", RoundState::kStaging,
      "wait for heartbeats of more replicas"},
+    {RoundState::kStaging, "the snapshot is complete", RoundState::kStaging,
+     "Stage with the content digest, or to those that map the source"},
     {RoundState::kStaging, "enough have staged (`commit`)", RoundState::kDeciding, "Store"},
     {RoundState::kDeciding, "the decision is stored", RoundState::kSwitching,
      "Decide to the members that have staged"},
-    {RoundState::kAnnouncing, "a cancel, a failure (`commit`) or a deadline", RoundState::kFinished,
-     "Abort"},
-    {RoundState::kStaging, "a cancel, a failure (`commit`) or a deadline", RoundState::kFinished,
-     "Abort"},
+    {RoundState::kAnnouncing, "a cancel, a failure (`commit`, the snapshot) or a deadline",
+     RoundState::kFinished, "Abort"},
+    {RoundState::kStaging, "a cancel, a failure (`commit`, the snapshot) or a deadline",
+     RoundState::kFinished, "Abort"},
     {RoundState::kDeciding, "the decision cannot be stored", RoundState::kFinished, "Abort"},
     {RoundState::kDeciding, "the publish's deadline passes before the store has answered",
      RoundState::kFinished, "report that; the decision is sent if it is stored"},
@@ -260,6 +263,8 @@ RoundStep UpdateRound::advance(const CoordinatorContext& context, std::uint64_t 
   if (state_ == RoundState::kSwitching)
     return total_.over == members_.size() ? RoundStep::kFinish : RoundStep::kWait;
   if (members_.empty()) return RoundStep::kAbort;
+  if (state_ == RoundState::kStaging && !is_complete() && !planted("decided_without_content"))
+    return RoundStep::kWait;
   if (state_ == RoundState::kAnnouncing)
     return total_.accepted == members_.size() ? RoundStep::kStage : RoundStep::kWait;
   if (enough_staged(context)) return RoundStep::kDecide;
@@ -271,8 +276,17 @@ RoundStep UpdateRound::advance(const CoordinatorContext& context, std::uint64_t 
 
 void UpdateRound::begin_staging(CoordinatorContext& context) {
   move(RoundState::kStaging);
-  deadline_ = in_time(context, context.options.stage);
+  // The snapshot has the time of the whole publish, and staging cannot end before it.
+  deadline_ = is_complete() || !publish_.deadline ? in_time(context, context.options.stage)
+                                                  : *publish_.deadline;
   context.emit(PhaseEntered{.request = publish_.request, .phase = control::ProgressPhase::kStage});
+}
+
+void UpdateRound::complete_snapshot(const CoordinatorContext& context,
+                                    const SnapshotEnded& snapshot) {
+  complete(publish_, snapshot);
+  started_ = context.now;
+  if (state_ == RoundState::kStaging) deadline_ = in_time(context, context.options.stage);
 }
 
 void UpdateRound::begin_deciding() { move(RoundState::kDeciding); }

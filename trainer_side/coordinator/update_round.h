@@ -68,6 +68,8 @@ class UpdateRound {
   [[nodiscard]] RoundKind kind() const noexcept { return kind_; }
   // The version to which the fleet is brought.
   [[nodiscard]] const Version& version() const noexcept { return publish_.version; }
+  // Whether the content digest of its version is known. Only then it may be decided.
+  [[nodiscard]] bool is_complete() const noexcept { return publish_.is_complete; }
   // Names of the members, in the order of the chain.
   [[nodiscard]] const std::vector<std::string>& members() const noexcept { return members_; }
   [[nodiscard]] bool has(const Member& member) const;
@@ -89,6 +91,8 @@ class UpdateRound {
   // does this too.
   void count(const CoordinatorContext& context, std::uint64_t number);
   void begin_staging(CoordinatorContext& context);
+  // The snapshot of its version is complete, so staging has all of its time from now on.
+  void complete_snapshot(const CoordinatorContext& context, const SnapshotEnded& snapshot);
   void begin_deciding();
   void begin_switching(CoordinatorContext& context);
   // The deadline of the switch begins again, because another replica has begun to switch in its
@@ -175,7 +179,7 @@ class UpdateRound {
   std::set<std::string> canary_members_;      // sidecars that had the canary at the decision
   std::optional<std::uint64_t> counted_for_;  // number of the newest decision at the last count
   TimePoint deadline_{};
-  TimePoint started_{};
+  TimePoint started_{};  // or the end of the snapshot, if that was later
   TimePoint decided_{};
   std::optional<TimePoint> hurried_;          // the earlier deadline of hurry()
   std::optional<TimePoint> only_slow_since_;  // since when only slow members are missing

@@ -82,8 +82,10 @@ class CoordinatorAgent final : public CoordinatorFacts {
   // first. Call it once, after create() and before the loop runs.
   [[nodiscard]] Result<> open(std::vector<control::TransportAddress> transports);
 
-  // Begins the round of a snapshot, or queues it behind the running round.
+  // Begins the round of a snapshot, complete or not, or queues it behind the running round.
   void request_round(coordinator::PublishRequested publish) { step(std::move(publish)); }
+  // The end of the snapshot of a publish whose round was requested before.
+  void end_snapshot(coordinator::SnapshotEnded snapshot) { step(std::move(snapshot)); }
   // Ends the publish of `version` as superseded if it still waits for its round.
   void replace_waiting(const Version& version, const Version& by) {
     step(coordinator::WaitingReplaced{.version = version, .by = by});
@@ -112,6 +114,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   [[nodiscard]] bool has_update(const Version& version) const override {
     return coordinator_.has_update(version);
   }
+  [[nodiscard]] bool may_stream() const override { return coordinator_.may_stream(); }
 
   [[nodiscard]] const control::Fence& fence() const noexcept { return coordinator_.fence(); }
   // Bytes moved in the running round.

@@ -1,7 +1,6 @@
 #include "trainer_side/publish/publish_queue.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <utility>
 
@@ -14,125 +13,7 @@ namespace {
 // A publish that waits longer than this is reported. Starting a fleet takes less.
 constexpr std::chrono::seconds kReportWaitAfter{2};
 
-constexpr std::array<Transition<JobState>, 31> kTransitions = {{
-    {JobState::kQueued, "its turn has come, and the coordinator is ready or it is kept",
-     JobState::kSnapshotting, "begin the snapshot"},
-    {JobState::kQueued,
-     "its deadline has passed, its step was used, it is abandoned, or the coordinator has stopped",
-     JobState::kFailed, "answer with the reason"},
-    {JobState::kQueued, "cancelled on request", JobState::kCancelled, "answer"},
-    {JobState::kSnapshotting, "the snapshot is complete", JobState::kWaiting,
-     "name the version, give it to the coordinator"},
-    {JobState::kSnapshotting,
-     "the snapshot is complete and kept, and the coordinator is not ready or engines are missing",
-     JobState::kHeld, "keep the snapshot"},
-    {JobState::kSnapshotting, "cancelled on request", JobState::kStopping, "stop the snapshot"},
-    {JobState::kSnapshotting, "the snapshot has failed, or the coordinator has stopped",
-     JobState::kFailed, "answer with the reason"},
-    {JobState::kSnapshotting, "abandoned before a weight was read, and it has stopped",
-     JobState::kCancelled, "answer"},
-    {JobState::kHeld, "the coordinator is ready", JobState::kWaiting,
-     "name the version, give it to the coordinator"},
-    {JobState::kHeld, "a newer snapshot is complete, or needs its memory", JobState::kSuperseded,
-     "answer"},
-    {JobState::kHeld,
-     "its step was used, its deadline has passed and it is not kept, or the coordinator has "
-     "stopped",
-     JobState::kFailed, "answer with the reason"},
-    {JobState::kHeld, "cancelled on request", JobState::kCancelled, "answer"},
-    {JobState::kStopping, "the snapshot has returned, complete or not", JobState::kCancelled,
-     "answer"},
-    {JobState::kStopping, "the snapshot has returned after the coordinator has stopped",
-     JobState::kFailed, "answer with the reason"},
-    {JobState::kWaiting, "its round begins", JobState::kAnnouncing, ""},
-    {JobState::kWaiting, "a newer publish replaces it", JobState::kSuperseded, "answer"},
-    {JobState::kWaiting, "the coordinator refuses it, or its deadline has passed",
-     JobState::kFailed, "answer with the reason"},
-    {JobState::kWaiting, "cancelled on request", JobState::kCancelled, "answer"},
-    {JobState::kAnnouncing, "every sidecar of the round has accepted", JobState::kStaging, ""},
-    {JobState::kAnnouncing, "the round is aborted", JobState::kFailed, "answer with the reason"},
-    {JobState::kAnnouncing, "cancelled on request", JobState::kCancelled, "answer"},
-    {JobState::kStaging, "the decision is stored", JobState::kSwitching, ""},
-    {JobState::kStaging, "the round is aborted", JobState::kFailed, "answer with the reason"},
-    {JobState::kStaging, "cancelled on request", JobState::kCancelled, "answer"},
-    {JobState::kSwitching, "every replica serves it", JobState::kServed, "answer"},
-    {JobState::kSwitching, "a replica does not serve it, or the coordinator has stopped",
-     JobState::kFailed, "answer with the reason"},
-    // Events that change no state.
-    {JobState::kQueued, "the coordinator is not ready", JobState::kQueued,
-     "report it once, after 2 s"},
-    {JobState::kHeld, "the coordinator is not ready, or engines are missing", JobState::kHeld,
-     "report it once, after 2 s"},
-    {JobState::kSnapshotting, "abandoned before a weight was read", JobState::kSnapshotting,
-     "stop the snapshot"},
-    {JobState::kSnapshotting, "its snapshot waits for memory", JobState::kSnapshotting,
-     "replace the publish that waits for its round"},
-    {JobState::kStopping, "cancelled on request again", JobState::kStopping, "answer as before"},
-}};
-
-bool is_snapshotting(JobState state) noexcept {
-  return state == JobState::kSnapshotting || state == JobState::kStopping;
-}
-
-bool is_in_round(JobState state) noexcept {
-  return state == JobState::kAnnouncing || state == JobState::kStaging ||
-         state == JobState::kSwitching;
-}
-
-JobState state_of(control::ProgressPhase phase) noexcept {
-  switch (phase) {
-    case control::ProgressPhase::kAnnounce:
-      return JobState::kAnnouncing;
-    case control::ProgressPhase::kStage:
-      return JobState::kStaging;
-    case control::ProgressPhase::kSwitch:
-      return JobState::kSwitching;
-    case control::ProgressPhase::kSnapshot:
-      break;
-  }
-  return JobState::kWaiting;  // not a phase of a round: no row leads there from a round
-}
-
 }  // namespace
-
-std::string_view job_state_name(JobState state) noexcept {
-  switch (state) {
-    case JobState::kQueued:
-      return "queued";
-    case JobState::kSnapshotting:
-      return "snapshotting";
-    case JobState::kStopping:
-      return "stopping";
-    case JobState::kHeld:
-      return "held";
-    case JobState::kWaiting:
-      return "waiting";
-    case JobState::kAnnouncing:
-      return "announcing";
-    case JobState::kStaging:
-      return "staging";
-    case JobState::kSwitching:
-      return "switching";
-    case JobState::kServed:
-      return "served";
-    case JobState::kFailed:
-      return "failed";
-    case JobState::kCancelled:
-      return "cancelled";
-    case JobState::kSuperseded:
-      return "superseded";
-  }
-  return "unknown";
-}
-
-bool is_legal(JobState from, JobState to) noexcept {
-  return allows<JobState>(kTransitions, from, to);
-}
-
-TransitionTable publish_transitions() {
-  return describe<JobState>("PublishQueue", "One publish, from the request to its answer.",
-                            kTransitions, job_state_name);
-}
 
 // ---- states ----
 
@@ -345,6 +226,13 @@ Result<PublishQueue::Cancelled> PublishQueue::cancel(const Version& version) {
   if (const auto request = snapshotting();
       request && (version.none() || jobs_.at(*request).version == version)) {
     const auto job = jobs_.find(*request);
+    if (job->second.end) {
+      cancelled.reply = control::CancelReply{
+          .reason = fmt::format("nothing to cancel: the round of {} has ended, and its snapshot is "
+                                "being stopped",
+                                job->second.version.to_string())};
+      return cancelled;
+    }
     WSYNC_TRY(move(job, JobState::kStopping));
     cancelled.commands.emplace_back(StopSnapshot{.request = *request});
     cancelled.reply = control::CancelReply{.ok = true, .version = job->second.version};
@@ -394,6 +282,44 @@ Result<PublishQueue::Commands> PublishQueue::draft_awaits_memory(std::uint64_t s
   return out;
 }
 
+bool PublishQueue::may_stream(Jobs::const_iterator job) const {
+  if (facts_.why_stopped() || facts_.why_not_ready() || why_held(job->second)) return false;
+  const bool is_alone = std::ranges::none_of(jobs_, [](const auto& entry) {
+    const JobState state = entry.second.state;
+    return state == JobState::kHeld || state == JobState::kWaiting || is_in_round(state);
+  });
+  const Version& version = job->second.version;
+  const Result<Version> next = facts_.next_version(0);
+  return is_alone && version.epoch != 0 && next && next->epoch == version.epoch &&
+         facts_.may_stream();
+}
+
+Result<PublishQueue::Commands> PublishQueue::copy_began(std::uint64_t request) {
+  const auto job = WSYNC_TRY(find(request));
+  Commands out;
+  if (job->second.state != JobState::kSnapshotting || !may_stream(job)) return out;
+  WSYNC_TRY(move(job, JobState::kStreaming));
+  out.emplace_back(RequestRound{.request = request,
+                                .version = job->second.version,
+                                .deadline = job->second.deadline,
+                                .streams = true});
+  return out;
+}
+
+Result<> PublishQueue::end_streaming(Jobs::iterator job, const std::optional<Error>& failure,
+                                     Commands& out) {
+  const Version version = job->second.version;
+  WSYNC_TRY(move(job, job->second.round));
+  if (!failure) {
+    taken_ = std::max(taken_, version);
+    out.emplace_back(CompleteRound{.request = job->first, .version = version});
+    return {};
+  }
+  job->second.failure = failure;
+  out.emplace_back(AbandonRound{.request = job->first, .version = version, .why = *failure});
+  return {};
+}
+
 Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t request,
                                                             const std::optional<Error>& failure) {
   const auto job = WSYNC_TRY(find(request));
@@ -401,6 +327,14 @@ Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t reques
     return fail(ErrorCode::kInternal, fmt::format("the snapshot of publish {} ends while it is {}",
                                                   request, job_state_name(job->second.state)));
   Commands out;
+  if (job->second.end) {
+    WSYNC_TRY(end_round(job, std::move(*job->second.end), out));
+    return out;
+  }
+  if (job->second.state == JobState::kStreaming) {
+    WSYNC_TRY(end_streaming(job, failure, out));
+    return out;
+  }
   std::optional<Error> why = failure;
   if (job->second.state == JobState::kStopping)
     why = Error(ErrorCode::kCancelled,
@@ -428,27 +362,53 @@ Result<> PublishQueue::phase_entered(std::uint64_t request, control::ProgressPha
   if (phase == control::ProgressPhase::kSnapshot)
     return fail(ErrorCode::kInternal,
                 fmt::format("publish {} enters a round by its snapshot", request));
-  return move(job, state_of(phase));
+  if (job->second.state != JobState::kStreaming) return move(job, state_of(phase));
+  // Nothing is decided before its content digest is known.
+  const JobState to = state_of(phase);
+  if (!is_legal(job->second.round, to) || to == JobState::kSwitching)
+    return fail(ErrorCode::kInternal,
+                fmt::format("publish {} streams, and its round cannot go from {} to {}", request,
+                            job_state_name(job->second.round), job_state_name(to)));
+  job->second.round = to;
+  return {};
 }
 
 Result<PublishQueue::Commands> PublishQueue::round_ended(std::uint64_t request, RoundEnd end) {
   const auto job = WSYNC_TRY(find(request));
-  JobState to = end.reply.ok ? JobState::kServed : JobState::kFailed;
-  if (end.superseded) to = JobState::kSuperseded;
-  if (end.cancelled) to = JobState::kCancelled;
   const JobState from = job->second.state;
+  Commands out;
+  if (from == JobState::kStreaming && !end.reply.ok) {
+    // The answer follows when nothing reads the weights any more.
+    WSYNC_TRY(move(job, JobState::kStopping));
+    job->second.end = std::move(end);
+    out.emplace_back(StopSnapshot{.request = request});
+    return out;
+  }
   // The coordinator has not received it before its snapshot is complete.
   if (from < JobState::kWaiting)
     return fail(ErrorCode::kInternal, fmt::format("the round of publish {} ends while it is {}",
                                                   request, job_state_name(from)));
+  WSYNC_TRY(end_round(job, std::move(end), out));
+  return out;
+}
+
+Result<> PublishQueue::end_round(Jobs::iterator job, RoundEnd end, Commands& out) {
+  JobState to = end.reply.ok ? JobState::kServed : JobState::kFailed;
+  if (end.superseded) to = JobState::kSuperseded;
+  if (end.cancelled) to = JobState::kCancelled;
   WSYNC_TRY(move(job, to));
-  EndPublish ended{.request = request, .end = to, .error = {}, .reply = {}, .had_round = true};
-  if (end.cancelled)
+  EndPublish ended{.request = job->first,
+                   .end = to,
+                   .error = std::move(job->second.failure),
+                   .reply = {},
+                   .had_round = true};
+  if (end.cancelled && !ended.error)
     ended.error = Error(ErrorCode::kCancelled,
                         fmt::format("{} was {}", end.reply.version.to_string(), end.reply.reason));
   ended.reply = std::move(end.reply);
   jobs_.erase(job);
-  return Commands{std::move(ended)};
+  out.emplace_back(std::move(ended));
+  return {};
 }
 
 // ---- views ----

@@ -1,7 +1,9 @@
 // PublishQueue: decides what happens to each publish of a trainer, from the request to the answer.
 //
 // Publishes take their snapshots one after the other. The coordinator runs one round at a time: one
-// publish with a complete snapshot may wait for it, and a newer one replaces it. The queue tracks
+// publish with a complete snapshot may wait for it, and a newer one replaces it. If a round may
+// begin at once and a sidecar receives copies, a publish streams: its round begins with the copy of
+// its snapshot, and is given the content digest at the end of it. The queue tracks
 // the state of each publish, limits its waits, names its version and decides the answers. Only the
 // coordinator begins and ends rounds; the queue checks that the reported ends are legal.
 //
@@ -17,40 +19,15 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
-#include "shared/base/transitions.h"
 #include "shared/control/messages.h"
+#include "trainer_side/publish/job_state.h"
 
 namespace wsync::publish {
-
-enum class JobState : std::uint8_t {
-  kQueued,        // waits for earlier snapshots and, unless it is kept, for the coordinator
-  kSnapshotting,  // its source is being opened and copied
-  kStopping,      // cancelled during its snapshot; the copy has not returned yet
-  kHeld,        // its snapshot is complete; waits for the claim of the fence, sidecars and engines
-  kWaiting,     // the coordinator has its snapshot but has not begun its round
-  kAnnouncing,  // in its round
-  kStaging,
-  kSwitching,  // decided
-  // Final states; an ended publish is removed.
-  kServed,
-  kFailed,
-  kCancelled,
-  kSuperseded,  // a newer one has replaced it while it waited
-};
-[[nodiscard]] std::string_view job_state_name(JobState state) noexcept;
-[[nodiscard]] constexpr bool has_ended(JobState state) noexcept {
-  return state >= JobState::kServed;
-}
-// Whether the transition table has a row from one state to the other.
-[[nodiscard]] bool is_legal(JobState from, JobState to) noexcept;
-// The transition table of one publish, for the protocol documentation.
-[[nodiscard]] TransitionTable publish_transitions();
 
 // What the queue asks the coordinator. The answers may change between any two calls.
 class CoordinatorFacts {
@@ -70,6 +47,9 @@ class CoordinatorFacts {
   // Whether the coordinator has an update of this version, decided or not; with 0.0, whether any
   // update is running.
   [[nodiscard]] virtual bool has_update(const Version& version) const = 0;
+  // Whether a round that is requested before its snapshot is complete begins at once, and some
+  // sidecar receives its first bytes earlier by that.
+  [[nodiscard]] virtual bool may_stream() const = 0;
 };
 
 // ---- commands ----
@@ -96,12 +76,27 @@ struct RequestRound {
   std::uint64_t request = 0;
   Version version;
   TimePoint deadline{};  // of the whole publish
+  // The snapshot is being taken: serve its buckets as they become complete. CompleteRound or
+  // AbandonRound follows, unless the round ends first.
+  bool streams = false;
+};
+// The snapshot of a publish that streams is complete: pass its content digest to the coordinator.
+struct CompleteRound {
+  std::uint64_t request = 0;
+  Version version;
+};
+// The snapshot of a publish that streams has failed or was stopped: the coordinator must end its
+// round for this reason.
+struct AbandonRound {
+  std::uint64_t request = 0;
+  Version version;
+  Error why;
 };
 // Answer the requester of this publish. The queue has removed it.
 struct EndPublish {
   std::uint64_t request = 0;
   JobState end = JobState::kFailed;
-  // It was cancelled, or has failed before it became a round.
+  // It was cancelled, its snapshot has failed, or it has failed before it became a round.
   std::optional<Error> error;
   control::PushReply reply;
   bool had_round = false;  // the coordinator has reported this end
@@ -117,8 +112,9 @@ struct ReplaceWaiting {
 struct ReportWait {
   std::string text;
 };
-using QueueCommand = std::variant<BeginSnapshot, StopSnapshot, HoldSnapshot, RequestRound,
-                                  EndPublish, ReplaceWaiting, ReportWait>;
+using QueueCommand =
+    std::variant<BeginSnapshot, StopSnapshot, HoldSnapshot, RequestRound, CompleteRound,
+                 AbandonRound, EndPublish, ReplaceWaiting, ReportWait>;
 
 // How the coordinator has ended a round, or has refused to begin it.
 struct RoundEnd {
@@ -161,6 +157,9 @@ class PublishQueue {
   // The same for a version that its trainer writes in place, before its publish is requested under
   // this step (0: the next free one).
   [[nodiscard]] Result<Commands> draft_awaits_memory(std::uint64_t step);
+  // The copy of the snapshot of BeginSnapshot begins: its layout is known, and it has an arena. The
+  // publish streams from now on if it may; its round is then requested.
+  [[nodiscard]] Result<Commands> copy_began(std::uint64_t request);
   // The snapshot of BeginSnapshot is complete or has failed.
   [[nodiscard]] Result<Commands> snapshot_ended(std::uint64_t request,
                                                 const std::optional<Error>& failure);
@@ -191,6 +190,9 @@ class PublishQueue {
     bool is_kept = false;
     std::string why;  // what its round waits for
     bool wait_reported = false;
+    JobState round = JobState::kWaiting;  // of one that streams: how far its round is
+    std::optional<RoundEnd> end;          // its round has ended before its snapshot
+    std::optional<Error> failure;         // of the snapshot of one that streams
   };
   using Jobs = std::map<std::uint64_t, Job>;
 
@@ -209,6 +211,11 @@ class PublishQueue {
   // What the round of this publish must wait for.
   [[nodiscard]] std::optional<std::string> why_held(const Job& job) const;
   [[nodiscard]] Result<> request_round(Jobs::iterator job, Commands& out);
+  [[nodiscard]] bool may_stream(Jobs::const_iterator job) const;
+  // The snapshot of a publish that streams has ended.
+  [[nodiscard]] Result<> end_streaming(Jobs::iterator job, const std::optional<Error>& failure,
+                                       Commands& out);
+  [[nodiscard]] Result<> end_round(Jobs::iterator job, RoundEnd end, Commands& out);
   // Ends an older publish that is held, because this one replaces it.
   [[nodiscard]] Result<> replace_held(std::uint64_t request, Commands& out);
   [[nodiscard]] Jobs::iterator held();
@@ -217,7 +224,8 @@ class PublishQueue {
   const CoordinatorFacts& facts_;
   const std::chrono::milliseconds deadline_;
   Jobs jobs_;  // by request; all that have not ended
-  // The newest version that was given to the coordinator, or that this queue has numbered itself.
+  // The newest version that was given to the coordinator with its snapshot, or that this queue has
+  // numbered itself.
   Version taken_;
   Version named_;  // the newest version whose snapshot has begun, whatever became of it
 };

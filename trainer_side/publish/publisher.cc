@@ -15,6 +15,18 @@ namespace {
 // More threads do not copy faster: a few of them saturate the memory.
 constexpr unsigned kSnapshotThreadsAuto = 16;
 
+// What is offered of a version, without its bytes.
+transport::Offer offer_of(const ArenaIdentity& identity, const BucketPlan& plan) {
+  transport::Offer offer;
+  offer.key = {.fence = {.epoch = identity.fence_epoch, .run_id = identity.fence_run_id},
+               .version = {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
+                           .step = identity.version_step},
+               .layout = identity.layout};
+  for (std::size_t i = 0; i < plan.bucket_count(); ++i)
+    offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
+  return offer;
+}
+
 }  // namespace
 
 unsigned Publisher::threads(std::uint32_t configured) {
@@ -94,6 +106,20 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
         if (*alive) on_wait();
       });
     };
+  if (order.on_copy)
+    request.on_copy = [loop = &loop_, alive = alive_,
+                       on_copy = std::move(order.on_copy)](const CopiedSnapshot& snapshot) {
+      loop->post([alive, on_copy, snapshot] {
+        if (*alive) on_copy(snapshot);
+      });
+    };
+  if (order.on_bucket)
+    request.on_bucket = [loop = &loop_, alive = alive_, on_bucket = std::move(order.on_bucket)](
+                            std::uint64_t bucket, const Digest& digest) {
+      loop->post([alive, on_bucket, bucket, digest] {
+        if (*alive) on_bucket(bucket, digest);
+      });
+    };
   request.stop = std::move(order.stop);
   request.done_bytes = &order.progress->done;
   request.total_bytes = &order.progress->total;
@@ -146,15 +172,24 @@ void Publisher::rename(Snapshot& snapshot, const control::Fence& fence, const Ve
   snapshotter_->rename(snapshot, fence.epoch, fence.run_id, version);
 }
 
+void Publisher::offer_buckets(const CopiedSnapshot& snapshot) {
+  transport::Offer offer = offer_of(snapshot.identity, *snapshot.layout.plan);
+  offer.data = snapshot.data;
+  offer.complete = false;
+  offer.hold = snapshot.hold;
+  for (const Server& server : servers_)
+    if (!server.transport->traits().maps_source) server.source->offer(offer);
+}
+
+void Publisher::bucket_complete(const Version& version, std::uint64_t bucket,
+                                const Digest& digest) {
+  for (const Server& server : servers_)
+    if (!server.transport->traits().maps_source)
+      server.source->bucket_ready(version, bucket, digest);
+}
+
 void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
-  transport::Offer offer;
-  const ArenaIdentity& identity = snapshot->identity();
-  offer.key = {.fence = {.epoch = identity.fence_epoch, .run_id = identity.fence_run_id},
-               .version = snapshot->version(),
-               .layout = identity.layout};
-  const BucketPlan& plan = *snapshot->plan();
-  for (std::size_t i = 0; i < plan.bucket_count(); ++i)
-    offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
+  transport::Offer offer = offer_of(snapshot->identity(), *snapshot->plan());
   offer.data = snapshot->data();
   offer.leaves = snapshot->leaves();
   offer.sums = snapshot->digests().leaves;

@@ -42,6 +42,10 @@ struct SnapshotOrder {
   std::optional<std::chrono::milliseconds> arena_wait;
   // Called on the loop if the snapshot must wait for an arena.
   std::function<void()> on_wait;
+  // Called on the loop when the copy begins, unless the bytes are in an arena already. After it,
+  // on_bucket is called on the loop for each bucket that is complete, before on_taken.
+  std::function<void(const CopiedSnapshot&)> on_copy;
+  std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
   std::stop_token stop;
   std::shared_ptr<SnapshotProgress> progress;
 };
@@ -77,6 +81,10 @@ class Publisher {
   void prepare_next();
   // Gives the snapshot its fence and version, before offer().
   void rename(Snapshot& snapshot, const control::Fence& fence, const Version& version);
+  // Serves the buckets of a snapshot that is being taken, by the kinds that copy, each when it is
+  // complete. offer() follows with the complete snapshot, or withdraw().
+  void offer_buckets(const CopiedSnapshot& snapshot);
+  void bucket_complete(const Version& version, std::uint64_t bucket, const Digest& digest);
   // Serves this version until it is withdrawn. Even after that, its arena is not written again
   // before the last reader has released it.
   void offer(const std::shared_ptr<const Snapshot>& snapshot);

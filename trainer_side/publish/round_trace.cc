@@ -104,8 +104,13 @@ void RoundTrace::sent(const std::string& sidecar, const control::Message& messag
     phase = {.phase = control::ProgressPhase::kStage, .version = stage->version, .begin = at};
   else if (const auto* decide = std::get_if<control::Decide>(&message))
     phase = {.phase = control::ProgressPhase::kSwitch, .version = decide->target, .begin = at};
-  // A request that got no answer makes no span.
-  if (phase) asked_[sidecar] = *phase;
+  if (!phase) return;
+  // A request that got no answer makes no span. One that is sent again goes on.
+  const auto open = asked_.find(sidecar);
+  if (open != asked_.end() && open->second.phase == phase->phase &&
+      open->second.version == phase->version)
+    return;
+  asked_[sidecar] = *phase;
 }
 
 std::optional<RoundTrace::Answered> RoundTrace::received(const std::string& sidecar,

@@ -44,14 +44,17 @@ std::string snapshot_name(const Version& version) {
 // protected at once. Several threads run it; no two threads process the same leaf.
 class Copier {
  public:
-  Copier(WeightSource& source, const BucketPlan& plan, const WriteLease& arena,
+  Copier(WeightSource& source, const ArenaLayout& layout, const WriteLease& arena,
          const SnapshotRequest& request)
       : source_(source),
-        plan_(plan),
+        plan_(*layout.plan),
+        table_(*layout.leaves),
         arena_(arena),
         request_(request),
         digester_(*source.manifest()),
-        clocks_(plan.bucket_count()) {
+        clocks_(plan_.bucket_count()),
+        sums_(table_.all().size()) {
+    const BucketPlan& plan = plan_;
     for (std::size_t i = 0; i < plan.pieces().size(); ++i)
       for (std::uint64_t at = 0; at < plan.pieces()[i].bytes; at += limits::kLeafBytes) {
         leaves_.push_back({i, at});
@@ -103,7 +106,7 @@ class Copier {
       const std::size_t first = next_.fetch_add(kRun);
       if (first >= leaves_.size() || is_over_) return;
       for (std::size_t i = first; i < std::min(first + kRun, leaves_.size()); ++i) {
-        auto copied = may_continue().and_then([&] { return copy_leaf(leaves_[i]); });
+        auto copied = may_continue().and_then([&] { return copy_leaf(i); });
         if (!copied) return end_with(std::move(copied).error());
       }
     }
@@ -117,7 +120,8 @@ class Copier {
     return {};
   }
 
-  Result<> copy_leaf(const Leaf& leaf) {
+  Result<> copy_leaf(std::size_t index) {
+    const Leaf& leaf = leaves_[index];
     const Piece& piece = plan_.pieces()[leaf.piece];
     const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
     const auto into = arena_.data().subspan(plan_.arena_offset(piece) + leaf.offset, n);
@@ -129,12 +133,22 @@ class Copier {
     if (!skipped) sum = WSYNC_TRY(source_.read_sum(piece.tensor, place, into));
     if (request_.done_bytes != nullptr) *request_.done_bytes += n;
     WSYNC_TRY(digester_.add_leaf(piece.tensor, offset / limits::kLeafBytes, sum));
+    sums_[index] = sum;
     BucketClock& clock = clocks_[piece.bucket];
-    if (--clock.leaves_left == 0)
+    const std::size_t left = --clock.leaves_left;
+    if (left == 0)
       // What this cannot protect, complete() reports to the readers.
       (void)arena_.protect(plan_.bucket_offset(piece.bucket), plan_.bucket_size(piece.bucket));
+    if (left == (planted("bucket_offered_early") ? 1 : 0)) offer(piece.bucket);
     clock.cover(begin, now());
     return {};
+  }
+
+  // Every thread has stored the sums of its leaves before it has counted them.
+  void offer(std::uint64_t bucket) const {
+    if (request_.on_bucket)
+      request_.on_bucket(bucket, bucket_digest(std::span(sums_).subspan(
+                                     table_.first(bucket), table_.bucket(bucket).size())));
   }
 
   void end_with(Error error) {
@@ -145,11 +159,13 @@ class Copier {
 
   WeightSource& source_;
   const BucketPlan& plan_;
+  const LeafTable& table_;
   const WriteLease& arena_;
   const SnapshotRequest& request_;
-  std::vector<Leaf> leaves_;
+  std::vector<Leaf> leaves_;         // in the order of table_
   ContentDigester digester_;         // needs no lock: each leaf has its own entry
   std::vector<BucketClock> clocks_;  // of each bucket
+  std::vector<WordSum> sums_;        // of each leaf
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> is_over_ = false;
   std::mutex mutex_;
@@ -259,7 +275,13 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
     if (const Result<> started = source.start(*written, plan); !started)
       return fail(started.error().with_context(snapshot_name(request.version)));
   }
-  Copier copier(source, plan, written->lease(), request);
+  if (!is_written && request.on_copy)
+    request.on_copy({.identity = identity,
+                     .manifest = manifest,
+                     .layout = layout,
+                     .data = written->data(),
+                     .hold = written->hold()});
+  Copier copier(source, layout, written->lease(), request);
   auto digests = copier.run(is_written && source.is_summed() ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   if (const Result<> good = source.check(digests->root); !good)

@@ -107,6 +107,15 @@ struct SnapshotterOptions {
   bool huge_pages = false;
 };
 
+// A snapshot whose copy begins.
+struct CopiedSnapshot {
+  ArenaIdentity identity;  // its content digest is zero
+  std::shared_ptr<const Manifest> manifest;
+  ArenaLayout layout;
+  std::span<const std::byte> data;   // a bucket may be read when it is complete
+  std::shared_ptr<const void> hold;  // keeps `data` mapped, and from being written by others
+};
+
 struct SnapshotRequest {
   std::uint64_t fence_epoch = 0;
   std::array<std::uint64_t, 2> fence_run_id{};
@@ -117,6 +126,13 @@ struct SnapshotRequest {
   std::optional<std::chrono::nanoseconds> arena_wait = std::nullopt;
   // Called once, on the thread of take(), if no arena is free at once.
   std::function<void()> on_wait = nullptr;
+  // Called once, on the thread of take(), when the copy begins. It is not called if the bytes are
+  // in an arena already.
+  std::function<void(const CopiedSnapshot&)> on_copy = nullptr;
+  // Called when a bucket is complete, with bucket_digest() of its leaves, on the thread that has
+  // written its last byte. Several threads may call it at the same time, each for another bucket.
+  // All calls return before take().
+  std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket = nullptr;
   std::optional<TimePoint> copy_deadline;  // for the copy; none = no limit
   std::stop_token stop;                    // ends it with kCancelled
   // Counts while copying, and before that while the memory of a new arena is touched; may be null.

@@ -19,6 +19,12 @@ constexpr std::chrono::milliseconds kProgressInterval{100};
 // An event that the queue refuses is a defect. It has changed nothing, so training continues.
 void log_refused(const Error& error) { log_error("publish queue: {}", error.message()); }
 
+SharedBytes encoded(const Manifest& manifest) {
+  ByteWriter layout;
+  manifest.encode(layout);
+  return std::move(layout).take();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
@@ -86,7 +92,9 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   };
   own.on_cancel = [this](const Version& version) { return cancel(version); };
   own.snapshot_bytes = [this](std::uint64_t request) -> std::optional<PhaseBytes> {
-    if (queue_->snapshotting() != request) return std::nullopt;
+    // The progress of one that streams is that of its round.
+    if (queue_->snapshotting() != request || queue_->state(request) == JobState::kStreaming)
+      return std::nullopt;
     const SnapshotProgress& snapshot = *jobs_.at(request).snapshot;
     return PhaseBytes{.done = snapshot.done.load(std::memory_order_relaxed),
                       .total = snapshot.total.load(std::memory_order_relaxed)};
@@ -202,6 +210,13 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
        .deadline = command.deadline,
        .arena_wait = job.job.arena_wait,
        .on_wait = [this, request] { execute(queue_->memory_awaited(request)); },
+       .on_copy = [this,
+                   request](const CopiedSnapshot& snapshot) { begin_copy(request, snapshot); },
+       .on_bucket =
+           [this, request](std::uint64_t bucket, const Digest& digest) {
+             if (const Job& streamed = jobs_.at(request); streamed.streams)
+               publisher_->bucket_complete(streamed.version, bucket, digest);
+           },
        .stop = job.stop.get_token(),
        .progress = job.snapshot},
       [this, request](Result<std::shared_ptr<Snapshot>> snapshot, std::chrono::nanoseconds took) {
@@ -232,33 +247,75 @@ void TrainerAgent::apply(const HoldSnapshot& command) {
   if (job.job.on_snapshotted) job.job.on_snapshotted({}, job.snapshot_time, command.why);
 }
 
-void TrainerAgent::apply(const RequestRound& command) {
-  Job& job = jobs_.at(command.request);
-  const auto snapshot = std::exchange(job.taken, nullptr);
-  const std::chrono::nanoseconds time = job.snapshot_time;
-  const control::Fence& fence = coordinator_->fence();
-  const ArenaIdentity& identity = snapshot->identity();
-  if (snapshot->version() != command.version || identity.fence_epoch != fence.epoch ||
-      identity.fence_run_id != fence.run_id)
-    publisher_->rename(*snapshot, fence, command.version);
-  coordinator_->recorder().snapshot_taken(command.request, *snapshot, time, now());
-  if (job.job.on_snapshotted) job.job.on_snapshotted(snapshot->version(), time, {});
-  // Offer the snapshot first, because a sidecar may request its bytes as soon as the version is
-  // announced.
-  publisher_->offer(snapshot);
+void TrainerAgent::begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot) {
+  jobs_.at(request).copied = snapshot;
+  execute(queue_->copy_began(request));
+  // The round may have ended at once, but the publish lasts until its snapshot has returned.
+  jobs_.at(request).copied.reset();
+}
+
+std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
+  Job& job = jobs_.at(request);
+  std::shared_ptr<const Snapshot> snapshot = std::exchange(job.taken, nullptr);
   job.version = snapshot->version();
+  coordinator_->recorder().snapshot_taken(request, *snapshot, job.snapshot_time, now());
+  if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, {});
+  publisher_->offer(snapshot);
   if (directory_) held_[job.version] = snapshot;
-  ByteWriter layout;
-  snapshot->manifest()->encode(layout);
+  return snapshot;
+}
+
+void TrainerAgent::apply(const RequestRound& command) {
+  if (command.streams) return request_stream(command);
+  Job& job = jobs_.at(command.request);
+  const control::Fence& fence = coordinator_->fence();
+  const ArenaIdentity& identity = job.taken->identity();
+  if (job.taken->version() != command.version || identity.fence_epoch != fence.epoch ||
+      identity.fence_run_id != fence.run_id)
+    publisher_->rename(*job.taken, fence, command.version);
+  // Before the round, because a sidecar may request its bytes as soon as the version is announced.
+  const auto snapshot = serve(command.request);
   coordinator_->request_round({.request = command.request,
                                .version = snapshot->version(),
                                .layout_digest = snapshot->manifest()->layout_digest(),
                                .content_digest = snapshot->identity().content,
-                               .layout = std::move(layout).take(),
+                               .layout = encoded(*snapshot->manifest()),
                                .bucket_bytes = snapshot->plan()->bucket_bytes(),
                                .arena_bytes = snapshot->plan()->arena_bytes(),
-                               .snapshot_ns = static_cast<std::uint64_t>(time.count()),
+                               .snapshot_ns = static_cast<std::uint64_t>(job.snapshot_time.count()),
                                .deadline = command.deadline});
+}
+
+void TrainerAgent::request_stream(const RequestRound& command) {
+  Job& job = jobs_.at(command.request);
+  const CopiedSnapshot& snapshot = *job.copied;
+  job.version = command.version;
+  job.streams = true;
+  publisher_->offer_buckets(snapshot);
+  coordinator_->request_round({.request = command.request,
+                               .version = command.version,
+                               .layout_digest = snapshot.identity.layout,
+                               .content_digest = {},
+                               .layout = encoded(*snapshot.manifest),
+                               .bucket_bytes = snapshot.layout.plan->bucket_bytes(),
+                               .arena_bytes = snapshot.layout.plan->arena_bytes(),
+                               .is_complete = false,
+                               .was_streamed = true,
+                               .deadline = command.deadline});
+}
+
+void TrainerAgent::apply(const CompleteRound& command) {
+  const std::chrono::nanoseconds time = jobs_.at(command.request).snapshot_time;
+  const auto snapshot = serve(command.request);
+  coordinator_->end_snapshot({.version = command.version,
+                              .content_digest = snapshot->identity().content,
+                              .snapshot_ns = static_cast<std::uint64_t>(time.count())});
+}
+
+void TrainerAgent::apply(const AbandonRound& command) {
+  coordinator_->end_snapshot({.version = command.version,
+                              .failure = command.why.message(),
+                              .cancelled = command.why.code() == ErrorCode::kCancelled});
 }
 
 void TrainerAgent::apply(EndPublish command) {

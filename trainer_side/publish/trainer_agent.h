@@ -130,9 +130,11 @@ class TrainerAgent {
     PublishProgress progress;
     std::shared_ptr<SnapshotProgress> snapshot = std::make_shared<SnapshotProgress>();
     std::stop_source stop;
-    // Set from the end of the snapshot until the round has been requested.
+    // Set from the end of the snapshot until its round has it.
     std::shared_ptr<Snapshot> taken;
-    Version version;  // from then on
+    std::optional<CopiedSnapshot> copied;  // while its round is being requested before its end
+    bool streams = false;                  // its buckets are served as they become complete
+    Version version;                       // from then on
     std::chrono::nanoseconds snapshot_time{};
   };
   TrainerAgent(Loop& loop, const config::TrainerConfig& config);
@@ -144,9 +146,15 @@ class TrainerAgent {
   void apply(const StopSnapshot& command);
   void apply(const HoldSnapshot& command);
   void apply(const RequestRound& command);
+  void apply(const CompleteRound& command);
+  void apply(const AbandonRound& command);
   void apply(EndPublish command);
   void apply(const ReplaceWaiting& command);
   void apply(const ReportWait& command);
+  void begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot);
+  void request_stream(const RequestRound& command);
+  // The snapshot is complete: records it, tells the requester, and serves its bytes.
+  std::shared_ptr<const Snapshot> serve(std::uint64_t request);
   void end_snapshot(std::uint64_t request, Result<std::shared_ptr<Snapshot>> snapshot,
                     std::chrono::nanoseconds took);
   void enter_phase(const coordinator::PhaseEntered& phase);

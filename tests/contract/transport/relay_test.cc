@@ -97,6 +97,28 @@ TEST_P(Relay, SecondSidecarGetsBucketsBeforeTheFirstHasAll) {
   EXPECT_FALSE(first.receiver.is_over());
 }
 
+// A trainer offers buckets while it takes the snapshot, and then the version with all its sums.
+TEST_P(Relay, AnOfferOfBucketsBecomesThatOfTheCompleteVersion) {
+  const TestVersion version(1);
+  Host trainer(make(), 0);
+  Host first(make(), version.data().size());
+  Host second(make(), version.data().size());
+  Offer part = version.offer();
+  part.complete = false;
+  part.leaves = nullptr;
+  part.sums = {};
+  trainer.source->offer(std::move(part));
+  first.join_chain(version, trainer.source->address());
+  second.join_chain(version, first.source->address());
+  trainer.source->bucket_ready(version.key().version, 0, version.digest(0));
+  ASSERT_TRUE(loop.run_until([&] { return !second.receiver.buckets.empty(); }));
+  trainer.source->offer(version.offer());
+  ASSERT_TRUE(loop.run_until([&] { return second.receiver.is_over(); }));
+  EXPECT_EQ(second.receiver.done, 1) << second.receiver.failure_text();
+  EXPECT_TRUE(first.receiver.holds(version));
+  EXPECT_TRUE(second.receiver.holds(version));
+}
+
 // Making memory for a large version takes longer than a source waits for an offer.
 TEST_P(Relay, WhoAsksBeforeTheFirstSidecarHasMemoryWaitsForIt) {
   const TestVersion version(1);

@@ -165,7 +165,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e430e002000"
+            "57534e430f002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -418,7 +418,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 14"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 15"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 

@@ -29,7 +29,7 @@ TEST(Delivery, GoesFromTheOfferToStaged) {
   EXPECT_FALSE(delivery.is_answer(7, {1, 1}, DeliveryState::kStaging)) << "not asked yet";
   delivery.accept();
   EXPECT_FALSE(delivery.relays());
-  ASSERT_TRUE(delivery.stage(kTcp, kSoon).has_value());
+  ASSERT_TRUE(delivery.stage(kTcp, {}, kSoon).has_value());
   EXPECT_TRUE(delivery.is_under_way());
   EXPECT_TRUE(delivery.relays());
   EXPECT_TRUE(delivery.reads_from({{"memfd", ""}, kTcp}));
@@ -58,8 +58,8 @@ TEST(Delivery, AChainWhoseLinksBreakAgainAndAgainComesToAnEnd) {
   Delivery delivery;
   (void)delivery.announce(publish_of(1), true, 1, kSoon);
   delivery.accept();
-  for (int i = 0; i < 8; ++i) EXPECT_TRUE(delivery.stage(kTcp, kSoon).has_value()) << i;
-  const auto again = delivery.stage(kTcp, kSoon);
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(delivery.stage(kTcp, {}, kSoon).has_value()) << i;
+  const auto again = delivery.stage(kTcp, {}, kSoon);
   ASSERT_FALSE(again.has_value());
   EXPECT_EQ(again.error().code(), ErrorCode::kPeerLost);
   delivery.fail(again.error().message(), kSoon);
@@ -74,7 +74,8 @@ TEST(Delivery, AMappedVersionIsNotRelayed) {
   Delivery delivery;
   (void)delivery.announce(publish_of(1), true, 1, kSoon);
   delivery.accept();
-  ASSERT_TRUE(delivery.stage({.kind = "memfd", .address = "/run/host.sock"}, kSoon).has_value());
+  ASSERT_TRUE(
+      delivery.stage({.kind = "memfd", .address = "/run/host.sock"}, {}, kSoon).has_value());
   EXPECT_FALSE(delivery.relays());
   delivery.complete();
   EXPECT_FALSE(delivery.relays());

@@ -42,7 +42,7 @@ class RoundTest : public testing::Test {
   }
   void stage(const std::string& name) {
     of(name).accept();
-    (void)of(name).stage(kTrainer, context_.now);
+    (void)of(name).stage(kTrainer, {}, context_.now);
   }
   void stage_all(UpdateRound& round) {
     announce_all();
@@ -65,7 +65,7 @@ TEST_F(RoundTest, APublishGoesThroughItsStates) {
   round.begin_staging(context_);
   for (const char* name : {"a", "b"}) {
     EXPECT_EQ(round.advance(context_, 0), RoundStep::kWait);
-    (void)of(name).stage(kTrainer, context_.now);
+    (void)of(name).stage(kTrainer, {}, context_.now);
     of(name).complete();
   }
   EXPECT_EQ(round.advance(context_, 0), RoundStep::kDecide);

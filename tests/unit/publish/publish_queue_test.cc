@@ -38,11 +38,13 @@ class FakeCoordinator final : public CoordinatorFacts {
   [[nodiscard]] bool has_update(const Version& version) const override {
     return update && (version.none() || version == *update);
   }
+  [[nodiscard]] bool may_stream() const override { return streams; }
 
   std::optional<Error> stopped;
   std::optional<std::string> not_ready;
   std::optional<std::string> too_few_engines;
   std::optional<Version> update;
+  bool streams = false;
   std::uint32_t epoch = 1;
   std::uint64_t used = 0;
 };
@@ -101,6 +103,13 @@ class PublishQueueTest : public testing::Test {
       cancel();
       return;
     }
+    if (state == JobState::kStreaming) {
+      coordinator_.streams = true;
+      execute(queue_->copy_began(1));
+      enter(1, ProgressPhase::kAnnounce);
+      ASSERT_EQ(queue_->state(1), state);
+      return;
+    }
     if (state == JobState::kHeld) coordinator_.not_ready = "nobody has joined";
     snapshot_ended(1);
     coordinator_.not_ready.reset();
@@ -111,7 +120,10 @@ class PublishQueueTest : public testing::Test {
     ASSERT_EQ(queue_->state(1), state);
   }
 
-  void start_anew() { queue_.emplace(coordinator_, kPublishDeadline); }
+  void start_anew() {
+    coordinator_.streams = false;
+    queue_.emplace(coordinator_, kPublishDeadline);
+  }
 
   FakeCoordinator coordinator_;
   std::optional<PublishQueue> queue_{std::in_place, coordinator_, kPublishDeadline};
@@ -598,6 +610,150 @@ TEST_F(PublishQueueTest, ARoundFailsInEachOfItsStates) {
   }
 }
 
+// ---- a round that begins with the snapshot ----
+
+TEST_F(PublishQueueTest, APublishStreamsIfItsRoundMayBeginWithItsSnapshot) {
+  coordinator_.streams = true;
+  add(1);
+  EXPECT_TRUE(all<RequestRound>().empty()) << "its layout is not known yet";
+  execute(queue_->copy_began(1));
+  ASSERT_EQ(all<RequestRound>().size(), 1U);
+  EXPECT_TRUE(all<RequestRound>()[0].streams);
+  EXPECT_EQ(all<RequestRound>()[0].version, (Version{1, 1}));
+  EXPECT_EQ(queue_->state(1), JobState::kStreaming);
+  EXPECT_EQ(queue_->snapshotting(), 1U);
+  enter(1, ProgressPhase::kAnnounce);
+  enter(1, ProgressPhase::kStage);
+  EXPECT_EQ(queue_->state(1), JobState::kStreaming) << "its snapshot is being taken";
+  EXPECT_FALSE(queue_->phase_entered(1, ProgressPhase::kSwitch).has_value())
+      << "a version is decided before its content digest is known";
+  EXPECT_FALSE(queue_->round_ended(1, {.reply = {.ok = true}}).has_value());
+  add(2);
+  EXPECT_EQ(queue_->state(2), JobState::kQueued) << "one snapshot at a time";
+  snapshot_ended(1);
+  ASSERT_EQ(all<CompleteRound>().size(), 1U);
+  EXPECT_EQ(all<CompleteRound>()[0].version, (Version{1, 1}));
+  EXPECT_EQ(queue_->state(1), JobState::kStaging);
+  advance();
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 2}));
+  execute(queue_->copy_began(2));
+  EXPECT_EQ(all<RequestRound>().size(), 1U) << "another round runs";
+  enter(1, ProgressPhase::kSwitch);
+  round_ended(1, {.reply = {.ok = true}});
+  EXPECT_EQ(last_end().end, JobState::kServed);
+}
+
+TEST_F(PublishQueueTest, ASnapshotThatEndsWhileItsRoundIsAnnouncedGoesOnFromThere) {
+  bring_to(JobState::kStreaming);
+  snapshot_ended(1);
+  EXPECT_EQ(queue_->state(1), JobState::kAnnouncing);
+}
+
+TEST_F(PublishQueueTest, ASnapshotThatEndsBeforeItsRoundHasBegunWaitsForIt) {
+  coordinator_.streams = true;
+  add(1);
+  execute(queue_->copy_began(1));
+  snapshot_ended(1);
+  EXPECT_EQ(queue_->state(1), JobState::kWaiting);
+  EXPECT_EQ(all<CompleteRound>().size(), 1U);
+}
+
+TEST_F(PublishQueueTest, APublishDoesNotStreamIfItsRoundWouldHaveToWait) {
+  const auto streams = [this] {
+    execute(queue_->copy_began(1));
+    return queue_->state(1) == JobState::kStreaming;
+  };
+  add(1);
+  EXPECT_FALSE(streams()) << "nobody receives copies";
+  coordinator_.streams = true;
+  coordinator_.not_ready = "nobody is there any more";
+  EXPECT_FALSE(streams());
+  coordinator_.not_ready.reset();
+  coordinator_.epoch = 2;
+  EXPECT_FALSE(streams()) << "it has a name of another epoch";
+  coordinator_.epoch = 1;
+  EXPECT_TRUE(streams());
+  execute(queue_->copy_began(1));
+  EXPECT_EQ(all<RequestRound>().size(), 1U) << "once";
+
+  start_anew();
+  coordinator_.streams = true;
+  coordinator_.too_few_engines = "no engine is attached";
+  add(1, 0, true);
+  EXPECT_FALSE(streams()) << "it is kept until there are engines";
+
+  start_anew();
+  coordinator_.streams = true;
+  coordinator_.too_few_engines.reset();
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 0, true);
+  coordinator_.not_ready.reset();
+  EXPECT_FALSE(streams()) << "it has no name yet";
+}
+
+TEST_F(PublishQueueTest, AFailedSnapshotEndsItsRoundAndTheAnswerHasItsError) {
+  bring_to(JobState::kStreaming);
+  snapshot_ended(1, Error(ErrorCode::kPeerLost, "rank 1 was lost"));
+  ASSERT_EQ(all<AbandonRound>().size(), 1U);
+  EXPECT_EQ(all<AbandonRound>()[0].why.message(), "rank 1 was lost");
+  EXPECT_TRUE(all<EndPublish>().empty()) << "the coordinator ends it";
+  round_ended(1, {.reply = {.reason = "rank 1 was lost"}});
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  ASSERT_TRUE(last_end().error.has_value());
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kPeerLost);
+}
+
+TEST_F(PublishQueueTest, AStepWhoseStreamedSnapshotHasFailedMayBeNamedAgain) {
+  coordinator_.streams = true;
+  add(1, 5);
+  execute(queue_->copy_began(1));
+  snapshot_ended(1, Error(ErrorCode::kPeerLost, "rank 1 was lost"));
+  round_ended(1, {.reply = {.reason = "rank 1 was lost"}});
+  add(2, 5);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 5}));
+  execute(queue_->copy_began(2));
+  snapshot_ended(2);
+  add(3, 5);
+  EXPECT_EQ(last_end().request, 3U);
+  EXPECT_THAT(last_end().reply.reason, HasSubstr("was used"));
+}
+
+TEST_F(PublishQueueTest, ARoundThatEndsBeforeItsSnapshotIsAnsweredWhenThatHasStopped) {
+  struct Case {
+    RoundEnd end;
+    JobState becomes;
+  };
+  for (const Case& one :
+       {Case{{.reply = {.reason = "every sidecar was lost"}}, JobState::kFailed},
+        Case{{.cancelled = true, .reply = {.reason = "cancelled"}}, JobState::kCancelled},
+        Case{{.superseded = true, .reply = {.reason = "superseded"}}, JobState::kSuperseded}}) {
+    start_anew();
+    commands_.clear();
+    bring_to(JobState::kStreaming);
+    round_ended(1, one.end);
+    EXPECT_EQ(queue_->state(1), JobState::kStopping);
+    ASSERT_EQ(all<StopSnapshot>().size(), 1U);
+    EXPECT_TRUE(all<EndPublish>().empty()) << "its weights are still being read";
+    const auto again = cancel();
+    ASSERT_TRUE(again.has_value());
+    EXPECT_FALSE(again->ok);
+    EXPECT_THAT(again->reason, HasSubstr("nothing to cancel"));
+    snapshot_ended(1, Error(ErrorCode::kCancelled, "the snapshot was stopped"));
+    EXPECT_EQ(last_end().end, one.becomes);
+    EXPECT_TRUE(last_end().had_round);
+    EXPECT_EQ(last_end().reply.reason, one.end.reply.reason);
+    EXPECT_EQ(last_end().error.has_value(), one.becomes == JobState::kCancelled);
+    EXPECT_TRUE(all<AbandonRound>().empty()) << "the coordinator has ended it";
+  }
+}
+
+TEST_F(PublishQueueTest, AStreamThatIsCancelledIsTheCoordinatorsToEnd) {
+  bring_to(JobState::kStreaming);
+  coordinator_.update = Version{1, 1};
+  EXPECT_EQ(cancel(), std::nullopt);
+  EXPECT_EQ(queue_->state(1), JobState::kStreaming);
+}
+
 // ---- what has no row ----
 
 TEST_F(PublishQueueTest, RequestsGrow) {
@@ -632,18 +788,18 @@ TEST_F(PublishQueueTest, EventsWithoutARowAreRefusedAndChangeNothing) {
   const std::vector<Event> events = {
       {"the snapshot ends",
        [](PublishQueue& queue) { return queue.snapshot_ended(1, {}).has_value(); },
-       {kSnapshotting, kStopping}},
+       {kSnapshotting, kStopping, kStreaming}},
       {"a snapshot phase", phase(ProgressPhase::kSnapshot), {}},
       {"announce", phase(ProgressPhase::kAnnounce), {kWaiting}},
-      {"stage", phase(ProgressPhase::kStage), {kAnnouncing}},
+      {"stage", phase(ProgressPhase::kStage), {kAnnouncing, kStreaming}},
       {"switch", phase(ProgressPhase::kSwitch), {kStaging}},
       {"served", end({.reply = {.ok = true}}), {kSwitching}},
-      {"failed", end({}), {kWaiting, kAnnouncing, kStaging, kSwitching}},
-      {"superseded", end({.superseded = true}), {kWaiting}},
-      {"cancelled", end({.cancelled = true}), {kWaiting, kAnnouncing, kStaging}},
+      {"failed", end({}), {kWaiting, kAnnouncing, kStaging, kSwitching, kStreaming}},
+      {"superseded", end({.superseded = true}), {kWaiting, kStreaming}},
+      {"cancelled", end({.cancelled = true}), {kWaiting, kAnnouncing, kStaging, kStreaming}},
   };
-  for (const JobState state :
-       {kQueued, kSnapshotting, kStopping, kHeld, kWaiting, kAnnouncing, kStaging, kSwitching})
+  for (const JobState state : {kQueued, kSnapshotting, kStopping, kHeld, kWaiting, kAnnouncing,
+                               kStaging, kSwitching, kStreaming})
     for (const Event& event : events) {
       SCOPED_TRACE(fmt::format("{} while it is {}", event.name, job_state_name(state)));
       start_anew();

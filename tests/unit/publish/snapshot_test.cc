@@ -3,6 +3,8 @@
 #include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <map>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -98,6 +100,83 @@ TEST(Snapshot, HoldsEveryTensorWhereThePlanSaysWithItsDigests) {
   const auto by_sums = digests_of_leaves(*snapshot.manifest(), view->leaf_sums());
   ASSERT_TRUE(by_sums.has_value()) << by_sums.error().message();
   EXPECT_EQ(*by_sums, snapshot.digests());
+}
+
+// A source whose last tensor fails, or is read as the one of a model.
+class FailingSource final : public WeightSource {
+ public:
+  explicit FailingSource(const Model& model) : source_(model.source()) {}
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
+    return source_.manifest();
+  }
+  [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
+                              std::span<std::byte> into) override {
+    if (tensor + 1 == manifest()->tensors().size())
+      return fail(ErrorCode::kIo, "the source cannot be read");
+    return source_.read(tensor, offset, into);
+  }
+
+ private:
+  MemorySource source_;
+};
+
+// A bucket that is reported is what it will be in the complete version, byte for byte.
+TEST(Snapshot, BucketsAreReportedWhenTheirLastByteIsThere) {
+  Snapshotter snapshotter({.threads = 3});
+  const Model model(1);
+  std::mutex mutex;
+  std::optional<CopiedSnapshot> copied;
+  std::map<std::uint64_t, Digest> promised;
+  std::map<std::uint64_t, Digest> found;
+  SnapshotRequest wanted = request(7);
+  wanted.on_copy = [&](const CopiedSnapshot& snapshot) {
+    EXPECT_TRUE(promised.empty());
+    copied = snapshot;
+  };
+  wanted.on_bucket = [&](std::uint64_t bucket, const Digest& digest) {
+    std::vector<WordSum> sums;
+    for (const LeafPlace& leaf : copied->layout.leaves->bucket(bucket))
+      sums.push_back(word_sum(copied->data.subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+    const std::lock_guard lock(mutex);
+    EXPECT_TRUE(promised.emplace(bucket, digest).second) << "once";
+    found[bucket] = bucket_digest(sums);
+  };
+  const auto taken = take(snapshotter, model, wanted);
+  ASSERT_TRUE(taken.has_value()) << taken.error().message();
+  ASSERT_TRUE(copied.has_value());
+  EXPECT_EQ(copied->identity.layout, (*taken)->identity().layout);
+  EXPECT_EQ(copied->identity.version_step, 7U);
+  EXPECT_EQ(copied->identity.content, Digest{});
+  EXPECT_EQ(promised.size(), (*taken)->plan()->bucket_count());
+  for (const auto& [bucket, digest] : promised) {
+    const auto sums =
+        std::span((*taken)->digests().leaves)
+            .subspan((*taken)->leaves()->first(bucket), (*taken)->leaves()->bucket(bucket).size());
+    EXPECT_EQ(digest, bucket_digest(sums)) << "bucket " << bucket << " was offered too early";
+    EXPECT_EQ(found[bucket], digest) << "bucket " << bucket << " was offered too early";
+  }
+}
+
+TEST(Snapshot, AnArenaThatIsStillServedIsNotWrittenAfterAFailure) {
+  Snapshotter snapshotter({.arenas = 1, .threads = 2});
+  const Model model(1);
+  std::optional<CopiedSnapshot> copied;
+  std::atomic<int> buckets = 0;
+  SnapshotRequest wanted = request(1);
+  wanted.on_copy = [&](const CopiedSnapshot& snapshot) { copied = snapshot; };
+  wanted.on_bucket = [&](std::uint64_t, const Digest&) { ++buckets; };
+  FailingSource source(model);
+  const auto failed = snapshotter.take(source, wanted);
+  ASSERT_FALSE(failed.has_value());
+  EXPECT_GT(buckets, 0) << "some were served";
+  ASSERT_TRUE(copied.has_value());
+  const std::vector<std::byte> before(copied->data.begin(), copied->data.end());
+  SnapshotRequest next = request(2);
+  next.deadline = now();
+  EXPECT_EQ(take(snapshotter, Model(9), next).error().code(), ErrorCode::kBusy);
+  EXPECT_TRUE(std::ranges::equal(copied->data, before));
+  copied.reset();
+  EXPECT_TRUE(take(snapshotter, Model(9), next).has_value()) << "nobody has it any more";
 }
 
 TEST(Snapshot, ProgressCountsTheMemoryOfANewArenaOnly) {

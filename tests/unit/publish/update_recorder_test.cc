@@ -113,6 +113,8 @@ TEST(UpdateRecorder, TheStagesOfASidecar) {
   const std::uint64_t request = recorder.next_request();
   recorder.snapshot_began(request, {1, 1}, kRecorded);
   recorder.sent("a", control::Stage{.version = {1, 1}}, kRecorded + milliseconds(10));
+  recorder.sent("a", control::Stage{.version = {1, 1}, .content_digest = {.low = 1}},
+                kRecorded + milliseconds(12));  // the same, with the digest that is known now
   recorder.received("a", control::Accept{.version = {1, 1}}, kRecorded + milliseconds(15));
   recorder.received("a", control::Staged{.version = {1, 1}}, kRecorded + milliseconds(20));
   const auto rounds = recorder.rounds(kRecorded + milliseconds(30));
@@ -120,6 +122,7 @@ TEST(UpdateRecorder, TheStagesOfASidecar) {
   EXPECT_EQ(rounds[0]->lanes[0].sidecar, "a");
   ASSERT_EQ(rounds[0]->lanes[0].stages.size(), 1U);
   EXPECT_EQ(rounds[0]->lanes[0].stages[0].name, "stage");
+  EXPECT_EQ(rounds[0]->lanes[0].stages[0].begin, kRecorded + milliseconds(10));
   EXPECT_EQ(recorder.spans().spans().size(), 1U);
 }
 

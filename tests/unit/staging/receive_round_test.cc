@@ -11,6 +11,7 @@ namespace {
 control::Announce offer() {
   control::Announce announce;
   announce.version = kV1;
+  announce.content_digest = {.low = 1};
   return announce;
 }
 control::Envelope round_of(std::uint64_t round) {
@@ -74,6 +75,25 @@ TEST(ReceiveRound, ResumesFromAnotherSource) {
   EXPECT_EQ(round.state(), ReceiveState::kStalled);
   EXPECT_TRUE(round.assign(5, from("c"))) << "the same source may be back";
   EXPECT_GT(round.start().attempt, second.attempt);
+}
+
+TEST(ReceiveRound, LearnsItsContentOnce) {
+  ReceiveRound round;
+  control::Announce streamed = offer();
+  streamed.content_digest = {};
+  round.open(round_of(1), streamed, false);
+  EXPECT_FALSE(round.has_content());
+  round.accept();
+  ASSERT_TRUE(round.assign(1, from("a")));
+  EXPECT_EQ(round.start().announce.content_digest, Digest{});
+  EXPECT_EQ(round.activity(), "staging " + kV1.to_string() + ", whose snapshot is under way");
+  EXPECT_FALSE(round.learn_content({})) << "it is not known yet";
+  EXPECT_TRUE(round.learn_content({.low = 7}));
+  EXPECT_TRUE(round.has_content());
+  EXPECT_FALSE(round.learn_content({.low = 7}));
+  EXPECT_EQ(round.activity(), "staging " + kV1.to_string());
+  ASSERT_TRUE(round.assign(2, from("b")));
+  EXPECT_EQ(round.start().announce.content_digest, (Digest{.low = 7}));
 }
 
 TEST(ReceiveRound, OnlyANewerRoundCountsUnderOneFence) {

@@ -914,6 +914,121 @@ TEST_F(SidecarTest, EveryEventInEveryState) {
   }
 }
 
+// ---- versions whose content digest follows ----
+
+class StreamedVersion : public SidecarTest {
+ protected:
+  // Begins to stage V1, whose snapshot is being taken.
+  void begin() {
+    welcome(kNow);
+    message(kNow, 1, control::Announce{.version = kV1, .layout_digest = {.low = 1}});
+    step(LayoutChecked{.round = 1});
+    stage_from("a");
+    ASSERT_NE(command<StartStaging>(), nullptr);
+    attempt_ = command<StartStaging>()->attempt;
+  }
+  void stage_from(const std::string& source, const Digest& content = {}) {
+    message(kNow, 1, control::Stage{.version = kV1, .source = source, .content_digest = content});
+  }
+  void arrive() { step(StagingDone{.attempt = attempt_, .content_digest = content_of(kV1)}); }
+
+  std::uint64_t attempt_ = 0;
+};
+
+TEST_F(StreamedVersion, IsStagedWhenItsDigestHasCome) {
+  begin();
+  EXPECT_EQ(command<StartStaging>()->announce.content_digest, Digest{});
+  EXPECT_EQ(sidecar.status(now).activity,
+            "staging " + kV1.to_string() + ", whose snapshot is under way");
+  stage_from("a", content_of(kV1));
+  const auto* expect = command<ExpectContent>();
+  ASSERT_NE(expect, nullptr);
+  EXPECT_EQ(expect->version, kV1);
+  EXPECT_EQ(expect->content_digest, content_of(kV1));
+  EXPECT_EQ(command<StartStaging>(), nullptr) << "it comes from there already";
+  EXPECT_EQ(sidecar.status(now).activity, "staging " + kV1.to_string());
+  stage_from("a", content_of(kV1));
+  EXPECT_EQ(command<ExpectContent>(), nullptr) << "it is known";
+  stage_from("a");
+  EXPECT_EQ(command<ExpectContent>(), nullptr) << "a late message takes nothing back";
+  arrive();
+  ASSERT_NE(replied<control::Staged>(), nullptr);
+  EXPECT_TRUE(replied<control::Staged>()->failure.empty());
+  EXPECT_EQ(replied<control::Staged>()->content_digest, content_of(kV1));
+}
+
+TEST_F(StreamedVersion, IsNotStagedWithoutItsDigest) {
+  begin();
+  arrive();  // the store waits; this one has gone wrong
+  ASSERT_NE(replied<control::Staged>(), nullptr);
+  EXPECT_FALSE(replied<control::Staged>()->failure.empty());
+  EXPECT_TRUE(sidecar.held().versions().empty());
+}
+
+TEST_F(StreamedVersion, AnotherSourceBringsTheDigestAsWell) {
+  begin();
+  stage_from("b", content_of(kV1));
+  ASSERT_NE(command<StartStaging>(), nullptr);
+  EXPECT_TRUE(command<StartStaging>()->resume);
+  EXPECT_EQ(command<StartStaging>()->announce.content_digest, content_of(kV1));
+}
+
+TEST_F(StreamedVersion, TheDigestMayComeWhileItsSourceIsLostOrItsLayoutIsChecked) {
+  begin();
+  step(StagingFailed{.attempt = attempt_, .source_lost = true});
+  stage_from("a", content_of(kV1));
+  ASSERT_NE(command<StartStaging>(), nullptr);
+  EXPECT_EQ(command<StartStaging>()->announce.content_digest, content_of(kV1));
+
+  message(kNow, 2, control::Announce{.version = kV2, .layout_digest = {.low = 1}});
+  message(kNow, 2,
+          control::Stage{.version = kV2, .source = "a", .content_digest = content_of(kV2)});
+  EXPECT_EQ(command<StartStaging>(), nullptr);
+  step(LayoutChecked{.round = 2});
+  message(kNow, 2,
+          control::Stage{.version = kV2, .source = "a", .content_digest = content_of(kV2)});
+  ASSERT_NE(command<StartStaging>(), nullptr);
+  EXPECT_EQ(command<StartStaging>()->announce.content_digest, content_of(kV2));
+}
+
+TEST_F(StreamedVersion, AnotherDigestThanTheKnownOneChangesNothing) {
+  begin();
+  stage_from("a", content_of(kV1));
+  const std::uint64_t dropped = sidecar.dropped();
+  stage_from("b", content_of(kV2));
+  EXPECT_EQ(sidecar.dropped(), dropped + 1);
+  EXPECT_TRUE(last.empty());
+}
+
+TEST_F(StreamedVersion, ADecisionBringsTheDigestOfWhatStillArrives) {
+  begin();
+  decide(1, kV1);  // a quorum has staged it
+  persisted();
+  const auto* expect = command<ExpectContent>();
+  ASSERT_NE(expect, nullptr);
+  EXPECT_EQ(expect->content_digest, content_of(kV1));
+  EXPECT_FALSE(replied<control::Decided>()->refused);
+  arrive();
+  ASSERT_NE(replied<control::Staged>(), nullptr);
+  EXPECT_TRUE(replied<control::Staged>()->failure.empty());
+}
+
+TEST_F(StreamedVersion, IsDroppedWithItsRound) {
+  begin();
+  message(kNow, 1, control::Abort{.version = kV1, .reason = "the source cannot be read"});
+  ASSERT_NE(command<CancelStaging>(), nullptr);
+  EXPECT_EQ(command<CancelStaging>()->version, kV1);
+  stage_from("a", content_of(kV1));
+  EXPECT_TRUE(last.empty()) << "its round has ended";
+}
+
+TEST_F(StreamedVersion, AHeldVersionIsNotOfferedWithoutItsDigest) {
+  serve(kV1);
+  message(kNow, 9, control::Announce{.version = kV1});
+  ASSERT_NE(replied<control::Refuse>(), nullptr);
+  EXPECT_NE(replied<control::Refuse>()->reason.find("names different bytes"), std::string::npos);
+}
+
 // ---- replicas that are gone ----
 
 TEST_F(SidecarTest, AReplicaWithoutEnginesIsForgottenAndTheCoordinatorIsInformedAtOnce) {

@@ -300,6 +300,58 @@ TEST_F(StoreTest, BytesThatDifferFromTheAnnouncementAreNotStaged) {
   EXPECT_TRUE(stage_own(store, model_, 1).has_value());  // and the arena is free again
 }
 
+TEST_F(StoreTest, AVersionIsCompleteWhenItsDigestHasComeAfterItsBytes) {
+  for (const bool is_right : {true, false}) {
+    Store store({}, loop_.post());
+    StagingJob job = model_.job(1);
+    job.identity.content = {};
+    staged_.reset();
+    memory_.reset();
+    ASSERT_TRUE(store.begin_own(std::move(job), note_memory(), note()).has_value());
+    ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+    const Destination destination = **std::exchange(memory_, std::nullopt);
+    std::ranges::copy(model_.data, destination.data.begin());
+    for (std::uint64_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
+      bucket_arrived(store, model_, bucket, destination.data);
+    store.all_arrived();
+    loop_.run_posted();
+    EXPECT_FALSE(staged_.has_value()) << "a version is staged before its content digest is known";
+    EXPECT_TRUE(store.arriving().has_value());
+    store.expect_content(is_right ? model_.digests.root : Digest{.low = 3});
+    ASSERT_TRUE(finished());
+    ASSERT_EQ(staged_->has_value(), is_right) << "it is staged with another content digest";
+    if (is_right) {
+      EXPECT_EQ((*staged_)->get()->identity().content, model_.digests.root);
+      store.expect_content({.low = 3});  // nothing is being staged
+      EXPECT_THAT(store.versions_held(), ElementsAre(step(1)));
+    } else {
+      EXPECT_EQ(staged_->error().code(), ErrorCode::kDigestMismatch);
+      EXPECT_TRUE(store.versions_held().empty());
+    }
+  }
+}
+
+TEST_F(StoreTest, TheDigestMayComeBeforeTheLastByte) {
+  Store store({}, loop_.post());
+  StagingJob job = model_.job(1);
+  job.identity.content = {};
+  staged_.reset();
+  memory_.reset();
+  ASSERT_TRUE(store.begin_own(std::move(job), note_memory(), note()).has_value());
+  store.expect_content({});  // it is not known
+  ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+  const Destination destination = **std::exchange(memory_, std::nullopt);
+  std::ranges::copy(model_.data, destination.data.begin());
+  for (std::uint64_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket) {
+    if (bucket == 1) store.expect_content(model_.digests.root);
+    bucket_arrived(store, model_, bucket, destination.data);
+  }
+  EXPECT_FALSE(staged_.has_value());
+  store.all_arrived();
+  ASSERT_TRUE(finished());
+  EXPECT_TRUE(staged_->has_value());
+}
+
 TEST_F(StoreTest, MissingBucketIsFoundByCoverage) {
   Store store({}, loop_.post());
   const auto staged = stage_own(store, model_, 1, 1);

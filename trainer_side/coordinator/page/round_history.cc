@@ -37,18 +37,34 @@ void RoundHistory::close(Running& running, TimePoint at) {
   running.open = {};
 }
 
+// The snapshot is the first phase, also if its end is not the first one.
+void RoundHistory::close_copying(Running& running, TimePoint at) {
+  if (running.copying.name.empty()) return;
+  running.copying.end = at;
+  if (running.record.phases.size() < kStagesOfLane)
+    running.record.phases.insert(running.record.phases.begin(), running.copying);
+  running.copying = {};
+}
+
 void RoundHistory::snapshot_taken(std::uint64_t request, const Version& version, TimePoint at) {
   const auto it = running_.find(request);
   if (it == running_.end()) return;
-  it->second.record.version = version;
-  close(it->second, at);
+  Running& running = it->second;
+  running.record.version = version;
+  if (running.copying.name.empty())
+    close(running, at);
+  else
+    close_copying(running, at);
 }
 
 void RoundHistory::entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at) {
   const auto it = running_.find(request);
   if (it == running_.end()) return;
-  close(it->second, at);
-  it->second.open = {.name = control::phase_name(phase), .begin = at};
+  Running& running = it->second;
+  if (running.open.name == control::phase_name(control::ProgressPhase::kSnapshot))
+    running.copying = std::exchange(running.open, {});
+  close(running, at);
+  running.open = {.name = control::phase_name(phase), .begin = at};
 }
 
 void RoundHistory::answered(const std::string& sidecar, const Version& version,
@@ -74,6 +90,7 @@ void RoundHistory::ended(std::uint64_t request, std::string_view result, const s
                          const std::vector<control::ReplicaOutcome>& outcomes, TimePoint at) {
   auto entry = running_.extract(request);
   if (entry.empty()) return;
+  close_copying(entry.mapped(), at);
   close(entry.mapped(), at);
   RoundRecord& record = entry.mapped().record;
   record.ended = at;
@@ -90,6 +107,7 @@ std::vector<RoundHistory::Round> RoundHistory::rounds(TimePoint at) const {
   std::vector<Round> all;
   for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
     Running running = it->second;
+    close_copying(running, at);
     close(running, at);
     running.record.ended = at;
     all.push_back(std::make_shared<const RoundRecord>(std::move(running.record)));

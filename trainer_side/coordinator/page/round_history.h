@@ -75,8 +75,10 @@ class RoundHistory {
  private:
   struct Running {
     RoundRecord record;
-    RoundStage open;  // an empty name: between two phases
+    RoundStage open;     // an empty name: between two phases
+    RoundStage copying;  // its snapshot, if its round has begun before the end of it
   };
+  static void close_copying(Running& running, TimePoint at);
   static void close(Running& running, TimePoint at);
   std::map<std::uint64_t, Running> running_;  // by request
   std::deque<Round> ended_;                   // newest first

@@ -123,6 +123,36 @@ TEST(RoundHistory, KeepsTheStagesOfAnUpdateAndHowItEnded) {
   EXPECT_EQ(rounds[1]->outcomes.size(), 1U);
 }
 
+// The phases of a round that begins with its snapshot lie beside it.
+TEST(RoundHistory, ASnapshotMayEndAfterItsRoundHasBegun) {
+  RoundHistory history;
+  history.began(7, {0, 4}, kStart);
+  history.entered(7, ProgressPhase::kAnnounce, kStart + milliseconds(2));
+  history.entered(7, ProgressPhase::kStage, kStart + milliseconds(3));
+  const auto running = history.rounds(kStart + milliseconds(5));
+  ASSERT_EQ(running[0]->phases.size(), 3U);
+  EXPECT_EQ(running[0]->phases[0].name, "snapshot");
+  EXPECT_EQ(running[0]->phases[0].end, kStart + milliseconds(5)) << "until now";
+  history.snapshot_taken(7, {0, 4}, kStart + milliseconds(20));
+  history.entered(7, ProgressPhase::kSwitch, kStart + milliseconds(30));
+  history.ended(7, "served", "", {}, kStart + milliseconds(40));
+  const auto& phases = history.rounds(kStart + milliseconds(50))[0]->phases;
+  ASSERT_EQ(phases.size(), 4U);
+  EXPECT_EQ(phases[0].name, "snapshot");
+  EXPECT_EQ(phases[0].end, kStart + milliseconds(20));
+  EXPECT_EQ(phases[2].name, "stage");
+  EXPECT_EQ(phases[2].begin, kStart + milliseconds(3));
+  EXPECT_EQ(phases[2].end, kStart + milliseconds(30));
+
+  history.began(8, {0, 5}, kStart);
+  history.entered(8, ProgressPhase::kAnnounce, kStart + milliseconds(2));
+  history.ended(8, "cancelled", "", {}, kStart + milliseconds(9));
+  const auto& ended = history.rounds(kStart + milliseconds(50))[0]->phases;
+  ASSERT_EQ(ended.size(), 2U);
+  EXPECT_EQ(ended[0].name, "snapshot");
+  EXPECT_EQ(ended[0].end, kStart + milliseconds(9));
+}
+
 TEST(RoundHistory, IsBoundedWhateverTheFleet) {
   RoundHistory history;
   for (std::uint64_t request = 1; request <= 100; ++request) {
