@@ -87,8 +87,8 @@ class BucketSource {
   [[nodiscard]] virtual std::string address() const = 0;
   // Offers a version. Replaces an earlier offer of the same version.
   virtual void offer(Offer offer) = 0;
-  // Reports that a bucket of an incomplete offer is complete: it has arrived and was verified, or it
-  // has been written here. Its digest is sent together with it.
+  // Reports that a bucket of an incomplete offer is complete: it has arrived and was verified, or
+  // was written here. Its digest is sent together with it.
   virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) = 0;
   // Ends an offer. Sinks that still wait for it get `reason`.
   virtual void withdraw(Version version, const std::string& reason) = 0;

@@ -6,6 +6,7 @@ import signal
 import sys
 import unittest
 
+from fleet import short
 from plugin_fleet import COMMITTED, DEADLINE_MS, PluginFleet
 
 TRAINER_RANK = sys.argv.pop()
@@ -13,12 +14,13 @@ WSYNC = sys.argv.pop()
 
 GATE = "lm_head.weight"  # the last one in the order of the buckets
 BY_TCP = ("--set", "transport=tcp")
-CANCELLED = 10
+DEADLINE, CANCELLED = 5, 10
 
 
 class StreamFleet(PluginFleet):
     def __init__(self):
         super().__init__(WSYNC, TRAINER_RANK)
+        self.sidecars = {}  # their processes
 
     def gated_trainer(self, model, *settings):
         return self.trainer(model, f"fault:gate:{GATE}", "bucket_bytes=1MiB", "snapshot_threads=1", *settings)
@@ -43,7 +45,7 @@ class Stream(unittest.TestCase):
     def serving(self, fleet, sidecars, model, *settings):
         """Sidecars with an engine each, whose names begin as theirs, that serve the first version of a trainer."""
         for name, *more in sidecars:
-            _, engines = fleet.sidecar(name, *more)
+            fleet.sidecars[name], engines = fleet.sidecar(name, *more)
             fleet.engine(engines, f"r{name}", model)
         trainer = fleet.gated_trainer(model, f"min_sidecars={len(sidecars)}", *settings)
         fleet.open_gate(model)
@@ -160,6 +162,39 @@ class Stream(unittest.TestCase):
             self.assertEqual((waited["state"], waited["version"]), (COMMITTED, "1.3"), waited)
             fleet.until_ready("1.3", "rs0", "rs1")
             self.verified(fleet, "1.3")
+
+
+    def test_a_snapshot_that_is_not_complete_at_the_deadline(self):
+        with StreamFleet() as fleet:
+            model = fleet.checkpoint("one", 1)
+            trainer = self.serving(fleet, [("s0",), ("s1", *BY_TCP, "--set", "host_memory=40MiB")], model,
+                                   f"deadlines.publish={short(5000)}")
+            self.half_way(fleet, trainer, 2, "s1")
+            fleet.until(lambda: fleet.status()["activity"] == "idle", "the end of the round")
+            self.serve(fleet, "1.1")
+            fleet.open_gate(model)
+            published = fleet.event(trainer, "published")
+            self.assertEqual(published["code"], DEADLINE, published)
+            waited = fleet.publish(trainer, 3)
+            self.assertEqual((waited["state"], waited["version"]), (COMMITTED, "1.3"), waited)
+            fleet.until_ready("1.3", "rs0", "rs1")
+            self.verified(fleet, "1.3")
+
+    def test_a_relay_that_is_killed_in_the_middle(self):
+        """s2 reads the rest from the trainer, which is still taking the snapshot."""
+        with StreamFleet() as fleet:
+            model = fleet.checkpoint("one", 1)
+            trainer = self.serving(fleet, [("s1", *BY_TCP), ("s2", *BY_TCP)], model)
+            self.half_way(fleet, trainer, 2, "s1", "s2")
+            fleet.sidecars["s1"].kill()
+            fleet.until(lambda: not {s["name"]: s for s in fleet.status()["sidecars"]}["s1"]["connected"], "the loss of s1")
+            fleet.open_gate(model)
+            published = fleet.event(trainer, "published")
+            self.assertEqual(published["code"], 0, published)
+            fleet.tell(trainer, "wait", COMMITTED, DEADLINE_MS)
+            waited = fleet.event(trainer, "waited")
+            self.assertEqual((waited["state"], waited["version"], waited["replicas"]), (COMMITTED, "1.2", 1), waited)
+            fleet.until_ready("1.2", "rs2")
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ control::Announce Delivery::announce(const PublishRequested& publish, bool with_
   source_ = {};
   attempts_ = 0;
   loss_.clear();
+  lost_.clear();
   deadline_ = deadline;
   failure_.clear();
   return {.version = publish.version,
@@ -154,6 +155,15 @@ control::Stage Delivery::stage_again(const Digest& content) const {
           .transport = source_.kind,
           .source = source_.address,
           .content_digest = content};
+}
+
+void Delivery::lose_source(std::string why) {
+  loss_ = std::move(why);
+  if (!has_lost(source_)) lost_.push_back(source_);
+}
+
+bool Delivery::has_lost(const control::TransportAddress& source) const {
+  return std::ranges::find(lost_, source) != lost_.end();
 }
 
 void Delivery::complete() { move(DeliveryState::kStaged); }

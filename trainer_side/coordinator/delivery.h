@@ -66,7 +66,9 @@ class Delivery {
   // The last Stage once more, with the content digest that is known now. Only while staging.
   [[nodiscard]] control::Stage stage_again(const Digest& content) const;
   // The sidecar has lost its source. The reason is named if stage() fails afterwards.
-  void lose_source(std::string why) { loss_ = std::move(why); }
+  void lose_source(std::string why);
+  // Whether it has lost this source. A relay that is dead may be known as such later only.
+  [[nodiscard]] bool has_lost(const control::TransportAddress& source) const;
   void complete();
   void fail(std::string why, TimePoint retry);
   // Drops the delivery.
@@ -85,6 +87,7 @@ class Delivery {
   std::uint32_t attempts_ = 0;        // Stages sent; a repeated Announce counts as one
   TimePoint deadline_{};
   std::string loss_;  // why the last source was lost
+  std::vector<control::TransportAddress> lost_;
   std::string failure_;
 };
 

@@ -570,7 +570,8 @@ control::TransportAddress UpdateRound::chain_source(const CoordinatorContext& co
     if (kind->reach == transport::Reach::kHost && !is_same_host(candidate.boot_id, member.boot_id))
       continue;
     const auto* relay = control::find_transport(candidate.transports, served.kind);
-    if (relay != nullptr && !relay->address.empty()) return *relay;
+    if (relay != nullptr && !relay->address.empty() && !member.delivery.has_lost(*relay))
+      return *relay;
   }
   return served;
 }

@@ -130,7 +130,8 @@ class UpdateRound {
   // ---- views ----
 
   // From where `member` reads the version by this kind of transport: the nearest earlier member
-  // that relays by it and that it reaches, otherwise the trainer. `served`: the trainer's address.
+  // that relays by it, that it reaches and has not lost, otherwise the trainer. `served`: the
+  // trainer's address.
   [[nodiscard]] control::TransportAddress chain_source(const CoordinatorContext& context,
                                                        const Member& member,
                                                        control::TransportAddress served) const;

@@ -328,6 +328,11 @@ Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t reques
                                                   request, job_state_name(job->second.state)));
   Commands out;
   if (job->second.end) {
+    // Its round has often ended because the snapshot was late. That it was stopped then says
+    // nothing.
+    const RoundEnd& end = *job->second.end;
+    if (failure && failure->code() != ErrorCode::kCancelled && !end.cancelled && !end.superseded)
+      job->second.failure = failure;
     WSYNC_TRY(end_round(job, std::move(*job->second.end), out));
     return out;
   }

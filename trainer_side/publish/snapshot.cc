@@ -113,10 +113,10 @@ class Copier {
   }
 
   Result<> may_continue() const {
-    if (request_.stop.stop_requested())
-      return fail(ErrorCode::kCancelled, "the snapshot was stopped");
     if (request_.copy_deadline && now() >= *request_.copy_deadline)
       return fail(ErrorCode::kDeadline, "the weights were not copied before the deadline");
+    if (request_.stop.stop_requested())
+      return fail(ErrorCode::kCancelled, "the snapshot was stopped");
     return {};
   }
 

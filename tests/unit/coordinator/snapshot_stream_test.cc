@@ -253,6 +253,18 @@ TEST_F(SnapshotStream, AChainGetsTheDigestFromTheCoordinator) {
   EXPECT_EQ(last_stage("b").content_digest, content());
 }
 
+// The sidecar finds out that its relay is dead before the coordinator does.
+TEST_F(SnapshotStream, ARelayThatWasLostIsNotNamedAgain) {
+  for (const char* name : {"a", "b"}) fleet.join(name, distant(name));
+  publish();
+  accept_all({"a", "b"});
+  const std::string relay = last_stage("b").source;
+  fleet.from("b", Staged{.version = version_, .failure = "hung up", .source_lost = true},
+             fleet.last<Announce>("b")->first.round);
+  EXPECT_NE(last_stage("b").source, relay);
+  EXPECT_EQ(last_stage("b").source, last_stage("a").source) << "the trainer";
+}
+
 TEST_F(SnapshotStream, APublishThatMustWaitAfterAllIsCompletedOrEndedThere) {
   fleet.join("a", distant("a"));
   fleet.publish(50);

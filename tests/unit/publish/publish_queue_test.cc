@@ -747,6 +747,15 @@ TEST_F(PublishQueueTest, ARoundThatEndsBeforeItsSnapshotIsAnsweredWhenThatHasSto
   }
 }
 
+TEST_F(PublishQueueTest, ASnapshotThatIsLateSaysSoAfterItsRoundHasEnded) {
+  bring_to(JobState::kStreaming);
+  round_ended(1, {.reply = {.reason = "the deadline of the whole publish passed"}});
+  snapshot_ended(1, Error(ErrorCode::kDeadline, "the weights were not copied before the deadline"));
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  ASSERT_TRUE(last_end().error.has_value());
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kDeadline);
+}
+
 TEST_F(PublishQueueTest, AStreamThatIsCancelledIsTheCoordinatorsToEnd) {
   bring_to(JobState::kStreaming);
   coordinator_.update = Version{1, 1};

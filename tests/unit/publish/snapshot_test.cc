@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
 
