@@ -18,8 +18,9 @@
  * sidecar limits their number for this rank; there are none if its engines share few cores. While
  * the rank serves, a thread of the library reads tensors that were taken as PIECES into host memory
  * or adopted, from time to time and for at most 1 % of the time (scrub.interval and scrub.max_share
- * of the sidecar): bits that flip there are found. It reads nothing while the rank does not serve,
- * and nothing after wsync_engine_suspend or _stop has returned.
+ * of the sidecar): bits that flip there are found. When the rank ceases to serve, it ends with the
+ * block of 256 KiB at most that it is reading. Nothing is read from load_begin on until the rank
+ * serves again, nor after wsync_engine_suspend or _stop has returned.
  *
  * fork: the parent continues without any change and keeps all of its handles. The child has no
  * resources of this library: its copies of the library's descriptors are closed before fork
