@@ -68,6 +68,18 @@ struct EngineDescription {
   return true;
 }
 
+// Why the library cannot read the rank's weights while it serves, in one sentence; empty: it can.
+[[nodiscard]] inline std::string why_not_scrubbed(const EngineDescription& description) {
+  if (description.gpu != nullptr) return "its weights are in the memory of a GPU";
+  if (description.take == control::TakeMode::kWhole ||
+      description.take == control::TakeMode::kBorrow)
+    return "only its engine can read its weights, because it takes tensors and not pieces";
+  for (const RankTensor& tensor : description.tensors)
+    if (tensor.held_as && *tensor.held_as != tensor.description.dtype)
+      return "it holds tensors in another dtype than the version";
+  return {};
+}
+
 // A tensor of a complete layer.
 struct LayerTensor {
   // Index into EngineDescription::tensors; with `any_layout`, into the version's own tensors.

@@ -106,7 +106,8 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
   WSYNC_TRY(check_casts(description));
   std::unique_ptr<EngineLink> link(new EngineLink(std::move(description), engine));
   link->connection_ = WSYNC_TRY(LinkConnection::create(std::move(socket_path), *link));
-  link->loader_ = WSYNC_TRY(VersionLoader::create(link->description_, engine));
+  link->loader_ = WSYNC_TRY(VersionLoader::create(
+      link->description_, engine, [connection = link->connection_.get()] { connection->wake(); }));
   return link;
 }
 
@@ -151,6 +152,7 @@ void EngineLink::end_thread() {
 void EngineLink::stop() {
   had_thread_ = false;  // a suspended link that is stopped does not start again
   end_thread();
+  if (loader_) loader_->stop_scrub();
 }
 
 Result<> EngineLink::suspend() {
@@ -252,6 +254,7 @@ Result<> EngineLink::poll(int timeout_ms) {
   settled_.notify_all();
   WSYNC_TRY(polled);
   if (reading_) read_tensors();
+  report_scrubbed();
   connection_->flush();
   return {};
 }
@@ -357,6 +360,8 @@ LinkStatus EngineLink::status() const {
 }
 
 void EngineLink::publish_status() {
+  loader_->set_serving(machine_.state() == RankState::kServing && machine_.welcomed() &&
+                       !machine_.is_asked_to_pause());
   const std::lock_guard lock(mutex_);
   status_.state = machine_.state();
   status_.active = machine_.active();
@@ -397,6 +402,7 @@ std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
                              .step = machine_.step()};
   hello.any_layout = description_.any_layout;
   hello.takes_patches = takes_patches(description_);
+  hello.not_scrubbed = why_not_scrubbed(description_);
   hello.tensors.reserve(description_.tensors.size());
   if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();
   for (const auto& tensor : description_.tensors) hello.tensors.push_back(tensor.description);
@@ -489,6 +495,7 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
       },
       [&](const ResumeEngine& a) { resume_engine(a); },
       [&](const ReadTensors& a) { reading_.emplace(a.request, a.version); },
+      [&](const ScrubWeights& a) { loader_->scrub(a.message); },
   };
   for (const RankAction& action : actions) std::visit(execute_one, action);
 }
@@ -612,6 +619,12 @@ void EngineLink::read_tensors() {
   } while (now() < until && !connection_->has_event());
   // The next poll() reads the rest and must not wait.
   connection_->wake();
+}
+
+void EngineLink::report_scrubbed() {
+  if (!machine_.welcomed()) return;
+  if (auto report = loader_->take_scrubbed())
+    connection_->send(machine_.answer_to({}), *std::move(report));
 }
 
 }  // namespace wsync::engine

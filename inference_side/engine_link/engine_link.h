@@ -131,6 +131,7 @@ class EngineLink final : private LinkHandler {
   void commit(const CommitEngine& action);
   void resume_engine(const ResumeEngine& action);
   void read_tensors();
+  void report_scrubbed();
   void report(RankReport report);
   struct LateAnswer {
     enum class Call : std::uint8_t { kLoad, kCommit };

@@ -116,13 +116,16 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   return end_buckets(plan.groups().size());
 }
 
-Result<> LoadSession::load_patch(PatchLoad& patch, ThreadPool* helpers) {
+Result<> LoadSession::load_patch(PatchLoad& patch, ThreadPool* helpers,
+                                 std::span<const std::uint64_t> read) {
   const TimePoint begin = now();
-  PatchedSums sums = WSYNC_TRY(patch.apply(*description_, helpers, deadline_));
+  PatchedSums sums = WSYNC_TRY(patch.apply(*description_, helpers, deadline_, read));
   copy_time_ += now() - begin;
   copied_bytes_ += sums.written_bytes;
   before_ = std::move(sums.before);
   sums_ = std::move(sums.after);
+  read_before_ = std::move(sums.read_before);
+  read_after_ = std::move(sums.read_after);
   // What the patch does not name is in place already.
   for (std::size_t g = 0; g < prepared_->layout->plan.groups().size(); ++g) coverage_.mark(g);
   std::ranges::fill(groups_left_, 0U);

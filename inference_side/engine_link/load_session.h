@@ -36,8 +36,10 @@ class LoadSession {
   // layers are passed to the engine in place.
   [[nodiscard]] Result<> load_arena(ThreadPool* helpers);
   // Writes a patch into the memory of a rank that takes pieces, and passes every layer to the
-  // engine afterwards. `helpers` as above. Errors as PatchLoad::apply(), and those of the engine.
-  [[nodiscard]] Result<> load_patch(PatchLoad& patch, ThreadPool* helpers);
+  // engine afterwards. `helpers` as above, `read` as in PatchLoad::apply(). Errors as
+  // PatchLoad::apply(), and those of the engine.
+  [[nodiscard]] Result<> load_patch(PatchLoad& patch, ThreadPool* helpers,
+                                    std::span<const std::uint64_t> read = {});
   // Whether every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;
   // Proves that nothing is missing; otherwise returns kInternal with what is missing.
@@ -48,6 +50,9 @@ class LoadSession {
   [[nodiscard]] std::vector<SplitSum> take_sums();
   // After a patch: the sums before it. Otherwise empty. Call it once.
   [[nodiscard]] std::vector<SplitSum> take_sums_before() { return std::move(before_); }
+  // After a patch with `read`: PatchedSums::read_before and read_after.
+  [[nodiscard]] const std::vector<SplitSum>& read_before() const noexcept { return read_before_; }
+  [[nodiscard]] const std::vector<SplitSum>& read_after() const noexcept { return read_after_; }
 
   // The engine has answered at least one layer with Answer::kLater.
   [[nodiscard]] bool awaits_engine() const noexcept { return awaits_engine_; }
@@ -82,6 +87,8 @@ class LoadSession {
   std::vector<std::uint32_t> groups_left_;  // of each layer
   std::vector<SplitSum> sums_;              // of each tensor
   std::vector<SplitSum> before_;            // likewise, before a patch
+  std::vector<SplitSum> read_before_;       // as PatchedSums
+  std::vector<SplitSum> read_after_;
   std::size_t next_layer_ = 0;
   // kWhole in host memory: tensors of incomplete layers.
   std::vector<std::vector<std::byte>> assembled_;

@@ -39,7 +39,7 @@ Result<std::unique_ptr<PatchLoad>> PatchLoad::open(int fd, std::uint64_t bytes,
 }
 
 Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, ThreadPool* helpers,
-                                     TimePoint deadline) {
+                                     TimePoint deadline, std::span<const std::uint64_t> read) {
   const auto tensors = engine_layout_->plan.tensors();
   std::vector<patch::TensorPart> parts;
   std::vector<BlockRun> runs;
@@ -64,7 +64,9 @@ Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, Threa
       runs.push_back({.tensor = t, .blocks = blocks.first(std::min(kBlocksInRun, blocks.size()))});
   }
   PatchedSums sums{.before = std::vector<SplitSum>(tensors.size()),
-                   .after = std::vector<SplitSum>(tensors.size())};
+                   .after = std::vector<SplitSum>(tensors.size()),
+                   .read_before = std::vector<SplitSum>(read.size()),
+                   .read_after = std::vector<SplitSum>(read.size())};
   std::mutex mutex;  // guards `sums`
   std::atomic<bool> is_late = false;
   std::atomic<std::size_t> next = 0;
@@ -74,16 +76,24 @@ Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, Threa
     for (std::size_t i = next++; i < runs.size() && !is_late; i = next++) {
       const std::uint32_t t = runs[i].tensor;
       patch::PartSums total;
+      patch::PartSums of_read;
       for (const patch::BlockView& block : runs[i].blocks) {
         const patch::PartSums one =
             applier.apply_to_part(block, parts[t], description.tensors[t].destination);
         total.before += one.before;
         total.after += one.after;
         total.written_bytes += one.written_bytes;
+        if (read.empty() || block.place.block >= read[t]) continue;
+        of_read.before += one.before;
+        of_read.after += one.after;
       }
       const std::lock_guard lock(mutex);
       sums.before[t] += total.before;
       sums.after[t] += total.after;
+      if (!read.empty()) {
+        sums.read_before[t] += of_read.before;
+        sums.read_after[t] += of_read.after;
+      }
       sums.written_bytes += total.written_bytes;
       if (now() > deadline) is_late = true;
     }

@@ -25,6 +25,9 @@ namespace wsync::engine {
 struct PatchedSums {
   std::vector<SplitSum> before;
   std::vector<SplitSum> after;
+  // The same of the blocks that were read already (`read` of apply()); empty without it.
+  std::vector<SplitSum> read_before;
+  std::vector<SplitSum> read_after;
   std::uint64_t written_bytes = 0;
 };
 
@@ -37,9 +40,12 @@ class PatchLoad {
                                                                const PreparedVersion& prepared,
                                                                ThreadPool* helpers);
   // Writes what lies in the rank's parts. kDeadline if the deadline passes; then some blocks are
-  // written and others are not. No thread writes any more when it returns. Call it once.
+  // written and others are not. No thread writes any more when it returns. Call it once. `read`: so
+  // many blocks of each tensor, counted from its first byte, were read by a scrub that goes on;
+  // empty: there is none.
   [[nodiscard]] Result<PatchedSums> apply(const EngineDescription& description, ThreadPool* helpers,
-                                          TimePoint deadline);
+                                          TimePoint deadline,
+                                          std::span<const std::uint64_t> read = {});
 
  private:
   PatchLoad(std::shared_ptr<const EngineLayout> layout, MappedRegion memory);

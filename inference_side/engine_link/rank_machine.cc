@@ -286,6 +286,11 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
 }
 
 RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
+                                        const control::Scrub& message) {
+  return only(ScrubWeights{message});
+}
+
+RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::Abort& message) {
   prepared_.erase(message.version);
   RankActions actions = only(ForgetVersion{message.version});

@@ -167,14 +167,18 @@ struct ReadTensors {
   control::Envelope request;
   Version version;
 };
+// Begin or end a scrub. Its report is sent when there is one, not as an answer.
+struct ScrubWeights {
+  control::Scrub message;
+};
 using RankAction =
     std::variant<SendReply, SendRefusal, NoteError, NoteRefusal, AcceptWelcome, PrepareVersion,
                  NotifyPrepared, ForgetVersion, ForgetArenas, PauseEngine, MapBuffers, StartLoad,
                  CancelLoad, TakeBucket, NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine,
-                 ReadTensors>;
+                 ReadTensors, ScrubWeights>;
 using RankActions = std::vector<RankAction>;
 
-// This class has more than 25 methods: each of the thirteen messages of a sidecar has an overload
+// This class has more than 25 methods: each of the fourteen messages of a sidecar has an overload
 // of handle_command().
 class RankMachine {
  public:
@@ -225,6 +229,8 @@ class RankMachine {
   [[nodiscard]] control::RankState state() const noexcept { return state_; }
   [[nodiscard]] const Version& active() const noexcept { return active_; }  // 0.0 = none
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  // Whether the engine was asked to pause and has not answered yet.
+  [[nodiscard]] bool is_asked_to_pause() const noexcept { return pending_pause_.has_value(); }
   // Whether a sidecar has welcomed this rank and is not lost.
   [[nodiscard]] bool welcomed() const noexcept { return welcomed_; }
   // The version that is being loaded.
@@ -275,6 +281,8 @@ class RankMachine {
                                            const control::Resume& message) const;
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
                                            const control::ReadDigests& message) const;
+  [[nodiscard]] static RankActions handle_command(const control::Envelope& envelope,
+                                                  const control::Scrub& message);
   [[nodiscard]] static RankActions handle_command(const control::Envelope& envelope,
                                                   const control::Ping& message);
   [[nodiscard]] Result<> begin_load(const control::Envelope& request, const control::Load& load);

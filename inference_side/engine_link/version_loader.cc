@@ -13,11 +13,13 @@ namespace wsync::engine {
 using control::TakeMode;
 
 Result<std::unique_ptr<VersionLoader>> VersionLoader::create(const EngineDescription& description,
-                                                             Engine& engine) {
+                                                             Engine& engine,
+                                                             std::function<void()> on_scrubbed) {
   std::unique_ptr<DeviceWeights> weights;
   if (description.gpu != nullptr)
     weights = WSYNC_TRY(DeviceWeights::create(*description.gpu, description));
-  return std::unique_ptr<VersionLoader>(new VersionLoader(description, engine, std::move(weights)));
+  return std::unique_ptr<VersionLoader>(
+      new VersionLoader(description, engine, std::move(weights), std::move(on_scrubbed)));
 }
 
 Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const UniqueFd> fds) {
@@ -67,6 +69,10 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   session_.reset();  // it borrows from loading_
   give_back_lease();
   const std::unique_ptr<PatchLoad> patch = std::move(patch_);
+  scrubber_.hold();
+  loaded_ = {};
+  if (description_.take != TakeMode::kAdopt) committed_ = {};
+  if (!patch) scrubber_.end("all weights were loaded meanwhile");
   loading_ = found->second;
   session_ =
       std::make_unique<LoadSession>(description_, *loading_, engine_, deadline, weights_.get());
@@ -76,7 +82,12 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   // Until now the engine could read what it had borrowed of a load that has failed.
   if (weights_)
     if (auto begun = weights_->begin(*loading_->layout); !begun) return end_load(std::move(begun));
-  if (patch) return end_load(session_->load_patch(*patch, copiers(copy_threads)));
+  if (patch) {
+    const std::vector<std::uint64_t> read = scrubber_.read_blocks();
+    auto loaded = session_->load_patch(*patch, copiers(copy_threads), read);
+    if (loaded && !read.empty()) scrubber_.change(session_->read_before(), session_->read_after());
+    return end_load(std::move(loaded));
+  }
   if (loading_->arena) {
     ThreadPool* const helpers =
         description_.take == TakeMode::kPieces ? copiers(copy_threads) : nullptr;
@@ -139,6 +150,10 @@ void VersionLoader::drop_awaited() {
 LoadOutcome VersionLoader::end_load(Result<> result) {
   if (const Result<> late = std::exchange(late_failure_, Result<>{}); !late) result = late;
   if (result) result = session_->finish();
+  if (result)
+    loaded_ = {.version = loading_->version, .layout = loading_->layout};
+  else
+    scrubber_.end("a load has failed");
   LoadOutcome outcome{.bytes = session_->bytes(),
                       .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count()),
                       .sums = result ? session_->take_sums() : std::vector<SplitSum>(),
@@ -165,11 +180,16 @@ void VersionLoader::activate() {
     active_ = loading_->version;
     active_layout_ = loading_->layout;
   }
+  if (loaded_.layout) {
+    committed_ = std::exchange(loaded_, {});
+    scrubber_.set_version(committed_.version);
+  }
   // An adopting engine reads the mapped arena until another version is committed. The lease must
   // outlive Release and the sidecar; otherwise a trainer could overwrite the weights that the
   // engine serves.
   if (description_.take == TakeMode::kAdopt && loading_ != adopted_ &&
       !planted("adopted_lease_let_go")) {
+    scrubber_.drop();  // it reads what the engine has served from
     // The engine has answered the commit, so it no longer reads the previous version.
     const auto previous = std::exchange(adopted_, loading_);
     if (previous && previous->arena) previous->arena->release();
@@ -192,7 +212,40 @@ void VersionLoader::drop_loading() {
     weights_->end();
 }
 
+void VersionLoader::scrub(const control::Scrub& message) {
+  if (message.pass == 0) return scrubber_.drop();
+  if (const auto begun = begin_scrub(message); !begun)
+    scrubber_.end(message.pass, begun.error().message());
+}
+
+Result<> VersionLoader::begin_scrub(const control::Scrub& message) {
+  if (std::string why = why_not_scrubbed(description_); !why.empty())
+    return fail(ErrorCode::kRefused, std::move(why));
+  const Complete& held = committed_;
+  if (!held.layout) return fail(ErrorCode::kRefused, "this rank has not loaded a version");
+  if (loading_ && loading_ != adopted_)
+    return fail(ErrorCode::kBusy, "another version is being loaded");
+  std::vector<ScrubPass::Tensor> tensors;
+  for (std::size_t t = 0; t < held.layout->plan.tensors().size(); ++t) {
+    const reload::LoadTensor& tensor = held.layout->plan.tensors()[t];
+    std::span<const std::byte> memory;
+    if (tensor.shard.bytes() == 0)
+      memory = {};
+    else if (description_.take == TakeMode::kPieces)
+      memory = description_.tensors[t].destination;
+    else if (adopted_ && adopted_->arena && tensor.shard.contiguous())
+      memory = adopted_->arena->data().subspan(tensor.arena_offset + tensor.shard.run_at(0).offset,
+                                               tensor.shard.bytes());
+    else
+      return fail(ErrorCode::kRefused, "no version has been adopted");
+    tensors.push_back({.seed = tensor.seed, .shard = tensor.shard, .memory = memory});
+  }
+  return scrubber_.begin(ScrubPass(message.pass, held.version, std::move(tensors), now()),
+                         message.share_ppm);
+}
+
 void VersionLoader::release(bool keep_loaded) {
+  scrubber_.drop();  // nobody would compare the sums
   // After the loss nobody would release these leases, and a trainer must not wait for them. Nobody
   // would say either that an arena has been freed.
   prepared_.clear();
@@ -212,6 +265,8 @@ void VersionLoader::forget_all() {
   adopted_.reset();
   active_ = {};
   active_layout_.reset();
+  loaded_ = {};
+  committed_ = {};
   if (weights_) weights_->release();
 }
 

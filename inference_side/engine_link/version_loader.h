@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "inference_side/engine_link/prepared_version.h"
 #include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/engine_link/read_back.h"
+#include "inference_side/engine_link/scrubber.h"
 #include "shared/base/clock.h"
 #include "shared/base/thread_pool.h"
 #include "shared/base/unique_fd.h"
@@ -31,9 +33,10 @@ namespace wsync::engine {
 class VersionLoader {
  public:
   // Borrows the rank's weights if they are on a GPU. `description` and `engine` are also borrowed
-  // and must outlive the loader. Errors as DeviceWeights::create().
+  // and must outlive the loader. `on_scrubbed` is called on another thread when take_scrubbed() has
+  // something to return. Errors as DeviceWeights::create().
   [[nodiscard]] static Result<std::unique_ptr<VersionLoader>> create(
-      const EngineDescription& description, Engine& engine);
+      const EngineDescription& description, Engine& engine, std::function<void()> on_scrubbed);
 
   [[nodiscard]] IpcBuffers& buffers() noexcept { return buffers_; }
   // Maps and plans the version, in place of an earlier one with the same name. `fds`: descriptors
@@ -100,6 +103,14 @@ class VersionLoader {
   // The memory is there again. Errors as create().
   [[nodiscard]] Result<> check_memory();
 
+  // Begins to read all weights again, or ends that, as the message says. Whatever becomes of it is
+  // told by take_scrubbed(). The rank has to be serving for anything to be read (set_serving()).
+  void scrub(const control::Scrub& message);
+  void set_serving(bool serving) { scrubber_.set_serving(serving); }
+  [[nodiscard]] std::optional<control::Scrubbed> take_scrubbed() { return scrubber_.take_report(); }
+  // Nothing is read again any more when it returns.
+  void stop_scrub() { scrubber_.drop(); }
+
   // The layouts of the versions that are prepared, loaded or active.
   [[nodiscard]] std::map<Version, std::shared_ptr<const EngineLayout>> layouts() const;
   // The weights that `wsync verify` reads.
@@ -109,12 +120,14 @@ class VersionLoader {
 
  private:
   VersionLoader(const EngineDescription& description, Engine& engine,
-                std::unique_ptr<DeviceWeights> weights)
+                std::unique_ptr<DeviceWeights> weights, std::function<void()> on_scrubbed)
       : description_(description),
         engine_(engine),
         weights_(std::move(weights)),
         preparer_(description),
-        buffers_(weights_.get(), description.device) {}
+        buffers_(weights_.get(), description.device),
+        scrubber_(std::move(on_scrubbed)) {}
+  [[nodiscard]] Result<> begin_scrub(const control::Scrub& message);
   [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
   // Gives the lease of the loaded version back, unless the engine serves from it.
   void give_back_lease();
@@ -135,11 +148,19 @@ class VersionLoader {
   // The version that was committed last, and its layout; null before the first one.
   Version active_;
   std::shared_ptr<const EngineLayout> active_layout_;
+  // A version whose bytes are in place. Other than active_layout_, it is known for every TakeMode.
+  struct Complete {
+    Version version;
+    std::shared_ptr<const EngineLayout> layout;  // null: none
+  };
+  Complete loaded_;                       // not committed yet
+  Complete committed_;                    // and not being overwritten
   std::unique_ptr<LoadSession> session_;  // the load in progress
   Result<> late_failure_;                 // of session_, which ends when the engine has answered
   std::unique_ptr<ThreadPool> copiers_;   // kept for the next load
   std::unique_ptr<PatchLoad> patch_;      // of the load that starts next
   std::uint64_t copied_bytes_ = 0;
+  Scrubber scrubber_;  // destroyed first: it reads what the others hold
 };
 
 }  // namespace wsync::engine

@@ -111,6 +111,12 @@ void RankTable::detach(std::uint32_t rank) {
   move(ranks_[rank], RankMemory::kAbsent);
   ranks_[rank] = Rank{};
   silent_.erase(rank);
+  damaged_.erase(rank);
+}
+
+std::optional<std::string> RankTable::damaged() const {
+  if (damaged_.empty()) return std::nullopt;
+  return damaged_.begin()->second;
 }
 
 std::optional<std::string> RankTable::silent() const {
@@ -162,6 +168,9 @@ Result<> RankTable::invariants() const {
   for (const auto& [rank, why] : silent_)
     if (!is_attached(rank))
       return fail(ErrorCode::kInternal, "a rank that is not attached is silent");
+  for (const auto& [rank, why] : damaged_)
+    if (!is_attached(rank))
+      return fail(ErrorCode::kInternal, "a rank that is not attached is damaged");
   for (const Rank& rank : ranks_) {
     if (rank.serving && rank.memory == RankMemory::kAbsent)
       return fail(ErrorCode::kInternal, "a rank that is not attached serves");

@@ -50,8 +50,8 @@ class RankTable {
   // Whether no attached rank can be inside a step.
   [[nodiscard]] bool quiesced() const;
   [[nodiscard]] bool leader_serves() const { return ranks_[leader()].serving; }
-  // The version that every rank holds completely; std::nullopt if a rank is missing or the ranks
-  // differ.
+  // The version that every rank holds completely, as far as the ranks know; std::nullopt if a rank
+  // is missing or the ranks differ.
   [[nodiscard]] std::optional<Version> uniform() const;
   // Whether the bytes of some rank may belong to two versions.
   [[nodiscard]] bool any_written() const;
@@ -60,6 +60,14 @@ class RankTable {
   [[nodiscard]] std::optional<std::string> silent() const;
   void set_silent(std::uint32_t rank, std::string why) { silent_[rank] = std::move(why); }
   void set_heard(std::uint32_t rank) { silent_.erase(rank); }
+
+  // Why the bytes of a rank are not those of its version, although nobody has written them;
+  // std::nullopt if none is known to be damaged. It is no matter of RankMemory: the rank serves,
+  // and holds a version by its own account.
+  [[nodiscard]] std::optional<std::string> damaged() const;
+  void set_damaged(std::uint32_t rank, std::string why) { damaged_[rank] = std::move(why); }
+  // Every byte of every rank was loaded and compared.
+  void set_mended() { damaged_.clear(); }
 
   // Adds a rank with the state that its hello reports.
   void attach(const RankAttached& hello);
@@ -100,8 +108,9 @@ class RankTable {
   static void move(Rank& rank, RankMemory to);
 
   std::vector<Rank> ranks_;
-  std::map<std::uint32_t, std::string> silent_;  // attached ranks that do not answer, and why
-  std::vector<Rank> before_load_;                // ranks_ when the last load began
+  std::map<std::uint32_t, std::string> silent_;   // attached ranks that do not answer, and why
+  std::map<std::uint32_t, std::string> damaged_;  // attached ranks, and what was found
+  std::vector<Rank> before_load_;                 // ranks_ when the last load began
 };
 
 }  // namespace wsync::reload

@@ -61,6 +61,7 @@ void ReplicaSwitch::handle(const RankAttached& event) {
   // loss is void.
   if (event.leader) confirmed_ = event.state == RankState::kServing;
   candidates_.forget_failures();
+  is_given_up_ = false;
   if (phase_ == SwitchPhase::kIdle) retry_at_.reset();
 }
 
@@ -178,6 +179,7 @@ void ReplicaSwitch::handle(const RankResumed& event) {
   confirmed_ = true;
   if (late) return;
   enter(SwitchPhase::kIdle, std::nullopt);
+  if (ranks_.damaged()) return;  // it is loaded again, and then the outcome is known
   if (!needs_load())
     settle(SwitchOutcome::kCommitted, std::exchange(patch_note_, {}));
   else if (!outcome_.deferred())
@@ -200,6 +202,21 @@ void ReplicaSwitch::handle(const RankHeard& event) {
   if (phase_ == SwitchPhase::kIdle) retry_at_.reset();
 }
 
+// In every phase: a load of all bytes that runs clears it when it commits, and after any other one
+// the next load is one of all bytes.
+void ReplicaSwitch::handle(const RankDamaged& event) {
+  if (!ranks_.is_attached(event.rank)) {
+    ++dropped_;
+    return;
+  }
+  ranks_.set_damaged(event.rank, event.why);
+  is_given_up_ = !event.is_mendable;
+  if (!event.is_copy_suspect || target_.target.none()) return;
+  // Until it has been checked, or is another copy.
+  if (candidates_.loadable(target_.target)) candidates_.postpone(target_.target, now_);
+  out_.push_back(CopySuspect{.version = target_.target});
+}
+
 void ReplicaSwitch::handle(const TargetSet& event) {
   const bool stale = event.decision <= target_.decision && !target_.target.none();
   if (stale || std::ranges::find(event.withdrawn, event.target) != event.withdrawn.end()) {
@@ -208,6 +225,7 @@ void ReplicaSwitch::handle(const TargetSet& event) {
   }
   const Version before = target_.target;
   target_ = event;
+  if (before != event.target) is_given_up_ = false;
   retry_at_.reset();
   retried_ = false;
   rolled_back_ = false;
@@ -359,7 +377,7 @@ void ReplicaSwitch::advance_idle() {
   // that is owed does not wait either.
   const std::optional<std::string> silent = ranks_.silent();
   if (silent && needs_load()) last_failure_ = *silent;
-  const bool waiting = silent || (retry_at_ && now_ < *retry_at_);
+  const bool waiting = silent || is_given_up_ || (retry_at_ && now_ < *retry_at_);
   if (ranks_.complete() && !waiting) {
     if (candidates_.loadable(target_.target) && needs_load()) {
       if (!needs_turn()) begin_pause();
@@ -377,12 +395,15 @@ void ReplicaSwitch::advance_idle() {
     settle(SwitchOutcome::kFailed, ranks_.missing());
   } else if (!needs_load() && serving()) {
     settle(SwitchOutcome::kCommitted, "");
-  } else if (silent || !waiting) {
+  } else if (silent || is_given_up_ || !waiting) {
+    const auto damaged = ranks_.damaged();
     const std::string why =
-        last_failure_.empty()
+        damaged ? *damaged
+        : last_failure_.empty()
             ? fmt::format("version {} is not staged on this sidecar", target_.target.to_string())
             : last_failure_;
-    settle(serving()           ? SwitchOutcome::kBehind
+    settle(damaged             ? SwitchOutcome::kTainted
+           : serving()         ? SwitchOutcome::kBehind
            : !ranks_.uniform() ? SwitchOutcome::kTainted
                                : SwitchOutcome::kFailed,
            why);
@@ -428,7 +449,7 @@ void ReplicaSwitch::begin_load(const Version& version) {
   out_.push_back(BeginLoad{.request = request_,
                            .version = goal_,
                            .deadline_ms = as_ms(target_.load_deadline),
-                           .base = whole.value_or(Version{})});
+                           .base = whole && !ranks_.damaged() ? *whole : Version{}});
 }
 
 // A patch could not be written, or the ranks do not hold what it leads to. That says nothing of the
@@ -479,8 +500,9 @@ void ReplicaSwitch::begin_commit() {
 
 void ReplicaSwitch::all_committed() {
   last_load_ = load_;
+  if (load_.kind != control::LoadKind::kPatch) ranks_.set_mended();
   candidates_.succeed(goal_ == target_.target);
-  if (goal_ != target_.target && candidates_.loadable(target_.target)) {
+  if (needs_load() && candidates_.loadable(target_.target)) {
     begin_load(target_.target);
   } else if (candidates_.withdrawn(goal_)) {
     last_failure_ = fmt::format("version {} was withdrawn", goal_.to_string());
@@ -551,7 +573,7 @@ bool ReplicaSwitch::serving() const {
 
 bool ReplicaSwitch::runnable() const {
   const std::optional<Version> version = ranks_.uniform();
-  return version && !version->none() && !candidates_.withdrawn(*version);
+  return version && !version->none() && !candidates_.withdrawn(*version) && !ranks_.damaged();
 }
 
 // A replica that has stopped, or whose version must not run, loses nothing by its switch.
@@ -574,7 +596,9 @@ bool ReplicaSwitch::needs(const Version& version) const {
 }
 
 control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
-  const std::optional<Version> version = ranks_.uniform();
+  // What a damaged rank holds is no version.
+  const auto damaged = ranks_.damaged();
+  const std::optional<Version> version = damaged ? std::nullopt : ranks_.uniform();
   control::ReplicaReport out;
   out.replica = options_.replica;
   out.world_size = options_.world_size;
@@ -590,14 +614,14 @@ control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
   ReplicaFacts facts{.phase = phase_,
                      .missing = {},
                      .version = version,
-                     .written = ranks_.any_written(),
+                     .written = ranks_.any_written() || damaged,
                      .quiesced = ranks_.quiesced(),
                      .serving = serving(),
                      .version_withdrawn = version && candidates_.withdrawn(*version),
                      .stale = behind_since_ && options_.max_staleness.count() > 0 &&
                               now - *behind_since_ > options_.max_staleness,
                      .target = target_.target,
-                     .last_failure = last_failure_};
+                     .last_failure = damaged.value_or(last_failure_)};
   if (!ranks_.complete()) facts.missing = ranks_.missing();
   report_state(facts, out);
   if (out.turn == control::ReplicaTurn::kWaiting)

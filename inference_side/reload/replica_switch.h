@@ -17,7 +17,7 @@
 // loses its group pauses and reports this with request 0. LOAD is accepted only while not serving,
 // COMMIT only when loaded. A rank never resumes by itself.
 //
-// This class has more than 25 methods and some 450 lines, because each of the fourteen events has
+// This class has more than 25 methods and some 450 lines, because each of the fifteen events has
 // an overload, and each step of a switch has its own method. Dividing it would spread the
 // transitions over several classes that share one phase.
 //
@@ -87,6 +87,7 @@ class ReplicaSwitch {
   void handle(const RankResumed& event);
   void handle(const RankSilent& event);
   void handle(const RankHeard& event);
+  void handle(const RankDamaged& event);
   void handle(const TargetSet& event);
   void handle(const TurnGiven& event);
   void handle(const WithdrawnSet& event);
@@ -118,9 +119,11 @@ class ReplicaSwitch {
   [[nodiscard]] std::chrono::nanoseconds outcome_time() const {
     return target_.pause_deadline + target_.load_deadline + options_.commit;
   }
-  // Whether every rank holds the same version and this version may run.
+  // Whether every rank holds the same version, undamaged, and this version may run.
   [[nodiscard]] bool runnable() const;
-  [[nodiscard]] bool needs_load() const { return ranks_.uniform() != target_.target; }
+  [[nodiscard]] bool needs_load() const {
+    return ranks_.uniform() != target_.target || ranks_.damaged();
+  }
 
   SwitchOptions options_;
   RankTable ranks_;
@@ -135,6 +138,7 @@ class ReplicaSwitch {
   bool confirmed_ = false;    // the leader has answered the last RESUME
   bool has_turn_ = false;     // of a decision in turns; ends with the switch
   std::uint32_t turns_taken_ = 0;
+  bool is_given_up_ = false;  // a rank is damaged, and loading it again has not helped
   std::string last_failure_;
   std::string patch_note_;  // why the newest decision was not carried out by a patch
   struct LoadFacts {

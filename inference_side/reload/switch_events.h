@@ -83,6 +83,17 @@ struct RankSilent {
 struct RankHeard {
   std::uint32_t rank = 0;
 };
+// A scrub has found that bytes in the memory of a rank are not those of the version that it serves.
+// The replica is not ready until all bytes were loaded.
+struct RankDamaged {
+  std::uint32_t rank = 0;
+  std::string why;  // one sentence, with the rank
+  // False: it has been loaded again and again, and differs each time. It is not loaded until there
+  // is another target, or until a rank has attached anew.
+  bool is_mendable = true;
+  // The bytes that are staged here differ as well, so they must be checked before they are loaded.
+  bool is_copy_suspect = false;
+};
 // A decision that was stored. A newer decision replaces an older one in every phase. The outcome is
 // due when the deadlines of pause, load and commit have passed, one after the other. They begin
 // with the switch if it waits for a turn.
@@ -115,8 +126,8 @@ struct Tick {};
 struct SwitchEvent {
   TimePoint now{};
   std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
-               RankResumed, RankSilent, RankHeard, TargetSet, TurnGiven, WithdrawnSet, StagedSet,
-               Tick>
+               RankResumed, RankSilent, RankHeard, RankDamaged, TargetSet, TurnGiven, WithdrawnSet,
+               StagedSet, Tick>
       what;
 };
 

@@ -70,12 +70,15 @@ Result<> EngineHub::open() {
                                     .on_unusable = options_.on_unusable});
   loads_ = std::make_unique<LoadDriver>(
       loop_,
-      LoadDriverOptions{.registry = registry_.get(),
-                        .preparation = preparation_.get(),
-                        .devices = devices_.get(),
-                        .find = [this](reload::EngineId id) { return find(id); },
-                        .notify = [this](const std::string& replica,
-                                         RankEvent event) { notify(replica, std::move(event)); }});
+      LoadDriverOptions{
+          .registry = registry_.get(),
+          .preparation = preparation_.get(),
+          .devices = devices_.get(),
+          .find = [this](reload::EngineId id) { return find(id); },
+          .is_scrubbed =
+              [this](const std::string& replica) { return scrubbing_->is_scrubbed(replica); },
+          .notify = [this](const std::string& replica,
+                           RankEvent event) { notify(replica, std::move(event)); }});
   readers_ = std::make_unique<VersionReaders>(ReadableVersions{
       .target = options_.target,
       .staged = [this] { return preparation_->versions(); },
@@ -84,6 +87,7 @@ Result<> EngineHub::open() {
           [this](const auto& version, std::function<void(Result<>)> done) {
             preparation_->verify(version, std::move(done));
           }});
+  open_scrubbing();
   auto listener = control::UnixListener::create(
       loop_, options_.socket,
       [this](UniqueFd socket, PeerCredentials peer) { accept(std::move(socket), peer.pid); });
@@ -91,6 +95,29 @@ Result<> EngineHub::open() {
   listener_ = std::move(*listener);
   liveness_timer_.start_repeating(EngineLiveness::interval(options_.engine_deadline));
   return {};
+}
+
+void EngineHub::open_scrubbing() {
+  scrubbing_ = std::make_unique<Scrubbing>(
+      loop_, readback_worker_,
+      ScrubbingOptions{
+          .interval = options_.scrub.interval,
+          .share_ppm = options_.scrub.share_ppm,
+          .ranks =
+              [this](const std::string& replica) {
+                Ranks of_replica;
+                for (const AttachedRank& each : registry_->ranks_of(replica))
+                  if (auto rank = find(each.id)) of_replica.push_back(std::move(rank));
+                return of_replica;
+              },
+          .find = [this](const Version& version) { return preparation_->find(version); },
+          .on_damaged =
+              [this](const std::string& replica, reload::RankDamaged damaged) {
+                // Whatever loads it next.
+                if (const auto rank = find(replica, damaged.rank)) rank->differs = true;
+                notify(replica, std::move(damaged));
+              },
+          .on_judged = options_.on_scrubbed});
 }
 
 Result<> EngineHub::open_devices() {
@@ -176,6 +203,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   const auto detached = registry_->detach(rank->id);
   if (!detached) return;
   rank->attached = false;
+  scrubbing_->detached(*rank);
   loaded_sums_.forget(rank->replica);
   loads_->engine_lost(rank->replica, rank->id);
   preparation_->detached(rank);
@@ -258,6 +286,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
             if (committed.failure.empty()) {
               rank->active = committed.version;
               preparation_->active_changed(attached());
+              scrubbing_->committed(*rank, committed.version, rank->loaded_by_patch);
             }
             notify(rank->replica, reload::RankCommitted{.rank = rank->rank,
                                                         .request = request,
@@ -271,6 +300,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
             const auto held = preparation_->find(digests.version);
             readback_.answered(rank, std::move(digests), held);
           },
+          [&](control::Scrubbed& scrubbed) { scrubbing_->answered(*rank, std::move(scrubbed)); },
           [&](const control::ErrorReply& error) {
             log_warning("engine {} rank {}: {}", rank->replica, rank->rank, error.message);
           },
@@ -390,6 +420,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
     log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
              hello.world_size, hello.pid, hello.active.to_string());
   preparation_->attached(rank);
+  scrubbing_->attached(*rank, hello.world_size, hello.not_scrubbed);
   absent_.attached(rank->replica, rank->rank, is_on_trial);
   close_starting(*rank);
   rank->held_back = reload::RankAttached{
@@ -467,8 +498,10 @@ void EngineHub::handle_loaded(const EngineRank& rank, std::uint64_t request,
       log_warning("replica {} did not load {}: {}", rank.replica, loaded.version.to_string(),
                   loaded.failure);
     }
-  if (loaded.failure.empty() && patch == nullptr)
-    if (const auto own = find(rank.id)) own->differs = false;
+  if (const auto own = find(rank.id); own && loaded.failure.empty()) {
+    own->loaded_by_patch = patch != nullptr;
+    if (patch == nullptr) own->differs = false;
+  }
   loads_->answered(rank, request, loaded);
   if (!loaded.failure.empty() && !is_of_replica)
     log_warning("engine {} rank {} did not load {}: {}", rank.replica, rank.rank,

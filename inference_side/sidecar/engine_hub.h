@@ -8,6 +8,7 @@
 //   LoadedSums          compares what the ranks of a replica have loaded with the version
 //   EngineDevices       the weight pipeline and the device buffers; none on unified devices
 //   Readback            compares what engines hold with what was staged
+//   Scrubbing           the same from time to time, while they serve
 //   VersionReaders      gives staged versions to processes that are no engines
 //
 // Commands of a replica's switch arrive through send(). Messages of ranks leave through the OnRank
@@ -36,6 +37,7 @@
 #include "inference_side/sidecar/load_driver.h"
 #include "inference_side/sidecar/loaded_sums.h"
 #include "inference_side/sidecar/readback.h"
+#include "inference_side/sidecar/scrubbing.h"
 #include "inference_side/sidecar/version_preparation.h"
 #include "inference_side/sidecar/version_readers.h"
 #include "inference_side/staging/sidecar.h"
@@ -52,6 +54,11 @@ namespace wsync::agent {
 
 using RankEvent = staging::RankEvent;
 
+struct ScrubTimes {
+  std::chrono::nanoseconds interval = std::chrono::minutes(30);  // as in ScrubPasses
+  std::uint32_t share_ppm = 10'000;                              // as in control::Scrub
+};
+
 struct EngineHubOptions {
   std::string socket;  // path of the Unix socket for engines
   config::DevicesConfig devices;
@@ -61,6 +68,10 @@ struct EngineHubOptions {
   std::chrono::milliseconds engine_deadline{limits::kEngineDeadlineMs};
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
   PatchOptions patches = {};
+  ScrubTimes scrub = {};
+  // As in ScrubbingOptions.
+  std::function<void(bool is_equal, std::chrono::nanoseconds cpu)> on_scrubbed =
+      [](bool, std::chrono::nanoseconds) {};
   // What the replicas serve or switch to; 0.0 if nothing has been decided.
   std::function<Version()> target = [] { return Version{}; };
   // absent() reports something else. May be empty.
@@ -117,11 +128,17 @@ class EngineHub {
     readback_.begin(ranks_, deadline, std::move(on_done));
   }
 
+  // Fills in when the memory of these replicas was compared last.
+  void add_proofs(std::vector<control::ReplicaReport>& reports) const {
+    scrubbing_->add_to(reports);
+  }
+
  private:
   using Ranks = std::vector<std::shared_ptr<EngineRank>>;
   EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank);
   [[nodiscard]] Result<> open();
   [[nodiscard]] Result<> open_devices();
+  void open_scrubbing();
   void accept(UniqueFd socket, pid_t pid);
   // Closes the connections of a rank whose process has ended or, if that cannot be known, is
   // silent, because another process takes its place.
@@ -171,6 +188,7 @@ class EngineHub {
   std::unique_ptr<control::UnixListener> listener_;
   Worker readback_worker_;  // separate, so that plans of a new version do not wait for it
   Readback readback_;
+  std::unique_ptr<Scrubbing> scrubbing_;
   Timer liveness_timer_;
 };
 

@@ -37,7 +37,8 @@ struct EngineRank {
   // `wsync verify` has found other bytes than those of its version, and it has not been loaded in
   // full since: a patch would leave them as they are.
   bool differs = false;
-  Version active;  // what it has committed; 0.0 = none
+  bool loaded_by_patch = false;  // the load that it has completed last
+  Version active;                // what it has committed; 0.0 = none
   // Its attachment, which the switch of its replica is not told of until the rank has answered
   // whether it takes the newest version: a replica that does not must not be paused for it.
   std::optional<reload::RankAttached> held_back;

@@ -192,7 +192,8 @@ void LoadDriver::execute(const LoadCommands& commands) {
 }
 
 std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const SendLoad& load) const {
-  if (load.base.none() || options_.devices != nullptr) return nullptr;
+  if (load.base.none() || options_.devices != nullptr || !options_.is_scrubbed(load.replica))
+    return nullptr;
   for (const LoadRank& seat : load.ranks)
     if (const auto rank = options_.find(seat.engine); !rank->takes_patches || rank->differs)
       return nullptr;

@@ -28,6 +28,9 @@ struct LoadDriverOptions {
   EngineDevices* devices = nullptr;  // null: unified
   // The connection of an attached rank; nullptr if it has ended.
   std::function<std::shared_ptr<EngineRank>(reload::EngineId)> find;
+  // Whether what a patch leaves alone in this replica is looked at from time to time. Without it,
+  // all of each version is loaded.
+  std::function<bool(const std::string& replica)> is_scrubbed;
   // Posts an event of a replica to its switch. It is never delivered inside the call.
   std::function<void(const std::string& replica, staging::RankEvent)> notify;
 };

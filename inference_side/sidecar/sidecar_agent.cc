@@ -135,6 +135,10 @@ Result<> SidecarAgent::open() {
        .engine_deadline = config_.engine_deadline,
        .trace = trace_.wanted() ? &trace_ : nullptr,
        .patches = patch_options(),
+       .scrub = {.interval = config_.scrub.interval,
+                 .share_ppm = static_cast<std::uint32_t>(config_.scrub.max_share * 1e6)},
+       .on_scrubbed = [this](bool is_equal,
+                             std::chrono::nanoseconds cpu) { metrics_.scrubbed(is_equal, cpu); },
        .target =
            [this] {
              const staging::SidecarRecord& record = sidecar_->record();
@@ -165,7 +169,9 @@ Result<> SidecarAgent::open() {
 }
 
 PatchOptions SidecarAgent::patch_options() {
-  return {.enabled = config_.patch.mode == config::PatchMode::kAuto,
+  // Nobody would find a bit that flips in what a patch leaves alone.
+  const bool scrubs = config_.scrub.interval.count() != 0;
+  return {.enabled = scrubs && config_.patch.mode == config::PatchMode::kAuto,
           .max_share = config_.patch.max_share,
           .room = [this] { return receiver_->store().room(); },
           .on_bytes = [this](std::uint64_t bytes) { receiver_->store().count_patches(bytes); },
@@ -248,6 +254,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   control::Envelope envelope;
   envelope.fence = sidecar_->fence();
   control::Heartbeat heartbeat = sidecar_->heartbeat(now());
+  hub_->add_proofs(heartbeat.replicas);
   hub_->absent().add_to(heartbeat.replicas, now());
   heartbeat.sequence = ++heartbeats_;
   heartbeat.staged_bytes = receiver_->staged_bytes();
@@ -474,6 +481,7 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
     control::StatusReply status = sidecar_->status(now());
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
     status.sidecars.front().transport = transport_;
+    hub_->add_proofs(status.sidecars.front().replicas);
     hub_->absent().add_to(status.sidecars.front().replicas, now());
     if (receiver_->store().makes_memory()) status.activity += ": its memory is being prepared";
     reply(std::move(status));

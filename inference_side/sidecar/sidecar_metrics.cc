@@ -38,6 +38,9 @@ SidecarMetrics::SidecarMetrics()
       paused_(registry_.histogram(metrics::kPausedSeconds)),
       staged_bytes_(registry_.counter(metrics::kUpdateBytes, {"stage"})),
       loaded_bytes_(registry_.counter(metrics::kUpdateBytes, {"load"})),
+      equal_scrubs_(registry_.counter(metrics::kScrubs, {"equal"})),
+      damaged_scrubs_(registry_.counter(metrics::kScrubs, {"damaged"})),
+      scrub_seconds_(registry_.counter(metrics::kScrubSeconds)),
       full_loads_(registry_.counter(metrics::kLoads, {"full"})),
       patch_loads_(registry_.counter(metrics::kLoads, {"patch"})),
       patch_fallbacks_(registry_.counter(metrics::kPatchFallbacks)),
@@ -91,6 +94,11 @@ void SidecarMetrics::loaded(const reload::RankLoaded& event) {
   }
   loaded_bytes_.add(static_cast<double>(event.by_patch ? event.written_bytes : event.bytes));
   (event.by_patch ? patch_loads_ : full_loads_).add();
+}
+
+void SidecarMetrics::scrubbed(bool is_equal, std::chrono::nanoseconds cpu) {
+  (is_equal ? equal_scrubs_ : damaged_scrubs_).add();
+  scrub_seconds_.add(seconds(cpu));
 }
 
 void SidecarMetrics::patch_made(std::uint64_t bytes) {

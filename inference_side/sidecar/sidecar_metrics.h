@@ -40,6 +40,8 @@ class SidecarMetrics {
   void loaded(const reload::RankLoaded& event);
   // A patch was made, or could not be made (0 bytes).
   void patch_made(std::uint64_t bytes);
+  // All bytes of a replica were read again and compared.
+  void scrubbed(bool is_equal, std::chrono::nanoseconds cpu);
   void staged(std::uint64_t bytes, std::chrono::nanoseconds duration);
   // The outcomes of a decision. A repeated report counts once.
   void reported(const control::Fence& fence, const control::Switched& switched);
@@ -62,6 +64,7 @@ class SidecarMetrics {
   metrics::Histogram stage_, pause_, load_, commit_;
   metrics::Histogram paused_;
   metrics::Counter staged_bytes_, loaded_bytes_;
+  metrics::Counter equal_scrubs_, damaged_scrubs_, scrub_seconds_;
   metrics::Counter full_loads_, patch_loads_, patch_fallbacks_, patch_bytes_;
   std::map<control::SwitchOutcome, metrics::Counter> switched_;
   std::map<ErrorCode, metrics::Counter> failures_;

@@ -18,6 +18,8 @@ namespace wsync::config {
 namespace {
 
 constexpr Range<double> kPatchShare{0.001, 1.0};
+constexpr Range<double> kScrubShare{0.0001, 1.0};
+constexpr Range<Milliseconds> kScrubInterval{Milliseconds(0), Milliseconds(kDurationMsMax)};
 constexpr Range<Milliseconds> kStaleness{Milliseconds(0), Milliseconds(kDurationMsMax)};
 
 void bind_name(Binder& binder, std::string& name) {
@@ -114,6 +116,8 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
   binder.choice("patch.mode", c.patch.mode, {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
   binder.number("patch.max_share", c.patch.max_share, kPatchShare);
+  binder.duration("scrub.interval", c.scrub.interval, kScrubInterval);
+  binder.number("scrub.max_share", c.scrub.max_share, kScrubShare);
   binder.duration("idle_release", c.idle_release, kIdleRelease);
   binder.duration("forget_after", c.forget_after, kForgetAfter);
   bind_transport(binder, c.transport, c.data_address);

@@ -37,6 +37,13 @@ struct PatchConfig {
   friend bool operator==(const PatchConfig&, const PatchConfig&) = default;
 };
 
+// The weights of engines are read again while they serve.
+struct ScrubConfig {
+  Milliseconds interval{1'800'000};  // between the beginnings of two passes; 0 = never
+  double max_share = 0.01;           // of the time of one processor, for each rank
+  friend bool operator==(const ScrubConfig&, const ScrubConfig&) = default;
+};
+
 struct SidecarConfig {
   std::string name;               // defaults to the host name; never empty after loading
   std::string coordinator;        // default ipc://<run_dir>/control
@@ -51,6 +58,7 @@ struct SidecarConfig {
       0;  // bytes for staged versions; 0 = limited only by the host and its control group
   std::uint32_t versions_held = kVersionsHeldDefault;
   PatchConfig patch;
+  ScrubConfig scrub;
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
   Milliseconds forget_after =
       kForgetAfterDefault;  // 0 = replicas that are gone are never forgotten

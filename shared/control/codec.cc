@@ -307,7 +307,8 @@ std::string_view message_name(MessageType type) noexcept {
       "RankHello",   "RankShards",  "Snapshotted", "PublishStatus",  "Plan",
       "PlanReply",   "Cancel",      "CancelReply", "TraceQuestion",  "TraceAnswer",
       "Ping",        "Pong",        "Turns",       "Promote",        "PromoteReply",
-      "Forget",      "ForgetReply", "UnmapArenas", "EngineStarting", "ReadVersion"};
+      "Forget",      "ForgetReply", "UnmapArenas", "EngineStarting", "ReadVersion",
+      "Scrub",       "Scrubbed"};
   const auto index = static_cast<std::size_t>(type) - 1;
   return index < kNames.size() ? kNames[index] : "unknown";
 }

@@ -41,6 +41,7 @@ void fields(V& v, M& m) {
   v.list("tensors", m.tensors, limits::kTensorCount);
   v.label("gpu", m.gpu, limits::kGpuUuidBytes);
   v.flag("takes_patches", m.takes_patches);
+  v.sentence("not_scrubbed", m.not_scrubbed);
 }
 
 template <class V, class M>
@@ -165,6 +166,24 @@ void fields(V& v, M& m) {
   v.list("sums", m.sums, limits::kTensorCount);
   v.list("before", m.before, limits::kTensorCount);
   v.number("written_bytes", m.written_bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Scrub>
+void fields(V& v, M& m) {
+  v.number("pass", m.pass);
+  v.number("share_ppm", m.share_ppm);
+}
+
+template <class V, class M>
+  requires Is<M, Scrubbed>
+void fields(V& v, M& m) {
+  v.number("pass", m.pass);
+  v.version("version", m.version);
+  v.number("age_ns", m.age_ns);
+  v.number("cpu_ns", m.cpu_ns);
+  v.sentence("failure", m.failure);
+  v.list("sums", m.sums, limits::kTensorCount);
 }
 
 template <class V, class M>

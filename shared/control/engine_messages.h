@@ -57,6 +57,8 @@ struct EngineHello {
   std::string gpu;  // UUID of the GPU that holds its weights; empty = host memory
   // It holds pieces in host memory, in the types of the version, so patches can be written there.
   bool takes_patches = false;
+  // Why its weights cannot be read again while it serves (Scrub), in one sentence. Empty: they can.
+  std::string not_scrubbed;
 };
 // A process will attach as the rank that the envelope names as soon as it has allocated its memory,
 // which may take minutes. Sent once, on a connection of its own that stays open meanwhile. It has
@@ -211,6 +213,28 @@ struct Digests {
   std::vector<HeldTensor> tensors;
   // Not empty: nothing was read, or with `tensors`, only these, and why not the others.
   std::string failure;
+};
+
+// Read all weights again while the engine serves, and answer with their sums. A later Scrub takes
+// the place of an earlier one.
+struct Scrub {
+  static constexpr MessageType kType = MessageType::kScrub;
+  std::uint64_t pass = 0;       // chosen by the sidecar; 0: the last pass has been judged, and ends
+  std::uint32_t share_ppm = 0;  // of the time of one processor, in millionths; at least 1
+};
+// Every word of the rank was read in this pass. It is sent when the pass is complete, and again
+// when a patch has been committed after that, until the sidecar ends the pass: all ranks of a
+// replica are then compared under one version.
+struct Scrubbed {
+  static constexpr MessageType kType = MessageType::kScrubbed;
+  std::uint64_t pass = 0;
+  Version version;           // that the rank serves now
+  std::uint64_t age_ns = 0;  // since the first word was read
+  std::uint64_t cpu_ns = 0;  // processor time of the pass
+  std::string failure;       // not empty: the pass has ended without sums
+  // Of each tensor of EngineHello, in its order: the sum of its words as they were read. What
+  // patches have changed since is accounted for: they return sums of the words that they touch.
+  std::vector<SplitSum> sums;
 };
 
 // Asks whether the engine still polls its link. The sidecar sends at most one at a time.

@@ -96,8 +96,10 @@ enum class MessageType : std::uint16_t {
   kUnmapArenas,
   kEngineStarting,
   kReadVersion,
+  kScrub,
+  kScrubbed,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kReadVersion;
+inline constexpr MessageType kLastMessageType = MessageType::kScrubbed;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.
@@ -153,6 +155,15 @@ struct ReplicaReport {
   LoadKind last_load = LoadKind::kNone;
   std::uint64_t last_written_bytes = 0;
   std::uint64_t last_load_bytes = 0;
+  // All bytes of its ranks were compared with this version, by loading all of them or by a scrub,
+  // so many nanoseconds ago. 0.0: not by this sidecar process.
+  Version proved;
+  std::uint64_t proved_ago_ns = 0;
+  std::string not_scrubbed;  // why its memory is not read again, in one sentence; empty: it is
+  // How often a scrub has found bytes that are not those of the version, since the sidecar began,
+  // and the last one: rank, tensor, version, expected and found.
+  std::uint64_t mismatches = 0;
+  std::string last_mismatch;
 };
 
 enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };

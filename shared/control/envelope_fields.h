@@ -53,6 +53,11 @@ void fields(V& v, M& m) {
   v.choice("last_load", m.last_load, LoadKind::kPatch);
   v.number("last_written_bytes", m.last_written_bytes);
   v.number("last_load_bytes", m.last_load_bytes);
+  v.version("proved", m.proved);
+  v.number("proved_ago_ns", m.proved_ago_ns);
+  v.sentence("not_scrubbed", m.not_scrubbed);
+  v.number("mismatches", m.mismatches);
+  v.sentence("last_mismatch", m.last_mismatch);
 }
 
 template <class V, class M>

@@ -9,9 +9,9 @@
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, PromoteReply,
 //    VerifyReply, PlanReply, TraceAnswer, ForgetReply, StatusReply, Error
 //  * engine rank to sidecar: EngineStarting, EngineHello, Prepared, Paused, BucketAck, Loaded,
-//    Committed, Resumed, Digests, Pong, Error
+//    Committed, Resumed, Digests, Scrubbed, Pong, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, Pause, Load,
-//    BucketReady, Commit, Resume, ReadDigests, Abort, Ping
+//    BucketReady, Commit, Resume, ReadDigests, Scrub, Abort, Ping
 //  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor)
 //  * rank 0 of a trainer to its other ranks: PublishStatus, Error
 //
@@ -38,6 +38,6 @@ using Message =
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
                  CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
-                 Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion>;
+                 Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed>;
 
 }  // namespace wsync::control

@@ -190,11 +190,12 @@ class Fleet:
 
     def state(self):
         """The answer to `status` without its history of updates, which has ages and what was refused, and without how replicas were
-        loaded last, of which a coordinator hears with a later heartbeat."""
+        loaded and proved last, of which a coordinator hears with a later heartbeat."""
         code, answer = self.ask("status")
         for sidecar in answer.get("result", {}).get("sidecars", []):
             for replica in sidecar["replicas"]:
                 replica.pop("last_load", None)
+                replica.pop("proof", None)
         for name in ("last_update", "updates", "incidents"):
             answer.get("result", {}).pop(name, None)
         return code, answer

@@ -13,6 +13,20 @@ namespace {
 constexpr std::chrono::milliseconds kAskAgain{1'000};
 constexpr std::chrono::milliseconds kAskAgainMax{30'000};
 
+// Each time that a scrub has found damaged memory is told once.
+void note_damage(CoordinatorContext& context, const Member& member,
+                 const std::vector<control::ReplicaReport>& replicas) {
+  for (const control::ReplicaReport& replica : replicas) {
+    const auto before = std::ranges::find(member.report.replicas, replica.replica,
+                                          &control::ReplicaReport::replica);
+    const std::uint64_t told = before == member.report.replicas.end() ? 0 : before->mismatches;
+    if (replica.mismatches > told)
+      context.emit(
+          Incident{.text = fmt::format("sidecar '{}', replica {}: damaged memory: {}", member.name,
+                                       replica.replica, replica.last_mismatch)});
+  }
+}
+
 // Records what the sidecar has on disk now.
 void note_stored(const CoordinatorRecord& record, Member& member) {
   member.decided = record.number;
@@ -140,6 +154,7 @@ bool handle(CoordinatorContext& context, const CoordinatorRecord& newest, Member
 
 void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member& member,
             const control::Heartbeat& heartbeat) {
+  note_damage(context, member, heartbeat.replicas);
   member.report.staged = heartbeat.staged;
   // A copy of a heartbeat that was made before the decision was stored does not count.
   member.released_undecided |=

@@ -15,7 +15,12 @@
  * wsync_engine_report_*, _fail, _status and _error may be called from any thread, _lead_step and
  * _follow_step from one, the others only from the owner's thread or inside a callback. While a
  * version is being loaded, helper threads of the library may also write to the tensors' memory. The
- * sidecar limits their number for this rank; there are none if its engines share few cores.
+ * sidecar limits their number for this rank; there are none if its engines share few cores. While
+ * the rank serves, a thread of the library reads tensors that were taken as PIECES into host memory
+ * or adopted, from time to time and for at most 1 % of the time (scrub.interval and scrub.max_share
+ * of the sidecar): bits that flip there are found. When the rank ceases to serve, it ends with the
+ * block of 256 KiB at most that it is reading. Nothing is read from load_begin on until the rank
+ * serves again, nor after wsync_engine_suspend or _stop has returned.
  *
  * fork: the parent continues without any change and keeps all of its handles. The child has no
  * resources of this library: its copies of the library's descriptors are closed before fork
@@ -97,8 +102,9 @@ typedef struct {
   /* A complete layer, in layer order; each layer comes once in a load, also one in which nothing
    * has changed. Its bytes are compared with the version before commit, not before this call.
    * PIECES: the bytes are at their destinations (may be NULL). In host memory the library may write
-   * only what differs from the version that this rank serves. So do not change these bytes
-   * yourself: the next version may not put them right. WHOLE: `data` is valid during the call.
+   * only what differs from the version that this rank serves, and it compares them with the version
+   * while the rank serves. So do not change these bytes yourself: the next version may not put them
+   * right, and the replica would count as damaged. WHOLE: `data` is valid during the call.
    * ADOPT: it is valid until another version is committed. BORROW: it is valid until the commit of
    * this version has been answered, or until the load has failed: when a callback returns an error,
    * or another load begins. CUDA: `data` is a device pointer in memory of the library, dense and

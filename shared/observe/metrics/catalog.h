@@ -126,6 +126,17 @@ inline constexpr Definition kPatchFallbacks{
     .name = "wsync_patch_fallbacks_total",
     .kind = Kind::kCounter,
     .help = "Loads by a patch that failed, so that the version was loaded in full"};
+inline constexpr Definition kScrubs{
+    .name = "wsync_scrubs_total",
+    .kind = Kind::kCounter,
+    .help =
+        "Times that all weights of a replica were read again while it served, by what they "
+        "were compared with its version: equal, or damaged",
+    .labels = {"result"}};
+inline constexpr Definition kScrubSeconds{
+    .name = "wsync_scrub_cpu_seconds_total",
+    .kind = Kind::kCounter,
+    .help = "Processor time that ranks have spent on reading their weights again"};
 inline constexpr Definition kStagedBytes{
     .name = "wsync_staged_bytes",
     .kind = Kind::kGauge,
@@ -254,6 +265,8 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kSwitches,
                                         &kLoads,
                                         &kPatchFallbacks,
+                                        &kScrubs,
+                                        &kScrubSeconds,
                                         &kStagedBytes,
                                         &kCopiedBytes,
                                         &kVersionsHeld,

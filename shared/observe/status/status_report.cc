@@ -64,7 +64,28 @@ json replica_json(const control::ReplicaReport& replica) {
            {{"kind", load_name(replica.last_load)},
             {"written_bytes", replica.last_written_bytes},
             {"bytes", replica.last_load_bytes},
-            {"written_share", written_share(replica)}}}};
+            {"written_share", written_share(replica)}}},
+          {"proof",
+           {{"version", replica.proved.to_string()},
+            {"ago_ns", replica.proved_ago_ns},
+            {"not_scrubbed", replica.not_scrubbed},
+            {"mismatches", replica.mismatches},
+            {"last_mismatch", replica.last_mismatch}}}};
+}
+
+// When all of its bytes were compared last, and whether that will be repeated.
+std::string proof_text(const control::ReplicaReport& replica) {
+  std::string text;
+  if (!replica.proved.none())
+    text = fmt::format("  proved at {}, {} ago", replica.proved.to_string(),
+                       age_text(replica.proved_ago_ns));
+  if (!replica.not_scrubbed.empty())
+    text += fmt::format("{} not scrubbed: {}", text.empty() ? " " : ";", replica.not_scrubbed);
+  if (replica.mismatches > 0)
+    text +=
+        fmt::format("{} DAMAGED {} time{}, last {}", text.empty() ? " " : ";", replica.mismatches,
+                    replica.mismatches == 1 ? "" : "s", replica.last_mismatch);
+  return text;
 }
 
 json running_json(const control::UpdateProgress& running) {
@@ -118,6 +139,7 @@ std::string sidecar_text(const control::SidecarReport& s, const std::string& not
     if (r.last_load == control::LoadKind::kPatch)
       text += fmt::format(" by a patch ({}, {:.2g} %)", trace::format_bytes(r.last_written_bytes),
                           100 * written_share(r));
+    text += proof_text(r);
     if (r.loaded_bytes > 0) text += fmt::format("  {} loaded", trace::format_bytes(r.loaded_bytes));
     if (!r.reason.empty()) text += "  (" + r.reason + ")";
     text += "\n";

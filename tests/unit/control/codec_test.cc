@@ -315,17 +315,45 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "01000000"
             "0000000000000000000000000000000007000000000000000800000000000000"
             "0900000000000000");
-  const std::string hello = payload(EngineHello{.gpu = "", .takes_patches = true});
-  EXPECT_EQ(hello.substr(hello.size() - 10), "0000000001");
+  const std::string hello =
+      payload(EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x"});
+  EXPECT_EQ(hello.substr(hello.size() - 20), "00000000010100000078");
   const std::string beat = payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
                                                            .last_load = LoadKind::kPatch,
                                                            .last_written_bytes = 10,
-                                                           .last_load_bytes = 11}}});
+                                                           .last_load_bytes = 11,
+                                                           .proved = {.epoch = 1, .step = 2},
+                                                           .proved_ago_ns = 12,
+                                                           .not_scrubbed = "x",
+                                                           .mismatches = 13,
+                                                           .last_mismatch = "y"}}});
   EXPECT_NE(beat.find("02"
                       "02"
-                      "0a000000000000000b00000000000000"),
+                      "0a000000000000000b00000000000000"
+                      "010000000200000000000000"
+                      "0c00000000000000"
+                      "0100000078"
+                      "0d00000000000000"
+                      "0100000079"),
             std::string::npos)
       << beat;
+}
+
+TEST(Codec, BytesOfAScrubAreFixed) {
+  EXPECT_EQ(payload(Scrub{.pass = 1, .share_ppm = 2}), "010000000000000002000000");
+  EXPECT_EQ(payload(Scrubbed{
+                .pass = 1,
+                .version = {.epoch = 2, .step = 3},
+                .age_ns = 4,
+                .cpu_ns = 5,
+                .failure = "x",
+                .sums = {{.words = {.product = 6, .sum = 7}, .edges = {.product = 8, .sum = 9}}}}),
+            "0100000000000000"
+            "020000000300000000000000"
+            "04000000000000000500000000000000"
+            "0100000078"
+            "01000000"
+            "0600000000000000070000000000000008000000000000000900000000000000");
 }
 
 TEST(Codec, NamesAndTypesAgree) {
@@ -334,7 +362,7 @@ TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "ReadVersion");
+  EXPECT_EQ(message_name(kLastMessageType), "Scrubbed");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);

@@ -12,6 +12,7 @@
 namespace wsync::coordinator {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -574,6 +575,27 @@ TEST(Bytes, OtherBytesUnderTheTargetsNameAreAnIncidentAndNeverReady) {
   EXPECT_THAT(replica_of(fleet, "b").reason, HasSubstr("different bytes"));
   ASSERT_EQ(fleet.incidents.size(), 1U);
   EXPECT_THAT(fleet.incidents[0], HasSubstr("sidecar 'b' has different bytes under the name"));
+}
+
+TEST(Bytes, EachDamageThatAScrubFindsIsAnIncidentOnce) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  control::Heartbeat beat{.target = fleet.coordinator.target(),
+                          .staged = {fleet.coordinator.target()},
+                          .replicas = Fleet::hello("a").replicas};
+  fleet.from("a", beat);
+  EXPECT_TRUE(fleet.incidents.empty());
+  beat.replicas[0].mismatches = 1;
+  beat.replicas[0].last_mismatch = "rank 1: tensor w";
+  fleet.from("a", beat);
+  fleet.from("a", beat);
+  EXPECT_THAT(fleet.incidents,
+              ElementsAre(AllOf(HasSubstr("sidecar 'a', replica " + beat.replicas[0].replica),
+                                HasSubstr("damaged memory: rank 1: tensor w"))));
+  beat.replicas[0].mismatches = 2;
+  fleet.from("a", beat);
+  EXPECT_EQ(fleet.incidents.size(), 2U);
 }
 
 // ---- the rule of every store ----

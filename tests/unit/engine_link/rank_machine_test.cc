@@ -234,6 +234,30 @@ TEST(RankMachine, AResumeOvertakesAPauseAndAnswersItFirstWhenItHasEnded) {
 
 // ---- loss ----
 
+TEST(RankMachine, AScrubIsBegunInEveryStateAndNotBeforeTheWelcome) {
+  for (const RankState state : {RankState::kLoading, RankState::kServing, RankState::kPaused,
+                                RankState::kLoaded, RankState::kTainted}) {
+    Rank rank(Rank::copying());
+    rank.bring(state);
+    rank.send(control::Scrub{.pass = 3, .share_ppm = 1});
+    EXPECT_THAT(rank.texts(), ElementsAre("scrub 3"));
+    EXPECT_EQ(rank.machine.state(), state);
+  }
+  Rank rank(Rank::copying());
+  rank.send(control::Scrub{.pass = 3, .share_ppm = 1});
+  EXPECT_THAT(rank.texts(), ElementsAre(HasSubstr("a command came before the welcome")));
+}
+
+TEST(RankMachine, ARankIsAskedToPauseUntilItHasAnswered) {
+  Rank rank(Rank::copying());
+  rank.bring(RankState::kServing);
+  EXPECT_FALSE(rank.machine.is_asked_to_pause());
+  rank.send(control::Pause{});
+  EXPECT_TRUE(rank.machine.is_asked_to_pause());
+  rank.report(RankReport::What::kPaused);
+  EXPECT_FALSE(rank.machine.is_asked_to_pause());
+}
+
 TEST(RankMachine, APingIsAnsweredInEveryState) {
   for (const RankState state : {RankState::kLoading, RankState::kTainted, RankState::kLoaded,
                                 RankState::kPaused, RankState::kServing}) {

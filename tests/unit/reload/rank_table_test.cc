@@ -100,6 +100,25 @@ TEST(RankTable, WhileTheLeaderServesEveryWholeRankMay) {
   EXPECT_TRUE(ranks.quiesced());
 }
 
+TEST(RankTable, DamageIsKnownUntilItIsMendedOrItsRankIsGone) {
+  RankTable table(2);
+  for (std::uint32_t rank = 0; rank < 2; ++rank)
+    table.attach({.rank = rank, .state = control::RankState::kServing, .active = kV1});
+  EXPECT_FALSE(table.damaged());
+  table.set_damaged(1, "tensor w");
+  EXPECT_EQ(table.damaged(), "tensor w");
+  EXPECT_EQ(table.uniform(), kV1) << "by their own account";
+  EXPECT_TRUE(table.invariants());
+  table.detach(0);
+  EXPECT_TRUE(table.damaged());
+  table.detach(1);
+  EXPECT_FALSE(table.damaged());
+  table.set_damaged(1, "of nobody");
+  EXPECT_EQ(table.invariants().error().message(), "a rank that is not attached is damaged");
+  table.set_mended();
+  EXPECT_TRUE(table.invariants());
+}
+
 TEST(RankTableDeathTest, AMoveWithoutARowAborts) {
   RankTable ranks = serving(1);
   EXPECT_DEATH(ranks.commit(0, kV2), "a rank cannot go from whole to whole");

@@ -190,6 +190,155 @@ TEST_F(Switch, APatchThatFailsIsFollowedByALoadOfEverythingInTheSamePause) {
   EXPECT_EQ(machine.report(now).last_written_bytes, 200U);
 }
 
+// ---- damaged memory ----
+
+TEST_F(Switch, ADamagedRankMakesItsReplicaLoadEverythingAgain) {
+  serve_v1();
+  step(RankDamaged{.rank = 1, .why = "damaged memory: rank 1: tensor w"});
+  ASSERT_EQ(count<SendPause>(), 1U);
+  auto report = machine.report(now);
+  EXPECT_FALSE(report.ready);
+  EXPECT_EQ(report.state, ReplicaState::kTainted);
+  EXPECT_EQ(report.reason, "damaged memory: rank 1: tensor w");
+  EXPECT_TRUE(report.version.none());
+  EXPECT_EQ(count<BeginLoad>(), 0U) << "the ranks may be inside of a step";
+  paused();
+  EXPECT_EQ(begun(last).version, kV1);
+  EXPECT_TRUE(begun(last).base.none()) << "a patch would leave the damage alone";
+  loaded(kV1);
+  committed(kV1);
+  resumed();
+  report = machine.report(now);
+  EXPECT_TRUE(report.ready);
+  EXPECT_EQ(report.version, kV1);
+  EXPECT_TRUE(done.empty()) << "nobody has asked for it";
+  EXPECT_TRUE(suspect.empty());
+  EXPECT_FALSE(machine.next_wake().has_value());
+}
+
+TEST_F(Switch, DamageThatIsFoundWhileAPatchIsLoadedIsFollowedByALoadOfEverything) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  EXPECT_EQ(begun(last).base, kV1);
+  step(RankDamaged{.rank = 0, .why = "tensor w"});
+  for (std::uint32_t rank = 0; rank < 2; ++rank)
+    step(RankLoaded{
+        .rank = rank, .request = request, .version = kV2, .bytes = 100, .by_patch = true});
+  committed(kV2);
+  EXPECT_EQ(count<SendResume>(), 0U);
+  EXPECT_EQ(begun(last).version, kV2);
+  EXPECT_TRUE(begun(last).base.none());
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+}
+
+TEST_F(Switch, DamageThatIsFoundWhileEverythingIsLoadedIsMendedByThat) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(RankDamaged{.rank = 0, .why = "tensor w"});
+  loaded(kV2);
+  committed(kV2);
+  EXPECT_EQ(count<SendResume>(), 1U);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+}
+
+TEST_F(Switch, DamageThatIsFoundWhileItResumesIsNoSuccess) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  step(RankDamaged{.rank = 0, .why = "tensor w"});
+  resumed();
+  EXPECT_TRUE(done.empty());
+  ASSERT_EQ(count<SendPause>(), 1U);
+  paused();
+  EXPECT_TRUE(begun(last).base.none());
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+}
+
+TEST_F(Switch, DamageThatComesBackAgainAndAgainIsGivenUp) {
+  serve_v1();
+  step(RankDamaged{.rank = 1, .why = "tensor w, the third time", .is_mendable = false});
+  EXPECT_TRUE(last.empty());
+  tick_after(seconds(600));
+  EXPECT_TRUE(last.empty());
+  EXPECT_FALSE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).reason, "tensor w, the third time");
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kTainted);
+  // Another target is tried.
+  decide(kV2);
+  ASSERT_EQ(count<SendPause>(), 1U);
+  paused();
+  EXPECT_TRUE(begun(last).base.none());
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+}
+
+TEST_F(Switch, AnotherProcessTakesThePlaceOfTheDamagedRank) {
+  serve_v1();
+  step(RankDamaged{.rank = 1, .why = "tensor w", .is_mendable = false});
+  step(RankDetached{.rank = 1});
+  attach(1, RankState::kServing, kV1);
+  EXPECT_TRUE(machine.report(now).ready);
+}
+
+// The decision for the target that it was given up with is owed an answer.
+TEST_F(Switch, AGivenUpReplicaAnswersADecision) {
+  serve_v1();
+  step(RankDamaged{.rank = 1, .why = "tensor w", .is_mendable = false});
+  decide(kV1);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
+  EXPECT_EQ(done[0].reason, "tensor w");
+}
+
+TEST_F(Switch, ACopyThatIsAsWrongAsTheMemoryIsNotLoaded) {
+  serve_v1();
+  step(RankDamaged{.rank = 1, .why = "tensor w", .is_copy_suspect = true});
+  EXPECT_EQ(suspect, std::vector{kV1});
+  EXPECT_EQ(count<SendPause>(), 0U);
+  EXPECT_FALSE(machine.report(now).ready);
+  // It has left the set, and another copy has come.
+  step(StagedSet{{kV2}});
+  EXPECT_EQ(count<SendPause>(), 0U);
+  step(StagedSet{{kV1, kV2}});
+  EXPECT_EQ(count<SendPause>(), 1U);
+}
+
+TEST_F(Switch, DamageOfARankThatIsGoneIsDropped) {
+  serve_v1();
+  step(RankDetached{.rank = 1});
+  const std::uint64_t dropped = machine.dropped();
+  step(RankDamaged{.rank = 1, .why = "tensor w"});
+  EXPECT_EQ(machine.dropped(), dropped + 1);
+}
+
+// The replica serves the wrong bytes until it has paused; it is asked again.
+TEST_F(Switch, ADamagedReplicaThatDoesNotPauseIsAskedAgain) {
+  serve_v1();
+  step(RankDamaged{.rank = 0, .why = "tensor w"});
+  tick_after(milliseconds(limits::kPauseDeadlineMs));
+  EXPECT_EQ(count<SendResume>(), 1U) << "the pause is withdrawn";
+  resumed();
+  EXPECT_FALSE(machine.report(now).ready);
+  tick_after(milliseconds(limits::kSwitchRetryMs));
+  EXPECT_EQ(count<SendPause>(), 1U);
+}
+
 TEST_F(Switch, RanksThatDoNotAllHoldOneVersionHaveNoBase) {
   attach(0, RankState::kServing, kV1);
   attach(1, RankState::kLoading);

@@ -101,6 +101,15 @@ TEST_F(Counted, BytesAndFailures) {
                             HasSubstr("wsync_failures_total{reason=\"peer_lost\"} 1\n")));
 }
 
+TEST_F(Counted, ScrubsAndTheirTime) {
+  metrics_.scrubbed(true, std::chrono::milliseconds(1500));
+  metrics_.scrubbed(true, std::chrono::milliseconds(500));
+  metrics_.scrubbed(false, std::chrono::milliseconds(500));
+  EXPECT_THAT(text(), AllOf(HasSubstr("wsync_scrubs_total{result=\"equal\"} 2\n"),
+                            HasSubstr("wsync_scrubs_total{result=\"damaged\"} 1\n"),
+                            HasSubstr("wsync_scrub_cpu_seconds_total 2.5\n")));
+}
+
 TEST_F(Counted, LoadsByKindAndWhatPatchesHaveWritten) {
   metrics_.loaded({.bytes = 600, .written_bytes = 600});
   metrics_.patch_made(77);

@@ -1,0 +1,126 @@
+// What a rank answers when it is to read its weights again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/contract/engine_link/attached_rank.h"
+
+namespace wsync::engine::test {
+namespace {
+
+using control::RankState;
+using control::TakeMode;
+using testing::HasSubstr;
+
+constexpr control::Scrub kScrub{.pass = 4, .share_ppm = 1'000'000};
+
+// A rank that has committed the first version, and serves it if it is to.
+struct ScrubbedRank : Rank {
+  ScrubbedRank(const Model& model, TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1)
+      : Rank(model, take, rank, world), first(model.arena(kFirst)) {
+    start();
+    not_scrubbed = peer.accept().not_scrubbed;
+    peer.welcome_unified();
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first)).failure, "");
+  }
+  void serve() {
+    switch_to(kFirst);
+    if (engine.description.leader)
+      peer.ask<control::Resumed>(control::Resume{});
+    else
+      link->report_running(1);
+  }
+  SharedArena first;
+  std::string not_scrubbed;
+};
+
+TEST(LinkScrub, ReturnsTheSumsOfTheVersionForEachWayToHoldIt) {
+  const Model model = Model::make();
+  for (const TakeMode take : {TakeMode::kPieces, TakeMode::kAdopt}) {
+    ScrubbedRank rank(model, take);
+    EXPECT_EQ(rank.not_scrubbed, "");
+    rank.serve();
+    rank.peer.send(kScrub);
+    const auto scrubbed = rank.peer.expect<control::Scrubbed>();
+    EXPECT_EQ(scrubbed.failure, "");
+    EXPECT_EQ(scrubbed.pass, 4U);
+    EXPECT_EQ(scrubbed.version, kFirst);
+    const auto plan = plan_of(model, rank.engine);
+    ASSERT_EQ(scrubbed.sums.size(), plan.tensors().size());
+    for (std::size_t t = 0; t < plan.tensors().size(); ++t)
+      EXPECT_EQ(scrubbed.sums[t], reload::expected_sum(plan.tensors()[t], rank.first.data())) << t;
+  }
+}
+
+TEST(LinkScrub, ReadsTheMemoryAndNotTheVersion) {
+  const Model model = Model::make();
+  ScrubbedRank rank(model, TakeMode::kPieces, 0, 2);
+  rank.switch_to(kFirst);
+  const auto plan = plan_of(model, rank.engine);
+  rank.engine.memory[1][5] ^= std::byte{1};
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  rank.peer.send(kScrub);
+  const auto scrubbed = rank.peer.expect<control::Scrubbed>();
+  for (std::size_t t = 0; t < plan.tensors().size(); ++t)
+    EXPECT_EQ(scrubbed.sums[t] == reload::expected_sum(plan.tensors()[t], rank.first.data()),
+              t != 1);
+}
+
+// Whatever the rank does next is answered as ever.
+TEST(LinkScrub, APauseDoesNotWaitForItAndALoadOfAllBytesEndsIt) {
+  const Model model = Model::make();
+  ScrubbedRank rank(model, TakeMode::kPieces);
+  rank.serve();
+  rank.peer.send(control::Scrub{.pass = 4, .share_ppm = 1});  // for a day
+  EXPECT_EQ(rank.peer.ask<control::Paused>(control::Pause{}).step, 7U);
+  EXPECT_EQ(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure, "");
+  const auto scrubbed = rank.peer.expect<control::Scrubbed>();
+  EXPECT_EQ(scrubbed.pass, 4U);
+  EXPECT_THAT(scrubbed.failure, HasSubstr("all weights were loaded"));
+  EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+  expect_holds(model, rank.engine, rank.first);
+}
+
+TEST(LinkScrub, ARankThatCannotBeReadSaysSo) {
+  const Model model = Model::make();
+  for (const TakeMode take : {TakeMode::kWhole, TakeMode::kBorrow}) {
+    ScrubbedRank rank(model, take);
+    EXPECT_THAT(rank.not_scrubbed, HasSubstr("only its engine can read its weights"));
+    rank.serve();
+    rank.peer.send(kScrub);
+    EXPECT_EQ(rank.peer.expect<control::Scrubbed>().failure, rank.not_scrubbed);
+  }
+  ScrubbedRank rank(model, TakeMode::kPieces);
+  rank.peer.send(kScrub);
+  EXPECT_THAT(rank.peer.expect<control::Scrubbed>().failure, HasSubstr("has not loaded a version"));
+}
+
+TEST(LinkScrub, TheLossOfTheSidecarEndsIt) {
+  const Model model = Model::make();
+  ScrubbedRank rank(model, TakeMode::kPieces);
+  rank.serve();
+  rank.peer.send(control::Scrub{.pass = 4, .share_ppm = 1});
+  rank.peer.hang_up();
+  const auto hello = rank.peer.accept();
+  EXPECT_EQ(hello.state, RankState::kServing);
+  EXPECT_EQ(hello.active, kFirst);
+  rank.peer.welcome_unified();
+  rank.peer.send(control::Scrub{.pass = 9, .share_ppm = 1'000'000});
+  const auto scrubbed = rank.peer.expect<control::Scrubbed>();
+  EXPECT_EQ(scrubbed.pass, 9U) << "nothing is left of the other one";
+  EXPECT_EQ(scrubbed.failure, "");
+}
+
+TEST(LinkScrub, APassThatWasJudgedIsReportedNoMore) {
+  const Model model = Model::make();
+  ScrubbedRank rank(model, TakeMode::kPieces);
+  rank.serve();
+  rank.peer.send(kScrub);
+  EXPECT_EQ(rank.peer.expect<control::Scrubbed>().failure, "");
+  rank.peer.send(control::Scrub{});
+  // The next answer is that of the next question.
+  rank.peer.ask<control::Paused>(control::Pause{});
+  rank.peer.ask<control::Resumed>(control::Resume{});
+}
+
+}  // namespace
+}  // namespace wsync::engine::test
