@@ -237,6 +237,8 @@ void FleetPeers::handle(Peer& peer, const control::Decoded& decoded) {
     peer.layout = announce->layout_digest;
     send(peer, envelope.round, control::Accept{.version = announce->version});
   } else if (const auto* stage = std::get_if<control::Stage>(&decoded.message)) {
+    if (stage->content_digest != Digest{}) peer.content = stage->content_digest;
+    if (peer.content == Digest{}) return;  // the snapshot is not complete: another Stage follows
     peer.staged.push_back(stage->version);
     if (peer.staged.size() > 2) peer.staged.erase(peer.staged.begin());
     send(peer, envelope.round,

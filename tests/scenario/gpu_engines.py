@@ -107,6 +107,7 @@ class EngineCase(CudaCase):
             push.wait(timeout=DEADLINE_S)
             fleet.until(lambda: fleet.replicas()["a"]["state"] == "absent", "the engine's loss")
             loader = self.attach(fleet, socket, "a", one, take)
+            fleet.until_ready("1.2", "a", "b")
             version = self.push(fleet, two)
             fleet.until_ready(version, "a", "b")
             self.verified(fleet, version, 2)
