@@ -28,6 +28,7 @@ Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announc
     if (manifest.layout_digest() != announce.layout_digest)
       return fail(ErrorCode::kInvalidInput, "the layout does not match its digest");
     known.manifest = std::make_shared<const Manifest>(std::move(manifest));
+    known.blocks = std::make_shared<const patch::Layout>(known.manifest);
   }
   if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes) {
     known.plan = std::make_shared<const BucketPlan>(

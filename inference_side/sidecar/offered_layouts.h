@@ -17,6 +17,7 @@
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/leaf_table.h"
 #include "shared/weights/manifest.h"
+#include "shared/weights/patch/layout.h"
 
 namespace wsync::agent {
 
@@ -27,6 +28,7 @@ struct OfferedLayout {
   std::shared_ptr<const Manifest> manifest;
   std::shared_ptr<const BucketPlan> plan;   // transfer buckets of the latest offer
   std::shared_ptr<const LeafTable> leaves;  // in them
+  std::shared_ptr<const patch::Layout> blocks;
 };
 
 class OfferedLayouts {

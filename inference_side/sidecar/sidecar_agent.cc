@@ -115,6 +115,7 @@ Result<> SidecarAgent::open() {
   receiver.trace = &switch_trace_;
   receiver.metrics = &metrics_;
   receiver.fence = [this]() -> const control::Fence& { return sidecar_->fence(); };
+  receiver.target = [this] { return sidecar_->record().target; };
   receiver.step = [this](auto what) { step(std::move(what)); };
   receiver.prepare = [this](const auto& version, std::function<void()> on_ready) {
     hub_->add_version(version, std::move(on_ready));

@@ -1,11 +1,13 @@
 #include "inference_side/sidecar/version_receiver.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/sidecar_config.h"
+#include "shared/observe/trace/progress.h"
 #include "shared/transport/make_transport.h"
 
 namespace wsync::agent {
@@ -220,6 +222,26 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   return link->sink->receive(std::move(wanted), std::move(callbacks));
 }
 
+// The target, because the trainer still has it most probably; otherwise the newest one.
+std::optional<transport::FetchBase> VersionReceiver::find_base(
+    const control::Announce& announce) const {
+  const config::PatchConfig& patch = options_.config->patch;
+  if (patch.mode != config::PatchMode::kAuto) return std::nullopt;
+  std::vector<Version> candidates = store_->versions_held();
+  std::ranges::sort(candidates, std::greater());
+  candidates.insert(candidates.begin(), options_.target());
+  for (const Version& version : candidates) {
+    const auto held = store_->find(version);
+    if (!held || held->identity().layout != announce.layout_digest) continue;
+    return transport::FetchBase{.version = version,
+                                .data = held->data(),
+                                .hold = held,
+                                .blocks = options_.layouts->at(announce.layout_digest).blocks,
+                                .max_share = patch.max_share};
+  }
+  return std::nullopt;
+}
+
 void VersionReceiver::expect_mapped(transport::FetchRequest& wanted,
                                     transport::SinkCallbacks& callbacks) {
   callbacks.on_bucket = [](const transport::ArrivedBucket&) {};
@@ -240,13 +262,16 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
   wanted.hold = arriving_->destination.hold;
   // The earlier offer was made without memory and names no bytes, so offer again.
   if (std::ranges::none_of(arriving_->have, std::identity())) offer_relay(command);
+  wanted.base = find_base(command.announce);
   arriving_->last_received = now();
   callbacks.on_bucket = [this, version = arriving_->version,
                          plan = options_.layouts->at(command.announce.layout_digest).plan](
                             const transport::ArrivedBucket& arrived) {
     const std::uint64_t bucket = arrived.bucket;
     arriving_->have[bucket] = true;
-    received_bytes_ += plan->bucket_size(bucket);
+    received_bytes_ += arrived.payload_bytes;
+    arriving_->travelled_bytes += arrived.payload_bytes;
+    if (arrived.by_changes) ++arriving_->by_changes;
     const TimePoint at = now();
     options_.trace->received({.version = version.to_string(),
                               .bucket = bucket,
@@ -270,6 +295,10 @@ void VersionReceiver::staged(std::uint64_t attempt,
     if (!arriving_ || arriving_->held != held) return;  // dropped in the meantime
     const Arriving arrived = *std::exchange(arriving_, std::nullopt);
     const TimePoint end = now();
+    if (arrived.by_changes != 0)
+      log_info("version {}: {} of {} have travelled, because {} of {} buckets came as changes",
+               arrived.version.to_string(), trace::format_bytes(arrived.travelled_bytes),
+               trace::format_bytes(held->data().size()), arrived.by_changes, arrived.have.size());
     options_.trace->staged(arrived.version, held->data().size(), arrived.begin, end);
     options_.metrics->staged(held->data().size(), end - arrived.begin);
     options_.step(staging::StagingDone{
@@ -355,6 +384,9 @@ void VersionReceiver::offer_relay(const staging::StartStaging& command) const {
   transport::Offer offer{.key = key_of(command.announce),
                          .buckets = {},
                          .data = arriving_->destination.data,
+                         .leaves = options_.layouts->at(command.announce.layout_digest).leaves,
+                         .sums = {},
+                         .blocks = options_.layouts->at(command.announce.layout_digest).blocks,
                          .complete = false,
                          .hold = arriving_->destination.hold,
                          .share = {}};

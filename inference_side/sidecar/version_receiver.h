@@ -37,6 +37,8 @@ struct VersionReceiverOptions {
   SidecarMetrics* metrics = nullptr;
   // The fence that the sidecar has stored. Versions are fetched and offered under this fence.
   std::function<const control::Fence&()> fence;
+  // The version that the sidecar has stored as its target; 0.0 if there is none.
+  std::function<Version()> target;
   // Passes an event to the sidecar's state machine. It is never called inside a call of this class.
   std::function<void(decltype(staging::SidecarEvent::what))> step;
   // A version is complete and verified. The callee prepares the engines, then calls `on_ready`.
@@ -98,6 +100,8 @@ class VersionReceiver {
     std::vector<bool> have;
     staging::Destination destination;              // own arena only
     bool own = false;                              // it comes as a copy into an arena of the store
+    std::uint64_t travelled_bytes = 0;             // of copies: less than all if changes have come
+    std::size_t by_changes = 0;                    // buckets of which only what changes has come
     std::optional<staging::StartStaging> waiting;  // waits for memory
     // Set when the version is verified, while the engines are prepared for it.
     std::shared_ptr<const staging::HeldVersion> held;
@@ -117,6 +121,9 @@ class VersionReceiver {
   [[nodiscard]] staging::StagingJob make_job(const control::Announce& announce);
   void memory_ready(Result<staging::Destination> memory);
   [[nodiscard]] Result<> receive(const staging::StartStaging& command);
+  // What this sidecar holds of this layout, to fetch only what changes.
+  [[nodiscard]] std::optional<transport::FetchBase> find_base(
+      const control::Announce& announce) const;
   // Both complete the request and its callbacks.
   void expect_mapped(transport::FetchRequest& wanted, transport::SinkCallbacks& callbacks);
   void expect_buckets(const staging::StartStaging& command, transport::FetchRequest& wanted,

@@ -15,6 +15,7 @@ std::uint64_t bytes_max(FrameType type) {
   switch (type) {
     case FrameType::kGet:
     case FrameType::kBucket:
+    case FrameType::kChanges:
       return limits::kBucketBytesMax;
     case FrameType::kArena:
       return limits::kModelBytesMax;
@@ -43,6 +44,10 @@ std::array<std::byte, kFrameBytes> encode_frame(const Frame& frame) {
   writer.put(frame.bytes);
   writer.put(frame.key.layout.low);
   writer.put(frame.key.layout.high);
+  writer.put(frame.base.epoch);
+  writer.put(std::uint32_t{0});
+  writer.put(frame.base.step);
+  writer.put(frame.changes_max);
   WSYNC_CHECK(writer.size() == kFrameBytes, "a frame header has a fixed size");
   std::array<std::byte, kFrameBytes> bytes;
   std::copy_n(writer.buffer().begin(), kFrameBytes, bytes.begin());
@@ -58,7 +63,7 @@ Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
   const auto protocol = reader.get<std::uint16_t>("protocol version");
   if (protocol != kFrameProtocol)
     reader.violate("protocol version", fmt::format("{}, expected {}", protocol, kFrameProtocol));
-  frame.type = reader.get_enum(FrameType::kArena, "type");
+  frame.type = reader.get_enum(FrameType::kChanges, "type");
   if (frame.type < FrameType::kGet) reader.violate("type", "value 0 is unknown");
   frame.key.fence.epoch = reader.get<std::uint64_t>("fence epoch");
   for (auto& word : frame.key.fence.run_id) word = reader.get<std::uint64_t>("fence run id");
@@ -76,6 +81,16 @@ Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
     reader.violate("bytes", fmt::format("{}, at most {} allowed", frame.bytes, max));
   frame.key.layout.low = reader.get<std::uint64_t>("layout digest");
   frame.key.layout.high = reader.get<std::uint64_t>("layout digest");
+  frame.base.epoch = reader.get<std::uint32_t>("base epoch");
+  if (const auto zero = reader.get<std::uint32_t>("base epoch"); zero != 0)
+    reader.violate("base epoch", fmt::format("{} is behind it, expected 0", zero));
+  frame.base.step = reader.get<std::uint64_t>("base step");
+  frame.changes_max = reader.get<std::uint64_t>("largest changes");
+  const bool is_get = frame.type == FrameType::kGet;
+  if (!is_get && frame.changes_max != 0)
+    reader.violate("largest changes", "only a request has them");
+  if (frame.type == FrameType::kChanges ? frame.base.none() : !is_get && !frame.base.none())
+    reader.violate("base", "only a request for changes, and changes, have one");
   WSYNC_TRY(reader.finish("data frame"));
   return frame;
 }

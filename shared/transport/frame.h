@@ -4,6 +4,8 @@
 //   get       sink -> source   nothing. "Send this bucket of this version."
 //   bucket    source -> sink   `bytes` of payload, then the bucket_digest() of the sums of its
 //                              leaves (16 bytes)
+//   changes   source -> sink   the same bucket for a sink that holds the base which it has named:
+//                              `bytes` of leaf changes (shared/weights/patch), then the same digest
 //   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only)
 //   waiting   source -> sink   nothing. "Alive; the requested bucket has not arrived here yet."
 //   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes: the reason
@@ -15,6 +17,9 @@
 //          48  bucket u64
 //          56  bytes u64 (get: size of the bucket that the sink expects)
 //          64  layout digest, low u64, high u64
+//          80  base: epoch u32 | 0 u32 | step u64. get: a version of the same layout that the sink
+//              holds, or 0.0; changes: the one of the request; else 0.0
+//          96  changes_max u64. get: the largest changes that the sink wants; else 0
 #pragma once
 
 #include <array>
@@ -28,11 +33,11 @@
 namespace wsync::transport {
 
 inline constexpr std::uint32_t kFrameMagic = 0x54425357;  // "WSBT"
-inline constexpr std::uint16_t kFrameProtocol = 2;
-inline constexpr std::size_t kFrameBytes = 80;
+inline constexpr std::uint16_t kFrameProtocol = 3;
+inline constexpr std::size_t kFrameBytes = 104;
 inline constexpr std::size_t kTrailerBytes = 16;
 
-enum class FrameType : std::uint16_t { kGet = 1, kBucket, kWaiting, kFailure, kArena };
+enum class FrameType : std::uint16_t { kGet = 1, kBucket, kWaiting, kFailure, kArena, kChanges };
 
 struct Frame {
   FrameType type = FrameType::kGet;
@@ -40,6 +45,8 @@ struct Frame {
   ErrorCode code = ErrorCode::kInternal;  // failure only
   std::uint64_t bucket = 0;
   std::uint64_t bytes = 0;
+  Version base;                   // get and changes only
+  std::uint64_t changes_max = 0;  // get only
 };
 
 [[nodiscard]] std::array<std::byte, kFrameBytes> encode_frame(const Frame& frame);

@@ -31,6 +31,12 @@ Result<> Offered::judge_bucket(const Frame& get) const {
   return {};
 }
 
+bool Offered::changes_from(const Offered& base, std::uint64_t bucket) const {
+  return offer.blocks && offer.leaves && !offer.data.empty() && !base.offer.data.empty() &&
+         base.offer.key.layout == offer.key.layout && bucket < base.offer.buckets.size() &&
+         base.offer.buckets[bucket] == offer.buckets[bucket] && ready[bucket] && base.ready[bucket];
+}
+
 Digest Offered::digest_of_bucket(std::uint64_t bucket) const {
   if (digests[bucket]) return *digests[bucket];
   WSYNC_CHECK(offer.leaves && offer.leaves->all().size() == offer.sums.size(),
@@ -44,6 +50,8 @@ Frame failure_frame(const Frame& request, const Error& error) {
   failure.type = FrameType::kFailure;
   failure.code = error.code();
   failure.bytes = failure_text(error).size();
+  failure.base = {};
+  failure.changes_max = 0;
   return failure;
 }
 

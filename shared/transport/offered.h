@@ -22,6 +22,10 @@ struct Offered {
   // Like judge_key(); also checks that the bucket exists with this size. kRefused if not.
   [[nodiscard]] Result<> judge_bucket(const Frame& get) const;
 
+  // Whether the changes of this bucket from `base` can be told: both are of one layout, cut alike,
+  // and have the bucket.
+  [[nodiscard]] bool changes_from(const Offered& base, std::uint64_t bucket) const;
+
   // What is sent behind a bucket that is ready.
   [[nodiscard]] Digest digest_of_bucket(std::uint64_t bucket) const;
 

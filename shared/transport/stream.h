@@ -25,6 +25,7 @@
 #include "shared/base/unique_fd.h"
 #include "shared/transport/limits.h"
 #include "shared/weights/leaf_table.h"
+#include "shared/weights/patch/layout.h"
 #include "shared/weights/version.h"
 
 namespace wsync::transport {
@@ -59,11 +60,13 @@ struct Offer {
   StreamKey key;
   std::vector<BucketWindow> buckets;
   std::span<const std::byte> data;
-  // Of a complete offer: its leaves, and their sums in the same order, which live as long as
-  // `hold`. A source of copies sends a digest of each bucket's sums with it. Kinds that map the
-  // source do not use them.
+  // Its leaves. A source of copies sends what changes in those of a bucket to a sink that has the
+  // base, if that is offered as well; for this it needs them and the blocks. A complete offer also
+  // has their sums in the same order, which live as long as `hold`; a digest of each bucket's sums
+  // is sent with it. Kinds that map the source use none of them.
   std::shared_ptr<const LeafTable> leaves = nullptr;
   std::span<const WordSum> sums = {};
+  std::shared_ptr<const patch::Layout> blocks = nullptr;
   bool complete = true;  // false: bucket_ready() reports the buckets one by one
   // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent,
   // on any thread; withdraw() releases it at once if nothing is being sent.
@@ -75,6 +78,7 @@ struct Offer {
 struct SourceCounters {
   std::uint64_t wire_bytes = 0;     // sent, including framing (memfd: messages only, no data)
   std::uint64_t buckets = 0;        // sent completely
+  std::uint64_t changes = 0;        // of these, buckets of which only what changes was sent
   std::uint64_t connections = 0;    // accepted
   std::uint64_t refused = 0;        // requests answered with a failure
   std::uint64_t garbage_peers = 0;  // connections closed because they sent malformed data
@@ -96,6 +100,16 @@ class BucketSource {
   [[nodiscard]] virtual SourceCounters counters() const = 0;
 };
 
+// A version that a sink holds, of the same layout as the one that it fetches. A kind that copies
+// asks for the changes from it.
+struct FetchBase {
+  Version version;
+  std::span<const std::byte> data;   // of its arena
+  std::shared_ptr<const void> hold;  // keeps `data` alive
+  std::shared_ptr<const patch::Layout> blocks;
+  double max_share = 0;  // of a bucket's bytes: larger changes are not wanted
+};
+
 // A version that a sink fetches.
 struct FetchRequest {
   std::string source;  // BucketSource::address() of the peer
@@ -110,6 +124,7 @@ struct FetchRequest {
   // Empty for a kind that maps the source.
   std::span<std::byte> into;
   std::shared_ptr<const void> hold;  // keeps `into` alive
+  std::optional<FetchBase> base = std::nullopt;
   // The source is lost if it is silent for longer than this.
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
 };
@@ -124,7 +139,9 @@ struct ArrivedBucket {
   std::uint64_t bucket = 0;
   // bucket_digest() of its sums. Of a mapped arena, zero and none: its header has the sums.
   Digest digest;
-  std::vector<WordSum> sums;  // of its leaves, of the bytes that arrived
+  std::vector<WordSum> sums;        // of its leaves, of the bytes that are in `into` now
+  bool by_changes = false;          // only what differs from the base has travelled
+  std::uint64_t payload_bytes = 0;  // that have travelled
 };
 
 struct SinkCallbacks {

@@ -175,6 +175,8 @@ void Publisher::rename(Snapshot& snapshot, const control::Fence& fence, const Ve
 void Publisher::offer_buckets(const CopiedSnapshot& snapshot) {
   transport::Offer offer = offer_of(snapshot.identity, *snapshot.layout.plan);
   offer.data = snapshot.data;
+  offer.leaves = snapshot.layout.leaves;
+  offer.blocks = snapshot.layout.blocks;
   offer.complete = false;
   offer.hold = snapshot.hold;
   for (const Server& server : servers_)
@@ -193,6 +195,7 @@ void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   offer.data = snapshot->data();
   offer.leaves = snapshot->leaves();
   offer.sums = snapshot->digests().leaves;
+  offer.blocks = snapshot->blocks();
   // The snapshot's read lease prevents the snapshotter from writing the arena again. The source
   // releases it when the last byte has been sent, which may be after withdraw().
   offer.hold = snapshot;

@@ -221,6 +221,8 @@ Result<ArenaLayout> Snapshotter::layout_of(const Manifest& manifest, std::uint64
     auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
     layout_.plan = std::make_shared<const BucketPlan>(std::move(plan));
     layout_.leaves = std::make_shared<const LeafTable>(manifest, *layout_.plan);
+    layout_.blocks =
+        std::make_shared<const patch::Layout>(std::make_shared<const Manifest>(manifest));
     layout_digest_ = manifest.layout_digest();
   }
   return layout_;

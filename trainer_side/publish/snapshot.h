@@ -33,6 +33,7 @@
 #include "shared/weights/content_digest.h"
 #include "shared/weights/leaf_table.h"
 #include "shared/weights/manifest.h"
+#include "shared/weights/patch/layout.h"
 #include "shared/weights/version.h"
 #include "trainer_side/publish/arena_wait.h"
 #include "trainer_side/publish/weight_source.h"
@@ -44,6 +45,7 @@ namespace wsync::publish {
 struct ArenaLayout {
   std::shared_ptr<const BucketPlan> plan;
   std::shared_ptr<const LeafTable> leaves;
+  std::shared_ptr<const patch::Layout> blocks;
 };
 
 // A complete version in an arena. Its bytes do not change: the arena is not written while a pointer
@@ -71,6 +73,9 @@ class Snapshot {
   }
   [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept {
     return layout_.plan;
+  }
+  [[nodiscard]] const std::shared_ptr<const patch::Layout>& blocks() const noexcept {
+    return layout_.blocks;
   }
   [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const noexcept {
     return layout_.leaves;

@@ -131,6 +131,15 @@ void SourceConnection::withdraw(Version version, const std::string& reason) {
   pump();
 }
 
+std::optional<Bytes> SourceConnection::changes_of(const Offered& offered, const Frame& get) const {
+  if (get.base.none() || get.base == get.key.version) return std::nullopt;
+  const auto base = shared_->find(get.base);
+  if (!base || !offered.changes_from(*base, get.bucket)) return std::nullopt;
+  return shared_->changes.make(*offered.offer.blocks, offered.offer.leaves->bucket(get.bucket),
+                               base->offer.data, offered.offer.data,
+                               std::min(get.changes_max, get.bytes));
+}
+
 void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Request& request) {
   writing_ = Writing::kBucket;
   offered_ = std::move(offered);
@@ -139,6 +148,14 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   trailer_sent_ = false;
   Frame frame = request.frame;
   frame.type = FrameType::kBucket;
+  frame.changes_max = 0;
+  changes_ = changes_of(*offered_, request.frame);
+  if (changes_) {
+    frame.type = FrameType::kChanges;
+    frame.bytes = changes_->size();
+  } else {
+    frame.base = {};
+  }
   header_ = encode_frame(frame);
   small_.swap(outbox_);  // pending failures are sent first
   const std::array buffers{buffer_of(small_), buffer_of(header_)};
@@ -147,14 +164,17 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
 
 void SourceConnection::write_next_slice() {
   const BucketWindow window = offered_->offer.buckets[bucket_];
-  const std::uint64_t n = std::min(limits::kStreamSliceBytes, window.bytes - sent_);
+  const std::span<const std::byte> payload =
+      changes_ ? std::span<const std::byte>(*changes_)
+               : offered_->offer.data.subspan(window.offset, window.bytes);
+  const std::uint64_t n = std::min(limits::kStreamSliceBytes, payload.size() - sent_);
   if (n == 0) {
     trailer_ = encode_trailer(offered_->digest_of_bucket(bucket_));
     trailer_sent_ = true;
     const std::array buffers{buffer_of(trailer_)};
     return write(buffers);
   }
-  const auto slice = offered_->offer.data.subspan(window.offset + sent_, n);
+  const auto slice = payload.subspan(sent_, n);
   sent_ += n;
   const std::array buffers{buffer_of(slice)};
   write(buffers);
@@ -177,7 +197,11 @@ void SourceConnection::on_written(int status) {
   shared_->counters.wire_bytes += in_flight_bytes_;
   small_.clear();
   if (writing_ == Writing::kBucket && !trailer_sent_) return write_next_slice();
-  if (writing_ == Writing::kBucket) ++shared_->counters.buckets;
+  if (writing_ == Writing::kBucket) {
+    ++shared_->counters.buckets;
+    if (changes_) ++shared_->counters.changes;
+  }
+  changes_.reset();
   writing_ = Writing::kNothing;
   offered_.reset();
   pump();
@@ -201,6 +225,8 @@ void SourceConnection::tick(TimePoint at) {
     Frame waiting = pending_.front().frame;
     waiting.type = FrameType::kWaiting;
     waiting.bytes = 0;
+    waiting.base = {};
+    waiting.changes_max = 0;
     const auto header = encode_frame(waiting);
     outbox_.assign(header.begin(), header.end());
   }

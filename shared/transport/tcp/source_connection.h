@@ -5,12 +5,14 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <uv.h>
 
 #include "shared/base/clock.h"
 #include "shared/transport/offered.h"
 #include "shared/transport/tcp/frame_reader.h"
+#include "shared/weights/patch/leaf_changes.h"
 
 namespace wsync::transport::tcp {
 
@@ -20,6 +22,7 @@ struct SourceShared {
   std::chrono::milliseconds stall_deadline;
   std::chrono::milliseconds offer_wait;
   SourceCounters counters;
+  patch::LeafChangesMaker changes;
 };
 
 // Keeps itself alive from accept() until its handle is closed.
@@ -50,6 +53,8 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   void close_as_garbage(const Error& error);
   void answer(const Request& request, const Error& error);
   void start_bucket(std::shared_ptr<Offered> offered, const Request& request);
+  // The changes of a bucket that can be sent instead of it.
+  [[nodiscard]] std::optional<Bytes> changes_of(const Offered& offered, const Frame& get) const;
   void write_next_slice();
   void write(std::span<const uv_buf_t> buffers);
   void on_written(int status);
@@ -66,6 +71,7 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   Bytes small_;                        // complete small frames that the current write borrows
   std::shared_ptr<Offered> offered_;   // kBucket
   std::uint64_t bucket_ = 0;           // kBucket
+  std::optional<Bytes> changes_;       // kBucket: sent instead of the bucket
   std::uint64_t sent_ = 0;             // kBucket: payload bytes handed to the socket
   bool trailer_sent_ = false;          // kBucket
   std::uint64_t in_flight_bytes_ = 0;  // of the current write

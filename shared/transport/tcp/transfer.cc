@@ -5,9 +5,11 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 #include "shared/base/planted.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/tcp/uv_thread.h"
+#include "shared/weights/patch/leaf_changes.h"
 
 namespace wsync::transport::tcp {
 namespace {
@@ -54,6 +56,7 @@ void Transfer::stop() {
 void Transfer::finish() {
   is_over_ = true;
   wanted_.hold.reset();
+  wanted_.base.reset();
   for (const auto& stream : streams_) stream->close();
   streams_.clear();
   uv_close(reinterpret_cast<uv_handle_t*>(&timer_), [](uv_handle_t* handle) {
@@ -92,6 +95,44 @@ PayloadPlace Transfer::destination(std::uint64_t bucket) const {
           .arena = wanted_.into};
 }
 
+Frame Transfer::request_for(std::uint64_t bucket) const {
+  Frame get{.type = FrameType::kGet,
+            .key = wanted_.key,
+            .bucket = bucket,
+            .bytes = wanted_.buckets[bucket].bytes};
+  if (!wanted_.base) return get;
+  get.base = wanted_.base->version;
+  get.changes_max =
+      static_cast<std::uint64_t>(wanted_.base->max_share * static_cast<double>(get.bytes));
+  return get;
+}
+
+bool Transfer::apply_changes(ArrivedFrame& arrived, std::span<const std::byte> changes) {
+  if (!wanted_.base) return false;  // another bucket has found that it cannot be used
+  const FetchBase& base = *wanted_.base;
+  const auto leaves = wanted_.leaves->bucket(arrived.frame.bucket);
+  const auto apply = [&]() -> Result<std::vector<WordSum>> {
+    const auto blocks = WSYNC_TRY(patch::read_leaf_changes(*base.blocks, leaves, changes));
+    return patch::apply_leaf_changes(*base.blocks, leaves, blocks, base.data, wanted_.into);
+  };
+  auto sums = apply();
+  if (sums) {
+    arrived.computed = bucket_digest(*sums);
+    arrived.sums = std::move(*sums);
+    if (arrived.computed == arrived.promised || planted("changes_not_proven")) return true;
+  }
+  log_warning(
+      "bucket {} of version {} cannot be made of {} and its changes: {}. The rest is fetched in "
+      "full; `wsync verify` says whether the copy of {} is damaged",
+      arrived.frame.bucket, wanted_.key.version.to_string(), base.version.to_string(),
+      sums ? fmt::format("it has digest {}, its source says {}", arrived.computed.to_string(),
+                         arrived.promised.to_string())
+           : sums.error().message(),
+      base.version.to_string());
+  wanted_.base.reset();
+  return false;
+}
+
 void Transfer::bucket_arrived(ArrivedFrame arrived) {
   if (is_over_) return;
   const std::uint64_t bucket = arrived.frame.bucket;
@@ -102,8 +143,11 @@ void Transfer::bucket_arrived(ArrivedFrame arrived) {
                           arrived.computed.to_string(), arrived.promised.to_string())));
   wanted_.have[bucket] = true;
   --missing_;
-  events_.on_bucket(
-      {.bucket = bucket, .digest = arrived.promised, .sums = std::move(arrived.sums)});
+  events_.on_bucket({.bucket = bucket,
+                     .digest = arrived.promised,
+                     .sums = std::move(arrived.sums),
+                     .by_changes = arrived.frame.type == FrameType::kChanges,
+                     .payload_bytes = arrived.frame.bytes});
   if (missing_ != 0) return;
   finish();
   events_.on_done();
@@ -181,25 +225,25 @@ void TransferStream::ask() {
   while (!is_closing_ && asked_.size() < limits::kStreamRequestsAhead) {
     const auto bucket = transfer_->next_to_ask();
     if (!bucket) break;
-    asked_.push_back(*bucket);
-    auto* get = new GetWrite;  // freed by the callback, which always runs
-    get->bytes = encode_frame({.type = FrameType::kGet,
-                               .key = transfer_->wanted().key,
-                               .bucket = *bucket,
-                               .bytes = transfer_->wanted().buckets[*bucket].bytes});
-    get->request.data = get;
-    const uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(get->bytes.data()), kFrameBytes);
-    const int rc =
-        uv_write(&get->request, reinterpret_cast<uv_stream_t*>(&handle_), &buffer, 1,
-                 [](uv_write_t* request, int) {
-                   const std::unique_ptr<GetWrite> done(static_cast<GetWrite*>(request->data));
-                 });
-    if (rc != 0) {
-      delete get;
-      return transfer_->fail_with(Error(ErrorCode::kPeerLost, uv_sentence("ask", rc)));
-    }
+    asked_.push_back(transfer_->request_for(*bucket));
+    send(asked_.back());
   }
   if (asked_.empty()) close();
+}
+
+void TransferStream::send(const Frame& request) {
+  auto* get = new GetWrite;  // freed by the callback, which always runs
+  get->bytes = encode_frame(request);
+  get->request.data = get;
+  const uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(get->bytes.data()), kFrameBytes);
+  const int rc =
+      uv_write(&get->request, reinterpret_cast<uv_stream_t*>(&handle_), &buffer, 1,
+               [](uv_write_t* written, int) {
+                 const std::unique_ptr<GetWrite> done(static_cast<GetWrite*>(written->data));
+               });
+  if (rc == 0) return;
+  delete get;
+  transfer_->fail_with(Error(ErrorCode::kPeerLost, uv_sentence("ask", rc)));
 }
 
 void TransferStream::on_read(ssize_t n) {
@@ -214,13 +258,27 @@ void TransferStream::on_read(ssize_t n) {
   if (*arrived) handle(std::move(**arrived));
 }
 
-Result<PayloadPlace> TransferStream::accept(const Frame& frame) const {
+std::deque<Frame>::iterator TransferStream::asked_for(std::uint64_t bucket) {
+  return std::ranges::find(asked_, bucket, &Frame::bucket);
+}
+
+Result<PayloadPlace> TransferStream::accept(const Frame& frame) {
+  const auto asked = asked_for(frame.bucket);
   if (frame.type == FrameType::kGet || frame.type == FrameType::kArena ||
-      frame.key != transfer_->wanted().key ||
-      std::ranges::find(asked_, frame.bucket) == asked_.end())
+      frame.key != transfer_->wanted().key || asked == asked_.end())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the source sent version {}, bucket {}, which was not asked for",
                             frame.key.version.to_string(), frame.bucket));
+  if (frame.type == FrameType::kChanges) {
+    if (frame.base != asked->base || frame.bytes > asked->changes_max)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("the source sent {} bytes of changes from {} for bucket {}, at most "
+                              "{} from {} were asked for",
+                              frame.bytes, frame.base.to_string(), frame.bucket, asked->changes_max,
+                              asked->base.to_string()));
+    changes_.resize(frame.bytes);
+    return PayloadPlace{.bytes = changes_};
+  }
   if (frame.type != FrameType::kBucket) return PayloadPlace{};
   const auto destination = transfer_->destination(frame.bucket);
   if (destination.bytes.size() != frame.bytes)
@@ -236,8 +294,15 @@ void TransferStream::handle(ArrivedFrame arrived) {
       return;
     case FrameType::kFailure:
       return transfer_->fail_with(Error(arrived.frame.code, arrived.text));
+    case FrameType::kChanges:
+      if (!transfer_->apply_changes(arrived, changes_)) {
+        Frame& again = *asked_for(arrived.frame.bucket);
+        again = transfer_->request_for(arrived.frame.bucket);
+        return send(again);
+      }
+      [[fallthrough]];
     case FrameType::kBucket:
-      std::erase(asked_, arrived.frame.bucket);
+      asked_.erase(asked_for(arrived.frame.bucket));
       transfer_->bucket_arrived(std::move(arrived));
       return ask();
     case FrameType::kGet:

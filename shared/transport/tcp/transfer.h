@@ -38,6 +38,11 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Returns the next bucket that no stream has requested.
   [[nodiscard]] std::optional<std::uint64_t> next_to_ask();
   [[nodiscard]] PayloadPlace destination(std::uint64_t bucket) const;
+  // The request for a bucket: as changes from the base as long as there is one.
+  [[nodiscard]] Frame request_for(std::uint64_t bucket) const;
+  // Makes a bucket of its changes, at its destination. False: the base cannot be used, now and
+  // later; the bucket is asked for again, in full.
+  [[nodiscard]] bool apply_changes(ArrivedFrame& arrived, std::span<const std::byte> changes);
   void bucket_arrived(ArrivedFrame arrived);
   void fail_with(Error error);
 
@@ -70,15 +75,18 @@ class TransferStream : public std::enable_shared_from_this<TransferStream> {
   void on_connected(int status);
   void on_read(ssize_t n);
   void ask();
+  void send(const Frame& request);
   void handle(ArrivedFrame arrived);
-  [[nodiscard]] Result<PayloadPlace> accept(const Frame& frame) const;
+  [[nodiscard]] Result<PayloadPlace> accept(const Frame& frame);
+  [[nodiscard]] std::deque<Frame>::iterator asked_for(std::uint64_t bucket);
 
   std::shared_ptr<Transfer> transfer_;
   std::shared_ptr<TransferStream> self_;
   uv_tcp_t handle_{};
   uv_connect_t connect_{};
   FrameReader reader_;
-  std::deque<std::uint64_t> asked_;  // buckets that this stream waits for
+  std::deque<Frame> asked_;  // requests for the buckets that this stream waits for
+  Bytes changes_;            // of the bucket that arrives
   TimePoint last_heard_;
   bool is_connected_ = false;
   bool is_closing_ = false;

@@ -6,7 +6,9 @@
 
 #include <compare>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/weights/manifest.h"
@@ -31,6 +33,10 @@ class Layout {
  public:
   // The manifest is borrowed and must outlive this object.
   explicit Layout(const Manifest& manifest);
+  // The same, but keeps the manifest.
+  explicit Layout(std::shared_ptr<const Manifest> manifest) : Layout(*manifest) {
+    keep_ = std::move(manifest);
+  }
 
   [[nodiscard]] const Manifest& manifest() const noexcept { return *manifest_; }
   [[nodiscard]] const PatchedTensor& tensor(std::uint32_t index) const { return tensors_[index]; }
@@ -44,6 +50,7 @@ class Layout {
 
  private:
   const Manifest* manifest_;
+  std::shared_ptr<const Manifest> keep_;
   std::vector<PatchedTensor> tensors_;
 };
 

@@ -7,25 +7,11 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/weights/patch/bucket.h"
+#include "shared/weights/patch/directory.h"
 #include "shared/weights/patch/format.h"
 
 namespace wsync::patch {
 namespace {
-
-// Appends the entry of a block to the directory of a bucket whose last block is `last`.
-void put_entry(Bytes& directory, const Block& block, const std::optional<BlockPlace>& last) {
-  const bool same_tensor = last && last->tensor == block.place.tensor;
-  put_varint(directory, block.place.tensor - (last ? last->tensor : 0));
-  put_varint(directory, same_tensor ? block.place.block - last->block - 1 : block.place.block);
-  put_varint(directory, block.dense ? 0 : block.elements);
-  if (!block.dense) put_varint(directory, block.gap_bytes);
-  ByteWriter sums;
-  for (const WordSum& sum : {block.before, block.after}) {
-    sums.put(sum.product);
-    sums.put(sum.sum);
-  }
-  directory.insert(directory.end(), sums.buffer().begin(), sums.buffer().end());
-}
 
 // A bucket that grows.
 struct OpenBucket {

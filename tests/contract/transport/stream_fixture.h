@@ -18,13 +18,37 @@
 
 namespace wsync::transport {
 
-// A complete version of random bytes, cut into buckets of 1 MiB with a short last one.
+// A complete version of random bytes, or of those of another one with some changes. It is cut into
+// buckets of 1 MiB with a short last one.
 class TestVersion {
  public:
   static constexpr std::uint64_t kBucketBytes = limits::kMiB;
 
   explicit TestVersion(std::uint64_t step, std::uint64_t bytes = 8 * limits::kMiB + 300,
                        const std::string& name = "wsync-test")
+      : TestVersion(
+            step, bytes,
+            [step](std::span<std::byte> out) {
+              std::mt19937_64 random(step);
+              for (std::size_t at = 0; at < out.size(); at += sizeof(std::uint64_t)) {
+                const std::uint64_t word = random();
+                std::memcpy(out.data() + at, &word, std::min(sizeof word, out.size() - at));
+              }
+            },
+            name) {}
+  // One byte in `every` differs from the base.
+  TestVersion(std::uint64_t step, const TestVersion& base, std::uint64_t every)
+      : TestVersion(
+            step, base.data().size(),
+            [&base, every](std::span<std::byte> out) {
+              std::ranges::copy(base.data(), out.begin());
+              for (std::size_t at = every / 2; at < out.size(); at += every)
+                out[at] ^= std::byte{1};
+            },
+            "wsync-test") {}
+
+  using Fill = std::function<void(std::span<std::byte> out)>;
+  TestVersion(std::uint64_t step, std::uint64_t bytes, const Fill& fill, const std::string& name)
       : key_{.fence = {.epoch = 5, .run_id = {1, 2}},
              .version = {.epoch = 1, .step = step},
              .layout = {.low = 11, .high = 22}} {
@@ -38,20 +62,16 @@ class TestVersion {
                                           .layout = key_.layout,
                                           .bucket_bytes = kBucketBytes});
     EXPECT_TRUE(lease.has_value());
-    std::mt19937_64 random(step);
-    const std::span<std::byte> out = lease->data();
-    for (std::size_t at = 0; at < out.size(); at += sizeof(std::uint64_t)) {
-      const std::uint64_t word = random();
-      std::memcpy(out.data() + at, &word, std::min(sizeof word, out.size() - at));
-    }
+    fill(lease->data());
     std::move(*lease).complete(digest_of(arena_->data()));
     for (std::uint64_t at = 0; at < bytes; at += kBucketBytes)
       buckets_.push_back({.offset = at, .bytes = std::min(kBucketBytes, bytes - at)});
     // The bytes are those of one tensor.
-    const auto manifest =
-        Manifest::create({{.name = "t", .dtype = DType::kU8, .shape = {bytes}}}).value();
-    leaves_ = std::make_shared<const LeafTable>(manifest,
-                                                BucketPlan::create(manifest, kBucketBytes).value());
+    const auto manifest = std::make_shared<const Manifest>(
+        Manifest::create({{.name = "t", .dtype = DType::kU8, .shape = {bytes}}}).value());
+    leaves_ = std::make_shared<const LeafTable>(
+        *manifest, BucketPlan::create(*manifest, kBucketBytes).value());
+    blocks_ = std::make_shared<const patch::Layout>(manifest);
     for (const LeafPlace& leaf : leaves_->all())
       sums_.push_back(word_sum(data().subspan(leaf.arena_offset, leaf.bytes), leaf.place));
   }
@@ -63,6 +83,7 @@ class TestVersion {
     return data().subspan(buckets_[i].offset, buckets_[i].bytes);
   }
   [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const { return leaves_; }
+  [[nodiscard]] const std::shared_ptr<const patch::Layout>& blocks() const { return blocks_; }
   [[nodiscard]] const std::vector<WordSum>& sums() const { return sums_; }
   // What is sent behind the bucket.
   [[nodiscard]] Digest digest(std::uint64_t i) const {
@@ -78,6 +99,7 @@ class TestVersion {
             .data = data(),
             .leaves = leaves_,
             .sums = sums_,
+            .blocks = blocks_,
             .hold = std::make_shared<std::pair<std::shared_ptr<SharedArena>, ReadLease>>(
                 arena_, std::move(*lease)),
             .share = [arena = arena_] { return arena->share(); }};
@@ -88,6 +110,7 @@ class TestVersion {
   std::shared_ptr<SharedArena> arena_;
   std::vector<BucketWindow> buckets_;
   std::shared_ptr<const LeafTable> leaves_;
+  std::shared_ptr<const patch::Layout> blocks_;
   std::vector<WordSum> sums_;
 };
 
@@ -109,6 +132,8 @@ struct Receiver {
     SinkCallbacks callbacks{.on_bucket =
                                 [this](const ArrivedBucket& arrived) {
                                   buckets.push_back(arrived.bucket);
+                                  if (arrived.by_changes) ++by_changes;
+                                  payload_bytes += arrived.payload_bytes;
                                   for (const WordSum& sum : arrived.sums) received += sum;
                                   if (relay) relay(arrived.bucket, arrived.digest);
                                 },
@@ -132,6 +157,8 @@ struct Receiver {
   std::unique_ptr<BucketSink> sink;
   std::shared_ptr<std::vector<std::byte>> memory;
   std::vector<std::uint64_t> buckets;
+  std::size_t by_changes = 0;  // buckets of which only what changes has come
+  std::uint64_t payload_bytes = 0;
   WordSum received;  // of all leaves
   std::function<void(std::uint64_t, const Digest&)> relay;
   int done = 0;

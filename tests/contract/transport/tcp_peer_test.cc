@@ -257,5 +257,81 @@ TEST_F(TcpPeer, SourceThatSendsGarbageOrWhatWasNotAskedFails) {
   EXPECT_THAT(receiver_.failure_text(), HasSubstr("magic"));
 }
 
+// A version of one bucket that is fetched by a receiver which holds the one before.
+class FalseChanges : public TcpPeer {
+ protected:
+  // What a source sends: changes with this payload, and maybe the bucket behind them.
+  [[nodiscard]] Bytes answer(std::span<const std::byte> payload, bool with_bucket = false) const {
+    Frame frame{.type = FrameType::kChanges,
+                .key = target_.key(),
+                .bucket = 0,
+                .bytes = payload.size(),
+                .base = base_.key().version};
+    Bytes bytes;
+    const auto append = [&bytes](const auto& more) {
+      const auto from = std::as_bytes(std::span(more));
+      bytes.insert(bytes.end(), from.begin(), from.end());
+    };
+    append(encode_frame(frame));
+    append(payload);
+    append(encode_trailer(target_.digest(0)));
+    if (!with_bucket) return bytes;
+    frame.type = FrameType::kBucket;
+    frame.base = {};
+    frame.bytes = target_.data().size();
+    append(encode_frame(frame));
+    append(target_.data());
+    append(encode_trailer(target_.digest(0)));
+    return bytes;
+  }
+  void fetch(const Bytes& bytes, bool has_base = true) {
+    const FalseSource source(bytes);
+    FetchRequest wanted = small_.wanted(target_, source.address());
+    if (has_base)
+      wanted.base = FetchBase{.version = base_.key().version,
+                              .data = base_.data(),
+                              .hold = {},
+                              .blocks = base_.blocks(),
+                              .max_share = 0.5};
+    wanted.stall_deadline = std::chrono::seconds(30);
+    ASSERT_TRUE(small_.receive(std::move(wanted)).has_value());
+    ASSERT_TRUE(loop_.run_until([&] { return small_.is_over(); }));
+  }
+  TestVersion base_{1, limits::kMiB / 2};
+  TestVersion target_{2, base_, 2'000};
+  Receiver small_{std::make_unique<tcp::TcpSink>(*thread_, loop_.post()), base_.data().size()};
+};
+
+TEST_F(FalseChanges, WithoutARequestForThemAreRefused) {
+  fetch(answer(Bytes(8)), false);
+  EXPECT_THAT(small_.failure_text(), HasSubstr("8 bytes of changes from 1.1"));
+}
+
+TEST_F(FalseChanges, ThatAreLargerThanAskedForAreRefused) {
+  fetch(answer(Bytes(limits::kMiB / 4 + 1)));
+  EXPECT_THAT(small_.failure_text(), HasSubstr("at most 262144 from 1.1 were asked for"));
+}
+
+TEST_F(FalseChanges, ThatCannotBeReadCostTheBucketInFull) {
+  fetch(answer(Bytes(100, std::byte{9}), true));
+  EXPECT_TRUE(small_.holds(target_)) << small_.failure_text();
+  EXPECT_EQ(small_.by_changes, 0U);
+}
+
+TEST_F(FalseChanges, ThatLeadToOtherBytesCostTheBucketInFull) {
+  fetch(answer(Bytes(8), true));  // "nothing changes"
+  EXPECT_TRUE(small_.holds(target_)) << small_.failure_text();
+  EXPECT_EQ(small_.by_changes, 0U);
+}
+
+// The base is given up with the first changes that do not fit, and not asked for again.
+TEST_F(FalseChanges, AreNotTakenTwice) {
+  Bytes twice = answer(Bytes(8));
+  const Bytes again = twice;
+  twice.insert(twice.end(), again.begin(), again.end());
+  fetch(twice);
+  EXPECT_THAT(small_.failure_text(), HasSubstr("at most 0 from 0.0 were asked for"));
+}
+
 }  // namespace
 }  // namespace wsync::transport

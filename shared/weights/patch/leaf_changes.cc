@@ -1,0 +1,151 @@
+#include "shared/weights/patch/leaf_changes.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+#include "shared/base/word_sum.h"
+#include "shared/weights/patch/block_applier.h"
+#include "shared/weights/patch/directory.h"
+#include "shared/weights/patch/format.h"
+
+namespace wsync::patch {
+namespace {
+
+constexpr std::size_t kHeadBytes = 8;  // number of blocks, bytes of the directory
+
+// A block, and where it lies in an arena.
+struct PlacedBlock {
+  BlockPlace place;
+  std::uint64_t arena_offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// A leaf consists of whole blocks (format.h).
+std::vector<PlacedBlock> blocks_of(const Layout& layout, std::span<const LeafPlace> leaves) {
+  std::vector<PlacedBlock> blocks;
+  for (const LeafPlace& leaf : leaves)
+    for (std::uint64_t at = 0; at < leaf.bytes; at += kBlockBytes) {
+      const BlockPlace place{
+          .tensor = leaf.tensor,
+          .block = static_cast<std::uint32_t>((leaf.place.position + at) / kBlockBytes)};
+      blocks.push_back({.place = place,
+                        .arena_offset = leaf.arena_offset + at,
+                        .bytes = layout.block_bytes(place)});
+    }
+  return blocks;
+}
+
+bool lies_in(const BlockPlace& place, const LeafPlace& leaf) {
+  const std::uint64_t offset = Layout::offset(place);
+  return place.tensor == leaf.tensor && offset >= leaf.place.position &&
+         offset < leaf.place.position + leaf.bytes;
+}
+
+}  // namespace
+
+std::optional<Bytes> LeafChangesMaker::make(const Layout& layout, std::span<const LeafPlace> leaves,
+                                            std::span<const std::byte> base,
+                                            std::span<const std::byte> target,
+                                            std::uint64_t max_bytes) {
+  const std::vector<PlacedBlock> blocks = blocks_of(layout, leaves);
+  const auto make_block = [&](const PlacedBlock& block) {
+    return maker_.make(layout, block.place, base.subspan(block.arena_offset, block.bytes),
+                       target.subspan(block.arena_offset, block.bytes));
+  };
+  std::uint64_t total_bytes = 0;
+  for (const PlacedBlock& block : blocks) total_bytes += block.bytes;
+  const auto is_too_large = [&](const PlacedBlock& block) {
+    const auto made = make_block(block);
+    return made && static_cast<double>(made->payload.size()) * static_cast<double>(total_bytes) >
+                       static_cast<double>(max_bytes) * static_cast<double>(block.bytes);
+  };
+  if (blocks.size() > 3 && is_too_large(blocks[blocks.size() / 3]) &&
+      is_too_large(blocks[blocks.size() * 2 / 3]))
+    return std::nullopt;
+
+  Bytes directory;
+  Bytes payload;
+  std::optional<BlockPlace> last;
+  std::uint32_t count = 0;
+  for (const PlacedBlock& block : blocks) {
+    const auto made = make_block(block);
+    if (!made) continue;
+    put_entry(directory, *made, last);
+    last = made->place;
+    ++count;
+    payload.insert(payload.end(), made->payload.begin(), made->payload.end());
+    if (kHeadBytes + directory.size() + payload.size() > max_bytes) return std::nullopt;
+  }
+  if (kHeadBytes > max_bytes) return std::nullopt;
+  ByteWriter head;
+  head.put(count);
+  head.put(static_cast<std::uint32_t>(directory.size()));
+  Bytes bytes;
+  bytes.reserve(kHeadBytes + directory.size() + payload.size());
+  bytes.insert(bytes.end(), head.buffer().begin(), head.buffer().end());
+  bytes.insert(bytes.end(), directory.begin(), directory.end());
+  bytes.insert(bytes.end(), payload.begin(), payload.end());
+  return bytes;
+}
+
+Result<std::vector<BlockView>> read_leaf_changes(const Layout& layout,
+                                                 std::span<const LeafPlace> leaves,
+                                                 std::span<const std::byte> bytes) {
+  const auto broken = [](std::string_view rule) {
+    return fail(ErrorCode::kInvalidInput, fmt::format("changes of a bucket: {}", rule));
+  };
+  if (bytes.size() < kHeadBytes)
+    return broken(fmt::format("they begin with {} bytes, found {}", kHeadBytes, bytes.size()));
+  ByteReader head(bytes.first(kHeadBytes));
+  const auto count = head.get<std::uint32_t>("number of blocks");
+  const auto directory_bytes = head.get<std::uint32_t>("bytes of the directory");
+  bytes = bytes.subspan(kHeadBytes);
+  if (directory_bytes > bytes.size())
+    return broken(
+        fmt::format("their directory has {} bytes, found {}", directory_bytes, bytes.size()));
+  BlockSequence sequence(layout, bytes.first(directory_bytes), bytes.subspan(directory_bytes));
+  std::vector<BlockView> blocks;
+  auto leaf = leaves.begin();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto block = sequence.next();
+    if (!block) return broken(fmt::format("block {}: {}", i, block.error().message()));
+    while (leaf != leaves.end() && !lies_in(block->place, *leaf)) ++leaf;
+    if (leaf == leaves.end())
+      return broken(
+          fmt::format("{}: it does not lie in the bucket", layout.describe(block->place)));
+    blocks.push_back(*block);
+  }
+  if (sequence.directory_left() != 0 || sequence.payload_left() != 0)
+    return broken(fmt::format("{} bytes of their directory and {} bytes of values are left over",
+                              sequence.directory_left(), sequence.payload_left()));
+  return blocks;
+}
+
+Result<std::vector<WordSum>> apply_leaf_changes(const Layout& layout,
+                                                std::span<const LeafPlace> leaves,
+                                                std::span<const BlockView> changes,
+                                                std::span<const std::byte> base,
+                                                std::span<std::byte> into) {
+  BlockApplier applier(layout);
+  std::vector<WordSum> sums;
+  sums.reserve(leaves.size());
+  auto change = changes.begin();
+  for (const LeafPlace& leaf : leaves) {
+    // Leaf by leaf, so that its bytes are in the cache when they are changed and summed.
+    const auto bytes = into.subspan(leaf.arena_offset, leaf.bytes);
+    std::memcpy(bytes.data(), base.data() + leaf.arena_offset, leaf.bytes);
+    for (; change != changes.end() && lies_in(change->place, leaf); ++change) {
+      const std::uint64_t at = Layout::offset(change->place) - leaf.place.position;
+      WSYNC_TRY(applier.apply(*change, bytes.subspan(at, layout.block_bytes(change->place))));
+    }
+    sums.push_back(word_sum(bytes, leaf.place));
+  }
+  WSYNC_CHECK(change == changes.end(), "changes are read before they are applied");
+  return sums;
+}
+
+}  // namespace wsync::patch

@@ -1,0 +1,55 @@
+// What changes in some leaves of an arena from one version to another one of the same layout. A
+// transport sends it in place of a bucket to a receiver that holds the base. README.md has its
+// bytes.
+//
+// The receiver trusts neither its base nor the sender: each block proves the words that it touches,
+// before and after, and the sums of the leaves are those of every byte of the result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "shared/base/bytes.h"
+#include "shared/base/error.h"
+#include "shared/weights/leaf_table.h"
+#include "shared/weights/patch/block_maker.h"
+#include "shared/weights/patch/layout.h"
+
+namespace wsync::patch {
+
+// Thread: one at a time; it keeps its memory (half a MiB) from call to call.
+class LeafChangesMaker {
+ public:
+  // The changes of these leaves, which are in ascending order. `base` and `target` are the data of
+  // two arenas of this layout. std::nullopt as soon as it is clear that they would be larger than
+  // `max_bytes`: two blocks of different places are compared first. Blocks.
+  [[nodiscard]] std::optional<Bytes> make(const Layout& layout, std::span<const LeafPlace> leaves,
+                                          std::span<const std::byte> base,
+                                          std::span<const std::byte> target,
+                                          std::uint64_t max_bytes);
+
+ private:
+  BlockMaker maker_;
+};
+
+// Reads and checks changes of these leaves. The views point into `bytes`. kInvalidInput with the
+// broken rule: bytes that are missing or left over, blocks out of order or outside of the leaves,
+// and what BlockSequence refuses. Pure; any thread.
+[[nodiscard]] Result<std::vector<BlockView>> read_leaf_changes(const Layout& layout,
+                                                               std::span<const LeafPlace> leaves,
+                                                               std::span<const std::byte> bytes);
+
+// Writes the leaves of the target into `into`: those of the base, with the changes. Both are the
+// data of arenas of this layout. Returns the sums of the leaves, of what was written.
+// kDigestMismatch with the block if the base is not the one of the changes, or the result not that
+// of the sender; `into` then holds anything within the leaves. Blocks; any thread.
+[[nodiscard]] Result<std::vector<WordSum>> apply_leaf_changes(const Layout& layout,
+                                                              std::span<const LeafPlace> leaves,
+                                                              std::span<const BlockView> changes,
+                                                              std::span<const std::byte> base,
+                                                              std::span<std::byte> into);
+
+}  // namespace wsync::patch

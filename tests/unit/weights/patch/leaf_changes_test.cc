@@ -1,0 +1,128 @@
+#include "shared/weights/patch/leaf_changes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "shared/weights/bucket_plan.h"
+#include "tests/unit/weights/patch/patch_models.h"
+
+namespace wsync::patch::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A model in arenas: the same layout for base and target.
+class LeafChanges : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kBucketBytes = limits::kMiB;
+
+  [[nodiscard]] Bytes arena_of(const Content& content) const {
+    Bytes arena(plan_.arena_bytes(), std::byte{0xEE});  // what lies between tensors
+    for (const Piece& piece : plan_.pieces())
+      std::memcpy(arena.data() + plan_.arena_offset(piece),
+                  content[piece.tensor].data() + piece.tensor_offset, piece.bytes);
+    return arena;
+  }
+  // Makes and applies the changes of every bucket. Returns their size.
+  std::uint64_t transfer(const Bytes& base, const Bytes& target, Bytes& into) {
+    std::uint64_t bytes = 0;
+    for (std::size_t b = 0; b < plan_.bucket_count(); ++b) {
+      const auto made = maker_.make(layout_, leaves_.bucket(b), base, target, ~std::uint64_t{0});
+      EXPECT_TRUE(made.has_value());
+      if (!made) return 0;
+      bytes += made->size();
+      const auto blocks = read_leaf_changes(layout_, leaves_.bucket(b), *made);
+      EXPECT_TRUE(blocks) << blocks.error().message();
+      if (!blocks) return 0;
+      const auto sums = apply_leaf_changes(layout_, leaves_.bucket(b), *blocks, base, into);
+      EXPECT_TRUE(sums) << sums.error().message();
+      if (!sums) return 0;
+      for (std::size_t i = 0; i < sums->size(); ++i) {
+        const LeafPlace& leaf = leaves_.bucket(b)[i];
+        EXPECT_EQ((*sums)[i],
+                  word_sum(std::span(target).subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+      }
+    }
+    return bytes;
+  }
+
+  Manifest manifest_ = every_dtype();
+  Layout layout_{manifest_};
+  BucketPlan plan_ = BucketPlan::create(manifest_, kBucketBytes).value();
+  LeafTable leaves_{manifest_, plan_};
+  std::mt19937_64 random_{5};
+  Content base_ = random_content(manifest_, random_);
+  LeafChangesMaker maker_;
+};
+
+TEST_F(LeafChanges, GiveTheTargetOfEveryTypeAndDensity) {
+  const Bytes base = arena_of(base_);
+  for (const double share : {0.0, 0.0001, 0.01, 0.3, 1.0}) {
+    const Bytes target = arena_of(changed(layout_, base_, share, random_));
+    Bytes into(base.size(), std::byte{0xEE});
+    const std::uint64_t bytes = transfer(base, target, into);
+    EXPECT_EQ(into, target) << "share " << share;
+    if (share == 0.0) {
+      EXPECT_EQ(bytes, 8 * plan_.bucket_count());
+    }
+  }
+}
+
+TEST_F(LeafChanges, AreNotMadeWhereTheyWouldBeTooLarge) {
+  const Bytes base = arena_of(base_);
+  const Bytes target = arena_of(changed(layout_, base_, 0.01, random_));
+  for (std::size_t b = 0; b < plan_.bucket_count(); ++b) {
+    const auto leaves = leaves_.bucket(b);
+    const auto made = maker_.make(layout_, leaves, base, target, ~std::uint64_t{0});
+    ASSERT_TRUE(made.has_value());
+    EXPECT_TRUE(maker_.make(layout_, leaves, base, target, made->size()).has_value());
+    EXPECT_FALSE(maker_.make(layout_, leaves, base, target, made->size() - 1).has_value());
+    EXPECT_FALSE(maker_.make(layout_, leaves, base, target, 0).has_value());
+    EXPECT_FALSE(maker_.make(layout_, leaves, base, base, 7).has_value());
+  }
+}
+
+TEST_F(LeafChanges, AnotherBaseIsRefusedWithTheBlock) {
+  Bytes base = arena_of(base_);
+  const Bytes target = arena_of(changed(layout_, base_, 0.01, random_));
+  const auto leaves = leaves_.bucket(0);
+  const Bytes made = maker_.make(layout_, leaves, base, target, ~std::uint64_t{0}).value();
+  const auto blocks = read_leaf_changes(layout_, leaves, made).value();
+  const auto at = std::ranges::mismatch(base, target).in1 - base.begin();
+  base[static_cast<std::size_t>(at)] ^= std::byte{0x10};
+  Bytes into(base.size());
+  const auto applied = apply_leaf_changes(layout_, leaves, blocks, base, into);
+  ASSERT_FALSE(applied.has_value());
+  EXPECT_EQ(applied.error().code(), ErrorCode::kDigestMismatch);
+  EXPECT_THAT(applied.error().message(), HasSubstr("the base is another one"));
+}
+
+TEST_F(LeafChanges, WhatIsNotAsThePageSaysIsRefused) {
+  const Bytes base = arena_of(base_);
+  const Bytes target = arena_of(changed(layout_, base_, 0.01, random_));
+  const auto leaves = leaves_.bucket(0);
+  const Bytes good = maker_.make(layout_, leaves, base, target, ~std::uint64_t{0}).value();
+  const auto refused = [&](const Bytes& bytes, std::span<const LeafPlace> of) {
+    const auto read = read_leaf_changes(layout_, of, bytes);
+    EXPECT_FALSE(read.has_value());
+    return read ? std::string() : read.error().message();
+  };
+  for (std::size_t size = 0; size < good.size(); size += size < 64 ? 1 : 997)
+    (void)refused(Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)), leaves);
+  EXPECT_THAT(refused(Bytes(7), leaves), HasSubstr("they begin with 8 bytes, found 7"));
+  Bytes longer = good;
+  longer.push_back(std::byte{0});
+  EXPECT_THAT(refused(longer, leaves), HasSubstr("0 bytes of their directory and 1 bytes"));
+  Bytes directory = good;
+  directory[7] = std::byte{0x7f};
+  EXPECT_THAT(refused(directory, leaves), HasSubstr("their directory has"));
+  Bytes more = good;
+  more[0] = static_cast<std::byte>(static_cast<unsigned>(more[0]) + 1);
+  EXPECT_THAT(refused(more, leaves), HasSubstr("the number of its tensor is not valid"));
+  EXPECT_THAT(refused(good, leaves_.bucket(plan_.bucket_count() - 1)),
+              HasSubstr("it does not lie in the bucket"));
+  EXPECT_THAT(refused(good, {}), HasSubstr("it does not lie in the bucket"));
+}
+
+}  // namespace
+}  // namespace wsync::patch::test
