@@ -22,6 +22,7 @@ struct DeltaArguments {
   unsigned rounds = 10;
   std::vector<double> elements = bench::DeltaBenchOptions{}.elements;
   std::vector<double> tensors = bench::DeltaBenchOptions{}.tensors;
+  std::string transport = bench::DeltaBenchOptions{}.transport;
   std::string directory;
 };
 
@@ -41,6 +42,7 @@ Result<SuiteOutcome> bench_delta(const DeltaArguments& arguments,
                                   .checkpoint = {},
                                   .engines = arguments.engines,
                                   .rounds = arguments.rounds,
+                                  .transport = arguments.transport,
                                   .elements = arguments.elements,
                                   .tensors = arguments.tensors};
   trace::ProgressLine line;
@@ -84,6 +86,11 @@ void add_bench_delta(CLI::App& parent, Context& context, BenchRun& run) {
                    "are any (default: 1,10)")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 100.0));
+  command
+      ->add_option("--transport", arguments->transport,
+                   "Transport by which the sidecar receives versions: memfd (default), or tcp, "
+                   "which also shows what travels")
+      ->check(CLI::IsMember({"memfd", "tcp"}));
   command
       ->add_option("--rounds", arguments->rounds,
                    "Rounds; each measures two updates for each percentage (default: 10)")

@@ -38,7 +38,8 @@ struct Share {
   std::string how;  // "elements", "tensors"
   double percent = 0;
   std::vector<double> pause, pause_of_all, update, update_of_all;
-  std::vector<double> patch;  // percent of the model, of those that were made
+  std::vector<double> patch;      // percent of the model, of those that were made
+  std::vector<double> travelled;  // percent of the model, by `tcp`
   [[nodiscard]] std::string name() const { return fmt::format("{:g} % of {}", percent, how); }
 };
 
@@ -52,18 +53,20 @@ class DeltaFleet {
     const std::string directory = options_.directory + "/fleet";
     std::filesystem::create_directory(directory);
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
-    fleet_ = WSYNC_TRY(PublishingFleet::start({.fleet = {.executable = options_.executable,
-                                                         .directory = directory,
-                                                         .name = "delta",
-                                                         .checkpoint = options_.checkpoint,
-                                                         .engines = options_.engines,
-                                                         .gpus = {},
-                                                         .sidecar_settings = {"patch.mode=auto"},
-                                                         .has_trainer = false},
-                                               .executable = options_.executable,
-                                               .command = {"bench", "publisher", "--job"},
-                                               .kinds = {kPublishChanged}},
-                                              source_, children_));
+    fleet_ = WSYNC_TRY(PublishingFleet::start(
+        {.fleet = {.executable = options_.executable,
+                   .directory = directory,
+                   .name = "delta",
+                   .checkpoint = options_.checkpoint,
+                   .engines = options_.engines,
+                   .gpus = {},
+                   .sidecar_settings = {"patch.mode=auto", "patch.transfer=auto",
+                                        "transport=" + options_.transport},
+                   .has_trainer = false},
+         .executable = options_.executable,
+         .command = {"bench", "publisher", "--job"},
+         .kinds = {kPublishChanged}},
+        source_, children_));
     for (unsigned i = 0; i < kFullUpdatesBefore; ++i) (void)WSYNC_TRY(publish("elements", kAll));
     return {};
   }
@@ -78,6 +81,10 @@ class DeltaFleet {
     if (after.loads - before.loads == options_.engines)
       share.patch.push_back(kAllPercent * static_cast<double>(after.bytes - before.bytes) /
                             static_cast<double>(source_.bytes));
+    if (after.travelled_bytes != 0)
+      share.travelled.push_back(
+          kAllPercent * static_cast<double>(after.travelled_bytes - before.travelled_bytes) /
+          static_cast<double>(source_.bytes));
     return is_reversed ? Result<>() : publish_all(share);
   }
 
@@ -122,6 +129,12 @@ void add_cases(const DeltaBenchOptions& options, const Share& share, bool is_bf1
   set_baseline_of("delta", "update", update, share.update_of_all);
   update.bytes = options.bytes;
   suite.cases.push_back(std::move(update));
+  if (!share.travelled.empty()) {
+    CaseResult travelled = case_of("delta", "travelled", share.name(), share.travelled);
+    if (size_limit && is_bf16)
+      travelled.target = Target{.of = Target::Of::kMedian, .value = *size_limit};
+    suite.cases.push_back(std::move(travelled));
+  }
   if (share.patch.size() < share.pause.size())
     suite.notes.push_back(
         fmt::format("{}: loaded in full in {} of {} rounds, because a patch "
@@ -147,6 +160,7 @@ Result<SuiteResult> measure_delta(const DeltaBenchOptions& options, const Interr
   SuiteResult suite{.suite = "delta",
                     .parameters = {{"bytes", options.bytes},
                                    {"engines", options.engines},
+                                   {"transport", options.transport},
                                    {"elements", options.elements},
                                    {"tensors", options.tensors}},
                     .cases = {},

@@ -5,6 +5,8 @@
 // (`patch.mode=auto`). In each round, for each share, two updates are published in alternating
 // order: one after a change of this share of the weights, and one after a change of all.
 //
+// By `tcp`, the share of the model's bytes that have travelled is measured as well.
+//
 // A share is of elements at random positions, or of the bytes of whole tensors, those of experts.
 // Whether engines were switched by a patch is counted by the sidecar. Where it was cheaper to load
 // everything, the case has no patch, and a note says so.
@@ -27,6 +29,7 @@ struct DeltaBenchOptions {
   std::uint64_t bytes = 0;  // of the checkpoint
   unsigned engines = 1;
   unsigned rounds = 10;
+  std::string transport = "memfd";  // by which the sidecar receives versions
   std::vector<double> elements = {0.01, 0.1, 1, 5, 20, 100};  // percent
   std::vector<double> tensors = {1, 10};                      // percent
 };

@@ -18,6 +18,7 @@ constexpr std::chrono::minutes kAnswerDeadline{11};  // longer than the publishe
 constexpr std::chrono::seconds kEndWaitLimit{10};
 constexpr std::string_view kPatchLoads = "wsync_loads_total{kind=\"patch\"}";
 constexpr std::string_view kPatchBytes = "wsync_update_bytes_total{stage=\"patch\"}";
+constexpr std::string_view kReceivedBytes = R"(wsync_copied_bytes_total{stage="receive"})";
 constexpr std::string_view kLoadSum = "wsync_update_stage_seconds_sum{stage=\"load\"}";
 
 }  // namespace
@@ -129,7 +130,9 @@ Result<PublishingFleet::PatchCounts> PublishingFleet::patch_counts() const {
   const auto value = [&](std::string_view series) {
     return static_cast<std::uint64_t>(metric_value(page, series).value_or(0));
   };
-  return PatchCounts{.loads = value(kPatchLoads), .bytes = value(kPatchBytes)};
+  return PatchCounts{.loads = value(kPatchLoads),
+                     .bytes = value(kPatchBytes),
+                     .travelled_bytes = value(kReceivedBytes)};
 }
 
 Result<std::uint64_t> PublishingFleet::snapshot_floor(const FloorWay& way) {

@@ -58,8 +58,9 @@ class PublishingFleet {
                                              std::uint64_t seed);
   // What the sidecar has counted since its start.
   struct PatchCounts {
-    std::uint64_t loads = 0;  // by a patch, of all engines
-    std::uint64_t bytes = 0;  // of the patches
+    std::uint64_t loads = 0;            // by a patch, of all engines
+    std::uint64_t bytes = 0;            // of the patches
+    std::uint64_t travelled_bytes = 0;  // of versions that were received as copies
   };
   [[nodiscard]] Result<PatchCounts> patch_counts() const;
   // Copies the publisher's weights once in this way, in its process, to memory like that of a

@@ -546,9 +546,10 @@ void EngineHub::notify(const std::string& replica, RankEvent event) {
 // ---- versions ----
 
 void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& version,
-                            std::function<void()> on_ready) {
+                            std::function<void()> on_ready,
+                            const std::shared_ptr<const staging::ReceivedChanges>& changes) {
   if (devices_) devices_->connect();
-  preparation_->add(version, attached(), std::move(on_ready));
+  preparation_->add(version, attached(), std::move(on_ready), changes);
   readers_->advance();
 }
 

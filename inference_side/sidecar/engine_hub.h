@@ -99,9 +99,10 @@ class EngineHub {
   // Which ranks are attached, and how they differ from a layout.
   [[nodiscard]] const EngineRegistry& registry() const noexcept { return *registry_; }
   [[nodiscard]] const AbsentEngines& absent() const noexcept { return absent_; }
-  // The version can be loaded from now on. `on_ready`: see VersionPreparation::add.
+  // The version can be loaded from now on. `on_ready`, `changes`: see VersionPreparation::add.
   void add_version(const std::shared_ptr<const staging::HeldVersion>& version,
-                   std::function<void()> on_ready);
+                   std::function<void()> on_ready,
+                   const std::shared_ptr<const staging::ReceivedChanges>& changes = nullptr);
   void remove_version(const Version& version);
   // Arenas have been freed, or their writer is gone: engines give up the mappings that they keep.
   void arenas_retired();

@@ -21,7 +21,8 @@ PatchShelf::~PatchShelf() {
   worker_->stop();
 }
 
-bool PatchShelf::make(const Held& base, const Held& target, std::function<void()> on_done) {
+bool PatchShelf::make(const Held& base, const Held& target, std::function<void()> on_done,
+                      std::shared_ptr<const staging::ReceivedChanges> changes) {
   if (!options_.enabled || base->identity().layout != target->identity().layout) return false;
   const auto found = std::ranges::find_if(entries_, [&](const Entry& entry) {
     return entry.base == base->version() && entry.target == target->version();
@@ -46,11 +47,12 @@ bool PatchShelf::make(const Held& base, const Held& target, std::function<void()
   using Outcome = Result<std::shared_ptr<const staging::HeldPatch>>;
   auto outcome = std::make_shared<Outcome>(fail(ErrorCode::kCancelled, "not made"));
   const auto submitted = worker_->submit(
-      [base, target, outcome,
+      [base, target, outcome, changes = std::move(changes),
        limits = staging::PatchLimits{.max_bytes = max_bytes,
                                      .threads = options_.threads,
                                      .stop = entry.stop.get_token()}]() mutable {
-        *outcome = staging::HeldPatch::make(std::move(base), std::move(target), limits);
+        *outcome =
+            staging::HeldPatch::make(std::move(base), std::move(target), limits, changes.get());
       },
       [this, alive = alive_, number = entry.number, outcome, begin = now()] {
         if (*alive) made(number, *outcome, begin);

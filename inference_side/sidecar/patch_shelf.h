@@ -51,8 +51,9 @@ class PatchShelf {
   // Makes the patch if there is none. `on_done` is called when it is there or known not to come,
   // not inside the call; never if one of the versions is forgotten before. Returns false, and calls
   // nothing, if there is nothing to make: patches are disabled, the layouts differ, or there is no
-  // room.
-  bool make(const Held& base, const Held& target, std::function<void()> on_done);
+  // room. `changes` (may be null): by which the target has come; see HeldPatch::make().
+  bool make(const Held& base, const Held& target, std::function<void()> on_done,
+            std::shared_ptr<const staging::ReceivedChanges> changes = nullptr);
   // Drops all patches from this version and to it.
   void forget(const Version& version);
   // Drops all patches from other versions than these.

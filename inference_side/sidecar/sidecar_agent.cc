@@ -117,8 +117,10 @@ Result<> SidecarAgent::open() {
   receiver.fence = [this]() -> const control::Fence& { return sidecar_->fence(); };
   receiver.target = [this] { return sidecar_->record().target; };
   receiver.step = [this](auto what) { step(std::move(what)); };
-  receiver.prepare = [this](const auto& version, std::function<void()> on_ready) {
-    hub_->add_version(version, std::move(on_ready));
+  receiver.keep_changes = patch_options().enabled;
+  receiver.prepare = [this](const auto& version, const auto& changes,
+                            std::function<void()> on_ready) {
+    hub_->add_version(version, std::move(on_ready), changes);
   };
   receiver.forget = [this](const Version& version) { hub_->remove_version(version); };
   receiver.arenas_retired = [this] {
@@ -259,6 +261,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   hub_->absent().add_to(heartbeat.replicas, now());
   heartbeat.sequence = ++heartbeats_;
   heartbeat.staged_bytes = receiver_->staged_bytes();
+  heartbeat.last_copy = receiver_->last_copy();
   return {std::move(envelope), std::move(heartbeat)};
 }
 
@@ -481,6 +484,7 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
   if (std::holds_alternative<control::Status>(message)) {
     control::StatusReply status = sidecar_->status(now());
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
+    status.sidecars.front().last_copy = receiver_->last_copy();
     status.sidecars.front().transport = transport_;
     hub_->add_proofs(status.sidecars.front().replicas);
     hub_->absent().add_to(status.sidecars.front().replicas, now());

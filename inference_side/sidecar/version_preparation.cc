@@ -38,7 +38,8 @@ VersionPreparation::~VersionPreparation() {
 }
 
 void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& version,
-                             const Ranks& ranks, std::function<void()> on_ready) {
+                             const Ranks& ranks, std::function<void()> on_ready,
+                             const std::shared_ptr<const staging::ReceivedChanges>& changes) {
   const Version name = version->version();
   versions_[name] = version;
   Waiting waiting;
@@ -52,13 +53,14 @@ void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& 
   if (device_staging_) device_staging_->add(version, [this, name] { devices_staged(name); });
   const Ranks asked = waiting_.at(name).ranks;
   for (const auto& rank : asked) request_plan(rank, version);
-  if (patches_) make_patches(version, ranks);
+  if (patches_) make_patches(version, ranks, changes);
   answered(nullptr, &name);
 }
 
 // From what is served by ranks that take patches, the most common one first.
-void VersionPreparation::make_patches(const std::shared_ptr<const staging::HeldVersion>& version,
-                                      const Ranks& ranks) {
+void VersionPreparation::make_patches(
+    const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
+    const std::shared_ptr<const staging::ReceivedChanges>& changes) {
   const Version name = version->version();
   std::map<Version, std::size_t> bases;
   for (const auto& rank : ranks)
@@ -69,13 +71,16 @@ void VersionPreparation::make_patches(const std::shared_ptr<const staging::HeldV
   std::ranges::sort(order, std::greater<>());
   for (const auto& [count, base] :
        std::span(order).first(std::min(order.size(), PatchShelf::kBasesMax)))
-    if (patches_->make(versions_.at(base), version, [this, alive = alive_, name] {
-          if (!*alive) return;
-          if (const auto found = waiting_.find(name);
-              found != waiting_.end() && found->second.patches != 0)
-            --found->second.patches;
-          answered(nullptr, &name);
-        }))
+    if (patches_->make(
+            versions_.at(base), version,
+            [this, alive = alive_, name] {
+              if (!*alive) return;
+              if (const auto found = waiting_.find(name);
+                  found != waiting_.end() && found->second.patches != 0)
+                --found->second.patches;
+              answered(nullptr, &name);
+            },
+            changes))
       ++waiting_.at(name).patches;
 }
 

@@ -49,9 +49,11 @@ class VersionPreparation {
   // `on_ready` is called when the devices are ready for the version and each of `ranks` has
   // answered, has gone, or has not answered within a few seconds after Prepare was sent to it. It
   // is also called after the patches from what these ranks serve are there, or are known not to
-  // come, but at the latest after these few seconds.
+  // come, but at the latest after these few seconds. `changes` (may be null): by which the version
+  // has come.
   void add(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
-           std::function<void()> on_ready);
+           std::function<void()> on_ready,
+           const std::shared_ptr<const staging::ReceivedChanges>& changes = nullptr);
   // Sends Release to each of `ranks` that was sent Prepare for the version. Returns false if the
   // version is not here.
   bool remove(const Version& version, const Ranks& ranks);
@@ -108,7 +110,8 @@ class VersionPreparation {
                                       const PreparedLoad& load) const;
   void pass_over_silent(const Version& version);
   void devices_staged(const Version& version);
-  void make_patches(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks);
+  void make_patches(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
+                    const std::shared_ptr<const staging::ReceivedChanges>& changes);
   void answered(const std::shared_ptr<EngineRank>& rank, const Version* version);
 
   Loop& loop_;

@@ -226,7 +226,7 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
 std::optional<transport::FetchBase> VersionReceiver::find_base(
     const control::Announce& announce) const {
   const config::PatchConfig& patch = options_.config->patch;
-  if (patch.mode != config::PatchMode::kAuto) return std::nullopt;
+  if (patch.transfer != config::PatchMode::kAuto) return std::nullopt;
   std::vector<Version> candidates = store_->versions_held();
   std::ranges::sort(candidates, std::greater());
   candidates.insert(candidates.begin(), options_.target());
@@ -240,6 +240,18 @@ std::optional<transport::FetchBase> VersionReceiver::find_base(
                                 .max_share = patch.max_share};
   }
   return std::nullopt;
+}
+
+// A patch that would be larger than `max_share` is not made, so they are dropped then.
+void VersionReceiver::keep_changes(const transport::ArrivedBucket& arrived) {
+  if (!arriving_->changes) return;
+  const double kept = static_cast<double>(arriving_->travelled_bytes);
+  if (!arrived.changes || arriving_->changes->base != arriving_->base ||
+      kept > options_.config->patch.max_share *
+                 static_cast<double>(arriving_->destination.data.size()))
+    arriving_->changes.reset();
+  else
+    arriving_->changes->buckets[arrived.bucket] = arrived.changes;
 }
 
 void VersionReceiver::expect_mapped(transport::FetchRequest& wanted,
@@ -263,21 +275,35 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
   // The earlier offer was made without memory and names no bytes, so offer again.
   if (std::ranges::none_of(arriving_->have, std::identity())) offer_relay(command);
   wanted.base = find_base(command.announce);
+  // What came before from another source may have been complete.
+  if (options_.keep_changes && wanted.base && std::ranges::none_of(wanted.have, std::identity())) {
+    arriving_->changes = std::make_shared<staging::ReceivedChanges>();
+    arriving_->changes->base = wanted.base->version;
+    arriving_->changes->buckets.resize(wanted.buckets.size());
+  } else if (arriving_->changes &&
+             (!wanted.base || wanted.base->version != arriving_->changes->base)) {
+    arriving_->changes.reset();
+  }
   arriving_->last_received = now();
   callbacks.on_bucket = [this, version = arriving_->version,
+                         base = wanted.base ? wanted.base->version : Version(),
                          plan = options_.layouts->at(command.announce.layout_digest).plan](
                             const transport::ArrivedBucket& arrived) {
     const std::uint64_t bucket = arrived.bucket;
     arriving_->have[bucket] = true;
     received_bytes_ += arrived.payload_bytes;
     arriving_->travelled_bytes += arrived.payload_bytes;
-    if (arrived.by_changes) ++arriving_->by_changes;
+    if (arrived.changes) {
+      ++arriving_->by_changes;
+      arriving_->base = base;
+    }
     const TimePoint at = now();
     options_.trace->received({.version = version.to_string(),
                               .bucket = bucket,
                               .offset = plan->bucket_offset(bucket),
                               .bytes = plan->bucket_size(bucket)},
                              std::exchange(arriving_->last_received, at), at);
+    keep_changes(arrived);
     store_->bucket_arrived(bucket, arrived.sums);
     for (const Link& link : links_)
       if (link.relay) link.relay->bucket_ready(version, bucket, arrived.digest);
@@ -291,7 +317,7 @@ void VersionReceiver::staged(std::uint64_t attempt,
                              Result<std::shared_ptr<const staging::HeldVersion>> held) {
   if (!held) return failed(attempt, held.error());
   arriving_->held = *held;
-  options_.prepare(*held, [this, held = *held] {
+  options_.prepare(*held, std::exchange(arriving_->changes, nullptr), [this, held = *held] {
     if (!arriving_ || arriving_->held != held) return;  // dropped in the meantime
     const Arriving arrived = *std::exchange(arriving_, std::nullopt);
     const TimePoint end = now();
@@ -299,6 +325,11 @@ void VersionReceiver::staged(std::uint64_t attempt,
       log_info("version {}: {} of {} have travelled, because {} of {} buckets came as changes",
                arrived.version.to_string(), trace::format_bytes(arrived.travelled_bytes),
                trace::format_bytes(held->data().size()), arrived.by_changes, arrived.have.size());
+    if (arrived.own)
+      last_copy_ = {.version = arrived.version,
+                    .base = arrived.base,
+                    .bytes = held->data().size(),
+                    .travelled_bytes = arrived.travelled_bytes};
     options_.trace->staged(arrived.version, held->data().size(), arrived.begin, end);
     options_.metrics->staged(held->data().size(), end - arrived.begin);
     options_.step(staging::StagingDone{

@@ -21,6 +21,7 @@
 #include "inference_side/sidecar/offered_layouts.h"
 #include "inference_side/sidecar/sidecar_metrics.h"
 #include "inference_side/sidecar/switch_trace.h"
+#include "inference_side/staging/received_changes.h"
 #include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
 #include "shared/config/sidecar_config.h"
@@ -41,8 +42,12 @@ struct VersionReceiverOptions {
   std::function<Version()> target;
   // Passes an event to the sidecar's state machine. It is never called inside a call of this class.
   std::function<void(decltype(staging::SidecarEvent::what))> step;
+  // Whether `changes` are of use below.
+  bool keep_changes = false;
   // A version is complete and verified. The callee prepares the engines, then calls `on_ready`.
+  // `changes`: by which it has come; null if it has come otherwise.
   std::function<void(const std::shared_ptr<const staging::HeldVersion>&,
+                     const std::shared_ptr<const staging::ReceivedChanges>& changes,
                      std::function<void()> on_ready)>
       prepare;
   // A version can no longer be loaded.
@@ -70,6 +75,8 @@ class VersionReceiver {
   [[nodiscard]] std::vector<control::TransportAddress> transports() const;
   // Verified bytes of the arriving version; 0 if there is none.
   [[nodiscard]] std::uint64_t staged_bytes() const;
+  // How the last version came that was a copy.
+  [[nodiscard]] const control::CopyReport& last_copy() const noexcept { return last_copy_; }
   // Bytes received as copies since the start.
   [[nodiscard]] std::uint64_t received_bytes() const noexcept { return received_bytes_; }
 
@@ -98,10 +105,13 @@ class VersionReceiver {
     TimePoint begin{};
     TimePoint last_received{};  // time of the last bucket
     std::vector<bool> have;
-    staging::Destination destination;              // own arena only
-    bool own = false;                              // it comes as a copy into an arena of the store
-    std::uint64_t travelled_bytes = 0;             // of copies: less than all if changes have come
-    std::size_t by_changes = 0;                    // buckets of which only what changes has come
+    staging::Destination destination;   // own arena only
+    bool own = false;                   // it comes as a copy into an arena of the store
+    std::uint64_t travelled_bytes = 0;  // of copies: less than all if changes have come
+    std::size_t by_changes = 0;         // buckets of which only what changes has come
+    Version base;                       // from which
+    // The changes themselves, while they are of use: all buckets come so, and they are small.
+    std::shared_ptr<staging::ReceivedChanges> changes;
     std::optional<staging::StartStaging> waiting;  // waits for memory
     // Set when the version is verified, while the engines are prepared for it.
     std::shared_ptr<const staging::HeldVersion> held;
@@ -124,6 +134,7 @@ class VersionReceiver {
   // What this sidecar holds of this layout, to fetch only what changes.
   [[nodiscard]] std::optional<transport::FetchBase> find_base(
       const control::Announce& announce) const;
+  void keep_changes(const transport::ArrivedBucket& arrived);
   // Both complete the request and its callbacks.
   void expect_mapped(transport::FetchRequest& wanted, transport::SinkCallbacks& callbacks);
   void expect_buckets(const staging::StartStaging& command, transport::FetchRequest& wanted,
@@ -141,6 +152,7 @@ class VersionReceiver {
   const VersionReceiverOptions options_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::uint64_t received_bytes_ = 0;
+  control::CopyReport last_copy_;
   std::optional<Arriving> arriving_;
   control::Fence watched_fence_;           // fence under which the trainer's sources were connected
   std::vector<Link> links_;                // the preferred kind first

@@ -13,6 +13,7 @@
 #include "shared/base/weight_limits.h"
 #include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/format.h"
+#include "shared/weights/patch/leaf_changes.h"
 #include "shared/weights/patch/mapped_patch.h"
 
 namespace wsync::staging {
@@ -22,8 +23,9 @@ namespace {
 constexpr std::uint64_t kPatchBucketBytes = limits::kBucketBytesMin;
 constexpr std::size_t kSampledBlocks = 32;
 // If so many times the limit is estimated, the patch is not made: with an estimate from so few
-// blocks it could be a little below the limit otherwise.
-constexpr double kSampleMargin = 1.5;
+// blocks it could be a little below the limit otherwise. Comparing everything and giving up costs
+// more than a patch that is missed there would have gained: just below the limit, it gains little.
+constexpr double kSampleMargin = 1.1;
 
 // What writing a patch costs in the pause, in bytes that a load of everything copies in the same
 // time. A value of a sparse block is written alone, and its word is read and summed twice. By
@@ -82,6 +84,26 @@ class Comparison {
                             scale * static_cast<double>(cost) / model));
   }
 
+  // Takes the blocks by which the target has come.
+  [[nodiscard]] Result<> take(const ReceivedChanges& changes) {
+    for (std::size_t bucket = 0; bucket < changes.buckets.size() && !is_over(); ++bucket) {
+      const auto views = WSYNC_TRY(patch::read_leaf_changes(
+          layout_, target_.leaves()->bucket(bucket), *changes.buckets[bucket]));
+      for (const patch::BlockView& view : views) {
+        patch::Block block{.place = view.place,
+                           .dense = view.dense,
+                           .elements = view.elements,
+                           .gap_bytes = static_cast<std::uint32_t>(view.gaps.size()),
+                           .before = view.before,
+                           .after = view.after,
+                           .payload = Bytes(view.gaps.begin(), view.gaps.end())};
+        block.payload.insert(block.payload.end(), view.values.begin(), view.values.end());
+        add(std::move(block));
+      }
+    }
+    return within_limits();
+  }
+
   // Compares everything.
   [[nodiscard]] Result<> run() {
     const auto leaves = target_.leaves()->all();
@@ -92,6 +114,19 @@ class Comparison {
       for (std::size_t at = next++; at < leaves.size() && !is_over(); at = next++)
         compare_leaf(maker, at);
     });
+    WSYNC_TRY(within_limits());
+    if (!base_sums_.empty()) WSYNC_TRY(base_.prove(std::move(base_sums_)));
+    if (!target_sums_.empty()) WSYNC_TRY(target_.prove(std::move(target_sums_)));
+    return {};
+  }
+
+ private:
+  void add(patch::Block block) {
+    bytes_ += size_of(block);
+    cost_ += cost_of(block);
+    builder_.add(std::move(block));
+  }
+  [[nodiscard]] Result<> within_limits() const {
     if (limits_.stop.stop_requested())
       return fail(ErrorCode::kCancelled, "the patch is no longer needed");
     if (bytes_ > limits_.max_bytes)
@@ -100,12 +135,8 @@ class Comparison {
     if (cost_ > layout_.manifest().total_bytes())
       return fail(ErrorCode::kRefused,
                   "too much has changed: all bytes are loaded sooner than a patch is written");
-    if (!base_sums_.empty()) WSYNC_TRY(base_.prove(std::move(base_sums_)));
-    if (!target_sums_.empty()) WSYNC_TRY(target_.prove(std::move(target_sums_)));
     return {};
   }
-
- private:
   [[nodiscard]] bool is_over() const {
     return limits_.stop.stop_requested() || bytes_ > limits_.max_bytes ||
            cost_ > layout_.manifest().total_bytes();
@@ -130,11 +161,7 @@ class Comparison {
           .block = static_cast<std::uint32_t>((leaf.place.position + at) / patch::kBlockBytes)};
       const std::uint64_t bytes = layout_.block_bytes(place);
       const SumPlace sum_place{.seed = leaf.place.seed, .position = leaf.place.position + at};
-      if (auto block = make(maker, place)) {
-        bytes_ += size_of(*block);
-        cost_ += cost_of(*block);
-        builder_.add(std::move(*block));
-      }
+      if (auto block = make(maker, place)) add(std::move(*block));
       if (!base_sums_.empty())
         base_sums_[index] +=
             word_sum(base_.data().subspan(leaf.arena_offset + at, bytes), sum_place);
@@ -181,13 +208,20 @@ Result<> HeldPatch::read() {
 
 Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const HeldVersion> base,
                                                          std::shared_ptr<const HeldVersion> target,
-                                                         const PatchLimits& limits) {
+                                                         const PatchLimits& limits,
+                                                         const ReceivedChanges* changes) {
   WSYNC_CHECK(base->identity().layout == target->identity().layout, "both have the same layout");
   const patch::Layout layout(*target->manifest());
   auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, kPatchBucketBytes));
   Comparison comparison(*base, *target, layout, limits, builder);
-  WSYNC_TRY(comparison.sample());
-  WSYNC_TRY(comparison.run());
+  // Bytes that nobody has read yet are proven while they are compared.
+  if (changes != nullptr && changes->base == base->version() && base->is_verified() &&
+      target->is_verified()) {
+    WSYNC_TRY(comparison.take(*changes));
+  } else {
+    WSYNC_TRY(comparison.sample());
+    WSYNC_TRY(comparison.run());
+  }
   const patch::Patch patch =
       WSYNC_TRY(builder.finish(base->digests().root, target->digests().root));
   if (patch.bytes() > limits.max_bytes)

@@ -1,8 +1,9 @@
 // HeldPatch: what leads from one held version to another one, in memory that engines on this host
 // map. It is made by comparing both, block by block (shared/weights/patch), and every byte of both
-// is summed meanwhile and compared with its version, unless that has been done before. So a rank
-// that holds the base, and whose touched words have the sums of the patch afterwards, holds the
-// target.
+// is summed meanwhile and compared with its version, unless that has been done before. A target
+// that has come as changes from the base is not compared again: its bytes were proven then. So a
+// rank that holds the base, and whose touched words have the sums of the patch afterwards, holds
+// the target.
 //
 // Immutable; any thread.
 #pragma once
@@ -13,6 +14,7 @@
 #include <span>
 #include <stop_token>
 
+#include "inference_side/staging/received_changes.h"
 #include "inference_side/staging/store.h"
 #include "shared/base/error.h"
 #include "shared/base/sealed_memory.h"
@@ -34,9 +36,11 @@ class HeldPatch {
   // would be larger than the limit, or if a rank would need more time for it than for all bytes:
   // some blocks from all over the model are compared first. kCancelled soon after `stop` is
   // requested. kDigestMismatch if the bytes of a version are not its own; kResourceExhausted.
+  // `changes` (may be null): by which the target has come. If they are from this base, nothing has
+  // to be compared.
   [[nodiscard]] static Result<std::shared_ptr<const HeldPatch>> make(
       std::shared_ptr<const HeldVersion> base, std::shared_ptr<const HeldVersion> target,
-      const PatchLimits& limits);
+      const PatchLimits& limits, const ReceivedChanges* changes = nullptr);
 
   [[nodiscard]] const HeldVersion& base() const noexcept { return *base_; }
   [[nodiscard]] const HeldVersion& target() const noexcept { return *target_; }

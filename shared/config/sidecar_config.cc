@@ -114,6 +114,8 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
                 {{"auto", Stages::kAuto}, {"2", Stages::kTwo}, {"3", Stages::kThree}});
   binder.size_or_auto("host_memory", c.host_memory, {limits::kMiB, limits::kModelBytesMax});
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
+  binder.choice("patch.transfer", c.patch.transfer,
+                {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
   binder.choice("patch.mode", c.patch.mode, {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
   binder.number("patch.max_share", c.patch.max_share, kPatchShare);
   binder.duration("scrub.interval", c.scrub.interval, kScrubInterval);

@@ -30,10 +30,11 @@ struct SwitchDeadlines {
 
 enum class PatchMode : std::uint8_t { kAuto, kOff };
 
-// Switches that write only what changes.
+// Transfers in which only what changes travels, and switches that write only what changes.
 struct PatchConfig {
-  PatchMode mode = PatchMode::kOff;
-  double max_share = 0.4;  // of the model's bytes, for a patch
+  PatchMode transfer = PatchMode::kAuto;
+  PatchMode mode = PatchMode::kOff;  // of switches
+  double max_share = 0.4;  // of the bytes of a bucket that travels, and of the model for a switch
   friend bool operator==(const PatchConfig&, const PatchConfig&) = default;
 };
 

@@ -162,6 +162,7 @@ void fields(V& v, M& m) {
   v.list("staged", m.staged, limits::kStagedCount);
   v.list("replicas", m.replicas, limits::kReplicaCount);
   v.number("staged_bytes", m.staged_bytes);
+  v.part("last_copy", m.last_copy);
 }
 
 template <class V, class M>

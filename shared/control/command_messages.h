@@ -143,6 +143,7 @@ struct SidecarReport {
   std::vector<Version> staged;
   std::vector<ReplicaReport> replicas;
   std::uint64_t staged_bytes = 0;  // of the incoming version, received and verified; else 0
+  CopyReport last_copy;
 };
 // The update that is running. Its byte counts depend on its phase: snapshot: bytes of the model;
 // stage: of the copies of all sidecars; switch: of all replicas.

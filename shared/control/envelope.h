@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 15;
+inline constexpr std::uint16_t kProtocolVersion = 16;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -164,6 +164,14 @@ struct ReplicaReport {
   // and the last one: rank, tensor, version, expected and found.
   std::uint64_t mismatches = 0;
   std::string last_mismatch;
+};
+
+// How a version came to a sidecar that does not map the memory of its trainer.
+struct CopyReport {
+  Version version;  // the last one; 0.0: none has come yet, and the rest is void
+  Version base;     // only what differs from this version came, where that is less; 0.0: all came
+  std::uint64_t bytes = 0;            // of the version
+  std::uint64_t travelled_bytes = 0;  // that have come
 };
 
 enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };

@@ -61,6 +61,15 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, CopyReport>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.version("base", m.base);
+  v.number("bytes", m.bytes);
+  v.number("travelled_bytes", m.travelled_bytes);
+}
+
+template <class V, class M>
   requires Is<M, ReplicaOutcome>
 void fields(V& v, M& m) {
   v.label("replica", m.replica, limits::kReplicaNameBytes);

@@ -178,6 +178,7 @@ struct Heartbeat {
   std::vector<Version> staged;
   std::vector<ReplicaReport> replicas;  // sidecar: current state; coordinator: empty
   std::uint32_t turns = 0;              // sidecar: as in the last Turns that counts
+  CopyReport last_copy;                 // sidecar
 };
 // The sender ends in order. A sidecar answers the Leave of its coordinator with a Heartbeat that
 // has the same request, so that the coordinator knows that it was read.

@@ -12,6 +12,8 @@ inline constexpr std::uint64_t kStreamCountMax = 64;
 inline constexpr std::uint64_t kStreamRequestsAhead = 2;    // open requests per connection
 inline constexpr std::uint64_t kStreamRequestsPending = 8;  // a source closes a peer that has more
 inline constexpr std::uint64_t kStreamConnectionCount = 512;  // per source
+// Of a larger bucket no changes are made: the thread that sends would keep others waiting.
+inline constexpr std::uint64_t kStreamChangesBucketBytes = 1 * kGiB;
 inline constexpr std::uint64_t kStreamSliceBytes =
     1 * kMiB;  // digested, then written while in cache
 inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure

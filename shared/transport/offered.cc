@@ -34,7 +34,8 @@ Result<> Offered::judge_bucket(const Frame& get) const {
 bool Offered::changes_from(const Offered& base, std::uint64_t bucket) const {
   return offer.blocks && offer.leaves && !offer.data.empty() && !base.offer.data.empty() &&
          base.offer.key.layout == offer.key.layout && bucket < base.offer.buckets.size() &&
-         base.offer.buckets[bucket] == offer.buckets[bucket] && ready[bucket] && base.ready[bucket];
+         base.offer.buckets[bucket] == offer.buckets[bucket] && ready[bucket] &&
+         (base.ready[bucket] || planted("changes_from_what_arrives"));
 }
 
 Digest Offered::digest_of_bucket(std::uint64_t bucket) const {

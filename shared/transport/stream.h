@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "shared/base/bytes.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/shared_memory.h"
@@ -139,8 +140,10 @@ struct ArrivedBucket {
   std::uint64_t bucket = 0;
   // bucket_digest() of its sums. Of a mapped arena, zero and none: its header has the sums.
   Digest digest;
-  std::vector<WordSum> sums;        // of its leaves, of the bytes that are in `into` now
-  bool by_changes = false;          // only what differs from the base has travelled
+  std::vector<WordSum> sums;  // of its leaves, of the bytes that are in `into` now
+  // Leaf changes (shared/weights/patch/leaf_changes.h), if only what differs from the base has
+  // travelled; else null.
+  std::shared_ptr<const Bytes> changes;
   std::uint64_t payload_bytes = 0;  // that have travelled
 };
 

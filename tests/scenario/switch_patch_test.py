@@ -1,55 +1,13 @@
 """Switches that write only what changes: real processes, every byte verified, and whatever does not fit loaded in full."""
-import os
-import shutil
 import signal
-import subprocess
 import sys
 import unittest
 
-import tensors
-from fleet import DEADLINE_S, Fleet
+from fleet import DEADLINE_S
+from patching import PatchFleet
 
 WSYNC = sys.argv.pop()
 PATCHES = "--set", "patch.mode=auto"
-
-
-def changed(source, directory, every):
-    """A copy of a checkpoint in which each `every`-th element of two bytes is another one."""
-    shutil.copytree(source, directory)
-    for name in os.listdir(directory):
-        if not name.endswith(".safetensors"):
-            continue
-        path = os.path.join(directory, name)
-        header, data = tensors.read_file(path)
-        data = bytearray(data)
-        data[::2 * every] = bytes(b ^ 1 for b in data[::2 * every])
-        tensors.write_file(path, header, bytes(data))
-    return directory
-
-
-class PatchFleet(Fleet):
-    def __init__(self, wsync):
-        super().__init__(wsync)
-        self.one = self.checkpoint("v1", 1)
-        self.versions = 1
-
-    def next(self, every):
-        """A checkpoint that differs from the one before in one of so many elements."""
-        self.versions += 1
-        return changed(self.path(f"v{self.versions - 1}"), self.path(f"v{self.versions}"), every)
-
-    def pushed(self, path):
-        code, answer = self.ask("push", path)
-        if code != 0:
-            raise AssertionError(answer)
-        return answer["result"]
-
-    def load_of(self, replica):
-        """What the sidecar itself says: a coordinator hears of it with the next heartbeat."""
-        code, answer = self.ask("status", address=f"ipc://{self.run_dir}/s0.control")
-        if code != 0:
-            raise AssertionError(answer)
-        return {r["replica"]: r["last_load"] for r in answer["result"]["sidecars"][0]["replicas"]}[replica]
 
 
 class SwitchPatches(unittest.TestCase):
@@ -82,9 +40,7 @@ class SwitchPatches(unittest.TestCase):
                 fleet.pushed(fleet.next(every))
                 self.expect(fleet, "patch", "a", "b")
             fleet.until(lambda: fleet.replicas()["a"]["last_load"]["kind"] == "patch", "what the coordinator says")
-            text = subprocess.run([WSYNC, "status", "--coordinator", fleet.address], env=fleet.environment, text=True,
-                                  capture_output=True, check=True).stdout
-            self.assertIn(" by a patch (", text)
+            self.assertIn(" by a patch (", fleet.said("status"))
             # The version before is held, and no patch leads to it.
             code, answer = fleet.ask("rollback")
             self.assertEqual(code, 0, answer)

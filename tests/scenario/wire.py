@@ -3,10 +3,10 @@ import os
 import socket
 import struct
 
-MAGIC, PROTOCOL = 0x434E5357, 15
+MAGIC, PROTOCOL = 0x434E5357, 16
 HELLO, WELCOME, ANNOUNCE, DECIDE, HEARTBEAT, ERROR = 1, 2, 3, 8, 12, 14
 STATUS, STATUS_REPLY, ENGINE_HELLO, ENGINE_WELCOME = 22, 23, 24, 25
-DATA_MAGIC, DATA_PROTOCOL, DATA_GET = 0x54425357, 2, 1
+DATA_MAGIC, DATA_PROTOCOL, DATA_GET = 0x54425357, 3, 1
 PATIENCE_S = 60
 
 
@@ -19,7 +19,7 @@ def message(kind, payload=b"", *, magic=MAGIC, protocol=PROTOCOL, length=None, f
 
 def data_frame(kind=DATA_GET, *, magic=DATA_MAGIC, protocol=DATA_PROTOCOL, size=0):
     """The header of a frame of the data transport, for a version that is not offered."""
-    return struct.pack("<IHHQQQIIQQQQQ", magic, protocol, kind, 1, 0, 0, 1, 0, 999, 0, size, 0, 0)
+    return struct.pack("<IHHQQQIIQQQQQIIQQ", magic, protocol, kind, 1, 0, 0, 1, 0, 999, 0, size, 0, 0, 0, 0, 0, 0)
 
 
 def text(value):

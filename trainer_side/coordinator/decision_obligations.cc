@@ -161,6 +161,7 @@ void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
       member.decided > 0 && heartbeat.target == followed(record, member).target;
   member.report.target = heartbeat.target;
   member.report.replicas = heartbeat.replicas;
+  member.report.last_copy = heartbeat.last_copy;
   member.staged_bytes = heartbeat.staged_bytes;
   member.turns = member.turns_sent = heartbeat.turns;
   judge(context, record, member);

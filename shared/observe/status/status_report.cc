@@ -121,6 +121,15 @@ json last_json(const control::UpdateOutcome& last) {
           {"ended_ago_ns", last.ended_ago_ns}};
 }
 
+// Null before the first copy.
+json copy_json(const control::CopyReport& copy) {
+  if (copy.version.none()) return nullptr;
+  return {{"version", copy.version.to_string()},
+          {"base", copy.base.to_string()},
+          {"bytes", copy.bytes},
+          {"travelled_bytes", copy.travelled_bytes}};
+}
+
 std::string sidecar_text(const control::SidecarReport& s, const std::string& note) {
   std::string text =
       fmt::format("sidecar {} (pid {} on {}): {}; staged {}", s.name, s.pid, s.host,
@@ -128,6 +137,10 @@ std::string sidecar_text(const control::SidecarReport& s, const std::string& not
   if (s.connected && s.transport.empty()) text += "; NO TRANSPORT in common with the trainer";
   if (s.staged_bytes > 0)
     text += fmt::format("; {} of the next version", trace::format_bytes(s.staged_bytes));
+  if (const control::CopyReport& copy = s.last_copy; !copy.base.none())
+    text += fmt::format("; {} came as changes from {} ({} of {})", copy.version.to_string(),
+                        copy.base.to_string(), trace::format_bytes(copy.travelled_bytes),
+                        trace::format_bytes(copy.bytes));
   if (!note.empty()) text += "; " + note;
   text += "\n";
   for (const control::ReplicaReport& r : s.replicas) {
@@ -303,6 +316,7 @@ json to_json(const control::StatusReply& reply) {
                         {"target", s.target.to_string()},
                         {"staged", version_list_json(s.staged)},
                         {"staged_bytes", s.staged_bytes},
+                        {"last_copy", copy_json(s.last_copy)},
                         {"replicas", std::move(replicas)}});
   }
   json incidents = json::array();

@@ -132,7 +132,9 @@ void SourceConnection::withdraw(Version version, const std::string& reason) {
 }
 
 std::optional<Bytes> SourceConnection::changes_of(const Offered& offered, const Frame& get) const {
-  if (get.base.none() || get.base == get.key.version) return std::nullopt;
+  if (get.base.none() || get.base == get.key.version ||
+      get.bytes > limits::kStreamChangesBucketBytes)
+    return std::nullopt;
   const auto base = shared_->find(get.base);
   if (!base || !offered.changes_from(*base, get.bucket)) return std::nullopt;
   return shared_->changes.make(*offered.offer.blocks, offered.offer.leaves->bucket(get.bucket),

@@ -133,7 +133,7 @@ bool Transfer::apply_changes(ArrivedFrame& arrived, std::span<const std::byte> c
   return false;
 }
 
-void Transfer::bucket_arrived(ArrivedFrame arrived) {
+void Transfer::bucket_arrived(ArrivedFrame arrived, std::shared_ptr<const Bytes> changes) {
   if (is_over_) return;
   const std::uint64_t bucket = arrived.frame.bucket;
   if (arrived.computed != arrived.promised && !planted("bucket_digest_not_compared"))
@@ -146,7 +146,7 @@ void Transfer::bucket_arrived(ArrivedFrame arrived) {
   events_.on_bucket({.bucket = bucket,
                      .digest = arrived.promised,
                      .sums = std::move(arrived.sums),
-                     .by_changes = arrived.frame.type == FrameType::kChanges,
+                     .changes = std::move(changes),
                      .payload_bytes = arrived.frame.bytes});
   if (missing_ != 0) return;
   finish();
@@ -300,7 +300,10 @@ void TransferStream::handle(ArrivedFrame arrived) {
         again = transfer_->request_for(arrived.frame.bucket);
         return send(again);
       }
-      [[fallthrough]];
+      asked_.erase(asked_for(arrived.frame.bucket));
+      transfer_->bucket_arrived(std::move(arrived),
+                                std::make_shared<const Bytes>(std::exchange(changes_, {})));
+      return ask();
     case FrameType::kBucket:
       asked_.erase(asked_for(arrived.frame.bucket));
       transfer_->bucket_arrived(std::move(arrived));

@@ -43,7 +43,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Makes a bucket of its changes, at its destination. False: the base cannot be used, now and
   // later; the bucket is asked for again, in full.
   [[nodiscard]] bool apply_changes(ArrivedFrame& arrived, std::span<const std::byte> changes);
-  void bucket_arrived(ArrivedFrame arrived);
+  void bucket_arrived(ArrivedFrame arrived, std::shared_ptr<const Bytes> changes = nullptr);
   void fail_with(Error error);
 
  private:

@@ -132,7 +132,7 @@ struct Receiver {
     SinkCallbacks callbacks{.on_bucket =
                                 [this](const ArrivedBucket& arrived) {
                                   buckets.push_back(arrived.bucket);
-                                  if (arrived.by_changes) ++by_changes;
+                                  if (arrived.changes) ++by_changes;
                                   payload_bytes += arrived.payload_bytes;
                                   for (const WordSum& sum : arrived.sums) received += sum;
                                   if (relay) relay(arrived.bucket, arrived.digest);

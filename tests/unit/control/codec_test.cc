@@ -96,6 +96,7 @@ TEST(Codec, ListsNameEveryMember) {
   expect_all_listed(std::make_index_sequence<kMessageKinds>());
   expect_every_member_is_listed<Decision>("Decision");
   expect_every_member_is_listed<ReplicaReport>("ReplicaReport");
+  expect_every_member_is_listed<CopyReport>("CopyReport");
   expect_every_member_is_listed<ReplicaOutcome>("ReplicaOutcome");
   expect_every_member_is_listed<Problem>("Problem");
   expect_every_member_is_listed<TensorMismatch>("TensorMismatch");
@@ -165,7 +166,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e430f002000"
+            "57534e4310002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -446,7 +447,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 15"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 16"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 

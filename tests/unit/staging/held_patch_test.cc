@@ -10,6 +10,7 @@
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/patch/block_applier.h"
+#include "shared/weights/patch/leaf_changes.h"
 #include "shared/weights/patch/mapped_patch.h"
 
 namespace wsync::staging {
@@ -107,6 +108,40 @@ TEST_F(HeldPatchTest, LeadsFromTheBaseToTheTarget) {
         applier.apply(block, std::span(base_).subspan(at, layout.block_bytes(block.place))));
   }
   EXPECT_EQ(base_, target_);
+}
+
+// The changes by which the target comes from version 1.1.
+TEST_F(HeldPatchTest, IsTheSameOfTheChangesByWhichTheTargetHasCome) {
+  change(500);
+  const auto base = hold(1, base_, base_);
+  const auto target = hold(2, target_, target_);
+  ReceivedChanges changes{.base = base->version(), .buckets = {}};
+  const patch::Layout layout(*manifest_);
+  patch::LeafChangesMaker maker;
+  for (std::size_t b = 0; b < plan_->bucket_count(); ++b)
+    changes.buckets.push_back(std::make_shared<const Bytes>(
+        maker.make(layout, leaves_->bucket(b), base_, target_, kNoLimit).value()));
+  const PatchLimits limits{.max_bytes = kNoLimit};
+  const auto compared = HeldPatch::make(base, target, limits).value();
+  ASSERT_TRUE(base->is_verified() && target->is_verified());
+  const auto bytes_of = [](const HeldPatch& patch) {
+    const auto memory = SealedMemory::map(patch.share()->get(), patch.bytes()).value();
+    return Bytes(memory.bytes().begin(), memory.bytes().end());
+  };
+  const auto taken = HeldPatch::make(base, target, limits, &changes);
+  ASSERT_TRUE(taken) << taken.error().message();
+  EXPECT_EQ(bytes_of(**taken), bytes_of(*compared));
+
+  // Limits hold as well.
+  EXPECT_FALSE(HeldPatch::make(base, target, {.max_bytes = 100}, &changes));
+  // What shows that the changes were taken: none say that nothing has changed.
+  for (auto& bucket : changes.buckets) bucket = std::make_shared<const Bytes>(8);
+  EXPECT_FALSE(HeldPatch::make(base, target, limits, &changes));
+  // Those from another base, and of bytes that nobody has read, are not used.
+  changes.base.step += 7;
+  EXPECT_TRUE(HeldPatch::make(base, target, limits, &changes));
+  changes.base = base->version();
+  EXPECT_TRUE(HeldPatch::make(hold(1, base_, base_), hold(2, target_, target_), limits, &changes));
 }
 
 TEST_F(HeldPatchTest, EqualContentsGiveAPatchWithoutBlocks) {

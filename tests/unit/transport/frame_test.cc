@@ -23,7 +23,11 @@ Frame example(FrameType type) {
                   .layout = {.low = 6, .high = 7}},
           .code = type == FrameType::kFailure ? ErrorCode::kBusy : ErrorCode::kInternal,
           .bucket = 8,
-          .bytes = type == FrameType::kWaiting ? 0U : 9U};
+          .bytes = type == FrameType::kWaiting ? 0U : 9U,
+          .base = type == FrameType::kGet || type == FrameType::kChanges
+                      ? Version{.epoch = 10, .step = 11}
+                      : Version(),
+          .changes_max = type == FrameType::kGet ? 12U : 0U};
 }
 
 std::string refusal(std::array<std::byte, kFrameBytes> bytes) {
@@ -33,7 +37,7 @@ std::string refusal(std::array<std::byte, kFrameBytes> bytes) {
 
 TEST(DataFrame, EveryTypeComesBackAsItWas) {
   for (const auto type : {FrameType::kGet, FrameType::kBucket, FrameType::kWaiting,
-                          FrameType::kFailure, FrameType::kArena}) {
+                          FrameType::kFailure, FrameType::kArena, FrameType::kChanges}) {
     const Frame sent = example(type);
     const auto got = decode_frame(encode_frame(sent));
     ASSERT_TRUE(got.has_value()) << got.error().message();
@@ -42,6 +46,8 @@ TEST(DataFrame, EveryTypeComesBackAsItWas) {
     EXPECT_EQ(got->code, sent.code);
     EXPECT_EQ(got->bucket, sent.bucket);
     EXPECT_EQ(got->bytes, sent.bytes);
+    EXPECT_EQ(got->base, sent.base);
+    EXPECT_EQ(got->changes_max, sent.changes_max);
   }
   const Digest digest{.low = 1, .high = 2};
   EXPECT_EQ(decode_trailer(encode_trailer(digest)), digest);
@@ -54,11 +60,21 @@ TEST(DataFrame, WrongFieldsAreRefusedByName) {
     return bytes;
   };
   EXPECT_THAT(refusal(with(0, 0)), HasSubstr("magic"));
-  EXPECT_THAT(refusal(with(4, 3)), HasSubstr("protocol version: 3, expected 2"));
+  EXPECT_THAT(refusal(with(4, 2)), HasSubstr("protocol version: 2, expected 3"));
   EXPECT_THAT(refusal(with(6, 0)), HasSubstr("type"));
-  EXPECT_THAT(refusal(with(6, 6)), HasSubstr("type: value 6 is unknown"));
+  EXPECT_THAT(refusal(with(6, 7)), HasSubstr("type: value 7 is unknown"));
   EXPECT_THAT(refusal(with(36, 1)), HasSubstr("error code"));
   EXPECT_THAT(refusal(with(63, 1)), HasSubstr("bytes"));
+  EXPECT_THAT(refusal(with(84, 1)), HasSubstr("base epoch: 1 is behind it"));
+  Frame bucket = example(FrameType::kBucket);
+  bucket.base.step = 1;
+  EXPECT_THAT(refusal(encode_frame(bucket)), HasSubstr("only a request for changes, and changes"));
+  Frame changes = example(FrameType::kChanges);
+  changes.base = {};
+  EXPECT_THAT(refusal(encode_frame(changes)), HasSubstr("base"));
+  changes = example(FrameType::kChanges);
+  changes.changes_max = 1;
+  EXPECT_THAT(refusal(encode_frame(changes)), HasSubstr("only a request has them"));
   Frame failure = example(FrameType::kFailure);
   failure.bytes = limits::kStreamTextBytes + 1;
   EXPECT_THAT(refusal(encode_frame(failure)), HasSubstr("at most 4096 allowed"));
@@ -67,7 +83,9 @@ TEST(DataFrame, WrongFieldsAreRefusedByName) {
 TEST(DataFrame, LongReasonIsCutToItsLimit) {
   const Error error(ErrorCode::kIo, std::string(2 * limits::kStreamTextBytes, 'x'));
   EXPECT_EQ(failure_text(error).size(), limits::kStreamTextBytes);
-  EXPECT_EQ(failure_frame(example(FrameType::kGet), error).bytes, limits::kStreamTextBytes);
+  const Frame answer = failure_frame(example(FrameType::kGet), error);
+  EXPECT_EQ(answer.bytes, limits::kStreamTextBytes);
+  EXPECT_EQ(refusal(encode_frame(answer)), "accepted");
 }
 
 // A stream of frames, fed in pieces of random size, comes apart into the same frames.
