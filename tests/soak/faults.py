@@ -31,8 +31,8 @@ REPLICAS = {
     "a": ("s0", [], 1), "b": ("s0", ["--adopt"], 1), "c": ("s0", [], 2),
     "d": ("s1", [], 1), "e": ("s1", ["--adopt"], 1), "f": ("s1", None, 1),
     "g": ("s2", [], 2), "h": ("s2", ["--whole"], 1)}
-# s1 has arenas of its own, and s2 loads through buffers.
-SIDECARS = {"s0": [], "s1": ["transport=tcp"], "s2": ["devices.kind=separate"]}
+# s1 has arenas of its own and fetches only what changes, s0 and s1 patch their engines, and s2 loads through buffers.
+SIDECARS = {"s0": ["patch.mode=auto"], "s1": ["transport=tcp", "patch.mode=auto"], "s2": ["devices.kind=separate"]}
 RANKS = sum(ranks for _, _, ranks in REPLICAS.values())
 STOPPED_S = 0.1, 10
 WARM_UP = 8  # versions before what the processes use is noted
