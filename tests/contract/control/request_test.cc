@@ -120,9 +120,10 @@ class Request : public testing::Test {
 };
 
 TEST_F(Request, ARequestOfWhichNothingIsHeardIsToldOnce) {
-  std::optional<std::pair<std::string, Envelope>> waits;
-  serve([&waits](RouterPort& router, const std::string& peer, const Envelope& envelope,
-                 const Message& message) {
+  // The server owns it: its thread goes on after the end of this test's body.
+  std::optional<std::pair<std::string, Envelope>> nobody_waits;
+  serve([waits = nobody_waits](RouterPort& router, const std::string& peer,
+                               const Envelope& envelope, const Message& message) mutable {
     if (std::holds_alternative<Push>(message)) {
       waits.emplace(peer, envelope);
       return;
