@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
-#include <filesystem>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/file.h>
@@ -15,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <vector>
 
 #include "shared/base/limits.h"
 
@@ -64,22 +64,44 @@ Result<> wait_for(int socket, short events, TimePoint deadline) {
   }
 }
 
-// Whether this process has the file open a second time.
-bool has_other_descriptor(int fd) {
-  struct stat own{};
-  if (::fstat(fd, &own) != 0) return false;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it("/proc/self/fd", error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    int number = -1;
-    std::from_chars(name.data(), name.data() + name.size(), number);
-    struct stat other{};
-    if (number != fd && ::fstat(number, &other) == 0 && other.st_dev == own.st_dev &&
-        other.st_ino == own.st_ino)
-      return true;
-  }
-  return false;
+// A lock file that this process holds.
+struct HeldFile {
+  dev_t device;
+  ino_t inode;
+  pid_t holder;  // a forked child has the list of its parent, but none of its locks
+};
+// Read and changed under a ForkGate, so that no child gets it in the middle of a change. It is
+// never destroyed, because a lock may be released after main() has returned.
+std::vector<HeldFile>& held_files() {
+  static auto& files = *new std::vector<HeldFile>;
+  return files;
+}
+
+bool is_same_file(const HeldFile& file, const struct stat& status) {
+  return file.device == status.st_dev && file.inode == status.st_ino && file.holder == ::getpid();
+}
+
+void note_held(int lock_fd) {
+  struct stat status{};
+  if (::fstat(lock_fd, &status) != 0) return;
+  const ForkGate gate;
+  held_files().push_back({.device = status.st_dev, .inode = status.st_ino, .holder = ::getpid()});
+}
+
+void forget_held(int lock_fd) {
+  struct stat status{};
+  if (::fstat(lock_fd, &status) != 0) return;
+  const ForkGate gate;
+  std::erase_if(held_files(), [&](const HeldFile& file) { return is_same_file(file, status); });
+}
+
+// Whether this process holds the lock of the file that is open as `fd`.
+bool is_held_here(int fd) {
+  struct stat status{};
+  if (::fstat(fd, &status) != 0) return false;
+  const ForkGate gate;
+  return std::ranges::any_of(held_files(),
+                             [&](const HeldFile& file) { return is_same_file(file, status); });
 }
 
 // Set once, before locks are acquired; see name_lock_holder().
@@ -175,7 +197,7 @@ Result<LockFile> LockFile::acquire(const std::string& path, const std::string& w
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) return fail_errno(fmt::format("lock {}", path), errno);
       const std::string& held = what.empty() ? path : what;
-      if (has_other_descriptor(fd.get()))
+      if (is_held_here(fd.get()))
         return fail(ErrorCode::kBusy,
                     fmt::format("{} is held by this process ({}) already: close what holds it "
                                 "first, or use another path",
@@ -185,6 +207,7 @@ Result<LockFile> LockFile::acquire(const std::string& path, const std::string& w
     }
     // The last holder may have removed the file between our open() and our flock().
     if (!still_names(path, fd.get())) continue;
+    note_held(fd.get());
     LockFile lock(std::move(fd),
                   path);  // from here on its destructor removes the file after an error
     const std::string own =
@@ -220,7 +243,9 @@ std::optional<std::string> LockFile::taken_by() const {
 }
 
 LockFile::~LockFile() {
-  if (fd_.valid() && still_names(path_, fd_.get())) ::unlink(path_.c_str());
+  if (!fd_.valid()) return;
+  if (still_names(path_, fd_.get())) ::unlink(path_.c_str());
+  forget_held(fd_.get());
 }
 
 Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {

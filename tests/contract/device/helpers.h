@@ -4,22 +4,25 @@
 #include <chrono>
 #include <cstdlib>
 #include <gtest/gtest.h>
+#include <random>
 #include <string>
 
 #include "shared/base/bytes.h"
 #include "shared/base/clock.h"
 #include "shared/device/cuda_library.h"
 #include "shared/device/device.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::device {
 
 // Far enough that only a hang reaches it.
 inline TimePoint far_deadline() { return now() + std::chrono::seconds(60); }
 
+// Bytes that differ between seeds and between places.
 inline Bytes pattern(std::size_t bytes, unsigned seed) {
+  std::mt19937_64 random(seed);
   Bytes data(bytes);
-  for (std::size_t i = 0; i < bytes; ++i)
-    data[i] = static_cast<std::byte>((i * 131 + seed * 29 + (i >> 8U)) & 0xffU);
+  fill_random(random, data);
   return data;
 }
 

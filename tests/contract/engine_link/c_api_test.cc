@@ -7,6 +7,7 @@
 
 #include "shared/base/weight_limits.h"
 #include "tests/contract/engine_link/attached_rank.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::engine::test {
 namespace {
@@ -104,7 +105,7 @@ TEST(EngineCApi, LoadsServesAndReportsItsState) {
   EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
   peer.ask<control::Resumed>(control::Resume{});
   EXPECT_EQ(peer.ask<control::Paused>(control::Pause{}).step, 3U);
-  EXPECT_TRUE(std::ranges::equal(weights, arena.data().first(weights.size())));
+  EXPECT_TRUE(same_bytes(weights, arena.data().first(weights.size())));
   const auto state = wsync_engine_status(recorder.engine);
   EXPECT_EQ(state.state, WSYNC_STATE_PAUSED);
   EXPECT_EQ(state.active.step, 1U);

@@ -6,6 +6,7 @@
 
 #include "shared/weights/cast.h"
 #include "tests/contract/engine_link/separate_rank.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::engine::test {
 namespace {
@@ -47,7 +48,7 @@ void expect_converted(const Model& model, const FakeEngine& engine, const Shared
   ASSERT_EQ(sums.size(), plan.tensors().size());
   for (std::size_t t = 0; t < plan.tensors().size(); ++t) {
     const RankTensor& tensor = engine.description.tensors[t];
-    EXPECT_TRUE(std::ranges::equal(engine.memory[t], converted(plan.tensors()[t], tensor, arena)))
+    EXPECT_TRUE(same_bytes(engine.memory[t], converted(plan.tensors()[t], tensor, arena)))
         << tensor.description.name;
     EXPECT_EQ(sums[t], reload::expected_sum(plan.tensors()[t], arena.data()))
         << "the sidecar would find that it is not " << tensor.description.name;

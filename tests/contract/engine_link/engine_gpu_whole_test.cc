@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/contract/engine_link/gpu_rank.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::engine::test {
 namespace {
@@ -280,8 +281,7 @@ TEST(BorrowOnGpu, WhatItHasOfALostLoadStaysUntilTheNextOneBegins) {
   const auto expect_readable = [&](std::string_view why) {
     std::vector<std::byte> layer;
     ASSERT_TRUE(rank.engine.copy_out(rank.engine.adopted[0], layer)) << why;
-    EXPECT_TRUE(
-        std::ranges::equal(layer, first.data().subspan(model.plan.bucket_offset(0), layer.size())))
+    EXPECT_TRUE(same_bytes(layer, first.data().subspan(model.plan.bucket_offset(0), layer.size())))
         << why;
   };
   rank.peer.hang_up();

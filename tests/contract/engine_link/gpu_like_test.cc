@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/contract/engine_link/separate_rank.h"
+#include "tests/support/bytes.h"
 #include "tests/support/gpu_like_device.h"
 
 namespace wsync::engine::test {
@@ -112,8 +113,8 @@ TEST(GpuLike, WhatIsBorrowedOfALostLoadStaysUntilTheNextOneBegins) {
   const auto address = reinterpret_cast<std::uintptr_t>(borrowed.data()) & ~std::uintptr_t{4095};
   ASSERT_EQ(::mincore(reinterpret_cast<void*>(address), 1, &page), 0)
       << "the engine's work still reads";
-  EXPECT_TRUE(std::ranges::equal(
-      borrowed, first.data().subspan(model.plan.bucket_offset(0), borrowed.size())));
+  EXPECT_TRUE(
+      same_bytes(borrowed, first.data().subspan(model.plan.bucket_offset(0), borrowed.size())));
   rank.welcome();
   rank.load(second, kSecond);
   expect_holds(model, rank.engine, second);

@@ -21,6 +21,7 @@
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/content_digest.h"
 #include "shared/weights/manifest.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::engine::test {
 
@@ -69,7 +70,7 @@ struct Model {
                                        .bucket_bytes = plan.bucket_bytes()});
     ASSERT_TRUE(lease) << lease.error().message();
     std::mt19937_64 random(version.step * 7919 + version.epoch);
-    for (auto& byte : lease->data()) byte = static_cast<std::byte>(random());
+    fill_random(random, lease->data());
     std::move(*lease).complete({.low = version.step, .high = 1});
   }
 };

@@ -16,6 +16,7 @@
 #include "shared/base/weight_limits.h"
 #include "tests/contract/device/helpers.h"
 #include "tests/emulated_cuda/driver_call.h"
+#include "tests/support/bytes.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/misuse_report.h"
 #include "tests/support/run_again.h"
@@ -109,7 +110,7 @@ class TrainerGpu : public testing::Test {
       given.push_back({.info = info, .bytes = std::span<const std::byte>(bytes)});
     auto source = MemorySource::create(std::move(given)).value();
     const auto expected = taken(source, 9);
-    EXPECT_TRUE(std::ranges::equal(found.data(), expected->data()));
+    EXPECT_TRUE(same_bytes(found.data(), expected->data()));
     EXPECT_EQ(found.digests(), expected->digests());
   }
 
@@ -220,7 +221,7 @@ TEST_F(TrainerGpu, AnArenaIsPinnedOnceAndUntilItIsUnmapped) {
   }
   // Arenas may live longer than what has registered them.
   const auto last = publish(9);
-  EXPECT_TRUE(std::ranges::equal(last->data().first(bytes.size()), bytes));
+  EXPECT_TRUE(same_bytes(last->data().first(bytes.size()), bytes));
 }
 
 TEST_F(TrainerGpu, ShardsOfRanksComeTogetherAlongEveryDimension) {
@@ -324,7 +325,7 @@ TEST_F(TrainerGpu, PartsThatArePutAreThoseOfTheHost) {
   };
   const auto expected = written(false);
   const auto found = written(true);
-  EXPECT_TRUE(std::ranges::equal(found->data(), expected->data()));
+  EXPECT_TRUE(same_bytes(found->data(), expected->data()));
   EXPECT_EQ(found->digests(), expected->digests());
 
   // The first version, whose parts describe it.
@@ -377,7 +378,7 @@ TEST_F(TrainerGpu, ThePublishWaitsForTheStreamThatItIsGiven) {
                   gpus_->bytes(0, {data, size}, reinterpret_cast<std::uintptr_t>(stream)).value()}})
             .value();
     const auto snapshot = taken(source, step);
-    EXPECT_TRUE(std::ranges::equal(snapshot->data().first(size), weights)) << step;
+    EXPECT_TRUE(same_bytes(snapshot->data().first(size), weights)) << step;
   }
   EXPECT_EQ(CALL_DRIVER(cuStreamDestroy)(stream), 0);
   EXPECT_EQ(CALL_DRIVER(cuMemFreeHost)(pinned), 0);
@@ -643,7 +644,7 @@ TEST_F(TrainerOnFailingGpu, DISABLED_MemoryCannotBePinned) {
   for (std::uint64_t step = 1; step <= 3; ++step) {
     auto source = MemorySource::create({{.info = info, .bytes = given}}).value();
     held.push_back(taken(source, step));
-    EXPECT_TRUE(std::ranges::equal(held.back()->data().first(bytes.size()), bytes));
+    EXPECT_TRUE(same_bytes(held.back()->data().first(bytes.size()), bytes));
   }
   const std::string said = test::captured_log();
   EXPECT_EQ(calls_of("pageable copy"), by_the_driver) << "wsync's own buffers are faster";

@@ -15,6 +15,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/process_group/process_group.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::collective {
 
@@ -38,7 +39,7 @@ inline TimePoint far_off() { return in(std::chrono::minutes(1)); }
 inline Bytes message_of(std::uint64_t sender, std::uint64_t number, std::size_t bytes) {
   Bytes message(bytes);
   std::mt19937_64 random(sender * 1'000'003 + number);
-  for (auto& byte : message) byte = static_cast<std::byte>(random());
+  fill_random(random, message);
   return message;
 }
 

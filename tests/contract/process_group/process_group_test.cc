@@ -15,12 +15,13 @@
 
 #include "shared/process_group/collectives.h"
 #include "tests/contract/process_group/process_group_suite.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::collective {
 namespace {
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
+  return same_bytes(std::as_bytes(a), std::as_bytes(b));
 }
 
 // The kernel's word for a thread of this process; 0 is none yet.

@@ -14,6 +14,7 @@
 #include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
 #include "shared/transport/stream.h"
+#include "tests/support/bytes.h"
 #include "tests/support/owner_loop.h"
 
 namespace wsync::transport {
@@ -62,7 +63,12 @@ class TestVersion {
                                           .layout = key_.layout,
                                           .bucket_bytes = kBucketBytes});
     EXPECT_TRUE(lease.has_value());
+<<<<<<< HEAD
     fill(lease->data());
+=======
+    std::mt19937_64 random(step);
+    fill_random(random, lease->data());
+>>>>>>> c1983bc3bdc67d8e7c9ea550737868748767e45f
     std::move(*lease).complete(digest_of(arena_->data()));
     for (std::uint64_t at = 0; at < bytes; at += kBucketBytes)
       buckets_.push_back({.offset = at, .bytes = std::min(kBucketBytes, bytes - at)});
@@ -147,8 +153,7 @@ struct Receiver {
   }
   [[nodiscard]] bool is_over() const { return done > 0 || failure.has_value(); }
   [[nodiscard]] bool holds(const TestVersion& version) const {
-    return std::ranges::equal(view ? view->data() : std::span<const std::byte>(*memory),
-                              version.data());
+    return same_bytes(view ? view->data() : std::span<const std::byte>(*memory), version.data());
   }
   [[nodiscard]] std::string failure_text() const {
     return failure ? failure->error.message() : "no failure";

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shared/base/stream_copy.h"
+#include "tests/support/bytes.h"
 
 namespace wsync {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 std::vector<std::byte> some_bytes(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<std::byte> bytes(count);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  fill_random(random, bytes);
   return bytes;
 }
 
@@ -49,7 +50,7 @@ TEST(SplitSum, IsThatOfItsWholeWordsAndOfTheWordsThatItCuts) {
       ASSERT_EQ(split_sum(range, place), expected) << size << ": " << begin << " to " << end;
       std::vector<std::byte> copy(range.size() + 1, std::byte{0xee});
       ASSERT_EQ(copy_split_sum(std::span(copy).first(range.size()), range, place), expected);
-      ASSERT_TRUE(std::ranges::equal(std::span(copy).first(range.size()), range));
+      ASSERT_TRUE(same_bytes(std::span(copy).first(range.size()), range));
       ASSERT_EQ(copy.back(), std::byte{0xee});
     }
   }

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/bytes.h"
+
 namespace wsync {
 namespace {
 
@@ -21,7 +23,7 @@ using Buffer = std::vector<std::byte>;
 Buffer random_bytes(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Buffer bytes(count);
-  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  fill_random(random, bytes);
   return bytes;
 }
 

@@ -103,6 +103,7 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   ASSERT_EQ(byte, '1');
+  const std::ifstream also_open_here(path() + ".lock");
   const auto second = ListeningSocket::bind(path());
   EXPECT_EQ(second.error().code(), ErrorCode::kBusy);
   EXPECT_EQ(second.error().message(),
@@ -116,6 +117,22 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   EXPECT_TRUE(connect_unix(path(), soon()).has_value());
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+TEST_F(UnixSocket, AForkedChildIsToldThatItsParentHoldsThePath) {
+  const auto listener = ListeningSocket::bind(path());
+  ASSERT_TRUE(listener.has_value()) << listener.error().message();
+  const std::string expected =
+      fmt::format("{} is held by process {}: stop it, or use another path", path(), ::getpid());
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const auto second = ListeningSocket::bind(path());
+    ::_exit(!second && second.error().message() == expected ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "the child was told something else than: " << expected;
 }
 
 TEST_F(UnixSocket, ALockSaysWhichCommandHoldsIt) {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "shared/base/units.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::engine {
 namespace {
@@ -31,7 +32,7 @@ class ArenaCopyTest : public testing::Test {
     plan_ = reload::LoadPlan::make(manifest, buckets, tensors).value();
     arena_.resize(plan_.arena_bytes());
     std::mt19937_64 random(5);
-    for (std::byte& byte : arena_) byte = static_cast<std::byte>(random());
+    fill_random(random, arena_);
     for (const reload::CopyGroup& group : plan_.groups())
       expected_.push_back(plan_.sum(group, plan_.bucket_of(arena_, group.bucket)));
     for (const reload::LoadTensor& tensor : plan_.tensors())

@@ -12,6 +12,7 @@
 #include "shared/base/units.h"
 #include "shared/weights/cast.h"
 #include "shared/weights/content_digest.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::engine {
 namespace {
@@ -56,7 +57,7 @@ class Casting : public testing::TestWithParam<Pair> {
     EXPECT_GT(plan_.bucket_count(), 3U);
     arena_.resize(plan_.arena_bytes());
     std::mt19937_64 random(5);
-    for (std::byte& byte : arena_) byte = static_cast<std::byte>(random());
+    fill_random(random, arena_);
     reload::CopyScratch scratch;
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       std::vector<std::byte> part(plan_.tensors()[t].shard.bytes());

@@ -11,6 +11,7 @@
 
 #include "shared/base/units.h"
 #include "shared/weights/content_digest.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::engine {
 namespace {
@@ -41,7 +42,7 @@ class DeviceWeightsTest : public testing::Test {
     plan_ = reload::LoadPlan::make(manifest, buckets, tensors).value();
     arena_.resize(plan_.arena_bytes());
     std::mt19937_64 random(5);
-    for (std::byte& byte : arena_) byte = static_cast<std::byte>(random());
+    fill_random(random, arena_);
     for (std::size_t t = 0; t < tensors.size(); ++t)
       memory_.emplace_back(plan_.tensors()[t].shard.bytes());
     for (std::size_t t = 0; t < tensors.size(); ++t)

@@ -11,6 +11,7 @@
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/patch/block_applier.h"
 #include "shared/weights/patch/block_maker.h"
+#include "tests/support/bytes.h"
 #include "tests/support/versions.h"
 
 namespace wsync::engine {
@@ -32,7 +33,7 @@ class Part {
         random_(seed),
         whole_(load_.tensors()[0].shard.tensor_bytes()),
         own_(load_.tensors()[0].shard.bytes()) {
-    for (auto& byte : whole_) byte = static_cast<std::byte>(random_());
+    fill_random(random_, whole_);
     for (std::uint64_t at = 0; at < own_.size();) {
       const auto run = load_.tensors()[0].shard.run_at(at);
       std::memcpy(own_.data() + at, whole_.data() + run.offset, run.bytes);

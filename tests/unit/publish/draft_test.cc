@@ -14,6 +14,7 @@
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/cast.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::publish {
 namespace {
@@ -23,7 +24,7 @@ using ::testing::HasSubstr;
 std::vector<std::byte> random_bytes(std::uint64_t seed, std::uint64_t size) {
   std::mt19937_64 random(seed);
   std::vector<std::byte> bytes(size);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  fill_random(random, bytes);
   return bytes;
 }
 
@@ -42,20 +43,16 @@ struct Part {
   std::optional<ShardRange> range;
 };
 
-// The part of a dense tensor, element by element.
+// The part of a dense tensor.
 Part cut(const std::vector<std::byte>& whole, const std::vector<std::uint64_t>& shape,
          std::uint64_t element, const ShardRange& range) {
   Part part{.bytes = {}, .range = range};
-  for (std::size_t i = 0; i < whole.size() / element; ++i) {
-    std::size_t rest = i;
-    std::uint64_t at = 0;
-    for (std::size_t d = shape.size(); d-- > 0;) {
-      if (d == range.dim) at = rest % shape[d];
-      rest /= shape[d];
-    }
-    if (at < range.begin || at >= range.begin + range.length) continue;
-    const auto first = whole.begin() + static_cast<std::ptrdiff_t>(i * element);
-    part.bytes.insert(part.bytes.end(), first, first + static_cast<std::ptrdiff_t>(element));
+  std::uint64_t inner = element;  // bytes of one index of the dimension
+  for (std::size_t d = range.dim + 1; d < shape.size(); ++d) inner *= shape[d];
+  for (std::uint64_t at = 0; at < whole.size(); at += shape[range.dim] * inner) {
+    const auto first = whole.begin() + static_cast<std::ptrdiff_t>(at + range.begin * inner);
+    part.bytes.insert(part.bytes.end(), first,
+                      first + static_cast<std::ptrdiff_t>(range.length * inner));
   }
   return part;
 }
@@ -100,7 +97,7 @@ class DraftTest : public ::testing::Test {
       if (pieces.empty()) continue;
       const auto found = (*written)->data().subspan(
           (*written)->plan()->arena_offset(pieces.front()), bytes.size());
-      EXPECT_TRUE(std::ranges::equal(found, bytes)) << info.name;
+      EXPECT_TRUE(same_bytes(found, bytes)) << info.name;
     }
     const auto view = ArenaView::open((*written)->share()->get());
     ASSERT_TRUE(view.has_value());

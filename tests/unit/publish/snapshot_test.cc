@@ -11,6 +11,7 @@
 #include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::publish {
 namespace {
@@ -32,7 +33,7 @@ struct Model {
     TensorInfo info{.name = name, .dtype = dtype, .shape = std::move(shape)};
     std::mt19937_64 random(seed);
     std::vector<std::byte> bytes(*info.byte_size());
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    fill_random(random, bytes);
     tensors.emplace_back(std::move(info), std::move(bytes));
   }
   [[nodiscard]] MemorySource source() const {
@@ -175,7 +176,7 @@ TEST(Snapshot, AnArenaThatIsStillServedIsNotWrittenAfterAFailure) {
   SnapshotRequest next = request(2);
   next.deadline = now();
   EXPECT_EQ(take(snapshotter, Model(9), next).error().code(), ErrorCode::kBusy);
-  EXPECT_TRUE(std::ranges::equal(copied->data, before));
+  EXPECT_TRUE(same_bytes(copied->data, before));
   copied.reset();
   EXPECT_TRUE(take(snapshotter, Model(9), next).has_value()) << "nobody has it any more";
 }

@@ -8,6 +8,7 @@
 #include "inference_side/reference_engine/held_model.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/checkpoint_dir.h"
+#include "tests/support/bytes.h"
 #include "tests/support/versions.h"
 #include "tests/unit/weights/weights_files.h"
 
@@ -49,13 +50,13 @@ TEST(GpuHold, BytesComeBackAsTheyWereWritten) {
   ASSERT_TRUE(hold->write(1, 0, {}));
   std::vector<std::byte> out(500);
   ASSERT_TRUE(hold->read(0, 300, out));
-  EXPECT_TRUE(std::ranges::equal(out, std::span(bytes).subspan(300, 500)));
+  EXPECT_TRUE(same_bytes(out, std::span(bytes).subspan(300, 500)));
   const std::vector<GpuHold::Sample> samples = {{.tensor = 2, .offset = 13, .bytes = 5},
                                                 {.tensor = 0, .offset = 936, .bytes = 64}};
   const auto read = hold->sample(samples);
   ASSERT_TRUE(read);
-  EXPECT_TRUE(std::ranges::equal(read->first(5), std::span(bytes).subspan(3, 5)));
-  EXPECT_TRUE(std::ranges::equal(read->subspan(64, 64), std::span(bytes).subspan(936, 64)));
+  EXPECT_TRUE(same_bytes(read->first(5), std::span(bytes).subspan(3, 5)));
+  EXPECT_TRUE(same_bytes(read->subspan(64, 64), std::span(bytes).subspan(936, 64)));
   EXPECT_TRUE(hold->sample({}).value().empty());
 }
 
@@ -111,7 +112,7 @@ TEST_F(HeldOnADevice, StepsReadTheSameThereAsInHostMemory) {
   for (std::size_t t = 0; t < here->tensors().size(); ++t) {
     std::vector<std::byte> out(there->memory(t).size());
     ASSERT_TRUE(there->copy_out(t, 0, out));
-    EXPECT_TRUE(std::ranges::equal(out, here->memory(t))) << here->tensors()[t].name;
+    EXPECT_TRUE(same_bytes(out, here->memory(t))) << here->tensors()[t].name;
   }
   std::string saw;
   for (std::uint64_t step = 0; step < 20; ++step) {
@@ -161,7 +162,7 @@ TEST_F(HeldOnADevice, WholeTensorsAreCopiedThereAndMayThenBeFreed) {
   for (std::size_t t = 0; t < here->tensors().size(); ++t) {
     std::vector<std::byte> out(here->memory(t).size());
     ASSERT_TRUE(held->copy_out(t, 0, out));
-    EXPECT_TRUE(std::ranges::equal(out, here->memory(t))) << here->tensors()[t].name;
+    EXPECT_TRUE(same_bytes(out, here->memory(t))) << here->tensors()[t].name;
   }
   std::string saw;
   EXPECT_FALSE(held->read(kV1, 1, saw)->torn) << saw;

@@ -10,6 +10,7 @@
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::reload {
 namespace {
@@ -77,7 +78,7 @@ RandomModel random_model(std::uint64_t seed) {
   model.manifest = Manifest::create(infos).value();
   model.plan = BucketPlan::create(model.manifest, limits::kBucketBytesMin).value();
   model.arena.resize(model.plan.arena_bytes());
-  for (auto& byte : model.arena) byte = static_cast<std::byte>(random());
+  fill_random(random, model.arena);
   for (const TensorInfo& tensor : model.manifest.tensors()) {
     std::vector<DimRange> ranges;
     for (std::uint32_t d = 0; d < tensor.shape.size(); ++d) {

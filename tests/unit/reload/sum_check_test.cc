@@ -9,6 +9,7 @@
 #include <random>
 
 #include "shared/base/weight_limits.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::reload {
 namespace {
@@ -32,7 +33,7 @@ class SumCheckTest : public testing::Test {
     plan_ = BucketPlan::create(manifest_, limits::kBucketBytesMin).value();
     arena_.resize(plan_.arena_bytes());
     std::mt19937_64 random(seed);
-    for (std::byte& byte : arena_) byte = static_cast<std::byte>(random());
+    fill_random(random, arena_);
     ContentDigester digester(manifest_);
     for (const Piece& piece : plan_.pieces())
       ASSERT_TRUE(digester.add(piece.tensor, piece.tensor_offset,

@@ -12,6 +12,7 @@
 #include "shared/weights/patch/block_applier.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "shared/weights/patch/mapped_patch.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::staging {
 namespace {
@@ -36,8 +37,7 @@ class HeldPatchTest : public testing::Test {
     base_.resize(plan_->arena_bytes());
     std::mt19937_64 random(3);
     for (const Piece& piece : plan_->pieces())
-      for (std::byte& byte : std::span(base_).subspan(plan_->arena_offset(piece), piece.bytes))
-        byte = static_cast<std::byte>(random());
+      fill_random(random, std::span(base_).subspan(plan_->arena_offset(piece), piece.bytes));
     target_ = base_;
   }
   // Changes each `every`-th element of two bytes.

@@ -18,6 +18,7 @@
 #include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
+#include "tests/support/bytes.h"
 #include "tests/support/owner_loop.h"
 
 namespace wsync::staging {
@@ -43,7 +44,7 @@ struct TestModel {
     ContentDigester digester(*manifest);
     for (const Piece& piece : plan->pieces()) {
       const auto bytes = std::span(data).subspan(plan->arena_offset(piece), piece.bytes);
-      for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+      fill_random(random, bytes);
       EXPECT_TRUE(digester.add(piece.tensor, piece.tensor_offset, bytes).has_value());
     }
     digests = *digester.finish();
@@ -159,7 +160,7 @@ TEST_F(StoreTest, OwnArenaHoldsTheVerifiedVersion) {
   EXPECT_THAT(store.versions_held(), ElementsAre(step(1)));
   EXPECT_EQ(store.find(step(1)), *staged);
   EXPECT_FALSE(store.arriving().has_value());
-  EXPECT_TRUE(std::ranges::equal(held.data(), model_.data));
+  EXPECT_TRUE(same_bytes(held.data(), model_.data));
   const auto view =
       ArenaView::open(held.share()->get(), {.version = {{1, 1}}, .content = model_.digests.root});
   EXPECT_TRUE(view.has_value()) << view.error().message();
@@ -373,7 +374,7 @@ TEST_F(StoreTest, ReleasedArenaIsUsedAgainUnlessAnEngineStillMapsIt) {
   auto second = stage_own(store, TestModel(2), 2);
   ASSERT_TRUE(second.has_value());
   EXPECT_NE((*second)->data().data(), memory);
-  EXPECT_TRUE(std::ranges::equal(engine->data(), model_.data));
+  EXPECT_TRUE(same_bytes(engine->data(), model_.data));
 
   engine = fail(ErrorCode::kCancelled, "unmapped");
   const auto third = stage_own(store, TestModel(3), 3);

@@ -8,6 +8,7 @@
 
 #include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
+#include "tests/support/bytes.h"
 
 namespace wsync {
 namespace {
@@ -17,7 +18,7 @@ using Buffer = std::vector<std::byte>;
 Buffer random_bytes(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Buffer bytes(count);
-  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  fill_random(random, bytes);
   return bytes;
 }
 

@@ -16,6 +16,7 @@
 #include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/format.h"
 #include "shared/weights/patch/patch.h"
+#include "tests/support/bytes.h"
 
 namespace wsync::patch::test {
 
@@ -25,7 +26,7 @@ inline Content random_content(const Manifest& manifest, std::mt19937_64& random)
   Content content;
   for (std::size_t t = 0; t < manifest.size(); ++t) {
     Bytes bytes(manifest.byte_size(t));
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    fill_random(random, bytes);
     content.push_back(std::move(bytes));
   }
   return content;
