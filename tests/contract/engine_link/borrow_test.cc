@@ -208,8 +208,10 @@ TEST(Later, ALoadThatComesMeanwhileBeginsAfterTheReport) {
 // A load that waits for the report of the one before it begins only if its version is still there.
 TEST(Later, ALoadThatIsGivenUpBeforeItBeginsNeverBegins) {
   const Model model = Model::make();
-  for (const bool is_aborted : {true, false}) {
-    Rank rank(model, TakeMode::kBorrow);
+  for (const auto& [take, is_aborted] :
+       {std::pair(TakeMode::kBorrow, true), std::pair(TakeMode::kBorrow, false),
+        std::pair(TakeMode::kAdopt, true), std::pair(TakeMode::kAdopt, false)}) {
+    Rank rank(model, take);
     rank.engine.late_layers = {0};
     rank.attach_unified();
     SharedArena first = model.arena(kFirst);
@@ -237,7 +239,8 @@ TEST(Later, ALoadThatIsGivenUpBeforeItBeginsNeverBegins) {
     }
     rank.peer.ask<control::Pong>(control::Ping{});
     EXPECT_EQ(std::ranges::count(rank.engine.calls, "begin 1.2"), 0);
-    EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+    EXPECT_EQ(rank.link->status().state,
+              take == TakeMode::kBorrow ? RankState::kTainted : RankState::kLoading);
     EXPECT_FALSE(is_read(first));
     rank.engine.late_layers = {};
     const SharedArena again = model.arena(kFirst);
