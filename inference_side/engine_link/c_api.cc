@@ -103,9 +103,11 @@ wsync_state c_rank_state(wsync::control::RankState state) {
 class CallbackEngine final : public wsync::engine::Engine {
  public:
   // `steps`: null unless the replica's steps are led. Borrowed.
-  CallbackEngine(const wsync_engine_callbacks& callbacks, void* user,
-                 wsync::engine::LedSteps* steps)
-      : callbacks_(callbacks), user_(user), steps_(steps) {}
+  CallbackEngine(const wsync_engine_options& options, wsync::engine::LedSteps* steps)
+      : callbacks_(options.callbacks),
+        user_(options.user),
+        on_gpu_(options.weights_on == WSYNC_DEVICE_CUDA),
+        steps_(steps) {}
 
   // Whether one of the callbacks is running on the calling thread.
   [[nodiscard]] bool runs_here() const { return inside_.load() == std::this_thread::get_id(); }
@@ -168,8 +170,20 @@ class CallbackEngine final : public wsync::engine::Engine {
     list.reserve(tensors.size());
     for (const auto& t : tensors)
       list.push_back({.tensor = t.tensor, .data = t.bytes.data(), .bytes = t.bytes.size()});
-    return answer(callbacks_.load_layer(user_, c_version(version), layer, list.data(), list.size()),
-                  "load_layer callback");
+    const auto answered =
+        answer(callbacks_.load_layer(user_, c_version(version), layer, list.data(), list.size()),
+               "load_layer callback");
+    if (answered && *answered == Answer::kLater && on_gpu_ && callbacks_.load_given_up == nullptr)
+      return wsync::fail(ErrorCode::kInvalidInput,
+                         fmt::format("the engine answers layer {} later, which on a GPU needs the "
+                                     "callback load_given_up: layers come one by one there, and "
+                                     "nothing else says that no further one comes",
+                                     layer));
+    return answered;
+  }
+  void load_given_up(const wsync::Version& version) override {
+    const Inside inside(*this);
+    if (callbacks_.load_given_up != nullptr) callbacks_.load_given_up(user_, c_version(version));
   }
   Result<Answer> commit(const wsync::Version& version) override {
     const Inside inside(*this);
@@ -217,6 +231,7 @@ class CallbackEngine final : public wsync::engine::Engine {
   std::atomic<std::thread::id> inside_{};  // callbacks run one at a time
   wsync_engine_callbacks callbacks_;
   void* user_;
+  const bool on_gpu_;
   wsync::engine::LedSteps* steps_;
   std::mutex mutex_;
   std::map<std::thread::id, std::string> why_;  // protected by mutex_
@@ -393,8 +408,7 @@ wsync_engine* make_engine(const wsync_engine_options& options,
     if (options.led_steps != 0)
       engine->steps = std::make_unique<wsync::engine::LedSteps>(
           description.replica, description.rank, description.leader, description.serving);
-    engine->callbacks =
-        std::make_unique<CallbackEngine>(options.callbacks, options.user, engine->steps.get());
+    engine->callbacks = std::make_unique<CallbackEngine>(options, engine->steps.get());
     engine->socket_path = options.socket_path;
     engine->has_controller = options.has_controller != 0;
     engine->take = options.take;

@@ -125,6 +125,12 @@ class Engine {
   // commit or the load is answered (kBorrow).
   [[nodiscard]] virtual Result<Answer> load_layer(const Version& version, std::uint32_t layer,
                                                   std::span<const LayerTensor> tensors) = 0;
+  // With a `gpu`, after kLater: the load gets no further layer, although the last one is missing.
+  // The sidecar is lost, has given the load up or has sent another one, or a bucket or a layer has
+  // failed. Called once for such a load. report_loaded() is due as soon as the engine does not use
+  // its layers any more, and the next load begins after it. An engine that never answers kLater on
+  // a GPU needs no function for it.
+  virtual void load_given_up(const Version& /*version*/) {}
   // Every byte of `version` is in place and verified. The rank stays paused. kLater:
   // report_committed() follows.
   [[nodiscard]] virtual Result<Answer> commit(const Version& version) = 0;

@@ -480,11 +480,8 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
       },
       [&](const StartLoad& a) { start_load(a); },
       [&](const CancelLoad&) {
-        if (loader_->awaited()) {
-          postpone(std::nullopt);
-          return end_load(loader_->give_up_awaited());
-        }
-        end_load(loader_->end_load(fail(ErrorCode::kCancelled, "the load was cancelled")));
+        postpone(std::nullopt);
+        end_load(loader_->cancel());
       },
       [&](const TakeBucket& a) { take_bucket(a); },
       [&](const NotifyLoaded& a) { engine_.on_loaded(a.version, a.bytes); },
@@ -550,7 +547,7 @@ void EngineLink::postpone(std::optional<StartLoad> load) {
 void EngineLink::start_load(const StartLoad& action) {
   if (loader_->awaited() && !planted("late_load_overtaken")) {
     postpone(action);
-    return;
+    return loader_->give_up_awaited();
   }
   const auto ended = loader_->start_load(action.version, action.deadline, action.copy_threads);
   if (ended) end_load(*ended);

@@ -1,6 +1,7 @@
 #include "inference_side/engine_link/load_session.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "inference_side/engine_link/arena_copy.h"
 #include "shared/base/format.h"
@@ -182,6 +183,13 @@ Result<> LoadSession::pass_layer(std::span<const LayerTensor> tensors) {
                 "the engine answers a layer later, which only a rank that borrows or adopts can");
   awaits_engine_ = true;
   return {};
+}
+
+// In host memory all layers are passed in one call, so an engine waits for no further one.
+void LoadSession::give_up() {
+  const bool waits = on_gpu_ != nullptr && awaits_engine_ && !all_layers();
+  if (!waits || std::exchange(is_given_up_, true) || planted("given_up_load_not_told")) return;
+  engine_->load_given_up(prepared_->version);
 }
 
 Result<> LoadSession::pass_mapped_layers() {

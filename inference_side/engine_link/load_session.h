@@ -60,6 +60,9 @@ class LoadSession {
   [[nodiscard]] bool all_layers() const noexcept {
     return next_layer_ == prepared_->layout->layers.size();
   }
+  // The load gets no further layer. Tells an engine that waits for one (Engine::load_given_up),
+  // once.
+  void give_up();
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
   // Bytes copied so far, each counted once; 0 if the version is mapped.
@@ -95,6 +98,7 @@ class LoadSession {
   std::chrono::nanoseconds copy_time_{0};
   std::uint64_t copied_bytes_ = 0;
   bool awaits_engine_ = false;
+  bool is_given_up_ = false;  // and the engine has been told
 };
 
 }  // namespace wsync::engine

@@ -215,11 +215,7 @@ RankActions RankMachine::handle_command(const control::Envelope& envelope,
   return only(AcceptWelcome{.request = envelope, .message = &message});
 }
 
-void RankMachine::handle_welcomed() {
-  welcomed_ = true;
-  // A second welcome replaces all buffers, including those of a load.
-  if (load_) load_->brings_buffers = false;
-}
+void RankMachine::handle_welcomed() { welcomed_ = true; }
 
 RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::Refuse& message) {
@@ -294,9 +290,9 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::Abort& message) {
   prepared_.erase(message.version);
   RankActions actions = only(ForgetVersion{message.version});
-  // The sidecar frees the buffers of a cancelled load after this rank has answered, so such a load
-  // must end now. Other loads continue to their end, and the sidecar drops their answer.
-  if (load_ && load_->brings_buffers && load_->version == message.version)
+  // It ends now: no bucket of it follows, and the sidecar frees buffers that came with it after
+  // this rank has answered.
+  if (load_ && load_->version == message.version && !planted("aborted_load_goes_on"))
     actions.push_back(CancelLoad{});
   return actions;
 }
@@ -406,7 +402,7 @@ Result<> RankMachine::begin_load(const control::Envelope& request, const control
     // The loaded version was not committed, and an adopting rank still holds the previous one.
     WSYNC_TRY(move(active_.none() ? RankState::kLoading : RankState::kPaused));
   }
-  load_ = {.request = request, .version = load.version, .brings_buffers = !load.buffers.empty()};
+  load_ = {.request = request, .version = load.version};
   return {};
 }
 

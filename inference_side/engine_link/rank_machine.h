@@ -248,7 +248,6 @@ class RankMachine {
   struct Load {
     control::Envelope request;
     Version version;
-    bool brings_buffers = false;  // the sidecar frees its buffers after the answer
   };
 
   [[nodiscard]] Result<> move(control::RankState to);

@@ -4,7 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
@@ -64,8 +63,13 @@ Result<> VersionLoader::claim(const Version& version) {
 std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, TimePoint deadline,
                                                      std::uint32_t copy_threads) {
   const auto found = prepared_.find(version);
-  WSYNC_CHECK(found != prepared_.end(),
-              fmt::format("version {} is to be loaded but was not prepared", version.to_string()));
+  if (found == prepared_.end()) {
+    buffers_.end_load();
+    return LoadOutcome{
+        .result = fail(ErrorCode::kRefused, fmt::format("version {} was released before its load "
+                                                        "could begin",
+                                                        version.to_string()))};
+  }
   session_.reset();  // it borrows from loading_
   give_back_lease();
   const std::unique_ptr<PatchLoad> patch = std::move(patch_);
@@ -125,6 +129,7 @@ VersionLoader::BucketOutcome VersionLoader::take_bucket(std::uint64_t bucket, st
   const bool is_over = !taken || session_->all_buckets();
   if (is_over && session_->awaits_engine() && !planted("late_load_not_awaited")) {
     late_failure_ = taken;
+    if (!taken) session_->give_up();
     return {.result = std::move(taken)};
   }
   return {.result = std::move(taken), .ends_load = is_over};
@@ -135,9 +140,16 @@ std::optional<Version> VersionLoader::awaited() const {
   return session_->prepared().version;
 }
 
-LoadOutcome VersionLoader::give_up_awaited() {
+void VersionLoader::give_up_awaited() {
+  if (session_) session_->give_up();
+}
+
+LoadOutcome VersionLoader::cancel() {
+  auto cancelled = fail(ErrorCode::kCancelled, "the load was cancelled");
+  if (!awaited()) return end_load(std::move(cancelled));
   buffers_.end_load();
-  return {.result = fail(ErrorCode::kCancelled, "the load was cancelled")};
+  give_up_awaited();
+  return {.result = std::move(cancelled)};
 }
 
 void VersionLoader::drop_awaited() {
@@ -257,6 +269,7 @@ void VersionLoader::release(bool keep_loaded) {
     if (!keep_loaded || !control::maps_version(description_.take)) drop_loading();
   }
   buffers_.release();
+  give_up_awaited();
 }
 
 void VersionLoader::forget_all() {

@@ -66,9 +66,10 @@ class VersionLoader {
   void give_up_claim() noexcept {
     if (weights_) weights_->give_up_claim();
   }
-  // Starts to load a prepared version, in place of any load in progress. Returns the outcome if the
-  // load has already ended: if an arena is mapped and the engine does not answer later, or after an
-  // error of the engine. Must not be called while awaited() has a version.
+  // Starts to load a version, in place of any load in progress. Returns the outcome if the load has
+  // already ended: if an arena is mapped and the engine does not answer later, after an error of
+  // the engine, or with kRefused if the version is not prepared any more. Must not be called while
+  // awaited() has a version.
   [[nodiscard]] std::optional<LoadOutcome> start_load(const Version& version, TimePoint deadline,
                                                       std::uint32_t copy_threads);
   struct BucketOutcome {
@@ -87,9 +88,12 @@ class VersionLoader {
   [[nodiscard]] std::optional<Version> awaited() const;
   // Whether the engine has been given every layer of it.
   [[nodiscard]] bool awaited_is_complete() const { return session_->all_layers(); }
-  // The sidecar gives a load up whose layers the engine still reads (awaited()). Unmaps its
-  // buffers, and returns its outcome; the bytes stay until drop_awaited().
-  [[nodiscard]] LoadOutcome give_up_awaited();
+  // The load that awaited() names gets no further bucket: if the engine waits for more layers, it
+  // is told so, and answers. Does nothing if there is none.
+  void give_up_awaited();
+  // The sidecar cancels the load in progress, or the one that waits for awaited(). Unmaps its
+  // buffers, and returns its outcome. What the engine reads stays until drop_awaited().
+  [[nodiscard]] LoadOutcome cancel();
   // The engine has answered a load whose outcome nobody waits for any more.
   void drop_awaited();
   // The loaded version has been committed.

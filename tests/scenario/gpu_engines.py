@@ -7,12 +7,12 @@ from fleet import DEADLINE_S
 
 
 class Loader:
-    def __init__(self, fleet, program, socket, replica, checkpoint, take, device=0):
+    def __init__(self, fleet, program, socket, replica, checkpoint, take, device=0, *more):
         fleet.logs += 1
         log = fleet.path(f"log{fleet.logs}")
         with open(log, "w", encoding="utf-8") as file:
-            self.process = subprocess.Popen([program, socket, replica, checkpoint, take, "0", str(device)], env=fleet.environment,
-                                            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
+            self.process = subprocess.Popen([program, socket, replica, checkpoint, take, "0", str(device), *more],
+                                            env=fleet.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
         self.process.log = log
         fleet.processes.append(self.process)
         self.until_said("attached")
@@ -49,8 +49,8 @@ class EngineCase(CudaCase):
     """A subclass says by fleet() what the processes use, and in `loader` where the program is."""
     loader = ""
 
-    def attach(self, fleet, socket, replica, checkpoint, take, device=0):
-        return Loader(fleet, self.loader, socket, replica, checkpoint, take, device)
+    def attach(self, fleet, socket, replica, checkpoint, take, device=0, *more):
+        return Loader(fleet, self.loader, socket, replica, checkpoint, take, device, *more)
 
     def ended(self, fleet, *loaders):
         for loader in loaders:
@@ -107,7 +107,6 @@ class EngineCase(CudaCase):
             push.wait(timeout=DEADLINE_S)
             fleet.until(lambda: fleet.replicas()["a"]["state"] == "absent", "the engine's loss")
             loader = self.attach(fleet, socket, "a", one, take)
-            fleet.until_ready("1.2", "a", "b")
             version = self.push(fleet, two)
             fleet.until_ready(version, "a", "b")
             self.verified(fleet, version, 2)
@@ -119,6 +118,47 @@ class EngineCase(CudaCase):
 
     def test_killed_while_it_borrows_a_layer(self):
         self.killed_in_load_layer("borrow")
+
+    def test_another_version_is_decided_while_it_borrows_a_layer(self):
+        """It waits for layers that do not come any more."""
+        with self.fleet() as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            sidecar, socket = fleet.sidecar("s0", *cuda("0,0"), *BUFFER)
+            other = fleet.gpu_engine(socket, "b", one, 0, 1)
+            trainer = fleet.start("trainer", "--set", "arenas=4")
+            self.push(fleet, one)
+            loader = self.attach(fleet, socket, "a", one, "borrow", 0, "hold")
+            loader.until_said("layer 0")
+            push = fleet.start("push", two, "--coordinator", fleet.address)
+            fleet.until_said(sidecar, "every engine of the group is lost")
+            self.assertEqual(loader.ask("go"), "done go")
+            self.assertEqual(push.wait(timeout=DEADLINE_S), 0, fleet.said(push))
+            loader.until_said("given up 1.1")
+            fleet.until_ready("1.2", "a", "b")
+            self.verified(fleet, "1.2", 2)
+            self.ended(fleet, loader)
+            self.stopped(fleet, other, trainer, sidecar)
+
+    def test_the_sidecar_is_killed_while_it_borrows_a_layer(self):
+        with self.fleet() as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER)
+            loader = self.attach(fleet, socket, "a", one, "borrow")
+            trainer = fleet.start("trainer", "--set", "arenas=4")
+            self.push(fleet, one)
+            self.assertEqual(loader.ask("hold"), "done hold")
+            push = fleet.start("push", two, "--coordinator", fleet.address)
+            loader.until_said("layer 0")
+            sidecar.kill()
+            sidecar.wait()
+            loader.send("go")
+            sidecar, _ = fleet.sidecar("s0", *cuda("0"), *BUFFER)
+            push.wait(timeout=DEADLINE_S)
+            fleet.until_ready("1.2", "a")
+            loader.until_said("given up 1.2")
+            self.verified(fleet, "1.2", 1)
+            self.ended(fleet, loader)
+            self.stopped(fleet, trainer, sidecar)
 
     def suspended(self, take):
         with self.fleet() as fleet:

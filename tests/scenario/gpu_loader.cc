@@ -1,10 +1,11 @@
 // An engine over the C API whose weights are on a GPU, in memory that it can give away, and that
 // copies what it takes whole or borrows with a stream of its own.
 //
-// Usage: gpu_loader SOCKET REPLICA CHECKPOINT pieces|whole|borrow GPU DEVICE_INDEX
-// Commands: hold: the next load_layer stays until `go`; suspend; resume; sleep: the memory is given
-// away; wake: other memory is at its addresses. It ends with its input. Each line that it says is a
-// state: attached, layer N, committed V, done COMMAND, failed: WHY.
+// Usage: gpu_loader SOCKET REPLICA CHECKPOINT pieces|whole|borrow GPU DEVICE_INDEX [hold]
+// Commands: hold: the next load_layer stays until `go` (as an argument: the first one); suspend;
+// resume; sleep: the memory is given away; wake: other memory is at its addresses. It ends with its
+// input. Each line that it says is a state: attached, layer N, given up V, committed V, done
+// COMMAND, failed: WHY.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -35,11 +36,16 @@ struct Server {
   std::mutex mutex;
   std::condition_variable changed;
   // All below: protected by `mutex`.
+  bool is_attached = false;  // and has said so
   bool holds = false;
   std::map<std::uint32_t, wsync_layer_tensor> borrowed;
 };
 
 void say(const std::string& line) { std::cout << line + "\n" << std::flush; }
+
+std::string name_of(wsync_version version) {
+  return std::to_string(version.epoch) + "." + std::to_string(version.step);
+}
 
 std::byte* address(const Server& server, std::size_t tensor) {
   return server.memory->range().data() + server.places[tensor].offset;
@@ -54,6 +60,7 @@ int on_load_layer(void* user, wsync_version version, std::uint32_t layer,
                   const wsync_layer_tensor* tensors, size_t count) {
   auto& server = *static_cast<Server*>(user);
   std::unique_lock lock(server.mutex);
+  server.changed.wait(lock, [&] { return server.is_attached; });
   say("layer " + std::to_string(layer));
   server.changed.wait(lock, [&] { return !server.holds; });
   for (size_t i = 0; i < count; ++i) {
@@ -80,8 +87,18 @@ int on_load_begin(void* user, wsync_version /*version*/) {
   return 0;
 }
 
+// The thread that packs begins with the last layer, so nothing reads those that have come.
+void on_load_given_up(void* user, wsync_version version) {
+  auto& server = *static_cast<Server*>(user);
+  const std::lock_guard lock(server.mutex);
+  say("given up " + name_of(version));
+  server.borrowed.clear();
+  wsync_engine_fail(server.link, "it was given up before its last layer");
+  wsync_engine_report_loaded(server.link, version, 1);
+}
+
 int on_commit(void* /*user*/, wsync_version version) {
-  say("committed " + std::to_string(version.epoch) + "." + std::to_string(version.step));
+  say("committed " + name_of(version));
   return 0;
 }
 
@@ -133,14 +150,16 @@ void serve(Server& server) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) {
-    std::cerr << "usage: gpu_loader SOCKET REPLICA CHECKPOINT pieces|whole|borrow GPU DEVICE\n";
+  if (argc != 7 && (argc != 8 || std::string(argv[7]) != "hold")) {
+    std::cerr << "usage: gpu_loader SOCKET REPLICA CHECKPOINT pieces|whole|borrow GPU DEVICE "
+                 "[hold]\n";
     return 2;
   }
   const auto checkpoint = wsync::CheckpointDirectory::open(argv[3]).value();
   const std::string take = argv[4];
   const int gpu = std::stoi(argv[5]);
   Server server;
+  server.holds = argc == 8;
   server.take = take == "whole"    ? WSYNC_TAKE_WHOLE
                 : take == "borrow" ? WSYNC_TAKE_BORROW
                                    : WSYNC_TAKE_PIECES;
@@ -161,7 +180,8 @@ int main(int argc, char** argv) {
                                                    .load_layer = on_load_layer,
                                                    .commit = on_commit,
                                                    .resume = on_resume,
-                                                   .read_tensor = on_read_tensor},
+                                                   .read_tensor = on_read_tensor,
+                                                   .load_given_up = on_load_given_up},
                                      .user = &server,
                                      .weights_on = WSYNC_DEVICE_CUDA,
                                      .gpu = gpu};
@@ -172,7 +192,12 @@ int main(int argc, char** argv) {
   }
   while (wsync_engine_status(server.link).attached == 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  say("attached");
+  {
+    const std::lock_guard lock(server.mutex);
+    say("attached");
+    server.is_attached = true;
+    server.changed.notify_all();
+  }
   serve(server);
   wsync_engine_stop(server.link);
   for (std::thread& worker : server.workers) worker.join();

@@ -121,7 +121,8 @@ typedef struct {
    * all the same. The load ends with one wsync_engine_report_loaded, which is due even if a later
    * layer fails. Until then the pointers stay valid, also if the sidecar is lost or has given the
    * load up. With CUDA the layers come one by one as they arrive, so report success only after the
-   * last one: a success before it fails the load. */
+   * last one: a success before it fails the load. If it does not come, load_given_up says so, which
+   * WSYNC_LATER needs there. */
   int (*load_layer)(void* user, wsync_version version, uint32_t layer,
                     const wsync_layer_tensor* tensors, size_t count);
   /* Every byte is in place and verified. The rank stays paused. May return WSYNC_LATER. NULL is
@@ -137,6 +138,13 @@ typedef struct {
    * refuses it: the sidecar does not take it, and all its replicas keep what they serve. Called
    * while the engine serves, so it must return soon. */
   int (*check_version)(void* user, wsync_version version);
+  /* CUDA, for an engine that returns WSYNC_LATER; otherwise it may be NULL. No further layer of
+   * this load comes, although the last one is missing: the sidecar is lost, has given the load up
+   * or has sent another one, or a layer has failed. Called at most once for a load. If the load is
+   * not reported yet, report it with an error as soon as nothing reads its layers any more, in this
+   * call or on another thread. The pointers stay valid until then, and no other load begins.
+   * Without this callback, WSYNC_LATER fails a load on a GPU. */
+  void (*load_given_up)(void* user, wsync_version version);
 } wsync_engine_callbacks;
 
 typedef struct {

@@ -205,6 +205,51 @@ TEST(Later, ALoadThatComesMeanwhileBeginsAfterTheReport) {
   expect_holds(model, rank.engine, second);
 }
 
+// A load that waits for the report of the one before it begins only if its version is still there.
+TEST(Later, ALoadThatIsGivenUpBeforeItBeginsNeverBegins) {
+  const Model model = Model::make();
+  for (const auto& [take, is_aborted] :
+       {std::pair(TakeMode::kBorrow, true), std::pair(TakeMode::kBorrow, false),
+        std::pair(TakeMode::kAdopt, true), std::pair(TakeMode::kAdopt, false)}) {
+    Rank rank(model, take);
+    rank.engine.late_layers = {0};
+    rank.attach_unified();
+    SharedArena first = model.arena(kFirst);
+    const SharedArena second = model.arena(kSecond);
+    prepare(rank, model, kFirst, first);
+    prepare(rank, model, kSecond, second);
+    rank.peer.send(control::Load{.version = kFirst});
+    rank.peer.ask<control::Pong>(control::Ping{});
+    rank.peer.send(control::Load{.version = kSecond});
+    const std::uint64_t load = rank.peer.envelope.request;
+    if (is_aborted) {
+      rank.peer.send(control::Abort{.version = kSecond});
+      EXPECT_THAT(rank.peer.expect<control::Loaded>().failure, HasSubstr("cancelled"));
+      EXPECT_EQ(rank.peer.last_envelope.request, load);
+    } else {
+      rank.peer.send(control::Release{.version = kSecond});
+    }
+    rank.peer.ask<control::Pong>(control::Ping{});
+    EXPECT_TRUE(is_read(first)) << "the engine still reads";
+    rank.link->report_loaded(kFirst, {});
+    if (!is_aborted) {
+      EXPECT_THAT(rank.peer.expect<control::Loaded>().failure,
+                  HasSubstr("version 1.2 was released before its load could begin"));
+      EXPECT_EQ(rank.peer.last_envelope.request, load);
+    }
+    rank.peer.ask<control::Pong>(control::Ping{});
+    EXPECT_EQ(std::ranges::count(rank.engine.calls, "begin 1.2"), 0);
+    EXPECT_EQ(rank.link->status().state,
+              take == TakeMode::kBorrow ? RankState::kTainted : RankState::kLoading);
+    EXPECT_FALSE(is_read(first));
+    rank.engine.late_layers = {};
+    const SharedArena again = model.arena(kFirst);
+    prepare(rank, model, kFirst, again);
+    rank.switch_to(kFirst);
+    expect_holds(model, rank.engine, again);
+  }
+}
+
 TEST(Later, NothingIsLoadedBeforeACommitIsAnswered) {
   const Model model = Model::make();
   Rank rank(model, TakeMode::kAdopt);

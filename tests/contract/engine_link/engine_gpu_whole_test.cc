@@ -14,19 +14,6 @@ using control::TakeMode;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Each layer begins in the bucket in which the one before ends.
-Model wide_layers() {
-  std::vector<TensorInfo> tensors;
-  for (int layer = 0; layer < 4; ++layer) {
-    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    tensors.push_back({.name = prefix + "a", .dtype = DType::kU8, .shape = {1001}});
-    tensors.push_back({.name = prefix + "b", .dtype = DType::kBF16, .shape = {700, 1024}});
-  }
-  tensors.push_back({.name = "model.norm.a", .dtype = DType::kF32, .shape = {33}});
-  tensors.push_back({.name = "model.norm.b", .dtype = DType::kF32, .shape = {0}});
-  return Model::of(std::move(tensors));
-}
-
 struct WholeRank : GpuRank {
   WholeRank(const Model& from, TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1)
       : GpuRank(from, rank, world, take) {}
@@ -35,9 +22,6 @@ struct WholeRank : GpuRank {
     auto hello = peer.accept();
     peer.send(welcome(sidecar.handles()), sidecar.fds());
     return hello;
-  }
-  [[nodiscard]] std::uint64_t free_bytes() const {
-    return device->memory_info().value().free_bytes;
   }
   // All of a load but its answer. With an acknowledgement for each bucket.
   void give_all(GpuSidecar& sidecar, const SharedArena& arena, Version version) {

@@ -28,6 +28,19 @@ inline Model with_odd_rows() {
   return Model::of(std::move(all));
 }
 
+// Each layer begins in the bucket in which the one before ends. One more layer is the norm.
+inline Model wide_layers(int layers = 4) {
+  std::vector<TensorInfo> tensors;
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    tensors.push_back({.name = prefix + "a", .dtype = DType::kU8, .shape = {1001}});
+    tensors.push_back({.name = prefix + "b", .dtype = DType::kBF16, .shape = {700, 1024}});
+  }
+  tensors.push_back({.name = "model.norm.a", .dtype = DType::kF32, .shape = {33}});
+  tensors.push_back({.name = "model.norm.b", .dtype = DType::kF32, .shape = {0}});
+  return Model::of(std::move(tensors));
+}
+
 // FakeEngine, given addresses of a GPU.
 class GpuEngine : public FakeEngine {
  public:
@@ -60,6 +73,10 @@ class GpuEngine : public FakeEngine {
     WSYNC_TRY(copy_borrowed());
     return late_commit ? Answer::kLater : Answer::kNow;
   }
+  void load_given_up(const Version& version) override {
+    calls.push_back("given up " + version.to_string());
+    if (on_given_up) on_given_up(version);
+  }
   // Copies what is borrowed, as an engine packs it.
   Result<> copy_borrowed() {
     for (std::size_t t = 0; t < adopted.size(); ++t) WSYNC_TRY(copy_out(adopted[t], memory[t]));
@@ -81,6 +98,7 @@ class GpuEngine : public FakeEngine {
   }
 
   std::function<void()> on_begin;
+  std::function<void(const Version& version)> on_given_up;
 
  private:
   device::Device& device_;
@@ -125,6 +143,9 @@ struct GpuRank {
             .device_kind = DeviceKind::kCuda,
             .buffer_bytes = model.plan.largest_bucket(),
             .buffers = std::move(buffers)};
+  }
+  [[nodiscard]] std::uint64_t free_bytes() const {
+    return device->memory_info().value().free_bytes;
   }
   [[nodiscard]] control::Prepare prepare(Version version) const {
     return prepare_of(model, version);

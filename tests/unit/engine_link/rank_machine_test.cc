@@ -172,22 +172,23 @@ TEST(RankMachine, ALoadEndsUnderItsOwnRequestAndByItsDeadline) {
                                         "note: no room", "Loaded #5: no room"));
 }
 
-TEST(RankMachine, AnAbortCancelsALoadWhoseBuffersTheSidecarWantsBack) {
-  Rank rank(Rank::copying());
-  rank.bring(RankState::kLoading);
-  rank.load(kFirst);
-  rank.forget();
-  rank.send(control::Abort{.version = kFirst});
-  EXPECT_THAT(rank.texts(), ElementsAre("forget 1.1")) << "its buffers stay";
-  rank.prepare(kFirst);
-  control::Load load{.version = kFirst};
-  load.buffers.resize(2);
-  rank.load(load);
-  rank.forget();
-  rank.send(control::Abort{.version = kSecond});
-  EXPECT_THAT(rank.texts(), ElementsAre("forget 1.2")) << "another version's";
-  rank.send(control::Abort{.version = kFirst});
-  EXPECT_THAT(rank.texts(), ElementsAre("forget 1.1", "cancel"));
+TEST(RankMachine, AnAbortCancelsALoadOfItsVersion) {
+  for (const std::size_t buffers : {0U, 2U}) {
+    Rank rank(Rank::copying());
+    rank.bring(RankState::kLoading);
+    control::Load load{.version = kFirst};
+    load.buffers.resize(buffers);
+    rank.load(load);
+    rank.forget();
+    rank.send(control::Abort{.version = kSecond});
+    EXPECT_THAT(rank.texts(), ElementsAre("forget 1.2")) << "another version's";
+    rank.send(control::Abort{.version = kFirst});
+    EXPECT_THAT(rank.texts(), ElementsAre("forget 1.1", "cancel"));
+    rank.end_load(kFailed);
+    rank.forget();
+    rank.send(control::Abort{.version = kFirst});
+    EXPECT_THAT(rank.texts(), ElementsAre("forget 1.1")) << "it has ended";
+  }
 }
 
 // ---- pauses ----
