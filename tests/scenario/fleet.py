@@ -189,10 +189,11 @@ class Fleet:
         return done.returncode, validate(done.args, done.stdout)
 
     def state(self):
-        """The answer to `status` without its history of updates, which has ages and what was refused, and without how replicas were
-        loaded and proved last, of which a coordinator hears with a later heartbeat."""
+        """The answer to `status` without its history of updates, which has ages and what was refused, and without how versions came and
+        replicas were loaded and proved last, of which a coordinator hears with a later heartbeat."""
         code, answer = self.ask("status")
         for sidecar in answer.get("result", {}).get("sidecars", []):
+            sidecar.pop("last_copy", None)
             for replica in sidecar["replicas"]:
                 replica.pop("last_load", None)
                 replica.pop("proof", None)

@@ -127,7 +127,7 @@ class Update(unittest.TestCase):
             fleet.until(welcomed, "the sidecar's word that it is connected")
             fleet.until_ready(first, "a")
             # It fetches what its engine serves, and only then can compare.
-            fleet.until(lambda: first in fleet.state()["sidecars"][0]["staged"], "the version in the new sidecar")
+            fleet.until(lambda: first in fleet.ask("status")[1]["result"]["sidecars"][0]["staged"], "the version in the new sidecar")
             self.verified(fleet, first, 1)
 
     def test_a_hand_over_that_fails_gives_way_to_tcp(self):
