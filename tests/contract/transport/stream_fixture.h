@@ -31,10 +31,7 @@ class TestVersion {
             step, bytes,
             [step](std::span<std::byte> out) {
               std::mt19937_64 random(step);
-              for (std::size_t at = 0; at < out.size(); at += sizeof(std::uint64_t)) {
-                const std::uint64_t word = random();
-                std::memcpy(out.data() + at, &word, std::min(sizeof word, out.size() - at));
-              }
+              fill_random(random, out);
             },
             name) {}
   // One byte in `every` differs from the base.
@@ -63,12 +60,7 @@ class TestVersion {
                                           .layout = key_.layout,
                                           .bucket_bytes = kBucketBytes});
     EXPECT_TRUE(lease.has_value());
-<<<<<<< HEAD
     fill(lease->data());
-=======
-    std::mt19937_64 random(step);
-    fill_random(random, lease->data());
->>>>>>> c1983bc3bdc67d8e7c9ea550737868748767e45f
     std::move(*lease).complete(digest_of(arena_->data()));
     for (std::uint64_t at = 0; at < bytes; at += kBucketBytes)
       buckets_.push_back({.offset = at, .bytes = std::min(kBucketBytes, bytes - at)});
