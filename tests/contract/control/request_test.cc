@@ -134,9 +134,10 @@ TEST_F(Request, ARequestOfWhichNothingIsHeardIsToldOnce) {
       heard.other = true;
       EXPECT_TRUE(router.send(peer, envelope, StatusReply{}).has_value());
     }
-    if (heard.push && heard.other)
+    if (heard.push && heard.other) {
       EXPECT_TRUE(
           router.send(heard.push->first, heard.push->second, PushReply{.ok = true}).has_value());
+    }
   });
   int told = 0;
   RequestOptions asking = options();
