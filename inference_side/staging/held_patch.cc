@@ -23,9 +23,8 @@ namespace {
 constexpr std::uint64_t kPatchBucketBytes = limits::kBucketBytesMin;
 constexpr std::size_t kSampledBlocks = 32;
 // If so many times the limit is estimated, the patch is not made: with an estimate from so few
-// blocks it could be a little below the limit otherwise. Comparing everything and giving up costs
-// more than a patch that is missed there would have gained: just below the limit, it gains little.
-constexpr double kSampleMargin = 1.1;
+// blocks it could be a little below the limit otherwise.
+constexpr double kSampleMargin = 1.5;
 
 // What writing a patch costs in the pause, in bytes that a load of everything copies in the same
 // time. A value of a sparse block is written alone, and its word is read and summed twice. By
