@@ -508,7 +508,7 @@ class Refusals(unittest.TestCase):
         swapped = np.zeros(4, np.dtype(np.float32).newbyteorder())
         for wrong, word in (([1.0], "list"), (np.array(["x"]), "<U1"), (swapped, swapped.dtype.str),
                             (np.zeros(2, np.complex128), "complex"),
-                            (wsync.Spec("BF16", (2,)), "description"), (wsync.Shard(np.zeros(3), (9,), [(0, 0, 4)]), "ranges"),
+                            (wsync.Spec("BF16", (2,)), "Spec, which has no memory"), (wsync.Shard(np.zeros(3), (9,), [(0, 0, 4)]), "ranges"),
                             (wsync.Shard(np.zeros((2, 2)), (4, 4), [(0, 0, 2), (1, 0, 2)]), "2 ranges")):
             with self.assertRaises(wsync.InvalidInput) as caught:
                 publisher.publish({"good": np.zeros(3), "bad": wrong})
