@@ -6,7 +6,6 @@
 
 #include "shared/base/format.h"
 #include "shared/command/context.h"
-#include "shared/control/read_back.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {
@@ -175,10 +174,6 @@ std::string to_text(const control::PromoteReply& reply) {
 
 namespace {
 
-bool is_unreadable(const control::VerifyRank& rank) noexcept {
-  return rank.failure.find(control::kCannotReadBack) != std::string::npos;
-}
-
 // A controller of the ranks, or a rank that has no part of any tensor.
 bool has_no_weights(const control::VerifyRank& rank) noexcept {
   return rank.failure.empty() && rank.tensors == 0 && rank.mismatches.empty();
@@ -194,9 +189,9 @@ bool all_match(const control::VerifyReply& reply) noexcept {
 }
 
 bool only_unreadable(const control::VerifyReply& reply) noexcept {
-  return std::ranges::any_of(reply.ranks, is_unreadable) &&
+  return std::ranges::any_of(reply.ranks, &control::VerifyRank::is_unreadable) &&
          std::ranges::all_of(reply.ranks, [](const control::VerifyRank& rank) {
-           return rank.mismatches.empty() && (rank.failure.empty() || is_unreadable(rank));
+           return rank.mismatches.empty() && (rank.failure.empty() || rank.is_unreadable);
          });
 }
 
@@ -214,6 +209,8 @@ json to_json(const control::VerifyReply& reply) {
                      {"tensors", rank.tensors},
                      {"bytes", rank.bytes},
                      {"failure", rank.failure},
+                     {"is_unreadable", rank.is_unreadable},
+                     {"is_controller", rank.is_controller},
                      {"mismatches", std::move(mismatches)}});
   }
   return {{"match", all_match(reply)},
@@ -226,8 +223,8 @@ std::string to_text(const control::VerifyReply& reply) {
   for (const control::VerifyRank& rank : reply.ranks) {
     text += fmt::format("replica {} rank {}: ", rank.replica, rank.rank);
     if (has_no_weights(rank)) {
-      text +=
-          "it holds no weights: it is the controller of the replica, or a rank without a part\n";
+      text += rank.is_controller ? "it is the controller of the replica, and holds no weights\n"
+                                 : "it holds no part of any tensor\n";
       continue;
     }
     if (!rank.failure.empty()) {

@@ -1,6 +1,8 @@
 // `wsync sidecar`: the inference-side agent of this host.
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "deploy/cli/commands.h"
 #include "inference_side/sidecar/sidecar_agent.h"
@@ -12,7 +14,9 @@
 #include "shared/config/sources.h"
 #include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
+#include "shared/loop/timer.h"
 #include "trainer_side/publish/directory_follower.h"
+#include "trainer_side/publish/fleet_place.h"
 
 namespace wsync::cli {
 namespace {
@@ -38,6 +42,48 @@ Result<config::TrainerConfig> trainer_of(const config::SidecarConfig& sidecar) {
                "trace_file=", "http.address=auto", "data_address=tcp://127.0.0.1:0"}});
 }
 
+// What makes a sidecar the coordinator of its own fleet. While a command such as `wsync push` is
+// that coordinator, this waits: the command may need this sidecar to end.
+class Following {
+ public:
+  Following(Loop& loop, config::TrainerConfig config)
+      : loop_(loop), config_(std::move(config)), wait_(config_), look_(loop, [this] {
+          if (const auto begun = begin(); !begun) {
+            failure_ = begun.error();
+            loop_.stop();
+          }
+        }) {}
+
+  // Follows the folder, now or as soon as no command is the coordinator. Errors as
+  // DirectoryFollower::create().
+  [[nodiscard]] Result<> begin() {
+    const auto later = [this]() -> Result<> {
+      if (!look_.active()) look_.start_repeating(publish::kPlaceLook);
+      return {};
+    };
+    if (wait_.must_wait()) return later();
+    auto follower = publish::DirectoryFollower::create(loop_, config_, [this](const Error& why) {
+      // Another coordinator has taken the fleet over, and this is one of its sidecars from now on.
+      log_error("{} is not followed any more: {}", config_.follow_directory, why.message());
+    });
+    if (!follower && wait_.may_try_again(follower.error())) return later();
+    look_.stop();
+    if (!follower) return fail(follower.error());
+    follower_ = std::move(*follower);
+    return {};
+  }
+  // Why the folder could not be followed after a wait; the loop was stopped then.
+  [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
+
+ private:
+  Loop& loop_;
+  const config::TrainerConfig config_;
+  publish::PlaceWait wait_;
+  Timer look_;
+  std::optional<Error> failure_;
+  std::unique_ptr<publish::DirectoryFollower> follower_;
+};
+
 Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   std::vector<std::string> set = options.set;
   if (!options.trace.empty()) {
@@ -52,15 +98,11 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
   const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
-  std::unique_ptr<publish::DirectoryFollower> follower;
+  std::optional<Following> following;
   if (!config.follow_directory.empty()) {
-    const auto trainer = WSYNC_TRY(trainer_of(config));
-    // If another coordinator takes the fleet over, this sidecar is one of its sidecars from then
-    // on.
-    follower =
-        WSYNC_TRY(publish::DirectoryFollower::create(**loop, trainer, [&config](const Error& why) {
-          log_error("{} is not followed any more: {}", config.follow_directory, why.message());
-        }));
+    auto trainer = WSYNC_TRY(trainer_of(config));
+    following.emplace(**loop, std::move(trainer));
+    WSYNC_TRY(following->begin());
   }
   auto agent = WSYNC_TRY(agent::SidecarAgent::create(**loop, config));
   log_info("engines attach at {}; coordinator {}", agent->engine_socket(), config.coordinator);
@@ -69,6 +111,7 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
     log_info("stopping; no engine is attached, so this sidecar signs off from the coordinator");
   else
     log_info("stopping; engines continue to serve");
+  if (following && following->failure()) return fail(*following->failure());
   return Outcome{.result = {{"stopped", true}}};
 }
 

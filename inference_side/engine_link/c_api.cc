@@ -22,7 +22,6 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
-#include "shared/control/read_back.h"
 
 namespace {
 
@@ -200,12 +199,12 @@ class CallbackEngine final : public wsync::engine::Engine {
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override {
     const Inside inside(*this);
-    if (callbacks_.read_tensor == nullptr)
-      return wsync::fail(ErrorCode::kRefused,
-                         fmt::format("this engine gives no read_tensor, so its tensors {}",
-                                     wsync::control::kCannotReadBack));
     return outcome(callbacks_.read_tensor(user_, tensor, offset, out.data(), out.size()),
                    "read_tensor callback");
+  }
+  std::string why_unreadable() const override {
+    if (callbacks_.read_tensor != nullptr) return {};
+    return "this engine gives no read_tensor, so its tensors cannot be read back";
   }
 
  private:
@@ -335,7 +334,6 @@ struct wsync_engine {
   std::unique_ptr<wsync::engine::LedSteps> steps;  // null: the steps are not led
   std::unique_ptr<CallbackEngine> callbacks;
   std::string socket_path;
-  bool has_controller = false;
   wsync_take take = WSYNC_TAKE_PIECES;
   int weights_on = WSYNC_DEVICE_HOST;
   int gpu_number = 0;
@@ -410,7 +408,6 @@ wsync_engine* make_engine(const wsync_engine_options& options,
           description.replica, description.rank, description.leader, description.serving);
     engine->callbacks = std::make_unique<CallbackEngine>(options, engine->steps.get());
     engine->socket_path = options.socket_path;
-    engine->has_controller = options.has_controller != 0;
     engine->take = options.take;
     engine->weights_on = number_of(options.weights_on);
     engine->gpu_number = options.gpu;
@@ -427,6 +424,7 @@ wsync_engine* make_controller(const wsync_engine_options& options) {
                                .rank = options.world_size,
                                .world_size = options.world_size + 1,
                                .leader = true,
+                               .has_controller = true,
                                .device = options.device,
                                .take = wsync::control::TakeMode::kPieces,
                                .serving = options.serving != 0,
@@ -434,8 +432,8 @@ wsync_engine* make_controller(const wsync_engine_options& options) {
 }
 
 bool is_controller(const wsync_engine& engine) {
-  return engine.description.leader &&
-         engine.description.rank + 1 == engine.description.world_size && engine.has_controller;
+  const auto& description = engine.description;
+  return description.has_controller && description.rank + 1 == description.world_size;
 }
 
 }  // namespace
@@ -462,6 +460,7 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
                                 // The sidecar counts the controller as the last rank.
                                 .world_size = options->world_size + (has_controller ? 1U : 0U),
                                 .leader = leader,
+                                .has_controller = has_controller,
                                 .device = options->device,
                                 .take = *take,
                                 .any_layout = options->any_layout != 0,

@@ -8,7 +8,6 @@
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/weight_limits.h"
-#include "shared/control/read_back.h"
 #include "shared/weights/cast.h"
 #include "shared/weights/content_digest.h"
 
@@ -88,8 +87,10 @@ std::string why_unreadable(const RankTensor& tensor) {
   const auto& [from, to] = *destination.cast;
   if (is_exact_cast(from, to)) return {};
   return fmt::format(
-      "tensor {} {}: it is {} in the version and {} in this engine's memory, which has fewer bits",
-      tensor.description.name, control::kCannotReadBack, dtype_name(from), dtype_name(to));
+      "tensor {} cannot be read back: it is {} in the version and {} in this engine's memory, "
+      "which "
+      "has fewer bits",
+      tensor.description.name, dtype_name(from), dtype_name(to));
 }
 
 Result<Digest> held_digest(const RankTensor& tensor) {

@@ -40,6 +40,8 @@ struct EngineDescription {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   bool leader = true;
+  // The last rank is the controller of the replica: it leads, and takes no tensor.
+  bool has_controller = false;
   std::uint32_t device = 0;  // index of the sidecar's device
   control::TakeMode take = control::TakeMode::kPieces;
   // The rank takes all tensors of a version as a whole, whatever the layout; `tensors` is empty.
@@ -138,10 +140,12 @@ class Engine {
   // calls report_running(). This also cancels a pause() that has not taken effect yet.
   [[nodiscard]] virtual Result<> resume() = 0;
   // kWhole and kBorrow: copies bytes of a tensor, as the engine holds them, for the digest.
-  // `offset` and `out` are within the rank's part. Returns kRefused if the engine cannot return the
-  // checkpoint's bytes.
+  // `offset` and `out` are within the rank's part. Not called if why_unreadable() gives a reason.
   [[nodiscard]] virtual Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                                              std::span<std::byte> out) = 0;
+  // kWhole and kBorrow: why the engine cannot return the checkpoint's bytes, in one sentence.
+  // Empty: read_tensor() does.
+  [[nodiscard]] virtual std::string why_unreadable() const { return {}; }
 
   // ---- notifications of the link; an engine may ignore them ----
 

@@ -400,6 +400,7 @@ std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
                              .state = machine_.state(),
                              .active = machine_.active(),
                              .step = machine_.step()};
+  hello.has_controller = description_.has_controller;
   hello.any_layout = description_.any_layout;
   hello.takes_patches = takes_patches(description_);
   hello.not_scrubbed = why_not_scrubbed(description_);

@@ -34,7 +34,7 @@ class ReadBack {
  public:
   // Answers `request` with the digests of `version`, which the rank holds.
   ReadBack(control::Envelope request, const Version& version)
-      : request_(std::move(request)), reply_{.version = version, .tensors = {}, .failure = {}} {}
+      : request_(std::move(request)), reply_{.version = version} {}
 
   [[nodiscard]] const control::Envelope& request() const noexcept { return request_; }
   [[nodiscard]] const Version& version() const noexcept { return reply_.version; }
@@ -42,8 +42,9 @@ class ReadBack {
   // read. Returns errors of the engine or the device, and kRefused if nothing was adopted; the
   // read-back has then ended.
   [[nodiscard]] Result<bool> read_some(const HeldWeights& weights);
-  // The answer: the digests, and a failure that says which tensors have none because a cast has
-  // made them unreadable; or no digest and the error of `outcome`.
+  // The answer: the digests, and with is_unreadable the reason why tensors have none, because a
+  // cast has made them unreadable or the engine cannot return them; or no digest and the error of
+  // `outcome`.
   [[nodiscard]] control::Digests finish(const Result<>& outcome) &&;
 
  private:

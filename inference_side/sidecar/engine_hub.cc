@@ -398,6 +398,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   rank->maps_version = reads_staged_version(hello);
   rank->any_layout = hello.any_layout;
   rank->takes_patches = hello.takes_patches;
+  rank->is_controller = is_controller(rank->rank, hello);
   rank->active = hello.active;
   rank->hello_deadline.reset();
   liveness_.attach(rank->id);
@@ -408,6 +409,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .replica = rank->replica,
                      .rank = rank->rank,
                      .world_size = hello.world_size,
+                     .has_controller = hello.has_controller,
                      .device = hello.device,
                      .copies = !rank->maps_version,
                      .any_layout = rank->any_layout,
@@ -426,6 +428,12 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   rank->held_back = reload::RankAttached{
       .rank = rank->rank, .leader = hello.leader, .state = hello.state, .active = hello.active};
   if (!is_on_trial) announce_attached(*rank);
+}
+
+void EngineHub::add_to(std::vector<control::ReplicaReport>& reports) const {
+  scrubbing_->add_to(reports);
+  for (control::ReplicaReport& report : reports)
+    report.controller = registry_->controller_of(report.replica);
 }
 
 // Those that are asked nothing, because the newest version cannot be prepared for them.

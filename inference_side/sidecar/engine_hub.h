@@ -129,10 +129,9 @@ class EngineHub {
     readback_.begin(ranks_, deadline, std::move(on_done));
   }
 
-  // Fills in when the memory of these replicas was compared last.
-  void add_proofs(std::vector<control::ReplicaReport>& reports) const {
-    scrubbing_->add_to(reports);
-  }
+  // Fills in when the memory of these replicas was compared last, and whether they have a
+  // controller.
+  void add_to(std::vector<control::ReplicaReport>& reports) const;
 
  private:
   using Ranks = std::vector<std::shared_ptr<EngineRank>>;

@@ -34,6 +34,7 @@ struct EngineRank {
   bool maps_version = false;  // it reads the staged version itself
   bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty
   bool takes_patches = false;
+  bool is_controller = false;  // of its replica: it has no weights
   // `wsync verify` has found other bytes than those of its version, and it has not been loaded in
   // full since: a patch would leave them as they are.
   bool differs = false;

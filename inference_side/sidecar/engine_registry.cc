@@ -17,6 +17,10 @@ bool reads_staged_version(const control::EngineHello& hello) noexcept {
   return control::maps_version(hello.take) && hello.gpu.empty();
 }
 
+bool is_controller(std::uint32_t rank, const control::EngineHello& hello) noexcept {
+  return hello.has_controller && rank + 1 == hello.world_size;
+}
+
 // ---- hello ----
 
 std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envelope,
@@ -59,6 +63,7 @@ std::optional<std::string> EngineRegistry::rank_problem(const control::Envelope&
       envelope.rank >= hello.world_size)
     return fmt::format("rank {} does not exist in a replica of {} ranks", envelope.rank,
                        hello.world_size);
+  if (auto problem = controller_problem(envelope, hello)) return problem;
   for (const AttachedRank& other : ranks_) {
     if (other.replica != envelope.replica) continue;
     if (other.rank == envelope.rank)
@@ -68,6 +73,32 @@ std::optional<std::string> EngineRegistry::rank_problem(const control::Envelope&
       return fmt::format("replica '{}' has {} ranks, not {}", envelope.replica, other.world_size,
                          hello.world_size);
   }
+  return std::nullopt;
+}
+
+std::optional<std::string> EngineRegistry::controller_problem(
+    const control::Envelope& envelope, const control::EngineHello& hello) const {
+  const auto has = [](bool controller) { return controller ? "a controller" : "no controller"; };
+  for (const AttachedRank& other : ranks_)
+    if (other.replica == envelope.replica && other.has_controller != hello.has_controller)
+      return fmt::format(
+          "replica '{}' rank {} says that the replica has {}, but rank {}, which is attached, says "
+          "that it has {}: set has_controller on all ranks of the replica and on its controller, "
+          "or on none",
+          envelope.replica, envelope.rank, has(hello.has_controller), other.rank,
+          has(other.has_controller));
+  if (!hello.has_controller) return std::nullopt;
+  if (hello.world_size == 1)
+    return fmt::format("replica '{}' is a controller alone; it needs ranks that have weights",
+                       envelope.replica);
+  if (is_controller(envelope.rank, hello) &&
+      (!hello.leader || hello.any_layout || !hello.tensors.empty()))
+    return fmt::format("replica '{}' rank {} is the controller of the replica, but it {}",
+                       envelope.replica, envelope.rank,
+                       hello.leader ? "takes tensors" : "does not lead");
+  if (!is_controller(envelope.rank, hello) && hello.leader)
+    return fmt::format("replica '{}' rank {} leads, but the controller of the replica must",
+                       envelope.replica, envelope.rank);
   return std::nullopt;
 }
 
@@ -154,6 +185,14 @@ bool EngineRegistry::whole(const std::string& replica) const {
   return !ranks.empty() && ranks.size() >= ranks.front().world_size;
 }
 
+control::ControllerState EngineRegistry::controller_of(const std::string& replica) const {
+  const std::vector<AttachedRank> ranks = ranks_of(replica);
+  if (ranks.empty() || !ranks.front().has_controller) return control::ControllerState::kNone;
+  return find(replica, ranks.front().world_size - 1) == nullptr
+             ? control::ControllerState::kMissing
+             : control::ControllerState::kAttached;
+}
+
 std::uint64_t EngineRegistry::copied_bytes() const {
   std::uint64_t bits = 0;
   for (const AttachedRank& rank : ranks_) {
@@ -203,6 +242,7 @@ Result<> EngineRegistry::invariants() const {
   std::set<reload::EngineId> ids;
   std::set<std::uint32_t> devices;
   std::map<std::string, std::map<std::uint32_t, std::uint32_t>> replicas;  // rank -> world size
+  std::map<std::string, bool> controllers;
   for (const AttachedRank& rank : ranks_) {
     const auto broken = [&rank](std::string_view rule) {
       return fail(ErrorCode::kInternal,
@@ -213,6 +253,8 @@ Result<> EngineRegistry::invariants() const {
     auto& others = replicas[rank.replica];
     if (!others.emplace(rank.rank, rank.world_size).second) return broken("is attached twice");
     if (others.begin()->second != rank.world_size) return broken("names another world size");
+    if (controllers.emplace(rank.replica, rank.has_controller).first->second != rank.has_controller)
+      return broken("contradicts another rank about a controller");
     if (on_gpus() && !devices.insert(rank.device).second)
       return broken("shares its GPU device with another rank");
   }

@@ -26,6 +26,7 @@ struct AttachedRank {
   std::string replica;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;  // ranks of its replica
+  bool has_controller = false;   // the last rank of the replica is its controller
   std::uint32_t device = 0;      // index of the sidecar's device it runs on
   bool copies = true;            // into memory of its own; false: it maps the staged version
   bool any_layout = false;       // it takes all tensors of each version; `tensors` is empty
@@ -50,6 +51,9 @@ struct Refusal {
 
 // Whether a rank reads the staged version itself, and so returns no sums of what it has loaded.
 [[nodiscard]] bool reads_staged_version(const control::EngineHello& hello) noexcept;
+
+// Whether this rank of a replica is its controller, which has no weights.
+[[nodiscard]] bool is_controller(std::uint32_t rank, const control::EngineHello& hello) noexcept;
 
 class EngineRegistry {
  public:
@@ -77,6 +81,8 @@ class EngineRegistry {
   [[nodiscard]] bool whole(const std::string& replica) const;
   // Bytes of all tensors that the ranks copy into memory of their own.
   [[nodiscard]] std::uint64_t copied_bytes() const;
+  // Whether the replica has a controller, as its attached ranks say. kNone if there are none.
+  [[nodiscard]] control::ControllerState controller_of(const std::string& replica) const;
   // Number of replicas with at least one attached rank.
   [[nodiscard]] std::uint32_t replica_count() const;
   // Returns the differences between a layout and the attached ranks. Each problem names its
@@ -86,14 +92,16 @@ class EngineRegistry {
   [[nodiscard]] bool on_gpus() const noexcept { return devices_.kind == DeviceKind::kCuda; }
 
   // Returns kInternal with the first broken rule. Rules: a rank is attached once, and its number is
-  // below the world size of its replica; all ranks of a replica agree on that size; a replica has
-  // at most one rank on each GPU.
+  // below the world size of its replica; all ranks of a replica agree on that size and on whether
+  // there is a controller; a replica has at most one rank on each GPU.
   [[nodiscard]] Result<> invariants() const;
 
  private:
   [[nodiscard]] std::optional<std::string> rank_problem(const control::Envelope& envelope,
                                                         const control::EngineHello& hello,
                                                         const control::Fence& fence) const;
+  [[nodiscard]] std::optional<std::string> controller_problem(
+      const control::Envelope& envelope, const control::EngineHello& hello) const;
   [[nodiscard]] std::optional<std::string> device_problem(const control::EngineHello& hello) const;
   [[nodiscard]] std::optional<std::string> gpu_problem(const control::EngineHello& hello) const;
 

@@ -22,17 +22,17 @@ const control::HeldTensor* answer_for(const std::vector<control::HeldTensor>& fo
 
 void compare(const staging::HeldVersion& held, const std::vector<control::EngineTensor>& tensors,
              const std::vector<control::HeldTensor>& found, control::VerifyRank& verdict) {
-  const bool some_unreadable = !verdict.failure.empty();
   const auto plan = reload::LoadPlan::make(*held.manifest(), *held.plan(), tensors);
   if (!plan) {
     verdict.failure = plan.error().message();
+    verdict.is_unreadable = false;
     return;
   }
   for (std::size_t i = 0; i < plan->tensors().size(); ++i) {
     const reload::LoadTensor& tensor = plan->tensors()[i];
     const std::string& name = held.manifest()->tensor(tensor.manifest_index).name;
     const control::HeldTensor* answer = answer_for(found, i, name);
-    if (answer == nullptr && some_unreadable) continue;
+    if (answer == nullptr && verdict.is_unreadable) continue;
     const Digest expected = reload::expected_digest(tensor, held.data());
     ++verdict.tensors;
     verdict.bytes += tensor.shard.bytes();
@@ -104,13 +104,16 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
     round_->ranks.push_back(std::move(*verdict));
     finish();
   };
+  verdict->is_controller = rank->is_controller;
   // With digests: of the tensors that could be read. These are compared all the same.
   verdict->failure = digests.failure;
+  verdict->is_unreadable = digests.is_unreadable && !digests.failure.empty();
   if (!digests.failure.empty() && digests.tensors.empty()) {
     finish_rank();
     return;
   }
   if (!held) {
+    verdict->is_unreadable = false;
     verdict->failure =
         digests.version.none()
             ? "the rank has no version"
@@ -128,6 +131,7 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
       finish_rank);
   if (!submitted) {
     verdict->failure = submitted.error().message();
+    verdict->is_unreadable = false;
     finish_rank();
   }
 }

@@ -257,7 +257,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   control::Envelope envelope;
   envelope.fence = sidecar_->fence();
   control::Heartbeat heartbeat = sidecar_->heartbeat(now());
-  hub_->add_proofs(heartbeat.replicas);
+  hub_->add_to(heartbeat.replicas);
   hub_->absent().add_to(heartbeat.replicas, now());
   heartbeat.sequence = ++heartbeats_;
   heartbeat.staged_bytes = receiver_->staged_bytes();
@@ -486,7 +486,7 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
     status.sidecars.front().last_copy = receiver_->last_copy();
     status.sidecars.front().transport = transport_;
-    hub_->add_proofs(status.sidecars.front().replicas);
+    hub_->add_to(status.sidecars.front().replicas);
     hub_->absent().add_to(status.sidecars.front().replicas, now());
     if (receiver_->store().makes_memory()) status.activity += ": its memory is being prepared";
     reply(std::move(status));

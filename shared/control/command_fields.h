@@ -94,6 +94,8 @@ void fields(V& v, M& m) {
   v.number("bytes", m.bytes);
   v.sentence("failure", m.failure);
   v.list("mismatches", m.mismatches, limits::kTensorCount);
+  v.flag("is_unreadable", m.is_unreadable);
+  v.flag("is_controller", m.is_controller);
 }
 
 template <class V, class M>

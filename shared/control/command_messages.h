@@ -87,6 +87,10 @@ struct VerifyRank {
   std::uint64_t bytes = 0;    // checked
   std::string failure;        // not empty: the rank could not be read
   std::vector<TensorMismatch> mismatches;
+  // With a failure: nothing has failed, but the engine cannot return bytes that it holds, so they
+  // are not verified.
+  bool is_unreadable = false;
+  bool is_controller = false;  // it holds no weights, because it is the controller of its replica
 };
 struct VerifyReply {
   static constexpr MessageType kType = MessageType::kVerifyReply;

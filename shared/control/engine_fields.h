@@ -42,6 +42,7 @@ void fields(V& v, M& m) {
   v.label("gpu", m.gpu, limits::kGpuUuidBytes);
   v.flag("takes_patches", m.takes_patches);
   v.sentence("not_scrubbed", m.not_scrubbed);
+  v.flag("has_controller", m.has_controller);
 }
 
 template <class V, class M>
@@ -225,6 +226,7 @@ void fields(V& v, M& m) {
   v.version("version", m.version);
   v.list("tensors", m.tensors, limits::kTensorCount);
   v.sentence("failure", m.failure);
+  v.flag("is_unreadable", m.is_unreadable);
 }
 
 template <class V, class M>

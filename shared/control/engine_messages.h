@@ -59,6 +59,9 @@ struct EngineHello {
   bool takes_patches = false;
   // Why its weights cannot be read again while it serves (Scrub), in one sentence. Empty: they can.
   std::string not_scrubbed;
+  // The last rank of the replica is its controller: it leads, and takes no tensor. All ranks of a
+  // replica agree on this.
+  bool has_controller = false;
 };
 // A process will attach as the rank that the envelope names as soon as it has allocated its memory,
 // which may take minutes. Sent once, on a connection of its own that stays open meanwhile. It has
@@ -213,6 +216,8 @@ struct Digests {
   std::vector<HeldTensor> tensors;
   // Not empty: nothing was read, or with `tensors`, only these, and why not the others.
   std::string failure;
+  // With a failure: nothing has failed, but the engine cannot return the bytes of these tensors.
+  bool is_unreadable = false;
 };
 
 // Read all weights again while the engine serves, and answer with their sums. A later Scrub takes

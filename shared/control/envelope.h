@@ -138,9 +138,12 @@ enum class LoadKind : std::uint8_t {
   kPatch,  // only those that differ from the version before
 };
 
+// Whether the ranks of a replica have a controller apart from them, and whether it is attached.
+enum class ControllerState : std::uint8_t { kNone, kMissing, kAttached };
+
 struct ReplicaReport {
   std::string replica;
-  std::uint32_t world_size = 1;
+  std::uint32_t world_size = 1;  // its controller counts as a rank, here and in ranks_attached
   std::uint32_t ranks_attached = 0;
   ReplicaState state = ReplicaState::kAbsent;
   bool ready = false;  // requests may be routed to it
@@ -164,6 +167,7 @@ struct ReplicaReport {
   // and the last one: rank, tensor, version, expected and found.
   std::uint64_t mismatches = 0;
   std::string last_mismatch;
+  ControllerState controller = ControllerState::kNone;
 };
 
 // How a version came to a sidecar that does not map the memory of its trainer.

@@ -58,6 +58,7 @@ void fields(V& v, M& m) {
   v.sentence("not_scrubbed", m.not_scrubbed);
   v.number("mismatches", m.mismatches);
   v.sentence("last_mismatch", m.last_mismatch);
+  v.choice("controller", m.controller, ControllerState::kAttached);
 }
 
 template <class V, class M>

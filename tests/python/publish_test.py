@@ -104,20 +104,35 @@ class Publishing(unittest.TestCase):
         values = np.random.default_rng(4).standard_normal((256, 130), np.float32) * 50
         f8 = wsync.as_dtype(np.zeros((256, 130), np.uint8), "F8_E4M3")
         held = {"a": f8, "a_scale_inv": np.zeros((2, 2), np.float32)}
+        codes = f8.view(np.uint8)
         _, publisher = self.fleet_of(held)
-        with publisher.version() as version:
-            version.put("a", values, dtype="F8_E4M3", scales="compute")
-        version.publish.wait(timeout=DEADLINE_S)
+
+        def published(scales, more=()):
+            with publisher.version() as version:
+                version.put("a", values, dtype="F8_E4M3", scales=scales)
+                for name, tensor in more:
+                    version.put(name, tensor)
+            version.publish.wait(timeout=DEADLINE_S)
+            # Three bits of mantissa: an error of 1/16 at most, of values that are not subnormal.
+            scale = np.repeat(np.repeat(held["a_scale_inv"], 128, 0), 128, 1)[:, :130]
+            exponent, mantissa = (codes.astype(np.int32) >> 3) & 15, codes & 7
+            found = np.where(exponent, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0 ** -6)
+            found *= np.where(codes & 128, -1, 1) * scale
+            near = np.abs(values) > scale * 2.0 ** -6
+            self.assertLess(np.max(np.abs(found - values)[near] / np.abs(values)[near]), 1 / 16 + 1e-6)
+
+        published("compute")
         blocks = np.array([[np.abs(values[i:i + 128, j:j + 128]).max() for j in (0, 128)] for i in (0, 128)]) / 448
         np.testing.assert_allclose(held["a_scale_inv"], blocks, rtol=1e-6)
-        # Three bits of mantissa: an error of 1/16 at most, of values that are not subnormal.
-        scale = np.repeat(np.repeat(held["a_scale_inv"], 128, 0), 128, 1)[:, :130]
-        codes = f8.view(np.uint8)
-        exponent, mantissa = (codes.astype(np.int32) >> 3) & 15, codes & 7
-        found = np.where(exponent, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0 ** -6)
-        found *= np.where(codes & 128, -1, 1) * scale
-        near = np.abs(values) > scale * 2.0 ** -6
-        self.assertLess(np.max(np.abs(found - values)[near] / np.abs(values)[near]), 1 / 16 + 1e-6)
+        computed, scales = codes.copy(), held["a_scale_inv"].copy()
+        one = np.full((2, 2), 2, np.float32)
+        published(2.0, [("a_scale_inv", one)])  # one scale for the whole part
+        np.testing.assert_array_equal(held["a_scale_inv"], one)
+        published(scales, [("a_scale_inv", scales)])  # one for each block
+        np.testing.assert_array_equal(codes, computed)
+        with self.assertRaises(wsync.InvalidInput) as caught, publisher.version() as version:
+            version.put("a", values, dtype="F8_E4M3", scales=np.ones(3, np.float32))
+        self.assertIn("3 scales are given, expected 1, or 4 for blocks of 128 x 128", caught.exception.sentence)
 
     def test_parts_in_any_order_from_several_threads(self):
         whole = weights_of(5, (96, 32))
@@ -493,7 +508,7 @@ class Refusals(unittest.TestCase):
         swapped = np.zeros(4, np.dtype(np.float32).newbyteorder())
         for wrong, word in (([1.0], "list"), (np.array(["x"]), "<U1"), (swapped, swapped.dtype.str),
                             (np.zeros(2, np.complex128), "complex"),
-                            (wsync.Spec("BF16", (2,)), "description"), (wsync.Shard(np.zeros(3), (9,), [(0, 0, 4)]), "ranges"),
+                            (wsync.Spec("BF16", (2,)), "Spec, which has no memory"), (wsync.Shard(np.zeros(3), (9,), [(0, 0, 4)]), "ranges"),
                             (wsync.Shard(np.zeros((2, 2)), (4, 4), [(0, 0, 2), (1, 0, 2)]), "2 ranges")):
             with self.assertRaises(wsync.InvalidInput) as caught:
                 publisher.publish({"good": np.zeros(3), "bad": wrong})

@@ -101,6 +101,30 @@ class Torch(unittest.TestCase):
         self.published(dict(model.named_parameters()))
         self.assertTrue(torch.equal(model.head.weight, engine.head.weight))
 
+    def test_workers_of_a_data_loader(self):
+        """They are forked while a version travels, live on during the next one, and cannot publish."""
+        held = {"a": torch.zeros(64, 16)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", held))
+        publisher = self.publisher
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 6
+
+            def __getitem__(self, index):
+                try:
+                    publisher.check()
+                except wsync.InvalidInput:
+                    return index  # a worker
+                return -1
+
+        loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+        for step in 1, 2:
+            publish = publisher.publish({"a": torch.full((64, 16), float(step))}, step=step)
+            self.assertEqual([batch.tolist() for batch in loader], [[0, 1], [2, 3], [4, 5]])
+            publish.wait(timeout=DEADLINE_S)
+            self.assertTrue(torch.equal(held["a"], torch.full((64, 16), float(step))))
+
     def test_views_and_casts(self):
         base = torch.randn(12, 20)
         weights = {"transposed": base.t(), "strided": base[::2, 3:17:5], "expanded": base[:1].expand(5, 20)}

@@ -91,11 +91,12 @@ MESSAGES = [  # whole messages that are wrong, by what is wrong with them
     b"",
 ]
 ENGINE_RANK = struct.pack("<IBIIBBBIQQ", 1, 1, 0, 1, 0, 0, 0, 0, 0, 0)
-ENGINE_HELLO = ENGINE_RANK + struct.pack("<I", 0) + wire.text(b"") + b"\0" + wire.text(b"")  # without tensors, not on a GPU, takes no patches, is scrubbed
+HELLO_END = wire.text(b"") + b"\0" + wire.text(b"") + b"\0"  # not on a GPU, takes no patches, is scrubbed, no controller
+ENGINE_HELLO = ENGINE_RANK + struct.pack("<I", 0) + HELLO_END  # without tensors
 UNASKED = {  # what an engine answers, with values that make no sense
     27: struct.pack("<IQ", 9, 9) + wire.text(b"") + b"\0", 30: struct.pack("<Q", 2**64 - 1), 33: struct.pack("<Q", 2**64 - 1) + wire.text(b""),
     34: struct.pack("<IQQQ", 9, 9, 2**64 - 1, 0) + wire.text(b"no") + struct.pack("<IIQ", 0, 0, 0), 36: struct.pack("<IQ", 9, 9) + wire.text(b""), 38: b"",
-    40: struct.pack("<IQI", 9, 9, 0) + wire.text(b""), 14: b"\x05" + wire.text(b"no"),
+    40: struct.pack("<IQI", 9, 9, 0) + wire.text(b"") + b"\0", 14: b"\x05" + wire.text(b"no"),
     62: struct.pack("<QIQQQ", 2**64 - 1, 9, 9, 2**64 - 1, 2**64 - 1) + wire.text(b"") + struct.pack("<I", 0)}
 
 
@@ -105,7 +106,7 @@ def whole_hello():
     body = ENGINE_RANK + struct.pack("<I", len(shapes))
     for name, shape in shapes:
         body += wire.text(name.encode()) + struct.pack("<BIQQI", 14, 2, *shape, 0)
-    return body + wire.text(b"") + b"\0" + wire.text(b"")
+    return body + HELLO_END
 
 
 def framed(message, size=None, fds=0):

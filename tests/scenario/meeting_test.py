@@ -111,6 +111,42 @@ class Meeting(unittest.TestCase):
                 self.assertIsNone(trainer.poll())
                 self.assertEqual(fleet.stop(trainer)[0], 0)
 
+    def test_a_sidecar_that_follows_a_folder_serves_the_push_before(self):
+        """The push is the coordinator, and needs this sidecar to end."""
+        with MeetingFleet(WSYNC) as fleet:
+            folder = fleet.path("folder")
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(os.path.join(folder, "weight_v000001"), 2)
+            push = fleet.begin("push", one)
+            self.assertTrue(fleet.until_said(push, "this command is the coordinator until it has ended"), fleet.said(push))
+            fleet.until(lambda: fleet.ask("status", "--timeout", "1s")[0] == 0, "the push")
+            sidecar, engines = fleet.sidecar("s0", "--follow-directory", folder, "--set", "follow_interval=20ms")
+            self.assertTrue(fleet.until_said(sidecar, rf"is held by process {push.pid} \(wsync push\), which ends by itself"),
+                            fleet.said(sidecar))
+            fleet.engine(engines, "a", one)
+            code, _ = fleet.ended(push)
+            self.assertIn(code, (0, 1), fleet.said(push))  # 1: the engine came after the decision
+            self.assertTrue(fleet.until_said(sidecar, f"following {folder}"), fleet.said(sidecar))
+            with open(os.path.join(folder, "latest"), "w", encoding="utf-8") as latest:
+                latest.write("weight_v000001\n")
+            found = fleet.until_said(sidecar, rf"(\d+\.\d+) is {two}\n")
+            self.assertTrue(found, fleet.said(sidecar))
+            fleet.until_ready(found[1], "a")
+            self.assertEqual(fleet.stop(sidecar)[0], 0)
+
+    def test_a_sidecar_whose_folder_cannot_be_followed_after_a_wait_ends(self):
+        with MeetingFleet(WSYNC) as fleet:
+            os.makedirs(fleet.run_dir, 0o700)
+            holder = self.hold(f"{fleet.run_dir}/control.lock", "wsync push")
+            sidecar = fleet.begin("sidecar", "--set", "name=s0", "--follow-directory", fleet.path("folder"))
+            self.assertTrue(fleet.until_said(sidecar, "which ends by itself"), fleet.said(sidecar))
+            fleet.until(lambda: os.path.exists(f"{fleet.run_dir}/s0.engines"), "the sidecar, which serves meanwhile")
+            other = self.hold(f"{fleet.run_dir}/trainer-host.sock.lock", "")
+            holder.communicate()
+            code, _ = fleet.ended(sidecar)
+            self.assertEqual(code, 3, fleet.said(sidecar))
+            self.assertIn("is held by process", fleet.said(sidecar).splitlines()[-1])
+            other.communicate()
+
     def hold(self, path, who):
         """A process that holds a lock file until its standard input ends."""
         text = ("import fcntl, os, sys\nfd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\nfcntl.flock(fd, fcntl.LOCK_EX)\n"

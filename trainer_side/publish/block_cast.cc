@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 
 namespace wsync::publish {
 namespace {
@@ -60,6 +61,8 @@ class BlockCaster {
       return std::span(part_.data + at * element, n * element);
     };
     float scale = part_.scales.empty() ? 0 : part_.scales[index];
+    if (planted("scale_of_another_block") && index > 0 && !part_.scales.empty())
+      scale = part_.scales[index - 1];
     if (part_.scales.empty()) {
       float largest = 0;
       for (std::uint64_t row = first_row; row < end_row && !std::isnan(largest); ++row) {

@@ -143,7 +143,8 @@ def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
         raise InvalidInput(f"tensor {name} is a {type(tensor).__name__}: give its local part as wsync.Shard(tensor.to_local(), "
                            "shape, ranges), or tensor.full_tensor()", tensor=name)
     if tensor.device.type != "cpu":
-        raise InvalidInput(f"tensor {name} is on {tensor.device}; only memory of the host can be given", tensor=name)
+        raise InvalidInput(f"tensor {name} is on {tensor.device}" + (", so it has no values" if tensor.device.type == "meta" else
+                                                                     ": give its copy in the memory of the host, tensor.cpu()"), tensor=name)
     if tensor.layout != torch.strided:
         raise InvalidInput(f"tensor {name} has the layout {tensor.layout}; only dense tensors can be given", tensor=name)
     if tensor.is_conj() or tensor.is_neg():
@@ -237,7 +238,7 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
     """
     if isinstance(given, Spec):
         if memory:
-            raise InvalidInput(f"tensor {name} is a description; its memory is needed here", tensor=name)
+            raise InvalidInput(f"tensor {name} is a Spec, which has no memory; expected an array of NumPy or a tensor of torch", tensor=name)
         return Described(name, dtype_name_of(given.dtype, f"tensor {name}: dtype"), tuple(given.shape), tuple(Range(*r) for r in given.ranges), None)
     given, shape, ranges = parts_of(given)
     if is_torch(given):

@@ -142,14 +142,13 @@ class Publish:
     def wait(self, state: Union[str, PublishState] = "committed", timeout: Optional[float] = None) -> PublishStatus:
         """Waits until the publish is in a state, or in a later one. Ctrl-C ends the wait; the publish goes on.
 
+        If nothing travels after 2 s, because no sidecar or too few engines are there, the logger "wsync" warns of what is missing.
+
         Args:
             state: "snapshotted" (the weights may change), "staged" (every byte is on the inference side and verified) or
                 "committed" (the replicas serve it).
             timeout: seconds. None: until the publish itself has ended, which it does within `deadlines.publish` once enough
                 sidecars and engines are there.
-
-        A wait of more than 2 s for a version that has not begun to travel, because no sidecar or too few engines are there, is
-        logged as a warning of the logger "wsync", with what is missing.
 
         Returns:
             The status in that state.
@@ -380,7 +379,7 @@ class Publisher:
 
         The weights are copied once, straight to where the engines read them, also from the memory of a GPU. A tensor that is not
         contiguous in row-major order is first copied as a whole, where it is. The work of the current stream of torch, or of the
-        stream that `__cuda_array_interface__` names, is waited for. It waits for no sidecar and no engine. Ctrl-C ends it, and the
+        stream that `__cuda_array_interface__` names, is waited for; a sidecar or an engine is not. Ctrl-C ends the call, and the
         weights may change at once: nothing is published, unless every tensor had been written already.
 
         Args:

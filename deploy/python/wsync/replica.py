@@ -85,7 +85,7 @@ class Replica:
         rank, world_size: of this rank among those of the replica that have weights.
         leader: exactly one rank of a replica is the leader, or its controller; it is asked to pause and to resume.
         has_controller: True on all ranks of a replica that has a controller, and on the controller, which is the leader: a process
-            without weights that pauses and resumes the replica.
+            without weights that pauses and resumes the replica. The sidecar refuses a rank that says otherwise than the others.
         take: "pieces": the library copies into your memory. "whole": `on_load_layer` is given arrays that are yours to keep.
             "adopt": it is given read-only arrays over the received version, without a copy, to serve from. "borrow": the same,
             until the commit, for an engine that packs the weights into memory of its own.

@@ -174,7 +174,8 @@ typedef struct {
   /* 1 on all ranks of a replica that has a controller, and on the controller: a process that can
    * pause and resume the replica, and has no weights. The controller sets `leader`; its `rank` is
    * ignored, and it adds no tensor. It calls wsync_engine_report_paused as each rank does. `wsync
-   * status` lists it as rank `world_size`. */
+   * verify` lists it as rank `world_size`, and `wsync status` counts it among the processes of the
+   * replica. A rank that says otherwise than the others is refused. */
   int has_controller;
   /* 1 on all ranks of a replica, and on its controller, if its leader leads their steps:
    * wsync_engine_lead_step says when. `pause` and `resume` may then be NULL. If they are given,

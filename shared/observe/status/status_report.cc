@@ -49,10 +49,38 @@ double written_share(const control::ReplicaReport& replica) {
                                             static_cast<double>(replica.last_load_bytes);
 }
 
+std::string_view controller_name(control::ControllerState controller) noexcept {
+  switch (controller) {
+    case control::ControllerState::kNone:
+      return "none";
+    case control::ControllerState::kMissing:
+      return "missing";
+    case control::ControllerState::kAttached:
+      return "attached";
+  }
+  return "unknown";
+}
+
+// What the processes of a replica are, where one of them is the controller of the others.
+std::string controller_text(const control::ReplicaReport& replica) {
+  switch (replica.controller) {
+    case control::ControllerState::kNone:
+      break;
+    case control::ControllerState::kMissing:
+      return " (the controller is missing)";
+    case control::ControllerState::kAttached:
+      return replica.world_size == 2
+                 ? " (1 rank and its controller)"
+                 : fmt::format(" ({} ranks and their controller)", replica.world_size - 1);
+  }
+  return {};
+}
+
 json replica_json(const control::ReplicaReport& replica) {
   return {{"replica", replica.replica},
           {"world_size", replica.world_size},
           {"ranks_attached", replica.ranks_attached},
+          {"controller", controller_name(replica.controller)},
           {"state", state_name(replica.state)},
           {"ready", replica.ready},
           {"version", replica.version.to_string()},
@@ -144,10 +172,10 @@ std::string sidecar_text(const control::SidecarReport& s, const std::string& not
   if (!note.empty()) text += "; " + note;
   text += "\n";
   for (const control::ReplicaReport& r : s.replicas) {
-    // A controller of the ranks is one of these processes.
-    text += fmt::format("  replica {:<16} {:<8} {:<9} {} processes {}/{}", r.replica,
+    text += fmt::format("  replica {:<16} {:<8} {:<9} {} processes {}/{}{}", r.replica,
                         version_text(r.version), state_name(r.state),
-                        r.ready ? "ready    " : "NOT READY", r.ranks_attached, r.world_size);
+                        r.ready ? "ready    " : "NOT READY", r.ranks_attached, r.world_size,
+                        controller_text(r));
     if (r.paused_ns > 0) text += fmt::format("  paused {} last", time_text(r.paused_ns));
     if (r.last_load == control::LoadKind::kPatch)
       text += fmt::format(" by a patch ({}, {:.2g} %)", trace::format_bytes(r.last_written_bytes),

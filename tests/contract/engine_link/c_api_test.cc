@@ -300,6 +300,7 @@ TEST(EngineCApi, AControllerIsTheLastRankAndHasNoWeights) {
   EXPECT_EQ(peer.last_envelope.rank, 2U);
   EXPECT_EQ(hello.world_size, 3U);
   EXPECT_TRUE(hello.leader);
+  EXPECT_TRUE(hello.has_controller);
   EXPECT_TRUE(hello.tensors.empty());
   peer.envelope.rank = 2;
   peer.welcome_unified();
@@ -323,9 +324,48 @@ TEST(EngineCApi, AControllerIsTheLastRankAndHasNoWeights) {
   recorder.engine = wsync_engine_create(&options);
   ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
   ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
-  EXPECT_EQ(peer.accept().world_size, 3U);
+  const auto of_rank = peer.accept();
+  EXPECT_EQ(of_rank.world_size, 3U);
+  EXPECT_FALSE(of_rank.leader);
+  EXPECT_TRUE(of_rank.has_controller);
   EXPECT_EQ(peer.last_envelope.rank, 1U);
   wsync_engine_destroy(recorder.engine);
+}
+
+TEST(EngineCApi, AnEngineWithoutReadTensorIsUnreadableAndOneWhoseReadFailsIsNot) {
+  const Model model = one_tensor(4096);
+  for (const bool can_read : {false, true}) {
+    SidecarPeer peer;
+    Recorder recorder;
+    const std::string path = peer.path();
+    auto options = options_of(path, recorder);
+    options.take = WSYNC_TAKE_WHOLE;
+    if (can_read)
+      options.callbacks.read_tensor = [](void* user, std::uint32_t, std::uint64_t, void*,
+                                         std::size_t) {
+        wsync_engine_fail(static_cast<Recorder*>(user)->engine, "this tensor cannot be read back");
+        return 1;
+      };
+    recorder.engine = wsync_engine_create(&options);
+    const std::uint64_t shape[2] = {4096, 64};
+    const auto tensor = tensor_of(shape, nullptr);
+    ASSERT_EQ(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
+    ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
+    ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+    peer.accept();
+    peer.welcome_unified();
+    const SharedArena arena = model.arena(kFirst);
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena)).failure, "");
+    EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure, "");
+    EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+    const auto digests = peer.ask<control::Digests>(control::ReadDigests{});
+    EXPECT_TRUE(digests.tensors.empty());
+    EXPECT_EQ(digests.failure,
+              can_read ? "the engine's read_tensor callback failed: this tensor cannot be read back"
+                       : "this engine gives no read_tensor, so its tensors cannot be read back");
+    EXPECT_EQ(digests.is_unreadable, !can_read);
+    wsync_engine_destroy(recorder.engine);
+  }
 }
 
 TEST(EngineCApi, ADeviceThatDoesNotExistIsRefusedWhenItIsAttached) {

@@ -111,6 +111,7 @@ TEST(Casts, VerifyComparesWhatWasWidenedAndNothingElse) {
     if (to != DType::kF32) {
       EXPECT_THAT(digests.failure, HasSubstr("cannot be read back"))
           << "a tensor that has lost bits is called equal";
+      EXPECT_TRUE(digests.is_unreadable);
       // The others are still compared: those of this dtype cannot be, all others can.
       for (const control::HeldTensor& held : digests.tensors) {
         const auto of_rank =

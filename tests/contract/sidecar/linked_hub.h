@@ -181,7 +181,7 @@ class LinkedHub : public testing::Test {
   // What is known of the memory of the replica.
   [[nodiscard]] control::ReplicaReport proof() const {
     std::vector<control::ReplicaReport> reports{{.replica = "r0"}};
-    hub_->add_proofs(reports);
+    hub_->add_to(reports);
     return reports.front();
   }
 

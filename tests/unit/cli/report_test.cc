@@ -50,17 +50,19 @@ TEST(Report, SaysWhatTheCoordinatorHasLeftOut) {
 
 TEST(Report, OfAVerificationTellsADifferenceFromWhatCannotBeRead) {
   const control::VerifyRank equal{.replica = "a", .version = {1, 2}, .tensors = 3, .bytes = 96};
-  const control::VerifyRank controller{.replica = "a", .rank = 1};
+  const control::VerifyRank controller{.replica = "a", .rank = 1, .is_controller = true};
+  const control::VerifyRank partless{.replica = "a", .rank = 2};
   const control::VerifyRank unreadable{
-      .replica = "b",
-      .failure = "this engine gives no read_tensor, so its tensors cannot be read back"};
+      .replica = "b", .failure = "this engine gives no read_tensor", .is_unreadable = true};
   control::VerifyRank partly = equal;
-  partly.failure = "tensor x cannot be read back: it is F32 in the version";
+  partly.failure = "tensor x is F32 in the version";
+  partly.is_unreadable = true;
   control::VerifyRank differs = equal;
   differs.mismatches = {{.tensor = "x"}};
   control::VerifyRank both = partly;
   both.mismatches = differs.mismatches;
-  const control::VerifyRank lost{.replica = "c", .failure = "the rank was lost"};
+  // The words of a sentence decide nothing.
+  const control::VerifyRank lost{.replica = "c", .failure = "its disc cannot be read back"};
   const auto judged = [](std::vector<control::VerifyRank> ranks) {
     const control::VerifyReply reply{.ranks = std::move(ranks)};
     return std::pair(all_match(reply), only_unreadable(reply));
@@ -69,15 +71,18 @@ TEST(Report, OfAVerificationTellsADifferenceFromWhatCannotBeRead) {
   EXPECT_EQ(judged({}), std::pair(false, false));
   EXPECT_EQ(judged({controller}), std::pair(false, false)) << "nothing was compared";
   EXPECT_EQ(judged({equal, controller, unreadable}), std::pair(false, true));
+  EXPECT_EQ(judged({equal, partless}), std::pair(true, false));
+  EXPECT_EQ(judged({lost}), std::pair(false, false));
   EXPECT_EQ(judged({partly}), std::pair(false, true));
   EXPECT_EQ(judged({differs}), std::pair(false, false));
   EXPECT_EQ(judged({differs, unreadable}), std::pair(false, false));
   EXPECT_EQ(judged({both}), std::pair(false, false));
   EXPECT_EQ(judged({lost, unreadable}), std::pair(false, false));
-  const std::string text =
-      to_text(control::VerifyReply{.ranks = {equal, controller, unreadable, partly, both}});
+  const std::string text = to_text(
+      control::VerifyReply{.ranks = {equal, controller, partless, unreadable, partly, both}});
   EXPECT_THAT(text, HasSubstr("replica a rank 0: 1.2 3 tensors, 96 B, all equal\n"));
-  EXPECT_THAT(text, HasSubstr("replica a rank 1: it holds no weights: it is the controller"));
+  EXPECT_THAT(text, HasSubstr("replica a rank 1: it is the controller of the replica"));
+  EXPECT_THAT(text, HasSubstr("replica a rank 2: it holds no part of any tensor\n"));
   EXPECT_THAT(text, HasSubstr("replica b rank 0: not verified: this engine gives no read_tensor"));
   EXPECT_THAT(text, HasSubstr("in the version; the other 3 tensors are equal\n"));
   EXPECT_THAT(text, HasSubstr("1 DIFFER\n  x: expected"));
@@ -90,6 +95,15 @@ TEST(Report, OfAStatusCountsProcessesAndHasANoteForASidecar) {
                     {.name = "s1"}};
   reply.sidecars[0].replicas = {{.replica = "a", .world_size = 2, .ranks_attached = 2}};
   EXPECT_THAT(status::to_text(reply), HasSubstr(" processes 2/2\n"));
+  reply.sidecars[0].replicas[0].controller = control::ControllerState::kAttached;
+  EXPECT_THAT(status::to_text(reply), HasSubstr(" processes 2/2 (1 rank and its controller)\n"));
+  reply.sidecars[0].replicas[0].world_size = 3;
+  reply.sidecars[0].replicas[0].controller = control::ControllerState::kMissing;
+  EXPECT_THAT(status::to_text(reply), HasSubstr(" processes 2/3 (the controller is missing)\n"));
+  EXPECT_THAT(status::to_json(reply).dump(), HasSubstr("\"controller\":\"missing\""));
+  reply.sidecars[0].replicas[0].ranks_attached = 3;
+  reply.sidecars[0].replicas[0].controller = control::ControllerState::kAttached;
+  EXPECT_THAT(status::to_text(reply), HasSubstr(" processes 3/3 (2 ranks and their controller)\n"));
   const std::string text = status::to_text(reply, [](const control::SidecarReport& sidecar) {
     return sidecar.name == "s0" ? std::string("control here") : std::string();
   });

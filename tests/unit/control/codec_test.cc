@@ -316,18 +316,20 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "01000000"
             "0000000000000000000000000000000007000000000000000800000000000000"
             "0900000000000000");
-  const std::string hello =
-      payload(EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x"});
-  EXPECT_EQ(hello.substr(hello.size() - 20), "00000000010100000078");
-  const std::string beat = payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
-                                                           .last_load = LoadKind::kPatch,
-                                                           .last_written_bytes = 10,
-                                                           .last_load_bytes = 11,
-                                                           .proved = {.epoch = 1, .step = 2},
-                                                           .proved_ago_ns = 12,
-                                                           .not_scrubbed = "x",
-                                                           .mismatches = 13,
-                                                           .last_mismatch = "y"}}});
+  const std::string hello = payload(
+      EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x", .has_controller = true});
+  EXPECT_EQ(hello.substr(hello.size() - 22), "0000000001010000007801");
+  const std::string beat =
+      payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
+                                      .last_load = LoadKind::kPatch,
+                                      .last_written_bytes = 10,
+                                      .last_load_bytes = 11,
+                                      .proved = {.epoch = 1, .step = 2},
+                                      .proved_ago_ns = 12,
+                                      .not_scrubbed = "x",
+                                      .mismatches = 13,
+                                      .last_mismatch = "y",
+                                      .controller = ControllerState::kAttached}}});
   EXPECT_NE(beat.find("02"
                       "02"
                       "0a000000000000000b00000000000000"
@@ -335,9 +337,40 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
                       "0c00000000000000"
                       "0100000078"
                       "0d00000000000000"
-                      "0100000079"),
+                      "0100000079"
+                      "02"),
             std::string::npos)
       << beat;
+}
+
+TEST(Codec, BytesOfAReadBackAreFixed) {
+  EXPECT_EQ(payload(Digests{.version = {.epoch = 1, .step = 2},
+                            .tensors = {{.name = "w", .digest = {.low = 3, .high = 4}, .bytes = 5}},
+                            .failure = "x",
+                            .is_unreadable = true}),
+            "010000000200000000000000"
+            "01000000"
+            "0100000077"
+            "03000000000000000400000000000000"
+            "0500000000000000"
+            "0100000078"
+            "01");
+  EXPECT_EQ(payload(VerifyReply{.ranks = {{.replica = "r",
+                                           .rank = 1,
+                                           .version = {.epoch = 2, .step = 3},
+                                           .tensors = 4,
+                                           .bytes = 5,
+                                           .failure = "x",
+                                           .is_unreadable = true,
+                                           .is_controller = false}}}),
+            "01000000"
+            "0100000072"
+            "01000000"
+            "020000000300000000000000"
+            "04000000000000000500000000000000"
+            "0100000078"
+            "00000000"
+            "0100");
 }
 
 TEST(Codec, BytesOfAScrubAreFixed) {

@@ -94,6 +94,59 @@ TEST_F(EngineRegistryTest, AnEngineOfAnotherModelThanIsServedIsToldWhichTensorDo
   EXPECT_EQ(refusal->problems[0].tensor, "b");
 }
 
+TEST_F(EngineRegistryTest, AControllerLeadsAndHasNoWeightsAndEveryRankKnowsOfIt) {
+  const control::EngineHello worker{.world_size = 2, .leader = false, .has_controller = true};
+  const control::EngineHello controller{.world_size = 2, .leader = true, .has_controller = true};
+  EXPECT_EQ(registry_.controller_of("a"), control::ControllerState::kNone);
+  EXPECT_EQ(reason(from("a", 0), worker), "");
+  EXPECT_EQ(reason(from("a", 1), controller), "");
+  registry_.attach({.id = EngineId{11},
+                    .replica = "a",
+                    .rank = 0,
+                    .world_size = 2,
+                    .has_controller = true,
+                    .tensors = std::make_shared<const std::vector<control::EngineTensor>>()});
+  EXPECT_EQ(registry_.controller_of("a"), control::ControllerState::kMissing);
+  // Another rank that was told of no controller: of the same size, and of the size without it.
+  for (const std::uint32_t size : {1U, 2U})
+    EXPECT_EQ(reason(from("a", size - 1), {.world_size = size}),
+              "replica 'a' rank " + std::to_string(size - 1) +
+                  " says that the replica has no controller, but rank 0, which is attached, says "
+                  "that it has a controller: set has_controller on all ranks of the replica and on "
+                  "its controller, or on none");
+  registry_.attach({.id = EngineId{12},
+                    .replica = "a",
+                    .rank = 1,
+                    .world_size = 2,
+                    .has_controller = true,
+                    .tensors = std::make_shared<const std::vector<control::EngineTensor>>()});
+  EXPECT_EQ(registry_.controller_of("a"), control::ControllerState::kAttached);
+  EXPECT_TRUE(registry_.invariants().has_value());
+  // Two ranks without a controller are another replica than one rank with a controller.
+  attach("b", 0, 2);
+  EXPECT_EQ(registry_.controller_of("b"), control::ControllerState::kNone);
+  EXPECT_THAT(reason(from("b", 1), controller),
+              HasSubstr("says that the replica has a controller"));
+  registry_.attach(
+      {.id = EngineId{9}, .replica = "b", .rank = 1, .world_size = 2, .has_controller = true});
+  EXPECT_THAT(registry_.invariants().error().message(), HasSubstr("about a controller"));
+}
+
+TEST_F(EngineRegistryTest, AHelloThatContradictsItselfAboutTheControllerIsRefused) {
+  control::EngineHello hello{.world_size = 1, .has_controller = true};
+  EXPECT_EQ(reason(from("a"), hello),
+            "replica 'a' is a controller alone; it needs ranks that have weights");
+  hello.world_size = 2;
+  EXPECT_EQ(reason(from("a", 0), hello),
+            "replica 'a' rank 0 leads, but the controller of the replica must");
+  hello.tensors = tensors(model());
+  EXPECT_EQ(reason(from("a", 1), hello),
+            "replica 'a' rank 1 is the controller of the replica, but it takes tensors");
+  hello.leader = false;
+  EXPECT_EQ(reason(from("a", 1), hello),
+            "replica 'a' rank 1 is the controller of the replica, but it does not lead");
+}
+
 TEST_F(EngineRegistryTest, AReplicaIsWholeWhenEveryRankIsAttached) {
   EXPECT_FALSE(registry_.whole("a"));
   attach("a", 1, 2);

@@ -11,10 +11,12 @@ SGLang broadcasts from rank 0 in each turn of the loop, behind the requests of t
 Settings are those of `wsync.vllm`: `WSYNC_ENGINE_SOCKET`, `WSYNC_ENGINE_REPLICA` (default: `sglang-PORT`) and
 `WSYNC_ENGINE_CACHE`.
 
-| pause mode | what the schedulers do | |---|---| | `keep` | running requests go back to the queue, and their keys and values are
-computed again (`retract`); with `WSYNC_ENGINE_CACHE=keep` they keep their place and their keys and values (`in_place`) | | `wait`
-| new requests are held back by rank 0 until the running ones have ended | | `abort` | as `wait`, and the running ones are aborted
-|
+What the schedulers do in each pause mode:
+
+* `keep`: running requests go back to the queue, and their keys and values are computed again (`retract`). With
+  `WSYNC_ENGINE_CACHE=keep` they keep their place and their keys and values (`in_place`).
+* `wait`: rank 0 holds new requests back until the running ones have ended.
+* `abort`: as `wait`, and the running ones are aborted.
 
 Refused, with the reason in the log: several data-parallel or pipeline ranks, attention of its own for data-parallel ranks,
 separate prefill and decode, a draft model, the Rust server, several nodes. Do not use SGLang's own routes for pausing and
