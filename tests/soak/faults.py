@@ -319,12 +319,18 @@ class FaultFleet(PluginFleet):
             return all(name in found and found[name]["version"] and int(found[name]["version"].split(".")[1]) >= least for name in names)
         self.until(newer, f"versions from step {least} on, on {names}")
 
-    def settle(self):
-        """No fault lasts: every replica comes to the newest version, with every byte of it."""
+    def settle(self, may_end=None):
+        """No fault lasts: every replica comes to the newest version, with every byte of it. `may_end`: the process in this place may
+        still have been ending when its fault did."""
         with self.talks:
             self.until(self.publish_one, "a publish that the trainer takes")
             newest = self.step
-            self.until(lambda: self.served(newest, REPLICAS), f"step {newest} on every replica")
+
+            def served():
+                if may_end and may_end.process.poll() is not None:
+                    self.replace(may_end)
+                return self.served(newest, REPLICAS)
+            self.until(served, f"step {newest} on every replica")
             code, answer = self.ask("verify")
             assert code == 0, answer
             ranks = answer["result"]["ranks"]
@@ -488,7 +494,7 @@ class FaultRun:
             fault = without_files if member.kind == "sidecar" else killed
         fault(fleet, member)
         ended = time.monotonic()
-        fleet.settle()
+        fleet.settle(member if fault is without_memory and member.kind != "trainer" else None)
         took = time.monotonic() - ended
         self.took[(fault.__name__, member.kind)].append(took)
         fleet.end_children()
