@@ -148,6 +148,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const bool separate = (choice & 4U) != 0;
   CheckedEngine engine(world, static_cast<control::TakeMode>(std::min(choice & 3U, 2U)),
                        (choice & 32U) != 0);
+  // A rank whose connection was closed may have connected again before its input ended. Its
+  // connection still waits here, although nobody is at its other end any more.
+  while (world.listener.accept().value()) {
+  }
   auto link = engine::EngineLink::create(engine.description, world.listener.path(), engine).value();
   engine.link = link.get();
   WSYNC_CHECK(link->poll(-1).has_value(), "connects");
