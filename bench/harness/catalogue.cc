@@ -355,7 +355,8 @@ constexpr std::array kDeltaCases{
              "Time from the beginning of a publish of such an update until all engines serve it",
              "ms", false, "the same for an update in which all weights change"},
     CaseText{"patch", "Size of the patch, as a share of the model", "%", false, ""},
-    CaseText{"travelled", "Bytes that came to the sidecar, as a share of the model", "%", false, ""},
+    CaseText{"travelled", "Bytes that came to the sidecar, as a share of the model", "%", false,
+             ""},
 };
 
 constexpr std::array kSuites{
