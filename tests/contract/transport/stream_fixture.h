@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "shared/base/shared_memory.h"
@@ -71,7 +72,7 @@ class TestVersion {
         *manifest, BucketPlan::create(*manifest, kBucketBytes).value());
     blocks_ = std::make_shared<const patch::Layout>(manifest);
     for (const LeafPlace& leaf : leaves_->all())
-      sums_.push_back(word_sum(data().subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+      sums_->push_back(word_sum(data().subspan(leaf.arena_offset, leaf.bytes), leaf.place));
   }
 
   [[nodiscard]] const StreamKey& key() const { return key_; }
@@ -82,10 +83,10 @@ class TestVersion {
   }
   [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const { return leaves_; }
   [[nodiscard]] const std::shared_ptr<const patch::Layout>& blocks() const { return blocks_; }
-  [[nodiscard]] const std::vector<WordSum>& sums() const { return sums_; }
+  [[nodiscard]] const std::vector<WordSum>& sums() const { return *sums_; }
   // What is sent behind the bucket.
   [[nodiscard]] Digest digest(std::uint64_t i) const {
-    return bucket_digest(std::span(sums_).subspan(leaves_->first(i), leaves_->bucket(i).size()));
+    return bucket_digest(std::span(*sums_).subspan(leaves_->first(i), leaves_->bucket(i).size()));
   }
   [[nodiscard]] SharedArena& arena() const { return *arena_; }
 
@@ -96,20 +97,23 @@ class TestVersion {
             .buckets = buckets_,
             .data = data(),
             .leaves = leaves_,
-            .sums = sums_,
+            .sums = *sums_,
             .blocks = blocks_,
-            .hold = std::make_shared<std::pair<std::shared_ptr<SharedArena>, ReadLease>>(
-                arena_, std::move(*lease)),
+            .hold = std::make_shared<Held>(arena_, sums_, std::move(*lease)),
             .share = [arena = arena_] { return arena->share(); }};
   }
 
  private:
+  // What a source reads on its own thread, also after the version itself has gone.
+  using Held =
+      std::tuple<std::shared_ptr<SharedArena>, std::shared_ptr<std::vector<WordSum>>, ReadLease>;
+
   StreamKey key_;
   std::shared_ptr<SharedArena> arena_;
   std::vector<BucketWindow> buckets_;
   std::shared_ptr<const LeafTable> leaves_;
   std::shared_ptr<const patch::Layout> blocks_;
-  std::vector<WordSum> sums_;
+  std::shared_ptr<std::vector<WordSum>> sums_ = std::make_shared<std::vector<WordSum>>();
 };
 
 // A sink with its staging memory, and everything that it reported.
