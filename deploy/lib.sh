@@ -338,9 +338,8 @@ run_ctest() {
   local folder=$1 code=0 log
   shift
   log=$folder/ctest.out
-  # A test that computes counts twice (the property PROCESSORS), one that waits most of the time once: on two cores two that
-  # compute go on beside one that waits, or five that wait.
-  ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$((2 * $(nproc) + 1))" "$@" 2>&1 | tee "$log" || code=$?
+  # One more than cores: tests of several processes wait for these most of the time.
+  ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "$@" 2>&1 | tee "$log" || code=$?
   say "skipped tests"
   print_skipped "$folder" "$log"
   grep -E '^[0-9]+% tests passed' "$log" || true
