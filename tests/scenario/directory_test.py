@@ -1,5 +1,6 @@
 """Real processes: a trainer writes its versions to a folder, and another host, which reaches that folder alone, serves them."""
 import ctypes
+import glob
 import json
 import os
 import pathlib
@@ -127,6 +128,14 @@ class OtherHost(Fleet):
         with open(self.follower.log_path, encoding="utf-8") as file:
             return file.read()
 
+    def recorded(self, version):
+        """Whether the follower has stored that it has published this version: one that ends before publishes it again."""
+        for path in glob.glob(os.path.join(self.environment["WSYNC_STATE_DIR"], "**", "followed.directory"), recursive=True):
+            with open(path, encoding="utf-8") as file:
+                if file.readline().strip() == version:
+                    return True
+        return False
+
     def served(self, name):
         """Waits until this host serves that directory; the version that it has here."""
         found = []
@@ -220,6 +229,7 @@ class Directory(unittest.TestCase):
                 _, engines = other.sidecar("s1")
                 other.engine(engines, "b", one)
                 version = other.served("weight_v000001")
+                other.until(lambda: other.recorded(version), "the record of the follower")
                 other.follower.kill()
                 other.follower.wait()
                 other.follower = other.start("trainer", "--follow-directory", folder)
