@@ -99,13 +99,23 @@ wsync_state c_rank_state(wsync::control::RankState state) {
   return WSYNC_STATE_TAINTED;
 }
 
+// The numeric value of an enumerator passed from C. It may be any number, and in C++ it is
+// undefined behaviour to read an enumeration value that is out of range.
+template <class Enum>
+int number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int number = 0;
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
 class CallbackEngine final : public wsync::engine::Engine {
  public:
   // `steps`: null unless the replica's steps are led. Borrowed.
   CallbackEngine(const wsync_engine_options& options, wsync::engine::LedSteps* steps)
       : callbacks_(options.callbacks),
         user_(options.user),
-        on_gpu_(options.weights_on == WSYNC_DEVICE_CUDA),
+        on_gpu_(number_of(options.weights_on) == WSYNC_DEVICE_CUDA),
         steps_(steps) {}
 
   // Whether one of the callbacks is running on the calling thread.
@@ -298,16 +308,6 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
                        wsync::engine::destination_bytes(out, shard->bytes())};
   }
   return out;
-}
-
-// The numeric value of an enumerator passed from C. It may be any number, and in C++ it is
-// undefined behaviour to read an enumeration value that is out of range.
-template <class Enum>
-int number_of(const Enum& value) {
-  static_assert(sizeof(Enum) == sizeof(int));
-  int number = 0;
-  std::memcpy(&number, &value, sizeof number);
-  return number;
 }
 
 // Returns nullptr for weights in host memory.
