@@ -56,7 +56,7 @@ class GpuEngine : public FakeEngine {
                             std::span<const LayerTensor> tensors) override {
     if (description.take == control::TakeMode::kPieces)
       return FakeEngine::load_layer(version, layer, tensors);
-    calls.push_back("layer " + std::to_string(layer));
+    note("layer " + std::to_string(layer));
     if (on_layer) on_layer();
     for (const LayerTensor& tensor : tensors) {
       if (description.take == control::TakeMode::kWhole)
@@ -69,12 +69,12 @@ class GpuEngine : public FakeEngine {
   }
   Result<Answer> commit(const Version& version) override {
     if (description.take != control::TakeMode::kBorrow) return FakeEngine::commit(version);
-    calls.push_back("commit " + version.to_string());
+    note("commit " + version.to_string());
     WSYNC_TRY(copy_borrowed());
     return late_commit ? Answer::kLater : Answer::kNow;
   }
   void load_given_up(const Version& version) override {
-    calls.push_back("given up " + version.to_string());
+    note("given up " + version.to_string());
     if (on_given_up) on_given_up(version);
   }
   // Copies what is borrowed, as an engine packs it.

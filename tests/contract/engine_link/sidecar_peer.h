@@ -109,22 +109,22 @@ class FakeEngine : public Engine {
   }
 
   Result<> pause(const PauseRequest&) override {
-    calls.emplace_back("pause");
+    note("pause");
     return on_pause ? on_pause() : Result<>{};
   }
   Result<> check_version(const Version& version) override {
-    calls.push_back("check " + version.to_string());
+    note("check " + version.to_string());
     if (!unfit.empty()) return fail(ErrorCode::kRefused, unfit);
     return {};
   }
   Result<> load_begin(const Version& version) override {
-    calls.push_back("begin " + version.to_string());
+    note("begin " + version.to_string());
     if (fail_begin) return fail(ErrorCode::kIo, "not now");
     return {};
   }
   Result<Answer> load_layer(const Version&, std::uint32_t layer,
                             std::span<const LayerTensor> tensors) override {
-    calls.push_back("layer " + std::to_string(layer));
+    note("layer " + std::to_string(layer));
     for (const LayerTensor& tensor : tensors) {
       if (description.take == control::TakeMode::kWhole)
         memory[tensor.tensor].assign(tensor.bytes.begin(), tensor.bytes.end());
@@ -135,7 +135,7 @@ class FakeEngine : public Engine {
     return late_layers.contains(layer) ? Answer::kLater : Answer::kNow;
   }
   Result<Answer> commit(const Version& version) override {
-    calls.push_back("commit " + version.to_string());
+    note("commit " + version.to_string());
     // The last moment at which borrowed bytes may be read.
     if (description.take == control::TakeMode::kBorrow)
       for (std::size_t t = 0; t < adopted.size(); ++t)
@@ -143,7 +143,7 @@ class FakeEngine : public Engine {
     return late_commit ? Answer::kLater : Answer::kNow;
   }
   Result<> resume() override {
-    calls.emplace_back("resume");
+    note("resume");
     return on_resume ? on_resume() : Result<>{};
   }
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
@@ -166,7 +166,18 @@ class FakeEngine : public Engine {
   EngineDescription description;
   std::vector<std::vector<std::byte>> memory;
   std::vector<std::span<const std::byte>> adopted;
+  void note(std::string call) {
+    const std::lock_guard lock(calls_mutex);
+    calls.push_back(std::move(call));
+  }
+  // What it was called for until now, also while the link has something to do.
+  [[nodiscard]] std::vector<std::string> calls_until_now() const {
+    const std::lock_guard lock(calls_mutex);
+    return calls;
+  }
+
   std::vector<std::string> calls;  // read it only while the link has nothing to do
+  mutable std::mutex calls_mutex;
   std::function<Result<>()> on_pause;
   std::function<Result<>()> on_resume;
   std::function<void(std::uint32_t tensor)> on_read;  // a part of it has been read
