@@ -5,6 +5,7 @@
 #include <chrono>
 #include <filesystem>
 #include <gtest/gtest.h>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <set>
