@@ -88,17 +88,7 @@ class Comparison {
     for (std::size_t bucket = 0; bucket < changes.buckets.size() && !is_over(); ++bucket) {
       const auto views = WSYNC_TRY(patch::read_leaf_changes(
           layout_, target_.leaves()->bucket(bucket), *changes.buckets[bucket]));
-      for (const patch::BlockView& view : views) {
-        patch::Block block{.place = view.place,
-                           .dense = view.dense,
-                           .elements = view.elements,
-                           .gap_bytes = static_cast<std::uint32_t>(view.gaps.size()),
-                           .before = view.before,
-                           .after = view.after,
-                           .payload = Bytes(view.gaps.begin(), view.gaps.end())};
-        block.payload.insert(block.payload.end(), view.values.begin(), view.values.end());
-        add(std::move(block));
-      }
+      for (const patch::BlockView& view : views) add(patch::copy_of(view));
     }
     return within_limits();
   }

@@ -88,18 +88,6 @@ void seal(Bytes& index, std::span<const std::byte> body,
   put(index, end, wsync::digest_of(std::span(index).first(end)));
 }
 
-Block owned(const BlockView& view) {
-  Block block{.place = view.place,
-              .dense = view.dense,
-              .elements = view.elements,
-              .gap_bytes = static_cast<std::uint32_t>(view.gaps.size()),
-              .before = view.before,
-              .after = view.after,
-              .payload = Bytes(view.gaps.begin(), view.gaps.end())};
-  block.payload.insert(block.payload.end(), view.values.begin(), view.values.end());
-  return block;
-}
-
 void check_written_alike(const Layout& layout, const PatchReader& patch,
                          std::span<const std::byte> index,
                          std::span<const std::span<const std::byte>> buckets) {
@@ -109,7 +97,7 @@ void check_written_alike(const Layout& layout, const PatchReader& patch,
     const auto blocks = parse_bucket(patch.index(), layout, i, buckets[i]);
     WSYNC_CHECK(blocks.has_value(), "a bucket that was accepted is accepted");
     auto builder = PatchBuilder::create(layout, wsync::limits::kMiB).value();
-    for (const BlockView& block : *blocks) builder.add(owned(block));
+    for (const BlockView& block : *blocks) builder.add(copy_of(block));
     const auto again = builder.finish(patch.index().link().base, patch.index().link().target);
     WSYNC_CHECK(again && again->buckets.size() == 1 &&
                     std::ranges::equal(again->buckets.front(), buckets[i]),

@@ -52,4 +52,17 @@ struct Block {
   friend bool operator==(const Block&, const Block&) = default;
 };
 
+// The block with bytes of its own.
+[[nodiscard]] inline Block copy_of(const BlockView& view) {
+  Block block{.place = view.place,
+              .dense = view.dense,
+              .elements = view.elements,
+              .gap_bytes = static_cast<std::uint32_t>(view.gaps.size()),
+              .before = view.before,
+              .after = view.after,
+              .payload = Bytes(view.gaps.begin(), view.gaps.end())};
+  block.payload.insert(block.payload.end(), view.values.begin(), view.values.end());
+  return block;
+}
+
 }  // namespace wsync::patch

@@ -83,18 +83,6 @@ Block sparse_block(const BlockPlace& place, std::span<const std::uint32_t> posit
   return block;
 }
 
-Block copy_of(const BlockView& view) {
-  Block block{.place = view.place,
-              .dense = view.dense,
-              .elements = view.elements,
-              .gap_bytes = static_cast<std::uint32_t>(view.gaps.size()),
-              .before = view.before,
-              .after = view.after,
-              .payload = Bytes(view.gaps.begin(), view.gaps.end())};
-  block.payload.insert(block.payload.end(), view.values.begin(), view.values.end());
-  return block;
-}
-
 }  // namespace
 
 Result<Block> merge_blocks(const Layout& layout, const BlockView& first, const BlockView& second,
