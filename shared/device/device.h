@@ -19,6 +19,7 @@
 #include "shared/base/bytes.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
+#include "shared/base/float_formats.h"
 #include "shared/base/kinds.h"
 #include "shared/base/split_sum.h"
 #include "shared/base/unique_fd.h"
@@ -88,8 +89,13 @@ struct Piece {
   // rows must end at `place.tensor_bytes` at the latest.
   std::uint32_t sum = kNoSum;
   RangePlace place = {};
+  // Each element is converted while it is copied; what is added to a sum are the bytes before. With
+  // a conversion, rows, their stride and the addresses on both sides are multiples of an element.
+  FloatCast cast = {};
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return row_bytes * rows; }
+  // The size of what is written.
+  [[nodiscard]] std::uint64_t written_bytes() const noexcept { return cast.converted(bytes()); }
 };
 
 // A point in a stream's work. It can be reused: each record() moves it. Thread: any.
@@ -164,7 +170,7 @@ class Stream {
   // Executes one batch: all pieces in one launch (GPU) or one pass (host). When the work is
   // complete, each element of `sums` is the SplitSum of its pieces' rows; `sums` must stay valid
   // until then. `from` and `to` of one batch must not overlap. kInvalidInput for rows outside their
-  // memory or their tensor, or for an invalid sum index.
+  // memory or their tensor, for an invalid sum index, or for elements that cannot be converted.
   [[nodiscard]] virtual Result<> copy_pieces(std::span<const Piece> pieces,
                                              std::span<SplitSum> sums) = 0;
   // For communicators: executes `work` in this stream's order, on a thread of the stream. Work

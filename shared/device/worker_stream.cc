@@ -205,6 +205,31 @@ Result<> check_region(const Region& region, bool to_be_written) {
   return {};
 }
 
+namespace {
+
+Result<> check_cast(const Piece& piece) {
+  if (piece.cast.is_none()) return {};
+  if (piece.cast.from == FloatFormat::kF8E4M3)
+    return fail(ErrorCode::kInvalidInput, "a piece converts from F8_E4M3, which is not possible");
+  const auto address = [](const Memory* memory, std::uint64_t offset) {
+    return memory == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(memory->address()) + offset;
+  };
+  const std::uint64_t from = float_bytes(piece.cast.from);
+  const std::uint64_t to = float_bytes(piece.cast.to);
+  const std::uint64_t distances = piece.row_bytes | (piece.rows > 1 ? piece.from_stride : 0);
+  if (distances % from == 0 && address(piece.from, piece.from_offset) % from == 0 &&
+      address(piece.to, piece.to_offset) % to == 0)
+    return {};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("a piece converts elements of {} bytes to elements of {}, but rows of {} "
+                          "bytes, {} bytes apart, from offset {} to offset {} are not aligned to "
+                          "them",
+                          from, to, piece.row_bytes, piece.from_stride, piece.from_offset,
+                          piece.to_offset));
+}
+
+}  // namespace
+
 Result<> check_pieces(std::span<const Piece> pieces, std::size_t sums) {
   for (const Piece& piece : pieces) {
     if (piece.row_bytes == 0 || piece.rows == 0) continue;
@@ -221,7 +246,8 @@ Result<> check_pieces(std::span<const Piece> pieces, std::size_t sums) {
                            false));
     if (piece.to != nullptr)
       WSYNC_TRY(check_region(
-          {.memory = piece.to, .offset = piece.to_offset, .bytes = piece.bytes()}, true));
+          {.memory = piece.to, .offset = piece.to_offset, .bytes = piece.written_bytes()}, true));
+    WSYNC_TRY(check_cast(piece));
     if (piece.sum == Piece::kNoSum) continue;
     if (piece.sum >= sums)
       return fail(ErrorCode::kInvalidInput,

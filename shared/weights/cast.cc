@@ -18,102 +18,30 @@ constexpr std::size_t kTurn = 128;
 template <class T>
 using Turn = std::array<T, kTurn>;
 
-constexpr std::uint32_t kSign = 0x80000000U;
-
-// Each of the functions below converts one element. They have no branches, for the same reason.
-
-[[gnu::always_inline]] inline float select(bool which, float yes, float no) noexcept {
-  return which ? yes : no;
-}
-[[gnu::always_inline]] inline std::uint32_t select(bool which, std::uint32_t yes,
-                                                   std::uint32_t no) noexcept {
-  return which ? yes : no;
-}
-
-[[gnu::always_inline]] inline float from_bf16(std::uint16_t x) noexcept {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16U);
-}
-
-[[gnu::always_inline]] inline std::uint16_t to_bf16(float value) noexcept {
-  const auto x = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t rounded = (x + 0x7fffU + ((x >> 16U) & 1U)) >> 16U;
-  // A NaN keeps its upper bits and is made quiet, because rounding might turn it into an infinity.
-  const std::uint32_t nan = (x >> 16U) | 0x40U;
-  return static_cast<std::uint16_t>(select((x & ~kSign) > 0x7f800000U, nan, rounded));
-}
-
-[[gnu::always_inline]] inline float from_f16(std::uint16_t half) noexcept {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16U;
-  const std::uint32_t magnitude = half & 0x7fffU;
-  // The exponent's bias is 15 instead of 127. A subnormal is a multiple of 2^-24.
-  const std::uint32_t normal = (magnitude << 13U) + ((127U - 15U) << 23U);
-  const std::uint32_t special = (magnitude << 13U) | 0x7f800000U;
-  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(
-      static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24F);
-  const std::uint32_t finite = select(magnitude < 0x400U, subnormal, normal);
-  return std::bit_cast<float>(sign | select(magnitude >= 0x7c00U, special, finite));
-}
-
-// Rounds to kBits bits of mantissa and drops the other bits. The exponent keeps the float's bias.
-template <unsigned kBits>
-[[gnu::always_inline]] inline std::uint32_t round_mantissa(std::uint32_t magnitude) noexcept {
-  constexpr unsigned kDrop = 23 - kBits;
-  constexpr std::uint32_t kHalf = (1U << (kDrop - 1)) - 1U;
-  return (magnitude + kHalf + ((magnitude >> kDrop) & 1U)) >> kDrop;
-}
-
-[[gnu::always_inline]] inline std::uint16_t to_f16(float value) noexcept {
-  const auto x = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = (x & kSign) >> 16U;
-  const std::uint32_t magnitude = x & ~kSign;
-  const std::uint32_t normal = round_mantissa<10>(magnitude) - ((127U - 15U) << 10U);
-  // Added to 0.5, whose last bit is worth 2^-24, a value below 2^-14 is rounded to the multiples of
-  // the smallest subnormal.
-  const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
-  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U;
-  std::uint32_t half = select(magnitude < 0x38800000U, subnormal, normal);  // 2^-14
-  half = select(magnitude >= 0x477ff000U, 0x7c00U, half);                   // 65520
-  half = select(magnitude > 0x7f800000U, 0x7e00U | ((magnitude >> 13U) & 0x3ffU), half);
-  return static_cast<std::uint16_t>(sign | half);
-}
-
-[[gnu::always_inline]] inline std::uint8_t to_f8(float value) noexcept {
-  const auto x = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = (x & kSign) >> 24U;
-  const std::uint32_t magnitude = x & ~kSign;
-  const std::uint32_t limited =
-      std::bit_cast<std::uint32_t>(select(magnitude > std::bit_cast<std::uint32_t>(kF8E4M3Max),
-                                          kF8E4M3Max, std::bit_cast<float>(magnitude)));
-  const std::uint32_t normal = round_mantissa<3>(limited) - ((127U - 7U) << 3U);
-  // As in to_f16(): the last bit of 2^14 is worth 2^-9, the smallest subnormal.
-  const float shifted = std::bit_cast<float>(limited) + 0x1p14F;
-  const std::uint32_t subnormal =
-      std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0x1p14F);
-  std::uint32_t byte = select(limited < 0x3c800000U, subnormal, normal);  // 2^-6
-  byte = select(magnitude > 0x7f800000U, 0x7fU, byte);
-  return static_cast<std::uint8_t>(sign | byte);
-}
+using float_formats::bits_of;
+using float_formats::kSign;
+using float_formats::value_of;
 
 // How an element of each kind is read as a float, and written.
 struct F32 {
   using Bits = float;
-  [[gnu::always_inline]] static float read(Bits x) noexcept { return x; }
-  [[gnu::always_inline]] static Bits write(float x, float /*scale*/) noexcept { return x; }
+  WSYNC_INLINED static float read(Bits x) noexcept { return x; }
+  WSYNC_INLINED static Bits write(float x, float /*scale*/) noexcept { return x; }
 };
 struct F16 {
   using Bits = std::uint16_t;
-  [[gnu::always_inline]] static float read(Bits x) noexcept { return from_f16(x); }
-  [[gnu::always_inline]] static Bits write(float x, float /*scale*/) noexcept { return to_f16(x); }
+  WSYNC_INLINED static float read(Bits x) noexcept { return value_of(from_f16(x)); }
+  WSYNC_INLINED static Bits write(float x, float /*scale*/) noexcept { return to_f16(bits_of(x)); }
 };
 struct Bf16 {
   using Bits = std::uint16_t;
-  [[gnu::always_inline]] static float read(Bits x) noexcept { return from_bf16(x); }
-  [[gnu::always_inline]] static Bits write(float x, float /*scale*/) noexcept { return to_bf16(x); }
+  WSYNC_INLINED static float read(Bits x) noexcept { return value_of(from_bf16(x)); }
+  WSYNC_INLINED static Bits write(float x, float /*scale*/) noexcept { return to_bf16(bits_of(x)); }
 };
 struct F8 {
   using Bits = std::uint8_t;
-  [[gnu::always_inline]] static Bits write(float x, float scale) noexcept {
-    return to_f8(x / scale);
+  WSYNC_INLINED static Bits write(float x, float scale) noexcept {
+    return to_f8e4m3(bits_of(x / scale));
   }
 };
 
@@ -235,6 +163,21 @@ void cast_from(std::span<const std::byte> in, DType to, std::span<std::byte> out
 }
 
 }  // namespace
+
+std::optional<FloatFormat> float_format(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kF32:
+      return FloatFormat::kF32;
+    case DType::kF16:
+      return FloatFormat::kF16;
+    case DType::kBF16:
+      return FloatFormat::kBF16;
+    case DType::kF8E4M3:
+      return FloatFormat::kF8E4M3;
+    default:
+      return std::nullopt;
+  }
+}
 
 bool can_cast(DType from, DType to) noexcept {
   return from == to || (is_source(from) && (is_source(to) || to == DType::kF8E4M3));

@@ -12,14 +12,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "shared/base/float_formats.h"
 #include "shared/weights/dtype.h"
 
 namespace wsync {
 
 inline constexpr float kF8E4M3Max = 448.0F;
 
+// The format of the elements, std::nullopt unless it is one of those that cast() knows.
+[[nodiscard]] std::optional<FloatFormat> float_format(DType dtype) noexcept;
 // Whether cast() converts between these dtypes: F32, F16 and BF16 into each other and into F8_E4M3,
 // and every dtype into itself.
 [[nodiscard]] bool can_cast(DType from, DType to) noexcept;

@@ -58,7 +58,8 @@ class CopyPiecesRun {
     cuda::run_pieces_on_host(pieces_.data(), launch_.count, launch_.unit_bytes, units, sums_);
     for (const auto& piece : pieces_) {
       if (piece.to != 0)
-        written = reinterpret_cast<std::byte*>(piece.to) + piece.row_bytes * piece.rows / 2;
+        written = reinterpret_cast<std::byte*>(piece.to) +
+                  piece.cast.converted(piece.row_bytes * piece.rows) / 2;
     }
     return check_alignment(kCopyPieces);
   }
@@ -88,7 +89,7 @@ class CopyPiecesRun {
     max_sum_ =
         piece.sum == cuda::KernelPiece::kNoSum ? max_sum_ : std::max(max_sum_, piece.sum + 1);
     if (piece.to == 0) return true;
-    piece.to = view(piece.to, bytes, true);
+    piece.to = view(piece.to, piece.cast.converted(bytes), true);
     return piece.to != 0;
   }
 

@@ -30,7 +30,8 @@ Result<KernelTable> kernel_table(std::span<const Piece> pieces, std::uint32_t mu
                             .seed = piece.place.seed,
                             .position = piece.place.position,
                             .tensor_bytes = piece.place.tensor_bytes,
-                            .sum = piece.sum});
+                            .sum = piece.sum,
+                            .cast = piece.to == nullptr ? FloatCast{} : piece.cast});
     table.bytes += piece.bytes();
   }
   Launch& launch = table.launch;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "shared/base/float_formats.h"
 #include "shared/base/word_terms.h"
 
 namespace wsync::device::cuda {
@@ -50,7 +51,8 @@ struct KernelPiece {
   std::uint64_t tensor_bytes = 0;  // its last word may be short
   std::uint64_t first_unit = 0;    // number of units in the preceding pieces
   std::uint32_t sum = kNoSum;      // index of a KernelSum
-  std::uint32_t unused = 0;
+  FloatCast cast;                  // of the elements; `to` has rows of converted ones
+  std::uint16_t unused = 0;
 };
 static_assert(sizeof(KernelPiece) == 80);
 

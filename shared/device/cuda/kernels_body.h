@@ -248,6 +248,17 @@ WSYNC_HOST_DEVICE inline void add_words(const KernelPiece& piece, Cursor at, std
   }
 }
 
+// Adds the words of a unit, whatever its alignment.
+WSYNC_HOST_DEVICE inline void add_all_words(const KernelPiece& piece, UnitRange range,
+                                            LaneSum& sum) {
+  for (std::uint32_t at = range.lane * kGranuleBytes; at < range.bytes;
+       at += kWarpLanes * kGranuleBytes) {
+    const std::uint32_t left = range.bytes - at;
+    add_words(piece, Cursor(piece, range.offset + at), left < kGranuleBytes ? left : kGranuleBytes,
+              sum);
+  }
+}
+
 // A part of a row, aligned to 16 bytes.
 struct Segment {
   std::uint64_t to = 0;  // 0: no copy
@@ -425,13 +436,137 @@ WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_unaligned(const KernelPiece&
       copy_words<std::uint8_t>(piece, range);
   }
   LaneSum sum;
-  if (piece.sum == KernelPiece::kNoSum) return sum;
-  for (std::uint32_t at = range.lane * kGranuleBytes; at < range.bytes;
-       at += kWarpLanes * kGranuleBytes) {
-    const std::uint32_t left = range.bytes - at;
-    add_words(piece, Cursor(piece, range.offset + at), left < kGranuleBytes ? left : kGranuleBytes,
-              sum);
+  if (piece.sum != KernelPiece::kNoSum) add_all_words(piece, range, sum);
+  return sum;
+}
+
+// Converts the elements of 16 bytes of the source, and writes them.
+template <FloatFormat kFrom, FloatFormat kTo>
+WSYNC_HOST_DEVICE inline void store_converted(std::uint64_t to, const Words& words) {
+  constexpr std::uint32_t kFromBits = 8 * float_bytes(kFrom);
+  constexpr std::uint32_t kToBits = 8 * float_bytes(kTo);
+  constexpr std::uint32_t kElements = 64 / kFromBits;  // in a word
+  constexpr std::uint64_t kMask = (std::uint64_t{1} << kFromBits) - 1;
+  std::uint64_t out[kToBits > kFromBits ? 4 : 2] = {};
+  WSYNC_UNROLL
+  for (std::uint32_t i = 0; i < 2 * kElements; ++i) {
+    const std::uint64_t word = i < kElements ? words.a : words.b;
+    const auto element = static_cast<std::uint32_t>((word >> (i % kElements * kFromBits)) & kMask);
+    const std::uint64_t converted = write_float(kTo, read_float(kFrom, element));
+    out[i * kToBits / 64] |= converted << (i * kToBits % 64);
   }
+  constexpr std::uint32_t kBytes = 2 * kElements * kToBits / 8;
+  if constexpr (kBytes == 32) {
+    store(to, Words{out[0], out[1]});
+    store(to + 16, Words{out[2], out[3]});
+  } else if constexpr (kBytes == 16) {
+    store(to, Words{out[0], out[1]});
+  } else if constexpr (kBytes == 8) {
+    store(to, out[0]);
+  } else {
+    store(to, static_cast<std::uint32_t>(out[0]));
+  }
+}
+
+// A unit whose source is aligned to 16 bytes, and its target to what 16 bytes become.
+template <FloatFormat kFrom, FloatFormat kTo>
+WSYNC_HOST_DEVICE inline LaneSum convert_granules(const KernelPiece& piece, UnitRange range) {
+  constexpr std::uint32_t kTogether = 2;
+  constexpr std::uint64_t kWritten = kGranuleBytes / float_bytes(kFrom) * float_bytes(kTo);
+  LaneSum sum;
+  const auto granules = static_cast<std::uint32_t>(range.bytes / kGranuleBytes);
+  const std::uint64_t seed = piece.seed;
+  const std::uint64_t ahead = piece.position - piece.from;  // of addresses, mod 2^64
+  const bool counted = piece.sum != KernelPiece::kNoSum;
+  const auto add = [&](std::uint64_t address, const Words& words) {
+    const std::uint64_t index = (ahead + address) / kSumWordBytes;
+    const Words keys = keys_of(static_cast<std::uint32_t>(index % kSumKeyCount / 2));
+    sum.product += (keyed_product(words.a, keys.a) + keyed_product(words.b, keys.b)) *
+                   sum_factor(seed, index / kSumKeyCount);
+    sum.sum += words.a + words.b;
+  };
+  Cursor cursor(piece, range.offset + range.lane * kGranuleBytes, kWarpLanes * kGranuleBytes);
+  std::uint64_t to = piece.to + (range.offset / kGranuleBytes + range.lane) * kWritten;
+  std::uint32_t g = range.lane;
+  for (; g + (kTogether - 1) * kWarpLanes < granules; g += kTogether * kWarpLanes) {
+    Words words[kTogether];
+    std::uint64_t addresses[kTogether];
+    WSYNC_UNROLL
+    for (std::uint32_t k = 0; k < kTogether; ++k) {
+      addresses[k] = cursor.address();
+      words[k] = load<Words>(addresses[k]);
+      cursor.go_ahead();
+    }
+    WSYNC_UNROLL
+    for (std::uint32_t k = 0; k < kTogether; ++k) {
+      store_converted<kFrom, kTo>(to + k * kWarpLanes * kWritten, words[k]);
+      if (counted) add(addresses[k], words[k]);
+    }
+    to += kTogether * kWarpLanes * kWritten;
+  }
+  for (; g < granules; g += kWarpLanes) {
+    const auto words = load<Words>(cursor.address());
+    store_converted<kFrom, kTo>(to, words);
+    if (counted) add(cursor.address(), words);
+    cursor.go_ahead();
+    to += kWarpLanes * kWritten;
+  }
+  return sum;
+}
+
+template <FloatFormat kFrom>
+WSYNC_HOST_DEVICE inline LaneSum convert_granules_from(const KernelPiece& piece, UnitRange range) {
+  switch (piece.cast.to) {
+    case FloatFormat::kF32:
+      return convert_granules<kFrom, FloatFormat::kF32>(piece, range);
+    case FloatFormat::kF16:
+      return convert_granules<kFrom, FloatFormat::kF16>(piece, range);
+    case FloatFormat::kBF16:
+      return convert_granules<kFrom, FloatFormat::kBF16>(piece, range);
+    case FloatFormat::kF8E4M3:
+      break;
+  }
+  return convert_granules<kFrom, FloatFormat::kF8E4M3>(piece, range);
+}
+
+// Any other unit: one element at a time.
+WSYNC_HOST_DEVICE inline void convert_elements(const KernelPiece& piece, UnitRange range) {
+  const std::uint32_t step = float_bytes(piece.cast.from);
+  const std::uint32_t written = float_bytes(piece.cast.to);
+  Cursor cursor(piece, range.offset + range.lane * step, std::uint64_t{kWarpLanes} * step);
+  for (std::uint32_t at = range.lane * step; at < range.bytes; at += kWarpLanes * step) {
+    const std::uint32_t element =
+        step == 4 ? load<std::uint32_t>(cursor.address()) : load<std::uint16_t>(cursor.address());
+    cursor.go_ahead();
+    const std::uint32_t converted =
+        write_float(piece.cast.to, read_float(piece.cast.from, element));
+    const std::uint64_t to = piece.to + (range.offset + at) / step * written;
+    if (written == 4)
+      store(to, converted);
+    else if (written == 2)
+      store(to, static_cast<std::uint16_t>(converted));
+    else
+      store(to, static_cast<std::uint8_t>(converted));
+  }
+}
+
+// Copies and converts.
+WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_converting(const KernelPiece& piece,
+                                                               UnitRange range) {
+  std::uint64_t bits = piece.from | range.bytes;
+  if (piece.rows > 1) bits |= piece.row_bytes | piece.from_stride;
+  if (piece.sum != KernelPiece::kNoSum) bits |= piece.position;
+  const std::uint64_t written = piece.cast.converted(kGranuleBytes);
+  if (bits % kGranuleBytes == 0 && piece.to % (written < kGranuleBytes ? written : kGranuleBytes) == 0) {
+    if (piece.cast.from == FloatFormat::kF32)
+      return convert_granules_from<FloatFormat::kF32>(piece, range);
+    if (piece.cast.from == FloatFormat::kF16)
+      return convert_granules_from<FloatFormat::kF16>(piece, range);
+    return convert_granules_from<FloatFormat::kBF16>(piece, range);
+  }
+  convert_elements(piece, range);
+  LaneSum sum;
+  if (piece.sum != KernelPiece::kNoSum) add_all_words(piece, range, sum);
   return sum;
 }
 
@@ -446,6 +581,7 @@ WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& stored, std::uint64
   const UnitRange range{offset, static_cast<std::uint32_t>(bytes), lane};
   std::uint64_t bits = piece.to | piece.from | bytes;
   if (piece.rows > 1) bits |= piece.row_bytes | piece.from_stride;
+  if (!piece.cast.is_none()) bits = 1;
   const std::uint64_t counted = piece.sum == KernelPiece::kNoSum ? bits : bits | piece.position;
   // The sum of the usual case stays in registers, because its address is given to nobody.
   if (counted % kGranuleBytes == 0 && piece.rows == 1) {
@@ -461,6 +597,7 @@ WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& stored, std::uint64
     return run_long_rows(stored, range);
   if (counted % kGranuleBytes == 0) return run_short_rows(stored, range);
   if (counted % kSumWordBytes == 0) return run_word_rows(stored, range);
+  if (!stored.cast.is_none()) return run_converting(stored, range);
   return run_unaligned(stored, range, bits);
 }
 

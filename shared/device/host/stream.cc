@@ -23,6 +23,17 @@ SplitSum sum_rows(const Piece& piece, const std::byte* from) {
   return sum;
 }
 
+void convert(const FloatCast& cast, const std::byte* from, std::uint64_t bytes, std::byte* to) {
+  const std::uint32_t step = float_bytes(cast.from);
+  const std::uint32_t written = float_bytes(cast.to);
+  for (std::uint64_t at = 0; at < bytes; at += step, to += written) {
+    std::uint32_t element = 0;
+    std::memcpy(&element, from + at, step);
+    element = write_float(cast.to, read_float(cast.from, element));
+    std::memcpy(to, &element, written);
+  }
+}
+
 }  // namespace
 
 Result<> HostStream::copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
@@ -67,9 +78,15 @@ Result<> HostStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitS
     for (const Piece& piece : batch) {
       if (piece.bytes() == 0) continue;
       const std::byte* from = piece.from->address() + piece.from_offset;
-      for (std::uint64_t row = 0; piece.to != nullptr && row < piece.rows; ++row)
-        WSYNC_TRY(copy(piece.to->address() + piece.to_offset + row * piece.row_bytes,
-                       from + row * piece.from_stride, piece.row_bytes, stop));
+      for (std::uint64_t row = 0; piece.to != nullptr && row < piece.rows; ++row) {
+        std::byte* to =
+            piece.to->address() + piece.to_offset + piece.cast.converted(row * piece.row_bytes);
+        const std::byte* at = from + row * piece.from_stride;
+        if (piece.cast.is_none())
+          WSYNC_TRY(copy(to, at, piece.row_bytes, stop));
+        else
+          convert(piece.cast, at, piece.row_bytes, to);
+      }
       if (piece.sum != Piece::kNoSum) sums[piece.sum] += sum_rows(piece, from);
     }
     return {};

@@ -23,6 +23,20 @@ inline Bytes dense(const Piece& piece, const Bytes& from) {
   return bytes;
 }
 
+// What becomes of them by a conversion to or from BF16, which only moves the upper half of an F32
+// whose lower half is zero.
+inline Bytes converted(const Bytes& bytes, const FloatCast& cast) {
+  if (cast.is_none()) return bytes;
+  Bytes out;
+  const std::size_t size = float_bytes(cast.from);
+  for (std::size_t at = 0; at < bytes.size(); at += size) {
+    const bool widens = size == 2;
+    if (widens) out.insert(out.end(), 2, std::byte{0});
+    out.insert(out.end(), {bytes[at + (widens ? 0 : 2)], bytes[at + (widens ? 1 : 3)]});
+  }
+  return out;
+}
+
 // Their sum, row by row.
 inline SplitSum sum_of_rows(const Piece& piece, const Bytes& from) {
   const bool is_one_row = piece.from_stride == piece.row_bytes;
@@ -67,7 +81,8 @@ class PieceContract : public DeviceContract {
     std::vector<SplitSum> expected(sums);
     for (const Piece& one : pieces) {
       const auto bytes = dense(one, source_);
-      if (one.to != nullptr) std::ranges::copy(bytes, target_.begin() + to_offset(one));
+      if (one.to != nullptr)
+        std::ranges::copy(converted(bytes, one.cast), target_.begin() + to_offset(one));
       if (one.sum != Piece::kNoSum && !bytes.empty())
         expected[one.sum] += sum_of_rows(one, source_);
     }
@@ -125,6 +140,60 @@ TEST_P(PieceContract, RowsAreGatheredFromTheirStrides) {
   batch.back().from_stride = 64;
   batch.back().sum = 3;
   expect_batch(batch, 4);
+}
+
+TEST_P(PieceContract, ElementsAreConvertedWhileTheyAreCopied) {
+  // Halves in the first part, whose widened values are narrowed again from the last part.
+  std::vector<Piece> batch;
+  batch.push_back(piece(0, kPart / 4, 256));
+  batch.back().cast = {.from = FloatFormat::kBF16, .to = FloatFormat::kF32};
+  batch.back().sum = 0;
+  batch.push_back(piece(2, 38, kPart + 4));  // less aligned
+  batch.back().cast = {.from = FloatFormat::kBF16, .to = FloatFormat::kF32};
+  batch.back().rows = 50;
+  batch.back().from_stride = 74;
+  batch.back().sum = 1;
+  expect_batch(batch, 2);
+  Bytes floats = converted(Bytes(source_.begin(), source_.begin() + kPart / 2),
+                           {.from = FloatFormat::kBF16, .to = FloatFormat::kF32});
+  std::ranges::copy(floats, source_.begin());
+  ASSERT_TRUE(work_->copy_to_device(whole(*from_), source_));
+  ASSERT_TRUE(drain(*work_));
+  for (std::size_t at = 0; at < floats.size(); at += 4) {
+    // A NaN is made quiet, which changes it.
+    const auto upper = std::to_integer<unsigned>(source_[at + 3]) << 8U |
+                       std::to_integer<unsigned>(source_[at + 2]);
+    if ((upper & 0x7f80U) == 0x7f80U) source_[at + 3] = std::byte{0};
+  }
+  ASSERT_TRUE(work_->copy_to_device(whole(*from_), source_));
+  batch = {piece(0, kPart, 1024)};
+  batch.back().cast = {.from = FloatFormat::kF32, .to = FloatFormat::kBF16};
+  batch.back().sum = 0;
+  expect_batch(batch, 1);
+}
+
+TEST_P(PieceContract, AConversionOfPartsOfElementsIsRefused) {
+  std::vector<SplitSum> sums(1);
+  const auto refused = [&](auto change) {
+    Piece bad = piece(0, 64, 0);
+    bad.rows = 2;
+    bad.from_stride = 128;
+    bad.cast = {.from = FloatFormat::kF32, .to = FloatFormat::kF16};
+    EXPECT_TRUE(work_->copy_pieces(std::span(&bad, 1), sums));
+    change(bad);
+    const auto result = work_->copy_pieces(std::span(&bad, 1), sums);
+    return !result && result.error().code() == ErrorCode::kInvalidInput;
+  };
+  EXPECT_TRUE(refused([](Piece& bad) { bad.row_bytes = 62; }));
+  EXPECT_TRUE(refused([](Piece& bad) { bad.from_stride = 130; }));
+  EXPECT_TRUE(refused([](Piece& bad) { bad.from_offset = 2; }));
+  EXPECT_TRUE(refused([](Piece& bad) { bad.to_offset = 1; }));
+  EXPECT_TRUE(refused([](Piece& bad) { bad.cast.from = FloatFormat::kF8E4M3; }));
+  EXPECT_TRUE(refused([](Piece& bad) {  // what is written is twice as long
+    bad.cast = {.from = FloatFormat::kBF16, .to = FloatFormat::kF32};
+    bad.to_offset = kBytes - 132;
+  }));
+  ASSERT_TRUE(drain(*work_));
 }
 
 TEST_P(PieceContract, TheSumOfThePartsIsThatOfTheWhole) {

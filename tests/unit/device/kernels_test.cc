@@ -12,6 +12,7 @@
 #include "shared/device/cuda/kernel_table.h"
 #include "shared/device/cuda/kernels_body.h"
 #include "shared/device/device.h"
+#include "shared/weights/cast.h"
 
 namespace wsync::device::cuda {
 namespace {
@@ -47,6 +48,18 @@ SplitSum sum_of_row(std::span<const std::byte> row, const RangePlace& place) {
   return sum;
 }
 
+// What becomes of elements by cast(), whose own tests know every value of 16 bits.
+Buffer converted_of(const Buffer& bytes, const FloatCast& by) {
+  if (by.is_none()) return bytes;
+  const auto dtype = [](FloatFormat format) {
+    constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3};
+    return kDTypes[static_cast<std::size_t>(format)];
+  };
+  Buffer out(by.converted(bytes.size()));
+  cast(dtype(by.from), bytes, dtype(by.to), out);
+  return out;
+}
+
 Expected expected_of(std::span<const Piece> pieces, const Buffer& to, std::size_t sums) {
   Expected expected{.to = to, .sums = std::vector<SplitSum>(sums)};
   for (const Piece& piece : pieces) {
@@ -55,9 +68,11 @@ Expected expected_of(std::span<const Piece> pieces, const Buffer& to, std::size_
       dense[i] =
           piece.from->host_view()[piece.from_offset + i / piece.row_bytes * piece.from_stride +
                                   i % piece.row_bytes];
-    if (piece.to != nullptr)
-      std::copy(dense.begin(), dense.end(),
+    if (piece.to != nullptr) {
+      const Buffer written = converted_of(dense, piece.cast);
+      std::copy(written.begin(), written.end(),
                 expected.to.begin() + static_cast<std::ptrdiff_t>(piece.to_offset));
+    }
     if (piece.sum == Piece::kNoSum || dense.empty()) continue;
     const bool is_one_row = piece.from_stride == piece.row_bytes;
     const std::uint64_t row_bytes = is_one_row ? dense.size() : piece.row_bytes;
@@ -165,6 +180,34 @@ TEST_F(Kernels, RowsOfEveryWidthAndStride) {
           piece.place = place_of(piece, position, rows % 2 == 0);
           ASSERT_NO_FATAL_FAILURE(check({&piece, 1}, 1, text_of(piece)));
         }
+}
+
+constexpr FloatFormat kSources[] = {FloatFormat::kF32, FloatFormat::kF16, FloatFormat::kBF16};
+constexpr FloatFormat kTargets[] = {FloatFormat::kF32, FloatFormat::kF16, FloatFormat::kBF16,
+                                    FloatFormat::kF8E4M3};
+
+TEST_F(Kernels, ElementsAreConvertedAndTheBytesBeforeAreSummed) {
+  for (const FloatFormat from : kSources)
+    for (const FloatFormat to : kTargets)
+      for (const std::uint64_t elements : {1U, 3U, 4U, 8U, 31U, 512U, 515U, 4096U, 20'003U})
+        for (const std::uint64_t shift : {0U, 1U, 2U, 4U, 8U})
+          for (const std::uint64_t rows : {1U, 3U}) {
+            const std::uint64_t size = float_bytes(from);
+            Piece piece{.to = to_.get(),
+                        .to_offset = 64 + shift * float_bytes(to),
+                        .from = from_.get(),
+                        .from_offset = 64 + (elements % 2 == 0 ? 0 : shift * size),
+                        .row_bytes = elements * size,
+                        .rows = rows,
+                        .from_stride = elements * size + (shift + 8) % 16 * size,
+                        .sum = shift == 8 ? Piece::kNoSum : 0,
+                        .cast = {.from = from, .to = to}};
+            piece.place = place_of(piece, 16 * shift, elements % 3 == 0);
+            ASSERT_NO_FATAL_FAILURE(check({&piece, 1}, 1,
+                                          text_of(piece) + " from format " +
+                                              std::to_string(static_cast<int>(from)) + " to " +
+                                              std::to_string(static_cast<int>(to))));
+          }
 }
 
 // The parts of a tensor that two ranks hold, by rows or by columns, and what a bucket ends.
