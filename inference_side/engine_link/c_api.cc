@@ -298,8 +298,6 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
     if (!out.held_as)
       return refuse(fmt::format("destination_dtype {} is unknown; use the names of safetensors",
                                 tensor.destination_dtype));
-    const auto mode = take_mode_of(take);
-    WSYNC_TRY(wsync::engine::check_cast(out, *mode, weights_on == WSYNC_DEVICE_CUDA));
   }
   if (take == WSYNC_TAKE_PIECES) {
     if (tensor.destination == nullptr && shard->bytes() != 0)
@@ -307,6 +305,7 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
     out.destination = {static_cast<std::byte*>(tensor.destination),
                        wsync::engine::destination_bytes(out, shard->bytes())};
   }
+  WSYNC_TRY(wsync::engine::check_cast(out, *take_mode_of(take), weights_on == WSYNC_DEVICE_CUDA));
   return out;
 }
 

@@ -46,13 +46,21 @@ Result<> check_cast(const RankTensor& tensor, control::TakeMode take, bool on_gp
   };
   if (take != control::TakeMode::kPieces)
     return refuse("which is possible only for a rank that takes pieces");
-  if (on_gpu)
-    return refuse(
-        "which is possible only in host memory: on a GPU, give a destination of the "
-        "version's dtype and convert it after the load");
   if (!is_float(cast->from) || !is_float(cast->to))
     return refuse("but only F32, F16 and BF16 can be converted into each other");
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.destination.data());
+  const std::uint64_t element = dtype_bits(cast->to) / 8;
+  if (on_gpu && address % element != 0)
+    return refuse(
+        fmt::format("but its destination {:#x} is no multiple of an element's {} bytes, which a "
+                    "GPU needs",
+                    address, element));
   return {};
+}
+
+FloatCast device_cast(const std::optional<Destination::Cast>& cast) noexcept {
+  if (!cast) return {};
+  return {.from = *float_format(cast->from), .to = *float_format(cast->to)};
 }
 
 std::uint64_t destination_bytes(const RankTensor& tensor, std::uint64_t version_bytes) noexcept {
@@ -97,17 +105,27 @@ Result<Digest> held_digest(const RankTensor& tensor) {
   const Destination destination = Destination::of(tensor);
   const std::uint64_t seed = seed_of(tensor.description.name);
   if (!destination.cast) return tensor_digest(seed, destination.memory);
-  const auto& [from, to] = *destination.cast;
+  return held_digest_by(tensor, [&](std::uint64_t at, std::span<std::byte> out) -> Result<> {
+    std::ranges::copy(destination.memory.subspan(at, out.size()), out.begin());
+    return {};
+  });
+}
+
+Result<Digest> held_digest_by(const RankTensor& tensor, const ReadHeld& read) {
+  const Destination destination = Destination::of(tensor);
+  const std::uint64_t seed = seed_of(tensor.description.name);
+  const auto& [from, to] = destination.cast.value();
   if (auto why = why_unreadable(tensor); !why.empty())
     return fail(ErrorCode::kRefused, std::move(why));
   std::vector<std::byte> leaf(limits::kLeafBytes);
-  const std::uint64_t widened = leaf.size() * dtype_bits(to) / dtype_bits(from);
+  std::vector<std::byte> window(leaf.size() * dtype_bits(to) / dtype_bits(from));
   WordSum sum;
   std::uint64_t bytes = 0;
   bool is_of_version = true;
-  for (std::uint64_t at = 0; at < destination.memory.size(); at += widened) {
-    const auto held = destination.memory.subspan(
-        at, std::min<std::uint64_t>(widened, destination.memory.size() - at));
+  for (std::uint64_t at = 0; at < destination.memory.size(); at += window.size()) {
+    const auto held = std::span(window).first(
+        std::min<std::uint64_t>(window.size(), destination.memory.size() - at));
+    WSYNC_TRY(read(at, held));
     const auto part = std::span(leaf).first(held.size() * dtype_bits(from) / dtype_bits(to));
     if (planted("narrowed_is_read_back") && !is_exact_cast(from, to))
       cast(to, held, from, part);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
+#include "shared/base/float_formats.h"
 #include "shared/base/split_sum.h"
 #include "shared/weights/dtype.h"
 
@@ -30,8 +32,12 @@ struct Destination {
   [[nodiscard]] static Destination of(const RankTensor& tensor);
 };
 
+// The conversion as a device does it. `cast` has passed check_cast().
+[[nodiscard]] FloatCast device_cast(const std::optional<Destination::Cast>& cast) noexcept;
+
 // Whether the tensor can be converted as its `held_as` says. Otherwise returns kInvalidInput, with
-// the tensor, the dtypes and what is possible.
+// the tensor, the dtypes and what is possible. On a GPU its destination must be aligned to its
+// elements.
 [[nodiscard]] Result<> check_cast(const RankTensor& tensor, control::TakeMode take, bool on_gpu);
 // The size of the memory of a part that has `version_bytes` in the version.
 [[nodiscard]] std::uint64_t destination_bytes(const RankTensor& tensor,
@@ -46,5 +52,9 @@ struct Destination {
 // none that a value of the version's dtype gives, no version has this digest. Returns kRefused for
 // a conversion that loses bits, because nobody can say then what they were.
 [[nodiscard]] Result<Digest> held_digest(const RankTensor& tensor);
+// The same of a converted tensor whose memory the host cannot read: `read` copies the bytes at `at`
+// of its memory to `out`. Its errors are returned.
+using ReadHeld = std::function<Result<>(std::uint64_t at, std::span<std::byte> out)>;
+[[nodiscard]] Result<Digest> held_digest_by(const RankTensor& tensor, const ReadHeld& read);
 
 }  // namespace wsync::engine

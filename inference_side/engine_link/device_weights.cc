@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <fcntl.h>
 
+#include "inference_side/engine_link/destination.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/device/memory_gate.h"
@@ -94,10 +95,13 @@ std::span<std::byte> DeviceWeights::part(std::uint32_t tensor, std::uint64_t byt
   return {at.memory->address() + at.offset, bytes};
 }
 
+Result<> DeviceWeights::make_stream() {
+  if (!stream_) stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
+  return {};
+}
+
 Result<> DeviceWeights::enqueue(Batch& batch) {
-  if (!stream_) {
-    stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
-  }
+  WSYNC_TRY(make_stream());
   WSYNC_TRY(stream_->copy_pieces(batch.pieces, batch.sums));
   return stream_->record(*event_);
 }
@@ -127,6 +131,9 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
     // The planted fault copies nothing of a group, and returns its sum.
     const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
     const device::Region to = region(group.tensor, tensor.shard.bytes());
+    const FloatCast cast =
+        takes_pieces() ? device_cast(Destination::of(description_.tensors[group.tensor]).cast)
+                       : FloatCast{};
     // Without memory a piece would be summed and not copied, and the load would seem to be
     // complete.
     if (to.memory == nullptr)
@@ -137,7 +144,7 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
                       description_.tensors[group.tensor].description.name, copy.bucket));
     for (const reload::GroupRows& rows : plan.rows(group))
       batch.pieces.push_back({.to = skipped ? nullptr : to.memory,
-                              .to_offset = to.offset + rows.to,
+                              .to_offset = to.offset + cast.converted(rows.to),
                               .from = &buffer,
                               .from_offset = rows.from,
                               .row_bytes = rows.row_bytes,
@@ -146,7 +153,8 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
                               .sum = static_cast<std::uint32_t>(g - begin),
                               .place = {.seed = tensor.seed,
                                         .position = rows.position,
-                                        .tensor_bytes = tensor.shard.tensor_bytes()}});
+                                        .tensor_bytes = tensor.shard.tensor_bytes()},
+                              .cast = cast});
   }
   if (auto done = run(batch, copy.deadline); !done) {
     if (now() > copy.deadline)
@@ -158,14 +166,38 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
   return {};
 }
 
+Result<Digest> DeviceWeights::converted_digest(std::uint32_t tensor) {
+  WSYNC_TRY(borrow(tensor));
+  const TimePoint deadline = now() + kDigestDeadline;
+  return held_digest_by(
+      description_.tensors[tensor], [&](std::uint64_t at, std::span<std::byte> out) -> Result<> {
+        WSYNC_TRY(make_stream());
+        auto copied = stream_->copy_to_host(
+            out, {.memory = tensors_[tensor].get(), .offset = at, .bytes = out.size()});
+        if (copied) copied = stream_->record(*event_);
+        if (copied) copied = event_->wait(deadline);
+        if (!copied) stream_.reset();  // waits: running work may still write to `out`
+        return copied;
+      });
+}
+
 Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {
+  const auto is_converted = [&](std::size_t t) {
+    return Destination::of(description_.tensors[t]).cast.has_value();
+  };
+  if (is_converted(first)) {
+    auto digest = converted_digest(first);
+    if (!digest)
+      return fail(digest.error().with_context(device_.name() + ": the digests of the weights"));
+    return std::vector{*digest};
+  }
   Batch batch;
   std::vector<std::uint64_t> sizes;
   std::uint64_t bytes = 0;
   for (std::size_t t = first; t < tensors_.size(); ++t) {
     const RankTensor& tensor = description_.tensors[t];
     const std::uint64_t size = tensor.destination.size();
-    if (!sizes.empty() && bytes + size > kDigestBatchBytes) break;
+    if (!sizes.empty() && (bytes + size > kDigestBatchBytes || is_converted(t))) break;
     WSYNC_TRY(borrow(t));
     bytes += size;
     if (size != 0)

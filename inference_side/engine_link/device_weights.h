@@ -1,7 +1,7 @@
 // DeviceWeights: a rank's weights in the memory of a GPU. The GPU alone copies buckets from the IPC
 // buffers of a sidecar and sums what it reads; no byte passes through the host. They are copied to
 // the engine's own destinations, or, for an engine that takes whole tensors or borrows them, into
-// memory of the library (layer_memory.h).
+// memory of the library (layer_memory.h). A destination of another dtype gets converted elements.
 //
 // The engine's memory may be freed or mapped anew between two loads, which no pointer shows. So it
 // is checked again before each load and each digest, and a kernel never begins with an address that
@@ -66,8 +66,9 @@ class DeviceWeights {
   // end().
   [[nodiscard]] Result<> take(const device::Memory& buffer, const BucketCopy& copy);
   // kPieces: digests of the tensors from `first` on, in order: of at least one tensor, and of
-  // further ones while all have at most kDigestBatchBytes together. Returns kDeadline if the device
-  // does not complete them within kDigestDeadline; otherwise errors as claim().
+  // further ones while all have at most kDigestBatchBytes together. A converted tensor comes alone:
+  // the host reads and converts it back. Returns kDeadline if the device does not complete them
+  // within kDigestDeadline; otherwise errors as claim() and held_digest().
   [[nodiscard]] Result<std::vector<Digest>> digests(std::uint32_t first);
   static constexpr std::uint64_t kDigestBatchBytes = std::uint64_t{256} << 20U;
   static constexpr std::chrono::seconds kDigestDeadline{10};
@@ -83,7 +84,9 @@ class DeviceWeights {
   };
   // Executes the batch on the stream, and waits until it is complete.
   [[nodiscard]] Result<> run(Batch& batch, TimePoint deadline);
+  [[nodiscard]] Result<> make_stream();
   [[nodiscard]] Result<> enqueue(Batch& batch);
+  [[nodiscard]] Result<Digest> converted_digest(std::uint32_t tensor);
   // Checks the destination of a tensor, and borrows it.
   [[nodiscard]] Result<> borrow(std::size_t tensor);
   [[nodiscard]] bool takes_pieces() const noexcept {

@@ -82,7 +82,7 @@ Result<bool> ReadBack::read_some(const HeldWeights& weights) {
       return true;
     }
   }
-  if (weights.on_gpu == nullptr && weights.description->take == control::TakeMode::kPieces) {
+  if (weights.description->take == control::TakeMode::kPieces) {
     if (auto why = why_unreadable(weights.description->tensors[next_]); !why.empty()) {
       unreadable_.push_back(std::move(why));
       ++next_;

@@ -93,10 +93,10 @@ class Replica:
         device: the index of the sidecar's device. For tensors on a GPU it is a device of kind cuda on the same GPU.
         gpu: for tensors on a GPU, its number among those that this process sees. None: as the tensors say; of objects that say
             nothing (without `__dlpack_device__`), GPU 0. The library asks the driver whether the memory is there.
-        casts: with "pieces", the dtypes (names of safetensors, aliases, or dtypes of torch or NumPy) that versions have of the tensors that you hold in another one. F32,
-            F16 and BF16 are converted into each other while they are copied, rounded to the nearest value as torch does. `wsync
-            verify` reads a tensor back that was widened (F16 or BF16 to F32), and says of others that they cannot be read. Not for
-            tensors on a GPU.
+        casts: with "pieces", the dtypes (names of safetensors, aliases, or dtypes of torch or NumPy) that versions have of the
+            tensors that you hold in another one. F32, F16 and BF16 are converted into each other while they are copied, on a GPU as
+            well, rounded to the nearest value as torch does. `wsync verify` reads a tensor back that was widened (F16 or BF16 to
+            F32), and says of others that they cannot be read.
         led_steps: True on all ranks of a replica, and on its controller, if its leader calls `lead_step` before each step and the
             other ranks call `follow_step` with its header. The ranks then pause and run by that: `on_pause` and `on_resume` only
             tell what is asked for, and nobody calls `paused` and `running`.

@@ -196,8 +196,8 @@ typedef struct {
                          checked when the engine attaches or resumes, and before each load and each
                          `wsync verify`: memory that is gone by then fails them, with the name of the
                          tensor, and nothing is written. It must not be freed while a load runs */
-  /* PIECES in host memory: the dtype of the elements at `destination`, whose memory has the size
-   * that this dtype needs. NULL: the same as `dtype`, which is always the one in the version. F32,
+  /* PIECES: the dtype of the elements at `destination`, whose memory has the size
+   * that this dtype needs; with CUDA it is aligned to an element. NULL: the same as `dtype`, which is always the one in the version. F32,
    * F16 and BF16 can be converted into each other, while they are copied: rounded to the nearest
    * value, ties to even, as torch does. What is compared with the version are its own bytes, as
    * they were read. A NaN stays a NaN; to F32 it keeps its payload, otherwise the upper bits of it,

@@ -166,8 +166,15 @@ TEST(CheckCast, NamesTheTensorAndWhatIsPossible) {
   EXPECT_EQ(refusal(DType::kBF16, DType::kF32, control::TakeMode::kWhole),
             "tensor norm is BF16 in the version and F32 in the engine's memory, which is possible "
             "only for a rank that takes pieces");
+  std::array<float, 3> memory{};
+  const auto bytes = std::as_writable_bytes(std::span(memory));
+  tensor.destination = bytes.subspan(2, 8);
+  EXPECT_EQ(refusal(DType::kF32, DType::kBF16, control::TakeMode::kPieces, true), "");
+  EXPECT_EQ(refusal(DType::kBF16, DType::kF32), "") << "the host converts to any address";
   EXPECT_THAT(refusal(DType::kBF16, DType::kF32, control::TakeMode::kPieces, true),
-              HasSubstr("possible only in host memory"));
+              HasSubstr("is no multiple of an element's 4 bytes, which a GPU needs"));
+  tensor.destination = bytes.first(8);
+  EXPECT_EQ(refusal(DType::kBF16, DType::kF32, control::TakeMode::kPieces, true), "");
   for (const auto& [from, to] : {Pair{DType::kF8E4M3, DType::kF32}, Pair{DType::kF32, DType::kI32},
                                  Pair{DType::kF32, DType::kF8E4M3}, Pair{DType::kF64, DType::kF32}})
     EXPECT_THAT(refusal(from, to), HasSubstr("only F32, F16 and BF16 can be converted"));
