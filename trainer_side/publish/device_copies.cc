@@ -14,6 +14,12 @@ namespace {
 // sum of the last chunk takes little longer than the copies.
 constexpr std::uint64_t kChunkBytes = std::uint64_t{16} << 20U;
 constexpr std::size_t kChunkParts = 4096;
+// What is converted is put at multiples of this, so that the GPU writes 16 bytes at a time.
+constexpr std::uint64_t kConvertedAlignment = 16;
+
+constexpr std::uint64_t aligned(std::uint64_t bytes) {
+  return (bytes + kConvertedAlignment - 1) / kConvertedAlignment * kConvertedAlignment;
+}
 
 void keep_for_ever(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
@@ -24,9 +30,11 @@ void keep_for_ever(std::shared_ptr<const void> memory) {
 
 }  // namespace
 
-Result<> DeviceCopies::add(const DeviceBytes& from, std::uint64_t offset, const Rows& rows) {
+Result<> DeviceCopies::add(const DeviceBytes& from, std::uint64_t offset, const Rows& rows,
+                           const FloatCast& cast) {
   const std::uint64_t bytes = rows.row_bytes * rows.rows;
-  WSYNC_CHECK(offset <= from.range.size() && bytes <= from.range.size() - offset,
+  const std::uint64_t read = bytes / float_bytes(cast.to) * float_bytes(cast.from);
+  WSYNC_CHECK(offset <= from.range.size() && read <= from.range.size() - offset,
               "a copy lies inside the bytes of a GPU");
   if (bytes == 0) return {};
   auto memory = from.memory;
@@ -34,14 +42,18 @@ Result<> DeviceCopies::add(const DeviceBytes& from, std::uint64_t offset, const 
   Queue& queue = queues_[from.gpu];
   queue.gpus = from.gpus;
   if (rows.rows == 1 || rows.stride == rows.row_bytes) {
-    queue.parts.push_back(
-        {.into = rows.into, .bytes = bytes, .memory = memory.get(), .offset = offset});
+    queue.parts.push_back({.into = rows.into,
+                           .bytes = bytes,
+                           .memory = memory.get(),
+                           .offset = offset,
+                           .cast = cast});
   } else {
     for (std::uint64_t row = 0; row < rows.rows; ++row)
       queue.parts.push_back({.into = rows.into + row * rows.stride,
                              .bytes = rows.row_bytes,
                              .memory = memory.get(),
-                             .offset = offset + row * rows.row_bytes});
+                             .offset = offset + row * (read / rows.rows),
+                             .cast = cast});
   }
   memories_.push_back(std::move(memory));
   if (from.stream != 0) foreign_.try_emplace({from.gpu, from.stream}, from);
@@ -56,16 +68,23 @@ void DeviceCopies::cut(Queue& queue) {
       const auto distance = [&] {
         return static_cast<std::uint64_t>(part.into + at - queue.chunks.back().begin);
       };
+      const std::uint64_t element = part.cast.is_none() ? 1 : float_bytes(part.cast.to);
       if (queue.chunks.empty() || queue.chunks.back().parts.size() == kChunkParts ||
-          distance() >= kChunkBytes)
-        queue.chunks.push_back(
-            {.begin = part.into + at, .end = nullptr, .parts = {}, .outcome = {}});
+          distance() + element > kChunkBytes)
+        queue.chunks.push_back({.begin = part.into + at,
+                                .end = nullptr,
+                                .parts = {},
+                                .converted_bytes = 0,
+                                .outcome = {}});
       Chunk& chunk = queue.chunks.back();
-      const std::uint64_t bytes = std::min(part.bytes - at, kChunkBytes - distance());
+      const std::uint64_t room = (kChunkBytes - distance()) / element * element;
+      const std::uint64_t bytes = std::min(part.bytes - at, room);
       chunk.parts.push_back({.into = part.into + at,
                              .bytes = bytes,
                              .memory = part.memory,
-                             .offset = part.offset + at});
+                             .offset = part.offset_of(at),
+                             .cast = part.cast});
+      if (!part.cast.is_none()) chunk.converted_bytes += aligned(bytes);
       chunk.end = part.into + at + bytes;
       at += bytes;
     }
@@ -78,21 +97,52 @@ Result<> DeviceCopies::start() {
   for (auto& [gpu, queue] : queues_) {
     queue.streams = WSYNC_TRY(queue.gpus->take_streams(gpu));
     cut(queue);
+    std::uint64_t converted = 0;
+    for (const Chunk& chunk : queue.chunks) converted = std::max(converted, chunk.converted_bytes);
+    for (TrainerGpus::Lane& lane : queue.streams)
+      if (converted > 0)
+        WSYNC_TRY(queue.gpus->prepare_to_convert(
+            gpu, lane, std::max(converted, kChunkBytes + kChunkParts * kConvertedAlignment)));
     if (region_ != nullptr) queue.gpus->pin(*region_, gpu);
   }
   for (auto& [gpu, queue] : queues_) WSYNC_TRY(submit(queue));
   return {};
 }
 
+// In the order of a stream: a lane's memory is overwritten when it has been copied.
+Result<> DeviceCopies::submit(const Chunk& chunk, TrainerGpus::Lane& lane) {
+  std::vector<device::Piece> pieces;
+  std::uint64_t end = 0;
+  const auto add = [&](const Part& part) {
+    pieces.push_back({.to = lane.converted.get(),
+                      .to_offset = end,
+                      .from = part.memory,
+                      .from_offset = part.offset,
+                      .row_bytes = part.offset_of(part.bytes) - part.offset,
+                      .cast = part.cast});
+    end += aligned(part.bytes);
+  };
+  for (const Part& part : chunk.parts)
+    if (!part.cast.is_none()) add(part);
+  if (!pieces.empty()) WSYNC_TRY(lane.stream->copy_pieces(pieces, {}));
+  std::size_t next = 0;
+  for (const Part& part : chunk.parts) {
+    device::Region from{.memory = part.memory, .offset = part.offset, .bytes = part.bytes};
+    if (!part.cast.is_none()) {
+      from.memory = lane.converted.get();
+      from.offset = pieces[next++].to_offset;
+    }
+    WSYNC_TRY(lane.stream->copy_to_host({part.into, part.bytes}, from));
+  }
+  return {};
+}
+
 Result<> DeviceCopies::submit(Queue& queue) {
   while (queue.submitted < queue.chunks.size()) {
     Chunk& chunk = queue.chunks[queue.submitted];
-    device::Stream& stream = *queue.streams[queue.submitted % queue.streams.size()];
-    for (const Part& part : chunk.parts)
-      WSYNC_TRY(
-          stream.copy_to_host({part.into, part.bytes},
-                              {.memory = part.memory, .offset = part.offset, .bytes = part.bytes}));
-    WSYNC_TRY(stream.notify([this, &chunk](const Result<>& outcome) {
+    TrainerGpus::Lane& lane = queue.streams[queue.submitted % queue.streams.size()];
+    WSYNC_TRY(submit(chunk, lane));
+    WSYNC_TRY(lane.stream->notify([this, &chunk](const Result<>& outcome) {
       const std::lock_guard lock(mutex_);
       chunk.outcome = outcome;
       changed_.notify_all();
@@ -134,7 +184,7 @@ bool DeviceCopies::end() {
 }
 
 bool DeviceCopies::end(std::uint32_t gpu, Queue& queue) {
-  if (!queue.streams[0]) return true;
+  if (!queue.streams[0].stream) return true;
   std::optional<Error> failure;
   {
     const std::lock_guard lock(mutex_);
@@ -149,7 +199,7 @@ bool DeviceCopies::end(std::uint32_t gpu, Queue& queue) {
       if (chunk.outcome && !*chunk.outcome && !failure) failure = chunk.outcome->error();
   }
   // Destroying a stream cancels what has not begun and waits for the rest, but not without end.
-  for (auto& stream : queue.streams) stream.reset();
+  for (TrainerGpus::Lane& lane : queue.streams) lane.stream.reset();
   if (queue.gpus->is_usable(gpu, failure)) return true;
   // A GPU that hangs or has failed may still write. So nothing else may come into this memory, and
   // the process must be restarted anyway.

@@ -1,6 +1,9 @@
 // DeviceCopies: copies from the memory of GPUs to host memory. All copies are added first. start()
 // then submits them in the order of their addresses on the host, in chunks, and returns. wait()
 // returns when given bytes have arrived, so that one chunk is summed while the next ones travel.
+//
+// Elements that are converted are converted by the GPU, chunk by chunk, before they travel. So an
+// F32 that is published as BF16 is half as long on its way.
 #pragma once
 
 #include <condition_variable>
@@ -44,9 +47,11 @@ class DeviceCopies {
     std::uint64_t rows = 1;
     std::uint64_t stride = 0;
   };
-  // Adds a copy of the rows, which follow one another in `from`, the first one at `offset`. Checks
-  // that all of `from` is still memory of its GPU; errors as TrainerGpus::bytes().
-  [[nodiscard]] Result<> add(const DeviceBytes& from, std::uint64_t offset, const Rows& rows);
+  // Adds a copy of the rows, which follow one another in `from`, the first one at `offset`. With a
+  // conversion the rows have converted elements, and addresses on both sides are aligned to
+  // elements. Checks that all of `from` is still memory of its GPU; errors as TrainerGpus::bytes().
+  [[nodiscard]] Result<> add(const DeviceBytes& from, std::uint64_t offset, const Rows& rows,
+                             const FloatCast& cast = {});
   [[nodiscard]] bool empty() const noexcept { return queues_.empty(); }
   // Waits for the streams of other code that the bytes name, then submits all copies. The memory on
   // the host must be writable.
@@ -63,14 +68,19 @@ class DeviceCopies {
     std::byte* into = nullptr;
     std::uint64_t bytes = 0;
     device::Memory* memory = nullptr;
-    std::uint64_t offset = 0;
+    std::uint64_t offset = 0;  // in `memory`
+    FloatCast cast;            // `bytes` are those of converted elements
+    [[nodiscard]] std::uint64_t offset_of(std::uint64_t at) const noexcept {
+      return offset + at / float_bytes(cast.to) * float_bytes(cast.from);
+    }
   };
   // Parts of consecutive addresses on the host that one stream copies.
   struct Chunk {
     const std::byte* begin = nullptr;
     const std::byte* end = nullptr;
     std::vector<Part> parts;
-    std::optional<Result<>> outcome;  // under mutex_
+    std::uint64_t converted_bytes = 0;  // of memory of the GPU for what it converts
+    std::optional<Result<>> outcome;    // under mutex_
   };
   // Of one GPU.
   struct Queue {
@@ -82,6 +92,7 @@ class DeviceCopies {
   };
   static void cut(Queue& queue);
   [[nodiscard]] Result<> submit(Queue& queue);
+  [[nodiscard]] static Result<> submit(const Chunk& chunk, TrainerGpus::Lane& lane);
   [[nodiscard]] bool end(std::uint32_t gpu, Queue& queue);
 
   const std::shared_ptr<const void> target_;

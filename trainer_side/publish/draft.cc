@@ -288,8 +288,6 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
     ++all.claimed;
   }
   std::vector<LeafOfPart> leaves;
-  // Of parts on a GPU that have another dtype, by GPU.
-  std::map<std::uint32_t, std::vector<LeafOfPart>> converted;
   // Copies from a GPU travel while this call writes what the host has. They end before the claims.
   DeviceCopies copies(arena_->hold(), &arena_->arena()->region());
   const EndOfCopies ending{copies, *this};
@@ -298,10 +296,10 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
   for (failed = 0; failed < parts.size(); ++failed) {
     const auto range = contiguous(all.places[failed]);
     const bool is_on_host = !parts[failed].on_gpu;
-    const bool is_copied = !is_on_host && has_dtype_of(parts[failed], all.places[failed]);
-    if (range) {
-      add_leaves(failed, all.places[failed], *range,
-                 is_on_host || is_copied ? leaves : converted[parts[failed].on_gpu->gpu]);
+    const bool is_copied =
+        !is_on_host && cast_on_gpu(parts[failed], all.places[failed]).has_value();
+    if (range && (is_on_host || is_copied)) {
+      add_leaves(failed, all.places[failed], *range, leaves);
     } else if (is_on_host) {
       write(parts[failed], all.places[failed], 1.0F);
     } else if (is_copied) {
@@ -338,8 +336,6 @@ Result<> Draft::put_all(std::span<const DraftPart> parts, std::size_t& failed) {
   for (const std::size_t i : in_rows)
     if (!failure.is_set()) (void)failure.keep(copies.wait(slots_[all.places[i].tensor].memory), i);
   WSYNC_TRY(failure.result(parts, failed));
-  for (const auto& [gpu, of_gpu] : converted)
-    WSYNC_TRY(convert_from_gpu(parts, all.places, of_gpu, failed));
   failed = parts.size();
   all.is_written = true;
   return {};

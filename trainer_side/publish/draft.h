@@ -162,20 +162,21 @@ class Draft : public std::enable_shared_from_this<Draft> {
   // Of parts in the memory of a GPU (draft_gpu.cc):
   [[nodiscard]] Result<> check_not_lost() const;  // under mutex_
   struct EndOfCopies;
-  [[nodiscard]] bool has_dtype_of(const DraftPart& part, const Place& place) const;
+  // How the GPU converts the part on its way; none for equal dtypes. std::nullopt: only the host
+  // can.
+  [[nodiscard]] std::optional<FloatCast> cast_on_gpu(const DraftPart& part,
+                                                     const Place& place) const;
   [[nodiscard]] Result<> start_copies(std::span<const DraftPart> parts,
                                       std::span<const Place> places, DeviceCopies& copies,
                                       std::size_t& failed);
   // The same part in memory of the host, which `memory` keeps.
   [[nodiscard]] static Result<DraftPart> on_host(const DraftPart& part,
                                                  std::shared_ptr<std::vector<std::byte>>& memory);
-  [[nodiscard]] Result<> add_rows(const DraftPart& part, const Place& place, DeviceCopies& copies);
+  [[nodiscard]] Result<> add_rows(const DraftPart& part, const Place& place, const FloatCast& cast,
+                                  DeviceCopies& copies);
   // Bytes [begin, end) of the tensor, which lie in one leaf and come by these copies.
   [[nodiscard]] Result<> sum_when_copied(const Slot& slot, std::uint64_t begin, std::uint64_t end,
                                          DeviceCopies& copies);
-  [[nodiscard]] Result<> convert_from_gpu(std::span<const DraftPart> parts,
-                                          std::span<const Place> places,
-                                          std::span<const LeafOfPart> leaves, std::size_t& failed);
   [[nodiscard]] Result<> prepare_pinning(const DeviceBytes& bytes);
 
   const std::shared_ptr<Snapshotter> snapshotter_;

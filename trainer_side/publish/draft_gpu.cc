@@ -7,12 +7,6 @@
 #include "trainer_side/publish/part_failure.h"
 
 namespace wsync::publish {
-namespace {
-
-constexpr std::uint64_t kStagingAlignment = 64;  // of the source of a leaf
-
-}  // namespace
-
 Result<> Draft::check_not_lost() const {
   if (!is_lost_) return {};
   return fail(ErrorCode::kRefused,
@@ -20,8 +14,15 @@ Result<> Draft::check_not_lost() const {
               "abandon the version");
 }
 
-bool Draft::has_dtype_of(const DraftPart& part, const Place& place) const {
-  return part.dtype == slots_[place.tensor].info.dtype;
+std::optional<FloatCast> Draft::cast_on_gpu(const DraftPart& part, const Place& place) const {
+  const DType to = slots_[place.tensor].info.dtype;
+  if (part.dtype == to) return FloatCast{};
+  const auto from_format = float_format(part.dtype);
+  const auto to_format = float_format(to);
+  if (!from_format || !to_format || !can_cast(part.dtype, to)) return std::nullopt;
+  const auto address = reinterpret_cast<std::uintptr_t>(part.on_gpu->range.data());
+  if (address % float_bytes(*from_format) != 0) return std::nullopt;
+  return FloatCast{.from = *from_format, .to = *to_format};
 }
 
 Result<> Draft::start_copies(std::span<const DraftPart> parts, std::span<const Place> places,
@@ -29,8 +30,8 @@ Result<> Draft::start_copies(std::span<const DraftPart> parts, std::span<const P
   for (failed = 0; failed < parts.size(); ++failed) {
     if (!parts[failed].on_gpu) continue;
     WSYNC_TRY(prepare_pinning(*parts[failed].on_gpu));
-    if (has_dtype_of(parts[failed], places[failed]))
-      WSYNC_TRY(add_rows(parts[failed], places[failed], copies));
+    if (const auto cast = cast_on_gpu(parts[failed], places[failed]))
+      WSYNC_TRY(add_rows(parts[failed], places[failed], *cast, copies));
   }
   return copies.empty() ? Result<>() : copies.start();
 }
@@ -56,11 +57,14 @@ Result<DraftPart> Draft::on_host(const DraftPart& part,
   return host;
 }
 
-Result<> Draft::add_rows(const DraftPart& part, const Place& place, DeviceCopies& copies) {
+Result<> Draft::add_rows(const DraftPart& part, const Place& place, const FloatCast& cast,
+                         DeviceCopies& copies) {
   const Slot& slot = slots_[place.tensor];
   const std::uint64_t bits = dtype_bits(slot.info.dtype);
-  DeviceCopies::Rows to{
-      .into = slot.memory.data(), .row_bytes = part.on_gpu->range.size(), .rows = 1, .stride = 0};
+  DeviceCopies::Rows to{.into = slot.memory.data(),
+                        .row_bytes = cast.converted(part.on_gpu->range.size()),
+                        .rows = 1,
+                        .stride = 0};
   if (bits % 8 == 0) {
     const Rows rows = rows_of(place);
     to = {.into = slot.memory.data() + rows.first * bits / 8,
@@ -68,7 +72,7 @@ Result<> Draft::add_rows(const DraftPart& part, const Place& place, DeviceCopies
           .rows = rows.rows,
           .stride = rows.pitch * bits / 8};
   }
-  auto added = copies.add(*part.on_gpu, 0, to);
+  auto added = copies.add(*part.on_gpu, 0, to, cast);
   if (!added) return fail(added.error().with_context(fmt::format("tensor {}", part.name)));
   return {};
 }
@@ -82,68 +86,6 @@ Result<> Draft::sum_when_copied(const Slot& slot, std::uint64_t begin, std::uint
   const auto sum = copies.wait_and_sum(bytes, {.seed = seed_of(slot.info.name), .position = begin});
   if (!sum) return fail(sum.error());
   keep_sum(slot, begin, *sum);
-  return {};
-}
-
-// The bytes come to the host in windows of leaves, through memory that is pinned: one window is
-// converted while the next one travels. All leaves are of parts on one GPU: one that fails may
-// still write to the memory, which is used by nobody else.
-Result<> Draft::convert_from_gpu(std::span<const DraftPart> parts, std::span<const Place> places,
-                                 std::span<const LeafOfPart> leaves, std::size_t& failed) {
-  if (leaves.empty()) return {};
-  const DeviceBytes& first = *parts[leaves.front().part].on_gpu;
-  const auto staging = WSYNC_TRY(first.gpus->staging(first.gpu));
-  struct Window {
-    std::unique_ptr<DeviceCopies> copies;
-    std::size_t begin = 0;
-    std::size_t end = 0;
-    std::vector<std::span<std::byte>> source;  // of each leaf
-  };
-  const auto source_of = [&](const LeafOfPart& leaf) {
-    const std::uint64_t from_bits = dtype_bits(parts[leaf.part].dtype);
-    const std::uint64_t to_bits = dtype_bits(slots_[places[leaf.part].tensor].info.dtype);
-    return std::pair{(leaf.begin - leaf.part_begin) * from_bits / to_bits,
-                     (leaf.end - leaf.begin) * from_bits / to_bits};
-  };
-  std::size_t half = 0;
-  const auto open = [&](std::size_t begin) -> Result<Window> {
-    Window window{.copies = std::make_unique<DeviceCopies>(staging.memory, nullptr),
-                  .begin = begin,
-                  .end = begin,
-                  .source = {}};
-    const std::span<std::byte> room = staging.halves[half];
-    half = 1 - half;
-    for (std::uint64_t used = 0; window.end < leaves.size(); ++window.end) {
-      const LeafOfPart& leaf = leaves[window.end];
-      failed = leaf.part;
-      const auto [offset, bytes] = source_of(leaf);
-      if (bytes > room.size() - used) break;
-      const auto into = room.subspan(used, bytes);
-      auto added = window.copies->add(*parts[leaf.part].on_gpu, offset,
-                                      {.into = into.data(), .row_bytes = bytes});
-      if (!added)
-        return fail(added.error().with_context(fmt::format("tensor {}", parts[leaf.part].name)));
-      window.source.push_back(into);
-      used += (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
-      used = std::min<std::uint64_t>(used, room.size());
-    }
-    WSYNC_TRY(window.copies->start());
-    return window;
-  };
-  Window next = WSYNC_TRY(open(0));
-  while (next.begin < next.end) {
-    const Window window = std::move(next);
-    next = window.end < leaves.size() ? WSYNC_TRY(open(window.end)) : Window{};
-    PartFailure failure;
-    for_each_index(helpers_.get(), window.end - window.begin, [&](std::size_t i) {
-      const LeafOfPart& leaf = leaves[window.begin + i];
-      if (failure.is_set() || !failure.keep(window.copies->wait(window.source[i]), leaf.part))
-        return;
-      write_leaf(parts[leaf.part], slots_[places[leaf.part].tensor], leaf.begin, leaf.end,
-                 window.source[i].data(), 1.0F);
-    });
-    WSYNC_TRY(failure.result(parts, failed));
-  }
   return {};
 }
 

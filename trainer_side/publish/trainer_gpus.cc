@@ -1,13 +1,9 @@
 #include "trainer_side/publish/trainer_gpus.h"
 
-#include <cerrno>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
-#include "shared/base/unique_fd.h"
 #include "shared/base/units.h"
 
 namespace wsync::publish {
@@ -69,8 +65,8 @@ Result<TrainerGpus::Streams> TrainerGpus::take_streams(std::uint32_t number) {
     }
   }
   Streams streams;
-  for (auto& stream : streams)
-    stream = WSYNC_TRY(gpu->device->create_stream(device::StreamRole::kDeviceToHost));
+  for (Lane& lane : streams)
+    lane.stream = WSYNC_TRY(gpu->device->create_stream(device::StreamRole::kDeviceToHost));
   return streams;
 }
 
@@ -135,25 +131,12 @@ void TrainerGpus::say_once(const device::Device& device, const std::string& why)
       device.name(), why);
 }
 
-Result<TrainerGpus::Staging> TrainerGpus::staging(std::uint32_t number) {
+Result<> TrainerGpus::prepare_to_convert(std::uint32_t number, Lane& lane, std::uint64_t bytes) {
+  if (lane.converted && lane.converted->bytes() >= bytes) return {};
   Gpu* gpu = WSYNC_TRY(open(number));
-  Staging staging{.taken = std::unique_lock(gpu->staging_mutex), .memory = nullptr, .halves = {}};
-  if (!gpu->staging) {
-    // Not private memory: a fork would give one side other pages than those that are pinned.
-    const UniqueFd fd =
-        UniqueFd::made_by([] { return ::memfd_create("wsync-gpu-staging", MFD_CLOEXEC); });
-    if (!fd.valid() || ::ftruncate(fd.get(), 2 * kStagingHalfBytes) != 0)
-      return fail_errno("memory to convert weights of a GPU", errno);
-    auto region = WSYNC_TRY(MappedRegion::map(fd.get(), 2 * kStagingHalfBytes, true));
-    WSYNC_TRY(region.keep_from_children());
-    WSYNC_TRY(region.populate(true, 1));
-    gpu->staging = std::make_shared<const MappedRegion>(std::move(region));
-    pin(*gpu->staging, number);
-  }
-  staging.memory = gpu->staging;
-  const auto bytes = gpu->staging->bytes();
-  staging.halves = {bytes.first(kStagingHalfBytes), bytes.subspan(kStagingHalfBytes)};
-  return staging;
+  lane.converted.reset();
+  lane.converted = WSYNC_TRY(gpu->device->allocate(bytes));
+  return {};
 }
 
 }  // namespace wsync::publish

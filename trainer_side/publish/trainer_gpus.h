@@ -1,6 +1,6 @@
 // TrainerGpus: the GPUs that hold weights of a trainer. It opens a GPU when weights on it are first
-// described, keeps the streams that copy from it, and registers (pins) the arenas into which they
-// copy.
+// described, keeps the streams that copy and convert weights of it, and registers (pins) the arenas
+// into which they copy.
 //
 // A GPU is never closed before the trainer ends. A fault of a GPU is permanent: every later copy
 // from it fails with the fault.
@@ -39,15 +39,13 @@ struct DeviceBytes {
 // Thread: any.
 class TrainerGpus : public std::enable_shared_from_this<TrainerGpus> {
  public:
-  // One copies while the other one waits for its copy.
-  using Streams = std::array<std::unique_ptr<device::Stream>, 2>;
-  // Host memory through which weights come that are converted on their way.
-  struct Staging {
-    std::unique_lock<std::mutex> taken;  // by one user at a time
-    std::shared_ptr<const MappedRegion> memory;
-    std::array<std::span<std::byte>, 2> halves;
+  // A stream, and memory of the GPU in which its work puts weights that it has converted.
+  struct Lane {
+    std::unique_ptr<device::Memory> converted;  // null: nothing was converted yet
+    std::unique_ptr<device::Stream> stream;     // ends before the memory that it uses
   };
-  static constexpr std::size_t kStagingHalfBytes = std::size_t{32} << 20U;
+  // One copies while the other one waits for its copy.
+  using Streams = std::array<Lane, 2>;
 
   TrainerGpus() = default;
   TrainerGpus(const TrainerGpus&) = delete;
@@ -73,8 +71,9 @@ class TrainerGpus : public std::enable_shared_from_this<TrainerGpus> {
   // system does not allow it, says so once, and copies are slower.
   void pin(const MappedRegion& region, std::uint32_t gpu);
   [[nodiscard]] bool has_tried_to_pin(const MappedRegion& region, std::uint32_t gpu) const;
-  // Errors: kResourceExhausted if there is no memory for it.
-  [[nodiscard]] Result<Staging> staging(std::uint32_t gpu);
+  // Gives the lane memory of at least `bytes` bytes, unless it has them. Its stream must be idle.
+  // Errors of Device::allocate().
+  [[nodiscard]] Result<> prepare_to_convert(std::uint32_t gpu, Lane& lane, std::uint64_t bytes);
 
  private:
   struct Gpu {
@@ -82,8 +81,6 @@ class TrainerGpus : public std::enable_shared_from_this<TrainerGpus> {
     // Under mutex_:
     std::vector<Streams> idle;
     std::optional<Error> failed;  // why nothing is copied from it any more
-    std::mutex staging_mutex;
-    std::shared_ptr<const MappedRegion> staging;  // under staging_mutex
   };
   struct Pinned {
     std::shared_ptr<device::RegisteredMemory> memory;

@@ -217,7 +217,7 @@ class Draft:
         Args:
             name: the name that the engines have.
             tensor: an array of NumPy, a tensor of torch in the memory of the host or of a GPU, or an object with
-                `__cuda_array_interface__`. Memory of a GPU is copied to the host as it is, and converted there.
+                `__cuda_array_interface__`. Memory of a GPU is converted there and then copied; with `scales` it is converted on the host.
             dtype: the dtype that is published: a name of safetensors, a usual alias such as "bfloat16", or a dtype of torch or
                 NumPy. None: as described, or that of the tensor. F32, F16 and BF16 are
                 converted into each other and to F8_E4M3, rounded to nearest, ties to even.

@@ -541,9 +541,7 @@ TEST_F(TrainerOnFailingGpu, AFaultInTheCopy) {
             0);
 }
 
-// A GPU that fails may still write to the memory through which its weights come, so no other GPU
-// uses it.
-TEST_F(TrainerOnFailingGpu, WhatIsConvertedComesThroughMemoryOfItsGpu) {
+TEST_F(TrainerOnFailingGpu, EachGpuConvertsWhatItHas) {
   const auto second = device::make_device({.kind = DeviceKind::kCuda, .gpu = 1});
   ASSERT_TRUE(second.has_value()) << second.error().message();
   constexpr std::uint64_t kCount = 300'000;
@@ -561,6 +559,7 @@ TEST_F(TrainerOnFailingGpu, WhatIsConvertedComesThroughMemoryOfItsGpu) {
   parts[0].on_gpu = on_gpu(bytes);
   parts[1].on_gpu = gpus_->bytes(1, {memory->address(), bytes.size()}, 0).value();
   const auto before = calls_of("cuMemHostRegister_v2");
+  const auto launched = calls_of("cuLaunchKernel");
   auto draft = Draft::begin(snapshotter_,
                             {{.info = on_first, .range = {}}, {.info = on_second, .range = {}}},
                             request(), 3)
@@ -568,7 +567,8 @@ TEST_F(TrainerOnFailingGpu, WhatIsConvertedComesThroughMemoryOfItsGpu) {
   std::size_t failed = 0;
   const auto put = draft->put_all(parts, failed);
   ASSERT_TRUE(put.has_value()) << put.error().message();
-  EXPECT_EQ(*calls_of("cuMemHostRegister_v2") - *before, 3U) << "the arena, and memory of each GPU";
+  EXPECT_EQ(*calls_of("cuMemHostRegister_v2") - *before, 1U) << "the arena, for both GPUs";
+  EXPECT_EQ(*calls_of("cuLaunchKernel") - *launched, 2U);
 }
 
 // What a GPU may still write to is not published.
