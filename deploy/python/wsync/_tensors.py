@@ -137,6 +137,11 @@ def is_torch(tensor: Any) -> bool:
     return torch is not None and hasattr(torch, "Tensor") and isinstance(tensor, torch.Tensor)
 
 
+def copyable(tensor: Any) -> Any:
+    """A tensor of torch where the library can copy it: itself in the memory of the host or of a CUDA GPU, otherwise a copy."""
+    return tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()
+
+
 def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
     torch = sys.modules["torch"]
     if hasattr(tensor, "to_local") or hasattr(tensor, "full_tensor"):

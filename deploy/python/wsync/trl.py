@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
-from ._tensors import Spec
+from ._tensors import Spec, copyable
 from .publisher import Publisher
 
 _log = logging.getLogger("wsync.trl")
@@ -85,7 +85,7 @@ class WeightTransfer:
             with self._publisher.version() as version:
                 for name, tensor in iterator:
                     tensor = tensor.detach()
-                    version.put(name, tensor.cpu(), dtype=self._dtype if tensor.dtype.is_floating_point else None)
+                    version.put(name, copyable(tensor), dtype=self._dtype if tensor.dtype.is_floating_point else None)
         except BaseException:
             for _ in iterator:  # other ranks take part in gathering each tensor, and would wait for this one
                 pass

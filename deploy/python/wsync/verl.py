@@ -37,6 +37,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 import wsync
 
 from ._sidecars import adapter_socket
+from ._tensors import copyable
 from .torch import as_tensor
 
 
@@ -101,7 +102,7 @@ class WsyncCheckpointEngine(CheckpointEngine):
 
         def put(name: str, tensor: Any) -> None:
             tensor = tensor.detach()
-            draft.put(name, tensor.cpu(), dtype=self._dtype if tensor.dtype.is_floating_point else None)
+            draft.put(name, copyable(tensor), dtype=self._dtype if tensor.dtype.is_floating_point else None)
 
         rest = iter(weights)
         try:

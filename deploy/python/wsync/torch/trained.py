@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import torch as _torch
 
-from .._tensors import Range, Shard, pairs
+from .._tensors import Range, Shard, copyable, pairs
 
 
 def _placed(tensor: Any) -> tuple:
@@ -35,11 +35,6 @@ def _placed(tensor: Any) -> tuple:
     begin = min(extent, coordinate * most)
     length = min(most, extent - begin)
     return length > 0, Range(dim, begin, length)
-
-
-def _given(tensor: Any) -> Any:
-    """The tensor itself, if the library can copy it from where it is."""
-    return tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()
 
 
 def shards(model: Any, rank: Optional[int] = None) -> dict:
@@ -70,15 +65,15 @@ def shards(model: Any, rank: Optional[int] = None) -> dict:
         tensor = tensor.detach()
         if not hasattr(tensor, "to_local"):
             if rank == 0:
-                found[name] = _given(tensor)
+                found[name] = copyable(tensor)
             continue
         mine, own = _placed(tensor)
         if mine is None:
             whole = tensor.full_tensor()
             if rank == 0:
-                found[name] = _given(whole)
+                found[name] = copyable(whole)
         elif mine:
-            local = _given(tensor.to_local())
+            local = copyable(tensor.to_local())
             found[name] = local if own is None else Shard(local, tuple(tensor.shape), [own])
     return found
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Optional
 
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine
 
+from .._tensors import copyable
 from .._values import PublishStatus
 from ..publisher import Publisher
 
@@ -46,7 +47,7 @@ class WsyncTrainerEngine(TrainerWeightTransferEngine[InitInfo]):
         try:
             with self._publisher.version() as version:
                 for name, tensor in iterator:
-                    version.put(name, tensor.detach().cpu(), dtype=self._dtype)
+                    version.put(name, copyable(tensor.detach()), dtype=self._dtype)
         except BaseException:
             for _ in iterator:  # other ranks take part in gathering each tensor, and would wait for this one
                 pass
