@@ -1,6 +1,9 @@
 """One training run of TRL with a vLLM server. Prints what came of it as JSON.
 
 Usage: trl_train.py MODEL URL RUN_DIR STATE_DIR STEPS follow|drop
+
+It ends after STEPS steps, or before as soon as the reward of a step is above 0.9: how many steps that takes depends on the samples,
+which differ from processor to processor.
 """
 import json
 import statistics
@@ -15,7 +18,13 @@ transfer = wsync.trl.patch({"run_dir": RUN_DIR, "state_dir": STATE_DIR})
 if UPDATES == "drop":  # the control: the server keeps the weights that it was started with
     transfer.send_weights = lambda iterator: [None for _ in iterator]
 
+from transformers import TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+
+class EndWhenLearned(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        control.should_training_stop = control.should_training_stop or float((logs or {}).get("reward", 0)) > 0.9
 
 
 def reward(completions, completion_ids, **_):
@@ -24,7 +33,7 @@ def reward(completions, completion_ids, **_):
 
 
 trainer = GRPOTrainer(
-    model=MODEL, reward_funcs=reward,
+    model=MODEL, reward_funcs=reward, callbacks=[EndWhenLearned()],
     train_dataset=Dataset.from_dict({"prompt": ["Hello", "wsync", "weights", "model"] * 8}),
     args=GRPOConfig(output_dir=f"{STATE_DIR}/trl", use_vllm=True, vllm_mode="server", vllm_server_base_url=URL,
                     per_device_train_batch_size=16, num_generations=8, max_completion_length=24, max_steps=int(STEPS),

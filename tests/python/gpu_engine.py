@@ -2,7 +2,7 @@
 steps are under way when a pause comes.
 
 Usage: gpu_engine.py WHAT SOCKET DEVICE FOLDER [BYTES]
-    WHAT: net, plan, large or transformers; DEVICE: of torch; FOLDER: where results are written; BYTES: of "large"
+    WHAT: net, plan, casts, large or transformers; DEVICE: of torch; FOLDER: where results are written; BYTES: of "large"
 
 After the first step with another version it prints a line of JSON: the version, the steps that were computed with the one before,
 how many of these differ from the first of them, and the file with its own result.
@@ -55,6 +55,11 @@ class Fused(torch.nn.Module):
 
 FUSED_SPECS = {"up": wsync.Spec("BF16", (256, 256)), "gate": wsync.Spec("BF16", (256, 256)), "scale": wsync.Spec("BF16", (64,)),
                "ignored": wsync.Spec("F32", (16,))}
+
+
+# Of the trainer, which publishes all in BF16, and of the engine.
+CAST_SHAPES = {"wide": (513, 1000), "narrow": (4099,), "same": (64, 128)}
+CAST_KINDS = {"wide": torch.float32, "narrow": torch.float16, "same": torch.bfloat16}
 
 
 def begin(device):
@@ -159,6 +164,10 @@ def main(what, socket, device, folder, bytes_=0):
                 done.update(version=engine.version, sums=sums(held))
             return done["sums"]
         serve(engine, lambda: engine.version, compute, report)
+    if what == "casts":
+        held = {name: torch.zeros(shape, dtype=CAST_KINDS[name], device=device) for name, shape in CAST_SHAPES.items()}
+        engine = Engine(socket, "r0", held, casts={"wide": "BF16", "narrow": "BF16"})
+        serve(engine, lambda: engine.version, lambda: torch.cat([tensor.reshape(-1).double() for tensor in held.values()]), report)
     if what == "plan":
         model = Fused().to(device)
         plan = wsync.torch.record(model, model.load_weights, FUSED_SPECS)

@@ -153,6 +153,28 @@ class OnAGpu(unittest.TestCase):
             self.equal(self.reported(engine, version)[0], expected, version)
         self.verified(version)
 
+    def test_other_dtypes_on_both_sides(self):
+        """F32 of the trainer is published as BF16, and held as F32, F16 and BF16. The GPU converts both times."""
+        import gpu_engine
+        self.begin()
+        engine = self.engine("casts", self.sidecar())
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            masters = {name: torch.randn(*shape).to(OPTIONS.device) for name, shape in gpu_engine.CAST_SHAPES.items()}
+            masters["wide"].view(-1)[:4] = torch.tensor([1e-40, -0.0, float("inf"), 3.4e38])
+            published = {name: tensor.bfloat16() for name, tensor in masters.items()}
+            with self.publisher.version() as version:
+                for name, tensor in masters.items():
+                    version.put(name, tensor, dtype="BF16")
+            version = version.publish.wait(timeout=60).version
+            expected = torch.cat([tensor.to(gpu_engine.CAST_KINDS[name]).reshape(-1).double()
+                                  for name, tensor in published.items()])
+            self.equal(self.reported(engine, version)[0], expected, version)
+        code, answer = self.fleet.ask("verify")
+        rank = answer["result"]["ranks"][0]
+        self.assertEqual((code, rank["mismatches"], rank["tensors"]), (4, [], 2), answer)  # "narrow" has lost bits
+        self.assertIn("tensor narrow cannot be read back", rank["failure"])
+
     def test_a_model_of_transformers(self):
         if importlib.util.find_spec("transformers") is None:
             self.skipTest("transformers is not in this environment")
