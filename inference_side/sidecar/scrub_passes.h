@@ -20,7 +20,7 @@ namespace wsync::agent {
 
 class ScrubPasses {
  public:
-  // So many passes in a row may find a mismatch. After each but the last one, all bytes are loaded
+  // So many mismatches in a row may be found. After each but the last one, all bytes are loaded
   // again, and the next pass follows at once.
   static constexpr std::uint32_t kMismatchesMax = 3;
 
@@ -76,12 +76,23 @@ class ScrubPasses {
   // They are not. `what`: the sentence for reports.
   [[nodiscard]] Verdict mismatched(const std::string& replica, std::uint64_t pass,
                                    const std::string& what);
+  // The same, found outside of a pass in bytes that were read before `read`. A pass that runs ends,
+  // because it may have read them when they were right. What is found in other ranks until all
+  // bytes were loaded is the same mismatch. kStale: all bytes were compared again after `read`.
+  [[nodiscard]] Verdict found_to_differ(const std::string& replica, const std::string& what,
+                                        TimePoint read);
 
   // ---- views ----
 
   // Whether every attached rank of the replica is scrubbed, so that what a patch leaves alone is
   // looked at from time to time.
   [[nodiscard]] bool is_scrubbed(const std::string& replica) const;
+  // Whether all bytes of the replica were compared since its ranks attached here, by a load or by a
+  // pass, and none was found to differ since then. Without that, nothing is known of what a patch
+  // leaves alone.
+  [[nodiscard]] bool is_proved(const std::string& replica) const;
+  // Why its ranks are not scrubbed; empty if they are.
+  [[nodiscard]] std::string not_scrubbed(const std::string& replica) const;
   // Fills in what is known of its replica.
   void add_to(control::ReplicaReport& report, TimePoint now) const;
 
@@ -99,7 +110,8 @@ class ScrubPasses {
     std::optional<TimePoint> due;                     // the next pass
     Version proved;
     TimePoint proved_at{};
-    std::uint32_t in_a_row = 0;  // passes with a mismatch
+    std::uint32_t in_a_row = 0;  // mismatches
+    bool is_mending = false;     // all bytes are to be loaded, and have not been yet
     std::uint64_t mismatches = 0;
     std::string last_mismatch;
   };
@@ -107,6 +119,7 @@ class ScrubPasses {
   // What every rank holds; std::nullopt if ranks are missing or differ.
   [[nodiscard]] static std::optional<Version> uniform(const Replica& replica);
   static void end_pass(Replica& replica);
+  [[nodiscard]] static Verdict mismatched(Replica& replica, const std::string& what);
   [[nodiscard]] Replica* running(const std::string& replica, std::uint64_t pass);
 
   std::chrono::nanoseconds interval_;

@@ -165,27 +165,52 @@ void Scrubbing::judge(const std::string& replica, const ScrubPasses::Complete& c
     const auto verdict = passes_.mismatched(replica, complete.pass, mismatch->what);
     if (verdict == ScrubPasses::Verdict::kStale) return;
     options_.on_judged(false, complete.cpu);
-    const bool is_mendable = verdict == ScrubPasses::Verdict::kMend;
-    log_error("replica {}: a scrub has found damaged memory: {}; {}", replica, mismatch->what,
-              is_mendable ? "all bytes are loaded again"
-                          : fmt::format("that is the {}rd time in a row, so the replica is not "
-                                        "used: replace the engine, and look at its host's memory",
-                                        ScrubPasses::kMismatchesMax));
-    std::string why = "damaged memory: " + mismatch->what;
-    if (!is_mendable)
-      why += fmt::format(
-          "; found {} times in a row, although all bytes were loaded in between: "
-          "replace the engine, and look at its host's memory",
-          ScrubPasses::kMismatchesMax);
     const auto ranks = options_.ranks(replica);
-    options_.on_damaged(replica,
-                        {.rank = mismatch->rank.value_or(ranks.empty() ? 0 : ranks.front()->rank),
-                         .why = std::move(why),
-                         .is_mendable = is_mendable,
-                         .is_copy_suspect = !mismatch->rank});
+    (void)damaged(replica, mismatch->rank.value_or(ranks.empty() ? 0 : ranks.front()->rank),
+                  "a scrub", mismatch->what, verdict, !mismatch->rank);
   }
   notify(replica, {.pass = 0});
   begin_due();
+}
+
+std::string Scrubbing::verified(const EngineRank& rank, const ReadDifference& difference) {
+  const std::string& replica = rank.replica;
+  const auto verdict = passes_.found_to_differ(replica, difference.what, difference.read);
+  if (verdict == ScrubPasses::Verdict::kStale)
+    return "all bytes of the replica were loaded or read again meanwhile: verify once more";
+  // The pass that runs has ended.
+  notify(replica, {.pass = 0});
+  if (passes_.is_scrubbed(replica))
+    return damaged(replica, rank.rank, "wsync verify", difference.what, verdict,
+                   difference.is_copy_suspect);
+  log_error("replica {}: wsync verify has found damaged memory: {}", replica, difference.what);
+  return fmt::format(
+      "it serves them until the next update, which loads all bytes, because the "
+      "replica is not scrubbed: {}",
+      passes_.not_scrubbed(replica));
+}
+
+std::string Scrubbing::damaged(const std::string& replica, std::uint32_t rank,
+                               const std::string& by, const std::string& what,
+                               ScrubPasses::Verdict verdict, bool is_copy_suspect) {
+  const bool is_mendable = verdict == ScrubPasses::Verdict::kMend;
+  std::string follows = is_mendable ? "all bytes are loaded again"
+                                    : fmt::format(
+                                          "that is the {}rd time in a row, so the replica is not "
+                                          "used: replace the engine, and look at its host's memory",
+                                          ScrubPasses::kMismatchesMax);
+  log_error("replica {}: {} has found damaged memory: {}; {}", replica, by, what, follows);
+  std::string why = "damaged memory: " + what;
+  if (!is_mendable)
+    why += fmt::format(
+        "; found {} times in a row, although all bytes were loaded in between: "
+        "replace the engine, and look at its host's memory",
+        ScrubPasses::kMismatchesMax);
+  options_.on_damaged(replica, {.rank = rank,
+                                .why = std::move(why),
+                                .is_mendable = is_mendable,
+                                .is_copy_suspect = is_copy_suspect});
+  return follows;
 }
 
 void Scrubbing::add_to(std::vector<control::ReplicaReport>& reports) const {

@@ -15,6 +15,7 @@
 
 #include "inference_side/reload/switch_events.h"
 #include "inference_side/sidecar/engine_rank.h"
+#include "inference_side/sidecar/readback.h"
 #include "inference_side/sidecar/scrub_passes.h"
 #include "inference_side/staging/store.h"
 #include "shared/loop/loop.h"
@@ -53,7 +54,7 @@ struct ScrubbingOptions {
   std::function<std::vector<std::shared_ptr<EngineRank>>(const std::string& replica)> ranks;
   // The version, if it is staged here.
   std::function<std::shared_ptr<const staging::HeldVersion>(const Version&)> find;
-  // All bytes of the replica have to be loaded again.
+  // All bytes of the replica have to be loaded again, or it is given up.
   std::function<void(const std::string& replica, reload::RankDamaged damaged)> on_damaged;
   // A pass of a replica was judged; `cpu`: processor time of its ranks. For metrics.
   std::function<void(bool is_equal, std::chrono::nanoseconds cpu)> on_judged =
@@ -73,9 +74,16 @@ class Scrubbing {
   void detached(const EngineRank& rank);
   void committed(const EngineRank& rank, const Version& version, bool by_patch);
   void answered(const EngineRank& rank, control::Scrubbed answer);
+  // `wsync verify` has found a difference. In a replica that is scrubbed, that is what a pass would
+  // have found, and all bytes are loaded again. Of any other replica it is remembered until its
+  // next load, which is one of all bytes. Returns what follows, in one sentence.
+  [[nodiscard]] std::string verified(const EngineRank& rank, const ReadDifference& difference);
 
   [[nodiscard]] bool is_scrubbed(const std::string& replica) const {
     return passes_.is_scrubbed(replica);
+  }
+  [[nodiscard]] bool is_proved(const std::string& replica) const {
+    return passes_.is_proved(replica);
   }
   // Fills in what is known of these replicas.
   void add_to(std::vector<control::ReplicaReport>& reports) const;
@@ -85,6 +93,10 @@ class Scrubbing {
   void compare(const std::string& replica, ScrubPasses::Complete complete);
   void judge(const std::string& replica, const ScrubPasses::Complete& complete,
              const Result<std::optional<ScrubMismatch>>& outcome);
+  // Has all bytes of the replica loaded again, or the replica given up. `by`: who has found it.
+  // Returns what follows.
+  std::string damaged(const std::string& replica, std::uint32_t rank, const std::string& by,
+                      const std::string& what, ScrubPasses::Verdict verdict, bool is_copy_suspect);
   void notify(const std::string& replica, const control::Scrub& message) const;
 
   Loop& loop_;

@@ -96,6 +96,7 @@ void fields(V& v, M& m) {
   v.list("mismatches", m.mismatches, limits::kTensorCount);
   v.flag("is_unreadable", m.is_unreadable);
   v.flag("is_controller", m.is_controller);
+  v.sentence("follows", m.follows);
 }
 
 template <class V, class M>

@@ -91,6 +91,7 @@ struct VerifyRank {
   // are not verified.
   bool is_unreadable = false;
   bool is_controller = false;  // it holds no weights, because it is the controller of its replica
+  std::string follows;         // with mismatches: what the sidecar does about them
 };
 struct VerifyReply {
   static constexpr MessageType kType = MessageType::kVerifyReply;

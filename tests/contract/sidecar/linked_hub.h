@@ -6,6 +6,7 @@
 #include <cstring>
 #include <gtest/gtest.h>
 #include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -177,6 +178,13 @@ class LinkedHub : public testing::Test {
     hub_->send("r0", reload::SendPause{.rank = 0, .request = ++request_, .deadline_ms = 60'000});
     for (std::size_t rank = 1; rank < ranks_.size(); ++rank) ranks_[rank]->link->report_paused(1);
     EXPECT_EQ(wait<reload::RankPaused>(ranks_.size()).size(), ranks_.size());
+  }
+  // As `wsync verify`.
+  std::vector<control::VerifyRank> verify() {
+    std::optional<std::vector<control::VerifyRank>> found;
+    hub_->verify(std::chrono::seconds(20), [&](const auto& ranks) { found = ranks; });
+    EXPECT_TRUE(bench_.until([&] { return found.has_value(); }));
+    return found.value_or(std::vector<control::VerifyRank>());
   }
   // What is known of the memory of the replica.
   [[nodiscard]] control::ReplicaReport proof() const {

@@ -75,6 +75,50 @@ TEST_F(Scrub, AFlippedBitIsNamedAndMendedByALoadOfAllBytes) {
   EXPECT_EQ(proof().proved, kV2);
 }
 
+TEST_F(Scrub, WhatVerifyFindsIsMendedAsWell) {
+  const std::string name = "model.layers.1.self_attn.q_proj.weight";
+  scrub_.interval = std::chrono::hours(1);
+  open();
+  serve_first(2);
+  for (std::uint32_t turn = 1; turn <= ScrubPasses::kMismatchesMax; ++turn) {
+    const bool is_last = turn == ScrubPasses::kMismatchesMax;
+    ranks_[1]->engine.memory[tensor(name)][7'001] ^= std::byte{16};
+    const auto ranks = verify();
+    ASSERT_EQ(ranks.size(), 2U);
+    EXPECT_EQ(ranks[0].follows, "");
+    EXPECT_THAT(ranks[1].follows,
+                HasSubstr(is_last ? "3rd time in a row" : "all bytes are loaded again"));
+    const auto found = wait<reload::RankDamaged>(1).front();
+    EXPECT_EQ(found.rank, 1U);
+    EXPECT_EQ(found.is_mendable, !is_last);
+    EXPECT_FALSE(found.is_copy_suspect);
+    EXPECT_THAT(found.why, AllOf(HasSubstr("rank 1"), HasSubstr(name), HasSubstr("1.1"),
+                                 HasSubstr("expected digest "), HasSubstr("found ")));
+    EXPECT_EQ(proof().mismatches, turn);
+    EXPECT_TRUE(proof().proved.none());
+    if (is_last) break;
+    // Until it is mended, that is the same mismatch.
+    EXPECT_EQ(verify()[1].follows, ranks[1].follows);
+    EXPECT_EQ(wait<reload::RankDamaged>(1).size(), 1U);
+    EXPECT_EQ(proof().mismatches, turn);
+    expect_loaded(load(kV1), false);
+    commit(kV1);
+    expect_holds();
+    for (const auto& rank : verify()) EXPECT_TRUE(rank.mismatches.empty());
+    EXPECT_EQ(proof().proved, kV1);
+  }
+}
+
+TEST_F(Scrub, WhatVerifyFindsInAWrongCopyHasTheCopyChecked) {
+  scrub_.interval = std::chrono::hours(1);
+  open();
+  serve_first(1);
+  arenas_.at(kV1)[model_.plan.arena_offset(model_.plan.tensor_pieces(0).front()) + 9] ^=
+      std::byte{1};
+  EXPECT_EQ(verify().front().mismatches.size(), 1U);
+  EXPECT_TRUE(wait<reload::RankDamaged>(1).front().is_copy_suspect);
+}
+
 // Columns that cut words: whichever byte of whichever rank.
 TEST_F(Scrub, BitsAtTheEdgesOfPartsAreFound) {
   model_ = EngineModel::of({{.name = "mlp.down_proj", .dtype = DType::kBF16, .shape = {999, 26}},
@@ -229,6 +273,11 @@ TEST_F(Scrub, WithoutScrubsEveryVersionIsLoadedInFull) {
   open();
   serve_first(1);
   EXPECT_EQ(proof().not_scrubbed, "scrub.interval is 0");
+  ranks_[0]->engine.memory[0][1] ^= std::byte{1};
+  EXPECT_EQ(verify().front().follows,
+            "it serves them until the next update, which loads all bytes, because the replica is "
+            "not scrubbed: scrub.interval is 0");
+  EXPECT_EQ(proof().mismatches, 1U);
   change(250);
   add(kV2);
   expect_loaded(load(kV2, kV1), false);

@@ -59,8 +59,10 @@ TEST(Report, OfAVerificationTellsADifferenceFromWhatCannotBeRead) {
   partly.is_unreadable = true;
   control::VerifyRank differs = equal;
   differs.mismatches = {{.tensor = "x"}};
+  differs.follows = "all bytes are loaded again";
   control::VerifyRank both = partly;
   both.mismatches = differs.mismatches;
+  both.follows = differs.follows;
   // The words of a sentence decide nothing.
   const control::VerifyRank lost{.replica = "c", .failure = "its disc cannot be read back"};
   const auto judged = [](std::vector<control::VerifyRank> ranks) {
@@ -86,6 +88,7 @@ TEST(Report, OfAVerificationTellsADifferenceFromWhatCannotBeRead) {
   EXPECT_THAT(text, HasSubstr("replica b rank 0: not verified: this engine gives no read_tensor"));
   EXPECT_THAT(text, HasSubstr("in the version; the other 3 tensors are equal\n"));
   EXPECT_THAT(text, HasSubstr("1 DIFFER\n  x: expected"));
+  EXPECT_THAT(text, HasSubstr("  all bytes are loaded again\n"));
   EXPECT_THAT(text, Not(HasSubstr("0 tensors")));
 }
 

@@ -166,7 +166,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e4310002000"
+            "57534e4311002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -362,7 +362,8 @@ TEST(Codec, BytesOfAReadBackAreFixed) {
                                            .bytes = 5,
                                            .failure = "x",
                                            .is_unreadable = true,
-                                           .is_controller = false}}}),
+                                           .is_controller = false,
+                                           .follows = "y"}}}),
             "01000000"
             "0100000072"
             "01000000"
@@ -370,7 +371,8 @@ TEST(Codec, BytesOfAReadBackAreFixed) {
             "04000000000000000500000000000000"
             "0100000078"
             "00000000"
-            "0100");
+            "0100"
+            "0100000079");
 }
 
 TEST(Codec, BytesOfAScrubAreFixed) {
@@ -480,7 +482,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 16"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 17"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 

@@ -153,6 +153,53 @@ TEST_F(Passes, AMismatchIsMendedAndGivenUpAfterThreeInARow) {
   EXPECT_EQ(passes_.mismatched("r", pass, "again"), ScrubPasses::Verdict::kGiveUp);
 }
 
+TEST_F(Passes, WhatIsFoundOutsideOfAPassEndsItAndIsMendedLikewise) {
+  serve();
+  EXPECT_TRUE(passes_.is_proved("r"));
+  const auto pass = begin();
+  EXPECT_FALSE(answer(0, pass));
+  EXPECT_EQ(passes_.found_to_differ("r", "tensor w", now_), ScrubPasses::Verdict::kMend);
+  EXPECT_FALSE(answer(1, pass)) << "it may have read the tensor when it was right";
+  EXPECT_FALSE(passes_.is_proved("r"));
+  EXPECT_FALSE(passes_.next_due()) << "nothing is read before it is mended";
+  EXPECT_EQ(report().last_mismatch, "tensor w");
+  // Of another rank, and once more.
+  for (int turn = 0; turn < 5; ++turn)
+    EXPECT_EQ(passes_.found_to_differ("r", "tensor w", now_), ScrubPasses::Verdict::kMend);
+  EXPECT_EQ(report().mismatches, 1U);
+  now_ = now_ + seconds(1);
+  commit(kV1, false);
+  EXPECT_TRUE(passes_.is_proved("r"));
+  EXPECT_EQ(passes_.next_due(), now_);
+  EXPECT_EQ(passes_.found_to_differ("r", "before", now_ + -seconds(1)),
+            ScrubPasses::Verdict::kStale);
+  EXPECT_TRUE(passes_.is_proved("r"));
+  now_ = now_ + seconds(1);
+  EXPECT_EQ(passes_.found_to_differ("r", "second", now_), ScrubPasses::Verdict::kMend);
+  // A patch mends nothing.
+  commit(kV2, true);
+  EXPECT_FALSE(passes_.is_proved("r"));
+  now_ = now_ + seconds(1);
+  commit(kV2, false);
+  now_ = now_ + seconds(1);
+  EXPECT_EQ(passes_.found_to_differ("r", "third", now_), ScrubPasses::Verdict::kGiveUp);
+  EXPECT_EQ(passes_.found_to_differ("unknown", "", now_), ScrubPasses::Verdict::kStale);
+}
+
+TEST_F(Passes, NothingIsProvedOfWhatHasAttachedWithAVersion) {
+  EXPECT_FALSE(passes_.is_proved("r"));
+  passes_.attached("r", 0, 1, "", kV1, now_);
+  EXPECT_FALSE(passes_.is_proved("r"));
+  commit(kV2, true, 1);
+  EXPECT_FALSE(passes_.is_proved("r"));
+  const auto complete = answer(0, begin(), kV2);
+  ASSERT_TRUE(complete);
+  EXPECT_TRUE(passes_.proved("r", *complete, now_));
+  EXPECT_TRUE(passes_.is_proved("r"));
+  passes_.detached("r", 0);
+  EXPECT_FALSE(passes_.is_proved("r"));
+}
+
 TEST_F(Passes, AProofEndsTheRowOfMismatches) {
   serve(1);
   for (int turn = 0; turn < 10; ++turn) {
@@ -194,6 +241,7 @@ TEST_F(Passes, SaysWhichReplicasAreNotScrubbedAndWhy) {
   passes_.attached("whole", 0, 1, "only its engine can read it", kV1, now_);
   EXPECT_FALSE(passes_.is_scrubbed("whole"));
   EXPECT_EQ(report("whole").not_scrubbed, "rank 0: only its engine can read it");
+  EXPECT_EQ(passes_.not_scrubbed("whole"), "rank 0: only its engine can read it");
   EXPECT_TRUE(passes_.due(now_).empty());
   EXPECT_FALSE(passes_.is_scrubbed("unknown"));
   passes_.committed("whole", 0, kV2, false, now_);
