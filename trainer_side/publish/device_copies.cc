@@ -6,14 +6,22 @@
 #include "shared/base/check.h"
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::publish {
 namespace {
 
-// Large enough that the time between two copies of a stream does not count, small enough that the
-// sum of the last chunk takes little longer than the copies.
+// Large enough that the time between two copies of a stream does not count. The last chunks are
+// smaller, so that the sum of the last one takes little longer than the copies.
 constexpr std::uint64_t kChunkBytes = std::uint64_t{16} << 20U;
+constexpr std::uint64_t kLastChunkBytes = std::uint64_t{4} << 20U;
 constexpr std::size_t kChunkParts = 4096;
+
+// The size of the next chunk when so many bytes are left.
+std::uint64_t chunk_bytes(std::uint64_t left) {
+  const std::uint64_t share = (left / 4 + limits::kLeafBytes - 1) / limits::kLeafBytes;
+  return std::clamp(share * limits::kLeafBytes, kLastChunkBytes, kChunkBytes);
+}
 
 void keep_for_ever(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
@@ -50,6 +58,9 @@ Result<> DeviceCopies::add(const DeviceBytes& from, std::uint64_t offset, const 
 
 void DeviceCopies::cut(Queue& queue) {
   std::ranges::sort(queue.parts, {}, &Part::into);
+  std::uint64_t left = 0;
+  for (const Part& part : queue.parts) left += part.bytes;
+  std::uint64_t limit = 0;  // of the last chunk
   for (const Part& part : queue.parts)
     for (std::uint64_t at = 0; at < part.bytes;) {
       // Between the parts of a chunk there may be bytes of others, which are counted too.
@@ -57,17 +68,20 @@ void DeviceCopies::cut(Queue& queue) {
         return static_cast<std::uint64_t>(part.into + at - queue.chunks.back().begin);
       };
       if (queue.chunks.empty() || queue.chunks.back().parts.size() == kChunkParts ||
-          distance() >= kChunkBytes)
+          distance() >= limit) {
         queue.chunks.push_back(
             {.begin = part.into + at, .end = nullptr, .parts = {}, .outcome = {}});
+        limit = chunk_bytes(left);
+      }
       Chunk& chunk = queue.chunks.back();
-      const std::uint64_t bytes = std::min(part.bytes - at, kChunkBytes - distance());
+      const std::uint64_t bytes = std::min(part.bytes - at, limit - distance());
       chunk.parts.push_back({.into = part.into + at,
                              .bytes = bytes,
                              .memory = part.memory,
                              .offset = part.offset + at});
       chunk.end = part.into + at + bytes;
       at += bytes;
+      left -= bytes;
     }
   queue.parts.clear();
 }

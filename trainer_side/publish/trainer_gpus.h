@@ -39,8 +39,8 @@ struct DeviceBytes {
 // Thread: any.
 class TrainerGpus : public std::enable_shared_from_this<TrainerGpus> {
  public:
-  // One copies while the other one waits for its copy.
-  using Streams = std::array<std::unique_ptr<device::Stream>, 2>;
+  // One copies, one has its copy submitted, and one learns that its copy is complete.
+  using Streams = std::array<std::unique_ptr<device::Stream>, 3>;
   // Host memory through which weights come that are converted on their way.
   struct Staging {
     std::unique_lock<std::mutex> taken;  // by one user at a time
