@@ -321,6 +321,7 @@ Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& si
                              .leaf_sums = size.leaves,
                              .huge_pages = options_.huge_pages,
                              .threads = options_.threads,
+                             .on_fallback = [this](const Error& why) { say_fallback(why); },
                              .stop = request.stop,
                              .done_bytes = request.done_bytes};
   // Touching the memory takes as long as several copies, so it counts as progress.
@@ -330,6 +331,14 @@ Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& si
   if (request.total_bytes != nullptr) *request.total_bytes -= options.file_bytes();
   if (request.done_bytes != nullptr) *request.done_bytes = 0;
   return fail(arena.error());
+}
+
+void Snapshotter::say_fallback(const Error& why) {
+  if (!said_fallback_.exchange(true))
+    log_warning(
+        "arenas get other memory than the keys memory.* ask for: {}; pinning them and publishing "
+        "may be slower",
+        why.message());
 }
 
 void Snapshotter::count_bytes() {
