@@ -137,7 +137,7 @@ Result<> Bench::make_device() {
 
 Result<> Bench::make_arena(std::vector<std::string>& notes) {
   auto arena = WSYNC_TRY(SharedArena::create(
-      {.name = "wsync-bench", .data_bytes = options_.bytes, .huge_pages = true}));
+      {.name = "wsync-bench", .data_bytes = options_.bytes, .huge_pages = HugePages::kAdvise}));
   arena_ = std::make_unique<SharedArena>(std::move(arena));
   {
     auto lease = WSYNC_TRY(arena_->try_write_lease({}));

@@ -164,7 +164,7 @@ Result<> Case::choose_sizes() {
 
 Result<> Case::make_arena() {
   auto arena = WSYNC_TRY(
-      SharedArena::create({.name = "wsync-bench", .data_bytes = model_bytes_, .huge_pages = true}));
+      SharedArena::create({.name = "wsync-bench", .data_bytes = model_bytes_, .huge_pages = HugePages::kAdvise}));
   arena_ = std::make_unique<SharedArena>(std::move(arena));
   auto lease = WSYNC_TRY(arena_->try_write_lease({}));
   fill_with_noise(lease.data(), options_.gpus.size());

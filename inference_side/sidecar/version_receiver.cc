@@ -35,6 +35,7 @@ Result<> VersionReceiver::open() {
   staging::StoreOptions store;
   store.name = "wsync-" + config.name;
   store.memory_bytes = config.host_memory;
+  store.huge_pages = config.memory.huge_pages;
   store.on_freed = options_.arenas_retired;
   store_ = std::make_unique<staging::Store>(store, post);
   auto transports = WSYNC_TRY(transport::make_transports(config.transport, post,

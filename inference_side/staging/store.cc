@@ -5,6 +5,7 @@
 
 #include "inference_side/staging/leaf_check.h"
 #include "shared/base/format.h"
+#include "shared/base/huge_pages.h"
 #include "shared/base/log.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/planted.h"
@@ -91,7 +92,7 @@ Result<UniqueFd> HeldVersion::share() const {
 // The result of an allocation on the memory thread.
 struct Store::Making {
   Result<SharedArena> arena = fail(ErrorCode::kCancelled, "not made");
-  std::optional<Error> unplaced;
+  std::optional<Error> fallback;
 };
 
 Store::Store(StoreOptions options, Post post)
@@ -140,6 +141,12 @@ bool Store::fits_beside(std::uint64_t arena_bytes) const {
   }
   if (options_.memory_bytes != 0 && used + arena_bytes > options_.memory_bytes) return false;
   if (has_free_arena || own_.empty()) return true;
+  if (options_.huge_pages == HugePages::kExplicit) {
+    // An arena of the pool takes none of the memory that is available otherwise.
+    const ArenaOptions arena{.data_bytes = arena_bytes, .huge_pages = options_.huge_pages};
+    const auto pool = huge_page_pool();
+    if (pool && pool->available() >= huge_pages_of(arena.file_bytes())) return true;
+  }
   const auto available = available_memory();
   // A machine without room for two more would be full with one.
   return available && available->bytes >= 2 * arena_bytes;
@@ -235,7 +242,7 @@ void Store::make_own_arena(std::uint64_t arena_bytes) {
                              .huge_pages = options.huge_pages,
                              .threads = options.threads,
                              .numa_node = options.numa_node,
-                             .on_unplaced = [&](const Error& why) { making->unplaced = why; },
+                             .on_fallback = [&](const Error& why) { making->fallback = why; },
                              .stop = stop});
     post([this, alive, making, generation] {
       if (*alive) own_arena_made(*making, generation);
@@ -248,7 +255,7 @@ void Store::make_own_arena(std::uint64_t arena_bytes) {
 }
 
 void Store::own_arena_made(Making& making, std::uint64_t generation) {
-  if (making.unplaced) not_placed(*making.unplaced);
+  if (making.fallback) say_fallback(*making.fallback);
   const bool is_wanted = arriving_ && generation == generation_;
   if (is_wanted) arriving_->bytes_beside = 0;
   if (!making.arena) {
@@ -268,11 +275,11 @@ void Store::no_memory(const Error& why) {
       fail(why.with_context("stage version " + version_of(refused.job.identity).to_string())));
 }
 
-void Store::not_placed(const Error& why) {
-  if (std::exchange(said_not_placed_, true)) return;
+void Store::say_fallback(const Error& why) {
+  if (std::exchange(said_fallback_, true)) return;
   log_warning(
-      "own arenas are not allocated on the NUMA node of the GPUs, but where the system places "
-      "them: {}; copies to the GPUs may be slower",
+      "own arenas get other memory than memory.huge_pages or memory.numa_node ask for: {}; copies "
+      "may be slower",
       why.message());
 }
 

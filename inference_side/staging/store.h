@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
+#include "shared/base/kinds.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/thread_pool.h"
 #include "shared/weights/bucket_plan.h"
@@ -38,9 +39,9 @@
 namespace wsync::staging {
 
 struct StoreOptions {
-  std::string name = "wsync-staging";  // of own arenas, as shown by /proc
-  std::uint64_t memory_bytes = 0;      // of all versions, including mapped ones; 0 = no limit
-  bool huge_pages = false;
+  std::string name = "wsync-staging";      // of own arenas, as shown by /proc
+  std::uint64_t memory_bytes = 0;          // of all versions, including mapped ones; 0 = no limit
+  HugePages huge_pages = HugePages::kOff;  // of own arenas
   std::optional<std::uint32_t> numa_node = std::nullopt;  // of own arenas, if possible
   unsigned threads = 2;  // that touch memory, and that read bytes to verify them
   // Own arenas were freed: whoever has mapped them unmaps them. Called on the loop thread.
@@ -216,7 +217,7 @@ class Store {
   [[nodiscard]] static bool is_free(OwnArena& own);
   [[nodiscard]] bool take_own_arena(const std::shared_ptr<OwnArena>& own);
   void no_memory(const Error& why);
-  void not_placed(const Error& why);
+  void say_fallback(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
   void drop_spare_arenas();
   // Frees the own arenas from this one on.
@@ -229,7 +230,7 @@ class Store {
 
   StoreOptions options_;
   std::uint64_t patch_bytes_ = 0;
-  bool said_not_placed_ = false;
+  bool said_fallback_ = false;
   const Post post_;
   // One thread, so that memory released earlier is free when memory is allocated. It has normal
   // priority: if it were interrupted in a call that holds the kernel's lock on the address space,

@@ -15,6 +15,10 @@ enum class DeviceKind : std::uint8_t {
 // How the devices of a host broadcast to each other.
 enum class Collective : std::uint8_t { kAuto, kNccl, kLocal };
 
+// Huge pages for arenas. kAdvise asks for them where the system gives them on request
+// (shmem_enabled), kExplicit takes them from the reserved pool.
+enum class HugePages : std::uint8_t { kOff, kAdvise, kExplicit };
+
 // Number of stages of the weight pipeline during a load. kAuto measures both.
 enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
 

@@ -15,16 +15,14 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/huge_pages.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/numa.h"
 #include "shared/base/planted.h"
 
 // Older C library headers lack these constants. The values are the kernel's.
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21U << 26U)
 #endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -34,15 +32,14 @@ namespace wsync {
 namespace {
 
 constexpr std::uint64_t kArenaMagic = 0x414e455241435357;  // "WSCARENA"
-constexpr std::uint32_t kArenaFormat = 2;
+constexpr std::uint32_t kArenaFormat = 3;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 constexpr std::uint64_t kPageBytes = 4096;
-constexpr std::uint64_t kPopulateSliceBytes = 8ULL << 20U;  // a multiple of the huge page size
-// Size of the slices that are unmapped or reserved in one call. During a call no other thread of
-// the process can map memory, and the call cannot be cancelled.
-constexpr std::uint64_t kSliceBytes = 64ULL << 20U;
+static_assert(kArenaHeaderBytes == kPageBytes);
+// Smaller arenas do not ask for huge pages: rounding would add too much to them.
+constexpr std::uint64_t kHugeArenaBytesMin = std::uint64_t{64} << 20U;
 
-// The header page, exactly as in the file.
+// The header, exactly as in the file.
 struct Header {
   std::uint64_t magic;
   std::uint32_t format;
@@ -50,10 +47,11 @@ struct Header {
   std::uint64_t data_bytes;
   ArenaIdentity identity;
   std::uint64_t leaf_sums;
+  std::uint64_t page_bytes;  // of the arena; the data begins at the second page
   std::uint32_t is_protected;
 };
 static_assert(sizeof(Header) <= kArenaHeaderBytes && std::is_trivially_copyable_v<Header>);
-// The last word of the header page. It is apart from the header because the writer sets it while
+// The last word of the header. It is apart from the header because the writer sets it while
 // readers use the arena.
 constexpr std::size_t kRetiredAt = kArenaHeaderBytes - sizeof(std::uint32_t);
 
@@ -66,13 +64,31 @@ void write_header(std::span<std::byte> file, const Header& header) {
   std::memcpy(file.data(), &header, sizeof header);
 }
 
-std::uint64_t round_to_page(std::uint64_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
 }
 
 // Where the sums of the leaves begin in the file.
-std::uint64_t sums_at(std::uint64_t data_bytes) {
-  return kArenaHeaderBytes + round_to_page(data_bytes);
+std::uint64_t sums_at(std::uint64_t page_bytes, std::uint64_t data_bytes) {
+  return page_bytes + round_up(data_bytes, kPageBytes);
+}
+std::uint64_t sums_at(const Header& header) {
+  return sums_at(header.page_bytes, header.data_bytes);
+}
+
+// An arena of huge pages has its header in one of its own. A change of protection would otherwise
+// split huge pages, or be refused.
+std::uint64_t page_bytes_of(HugePages pages, std::uint64_t data_bytes) {
+  if (pages == HugePages::kExplicit) return kHugePageBytes;
+  return pages == HugePages::kAdvise && data_bytes >= kHugeArenaBytesMin &&
+                 gives_on_request(shared_huge_pages())
+             ? kHugePageBytes
+             : kPageBytes;
+}
+
+std::uint64_t file_bytes_of(const ArenaOptions& options, std::uint64_t page_bytes) {
+  return round_up(sums_at(page_bytes, options.data_bytes) + options.leaf_sums * sizeof(WordSum),
+                  page_bytes);
 }
 
 bool is_retired(const MappedRegion& region) {
@@ -82,8 +98,10 @@ bool is_retired(const MappedRegion& region) {
 
 Result<> set_protection(std::span<std::byte> pages, int protection) {
   if (protection == PROT_READ && planted("arena_left_writable")) return {};
-  for (; !pages.empty(); pages = pages.subspan(std::min<std::size_t>(pages.size(), kSliceBytes)))
-    if (::mprotect(pages.data(), std::min<std::size_t>(pages.size(), kSliceBytes), protection) != 0)
+  for (; !pages.empty();
+       pages = pages.subspan(std::min<std::size_t>(pages.size(), kMappingSliceBytes)))
+    if (::mprotect(pages.data(), std::min<std::size_t>(pages.size(), kMappingSliceBytes),
+                   protection) != 0)
       return fail_errno(fmt::format("change the protection of {} bytes of an arena", pages.size()),
                         errno);
   return {};
@@ -127,23 +145,6 @@ bool holds_lock(const std::string& process, std::string_view fd) {
   return false;
 }
 
-// Populates the slices first, first + step, ... of a region; returns 0 or an errno.
-int populate_slices(std::span<std::byte> region, std::size_t first, std::size_t step, bool writable,
-                    const std::stop_token& stop, std::atomic<std::uint64_t>* done) {
-  for (std::size_t slice = first; slice * kPopulateSliceBytes < region.size(); slice += step) {
-    if (stop.stop_requested()) return ECANCELED;
-    const std::size_t begin = slice * kPopulateSliceBytes;
-    const std::size_t n = std::min<std::size_t>(kPopulateSliceBytes, region.size() - begin);
-    int rc = 0;
-    do
-      rc = ::madvise(region.data() + begin, n, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
-    while (rc != 0 && (errno == EINTR || errno == EAGAIN));
-    if (rc != 0) return errno;
-    if (done != nullptr) *done += n;
-  }
-  return 0;
-}
-
 template <class T, class Print>
 std::string differs(std::string_view what, const T& expected, const T& found, Print print) {
   return fmt::format("the arena's {} is {}, expected {}", what, print(found), print(expected));
@@ -179,56 +180,6 @@ Result<> compare(const ArenaIdentity& found, std::uint64_t data_bytes,
 
 }  // namespace
 
-Result<MappedRegion> MappedRegion::map(int fd, std::uint64_t bytes, bool writable) {
-  void* at =
-      ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) return fail_errno(fmt::format("map {} bytes of an arena", bytes), errno);
-  MappedRegion region;
-  region.bytes_ = {static_cast<std::byte*>(at), static_cast<std::size_t>(bytes)};
-  return region;
-}
-
-void MappedRegion::unmap() noexcept {
-  companion_.reset();
-  while (!bytes_.empty()) {
-    const auto slice = bytes_.first(std::min<std::size_t>(bytes_.size(), kSliceBytes));
-    ::munmap(slice.data(), slice.size());
-    bytes_ = bytes_.subspan(slice.size());
-  }
-}
-
-Result<> MappedRegion::keep_from_children() const {
-  if (planted("child_keeps_memory")) return {};
-  if (::madvise(bytes_.data(), bytes_.size(), MADV_DONTFORK) == 0) return {};
-  return fail_errno(fmt::format("keep {} bytes of an arena from forked children", bytes_.size()),
-                    errno);
-}
-
-Result<> MappedRegion::populate(bool writable, unsigned threads, const std::stop_token& stop,
-                                std::atomic<std::uint64_t>* done) const {
-  std::vector<int> errors(std::max(1U, threads), 0);
-  {
-    std::vector<std::jthread> workers;
-    for (std::size_t i = 1; i < errors.size(); ++i)
-      workers.emplace_back(
-          [&, i] { errors[i] = populate_slices(bytes_, i, errors.size(), writable, stop, done); });
-    errors[0] = populate_slices(bytes_, 0, errors.size(), writable, stop, done);
-  }
-  for (const int error : errors) {
-    // Kernels before 5.14 do not support this request. Pages are then allocated at their first use.
-    if (error == 0 || error == EINVAL) continue;
-    if (error == ECANCELED)
-      return fail(
-          ErrorCode::kCancelled,
-          fmt::format("stopped while the pages of {} bytes were being touched", bytes_.size()));
-    // EFAULT means that an access would raise SIGBUS (madvise(2)), because no page can be
-    // allocated.
-    return fail_errno(fmt::format("touch {} bytes of an arena", bytes_.size()),
-                      error == EFAULT ? ENOMEM : error);
-  }
-  return {};
-}
-
 void ReadLease::end() noexcept {
   // Closing alone would leave the lock to a forked child, which shares the open file description.
   if (!planted("lease_left_to_close")) pause();
@@ -243,7 +194,8 @@ void ReadLease::pause() noexcept {
 Result<> ReadLease::retake() { return take_read_lock(fd_.get()); }
 
 std::span<std::byte> WriteLease::data() const noexcept {
-  return file_.subspan(kArenaHeaderBytes, read_header(file_).data_bytes);
+  const Header header = read_header(file_);
+  return file_.subspan(header.page_bytes, header.data_bytes);
 }
 
 void WriteLease::set_identity(const ArenaIdentity& identity) const noexcept {
@@ -254,19 +206,20 @@ void WriteLease::set_identity(const ArenaIdentity& identity) const noexcept {
 }
 
 Result<> WriteLease::unprotect() const {
-  // Without asking the header: a write that has failed leaves a part protected.
-  WSYNC_TRY(set_protection(file_.subspan(kArenaHeaderBytes), PROT_READ | PROT_WRITE));
+  // Whatever the header says: a write that has failed leaves a part protected.
   Header header = read_header(file_);
+  WSYNC_TRY(set_protection(file_.subspan(header.page_bytes), PROT_READ | PROT_WRITE));
   header.is_protected = 0;
   write_header(file_, header);
   return {};
 }
 
 Result<> WriteLease::protect(std::uint64_t offset, std::uint64_t bytes) const {
-  const std::uint64_t begin = round_to_page(offset);
-  const std::uint64_t end = (offset + bytes) / kPageBytes * kPageBytes;
+  const std::uint64_t page_bytes = read_header(file_).page_bytes;
+  const std::uint64_t begin = round_up(offset, page_bytes);
+  const std::uint64_t end = (offset + bytes) / page_bytes * page_bytes;
   if (begin >= end) return {};
-  return set_protection(file_.subspan(kArenaHeaderBytes + begin, end - begin), PROT_READ);
+  return set_protection(file_.subspan(page_bytes + begin, end - begin), PROT_READ);
 }
 
 void WriteLease::complete(const Digest& content) && {
@@ -281,9 +234,9 @@ void WriteLease::complete(const Digest& content) && {
 void WriteLease::complete(const Digest& content, std::span<const WordSum> leaves) && {
   Header header = read_header(file_);
   WSYNC_CHECK(leaves.size() == header.leaf_sums, "a complete content has a sum for each leaf");
-  std::memcpy(file_.data() + sums_at(header.data_bytes), leaves.data(), leaves.size_bytes());
+  std::memcpy(file_.data() + sums_at(header), leaves.data(), leaves.size_bytes());
   // What this cannot protect, readers verify.
-  const auto done = set_protection(file_.subspan(kArenaHeaderBytes), PROT_READ);
+  const auto done = set_protection(file_.subspan(header.page_bytes), PROT_READ);
   header.is_protected = done ? 1 : 0;
   write_header(file_, header);
   std::move(*this).complete(content);
@@ -296,17 +249,34 @@ void WriteLease::unlock() noexcept {
   fd_ = -1;
 }
 
-std::uint64_t ArenaOptions::file_bytes() const noexcept {
-  return round_to_page(sums_at(data_bytes) + leaf_sums * sizeof(WordSum));
+std::uint64_t ArenaOptions::file_bytes() const {
+  return file_bytes_of(*this, page_bytes_of(huge_pages, data_bytes));
 }
 
 Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
   const std::string what = fmt::format("arena {}", options.name);
-  const std::uint64_t file_bytes = options.file_bytes();
-  WSYNC_TRY(require_memory(file_bytes, what));
+  HugePages pages = options.huge_pages;
+  if (pages == HugePages::kExplicit) {
+    const std::uint64_t done = options.done_bytes == nullptr ? 0 : options.done_bytes->load();
+    auto arena = make(options, pages, what);
+    if (arena || arena.error().code() == ErrorCode::kCancelled) return arena;
+    if (options.on_fallback) options.on_fallback(arena.error());
+    if (options.done_bytes != nullptr) *options.done_bytes = done;
+    pages = HugePages::kAdvise;
+  }
+  return make(options, pages, what);
+}
 
-  UniqueFd fd = UniqueFd::made_by(
-      [&] { return ::memfd_create(options.name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING); });
+Result<SharedArena> SharedArena::make(const ArenaOptions& options, HugePages pages,
+                                      const std::string& what) {
+  const bool is_explicit = pages == HugePages::kExplicit;
+  const std::uint64_t page_bytes = page_bytes_of(pages, options.data_bytes);
+  const std::uint64_t file_bytes = file_bytes_of(options, page_bytes);
+  WSYNC_TRY(is_explicit ? require_huge_pages(file_bytes, what) : require_memory(file_bytes, what));
+
+  const unsigned flags =
+      MFD_CLOEXEC | MFD_ALLOW_SEALING | (is_explicit ? MFD_HUGETLB | MFD_HUGE_2MB : 0U);
+  UniqueFd fd = UniqueFd::made_by([&] { return ::memfd_create(options.name.c_str(), flags); });
   if (!fd.valid()) return fail_errno(what + ": memfd_create", errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(file_bytes)) != 0)
     return fail_errno(fmt::format("{}: size it to {} bytes", what, file_bytes), errno);
@@ -315,34 +285,41 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
   WSYNC_TRY(region->keep_from_children());
   // This must precede the first touch of the pages, otherwise it has no effect. It is only a hint:
   // the system's setting decides.
-  if (options.huge_pages)
+  if (pages == HugePages::kAdvise)
     (void)::madvise(region->bytes().data(), region->bytes().size(), MADV_HUGEPAGE);
   if (options.numa_node)
     if (const auto placed = prefer_node(region->bytes(), *options.numa_node);
-        !placed && options.on_unplaced)
-      options.on_unplaced(placed.error());
+        !placed && options.on_fallback)
+      options.on_fallback(placed.error());
   if (auto touched = region->populate(true, options.threads, options.stop, options.done_bytes);
       !touched)
     return fail(touched.error().with_context(what));
-  // Reserves what populate() did not (everything on old kernels), so that no later write can fail.
-  for (std::uint64_t at = 0; at < file_bytes; at += kSliceBytes) {
-    if (options.stop.stop_requested())
-      return fail(ErrorCode::kCancelled, what + ": stopped while its memory was being reserved");
-    const std::uint64_t n = std::min(kSliceBytes, file_bytes - at);
-    if (::fallocate(fd.get(), 0, static_cast<off_t>(at), static_cast<off_t>(n)) != 0)
-      return fail_errno(fmt::format("{}: reserve {} bytes", what, file_bytes), errno);
-  }
+  WSYNC_TRY(reserve(fd.get(), file_bytes, options, what));
   write_header(region->bytes(), {.magic = kArenaMagic,
                                  .format = kArenaFormat,
                                  .state = ArenaState::kEmpty,
                                  .data_bytes = options.data_bytes,
                                  .identity = {},
                                  .leaf_sums = options.leaf_sums,
+                                 .page_bytes = page_bytes,
                                  .is_protected = 0});
   // After the mapping: FUTURE_WRITE forbids new writable mappings but keeps the existing one.
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
     return fail_errno(what + ": seal (Linux 5.1 or newer is needed)", errno);
-  return SharedArena(std::move(fd), std::move(*region));
+  return SharedArena(std::move(fd), std::move(*region), is_explicit);
+}
+
+// Reserves what populate() did not (everything on old kernels), so that no later write can fail.
+Result<> SharedArena::reserve(int fd, std::uint64_t file_bytes, const ArenaOptions& options,
+                              const std::string& what) {
+  for (std::uint64_t at = 0; at < file_bytes; at += kMappingSliceBytes) {
+    if (options.stop.stop_requested())
+      return fail(ErrorCode::kCancelled, what + ": stopped while its memory was being reserved");
+    const std::uint64_t n = std::min(kMappingSliceBytes, file_bytes - at);
+    if (::fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(n)) != 0)
+      return fail_errno(fmt::format("{}: reserve {} bytes", what, file_bytes), errno);
+  }
+  return {};
 }
 
 void SharedArena::retire() noexcept {
@@ -362,7 +339,8 @@ std::uint64_t SharedArena::data_bytes() const noexcept {
   return read_header(region_.bytes()).data_bytes;
 }
 std::span<const std::byte> SharedArena::data() const noexcept {
-  return region_.bytes().subspan(kArenaHeaderBytes, data_bytes());
+  const Header header = read_header(region_.bytes());
+  return region_.bytes().subspan(header.page_bytes, header.data_bytes);
 }
 ArenaState SharedArena::state() const noexcept { return read_header(region_.bytes()).state; }
 ArenaIdentity SharedArena::identity() const noexcept {
@@ -491,14 +469,21 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
   if (header.magic != kArenaMagic || header.format != kArenaFormat)
     return fail(ErrorCode::kRefused,
                 fmt::format("the descriptor is not an arena of format {}", kArenaFormat));
-  if (header.data_bytes > file_bytes - kArenaHeaderBytes)
+  if ((header.page_bytes != kPageBytes && header.page_bytes != kHugePageBytes) ||
+      header.page_bytes > file_bytes)
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("the arena's header says pages of {} bytes, but its file has {} bytes, and "
+                    "pages have {} or {}",
+                    header.page_bytes, file_bytes, kPageBytes, kHugePageBytes));
+  if (header.data_bytes > file_bytes - header.page_bytes)
     return fail(
         ErrorCode::kRefused,
         fmt::format("the arena's header says {} bytes of data, but its file has room for {}",
-                    header.data_bytes, file_bytes - kArenaHeaderBytes));
+                    header.data_bytes, file_bytes - header.page_bytes));
   if (header.leaf_sums != 0 &&
-      (sums_at(header.data_bytes) > file_bytes ||
-       header.leaf_sums > (file_bytes - sums_at(header.data_bytes)) / sizeof(WordSum)))
+      (sums_at(header) > file_bytes ||
+       header.leaf_sums > (file_bytes - sums_at(header)) / sizeof(WordSum)))
     return fail(ErrorCode::kRefused,
                 fmt::format("the arena's header says {} sums of leaves, but its file of {} bytes "
                             "has no room for them after {} bytes of data",
@@ -509,7 +494,8 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
   if (is_new) WSYNC_TRY(region->populate(false, threads));
   if (is_new && kept != nullptr) kept->keep(identity, region);
   if (planted("lease_let_go")) (void)set_lock(own.fd(), F_UNLCK);
-  return ArenaView(std::move(own), std::move(region), header.identity, header.data_bytes);
+  return ArenaView(std::move(own), std::move(region), header.identity, header.page_bytes,
+                   header.data_bytes);
 }
 
 void ArenaView::suspend() noexcept {
@@ -535,14 +521,14 @@ Result<> ArenaView::renew() {
 }
 
 std::span<const std::byte> ArenaView::data() const noexcept {
-  return region_->bytes().subspan(kArenaHeaderBytes, data_bytes_);
+  return region_->bytes().subspan(data_at_, data_bytes_);
 }
 ArenaIdentity ArenaView::identity() const noexcept {
   return read_header(region_->bytes()).identity;
 }
 std::span<const WordSum> ArenaView::leaf_sums() const noexcept {
   const auto* first =
-      reinterpret_cast<const WordSum*>(region_->bytes().data() + sums_at(data_bytes_));
+      reinterpret_cast<const WordSum*>(region_->bytes().data() + sums_at(data_at_, data_bytes_));
   return {first, read_header(region_->bytes()).leaf_sums};
 }
 bool ArenaView::is_protected() const noexcept {

@@ -1,10 +1,10 @@
 // Arenas: memfds that each hold one whole version of the weights. The processes of a host share
 // them without a copy.
 //
-// File layout: one header page (kArenaHeaderBytes), then the data, then from the next page on the
-// sums of the leaves of the data (shared/weights/content_digest.h), if the writer gives them. The
-// file is sealed with SHRINK, GROW and FUTURE_WRITE. Its size therefore never changes (no SIGBUS),
-// and only the creator's mapping can write.
+// File layout: one page with the header, then the data, then from the next page on the sums of the
+// leaves of the data (shared/weights/content_digest.h), if the writer gives them. Pages are those
+// of the arena: of 4 KiB, or huge. The file is sealed with SHRINK, GROW and FUTURE_WRITE. Its size
+// therefore never changes (no SIGBUS), and only the creator's mapping can write.
 //
 // F_SEAL_FUTURE_WRITE does not bind the mapping of the creator. A writer that gives the sums
 // therefore makes its own mapping of data and sums read-only while the content is complete. A stray
@@ -43,12 +43,15 @@
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/fork_guard.h"
+#include "shared/base/kinds.h"
+#include "shared/base/mapped_region.h"
 #include "shared/base/unique_fd.h"
 #include "shared/base/word_sum.h"
 
 namespace wsync {
 
-inline constexpr std::uint64_t kArenaHeaderBytes = 4096;  // data begins here in the file
+// The header of an arena, and where its data begins in the file unless its pages are huge.
+inline constexpr std::uint64_t kArenaHeaderBytes = 4096;
 
 // What the header of an arena says about its content.
 struct ArenaIdentity {
@@ -63,44 +66,6 @@ struct ArenaIdentity {
 };
 
 enum class ArenaState : std::uint32_t { kEmpty, kWriting, kComplete };
-
-// A shared mapping, unmapped on destruction.
-class MappedRegion {
- public:
-  MappedRegion() noexcept = default;
-  // Maps the first `bytes` of fd; errors are kIo or kResourceExhausted.
-  [[nodiscard]] static Result<MappedRegion> map(int fd, std::uint64_t bytes, bool writable);
-  MappedRegion(MappedRegion&& other) noexcept
-      : bytes_(std::exchange(other.bytes_, {})), companion_(std::move(other.companion_)) {}
-  MappedRegion& operator=(MappedRegion&& other) noexcept {
-    if (this != &other) {
-      unmap();
-      bytes_ = std::exchange(other.bytes_, {});
-      companion_ = std::move(other.companion_);
-    }
-    return *this;
-  }
-  ~MappedRegion() { unmap(); }
-  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
-  // Removes this mapping from children created by fork(): an access there is a SIGSEGV. kIo if the
-  // system call fails.
-  [[nodiscard]] Result<> keep_from_children() const;
-  // Creates all page-table entries now, with `threads` threads, and allocates the pages of a
-  // writable mapping. kResourceExhausted if there is not enough memory (never a SIGBUS); kCancelled
-  // a few milliseconds after `stop` is requested.
-  // `done`, if not null, counts the bytes.
-  [[nodiscard]] Result<> populate(bool writable, unsigned threads, const std::stop_token& stop = {},
-                                  std::atomic<std::uint64_t>* done = nullptr) const;
-  // Keeps `companion` with the mapping and destroys it just before the memory is unmapped. It is
-  // for what depends on the mapping, such as its registration with a GPU. There is one; an earlier
-  // one is destroyed. Thread: at most one thread at a time calls this.
-  void accompany(std::shared_ptr<const void> companion) const { companion_ = std::move(companion); }
-
- private:
-  void unmap() noexcept;
-  std::span<std::byte> bytes_;
-  mutable std::shared_ptr<const void> companion_;
-};
 
 // A read lock on an arena, held by its own descriptor. Destruction releases it even if a forked
 // child has a copy of that descriptor. Such a child never releases it.
@@ -144,7 +109,8 @@ class WriteLease {
   [[nodiscard]] Result<> unprotect() const;
   // The arena's data, writable after unprotect().
   [[nodiscard]] std::span<std::byte> data() const noexcept;
-  // Makes the pages that lie completely inside these bytes of the data read-only in this process.
+  // Makes the pages of the arena that lie completely inside these bytes of the data read-only in
+  // this process.
   // Thread: several threads may protect and write different bytes at the same time. kIo if the
   // system call fails.
   [[nodiscard]] Result<> protect(std::uint64_t offset, std::uint64_t bytes) const;
@@ -168,16 +134,19 @@ struct ArenaOptions {
   std::string name;              // shown in /proc/PID/maps
   std::uint64_t data_bytes = 0;  // without the header
   std::uint64_t leaf_sums = 0;   // number of sums of leaves that the arena has room for
-  bool huge_pages = false;       // a hint; the system's shmem_enabled decides
-  unsigned threads = 2;          // number of threads that touch the memory
+  // kAdvise is a hint: the system's shmem_enabled decides. With kExplicit, the arena takes no other
+  // memory than huge pages of the pool; if the pool has too few, it is created as with kAdvise.
+  HugePages huge_pages = HugePages::kOff;
+  unsigned threads = 2;  // number of threads that touch the memory
   // NUMA node to allocate from while it has free memory. If the system rejects the placement, the
-  // arena is created anyway and `on_unplaced` gets the error.
+  // arena is created anyway.
   std::optional<std::uint32_t> numa_node = std::nullopt;
-  std::function<void(const Error&)> on_unplaced = nullptr;
+  // Gets the reason why the arena is not placed as requested, or not in huge pages of the pool.
+  std::function<void(const Error&)> on_fallback = nullptr;
   std::stop_token stop = {};  // cancels the creation; nothing of the arena remains
   std::atomic<std::uint64_t>* done_bytes = nullptr;  // counts while the memory is touched
-  // Size of the file: header, data and sums.
-  [[nodiscard]] std::uint64_t file_bytes() const noexcept;
+  // Size of the file: header, data and sums, in whole pages of the size that is asked for.
+  [[nodiscard]] std::uint64_t file_bytes() const;
 };
 
 // The creator's side of an arena.
@@ -194,6 +163,7 @@ class SharedArena {
       region_ = std::move(other.region_);
       fd_ = std::move(other.fd_);
       home_ = other.home_;
+      is_explicit_ = other.is_explicit_;
     }
     return *this;
   }
@@ -202,6 +172,10 @@ class SharedArena {
 
   [[nodiscard]] std::uint64_t data_bytes() const noexcept;
   [[nodiscard]] std::uint64_t leaf_sums() const noexcept;
+  // Size of all memory of the arena.
+  [[nodiscard]] std::uint64_t file_bytes() const noexcept { return region_.bytes().size(); }
+  // Whether the memory is of the system's pool of huge pages.
+  [[nodiscard]] bool is_explicit() const noexcept { return is_explicit_; }
   // The data, read-only. It is stable while this process holds a ReadLease or a WriteLease.
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
   [[nodiscard]] ArenaState state() const noexcept;
@@ -229,13 +203,18 @@ class SharedArena {
 
  private:
   void retire() noexcept;
-  SharedArena(UniqueFd fd, MappedRegion region) noexcept
-      : region_(std::move(region)), fd_(std::move(fd)) {}
+  SharedArena(UniqueFd fd, MappedRegion region, bool is_explicit) noexcept
+      : region_(std::move(region)), fd_(std::move(fd)), is_explicit_(is_explicit) {}
+  [[nodiscard]] static Result<SharedArena> make(const ArenaOptions& options, HugePages pages,
+                                                const std::string& what);
+  [[nodiscard]] static Result<> reserve(int fd, std::uint64_t file_bytes,
+                                        const ArenaOptions& options, const std::string& what);
   // Declared first, so that it is destroyed last. fork() waits for the close of fd_, which must not
   // be the one that frees the memory.
   MappedRegion region_;
   UniqueFd fd_;
   HomeProcess home_;
+  bool is_explicit_ = false;
 };
 
 // What a reader expects of an arena. Members without a value are not compared.
@@ -314,15 +293,17 @@ class ArenaView {
 
  private:
   ArenaView(ReadLease lease, std::shared_ptr<const MappedRegion> region,
-            const ArenaIdentity& identity, std::uint64_t data_bytes) noexcept
+            const ArenaIdentity& identity, std::uint64_t data_at, std::uint64_t data_bytes) noexcept
       : region_(std::move(region)),
         lease_(std::move(lease)),
         identity_(identity),
+        data_at_(data_at),
         data_bytes_(data_bytes) {}
   std::shared_ptr<const MappedRegion> region_;  // destroyed last, as in SharedArena
   ReadLease lease_;
   ArenaIdentity identity_;  // at open()
   bool suspended_ = false;
+  std::uint64_t data_at_ = 0;
   std::uint64_t data_bytes_ = 0;
 };
 

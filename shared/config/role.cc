@@ -130,6 +130,13 @@ void bind_fleet(Binder& binder, std::string& out) {
   out = entry->value;
 }
 
+void bind_memory(Binder& binder, MemoryConfig& memory) {
+  binder.choice("memory.huge_pages", memory.huge_pages,
+                {{"off", HugePages::kOff},
+                 {"advise", HugePages::kAdvise},
+                 {"explicit", HugePages::kExplicit}});
+}
+
 void bind_log(Binder& binder, LogConfig& log) {
   binder.choice("log.level", log.level,
                 {{"debug", LogLevel::kDebug},

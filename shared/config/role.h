@@ -12,6 +12,7 @@
 #include "shared/config/heartbeat_config.h"
 #include "shared/config/limits.h"
 #include "shared/config/log_config.h"
+#include "shared/config/memory_config.h"
 #include "shared/config/sources.h"
 
 namespace wsync::config {
@@ -61,6 +62,8 @@ void bind_fleet(Binder& binder, std::string& out);
 // Binds the keys follow_directory and follow_interval.
 void bind_follow(Binder& binder, std::string& directory, Milliseconds& interval);
 void bind_heartbeat(Binder& binder, HeartbeatConfig& heartbeat);
+// Binds the keys memory.*.
+void bind_memory(Binder& binder, MemoryConfig& memory);
 void bind_log(Binder& binder, LogConfig& log);
 // Binds every key of a publishing trainer except checkpoint, watch, follow_*, log and
 // trace_file.

@@ -113,6 +113,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.choice("stages", c.stages,
                 {{"auto", Stages::kAuto}, {"2", Stages::kTwo}, {"3", Stages::kThree}});
   binder.size_or_auto("host_memory", c.host_memory, {limits::kMiB, limits::kModelBytesMax});
+  bind_memory(binder, c.memory);
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
   binder.choice("patch.transfer", c.patch.transfer,
                 {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});

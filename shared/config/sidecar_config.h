@@ -16,6 +16,7 @@
 #include "shared/config/devices_config.h"
 #include "shared/config/heartbeat_config.h"
 #include "shared/config/log_config.h"
+#include "shared/config/memory_config.h"
 #include "shared/config/sources.h"
 
 namespace wsync::config {
@@ -57,6 +58,7 @@ struct SidecarConfig {
   Stages stages = Stages::kAuto;
   std::uint64_t host_memory =
       0;  // bytes for staged versions; 0 = limited only by the host and its control group
+  MemoryConfig memory;
   std::uint32_t versions_held = kVersionsHeldDefault;
   PatchConfig patch;
   ScrubConfig scrub;

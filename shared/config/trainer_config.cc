@@ -94,6 +94,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
     binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",
                                               limits::kLeafBytes, c.bucket_bytes));
   binder.count("arenas", c.arenas, {kArenasMin, kArenasMax});
+  bind_memory(binder, c.memory);
   binder.count("snapshot_threads", c.snapshot_threads, {0, kSnapshotThreadsMax});
   binder.duration("idle_release", c.idle_release, kIdleRelease);
   binder.duration("forget_after", c.forget_after, kForgetAfter);

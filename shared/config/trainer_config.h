@@ -15,6 +15,7 @@
 #include "shared/config/defaults.h"
 #include "shared/config/heartbeat_config.h"
 #include "shared/config/log_config.h"
+#include "shared/config/memory_config.h"
 #include "shared/config/sources.h"
 
 namespace wsync::config {
@@ -65,6 +66,7 @@ struct TrainerConfig {
   Milliseconds canary_time{0};   // then the others switch; 0 = when `wsync promote` asks for it
   std::uint64_t bucket_bytes = kBucketBytesDefault;
   std::uint32_t arenas = kArenasDefault;
+  MemoryConfig memory;
   std::uint32_t snapshot_threads = 0;               // 0 = as many as there are processors
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
   Milliseconds forget_after =

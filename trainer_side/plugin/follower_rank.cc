@@ -60,7 +60,8 @@ class FollowerRank final : public RankRole {
         snapshotter_(std::make_shared<publish::Snapshotter>(publish::SnapshotterOptions{
             .name = fmt::format("wsync-rank{}", settings.rank),
             .arenas = kArenas,
-            .threads = publish::Publisher::threads(settings.config.snapshot_threads)})),
+            .threads = publish::Publisher::threads(settings.config.snapshot_threads),
+            .huge_pages = settings.config.memory.huge_pages})),
         reconnect_(loop, [this] { connect(); }),
         deadline_(loop, [this] { check_deadlines(); }),
         look_(loop, [this] { leave_replaced_leader(); }),

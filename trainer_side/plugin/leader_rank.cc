@@ -34,7 +34,8 @@ class LeaderRank final : public RankRole {
       drafts_ = std::make_shared<publish::Snapshotter>(publish::SnapshotterOptions{
           .name = "wsync-rank0",
           .arenas = 2,
-          .threads = publish::Publisher::threads(config_.snapshot_threads)});
+          .threads = publish::Publisher::threads(config_.snapshot_threads),
+          .huge_pages = config_.memory.huge_pages});
   }
   ~LeaderRank() override {
     // Must come first: the agent waits for the running snapshot, which may wait for reports.

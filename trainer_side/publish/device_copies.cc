@@ -6,19 +6,27 @@
 #include "shared/base/check.h"
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::publish {
 namespace {
 
-// Large enough that the time between two copies of a stream does not count, small enough that the
-// sum of the last chunk takes little longer than the copies.
+// Large enough that the time between two copies of a stream does not count. The last chunks are
+// smaller, so that the sum of the last one takes little longer than the copies.
 constexpr std::uint64_t kChunkBytes = std::uint64_t{16} << 20U;
+constexpr std::uint64_t kLastChunkBytes = std::uint64_t{4} << 20U;
 constexpr std::size_t kChunkParts = 4096;
 // What is converted is put at multiples of this, so that the GPU writes 16 bytes at a time.
 constexpr std::uint64_t kConvertedAlignment = 16;
 
 constexpr std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + kConvertedAlignment - 1) / kConvertedAlignment * kConvertedAlignment;
+}
+
+// The size of the next chunk when so many bytes are left.
+std::uint64_t chunk_bytes(std::uint64_t left) {
+  const std::uint64_t share = (left / 4 + limits::kLeafBytes - 1) / limits::kLeafBytes;
+  return std::clamp(share * limits::kLeafBytes, kLastChunkBytes, kChunkBytes);
 }
 
 void keep_for_ever(std::shared_ptr<const void> memory) {
@@ -62,6 +70,9 @@ Result<> DeviceCopies::add(const DeviceBytes& from, std::uint64_t offset, const 
 
 void DeviceCopies::cut(Queue& queue) {
   std::ranges::sort(queue.parts, {}, &Part::into);
+  std::uint64_t left = 0;
+  for (const Part& part : queue.parts) left += part.bytes;
+  std::uint64_t limit = 0;  // of the last chunk
   for (const Part& part : queue.parts)
     for (std::uint64_t at = 0; at < part.bytes;) {
       // Between the parts of a chunk there may be bytes of others, which are counted too.
@@ -70,14 +81,16 @@ void DeviceCopies::cut(Queue& queue) {
       };
       const std::uint64_t element = part.cast.is_none() ? 1 : float_bytes(part.cast.to);
       if (queue.chunks.empty() || queue.chunks.back().parts.size() == kChunkParts ||
-          distance() + element > kChunkBytes)
+          distance() + element > limit) {
         queue.chunks.push_back({.begin = part.into + at,
                                 .end = nullptr,
                                 .parts = {},
                                 .converted_bytes = 0,
                                 .outcome = {}});
+        limit = chunk_bytes(left);
+      }
       Chunk& chunk = queue.chunks.back();
-      const std::uint64_t room = (kChunkBytes - distance()) / element * element;
+      const std::uint64_t room = (limit - distance()) / element * element;
       const std::uint64_t bytes = std::min(part.bytes - at, room);
       chunk.parts.push_back({.into = part.into + at,
                              .bytes = bytes,
@@ -87,6 +100,7 @@ void DeviceCopies::cut(Queue& queue) {
       if (!part.cast.is_none()) chunk.converted_bytes += aligned(bytes);
       chunk.end = part.into + at + bytes;
       at += bytes;
+      left -= bytes;
     }
   queue.parts.clear();
 }

@@ -66,7 +66,8 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
           // One more for a version that is being written to a directory.
           SnapshotterOptions{.arenas = config.arenas + (config.directory.publish.empty() ? 0U : 1U),
                              .additional_arenas = true,
-                             .threads = threads(config.snapshot_threads)})),
+                             .threads = threads(config.snapshot_threads),
+                             .huge_pages = config.memory.huge_pages})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
       idle_(loop, [this] { release_unused(); }) {}
 

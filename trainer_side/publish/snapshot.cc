@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <limits>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -14,6 +12,7 @@
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
 #include "shared/base/weight_limits.h"
+#include "trainer_side/publish/leaf_copier.h"
 
 namespace wsync::publish {
 namespace {
@@ -39,138 +38,6 @@ std::string snapshot_name(const Version& version) {
   return version.none() ? std::string("snapshot")
                         : fmt::format("snapshot of step {}", version.step);
 }
-
-// Copies pieces, leaf by leaf, and sums each leaf in the same loop. A bucket that is complete is
-// protected at once. Several threads run it; no two threads process the same leaf.
-class Copier {
- public:
-  Copier(WeightSource& source, const ArenaLayout& layout, const WriteLease& arena,
-         const SnapshotRequest& request)
-      : source_(source),
-        plan_(*layout.plan),
-        table_(*layout.leaves),
-        arena_(arena),
-        request_(request),
-        digester_(*source.manifest()),
-        clocks_(plan_.bucket_count()),
-        sums_(table_.all().size()) {
-    const BucketPlan& plan = plan_;
-    for (std::size_t i = 0; i < plan.pieces().size(); ++i)
-      for (std::uint64_t at = 0; at < plan.pieces()[i].bytes; at += limits::kLeafBytes) {
-        leaves_.push_back({i, at});
-        ++clocks_[plan.pieces()[i].bucket].leaves_left;
-      }
-  }
-
-  Result<ContentDigests> run(unsigned threads) {
-    {
-      std::vector<std::jthread> workers;
-      for (unsigned i = 1; i < threads; ++i) workers.emplace_back([this] { copy_leaves(); });
-      copy_leaves();
-    }
-    if (failure_) return fail(*failure_);
-    return digester_.finish();
-  }
-  [[nodiscard]] std::vector<Snapshot::BucketTime> bucket_times() const {
-    std::vector<Snapshot::BucketTime> times;
-    for (const BucketClock& clock : clocks_)
-      times.push_back({.begin = TimePoint{clock.begin.load()}, .end = TimePoint{clock.end.load()}});
-    return times;
-  }
-
- private:
-  struct Leaf {
-    std::size_t piece = 0;
-    std::uint64_t offset = 0;  // in the piece
-  };
-  struct BucketClock {
-    std::atomic<std::int64_t> begin = std::numeric_limits<std::int64_t>::max();
-    std::atomic<std::int64_t> end = 0;
-    std::atomic<std::size_t> leaves_left = 0;
-    void cover(TimePoint from, TimePoint to) {
-      auto first = begin.load(std::memory_order_relaxed);
-      while (static_cast<std::int64_t>(from) < first &&
-             !begin.compare_exchange_weak(first, static_cast<std::int64_t>(from))) {
-      }
-      auto last = end.load(std::memory_order_relaxed);
-      while (static_cast<std::int64_t>(to) > last &&
-             !end.compare_exchange_weak(last, static_cast<std::int64_t>(to))) {
-      }
-    }
-  };
-
-  void copy_leaves() {
-    // A thread takes several consecutive leaves at a time, so that it reads its source in order.
-    constexpr std::size_t kRun = 4;
-    for (;;) {
-      const std::size_t first = next_.fetch_add(kRun);
-      if (first >= leaves_.size() || is_over_) return;
-      for (std::size_t i = first; i < std::min(first + kRun, leaves_.size()); ++i) {
-        auto copied = may_continue().and_then([&] { return copy_leaf(i); });
-        if (!copied) return end_with(std::move(copied).error());
-      }
-    }
-  }
-
-  Result<> may_continue() const {
-    if (request_.copy_deadline && now() >= *request_.copy_deadline)
-      return fail(ErrorCode::kDeadline, "the weights were not copied before the deadline");
-    if (request_.stop.stop_requested())
-      return fail(ErrorCode::kCancelled, "the snapshot was stopped");
-    return {};
-  }
-
-  Result<> copy_leaf(std::size_t index) {
-    const Leaf& leaf = leaves_[index];
-    const Piece& piece = plan_.pieces()[leaf.piece];
-    const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
-    const auto into = arena_.data().subspan(plan_.arena_offset(piece) + leaf.offset, n);
-    const std::uint64_t offset = piece.tensor_offset + leaf.offset;
-    const TimePoint begin = now();
-    const bool skipped = planted("snapshot_skips_leaf") && leaf.piece == 1;
-    const SumPlace place = digester_.place(piece.tensor, offset);
-    WordSum sum;
-    if (!skipped) sum = WSYNC_TRY(source_.read_sum(piece.tensor, place, into));
-    if (request_.done_bytes != nullptr) *request_.done_bytes += n;
-    WSYNC_TRY(digester_.add_leaf(piece.tensor, offset / limits::kLeafBytes, sum));
-    sums_[index] = sum;
-    BucketClock& clock = clocks_[piece.bucket];
-    const std::size_t left = --clock.leaves_left;
-    if (left == 0)
-      // What this cannot protect, complete() reports to the readers.
-      (void)arena_.protect(plan_.bucket_offset(piece.bucket), plan_.bucket_size(piece.bucket));
-    if (left == (planted("bucket_offered_early") ? 1 : 0)) offer(piece.bucket);
-    clock.cover(begin, now());
-    return {};
-  }
-
-  // Every thread has stored the sums of its leaves before it has counted them.
-  void offer(std::uint64_t bucket) const {
-    if (request_.on_bucket)
-      request_.on_bucket(bucket, bucket_digest(std::span(sums_).subspan(
-                                     table_.first(bucket), table_.bucket(bucket).size())));
-  }
-
-  void end_with(Error error) {
-    is_over_ = true;
-    const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = std::move(error);
-  }
-
-  WeightSource& source_;
-  const BucketPlan& plan_;
-  const LeafTable& table_;
-  const WriteLease& arena_;
-  const SnapshotRequest& request_;
-  std::vector<Leaf> leaves_;         // in the order of table_
-  ContentDigester digester_;         // needs no lock: each leaf has its own entry
-  std::vector<BucketClock> clocks_;  // of each bucket
-  std::vector<WordSum> sums_;        // of each leaf
-  std::atomic<std::size_t> next_ = 0;
-  std::atomic<bool> is_over_ = false;
-  std::mutex mutex_;
-  std::optional<Error> failure_;  // under mutex_
-};
 
 }  // namespace
 
@@ -283,7 +150,7 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                      .layout = layout,
                      .data = written->data(),
                      .hold = written->hold()});
-  Copier copier(source, layout, written->lease(), request);
+  LeafCopier copier(source, layout, written->lease(), request);
   auto digests = copier.run(is_written && source.is_summed() ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   if (const Result<> good = source.check(digests->root); !good)
@@ -454,6 +321,7 @@ Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& si
                              .leaf_sums = size.leaves,
                              .huge_pages = options_.huge_pages,
                              .threads = options_.threads,
+                             .on_fallback = [this](const Error& why) { say_fallback(why); },
                              .stop = request.stop,
                              .done_bytes = request.done_bytes};
   // Touching the memory takes as long as several copies, so it counts as progress.
@@ -463,6 +331,14 @@ Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& si
   if (request.total_bytes != nullptr) *request.total_bytes -= options.file_bytes();
   if (request.done_bytes != nullptr) *request.done_bytes = 0;
   return fail(arena.error());
+}
+
+void Snapshotter::say_fallback(const Error& why) {
+  if (!said_fallback_.exchange(true))
+    log_warning(
+        "arenas get other memory than the keys memory.* ask for: {}; pinning them and publishing "
+        "may be slower",
+        why.message());
 }
 
 void Snapshotter::count_bytes() {

@@ -27,6 +27,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
+#include "shared/base/kinds.h"
 #include "shared/base/shared_memory.h"
 #include "shared/config/defaults.h"
 #include "shared/weights/bucket_plan.h"
@@ -109,7 +110,7 @@ struct SnapshotterOptions {
   // not count: another one is created for each.
   bool additional_arenas = false;
   unsigned threads = 2;
-  bool huge_pages = false;
+  HugePages huge_pages = HugePages::kOff;
 };
 
 // A snapshot whose copy begins.
@@ -220,6 +221,7 @@ class Snapshotter {
   [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(const ArenaSize& size,
                                                                 const SnapshotRequest& request);
   [[nodiscard]] std::string who_reads() const;
+  void say_fallback(const Error& why);
   void count_bytes();
 
   const SnapshotterOptions options_;
@@ -231,6 +233,7 @@ class Snapshotter {
   // time, if with arenas_mutex_ then after it.
   mutable std::mutex names_mutex_;
   std::atomic<std::uint64_t> arena_bytes_{0};
+  std::atomic<bool> said_fallback_ = false;
 };
 
 }  // namespace wsync::publish

@@ -44,8 +44,8 @@ class TrainerGpus : public std::enable_shared_from_this<TrainerGpus> {
     std::unique_ptr<device::Memory> converted;  // null: nothing was converted yet
     std::unique_ptr<device::Stream> stream;     // ends before the memory that it uses
   };
-  // One copies while the other one waits for its copy.
-  using Streams = std::array<Lane, 2>;
+  // One copies, one has its copy submitted, and one learns that its copy is complete.
+  using Streams = std::array<Lane, 3>;
 
   TrainerGpus() = default;
   TrainerGpus(const TrainerGpus&) = delete;

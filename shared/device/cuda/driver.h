@@ -36,6 +36,7 @@ namespace wsync::device::cuda {
   CALL(cuMemImportFromShareableHandle) CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync)      \
   CALL(cuMemcpyAsync) CALL(cuMemcpyPeerAsync) CALL(cuMemsetD8Async)                         \
   CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)                \
+  CALL(cuStreamWaitEvent)                                                                   \
   CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord) CALL(cuEventQuery)
 // clang-format on
 

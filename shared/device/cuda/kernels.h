@@ -6,9 +6,9 @@
 // few huge tensors and thousands of tiny ones evenly. A warp finds its piece by a binary search for
 // its unit in `first_unit`.
 //
-// Before the launch, in the same stream, the table is copied to device memory and the sums are set
-// to zero (a memset of count * sizeof(KernelSum) bytes). After it, the sums are copied back, and
-// sum_of() of each is the SplitSum.
+// Before the launch, the table is copied to device memory, with sums of zero behind it (count *
+// sizeof(KernelSum) bytes). After it, the sums are copied back, and sum_of() of each is the
+// SplitSum.
 #pragma once
 
 #include <cstdint>

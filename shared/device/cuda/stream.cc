@@ -5,6 +5,7 @@
 #include <cstring>
 #include <sys/prctl.h>
 #include <thread>
+#include <utility>
 
 #include "shared/base/format.h"
 #include "shared/device/cuda/bounce_ring.h"
@@ -14,10 +15,12 @@
 namespace wsync::device::cuda {
 namespace {
 
-// The worker first polls the GPU without a pause for the duration of a typical batch, then at
-// intervals. A worker that spins for the duration of a bucket's copy from the host would take a
-// core from the engine.
+// The worker first polls the GPU without a pause, then at intervals. A worker that spins for the
+// duration of a bucket's copy from the host would take a core from the engine. A batch of a reload
+// takes less than a millisecond, while the engine stands still, so it is polled for so long: the
+// intervals would add some percent to its time.
 constexpr std::chrono::microseconds kSpin{300};
+constexpr std::chrono::microseconds kReloadSpin{1'000};
 constexpr std::chrono::microseconds kPollPause{30};
 // Timer slack in ns. The kernel's default of 50 us would be added to each pause.
 constexpr unsigned long kTimerSlack = 1'000;
@@ -74,46 +77,72 @@ Error stopped(std::uint64_t at, std::uint64_t bytes) {
 Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> gpu,
                                                      StreamOptions options) {
   WSYNC_TRY(gpu->usable());
-  const Driver& cuda = gpu->cuda();
   const ContextGuard guard(*gpu->context());
   WSYNC_TRY(guard.entered());
-  int min = 0;
-  int greatest = 0;
-  WSYNC_TRY(check(cuda, cuda.cuCtxGetStreamPriorityRange(&min, &greatest),
-                  options.name + ": cannot read the range of stream priorities"));
-  CUstream stream = nullptr;
-  WSYNC_TRY(check(cuda,
-                  cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING,
-                                                  priority_of(options.role, min, greatest)),
-                  options.name + ": cannot create a stream"));
-  OwnedStream owned(gpu->context(), stream);
+  auto owned = WSYNC_TRY(make_stream(*gpu, options.role, options.name));
+  const StreamRole role = options.role;
   auto made = std::unique_ptr<CudaStream>(
       new CudaStream(std::move(gpu), std::move(options), std::move(owned)));
   // Streams that only copy launch no kernel.
-  if (options.role == StreamRole::kBroadcast || options.role == StreamRole::kReload)
-    WSYNC_TRY(made->warm_up());
+  if (role == StreamRole::kBroadcast || role == StreamRole::kReload) WSYNC_TRY(made->warm_up());
   return made;
+}
+
+Result<OwnedStream> CudaStream::make_stream(const Gpu& gpu, StreamRole role,
+                                            std::string_view name) {
+  const Driver& cuda = gpu.cuda();
+  int min = 0;
+  int greatest = 0;
+  WSYNC_TRY(check(cuda, cuda.cuCtxGetStreamPriorityRange(&min, &greatest),
+                  fmt::format("{}: cannot read the range of stream priorities", name)));
+  CUstream stream = nullptr;
+  WSYNC_TRY(check(cuda,
+                  cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING,
+                                                  priority_of(role, min, greatest)),
+                  fmt::format("{}: cannot create a stream", name)));
+  return OwnedStream(gpu.context(), stream);
+}
+
+// All that a batch needs is made before any work runs, because a GPU allocation may wait for
+// running kernels.
+Result<> CudaStream::prepare_batches() {
+  if (uploads_) return {};
+  const Driver& cuda = gpu_->cuda();
+  for (BatchSlot& slot : slots_) {
+    for (OwnedEvent* event : {&slot.uploaded, &slot.done}) {
+      CUevent made = nullptr;
+      WSYNC_TRY(check(cuda, cuda.cuEventCreate(&made, CU_EVENT_DISABLE_TIMING),
+                      "an event of a batch cannot be created"));
+      *event = OwnedEvent(gpu_->context(), made);
+    }
+    WSYNC_TRY(make_room(slot, kTablesBytesMin));
+  }
+  uploads_ = WSYNC_TRY(make_stream(*gpu_, role_, name()));
+  return {};
 }
 
 // The driver loads a kernel at its first launch. Launch it now, so that this delay does not occur
 // in a pause.
 Result<> CudaStream::warm_up() {
-  WSYNC_TRY(make_room(kTablesBytesMin));
-  return launch({}, tables_.device.get(), tables_.device.get());
+  WSYNC_TRY(prepare_batches());
+  const CUdeviceptr tables = slots_[0].tables.device.get();
+  return launch({}, tables, tables);
 }
 
 CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream)
     : WorkerStream(DeviceKind::kCuda, std::move(options.name)),
       gpu_(std::move(gpu)),
+      role_(options.role),
       settle_limit_(options.settle_limit),
       stream_(std::move(stream)) {}
 
 // Work that nobody has settled may still use the tables.
 CudaStream::~CudaStream() {
   close();
-  if (tables_.bytes == 0 || gpu_->context()->abandoned()) return;
+  if (!uploads_ || gpu_->context()->abandoned()) return;
   const ContextGuard guard(*gpu_->context());
-  if (guard.entered() && wait_for_gpu()) gpu_->batch_tables().give(std::move(tables_));
+  if (!guard.entered() || !wait_for_stream(uploads_) || !wait_for_stream(stream_)) return;
+  for (BatchSlot& slot : slots_) gpu_->batch_tables().give(std::move(slot.tables));
 }
 
 Result<> CudaStream::attach() {
@@ -126,18 +155,18 @@ Result<> CudaStream::submit(CUresult code, std::string_view what) {
   return check(gpu_->cuda(), code, what);
 }
 
-Result<> CudaStream::wait_for_gpu() {
-  const Driver& cuda = gpu_->cuda();
+Result<> CudaStream::wait_for_gpu(const std::function<CUresult()>& query) {
   const TimePoint begin = now();
+  const auto spin = role_ == StreamRole::kReload ? kReloadSpin : kSpin;
   for (;;) {
-    const CUresult code = cuda.cuStreamQuery(stream_.get());
-    if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "work of the GPU failed");
+    const CUresult code = query();
+    if (code != CUDA_ERROR_NOT_READY) return check(gpu_->cuda(), code, "work of the GPU failed");
     const auto waited = now() - begin;
     if (waited >= settle_limit_) break;
     // Another stream has already waited for this GPU in vain.
     if (const auto usable = gpu_->usable(); !usable)
       return fail(ErrorCode::kDeadline, usable.error().message());
-    if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
+    if (waited >= spin) std::this_thread::sleep_for(kPollPause);
   }
   gpu_->context()->abandon(
       fmt::format("the GPU did not complete its work within {} s", seconds(settle_limit_)));
@@ -147,16 +176,37 @@ Result<> CudaStream::wait_for_gpu() {
                           gpu_->name(), seconds(settle_limit_)));
 }
 
-// Always queries the GPU, because a communicator may have submitted work directly.
+Result<> CudaStream::wait_for_stream(const OwnedStream& stream) {
+  return wait_for_gpu([&] { return gpu_->cuda().cuStreamQuery(stream.get()); });
+}
+
+// Always queries the GPU, because a communicator may have submitted work directly. The stream waits
+// for every upload, so it is not complete before them.
 Result<> CudaStream::settle() {
   if (fault_) return fail(*fault_);
-  const auto sums = std::exchange(wanted_, {});
-  if (auto done = wait_for_gpu(); !done) {
+  if (auto done = wait_for_stream(stream_); !done) {
     fault_ = done.error();
     return done;
   }
-  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = sum_of(counted_[i]);
+  // Two batches may have the same sums: those of the later one stay.
+  for (std::size_t i = 0; i < slots_.size(); ++i) collect(slots_[(next_slot_ + i) % slots_.size()]);
   return {};
+}
+
+Result<> CudaStream::finish(BatchSlot& slot) {
+  if (!slot.is_running) return {};
+  if (fault_) return fail(*fault_);
+  if (auto done = wait_for_gpu([&] { return gpu_->cuda().cuEventQuery(slot.done.get()); }); !done) {
+    fault_ = done.error();
+    return done;
+  }
+  collect(slot);
+  return {};
+}
+
+void CudaStream::collect(BatchSlot& slot) {
+  if (!std::exchange(slot.is_running, false)) return;
+  for (std::size_t i = 0; i < slot.wanted.size(); ++i) slot.wanted[i] = sum_of(slot.counted[i]);
 }
 
 Result<> CudaStream::copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
@@ -266,45 +316,59 @@ Result<> CudaStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitS
   return {};
 }
 
-// Only between batches: nothing uses the tables that are given back.
-Result<> CudaStream::make_room(std::uint64_t bytes) {
-  if (bytes <= tables_.bytes) return {};
-  const auto room = std::max({bytes, 2 * tables_.bytes, kTablesBytesMin});
-  gpu_->batch_tables().give(std::move(tables_));
-  tables_ = {};
-  tables_ = WSYNC_TRY(gpu_->batch_tables().take(gpu_->context(), room));
+// Nothing may use the tables of the slot.
+Result<> CudaStream::make_room(BatchSlot& slot, std::uint64_t bytes) {
+  if (bytes <= slot.tables.bytes) return {};
+  const auto room = std::max({bytes, 2 * slot.tables.bytes, kTablesBytesMin});
+  gpu_->batch_tables().give(std::exchange(slot.tables, {}));
+  slot.tables = WSYNC_TRY(gpu_->batch_tables().take(gpu_->context(), room));
   return {};
 }
 
 Result<> CudaStream::run_batch(const KernelTable& table, std::span<SplitSum> sums) {
-  // The previous batch may still read its table and write its sums.
-  if (counted_ != nullptr) WSYNC_TRY(settle());
-  counted_ = nullptr;
   if (table.pieces.empty()) {
+    WSYNC_TRY(settle());  // an earlier batch may have the same sums
     std::ranges::fill(sums, SplitSum{});
     return {};
   }
-  const Driver& cuda = gpu_->cuda();
+  WSYNC_TRY(prepare_batches());
+  BatchSlot& slot = slots_[next_slot_];
+  // The batch before the previous one may still read its table and write its sums.
+  WSYNC_TRY(finish(slot));
+  next_slot_ = (next_slot_ + 1) % slots_.size();
   const std::uint64_t table_bytes = table.pieces.size() * sizeof(KernelPiece);
   const std::uint64_t sums_at = sums_offset(table.pieces.size());
   const std::uint64_t sum_bytes = sums.size() * sizeof(KernelSum);
-  WSYNC_TRY(make_room(sums_at + sum_bytes));
-  auto* host = static_cast<std::byte*>(tables_.host.get());
-  const CUdeviceptr device = tables_.device.get();
+  WSYNC_TRY(make_room(slot, sums_at + sum_bytes));
+  auto* host = static_cast<std::byte*>(slot.tables.host.get());
+  const CUdeviceptr device = slot.tables.device.get();
   std::memcpy(host, table.pieces.data(), table_bytes);
-  counted_ = reinterpret_cast<const KernelSum*>(host + sums_at);
-  WSYNC_TRY(submit(cuda.cuMemcpyHtoDAsync(device, host, table_bytes, stream_.get()),
-                   "the table of a batch"));
-  if (sum_bytes > 0)
-    WSYNC_TRY(submit(cuda.cuMemsetD8Async(device + sums_at, 0, sum_bytes, stream_.get()),
-                     "the sums of a batch"));
+  std::memset(host + table_bytes, 0, sums_at + sum_bytes - table_bytes);
+  WSYNC_TRY(upload(slot, sums_at + sum_bytes));
   WSYNC_TRY(launch(table, device, device + sums_at));
+  const Driver& cuda = gpu_->cuda();
   if (sum_bytes > 0)
     WSYNC_TRY(
         submit(cuda.cuMemcpyDtoHAsync(host + sums_at, device + sums_at, sum_bytes, stream_.get()),
                "the sums of a batch"));
-  wanted_ = sums;
+  WSYNC_TRY(submit(cuda.cuEventRecord(slot.done.get(), stream_.get()), "the end of a batch"));
+  slot.counted = reinterpret_cast<const KernelSum*>(host + sums_at);
+  slot.wanted = sums;
+  slot.is_running = true;
   return {};
+}
+
+// The stream itself is not used for the copy, because the kernel of the previous batch may still
+// run there.
+Result<> CudaStream::upload(const BatchSlot& slot, std::uint64_t bytes) {
+  const Driver& cuda = gpu_->cuda();
+  WSYNC_TRY(submit(cuda.cuMemcpyHtoDAsync(slot.tables.device.get(), slot.tables.host.get(), bytes,
+                                          uploads_.get()),
+                   "the table of a batch"));
+  WSYNC_TRY(
+      submit(cuda.cuEventRecord(slot.uploaded.get(), uploads_.get()), "the table of a batch"));
+  return submit(cuda.cuStreamWaitEvent(stream_.get(), slot.uploaded.get(), 0),
+                "the table of a batch");
 }
 
 Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdeviceptr sums) {

@@ -1,9 +1,15 @@
 // Streams of a GPU. The worker of a stream submits work to a CUstream and settles it (waits until
 // the GPU has completed it) before it reports completion.
+//
+// A batch does not wait for the one before it: its table is copied to the GPU while that one runs,
+// by a second CUstream, and its kernel follows on the first one. So kernels of consecutive batches
+// are separated by one small copy of sums, not by a turn of the host.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -47,7 +53,19 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] const Gpu& gpu() const noexcept { return *gpu_; }
 
  private:
+  // What a batch uses until the GPU has completed it.
+  struct BatchSlot {
+    BatchTables tables;
+    OwnedEvent uploaded;  // the table is on the GPU
+    OwnedEvent done;      // the sums are on the host
+    std::span<SplitSum> wanted;
+    const KernelSum* counted = nullptr;
+    bool is_running = false;
+  };
+
   CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream);
+  [[nodiscard]] static Result<OwnedStream> make_stream(const Gpu& gpu, StreamRole role,
+                                                       std::string_view name);
   [[nodiscard]] Result<> attach() override;
   [[nodiscard]] Result<> settle() override;
   [[nodiscard]] Result<> copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
@@ -60,19 +78,29 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<> copy_out(std::span<std::byte> to, CUdeviceptr from,
                                   const std::stop_token& stop);
   [[nodiscard]] Result<> run_batch(const KernelTable& table, std::span<SplitSum> sums);
+  // Copies the table and sums of zero to the GPU, and lets the stream wait for it.
+  [[nodiscard]] Result<> upload(const BatchSlot& slot, std::uint64_t bytes);
   [[nodiscard]] Result<> launch(const KernelTable& table, CUdeviceptr pieces, CUdeviceptr sums);
-  [[nodiscard]] Result<> make_room(std::uint64_t bytes);
+  // Waits for the batch that uses the slot, if there is one, and gives its sums to their owner.
+  [[nodiscard]] Result<> finish(BatchSlot& slot);
+  static void collect(BatchSlot& slot);
+  [[nodiscard]] Result<> make_room(BatchSlot& slot, std::uint64_t bytes);
+  [[nodiscard]] Result<> prepare_batches();
   [[nodiscard]] Result<> warm_up();
-  [[nodiscard]] Result<> wait_for_gpu();
+  // Asks the GPU until the answer is not "not ready". kDeadline, and the GPU is abandoned, if that
+  // takes longer than the limit.
+  [[nodiscard]] Result<> wait_for_gpu(const std::function<CUresult()>& query);
+  [[nodiscard]] Result<> wait_for_stream(const OwnedStream& stream);
 
   const std::shared_ptr<const Gpu> gpu_;
+  const StreamRole role_;
   const std::chrono::nanoseconds settle_limit_;
   OwnedStream stream_;
   // ---- used by the worker only ----
   std::optional<Error> fault_;
-  BatchTables tables_;
-  std::span<SplitSum> wanted_;  // sums of the running batch
-  const KernelSum* counted_ = nullptr;
+  OwnedStream uploads_;  // of tables; none before the first batch
+  std::array<BatchSlot, 2> slots_;
+  std::size_t next_slot_ = 0;  // the one that has been in use for longer
 };
 
 }  // namespace wsync::device::cuda

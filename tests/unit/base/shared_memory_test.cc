@@ -144,7 +144,7 @@ TEST(SharedArena, OnlySealedArenasAreMapped) {
   ASSERT_EQ(::fcntl(plain.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
             0);
   EXPECT_EQ(ArenaView::open(plain.get()).error().message(),
-            "the descriptor is not an arena of format 2");
+            "the descriptor is not an arena of format 3");
   const UniqueFd device(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   EXPECT_FALSE(ArenaView::open(device.get()).has_value());
 }
@@ -505,7 +505,7 @@ TEST(Numa, AnArenaPrefersTheNodeThatItIsToldOrIsMadeAllTheSame) {
     return SharedArena::create({.name = "numa",
                                 .data_bytes = kBytes,
                                 .numa_node = node,
-                                .on_unplaced = [&](const Error& e) { why = e.message(); }})
+                                .on_fallback = [&](const Error& e) { why = e.message(); }})
         .value();
   };
   const auto usual = make(std::nullopt);
@@ -534,7 +534,7 @@ TEST(SharedArena, OneThatIsStoppedWhileItIsMadeLeavesNothing) {
       SharedArena::create({.name = "stopped",
                            .data_bytes = 1ULL << 32U,
                            .numa_node = 1U << 20U,
-                           .on_unplaced = [&](const Error&) { stop.request_stop(); },
+                           .on_fallback = [&](const Error&) { stop.request_stop(); },
                            .stop = stop.get_token()});
   ASSERT_FALSE(stopped.has_value());
   if (stopped.error().code() == ErrorCode::kResourceExhausted)
