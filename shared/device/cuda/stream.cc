@@ -95,11 +95,12 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
   return made;
 }
 
-// The driver loads a kernel at its first launch. Launch it now, so that this delay does not occur
+// The driver loads a kernel at its first launch. Launch them now, so that this delay does not occur
 // in a pause.
 Result<> CudaStream::warm_up() {
   WSYNC_TRY(make_room(kTablesBytesMin));
-  return launch({}, tables_.device.get(), tables_.device.get());
+  WSYNC_TRY(launch(KernelTable{}, tables_.device.get(), tables_.device.get()));
+  return launch(WordTable{}, tables_.device.get(), tables_.device.get());
 }
 
 CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream)
@@ -261,7 +262,24 @@ Result<> CudaStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitS
   auto table = kernel_table(pieces, gpu_->multiprocessors());
   if (!table) return fail(table.error().with_context(name()));
   enqueue([this, batch = std::move(*table), sums](const std::stop_token&) {
-    return run_batch(batch, sums);
+    return run_batch(
+        std::as_bytes(std::span(batch.pieces)), sums,
+        [&](CUdeviceptr at, CUdeviceptr counted) { return launch(batch, at, counted); });
+  });
+  return {};
+}
+
+Result<> CudaStream::change_words(std::span<const WordBlock> blocks, std::span<SplitSum> sums) {
+  auto table = word_table(blocks, sums.size());
+  if (!table) return fail(table.error().with_context(name()));
+  for (const WordBlock& block : blocks) {
+    WSYNC_TRY(is_own_memory(block.from, *gpu_, name()));
+    WSYNC_TRY(is_own_memory(block.to, *gpu_, name()));
+  }
+  enqueue([this, batch = std::move(*table), sums](const std::stop_token&) {
+    return run_batch(
+        std::as_bytes(std::span(batch.blocks)), sums,
+        [&](CUdeviceptr at, CUdeviceptr counted) { return launch(batch, at, counted); });
   });
   return {};
 }
@@ -276,29 +294,29 @@ Result<> CudaStream::make_room(std::uint64_t bytes) {
   return {};
 }
 
-Result<> CudaStream::run_batch(const KernelTable& table, std::span<SplitSum> sums) {
+Result<> CudaStream::run_batch(std::span<const std::byte> table, std::span<SplitSum> sums,
+                               const Launch& launch) {
   // The previous batch may still read its table and write its sums.
   if (counted_ != nullptr) WSYNC_TRY(settle());
   counted_ = nullptr;
-  if (table.pieces.empty()) {
+  if (table.empty()) {
     std::ranges::fill(sums, SplitSum{});
     return {};
   }
   const Driver& cuda = gpu_->cuda();
-  const std::uint64_t table_bytes = table.pieces.size() * sizeof(KernelPiece);
-  const std::uint64_t sums_at = sums_offset(table.pieces.size());
+  const std::uint64_t sums_at = sums_offset(table.size());
   const std::uint64_t sum_bytes = sums.size() * sizeof(KernelSum);
   WSYNC_TRY(make_room(sums_at + sum_bytes));
   auto* host = static_cast<std::byte*>(tables_.host.get());
   const CUdeviceptr device = tables_.device.get();
-  std::memcpy(host, table.pieces.data(), table_bytes);
+  std::memcpy(host, table.data(), table.size());
   counted_ = reinterpret_cast<const KernelSum*>(host + sums_at);
-  WSYNC_TRY(submit(cuda.cuMemcpyHtoDAsync(device, host, table_bytes, stream_.get()),
+  WSYNC_TRY(submit(cuda.cuMemcpyHtoDAsync(device, host, table.size(), stream_.get()),
                    "the table of a batch"));
   if (sum_bytes > 0)
     WSYNC_TRY(submit(cuda.cuMemsetD8Async(device + sums_at, 0, sum_bytes, stream_.get()),
                      "the sums of a batch"));
-  WSYNC_TRY(launch(table, device, device + sums_at));
+  WSYNC_TRY(launch(device, device + sums_at));
   if (sum_bytes > 0)
     WSYNC_TRY(
         submit(cuda.cuMemcpyDtoHAsync(host + sums_at, device + sums_at, sum_bytes, stream_.get()),
@@ -317,6 +335,17 @@ Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdevi
                                             1, 1, kThreadsPerBlock, 1, 1, 0, stream_.get(),
                                             arguments.data(), nullptr),
                 "the kernel of a batch");
+}
+
+Result<> CudaStream::launch(const WordTable& table, CUdeviceptr blocks, CUdeviceptr sums) {
+  // In the order of patch_kernel.h.
+  auto count = static_cast<std::uint32_t>(table.blocks.size());
+  std::uint64_t units = table.units;
+  std::array<void*, 4> arguments = {&blocks, &count, &units, &sums};
+  return submit(gpu_->cuda().cuLaunchKernel(gpu_->change_words(), std::max(1U, blocks_of(units)), 1,
+                                            1, kThreadsPerBlock, 1, 1, 0, stream_.get(),
+                                            arguments.data(), nullptr),
+                "the kernel of a batch of words");
 }
 
 }  // namespace wsync::device::cuda
