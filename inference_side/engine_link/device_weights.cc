@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <fcntl.h>
 
+#include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/device/memory_gate.h"
@@ -79,7 +80,9 @@ void DeviceWeights::release() noexcept {
   for (auto& tensor : tensors_) tensor.reset();
   claimed_.reset();
   layers_.reset();
+  // Unpinning waits for running kernels, too.
   const auto gate = device::MemoryGate::memory_call();
+  patch_.reset();
   device_.free_unused();
 }
 
@@ -94,10 +97,15 @@ std::span<std::byte> DeviceWeights::part(std::uint32_t tensor, std::uint64_t byt
   return {at.memory->address() + at.offset, bytes};
 }
 
-Result<> DeviceWeights::enqueue(Batch& batch) {
+Result<> DeviceWeights::open_stream() {
   if (!stream_) {
     stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
   }
+  return {};
+}
+
+Result<> DeviceWeights::enqueue(Batch& batch) {
+  WSYNC_TRY(open_stream());
   WSYNC_TRY(stream_->copy_pieces(batch.pieces, batch.sums));
   return stream_->record(*event_);
 }
@@ -156,6 +164,32 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
   }
   for (std::size_t g = begin; g < end; ++g) WSYNC_TRY(copy.on_group(g, batch.sums[g - begin]));
   return {};
+}
+
+Result<> DeviceWeights::claim_patch() {
+  if (!patch_) patch_ = WSYNC_TRY(DevicePatch::create(device_));
+  return {};
+}
+
+Result<PatchedSums> DeviceWeights::patch(const PatchTargets& targets, ThreadPool* helpers,
+                                         TimePoint deadline) {
+  WSYNC_CHECK(patch_ != nullptr, "a patch is claimed before it is written");
+  if (now() > deadline)
+    return fail(ErrorCode::kDeadline, "the deadline passed before the patch was begun");
+  std::vector<device::Memory*> destinations;
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    if (tensors_[t] == nullptr && targets.parts[t].bytes() != 0)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("the destination of tensor {} was not there when it was last "
+                              "checked, so the patch is not written",
+                              description_.tensors[t].description.name));
+    destinations.push_back(tensors_[t].get());
+  }
+  WSYNC_TRY(open_stream());
+  auto sums = patch_->apply(*stream_, targets, destinations, helpers, deadline);
+  // Running work may still read the buffers and write the sums. Destroying the stream waits for it.
+  if (!sums) stream_.reset();
+  return sums;
 }
 
 Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {
