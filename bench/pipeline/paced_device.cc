@@ -62,6 +62,10 @@ class PacedStream final : public device::Stream {
                                      std::span<SplitSum> sums) override {
     return inner_->copy_pieces(pieces, sums);
   }
+  [[nodiscard]] Result<> change_words(std::span<const device::WordBlock> blocks,
+                                      std::span<SplitSum> sums) override {
+    return inner_->change_words(blocks, sums);
+  }
   [[nodiscard]] Result<> record(device::Event& event) override { return inner_->record(event); }
   [[nodiscard]] Result<> wait(const device::Event& event) override { return inner_->wait(event); }
   [[nodiscard]] Result<> notify(device::StreamCallback callback) override {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 
 #include "inference_side/engine_link/destination.h"
+#include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/device/memory_gate.h"
@@ -80,7 +81,9 @@ void DeviceWeights::release() noexcept {
   for (auto& tensor : tensors_) tensor.reset();
   claimed_.reset();
   layers_.reset();
+  // Unpinning waits for running kernels, too.
   const auto gate = device::MemoryGate::memory_call();
+  patch_.reset();
   device_.free_unused();
 }
 
@@ -95,13 +98,15 @@ std::span<std::byte> DeviceWeights::part(std::uint32_t tensor, std::uint64_t byt
   return {at.memory->address() + at.offset, bytes};
 }
 
-Result<> DeviceWeights::make_stream() {
-  if (!stream_) stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
+Result<> DeviceWeights::open_stream() {
+  if (!stream_) {
+    stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
+  }
   return {};
 }
 
 Result<> DeviceWeights::enqueue(Batch& batch) {
-  WSYNC_TRY(make_stream());
+  WSYNC_TRY(open_stream());
   WSYNC_TRY(stream_->copy_pieces(batch.pieces, batch.sums));
   return stream_->record(*event_);
 }
@@ -171,7 +176,7 @@ Result<Digest> DeviceWeights::converted_digest(std::uint32_t tensor) {
   const TimePoint deadline = now() + kDigestDeadline;
   return held_digest_by(
       description_.tensors[tensor], [&](std::uint64_t at, std::span<std::byte> out) -> Result<> {
-        WSYNC_TRY(make_stream());
+        WSYNC_TRY(open_stream());
         auto copied = stream_->copy_to_host(
             out, {.memory = tensors_[tensor].get(), .offset = at, .bytes = out.size()});
         if (copied) copied = stream_->record(*event_);
@@ -179,6 +184,32 @@ Result<Digest> DeviceWeights::converted_digest(std::uint32_t tensor) {
         if (!copied) stream_.reset();  // waits: running work may still write to `out`
         return copied;
       });
+}
+
+Result<> DeviceWeights::claim_patch() {
+  if (!patch_) patch_ = WSYNC_TRY(DevicePatch::create(device_));
+  return {};
+}
+
+Result<PatchedSums> DeviceWeights::patch(const PatchTargets& targets, ThreadPool* helpers,
+                                         TimePoint deadline) {
+  WSYNC_CHECK(patch_ != nullptr, "a patch is claimed before it is written");
+  if (now() > deadline)
+    return fail(ErrorCode::kDeadline, "the deadline passed before the patch was begun");
+  std::vector<device::Memory*> destinations;
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    if (tensors_[t] == nullptr && targets.parts[t].bytes() != 0)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("the destination of tensor {} was not there when it was last "
+                              "checked, so the patch is not written",
+                              description_.tensors[t].description.name));
+    destinations.push_back(tensors_[t].get());
+  }
+  WSYNC_TRY(open_stream());
+  auto sums = patch_->apply(*stream_, targets, destinations, helpers, deadline);
+  // Running work may still read the buffers and write the sums. Destroying the stream waits for it.
+  if (!sums) stream_.reset();
+  return sums;
 }
 
 Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {

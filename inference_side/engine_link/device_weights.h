@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "inference_side/engine_link/bucket_taker.h"
+#include "inference_side/engine_link/device_patch.h"
 #include "inference_side/engine_link/engine.h"
 #include "inference_side/engine_link/layer_memory.h"
+#include "inference_side/engine_link/patched_sums.h"
 #include "inference_side/engine_link/prepared_version.h"
 #include "shared/base/digest.h"
 #include "shared/base/unique_fd.h"
@@ -65,6 +67,14 @@ class DeviceWeights {
   // on_group with the sums of what was read. Errors as BucketTaker::take(). Between begin() and
   // end().
   [[nodiscard]] Result<> take(const device::Memory& buffer, const BucketCopy& copy);
+  // kPieces: allocates what patches need (device_patch.h), unless it is there; it stays until
+  // release(). Errors as DevicePatch::create().
+  [[nodiscard]] Result<> claim_patch();
+  // kPieces: writes the blocks of a patch into the tensors. Errors as DevicePatch::apply(), and
+  // kInvalidInput for a tensor that was not checked for this load; the stream of a patch that has
+  // failed is destroyed. Between begin() and end(), after claim_patch().
+  [[nodiscard]] Result<PatchedSums> patch(const PatchTargets& targets, ThreadPool* helpers,
+                                          TimePoint deadline);
   // kPieces: digests of the tensors from `first` on, in order: of at least one tensor, and of
   // further ones while all have at most kDigestBatchBytes together. A converted tensor comes alone:
   // the host reads and converts it back. Returns kDeadline if the device does not complete them
@@ -82,9 +92,9 @@ class DeviceWeights {
     std::vector<device::Piece> pieces;
     std::vector<SplitSum> sums;
   };
+  [[nodiscard]] Result<> open_stream();
   // Executes the batch on the stream, and waits until it is complete.
   [[nodiscard]] Result<> run(Batch& batch, TimePoint deadline);
-  [[nodiscard]] Result<> make_stream();
   [[nodiscard]] Result<> enqueue(Batch& batch);
   [[nodiscard]] Result<Digest> converted_digest(std::uint32_t tensor);
   // Checks the destination of a tensor, and borrows it.
@@ -101,6 +111,7 @@ class DeviceWeights {
   std::unique_ptr<LayerMemory> layers_;   // other modes: of the load
   std::unique_ptr<LayerMemory> claimed_;  // for the next one
   std::unique_ptr<device::Event> event_;
+  std::unique_ptr<DevicePatch> patch_;      // null: no patch has come yet
   std::unique_ptr<device::Stream> stream_;  // null: not created yet, or destroyed after a failure
 };
 

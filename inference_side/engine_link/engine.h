@@ -61,10 +61,10 @@ struct EngineDescription {
   return control::maps_version(description.take) && description.gpu == nullptr;
 }
 
-// Whether patches can be written into the memory of the rank: it holds its parts in host memory, as
-// they are in the version.
+// Whether patches can be written into the memory of the rank: it holds its parts, in host memory or
+// on a GPU, as they are in the version.
 [[nodiscard]] inline bool takes_patches(const EngineDescription& description) noexcept {
-  if (description.take != control::TakeMode::kPieces || description.gpu != nullptr) return false;
+  if (description.take != control::TakeMode::kPieces) return false;
   for (const RankTensor& tensor : description.tensors)
     if (tensor.held_as && *tensor.held_as != tensor.description.dtype) return false;
   return true;

@@ -120,7 +120,10 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
 Result<> LoadSession::load_patch(PatchLoad& patch, ThreadPool* helpers,
                                  std::span<const std::uint64_t> read) {
   const TimePoint begin = now();
-  PatchedSums sums = WSYNC_TRY(patch.apply(*description_, helpers, deadline_, read));
+  auto applied = on_gpu_ != nullptr ? patch.apply(*on_gpu_, *description_, helpers, deadline_)
+                                    : patch.apply(*description_, helpers, deadline_, read);
+  if (!applied) return fail(std::move(applied).error());
+  PatchedSums sums = std::move(*applied);
   copy_time_ += now() - begin;
   copied_bytes_ += sums.written_bytes;
   before_ = std::move(sums.before);

@@ -38,33 +38,55 @@ Result<std::unique_ptr<PatchLoad>> PatchLoad::open(int fd, std::uint64_t bytes,
   return load;
 }
 
-Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, ThreadPool* helpers,
-                                     TimePoint deadline, std::span<const std::uint64_t> read) {
+Result<PatchLoad::Targets> PatchLoad::targets(const EngineDescription& description) const {
   const auto tensors = engine_layout_->plan.tensors();
-  std::vector<patch::TensorPart> parts;
-  std::vector<BlockRun> runs;
+  Targets targets;
   for (std::uint32_t t = 0; t < tensors.size(); ++t) {
     const std::uint32_t index = tensors[t].manifest_index;
     std::vector<patch::PartRange> ranges;
     for (const control::DimRange& range : description.tensors[t].description.ranges)
       ranges.push_back({.dim = range.dim, .begin = range.begin, .length = range.length});
-    parts.push_back(
+    targets.parts.push_back(
         WSYNC_TRY(patch::TensorPart::create(engine_layout_->manifest->tensor(index), ranges)));
-    if (parts.back().bytes() == 0) continue;
-    auto blocks = reader_->blocks(index, 0, layout_.block_count(index));
+    const patch::TensorPart& part = targets.parts.back();
+    targets.blocks.emplace_back();
+    if (part.bytes() == 0) continue;
+    auto& blocks = targets.blocks.back();
+    blocks = reader_->blocks(index, 0, layout_.block_count(index));
     // Blocks that lie before or behind the part.
-    const auto first_run = parts.back().run_from(0);
+    const auto first_run = part.run_from(0);
     while (!blocks.empty() && patch::Layout::offset(blocks.front().place) +
                                       layout_.block_bytes(blocks.front().place) <=
                                   first_run->begin)
       blocks = blocks.subspan(1);
-    while (!blocks.empty() && !parts.back().run_from(patch::Layout::offset(blocks.back().place)))
+    while (!blocks.empty() && !part.run_from(patch::Layout::offset(blocks.back().place)))
       blocks = blocks.first(blocks.size() - 1);
-    for (; !blocks.empty(); blocks = blocks.subspan(std::min(kBlocksInRun, blocks.size())))
-      runs.push_back({.tensor = t, .blocks = blocks.first(std::min(kBlocksInRun, blocks.size()))});
   }
-  PatchedSums sums{.before = std::vector<SplitSum>(tensors.size()),
-                   .after = std::vector<SplitSum>(tensors.size()),
+  return targets;
+}
+
+Result<PatchedSums> PatchLoad::apply(DeviceWeights& weights, const EngineDescription& description,
+                                     ThreadPool* helpers, TimePoint deadline) {
+  const Targets all = WSYNC_TRY(targets(description));
+  std::vector<RankBlock> blocks;
+  for (std::uint32_t t = 0; t < all.blocks.size(); ++t)
+    for (const patch::BlockView& block : all.blocks[t])
+      blocks.push_back({.tensor = t, .view = &block});
+  return weights.patch({.layout = &layout_, .parts = all.parts, .blocks = blocks}, helpers,
+                       deadline);
+}
+
+Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, ThreadPool* helpers,
+                                     TimePoint deadline, std::span<const std::uint64_t> read) {
+  const Targets all = WSYNC_TRY(targets(description));
+  const auto& parts = all.parts;
+  std::vector<BlockRun> runs;
+  for (std::uint32_t t = 0; t < parts.size(); ++t)
+    for (auto blocks = all.blocks[t]; !blocks.empty();
+         blocks = blocks.subspan(std::min(kBlocksInRun, blocks.size())))
+      runs.push_back({.tensor = t, .blocks = blocks.first(std::min(kBlocksInRun, blocks.size()))});
+  PatchedSums sums{.before = std::vector<SplitSum>(parts.size()),
+                   .after = std::vector<SplitSum>(parts.size()),
                    .read_before = std::vector<SplitSum>(read.size()),
                    .read_after = std::vector<SplitSum>(read.size())};
   std::mutex mutex;  // guards `sums`

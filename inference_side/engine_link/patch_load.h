@@ -1,5 +1,6 @@
-// PatchLoad: writes a patch into the memory of a rank that takes pieces. Blocks are written by
-// several threads, each block by one of them.
+// PatchLoad: writes a patch into the memory of a rank that takes pieces. In host memory, blocks are
+// written by several threads, each block by one of them. On a GPU, these threads make the words of
+// the blocks, and the GPU writes them (device_patch.h).
 //
 // Thread: confined to one thread, but for the threads of its pool.
 #pragma once
@@ -9,27 +10,19 @@
 #include <span>
 #include <vector>
 
+#include "inference_side/engine_link/device_weights.h"
 #include "inference_side/engine_link/engine.h"
+#include "inference_side/engine_link/patched_sums.h"
 #include "inference_side/engine_link/prepared_version.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/shared_memory.h"
-#include "shared/base/split_sum.h"
 #include "shared/base/thread_pool.h"
 #include "shared/weights/patch/layout.h"
 #include "shared/weights/patch/patch.h"
+#include "shared/weights/patch/tensor_part.h"
 
 namespace wsync::engine {
-
-// Sums of the touched words of each of the rank's tensors, and what was written.
-struct PatchedSums {
-  std::vector<SplitSum> before;
-  std::vector<SplitSum> after;
-  // The same of the blocks that were read already (`read` of apply()); empty without it.
-  std::vector<SplitSum> read_before;
-  std::vector<SplitSum> read_after;
-  std::uint64_t written_bytes = 0;
-};
 
 class PatchLoad {
  public:
@@ -39,16 +32,26 @@ class PatchLoad {
   [[nodiscard]] static Result<std::unique_ptr<PatchLoad>> open(int fd, std::uint64_t bytes,
                                                                const PreparedVersion& prepared,
                                                                ThreadPool* helpers);
-  // Writes what lies in the rank's parts. kDeadline if the deadline passes; then some blocks are
-  // written and others are not. No thread writes any more when it returns. Call it once. `read`: so
-  // many blocks of each tensor, counted from its first byte, were read by a scrub that goes on;
-  // empty: there is none.
+  // Host memory: writes what lies in the rank's parts. kDeadline if the deadline passes; then some
+  // blocks are written and others are not. No thread writes any more when it returns. Call it once.
+  // `read`: so many blocks of each tensor, counted from its first byte, were read by a scrub that
+  // goes on; empty: there is none.
   [[nodiscard]] Result<PatchedSums> apply(const EngineDescription& description, ThreadPool* helpers,
                                           TimePoint deadline,
                                           std::span<const std::uint64_t> read = {});
+  // The same for a rank whose weights are on a GPU; errors as DeviceWeights::patch().
+  [[nodiscard]] Result<PatchedSums> apply(DeviceWeights& weights,
+                                          const EngineDescription& description, ThreadPool* helpers,
+                                          TimePoint deadline);
 
  private:
+  // What the rank holds, and the blocks that lie in it.
+  struct Targets {
+    std::vector<patch::TensorPart> parts;                   // of each of the rank's tensors
+    std::vector<std::span<const patch::BlockView>> blocks;  // likewise
+  };
   PatchLoad(std::shared_ptr<const EngineLayout> layout, MappedRegion memory);
+  [[nodiscard]] Result<Targets> targets(const EngineDescription& description) const;
   std::shared_ptr<const EngineLayout> engine_layout_;
   MappedRegion memory_;
   patch::Layout layout_;

@@ -34,7 +34,7 @@ Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const
 Result<> VersionLoader::map_patch(const control::Load& message, std::span<const UniqueFd> fds) {
   patch_.reset();
   const auto found = prepared_.find(message.version);
-  if (found == prepared_.end() || !buffers_.needs_arenas() || !takes_patches(description_))
+  if (found == prepared_.end() || !takes_patches(description_))
     return fail(ErrorCode::kRefused, "this rank takes no patches");
   if (fds.size() != 1)
     return fail(ErrorCode::kRefused,
@@ -42,6 +42,7 @@ Result<> VersionLoader::map_patch(const control::Load& message, std::span<const 
   auto opened = PatchLoad::open(fds.front().get(), message.patch_bytes, *found->second,
                                 copiers(message.copy_threads));
   if (!opened) return fail(opened.error().with_context("patch"));
+  if (weights_) WSYNC_TRY(weights_->claim_patch());
   patch_ = std::move(*opened);
   if (planted("patch_written_before_its_load"))
     (void)patch_->apply(description_, nullptr, now() + std::chrono::seconds(1));

@@ -98,6 +98,27 @@ struct Piece {
   [[nodiscard]] std::uint64_t written_bytes() const noexcept { return cast.converted(bytes()); }
 };
 
+// Words of 64 bits of one tensor that a batch changes in place, within 256 KiB of the tensor: what
+// a block of a patch touches of the part of the tensor that a memory holds. What is to be written,
+// and where, lies in `from`, memory of the device: for each word its value, in 8 bytes with every
+// byte at its place in the word, and two numbers of 32 bits, its head (ChangedWord, changed_word.h)
+// and its place (where its first held byte lies, counted from `to_offset`; the other ones lie
+// behind it). A word must not be named twice in a batch.
+struct WordBlock {
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+  Memory* to = nullptr;
+  std::uint64_t to_offset = 0;
+  std::uint64_t to_bytes = 0;  // from to_offset on; every word lies in them
+  const Memory* from = nullptr;
+  std::uint64_t values_offset = 0;      // at a multiple of 8
+  std::uint64_t heads_offset = kNone;   // kNone: dense, all bytes of words 0, 1, 2, ... are written
+  std::uint64_t places_offset = kNone;  // kNone: word number n is at byte 8 * n
+  std::uint32_t words = 0;
+  std::uint32_t sum = 0;       // index of the batch's pair of sums
+  std::uint64_t seed = 0;      // of the tensor
+  std::uint64_t position = 0;  // of word number 0 in the tensor: a multiple of 8
+};
+
 // A point in a stream's work. It can be reused: each record() moves it. Thread: any.
 class Event {
  public:
@@ -173,6 +194,13 @@ class Stream {
   // memory or their tensor, for an invalid sum index, or for elements that cannot be converted.
   [[nodiscard]] virtual Result<> copy_pieces(std::span<const Piece> pieces,
                                              std::span<SplitSum> sums) = 0;
+  // Executes one batch: all blocks in one launch (GPU) or one pass (host). Each word is read,
+  // written, and read again. When the work is complete, sums[2 * i] is the SplitSum of the words
+  // with sum index i as they were, and sums[2 * i + 1] that of the same words as they are; `sums`
+  // must stay valid until then. kInvalidInput for memory of another size or kind, or for an invalid
+  // sum index. The heads and places lie in the device's memory and are not checked.
+  [[nodiscard]] virtual Result<> change_words(std::span<const WordBlock> blocks,
+                                              std::span<SplitSum> sums) = 0;
   // For communicators: executes `work` in this stream's order, on a thread of the stream. Work
   // enqueued before is complete when it starts. An error of `work` becomes the stream's error.
   [[nodiscard]] virtual Result<> run(StreamWork work) = 0;

@@ -1,6 +1,7 @@
 #include "tests/emulated_cuda/kernels.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@ thread_local std::uint64_t misaligned_at = 0;
   if ((address) % (bytes) != 0 && ::emulated_cuda::misaligned_at == 0) \
   ::emulated_cuda::misaligned_at = (address)
 #include "shared/device/cuda/kernels_body.h"
+#include "shared/device/cuda/patch_body.h"
 
 namespace emulated_cuda {
 namespace {
@@ -161,11 +163,104 @@ std::function<CUresult(std::byte*& written)> prepare_read_bytes(void** parameter
   };
 }
 
+struct ChangeWords {
+  CUdeviceptr blocks = 0;
+  std::uint32_t count = 0;
+  std::uint64_t units = 0;
+  CUdeviceptr sums = 0;
+  unsigned grid = 0;
+};
+
+class ChangeWordsRun {
+ public:
+  ChangeWordsRun(const ChangeWords& launch, const Context& context)
+      : launch_(launch), context_(context) {}
+
+  CUresult run(std::byte*& written) {
+    if (launch_.count == 0 || launch_.units == 0) return CUDA_SUCCESS;
+    const std::uint64_t table = view(launch_.blocks, launch_.count * sizeof(cuda::KernelWords));
+    if (table == 0) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    const auto* first = reinterpret_cast<const cuda::KernelWords*>(table);
+    blocks_.assign(first, first + launch_.count);
+    std::uint64_t pairs = 0;
+    for (auto& block : blocks_) {
+      if (!translate(block)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+      pairs = std::max(pairs, std::uint64_t{block.sum} + 1);
+      written = reinterpret_cast<std::byte*>(block.to);
+    }
+    auto* sums = reinterpret_cast<cuda::KernelSum*>(
+        view(launch_.sums, 2 * pairs * sizeof(cuda::KernelSum), true));
+    if (sums == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    const std::uint64_t units =
+        std::min(launch_.units, std::uint64_t{launch_.grid} * cuda::kWarpsPerBlock);
+    if (units < launch_.units) report(std::string(kName) + ": too few blocks for its units");
+    cuda::change_words_on_host(blocks_.data(), launch_.count, units, sums);
+    return check_alignment(kName);
+  }
+
+ private:
+  static constexpr const char* kName = cuda::kChangeWordsKernel;
+  // As in CopyPiecesRun.
+  std::uint64_t view(std::uint64_t address, std::uint64_t bytes, bool writes = false) {
+    Place place;
+    if (kernel_place(kName, context_, address, bytes, writes, place) != CUDA_SUCCESS) return 0;
+    holds_.emplace_back(place.used);
+    return reinterpret_cast<std::uint64_t>(place.at);
+  }
+  // An array of the block, which it has or not.
+  bool translate_array(std::uint64_t& address, std::uint64_t bytes) {
+    if (address == 0) return true;
+    address = view(address, bytes);
+    return address != 0;
+  }
+  bool translate(cuda::KernelWords& block) {
+    const std::uint64_t words = block.words;
+    if (words == 0 || block.values == 0 || !translate_array(block.values, words * 8) ||
+        !translate_array(block.heads, words * 4) || !translate_array(block.places, words * 4))
+      return false;
+    const bool has_heads = block.heads != 0;
+    const bool has_places = block.places != 0;
+    // The bytes of its memory that its threads reach.
+    std::uint64_t end = 0;
+    for (std::uint32_t i = 0; i < block.words; ++i) {
+      const std::uint32_t head = has_heads ? reinterpret_cast<const std::uint32_t*>(block.heads)[i]
+                                           : wsync::device::pack({.number = i});
+      const std::uint64_t at = has_places ? reinterpret_cast<const std::uint32_t*>(block.places)[i]
+                                          : std::uint64_t{head % wsync::device::kWordNumbers} * 8;
+      const std::uint32_t held = head >> wsync::device::kHeldBytesShift & wsync::device::kAllBytes;
+      end = std::max(end, at + static_cast<std::uint64_t>(std::popcount(held)));
+    }
+    block.to = view(block.to, end, true);
+    return block.to != 0;
+  }
+
+  const ChangeWords launch_;
+  const Context& context_;
+  std::vector<cuda::KernelWords> blocks_;  // with the host's addresses
+  std::vector<Hold> holds_;
+};
+
+std::function<CUresult(std::byte*& written)> prepare_change_words(
+    void** parameters, unsigned blocks, std::shared_ptr<Context> context) {
+  ChangeWords launch;
+  launch.blocks = *static_cast<const CUdeviceptr*>(parameters[0]);
+  launch.count = *static_cast<const std::uint32_t*>(parameters[1]);
+  launch.units = *static_cast<const std::uint64_t*>(parameters[2]);
+  launch.sums = *static_cast<const CUdeviceptr*>(parameters[3]);
+  launch.grid = blocks;
+  return [launch, context = std::move(context)](std::byte*& written) {
+    return ChangeWordsRun(launch, *context).run(written);
+  };
+}
+
 constexpr Kernel kKernels[] = {
     {.name = kCopyPieces, .threads = cuda::kThreadsPerBlock, .prepare = prepare_copy_pieces},
     {.name = cuda::kReadBytesKernel,
      .threads = cuda::kThreadsPerBlock,
      .prepare = prepare_read_bytes},
+    {.name = cuda::kChangeWordsKernel,
+     .threads = cuda::kThreadsPerBlock,
+     .prepare = prepare_change_words},
 };
 
 }  // namespace

@@ -19,6 +19,8 @@ class GpuLikeDevice final : public device::Device {
   void free_range(std::span<const std::byte> range) { gone_.push_back(range); }
   // It is again.
   void allocate_again() { gone_.clear(); }
+  // From now on, nothing can be allocated, or it can again.
+  void fill_up(bool full) { full_ = full; }
 
   [[nodiscard]] DeviceKind kind() const noexcept override { return DeviceKind::kCuda; }
   [[nodiscard]] device::DeviceIndex index() const noexcept override { return host_->index(); }
@@ -28,6 +30,7 @@ class GpuLikeDevice final : public device::Device {
     return host_->memory_info();
   }
   [[nodiscard]] Result<std::unique_ptr<device::Memory>> allocate(std::uint64_t bytes) override {
+    if (full_) return fail(ErrorCode::kResourceExhausted, name() + ": no memory is free");
     return host_->allocate(bytes);
   }
   [[nodiscard]] Result<std::unique_ptr<device::Memory>> alias_host(
@@ -68,6 +71,7 @@ class GpuLikeDevice final : public device::Device {
   std::unique_ptr<device::Device> host_ =
       device::make_device({.kind = DeviceKind::kSeparate}).value();
   std::vector<std::span<const std::byte>> gone_;
+  bool full_ = false;
 };
 
 }  // namespace wsync

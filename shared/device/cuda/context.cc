@@ -10,6 +10,7 @@
 #include "shared/device/cuda/kernel_images.h"
 #include "shared/device/cuda/kernels.h"
 #include "shared/device/cuda/mapped_memory.h"
+#include "shared/device/cuda/patch_kernel.h"
 #include "shared/device/cuda_library.h"
 
 namespace wsync::device::cuda {
@@ -274,8 +275,12 @@ Result<> Gpu::load_kernels() {
   module_ = WSYNC_TRY(cuda::load_kernels(context_));
   const ContextGuard guard(*context_);
   WSYNC_TRY(guard.entered());
-  return check(cuda(), cuda().cuModuleGetFunction(&copy_pieces_, module_.get(), kCopyPiecesKernel),
-               fmt::format("the kernel {}", kCopyPiecesKernel));
+  WSYNC_TRY(check(cuda(),
+                  cuda().cuModuleGetFunction(&copy_pieces_, module_.get(), kCopyPiecesKernel),
+                  fmt::format("the kernel {}", kCopyPiecesKernel)));
+  return check(cuda(),
+               cuda().cuModuleGetFunction(&change_words_, module_.get(), kChangeWordsKernel),
+               fmt::format("the kernel {}", kChangeWordsKernel));
 }
 
 Result<> Gpu::make_bounce_ring() const {

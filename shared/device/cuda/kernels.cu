@@ -5,6 +5,7 @@
 // blocks end after some microseconds, so that blocks of a stream of higher priority (a broadcast)
 // can run in between.
 #include "shared/device/cuda/kernels_body.h"
+#include "shared/device/cuda/patch_body.h"
 
 namespace wsync::device::cuda {
 namespace {
@@ -41,6 +42,24 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerBlock, 4)
   const LaneSum own = run_lane(piece, unit - piece.first_unit, unit_bytes, lane);
   if (piece.sum == KernelPiece::kNoSum) return;
   add_to(sums[piece.sum], own, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreadsPerBlock, 4)
+    wsync_change_words(const KernelWords* blocks, std::uint32_t count, std::uint64_t units,
+                       KernelSum* sums) {
+  const std::uint32_t lane = threadIdx.x % kWarpLanes;
+  const std::uint64_t unit =
+      static_cast<std::uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
+  if (unit >= units) return;  // uniform in a warp, as above
+  const KernelWords block = blocks[block_of(blocks, count, unit)];
+  KernelSum* const pair = sums + 2 * static_cast<std::uint64_t>(block.sum);
+  LaneChange own;
+  change_lane(block, unit - block.first_unit, lane, pair, own);
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::uint64_t all = warp_sum(counter_of(own, i));
+    if (lane == i) add_counter(counter_at(pair, i), all);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreadsPerBlock)

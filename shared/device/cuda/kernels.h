@@ -64,10 +64,9 @@ struct alignas(32) KernelSum {
 };
 static_assert(sizeof(KernelSum) == 32);
 
-// Where the sums begin in memory that begins with a table of `pieces` pieces.
-constexpr std::uint64_t sums_offset(std::uint64_t pieces) {
-  return (pieces * sizeof(KernelPiece) + alignof(KernelSum) - 1) / alignof(KernelSum) *
-         alignof(KernelSum);
+// Where the sums begin in memory that begins with a table of `table_bytes` bytes.
+constexpr std::uint64_t sums_offset(std::uint64_t table_bytes) {
+  return (table_bytes + alignof(KernelSum) - 1) / alignof(KernelSum) * alignof(KernelSum);
 }
 
 inline constexpr std::uint32_t kWarpLanes = 32;

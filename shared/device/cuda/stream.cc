@@ -121,12 +121,13 @@ Result<> CudaStream::prepare_batches() {
   return {};
 }
 
-// The driver loads a kernel at its first launch. Launch it now, so that this delay does not occur
+// The driver loads a kernel at its first launch. Launch them now, so that this delay does not occur
 // in a pause.
 Result<> CudaStream::warm_up() {
   WSYNC_TRY(prepare_batches());
   const CUdeviceptr tables = slots_[0].tables.device.get();
-  return launch({}, tables, tables);
+  WSYNC_TRY(launch(KernelTable{}, tables, tables));
+  return launch(WordTable{}, tables, tables);
 }
 
 CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream)
@@ -311,7 +312,24 @@ Result<> CudaStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitS
   auto table = kernel_table(pieces, gpu_->multiprocessors());
   if (!table) return fail(table.error().with_context(name()));
   enqueue([this, batch = std::move(*table), sums](const std::stop_token&) {
-    return run_batch(batch, sums);
+    return run_batch(
+        std::as_bytes(std::span(batch.pieces)), sums,
+        [&](CUdeviceptr at, CUdeviceptr counted) { return launch(batch, at, counted); });
+  });
+  return {};
+}
+
+Result<> CudaStream::change_words(std::span<const WordBlock> blocks, std::span<SplitSum> sums) {
+  auto table = word_table(blocks, sums.size());
+  if (!table) return fail(table.error().with_context(name()));
+  for (const WordBlock& block : blocks) {
+    WSYNC_TRY(is_own_memory(block.from, *gpu_, name()));
+    WSYNC_TRY(is_own_memory(block.to, *gpu_, name()));
+  }
+  enqueue([this, batch = std::move(*table), sums](const std::stop_token&) {
+    return run_batch(
+        std::as_bytes(std::span(batch.blocks)), sums,
+        [&](CUdeviceptr at, CUdeviceptr counted) { return launch(batch, at, counted); });
   });
   return {};
 }
@@ -325,8 +343,9 @@ Result<> CudaStream::make_room(BatchSlot& slot, std::uint64_t bytes) {
   return {};
 }
 
-Result<> CudaStream::run_batch(const KernelTable& table, std::span<SplitSum> sums) {
-  if (table.pieces.empty()) {
+Result<> CudaStream::run_batch(std::span<const std::byte> table, std::span<SplitSum> sums,
+                               const Launch& launch) {
+  if (table.empty()) {
     WSYNC_TRY(settle());  // an earlier batch may have the same sums
     std::ranges::fill(sums, SplitSum{});
     return {};
@@ -336,16 +355,15 @@ Result<> CudaStream::run_batch(const KernelTable& table, std::span<SplitSum> sum
   // The batch before the previous one may still read its table and write its sums.
   WSYNC_TRY(finish(slot));
   next_slot_ = (next_slot_ + 1) % slots_.size();
-  const std::uint64_t table_bytes = table.pieces.size() * sizeof(KernelPiece);
-  const std::uint64_t sums_at = sums_offset(table.pieces.size());
+  const std::uint64_t sums_at = sums_offset(table.size());
   const std::uint64_t sum_bytes = sums.size() * sizeof(KernelSum);
   WSYNC_TRY(make_room(slot, sums_at + sum_bytes));
   auto* host = static_cast<std::byte*>(slot.tables.host.get());
   const CUdeviceptr device = slot.tables.device.get();
-  std::memcpy(host, table.pieces.data(), table_bytes);
-  std::memset(host + table_bytes, 0, sums_at + sum_bytes - table_bytes);
+  std::memcpy(host, table.data(), table.size());
+  std::memset(host + table.size(), 0, sums_at + sum_bytes - table.size());
   WSYNC_TRY(upload(slot, sums_at + sum_bytes));
-  WSYNC_TRY(launch(table, device, device + sums_at));
+  WSYNC_TRY(launch(device, device + sums_at));
   const Driver& cuda = gpu_->cuda();
   if (sum_bytes > 0)
     WSYNC_TRY(
@@ -381,6 +399,17 @@ Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdevi
                                             1, 1, kThreadsPerBlock, 1, 1, 0, stream_.get(),
                                             arguments.data(), nullptr),
                 "the kernel of a batch");
+}
+
+Result<> CudaStream::launch(const WordTable& table, CUdeviceptr blocks, CUdeviceptr sums) {
+  // In the order of patch_kernel.h.
+  auto count = static_cast<std::uint32_t>(table.blocks.size());
+  std::uint64_t units = table.units;
+  std::array<void*, 4> arguments = {&blocks, &count, &units, &sums};
+  return submit(gpu_->cuda().cuLaunchKernel(gpu_->change_words(), std::max(1U, blocks_of(units)), 1,
+                                            1, kThreadsPerBlock, 1, 1, 0, stream_.get(),
+                                            arguments.data(), nullptr),
+                "the kernel of a batch of words");
 }
 
 }  // namespace wsync::device::cuda

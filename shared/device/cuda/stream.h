@@ -19,6 +19,7 @@
 #include "shared/device/cuda/batch_tables.h"
 #include "shared/device/cuda/context.h"
 #include "shared/device/cuda/kernel_table.h"
+#include "shared/device/word_table.h"
 #include "shared/device/worker_stream.h"
 
 namespace wsync::device::cuda {
@@ -46,6 +47,8 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
                                      std::span<SplitSum> sums) override;
+  [[nodiscard]] Result<> change_words(std::span<const WordBlock> blocks,
+                                      std::span<SplitSum> sums) override;
 
   // For communicators, while their work runs (run()) on a thread where the GPU's context is
   // current. Work submitted to this CUstream is settled afterwards.
@@ -77,10 +80,14 @@ class CudaStream final : public WorkerStream {
                                  const std::stop_token& stop);
   [[nodiscard]] Result<> copy_out(std::span<std::byte> to, CUdeviceptr from,
                                   const std::stop_token& stop);
-  [[nodiscard]] Result<> run_batch(const KernelTable& table, std::span<SplitSum> sums);
+  // Starts the kernel of a batch, whose table and sums lie at these addresses.
+  using Launch = std::function<Result<>(CUdeviceptr table, CUdeviceptr sums)>;
+  [[nodiscard]] Result<> run_batch(std::span<const std::byte> table, std::span<SplitSum> sums,
+                                   const Launch& launch);
   // Copies the table and sums of zero to the GPU, and lets the stream wait for it.
   [[nodiscard]] Result<> upload(const BatchSlot& slot, std::uint64_t bytes);
   [[nodiscard]] Result<> launch(const KernelTable& table, CUdeviceptr pieces, CUdeviceptr sums);
+  [[nodiscard]] Result<> launch(const WordTable& table, CUdeviceptr blocks, CUdeviceptr sums);
   // Waits for the batch that uses the slot, if there is one, and gives its sums to their owner.
   [[nodiscard]] Result<> finish(BatchSlot& slot);
   static void collect(BatchSlot& slot);

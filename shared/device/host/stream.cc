@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "shared/base/format.h"
 #include "shared/base/units.h"
+#include "shared/device/cuda/patch_body.h"
+#include "shared/device/word_table.h"
 
 namespace wsync::device::host {
 namespace {
@@ -88,6 +91,24 @@ Result<> HostStream::copy_pieces(std::span<const Piece> pieces, std::span<SplitS
           convert(piece.cast, at, piece.row_bytes, to);
       }
       if (piece.sum != Piece::kNoSum) sums[piece.sum] += sum_rows(piece, from);
+    }
+    return {};
+  });
+  return {};
+}
+
+// With the code of the GPU's threads, one after the other.
+Result<> HostStream::change_words(std::span<const WordBlock> blocks, std::span<SplitSum> sums) {
+  auto table = word_table(blocks, sums.size());
+  if (!table) return fail(table.error().with_context(name()));
+  enqueue([batch = std::move(*table), sums](const std::stop_token&) -> Result<> {
+    std::vector<cuda::KernelSum> counted(sums.size());
+    cuda::change_words_on_host(batch.blocks.data(), static_cast<std::uint32_t>(batch.blocks.size()),
+                               batch.units, counted.data());
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const auto& counters = counted[i].counters;
+      sums[i] = {.words = {.product = counters[0], .sum = counters[1]},
+                 .edges = {.product = counters[2], .sum = counters[3]}};
     }
     return {};
   });

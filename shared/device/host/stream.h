@@ -19,6 +19,8 @@ class HostStream final : public WorkerStream {
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
                                      std::span<SplitSum> sums) override;
+  [[nodiscard]] Result<> change_words(std::span<const WordBlock> blocks,
+                                      std::span<SplitSum> sums) override;
 
  private:
   // Copies in windows of a few MiB, so that a stream that is being destroyed ends its copy early

@@ -10,6 +10,7 @@
 #include "tests/contract/device/child_process.h"
 #include "tests/contract/device/device_suite.h"
 #include "tests/contract/device/pieces_suite.h"
+#include "tests/contract/device/words_suite.h"
 #include "tests/support/bytes.h"
 #include "tests/support/misuse_report.h"
 
@@ -18,6 +19,7 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, ::testing::Values(DeviceKind::kCuda), kind_of);
 INSTANTIATE_TEST_SUITE_P(Cuda, PieceContract, ::testing::Values(DeviceKind::kCuda), kind_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, WordContract, ::testing::Values(DeviceKind::kCuda), kind_of);
 
 [[maybe_unused]] const auto* const kNoMisuse =
     ::testing::AddGlobalTestEnvironment(new MisuseReport);

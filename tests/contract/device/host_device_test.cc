@@ -5,6 +5,7 @@
 
 #include "tests/contract/device/device_suite.h"
 #include "tests/contract/device/pieces_suite.h"
+#include "tests/contract/device/words_suite.h"
 
 namespace wsync::device {
 namespace {
@@ -13,6 +14,8 @@ INSTANTIATE_TEST_SUITE_P(Host, DeviceContract,
                          ::testing::Values(DeviceKind::kUnified, DeviceKind::kSeparate), kind_of);
 
 INSTANTIATE_TEST_SUITE_P(Host, PieceContract,
+                         ::testing::Values(DeviceKind::kUnified, DeviceKind::kSeparate), kind_of);
+INSTANTIATE_TEST_SUITE_P(Host, WordContract,
                          ::testing::Values(DeviceKind::kUnified, DeviceKind::kSeparate), kind_of);
 
 TEST(HostDevice, AnExportedBufferCanBeNeitherResizedNorMappedForWriting) {

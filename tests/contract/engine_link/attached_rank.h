@@ -9,9 +9,6 @@
 
 namespace wsync::engine::test {
 
-inline constexpr Version kFirst{.epoch = 1, .step = 1};
-inline constexpr Version kSecond{.epoch = 1, .step = 2};
-
 struct Rank {
   Rank(const Model& model, control::TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1)
       : engine(model, take, rank, world) {

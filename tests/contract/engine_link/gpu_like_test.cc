@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/contract/engine_link/made_patch.h"
 #include "tests/contract/engine_link/separate_rank.h"
 #include "tests/support/bytes.h"
 #include "tests/support/gpu_like_device.h"
@@ -94,6 +95,68 @@ TEST(GpuLike, MemoryThatWasFreedIsNotWrittenTo) {
   rank.load(second, kSecond);
   expect_holds(model, rank.engine, second);
   rank.link.reset();
+}
+
+// A rank that has stopped with the first version; the second one is prepared.
+struct PatchedGpuLikeRank : GpuLikeRank {
+  explicit PatchedGpuLikeRank(const Model& of)
+      : GpuLikeRank(of, TakeMode::kPieces),
+        first(of.arena(kFirst)),
+        second(changed_arena(of, first)) {
+    attach();
+    load(first, kFirst);
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kSecond, false)).failure, "");
+  }
+  ~PatchedGpuLikeRank() { link.reset(); }  // before its device
+  control::Loaded load_patch() {
+    const Bytes bytes = MadePatch(model, first, second).bytes();
+    return peer.ask<control::Loaded>(load_by(bytes), sealed(bytes));
+  }
+  // Nothing has changed, and all bytes can be loaded at once.
+  void expect_refused(const std::string& why) {
+    EXPECT_THAT(load_patch().failure, HasSubstr(why));
+    EXPECT_EQ(link->status().state, RankState::kPaused);
+    expect_holds(model, engine, first);
+  }
+  SharedArena first;
+  SharedArena second;
+};
+
+TEST(GpuLike, APatchIsWrittenAndBothSumsAreReturned) {
+  const Model model = Model::make();
+  PatchedGpuLikeRank rank(model);
+  const MadePatch made(model, rank.first, rank.second);
+  const auto loaded = rank.load_patch();
+  EXPECT_EQ(loaded.failure, "");
+  std::vector<SplitSum> before(model.manifest.size());
+  std::vector<SplitSum> after(model.manifest.size());
+  for (const patch::BlockView& block : made.reader->blocks()) {
+    before[block.place.tensor].words += block.before;
+    after[block.place.tensor].words += block.after;
+  }
+  EXPECT_EQ(loaded.before, before);
+  EXPECT_EQ(loaded.sums, after);
+  expect_holds(model, rank.engine, rank.second);
+}
+
+TEST(GpuLike, APatchIsNotWrittenToMemoryThatWasFreed) {
+  const Model model = Model::make();
+  PatchedGpuLikeRank rank(model);
+  rank.device.free_range(rank.engine.memory[2]);
+  rank.expect_refused("the destination of tensor " +
+                      rank.engine.description.tensors[2].description.name);
+  rank.device.allocate_again();
+  EXPECT_EQ(rank.load_patch().failure, "");
+  expect_holds(model, rank.engine, rank.second);
+}
+
+TEST(GpuLike, APatchWithoutRoomForItsBuffersIsRefused) {
+  const Model model = Model::make();
+  PatchedGpuLikeRank rank(model);
+  rank.device.fill_up(true);
+  rank.expect_refused("bytes for the words of patches");
+  rank.load(rank.second, kSecond);
+  expect_holds(model, rank.engine, rank.second);
 }
 
 TEST(GpuLike, WhatIsBorrowedOfALostLoadStaysUntilTheNextOneBegins) {

@@ -15,9 +15,6 @@
 
 namespace wsync::engine::test {
 
-inline constexpr Version kFirst{.epoch = 1, .step = 1};
-inline constexpr Version kSecond{.epoch = 1, .step = 2};
-
 // Of two ranks, each takes rows of 77 bytes of the last one, which lies in several buckets: a
 // bucket begins inside a row, and the rows behind that on no granule of the digest.
 inline Model with_odd_rows() {

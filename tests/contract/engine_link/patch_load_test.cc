@@ -1,13 +1,10 @@
 // Loads by a patch: what a rank writes, what it answers, and what it refuses before anything
 // changes.
-#include <array>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "shared/base/sealed_memory.h"
-#include "shared/weights/patch/block_maker.h"
-#include "shared/weights/patch/patch.h"
 #include "tests/contract/engine_link/attached_rank.h"
+#include "tests/contract/engine_link/made_patch.h"
 
 namespace wsync::engine::test {
 namespace {
@@ -16,74 +13,6 @@ using control::RankState;
 using control::TakeMode;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::span<const std::byte> tensor_in(const Model& model, const SharedArena& arena,
-                                     std::uint32_t tensor) {
-  const auto pieces = model.plan.tensor_pieces(tensor);
-  if (pieces.empty()) return {};
-  return arena.data().subspan(model.plan.arena_offset(pieces.front()),
-                              model.manifest.byte_size(tensor));
-}
-
-// The second version differs from the first one in each 40th element of two bytes, and in nothing
-// of "model.layers.1".
-SharedArena changed_arena(const Model& model, const SharedArena& first) {
-  auto made =
-      SharedArena::create({.name = "test", .data_bytes = model.plan.arena_bytes(), .threads = 1})
-          .value();
-  auto lease = made.try_write_lease({.version_epoch = kSecond.epoch,
-                                     .version_step = kSecond.step,
-                                     .layout = model.manifest.layout_digest(),
-                                     .bucket_bytes = model.plan.bucket_bytes()})
-                   .value();
-  std::ranges::copy(first.data(), lease.data().begin());
-  for (const Piece& piece : model.plan.pieces()) {
-    if (model.manifest.tensor(piece.tensor).name.find("layers.1.") != std::string::npos) continue;
-    const auto bytes = lease.data().subspan(model.plan.arena_offset(piece), piece.bytes);
-    for (std::size_t at = 0; at < bytes.size(); at += 80) bytes[at] ^= std::byte{1};
-  }
-  std::move(lease).complete({.low = kSecond.step, .high = 1});
-  return made;
-}
-
-// What a sidecar would hold for these two arenas.
-struct MadePatch {
-  MadePatch(const Model& model, const SharedArena& base, const SharedArena& target)
-      : layout(model.manifest) {
-    auto builder = patch::PatchBuilder::create(layout, limits::kBucketBytesMin).value();
-    patch::BlockMaker maker;
-    for (std::uint32_t t = 0; t < model.manifest.size(); ++t)
-      for (std::uint32_t b = 0; b < layout.block_count(t); ++b) {
-        const patch::BlockPlace place{.tensor = t, .block = b};
-        const std::uint64_t at = patch::Layout::offset(place);
-        const std::uint64_t bytes = layout.block_bytes(place);
-        if (auto block = maker.make(layout, place, tensor_in(model, base, t).subspan(at, bytes),
-                                    tensor_in(model, target, t).subspan(at, bytes)))
-          builder.add(std::move(*block));
-      }
-    patch = builder.finish({.low = 1, .high = 1}, {.low = 2, .high = 1}).value();
-    reader.emplace(patch::PatchReader::open(layout, patch).value());
-  }
-  [[nodiscard]] Bytes bytes() const {
-    Bytes all = patch.index;
-    for (const Bytes& bucket : patch.buckets) all.insert(all.end(), bucket.begin(), bucket.end());
-    return all;
-  }
-  patch::Layout layout;
-  patch::Patch patch;
-  std::optional<patch::PatchReader> reader;
-};
-
-std::vector<UniqueFd> sealed(const Bytes& bytes) {
-  const std::array<std::span<const std::byte>, 1> parts = {bytes};
-  std::vector<UniqueFd> fds;
-  fds.push_back(SealedMemory::create("patch", parts).value().share().value());
-  return fds;
-}
-
-control::Load load_by(const Bytes& patch, Version base = kFirst) {
-  return {.version = kSecond, .copy_threads = 2, .patch_base = base, .patch_bytes = patch.size()};
-}
 
 // A rank that has stopped with the first version; the second one is prepared.
 struct PatchedRank : Rank {
@@ -273,7 +202,7 @@ TEST(PatchLoad, AnEngineThatDoesNotBeginTheLoadKeepsItsBytes) {
   expect_holds(model, rank.engine, rank.first);
 }
 
-TEST(PatchLoad, OnlyRanksWithTheBytesOfTheVersionInHostMemoryTakePatches) {
+TEST(PatchLoad, OnlyRanksWithTheBytesOfTheVersionTakePatches) {
   const Model model = Model::make();
   for (const TakeMode take : {TakeMode::kWhole, TakeMode::kAdopt, TakeMode::kBorrow}) {
     Rank rank(model, take);

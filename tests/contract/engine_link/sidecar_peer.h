@@ -26,6 +26,9 @@
 
 namespace wsync::engine::test {
 
+inline constexpr Version kFirst{.epoch = 1, .step = 1};
+inline constexpr Version kSecond{.epoch = 1, .step = 2};
+
 inline TimePoint soon() { return now() + std::chrono::seconds(20); }
 
 // A model of a few tensors, one larger than a bucket, with random bytes for each version.

@@ -155,6 +155,30 @@ TEST_F(DeviceWeightsTest, ABucketPastItsDeadlineIsNotBegunAndTheNextOneIsTaken) 
   expect_loaded();
 }
 
+TEST_F(DeviceWeightsTest, APatchIsNotWrittenToMemoryThatWasNotCheckedOrPastItsDeadline) {
+  std::vector<patch::TensorPart> parts;
+  for (const RankTensor& tensor : tensors_)
+    parts.push_back(patch::TensorPart::create({.name = tensor.description.name,
+                                               .dtype = tensor.description.dtype,
+                                               .shape = tensor.description.shape},
+                                              {})
+                        .value());
+  ASSERT_TRUE(weights_->claim_patch());
+  const auto late =
+      weights_->patch({.layout = nullptr, .parts = parts, .blocks = {}}, nullptr, TimePoint{0});
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code(), ErrorCode::kDeadline);
+  EXPECT_TRUE(
+      weights_->patch({.layout = nullptr, .parts = parts, .blocks = {}}, nullptr, in_good_time()));
+  weights_->release();
+  ASSERT_TRUE(weights_->claim_patch());
+  const auto unchecked =
+      weights_->patch({.layout = nullptr, .parts = parts, .blocks = {}}, nullptr, in_good_time());
+  ASSERT_FALSE(unchecked);
+  EXPECT_EQ(unchecked.error().code(), ErrorCode::kInvalidInput);
+  EXPECT_THAT(unchecked.error().message(), HasSubstr("the destination of tensor embed"));
+}
+
 TEST_F(DeviceWeightsTest, HandlesThatCannotBeMappedAreRefusedByName) {
   std::vector<control::BufferHandle> handles(1);
   std::vector<UniqueFd> fds;
