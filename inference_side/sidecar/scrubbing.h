@@ -74,8 +74,8 @@ class Scrubbing {
   void committed(const EngineRank& rank, const Version& version, bool by_patch);
   void answered(const EngineRank& rank, control::Scrubbed answer);
 
-  [[nodiscard]] bool is_scrubbed(const std::string& replica) const {
-    return passes_.is_scrubbed(replica);
+  [[nodiscard]] bool may_be_patched(const std::string& replica) const {
+    return passes_.may_be_patched(replica, now());
   }
   // Fills in what is known of these replicas.
   void add_to(std::vector<control::ReplicaReport>& reports) const;
