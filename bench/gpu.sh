@@ -95,7 +95,8 @@ carried_libraries() {
 # fill DIR: everything that the parts need, from the build in $folder.
 fill() {
   local programs=("$folder"/deploy/cli/{wsync,wsync-bench,wsync-engine} "$folder"/bench/gpu_probe)
-  programs+=("$folder"/tests/contract/contract_{cuda_device,cuda_collective,trainer_gpu} "$folder"/tests/unit/unit_device "$folder"/tests/scenario/gpu_loader)
+  programs+=("$folder"/tests/contract/contract_{cuda_device,cuda_collective,trainer_gpu} "$folder"/tests/contract/engine_link/contract_device_patch_gpu)
+  programs+=("$folder"/tests/unit/unit_device "$folder"/tests/scenario/gpu_loader)
   rm -rf "$1"/{bin,lib,bench,deploy,tests,python,wheel}
   mkdir -p "$1"/{bin,lib,bench,deploy/cli,tests/scenario,tests/python,python}
   cp "${programs[@]}" "$1/bin"
@@ -109,7 +110,7 @@ fill() {
   cp "$root/bench/gpu.sh" "$1/bench"
   cp "$root/deploy/lib.sh" "$1/deploy"
   cp -r "$root/deploy/cli/schema" "$1/deploy/cli"
-  cp "$root"/tests/scenario/{gpu_test,gpu_engines,cuda_fleet,fleet,schema}.py "$1/tests/scenario"
+  cp "$root"/tests/scenario/{gpu_test,gpu_engines,cuda_fleet,fleet,patching,schema,tensors}.py "$1/tests/scenario"
   local wheels
   mapfile -t wheels < <(compgen -G "$root/build/python*/dist/*abi3*.whl")
   if [ ${#wheels[@]} -gt 0 ]; then
@@ -219,6 +220,7 @@ run_probe() {
 run_tests() {
   run_case unit_device "$kit/bin/unit_device" --gtest_brief=1 --gtest_filter=-CudaFaults*:CudaDriver*:CudaLibrary*
   run_case gpu_device env WSYNC_TEST_GPU=1 "$kit/bin/contract_cuda_device"
+  run_case gpu_device_patch env WSYNC_TEST_GPU=1 "$kit/bin/contract_device_patch_gpu"
   run_case gpu_trainer env WSYNC_TEST_GPU=1 "$kit/bin/contract_trainer_gpu"
   if [ "$gpus" -ge 2 ]; then
     run_case gpu_collective env WSYNC_TEST_GPU=1 "$kit/bin/contract_cuda_collective" '--gtest_filter=-NcclFaults*'
@@ -237,6 +239,8 @@ run_sanitizer() {
   fi
   run_case memcheck env WSYNC_TEST_GPU=1 compute-sanitizer --tool memcheck --target-processes all --report-api-errors no \
     --error-exitcode 9     "$kit/bin/contract_cuda_device"
+  run_case memcheck_patch env WSYNC_TEST_GPU=1 compute-sanitizer --tool memcheck --target-processes all --report-api-errors no \
+    --error-exitcode 9     "$kit/bin/contract_device_patch_gpu" --gtest_filter=Cuda/*
 }
 
 # unpack_wheel WHEEL FOLDER: puts its files there, with pip if this Python has it, and installs nothing else.

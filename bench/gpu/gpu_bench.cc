@@ -114,6 +114,15 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
                                           on_progress));
     result.pauses.push_back(std::move(pause));
   }
+  if (!options.checkpoints.empty()) {
+    auto patched = WSYNC_TRY(run_patched_pauses({.executable = options.executable,
+                                                 .directory = options.directory,
+                                                 .gpus = {gpus.front()},
+                                                 .checkpoints = options.checkpoints,
+                                                 .updates = options.updates},
+                                                on_progress));
+    for (PauseCase& pause : patched) result.pauses.push_back(std::move(pause));
+  }
   result.stolen = load.since_last().stolen;
   return result;
 }

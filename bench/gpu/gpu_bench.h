@@ -21,7 +21,8 @@
 // bucket acknowledgement, with the longest of its stages alone.
 //
 // Pause (pause.h): a fleet as in `wsync bench sync`, with an engine on the first GPU and with one
-// on each GPU.
+// on each GPU; then one that switches by patches where it can, with all bytes, 0.1 % and 1 % of the
+// elements changed in the same rounds.
 //
 // Each batch's sums are compared with those that the host computed from the arena, in every
 // sample and for every bucket of every update. If there is too little memory, model and buffers are

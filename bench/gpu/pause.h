@@ -15,6 +15,9 @@ namespace wsync::bench {
 struct PauseCase {
   std::vector<std::uint32_t> gpus;  // GPU of each engine
   std::uint64_t bytes = 0;          // bytes of the model
+  double changed = 1;               // share of the elements that another version has changed
+  bool by_patch = false;            // only these are written
+  std::uint64_t written_bytes = 0;  // bytes written into one engine, in the last round
   std::vector<Pushed> rounds;
   Spread paused_ns, load_ns;
 };
@@ -32,5 +35,15 @@ struct PauseCaseOptions {
 // right.
 [[nodiscard]] Result<PauseCase> run_pause_case(const PauseCaseOptions& options,
                                                const OnGpuProgress& on_progress);
+
+// The shares of elements that run_patched_pauses() changes.
+inline constexpr double kChangedShares[] = {0.001, 0.01};
+
+// Updates of one fleet on the first of the GPUs, which switches by patches where it can. In each
+// round the elements of one checkpoint are changed at random, with each share in turn, and then all
+// bytes. Returns the case in which all bytes were loaded, then one for each share: by_patch is
+// false for a share of which the sidecar makes no patch. Errors as run_pause_case().
+[[nodiscard]] Result<std::vector<PauseCase>> run_patched_pauses(const PauseCaseOptions& options,
+                                                                const OnGpuProgress& on_progress);
 
 }  // namespace wsync::bench

@@ -73,6 +73,9 @@ json pause_json(const PauseCase& done) {
                       {"checked_bytes", pushed.checked_bytes}});
   return {{"gpus", done.gpus},
           {"bytes", done.bytes},
+          {"changed", done.changed},
+          {"by_patch", done.by_patch},
+          {"written_bytes", done.written_bytes},
           {"paused_ns", spread_json(done.paused_ns)},
           {"load_ns", spread_json(done.load_ns)},
           {"rounds", std::move(rounds)}};
@@ -112,13 +115,14 @@ std::string pipelines_text(const std::vector<PipelineCase>& cases) {
 }
 
 std::string pauses_text(const std::vector<PauseCase>& cases) {
-  std::string text = fmt::format("{:<12} {:>8} {:>10} {:<23} {:>10} {:>12}\n", "engines on",
-                                 "model", "paused ms", "min-max", "load ms", "model GB/s");
+  std::string text =
+      fmt::format("{:<12} {:>8} {:>8} {:<6} {:>10} {:<23} {:>10} {:>12}\n", "engines on", "model",
+                  "changed", "by", "paused ms", "min-max", "load ms", "model GB/s");
   for (const PauseCase& done : cases)
     text += fmt::format(
-        "{:<12} {:>8} {:>10.2f} {:<23} {:>10.2f} {:>12.1f}\n",
+        "{:<12} {:>8} {:>7.1f}% {:<6} {:>10.2f} {:<23} {:>10.2f} {:>12.1f}\n",
         fmt::format("{}", fmt::join(done.gpus, ",")), trace::format_bytes(done.bytes),
-        done.paused_ns.median * 1e-6,
+        100 * done.changed, done.by_patch ? "patch" : "all", done.paused_ns.median * 1e-6,
         fmt::format("{:.2f}-{:.2f}", done.paused_ns.min * 1e-6, done.paused_ns.max * 1e-6),
         done.load_ns.median * 1e-6, static_cast<double>(done.bytes) / done.paused_ns.median);
   return text;
@@ -160,8 +164,9 @@ CaseResult pause_result(const PauseCase& done) {
   std::vector<double> paused;
   for (const Pushed& pushed : done.rounds)
     paused.push_back(static_cast<double>(pushed.paused_ns) * 1e-6);
-  CaseResult result = case_of("gpu", "paused", fmt::format("GPUs {}", fmt::join(done.gpus, ",")),
-                              std::move(paused));
+  std::string variant = fmt::format("GPUs {}", fmt::join(done.gpus, ","));
+  if (done.changed < 1) variant += fmt::format(", {:.1f} % changed", 100 * done.changed);
+  CaseResult result = case_of("gpu", "paused", variant, std::move(paused));
   result.bytes = done.bytes;
   return result;
 }

@@ -194,6 +194,18 @@ Result<Pushed> MeasuredFleet::push(const std::string& checkpoint, const std::str
   return pushed;
 }
 
+Result<MeasuredFleet::LastLoad> MeasuredFleet::last_load() {
+  // A coordinator hears of it with the next heartbeat.
+  const auto answer = WSYNC_TRY(run(
+      "status", {"status"}, fmt::format("ipc://{}/run/{}.control", options_.directory, kSidecar)));
+  for (const json& sidecar : answer.result.at("sidecars"))
+    for (const json& replica : sidecar.at("replicas"))
+      if (replica.at("replica") == fleet_.options().engines.front().replica)
+        return LastLoad{.by_patch = replica.at("last_load").at("kind") == "patch",
+                        .written_bytes = replica.at("last_load").at("written_bytes")};
+  return fail(ErrorCode::kNotFound, "the sidecar does not know the first engine");
+}
+
 Result<std::vector<FloorRun>> MeasuredFleet::floor(const std::vector<FloorWay>& ways) {
   std::vector<FloorRun> runs;
   std::uint64_t bytes = 0;

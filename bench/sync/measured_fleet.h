@@ -102,6 +102,12 @@ class MeasuredFleet {
   // Publishes a checkpoint directory. kDigestMismatch or kRefused unless every replica committed.
   // `trace`: a file for the trace of this push (--trace); empty: none.
   [[nodiscard]] Result<Pushed> push(const std::string& checkpoint, const std::string& trace = "");
+  // How the first engine was loaded last, as the sidecar says.
+  struct LastLoad {
+    bool by_patch = false;
+    std::uint64_t written_bytes = 0;
+  };
+  [[nodiscard]] Result<LastLoad> last_load();
   // Maps the arena, copies once in each way, and unmaps it. Results are in the order of the ways.
   [[nodiscard]] Result<std::vector<FloorRun>> floor(const std::vector<FloorWay>& ways);
   // Reads back the engines' weights as `wsync verify` does. kDigestMismatch unless all bytes match.

@@ -62,8 +62,10 @@ Result<> EngineHub::open() {
   if (options_.devices.kind != DeviceKind::kUnified) WSYNC_TRY(open_devices());
   registry_ =
       std::make_unique<EngineRegistry>(devices_ ? devices_->registry_devices() : RegistryDevices{});
+  PatchOptions patches = options_.patches;
+  if (options_.devices.kind == DeviceKind::kCuda) patches.value_cost = staging::kGpuValueCost;
   preparation_ = std::make_unique<VersionPreparation>(
-      loop_, devices_ ? &devices_->group() : nullptr, options_.patches,
+      loop_, devices_ ? &devices_->group() : nullptr, std::move(patches),
       VersionPreparation::Callbacks{.on_rank_prepared =
                                         [this](const std::string& replica) {
                                           announce_unprepared(replica);
@@ -78,8 +80,8 @@ Result<> EngineHub::open() {
           .preparation = preparation_.get(),
           .devices = devices_.get(),
           .find = [this](reload::EngineId id) { return find(id); },
-          .is_scrubbed =
-              [this](const std::string& replica) { return scrubbing_->is_scrubbed(replica); },
+          .may_be_patched =
+              [this](const std::string& replica) { return scrubbing_->may_be_patched(replica); },
           .is_proved =
               [this](const std::string& replica) { return scrubbing_->is_proved(replica); },
           .notify = [this](const std::string& replica,

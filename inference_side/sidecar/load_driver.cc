@@ -106,6 +106,7 @@ LoadNeeds LoadDriver::needs_of(const std::string& replica, const Version& versio
       rank.prepared = found->second ? Result<>() : fail(found->second.error());
     needs.ranks.push_back(std::move(rank));
   }
+  needs.by_patch = choose_patch(replica, queue_.base_of(replica), version) != nullptr;
   needs.devices = options_.preparation->devices_ready(version);
   if (options_.devices == nullptr) return needs;
   needs.connected = options_.devices->connected();
@@ -192,17 +193,20 @@ void LoadDriver::execute(const LoadCommands& commands) {
   WSYNC_CHECK(rules.has_value(), rules.error().message());
 }
 
-std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const SendLoad& load) const {
-  if (load.base.none() || options_.devices != nullptr || !options_.is_scrubbed(load.replica))
-    return nullptr;
-  if (!options_.is_proved(load.replica) && !planted("patch_on_unproved_memory")) return nullptr;
-  for (const LoadRank& seat : load.ranks)
-    if (!options_.find(seat.engine)->takes_patches) return nullptr;
-  return options_.preparation->patch(load.base, load.version);
+std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const std::string& replica,
+                                                                    const Version& base,
+                                                                    const Version& target) const {
+  if (base.none() || !options_.may_be_patched(replica)) return nullptr;
+  if (!options_.is_proved(replica) && !planted("patch_on_unproved_memory")) return nullptr;
+  for (const AttachedRank& attached : options_.registry->ranks_of(replica))
+    if (!options_.find(attached.id)->takes_patches) return nullptr;
+  return options_.preparation->patch(base, target);
 }
 
 void LoadDriver::execute(const SendLoad& command) {
-  const auto patch = choose_patch(command);
+  const auto patch =
+      command.by_patch ? choose_patch(command.replica, command.base, command.version) : nullptr;
+  WSYNC_CHECK(command.by_patch == (patch != nullptr), "what was chosen a moment ago is there");
   if (patch) patches_[command.replica] = {.request = command.request, .patch = patch};
   for (const LoadRank& seat : command.ranks)
     if (const auto sent = send_load(command, seat, patch.get()); !sent)
@@ -225,7 +229,7 @@ Result<> LoadDriver::send_load(const SendLoad& load, const LoadRank& seat,
                         .copy_threads = copy_threads(options_.registry->ranks().size())};
   std::vector<UniqueFd> fds;
   // The welcome already carried the handles of kept buffers.
-  if (options_.devices != nullptr && !options_.devices->keeps_buffers()) {
+  if (patch == nullptr && options_.devices != nullptr && !options_.devices->keeps_buffers()) {
     const auto device = static_cast<std::uint32_t>(reload::index_of(seat.device));
     auto buffers = WSYNC_TRY(options_.devices->export_buffers(*rank, device, load.request));
     message.buffers = std::move(buffers.handles);

@@ -28,9 +28,9 @@ struct LoadDriverOptions {
   EngineDevices* devices = nullptr;  // null: unified
   // The connection of an attached rank; nullptr if it has ended.
   std::function<std::shared_ptr<EngineRank>(reload::EngineId)> find;
-  // Whether what a patch leaves alone in this replica is looked at from time to time. Without it,
-  // all of each version is loaded.
-  std::function<bool(const std::string& replica)> is_scrubbed;
+  // Whether what a patch leaves alone in this replica is looked at from time to time
+  // (ScrubPasses::may_be_patched). Without it, all of each version is loaded.
+  std::function<bool(const std::string& replica)> may_be_patched;
   // Whether all bytes of this replica were compared since it attached, and none was found to differ
   // since then. Without it, all of the next version is loaded.
   std::function<bool(const std::string& replica)> is_proved;
@@ -92,7 +92,9 @@ class LoadDriver {
   void execute(const SendAbort& command);
   void execute(const ReportLoadFailed& command);
   void execute(const StartRun& command);
-  [[nodiscard]] std::shared_ptr<const staging::HeldPatch> choose_patch(const SendLoad& load) const;
+  [[nodiscard]] std::shared_ptr<const staging::HeldPatch> choose_patch(const std::string& replica,
+                                                                       const Version& base,
+                                                                       const Version& target) const;
   [[nodiscard]] Result<> send_load(const SendLoad& load, const LoadRank& seat,
                                    const staging::HeldPatch* patch);
   [[nodiscard]] Result<> start_pipeline(const StartRun& run);

@@ -17,8 +17,8 @@ constexpr std::array<Transition<LoadState>, 19> kTransitions = {{
      "allocate the buffers"},
     {LoadState::kWaiting, "everything is ready on separate devices or GPUs", LoadState::kQueued,
      "send Load to each rank"},
-    {LoadState::kWaiting, "everything is ready on unified devices", LoadState::kSent,
-     "send Load to each rank"},
+    {LoadState::kWaiting, "everything is ready on unified devices, or for a patch",
+     LoadState::kSent, "send Load to each rank"},
     {LoadState::kWaiting, "the version is not staged here", LoadState::kFailed,
      "report each rank as failed"},
     {LoadState::kWaiting, "a rank is lost", LoadState::kFailed, ""},
@@ -93,7 +93,7 @@ void LoadQueue::move(const std::string& replica, Load& load, LoadState to) {
 // These ranks may still owe acknowledgements of a failed run, and the next run would wait for them.
 // Report them as gone even if no run is in progress.
 void LoadQueue::leave_run(Load& load, const Error& reason, LoadCommands& out) {
-  if (!runs_) return;
+  if (!runs_ || load.by_patch) return;
   for (const LoadRank& rank : load.ranks)
     if (load.left.insert(rank.engine).second)
       out.emplace_back(LeaveRun{.engine = rank.engine, .reason = reason});
@@ -129,6 +129,11 @@ std::optional<Version> LoadQueue::waiting_for(const std::string& replica) const 
   const auto found = loads_.find(replica);
   if (found == loads_.end() || found->second.state != LoadState::kWaiting) return std::nullopt;
   return found->second.version;
+}
+
+Version LoadQueue::base_of(const std::string& replica) const {
+  const auto found = loads_.find(replica);
+  return found == loads_.end() ? Version{} : found->second.base;
 }
 
 std::vector<std::string> LoadQueue::waiting() const {
@@ -185,33 +190,42 @@ LoadCommands LoadQueue::advance(const std::string& replica, const LoadNeeds& nee
     return out;
   }
   if (!ranks_prepared(replica, load, needs, out)) return out;
-  if (!needs.devices) return out;
+  if (!needs.by_patch && !devices_ready(replica, load, needs, out)) return out;
+  for (const LoadNeeds::Rank& rank : needs.ranks) load.ranks.push_back(rank.rank);
+  load.by_patch = needs.by_patch;
+  move(replica, load, runs_ && !load.by_patch ? LoadState::kQueued : LoadState::kSent);
+  out.emplace_back(SendLoad{.replica = replica,
+                            .request = load.request,
+                            .version = load.version,
+                            .deadline_ms = load.deadline_ms,
+                            .ranks = load.ranks,
+                            .base = load.base,
+                            .by_patch = load.by_patch});
+  return out;
+}
+
+// If not, requests what is missing, or gives the load up, which ends it.
+bool LoadQueue::devices_ready(const std::string& replica, Load& load, const LoadNeeds& needs,
+                              LoadCommands& out) {
+  if (!needs.devices) return false;
   if (!*needs.devices) {
     not_begun(replica, needs.devices->error().message(), out);
-    return out;
+    return false;
   }
   // Connect first, because the free GPU memory for buffers depends on the connections.
   if (!needs.connected) {
     load.waits_for = DeviceNeed::kConnection;
     move(replica, load, LoadState::kWaiting);
     out.emplace_back(ConnectDevices{});
-    return out;
+    return false;
   }
   if (!needs.buffers) {
     load.waits_for = DeviceNeed::kBuffers;
     move(replica, load, LoadState::kWaiting);
     out.emplace_back(AllocateBuffers{});
-    return out;
+    return false;
   }
-  for (const LoadNeeds::Rank& rank : needs.ranks) load.ranks.push_back(rank.rank);
-  move(replica, load, runs_ ? LoadState::kQueued : LoadState::kSent);
-  out.emplace_back(SendLoad{.replica = replica,
-                            .request = load.request,
-                            .version = load.version,
-                            .deadline_ms = load.deadline_ms,
-                            .ranks = load.ranks,
-                            .base = load.base});
-  return out;
+  return true;
 }
 
 LoadCommands LoadQueue::made(DeviceNeed need, const Result<>& outcome) {

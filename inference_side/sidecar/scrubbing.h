@@ -79,8 +79,8 @@ class Scrubbing {
   // next load, which is one of all bytes. Returns what follows, in one sentence.
   [[nodiscard]] std::string verified(const EngineRank& rank, const ReadDifference& difference);
 
-  [[nodiscard]] bool is_scrubbed(const std::string& replica) const {
-    return passes_.is_scrubbed(replica);
+  [[nodiscard]] bool may_be_patched(const std::string& replica) const {
+    return passes_.may_be_patched(replica, now());
   }
   [[nodiscard]] bool is_proved(const std::string& replica) const {
     return passes_.is_proved(replica);

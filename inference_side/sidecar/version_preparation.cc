@@ -24,8 +24,7 @@ VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* de
       devices_(devices),
       callbacks_(std::move(callbacks)),
       cache_(std::make_shared<LoadCache>()),
-      patches_(devices == nullptr ? std::make_unique<PatchShelf>(loop, std::move(patches))
-                                  : nullptr),
+      patches_(std::make_unique<PatchShelf>(loop, std::move(patches))),
       worker_(loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount}),
       device_staging_(devices == nullptr ? nullptr
                                          : std::make_unique<DeviceStaging>(loop, *devices)) {}
@@ -53,7 +52,7 @@ void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& 
   if (device_staging_) device_staging_->add(version, [this, name] { devices_staged(name); });
   const Ranks asked = waiting_.at(name).ranks;
   for (const auto& rank : asked) request_plan(rank, version);
-  if (patches_) make_patches(version, ranks, changes);
+  make_patches(version, ranks, changes);
   answered(nullptr, &name);
 }
 
@@ -85,7 +84,6 @@ void VersionPreparation::make_patches(
 }
 
 void VersionPreparation::active_changed(const Ranks& ranks) {
-  if (!patches_) return;
   std::set<Version> bases;
   for (const auto& rank : ranks)
     if (rank->takes_patches) bases.insert(rank->active);
@@ -96,7 +94,7 @@ bool VersionPreparation::remove(const Version& version, const Ranks& ranks) {
   if (versions_.erase(version) == 0) return false;
   waiting_.erase(version);
   cache_->forget(version);
-  if (patches_) patches_->forget(version);
+  patches_->forget(version);
   if (device_staging_) device_staging_->remove(version);
   for (const auto& rank : ranks)
     if (rank->prepared.erase(version) != 0) rank->send(0, control::Release{version});

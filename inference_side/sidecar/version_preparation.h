@@ -38,7 +38,7 @@ class VersionPreparation {
     // inside a call.
     std::function<void(const Version& version, const Error& why)> on_unusable;
   };
-  // `devices`: null for unified devices. Only there patches are made.
+  // `devices`: null for unified devices.
   VersionPreparation(Loop& loop, const reload::DeviceGroup* devices, PatchOptions patches,
                      Callbacks callbacks);
   // Waits for computations and registrations in progress.
@@ -80,7 +80,7 @@ class VersionPreparation {
   // Returns nullptr if there is no such patch, or not yet.
   [[nodiscard]] std::shared_ptr<const staging::HeldPatch> patch(const Version& base,
                                                                 const Version& target) const {
-    return patches_ ? patches_->find(base, target) : nullptr;
+    return patches_->find(base, target);
   }
 
   // Returns nullptr if the version is not here.
@@ -121,7 +121,7 @@ class VersionPreparation {
   std::shared_ptr<LoadCache> cache_;
   std::map<Version, std::shared_ptr<const staging::HeldVersion>> versions_;
   std::map<Version, Waiting> waiting_;
-  std::unique_ptr<PatchShelf> patches_;            // null: not unified
+  std::unique_ptr<PatchShelf> patches_;
   Worker worker_;                                  // computes load plans
   std::unique_ptr<DeviceStaging> device_staging_;  // null: unified
 };

@@ -26,18 +26,14 @@ constexpr std::size_t kSampledBlocks = 32;
 // blocks it could be a little below the limit otherwise.
 constexpr double kSampleMargin = 1.5;
 
-// What writing a patch costs in the pause, in bytes that a load of everything copies in the same
-// time. A value of a sparse block is written alone, and its word is read and summed twice. By
-// processor time that costs 70 to 90 bytes where many values change. In pauses it costs more: with
-// 1 % of BF16 values, 1.4 times the pause of a load of everything was measured, which is 280 bytes
-// a value. The words of a dense block are summed twice.
-constexpr std::uint64_t kSparseValueCost = 280;
+// The words of a dense block are summed twice.
 constexpr double kDenseByteCost = 1.5;
 
-std::uint64_t cost_of(const patch::Block& block) {
+// What writing the block costs in the pause, in bytes that a load of everything copies meanwhile.
+std::uint64_t cost_of(const patch::Block& block, std::uint64_t value_cost) {
   return block.dense ? static_cast<std::uint64_t>(kDenseByteCost *
                                                   static_cast<double>(block.payload.size()))
-                     : kSparseValueCost * block.elements;
+                     : value_cost * block.elements;
 }
 
 // Compares two versions.
@@ -67,7 +63,7 @@ class Comparison {
       const auto block = make(maker, place);
       if (!block) continue;
       bytes += size_of(*block);
-      cost += cost_of(*block);
+      cost += cost_of(*block, limits_.value_cost);
     }
     const auto model = static_cast<double>(layout_.manifest().total_bytes());
     const double scale = model / static_cast<double>(of);
@@ -112,7 +108,7 @@ class Comparison {
  private:
   void add(patch::Block block) {
     bytes_ += size_of(block);
-    cost_ += cost_of(block);
+    cost_ += cost_of(block, limits_.value_cost);
     builder_.add(std::move(block));
   }
   [[nodiscard]] Result<> within_limits() const {

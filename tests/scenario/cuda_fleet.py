@@ -8,6 +8,7 @@ import time
 import unittest
 
 from fleet import Fleet
+from patching import changed
 
 BUFFER = ["--set", "devices.buffer_bytes=2MiB"]  # of a model of 16 MiB
 
@@ -160,6 +161,55 @@ class CudaCase(unittest.TestCase):
             third = self.push(fleet, one)
             self.verified(fleet, third, len(gpus))
             self.stopped(fleet, *engines, trainer, sidecar)
+
+    def loads(self, fleet):
+        """How each replica was loaded last, as the sidecar itself says."""
+        code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/s0.control")
+        self.assertEqual(code, 0, answer)
+        return {r["replica"]: r["last_load"] for r in answer["result"]["sidecars"][0]["replicas"]}
+
+    def expect_loads(self, fleet, kind, *replicas):
+        loads = self.loads(fleet)
+        for replica in replicas:
+            self.assertEqual(loads[replica]["kind"], kind, loads)
+            if kind == "patch":
+                self.assertLess(loads[replica]["written_bytes"], loads[replica]["bytes"] / 20)
+
+    def patched(self, *settings, size="16MiB"):
+        """Versions of which only what changes is written; an engine that is killed and back; a rollback."""
+        with self.fleet() as fleet:
+            paths = [fleet.checkpoint("v0", 1, size=size)]
+            for every in (300, 1000, 500, 700):
+                paths.append(changed(paths[-1], fleet.path(f"v{len(paths)}"), every))
+            settings = [*cuda("0,0,0"), *BUFFER, "--set", "patch.mode=auto", *settings]
+            sidecar, socket = fleet.sidecar("s0", *settings)
+            a = fleet.gpu_engine(socket, "a", paths[0], 0, 0)
+            b = [fleet.gpu_engine(socket, "b", paths[0], 0, rank + 1, "--rank", str(rank), "--world-size", "2") for rank in (0, 1)]
+            trainer = fleet.start("trainer", "--set", "arenas=4")
+            self.push(fleet, paths[0])
+            self.expect_loads(fleet, "full", "a", "b")
+            for path in paths[1:3]:
+                version = self.push(fleet, path)
+                self.expect_loads(fleet, "patch", "a", "b")
+                self.verified(fleet, version, 3)
+
+            a.kill()
+            a.wait()
+            fleet.until(lambda: fleet.replicas()["a"]["state"] == "absent", "the loss of an engine")
+            a = fleet.gpu_engine(socket, "a", paths[0], 0, 0)
+            fleet.until_ready(version, "a", "b")
+            self.expect_loads(fleet, "full", "a")
+            version = self.push(fleet, paths[3])
+            self.expect_loads(fleet, "patch", "a", "b")
+            self.verified(fleet, version, 3)
+
+            # The version before is held, and no patch leads to it.
+            code, answer = fleet.ask("rollback")
+            self.assertEqual(code, 0, answer)
+            self.expect_loads(fleet, "full", "a", "b")
+            version = self.push(fleet, paths[4])
+            self.verified(fleet, version, 3)
+            self.stopped(fleet, a, *b, trainer, sidecar)
 
     def sidecar_ends_first(self):
         """The engines go on with what they have."""

@@ -33,6 +33,12 @@ class Cuda(CudaCase):
     def test_buffers_that_are_not_kept(self):
         self.run_through([0, 1], "--set", "devices.keep_buffers=false")
 
+    def test_switches_by_patches(self):
+        self.patched()
+
+    def test_switches_by_patches_with_buffers_that_are_not_kept(self):
+        self.patched("--set", "devices.keep_buffers=false")
+
     def test_a_sidecar_that_ends_before_its_engines(self):
         self.sidecar_ends_first()
 
@@ -77,7 +83,7 @@ class Cuda(CudaCase):
             one = fleet.checkpoint("one", 1)
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER)
             # After the kernel of a bucket has copied and added up: nothing but reading it back finds that.
-            fleet.environment["WSYNC_EMULATED_CUDA_FAULTS"] = "kernel:3:flip"
+            fleet.environment["WSYNC_EMULATED_CUDA_FAULTS"] = "kernel:4:flip"
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
             del fleet.environment["WSYNC_EMULATED_CUDA_FAULTS"]
             trainer = fleet.start("trainer")

@@ -138,7 +138,11 @@ class BenchGpu(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.check_left()
         pauses = validate(done.args, done.stdout)["result"]["pauses"]
-        self.assertEqual([pause["gpus"] for pause in pauses], [[0], [0, 1]])
+        self.assertEqual([pause["gpus"] for pause in pauses], [[0], [0, 1], [0], [0], [0]])
+        self.assertEqual([pause["changed"] for pause in pauses], [1, 1, 1, 0.001, 0.01])
+        self.assertEqual([pause["by_patch"] for pause in pauses[:4]], [False, False, False, True])
+        self.assertEqual(pauses[2]["written_bytes"], pauses[2]["bytes"])
+        self.assertLess(pauses[3]["written_bytes"], pauses[3]["bytes"] / 500)
         for pause in pauses:
             self.assertGreater(pause["bytes"], 15 * MIB)
             (only,) = pause["rounds"]

@@ -42,6 +42,12 @@ class Gpu(CudaCase):
     def test_buffers_that_are_not_kept(self):
         self.run_through([0, 0], "--set", "devices.keep_buffers=false")
 
+    def test_switches_by_patches(self):
+        self.patched()
+
+    def test_switches_by_patches_of_a_larger_model(self):
+        self.patched("--set", "devices.buffer_bytes=64MiB", size="512MiB")
+
     def test_a_sidecar_that_ends_before_its_engines(self):
         self.sidecar_ends_first()
 

@@ -211,6 +211,55 @@ TEST_F(LoadQueueTest, ALostRankEndsTheHopeOfALoadInEveryState) {
   queue_.engine_lost("nobody", EngineId{99});
 }
 
+// ---- a load by a patch ----
+
+TEST_F(LoadQueueTest, APatchIsSentWithoutTheDevicesAndWithoutARun) {
+  (void)queue_.begin("a", {.request = 7, .version = kTwo, .deadline_ms = 1'000, .base = kOne});
+  EXPECT_EQ(queue_.base_of("a"), kOne);
+  EXPECT_EQ(queue_.base_of("b"), Version{});
+  LoadNeeds needs = ready("a");
+  needs.by_patch = true;
+  needs.connected = needs.buffers = false;
+  needs.devices = fail(ErrorCode::kResourceExhausted, "the bytes cannot be registered");
+  needs.ranks[1].prepared.reset();
+  EXPECT_TRUE(queue_.advance("a", needs).empty()) << "a rank does not know the version yet";
+  needs.ranks[1].prepared = Result<>{};
+  const LoadCommands commands = queue_.advance("a", needs);
+  ASSERT_EQ(commands.size(), 1U);
+  const auto sent = all_of<SendLoad>(commands);
+  ASSERT_EQ(sent.size(), 1U);
+  EXPECT_TRUE(sent[0].by_patch);
+  EXPECT_EQ(sent[0].base, kOne);
+  EXPECT_EQ(state("a"), LoadState::kSent);
+  EXPECT_TRUE(queue_.start_run(kNow).empty());
+  EXPECT_FALSE(queue_.needs_buffers());
+  queue_.loaded("a", 7, 0);
+  queue_.loaded("a", 7, 1);
+  EXPECT_EQ(state("a"), LoadState::kEnded);
+}
+
+TEST_F(LoadQueueTest, APatchThatDidNotFitIsFollowedByARunInTheSamePause) {
+  send("b", 1, kTwo);
+  ASSERT_EQ(all_of<StartRun>(queue_.start_run(kNow)).size(), 1U);
+  (void)queue_.begin("a", {.request = 7, .version = kTwo, .deadline_ms = 1'000, .base = kOne});
+  LoadNeeds needs = ready("a");
+  needs.by_patch = true;
+  ASSERT_EQ(all_of<SendLoad>(queue_.advance("a", needs)).size(), 1U);
+  const LoadCommands cancelled = queue_.cancel("a", 7);
+  EXPECT_EQ(all_of<SendAbort>(cancelled).size(), 1U);
+  EXPECT_EQ(cancelled.size(), 1U) << "its ranks are in no run that they could leave";
+  begin("a", 8, kTwo);
+  needs = ready("a");
+  needs.connected = false;
+  EXPECT_EQ(all_of<ConnectDevices>(queue_.advance("a", needs)).size(), 1U);
+  const auto sent = all_of<SendLoad>(queue_.advance("a", ready("a")));
+  ASSERT_EQ(sent.size(), 1U);
+  EXPECT_FALSE(sent[0].by_patch);
+  EXPECT_EQ(state("a"), LoadState::kQueued);
+  (void)queue_.run_finished(LoadQueue::LostEngines{});
+  EXPECT_EQ(all_of<StartRun>(queue_.start_run(kNow)).size(), 1U);
+}
+
 // ---- unified devices ----
 
 TEST_F(UnifiedLoadQueueTest, NeedsNoRunAndEndsWhenEveryRankHasLoaded) {

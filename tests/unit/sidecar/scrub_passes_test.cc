@@ -52,7 +52,8 @@ class Passes : public testing::Test {
     return report;
   }
 
-  ScrubPasses passes_{minutes(30)};
+  static constexpr std::chrono::nanoseconds kInterval = minutes(30);
+  ScrubPasses passes_{kInterval};
   TimePoint now_{1'000'000'000'000};
 };
 
@@ -251,12 +252,37 @@ TEST_F(Passes, SaysWhichReplicasAreNotScrubbedAndWhy) {
   EXPECT_FALSE(passes_.is_scrubbed("r"));
 }
 
+TEST_F(Passes, WhatIsNotScrubbedIsPatchedWhileItsLastFullLoadIsRecent) {
+  serve();
+  EXPECT_TRUE(passes_.may_be_patched("r", now_ + minutes(6000))) << "it is scrubbed";
+  EXPECT_FALSE(passes_.may_be_patched("unknown", now_));
+  for (std::uint32_t rank = 0; rank < 2; ++rank)
+    passes_.attached("gpu", rank, 2, "its weights are in the memory of a GPU", kV1, now_);
+  EXPECT_FALSE(passes_.may_be_patched("gpu", now_)) << "nobody knows how it was loaded";
+  passes_.committed("gpu", 0, kV2, false, now_);
+  EXPECT_FALSE(passes_.may_be_patched("gpu", now_)) << "of one of its ranks";
+  passes_.committed("gpu", 1, kV2, false, now_);
+  EXPECT_TRUE(passes_.may_be_patched("gpu", now_));
+  EXPECT_TRUE(passes_.may_be_patched("gpu", now_ + (kInterval - seconds(1))));
+  EXPECT_FALSE(passes_.may_be_patched("gpu", now_ + kInterval));
+  // A patch proves nothing of what it leaves alone.
+  now_ = now_ + (kInterval - seconds(1));
+  commit(kV3, true, 2, "gpu");
+  EXPECT_FALSE(passes_.may_be_patched("gpu", now_ + seconds(2)));
+  commit(kV1, false, 2, "gpu");
+  EXPECT_TRUE(passes_.may_be_patched("gpu", now_ + seconds(2)));
+  passes_.detached("gpu", 1);
+  EXPECT_FALSE(passes_.may_be_patched("gpu", now_ + seconds(2)));
+}
+
 TEST_F(Passes, AnIntervalOfZeroIsNever) {
   ScrubPasses off{std::chrono::nanoseconds(0)};
   off.attached("r", 0, 1, "", kV1, now_);
   EXPECT_TRUE(off.due(now_).empty());
   EXPECT_FALSE(off.next_due());
   EXPECT_FALSE(off.is_scrubbed("r"));
+  off.committed("r", 0, kV2, false, now_);
+  EXPECT_FALSE(off.may_be_patched("r", now_));
   control::ReplicaReport report{.replica = "r"};
   off.add_to(report, now_);
   EXPECT_EQ(report.not_scrubbed, "scrub.interval is 0");

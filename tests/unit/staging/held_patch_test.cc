@@ -180,6 +180,7 @@ TEST_F(HeldPatchTest, IsNotMadeIfAllBytesAreLoadedSooner) {
   const auto compared = make({.max_bytes = kNoLimit, .threads = 2});
   ASSERT_FALSE(compared);
   EXPECT_THAT(compared.error().message(), HasSubstr("sooner than a patch is written"));
+  EXPECT_TRUE(make({.max_bytes = kNoLimit, .value_cost = kGpuValueCost}));
   // Blocks in which everything changes are written as fast as any bytes.
   target_ = base_;
   for (std::size_t at = 0; at < target_.size() / 4; ++at) target_[at] ^= std::byte{1};
