@@ -5,7 +5,7 @@
 #include <ctime>
 #include <latch>
 
-#include "bench/gpu/copies.h"
+#include "bench/gpu/staged_arena.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/stream_copy.h"

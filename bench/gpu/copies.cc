@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "bench/gpu/batch.h"
+#include "bench/gpu/staged_arena.h"
 #include "bench/gpu/timing.h"
 #include "shared/base/format.h"
-#include "shared/base/shared_memory.h"
 #include "trainer_side/publish/publisher.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/trainer_gpus.h"
@@ -103,7 +102,7 @@ class Bench {
   const CopyOptions& options_;
   std::unique_ptr<device::Ceilings> ceilings_;
   std::unique_ptr<device::Device> device_;
-  std::unique_ptr<SharedArena> arena_;
+  std::unique_ptr<StagedArena> arena_;
   std::unique_ptr<device::HostRegistration> registration_;
   std::unique_ptr<device::Memory> from_, to_;
   std::vector<SplitSum> sums_;
@@ -111,7 +110,9 @@ class Bench {
   std::unique_ptr<Reader> reader_;
   std::shared_ptr<publish::TrainerGpus> gpus_ = std::make_shared<publish::TrainerGpus>();
   std::shared_ptr<publish::Snapshotter> snapshotter_ = std::make_shared<publish::Snapshotter>(
-      publish::SnapshotterOptions{.arenas = 1, .threads = publish::Publisher::threads(0)});
+      publish::SnapshotterOptions{.arenas = 1,
+                                  .threads = publish::Publisher::threads(0),
+                                  .huge_pages = HugePages::kAdvise});
   std::uint64_t expected_ = 0;
   Batch copied_, summed_;
 };
@@ -136,15 +137,10 @@ Result<> Bench::make_device() {
 }
 
 Result<> Bench::make_arena(std::vector<std::string>& notes) {
-  auto arena = WSYNC_TRY(SharedArena::create(
-      {.name = "wsync-bench", .data_bytes = options_.bytes, .huge_pages = HugePages::kAdvise}));
-  arena_ = std::make_unique<SharedArena>(std::move(arena));
-  {
-    auto lease = WSYNC_TRY(arena_->try_write_lease({}));
-    fill_with_noise(lease.data(), options_.gpu);
-    std::move(lease).complete({});
-  }
-  registration_ = WSYNC_TRY(device_->register_host(arena_->data()));
+  auto arena = WSYNC_TRY(StagedArena::create(
+      {.bytes = options_.bytes, .seed = options_.gpu, .huge_pages = HugePages::kAdvise}));
+  arena_ = std::make_unique<StagedArena>(std::move(arena));
+  registration_ = WSYNC_TRY(device_->register_host(arena_->mapping()));
   if (!registration_->registered())
     notes.push_back(fmt::format("GPU {}: staging memory could not be pinned: {}", options_.gpu,
                                 registration_->fallback()));
@@ -236,15 +232,6 @@ std::vector<Contest> Bench::contests() {
 }
 
 }  // namespace
-
-void fill_with_noise(std::span<std::byte> bytes, std::uint64_t seed) {
-  std::uint64_t state = seed * 0x9e3779b97f4a7c15U + 1;
-  for (std::size_t at = 0; at < bytes.size(); at += sizeof state) {
-    state = state * 6364136223846793005U + 1442695040888963407U;
-    const std::uint64_t word = state ^ (state >> 29U);
-    std::memcpy(bytes.data() + at, &word, std::min(sizeof word, bytes.size() - at));
-  }
-}
 
 Result<std::vector<CopyCase>> run_copies(const CopyOptions& options,
                                          const device::CudaBackend& backend,

@@ -56,7 +56,4 @@ using OnGpuProgress = std::function<void(std::string_view label, unsigned done, 
                                                        const OnGpuProgress& on_progress,
                                                        std::vector<std::string>& notes);
 
-// Fills `bytes` with values that depend on the position and the seed.
-void fill_with_noise(std::span<std::byte> bytes, std::uint64_t seed);
-
 }  // namespace wsync::bench

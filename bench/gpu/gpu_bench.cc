@@ -86,13 +86,16 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
   result.others_busy = busy;
   CpuLoad load;
   for (const std::uint32_t gpu : gpus) {
-    auto copies = WSYNC_TRY(run_copies({.executable = options.executable,
-                                        .directory = options.directory,
-                                        .gpu = gpu,
-                                        .bytes = options.buffer_bytes,
-                                        .rounds = options.rounds},
-                                       **backend, interrupt, on_progress, result.notes));
+    const CopyOptions copy_options{.executable = options.executable,
+                                   .directory = options.directory,
+                                   .gpu = gpu,
+                                   .bytes = options.buffer_bytes,
+                                   .rounds = options.rounds};
+    auto copies =
+        WSYNC_TRY(run_copies(copy_options, **backend, interrupt, on_progress, result.notes));
     for (CopyCase& copy : copies) result.copies.push_back(std::move(copy));
+    auto page_sizes = WSYNC_TRY(run_page_sizes(copy_options, interrupt, on_progress));
+    for (PageSizeCase& pages : page_sizes) result.page_sizes.push_back(std::move(pages));
   }
   for (const auto& group : groups_of(options.devices, gpus)) {
     auto pipeline = WSYNC_TRY(run_pipeline_case({.executable = options.executable,

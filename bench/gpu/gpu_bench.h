@@ -14,6 +14,13 @@
 //     (reader.h).
 //   sum: copy_pieces without a destination. Limit: a kernel that only reads as many bytes.
 //
+// Arenas are mapped as a sidecar maps those of a trainer: read-only, through a shared descriptor
+// (staged_arena.h). They ask for huge pages, as the default of memory.huge_pages does.
+//
+// Page sizes (page_sizes.h): the time in which an arena is registered with the GPU, and the speed
+// of H2D copies from it, in pages of 4 KiB, in huge pages that the system gives on request, and in
+// huge pages of the pool. What the system does not give is not measured.
+//
 // Updates (pipelines.h): the sidecar's pipeline with a process per device that maps the IPC buffers
 // and copies out each bucket on command. Each stage is also measured alone with every bucket, on
 // all devices at once (stages.h). A reload includes the
@@ -34,6 +41,7 @@
 #include <vector>
 
 #include "bench/gpu/copies.h"
+#include "bench/gpu/page_sizes.h"
 #include "bench/gpu/pause.h"
 #include "bench/gpu/pipelines.h"
 #include "bench/harness/machine.h"
@@ -60,6 +68,7 @@ struct GpuBenchResult {
   device::CudaFacts cuda;
   bool emulated = false;  // the tests' driver without any GPU
   std::vector<CopyCase> copies;
+  std::vector<PageSizeCase> page_sizes;
   std::vector<PipelineCase> pipelines;
   std::vector<PauseCase> pauses;
   std::vector<std::string> notes;  // deviations from the requested run

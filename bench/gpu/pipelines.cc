@@ -9,12 +9,12 @@
 #include <thread>
 
 #include "bench/gpu/batch.h"
+#include "bench/gpu/staged_arena.h"
 #include "bench/gpu/stages.h"
 #include "bench/gpu/timing.h"
 #include "inference_side/reload/pipeline_runner.h"
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
-#include "shared/base/shared_memory.h"
 #include "shared/base/units.h"
 
 namespace wsync::bench {
@@ -128,7 +128,7 @@ class Case {
   std::uint64_t model_bytes_ = 0;
   std::uint64_t reader_bytes_ = 0;
   Buckets buckets_;
-  std::unique_ptr<SharedArena> arena_;
+  std::unique_ptr<StagedArena> arena_;
   std::vector<std::uint64_t> checks_;
   std::unique_ptr<LoneStages> lone_;
   std::unique_ptr<reload::PipelineRunner> two_, three_;
@@ -163,12 +163,9 @@ Result<> Case::choose_sizes() {
 }
 
 Result<> Case::make_arena() {
-  auto arena = WSYNC_TRY(
-      SharedArena::create({.name = "wsync-bench", .data_bytes = model_bytes_, .huge_pages = HugePages::kAdvise}));
-  arena_ = std::make_unique<SharedArena>(std::move(arena));
-  auto lease = WSYNC_TRY(arena_->try_write_lease({}));
-  fill_with_noise(lease.data(), options_.gpus.size());
-  std::move(lease).complete({});
+  auto arena = WSYNC_TRY(StagedArena::create(
+      {.bytes = model_bytes_, .seed = options_.gpus.size(), .huge_pages = HugePages::kAdvise}));
+  arena_ = std::make_unique<StagedArena>(std::move(arena));
   buckets_.bytes = arena_->data();
   for (std::uint64_t b = 0; b < buckets_.count(); ++b) {
     const auto check = WSYNC_TRY(expected_check(buckets_.at(b)));
@@ -220,7 +217,7 @@ Result<> Case::prepare(const Interrupt& interrupt) {
     *runner = WSYNC_TRY(make_runner(stages));
   }
   for (std::size_t d = 0; d < options_.gpus.size(); ++d) {
-    auto registration = WSYNC_TRY(lone_->device(d).register_host(arena_->data()));
+    auto registration = WSYNC_TRY(lone_->device(d).register_host(arena_->mapping()));
     registrations_.push_back(std::move(registration));
   }
   return make_readers(interrupt);

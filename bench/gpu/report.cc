@@ -5,6 +5,7 @@
 #include "bench/harness/catalogue.h"
 #include "bench/harness/report.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::bench {
@@ -39,6 +40,17 @@ json copy_json(const CopyCase& done) {
           {"ratio_target", done.target},
           {"met", done.met()},
           {"rounds", {{"ceiling_bytes_per_s", done.ceiling_rates}, {"bytes_per_s", done.rates}}}};
+}
+
+json page_size_json(const PageSizeCase& done) {
+  return {{"pages", done.pages},
+          {"gpu", done.gpu},
+          {"bytes", done.bytes},
+          {"missing", done.missing},
+          {"fallback", done.fallback},
+          {"register_s", spread_json(done.register_s)},
+          {"bytes_per_s", spread_json(done.rate)},
+          {"rounds", {{"register_s", done.taken}, {"bytes_per_s", done.copied}}}};
 }
 
 json pipeline_json(const PipelineCase& done) {
@@ -97,6 +109,27 @@ std::string copies_text(const std::vector<CopyCase>& cases) {
   return text;
 }
 
+std::string page_sizes_text(const std::vector<PageSizeCase>& cases) {
+  std::string text =
+      fmt::format("{:<4} {:<18} {:>16} {:<15} {:>10} {:<13}\n", "GPU", "pages of an arena",
+                  "register s/GiB", "min-max", "H2D GB/s", "min-max");
+  for (const PageSizeCase& done : cases) {
+    if (!done.measured()) {
+      text += fmt::format("{:<4} {:<18} not available: {}\n", done.gpu, done.pages, done.missing);
+      continue;
+    }
+    const double gib = static_cast<double>(done.bytes) / static_cast<double>(limits::kGiB);
+    text += fmt::format(
+        "{:<4} {:<18} {:>16.4f} {:<15} {:>10.1f} {:<13} {}\n", done.gpu, done.pages,
+        done.register_s.median / gib,
+        fmt::format("{:.4f}-{:.4f}", done.register_s.min / gib, done.register_s.max / gib),
+        done.rate.median / kGiga,
+        fmt::format("{:.1f}-{:.1f}", done.rate.min / kGiga, done.rate.max / kGiga),
+        done.fallback.empty() ? "" : "not registered: " + done.fallback);
+  }
+  return text;
+}
+
 std::string pipelines_text(const std::vector<PipelineCase>& cases) {
   std::string text =
       fmt::format("{:<12} {:>8} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>6} {:<12} {:>7}  {}\n",
@@ -142,6 +175,19 @@ CaseResult copy_result(const CopyCase& done) {
   return result;
 }
 
+std::vector<CaseResult> page_size_results(const PageSizeCase& done) {
+  if (!done.measured()) return {};
+  const std::string which = fmt::format("{}, GPU {}", done.pages, done.gpu);
+  std::vector<double> registered;
+  for (const double taken : done.taken)
+    registered.push_back(static_cast<double>(done.bytes) / std::max(taken, 1e-9) / kGiga);
+  std::vector<CaseResult> results = {
+      case_of("gpu", "registration, pages", which, std::move(registered)),
+      case_of("gpu", "H2D, pages", which, in_gigabytes(done.copied))};
+  for (CaseResult& result : results) result.bytes = done.bytes;
+  return results;
+}
+
 std::vector<CaseResult> pipeline_results(const PipelineCase& done) {
   const std::string who = fmt::format("GPUs {}", fmt::join(done.gpus, ","));
   std::vector<double> two, three, longest;
@@ -183,6 +229,8 @@ json to_json(const GpuBenchResult& result) {
   for (const auto& gpu : result.cuda.gpus) gpus.push_back(gpu_json(gpu));
   json copies = json::array();
   for (const CopyCase& done : result.copies) copies.push_back(copy_json(done));
+  json page_sizes = json::array();
+  for (const PageSizeCase& done : result.page_sizes) page_sizes.push_back(page_size_json(done));
   json pipelines = json::array();
   for (const PipelineCase& done : result.pipelines) pipelines.push_back(pipeline_json(done));
   json pauses = json::array();
@@ -195,6 +243,7 @@ json to_json(const GpuBenchResult& result) {
             {"driver_release", result.cuda.driver_release},
             {"gpus", std::move(gpus)}}},
           {"copies", std::move(copies)},
+          {"page_sizes", std::move(page_sizes)},
           {"pipelines", std::move(pipelines)},
           {"pauses", std::move(pauses)},
           {"notes", result.notes},
@@ -218,6 +267,7 @@ std::string to_text(const GpuBenchResult& result) {
                       result.cuda.driver_release.empty() ? "unknown" : result.cuda.driver_release,
                       device::cuda_version_text(result.cuda.driver_cuda));
   if (!result.copies.empty()) text += copies_text(result.copies) + "\n";
+  if (!result.page_sizes.empty()) text += page_sizes_text(result.page_sizes) + "\n";
   if (!result.pipelines.empty())
     text += pipelines_text(result.pipelines) +
             "seconds for the whole model; ratio: time of 3 stages / longest of H2D, broadcast and "
@@ -237,6 +287,8 @@ SuiteResult to_suite(const GpuBenchResult& result) {
   if (!result.pauses.empty()) suite.parameters["paused_bytes"] = result.pauses.front().bytes;
   for (const auto& gpu : result.cuda.gpus) suite.parameters["gpus"].push_back(gpu.name);
   for (const CopyCase& done : result.copies) suite.cases.push_back(copy_result(done));
+  for (const PageSizeCase& done : result.page_sizes)
+    for (CaseResult& one : page_size_results(done)) suite.cases.push_back(std::move(one));
   for (const PipelineCase& done : result.pipelines)
     for (CaseResult& one : pipeline_results(done)) suite.cases.push_back(std::move(one));
   for (const PauseCase& done : result.pauses) suite.cases.push_back(pause_result(done));

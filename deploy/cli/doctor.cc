@@ -27,6 +27,7 @@ struct HostConfig {
   std::string coordinator;
   std::string http_address;
   std::uint64_t host_memory = 0;
+  HugePages huge_pages = HugePages::kOff;
   CudaWanted cuda;
   std::string trace_file;  // empty: none
 };
@@ -36,7 +37,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   if (options.role == "trainer") {
     const auto c = WSYNC_TRY(config::load_trainer(sources));
-    return HostConfig{c.run_dir, c.state_dir, "", c.http_address, 0, {}, c.trace_file};
+    return HostConfig{c.run_dir, c.state_dir,         "", c.http_address,
+                      0,         c.memory.huge_pages, {}, c.trace_file};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,
@@ -44,6 +46,7 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                     c.coordinator,
                     c.http_address,
                     c.host_memory,
+                    c.memory.huge_pages,
                     {.wanted = c.devices.kind == DeviceKind::kCuda,
                      .gpus = c.devices.gpus,
                      .named = c.devices.gpus_named,
@@ -56,6 +59,7 @@ Result<Outcome> doctor(const DoctorOptions& options) {
   std::vector<Check> checks = {check_kernel(),
                                check_memory(wanted.host_memory),
                                check_sealed_memory(),
+                               check_huge_pages(wanted.huge_pages),
                                check_file_locks(),
                                check_cpu(),
                                check_descriptors(),

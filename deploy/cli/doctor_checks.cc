@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
+#include "shared/base/huge_pages.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/unique_fd.h"
 #include "shared/command/context.h"
@@ -152,6 +153,34 @@ Check check_sealed_memory() {
     return fail_with("a sealed memfd could be mapped writable");
   }
   return {"sealed memory", CheckStatus::kOk, "the kernel enforces memfd seals", ""};
+}
+
+Check check_huge_pages(HugePages wanted, const std::filesystem::path& root) {
+  const std::string setting = shared_huge_pages(root);
+  const auto pool = huge_page_pool(root);
+  Check check{.name = "huge pages",
+              .status = CheckStatus::kOk,
+              .found = fmt::format("memory.huge_pages: {}; shmem_enabled: {}; ",
+                                   huge_pages_name(wanted), setting.empty() ? "unknown" : setting),
+              .advice = "",
+              .facts = {{"wanted", huge_pages_name(wanted)},
+                        {"shmem_enabled", setting},
+                        {"pool_pages", pool ? pool->total : 0},
+                        {"pool_available", pool ? pool->available() : 0}}};
+  check.found += pool ? fmt::format("the pool has {} pages of 2 MiB, {} of them available",
+                                    pool->total, pool->available())
+                      : std::string("no pool");
+  if (wanted == HugePages::kAdvise && !gives_on_request(setting))
+    check.found +=
+        ". Arenas are in pages of 4 KiB; with `advise` in "
+        "/sys/kernel/mm/transparent_hugepage/shmem_enabled large ones would be in huge pages";
+  if (wanted == HugePages::kExplicit && (!pool || pool->available() == 0)) {
+    check.status = CheckStatus::kWarn;
+    check.advice =
+        "arenas are made without the pool; set vm.nr_hugepages to the pages that `wsync plan DIR "
+        "--huge-pages explicit` shows, soon after the system has started";
+  }
+  return check;
 }
 
 Check check_file_locks() {

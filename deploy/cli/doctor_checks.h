@@ -4,13 +4,16 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "shared/base/error.h"
+#include "shared/base/kinds.h"
 #include "shared/broadcast/nccl_library.h"
 #include "shared/device/cuda_library.h"
+#include "shared/device/mps.h"
 
 namespace wsync::cli {
 
@@ -31,6 +34,8 @@ struct Check {
 [[nodiscard]] Check check_kernel();
 [[nodiscard]] Check check_memory(std::uint64_t host_memory_bytes);  // 0: not configured
 [[nodiscard]] Check check_sealed_memory();
+// What the system gives for memory.huge_pages. `root`: of the system's files.
+[[nodiscard]] Check check_huge_pages(HugePages wanted, const std::filesystem::path& root = "/");
 [[nodiscard]] Check check_file_locks();
 [[nodiscard]] Check check_cpu();
 [[nodiscard]] Check check_descriptors();
@@ -67,8 +72,11 @@ struct CudaWanted {
 [[nodiscard]] std::vector<Check> cuda_checks(const Result<device::CudaFacts>& cuda,
                                              const Result<collective::NcclFacts>& nccl,
                                              const CudaWanted& wanted);
-// As cuda_checks(), for this host. Loads libwsync_cuda.so, the driver and NCCL, and creates no CUDA
-// context. Sets `wanted.lock_limit` itself.
+// Shows whether MPS serves processes with this environment. A warning if it names a daemon that is
+// not there.
+[[nodiscard]] Check mps_check(const device::MpsDaemon& daemon);
+// As cuda_checks(), with mps_check() if there is a GPU, for this host. Loads libwsync_cuda.so, the
+// driver and NCCL, and creates no CUDA context. Sets `wanted.lock_limit` itself.
 [[nodiscard]] std::vector<Check> check_cuda(CudaWanted wanted);
 
 }  // namespace wsync::cli

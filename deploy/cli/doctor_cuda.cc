@@ -193,6 +193,17 @@ std::vector<Check> cuda_checks(const Result<device::CudaFacts>& cuda,
   return checks;
 }
 
+Check mps_check(const device::MpsDaemon& daemon) {
+  const bool listens = daemon.state == device::MpsDaemon::State::kListens;
+  Check check{.name = "mps",
+              .status = CheckStatus::kOk,
+              .found = device::mps_text(daemon),
+              .advice = device::mps_advice(daemon),
+              .facts = {{"directory", daemon.directory}, {"listens", listens}}};
+  if (!check.advice.empty()) check.status = CheckStatus::kWarn;
+  return check;
+}
+
 std::vector<Check> check_cuda(CudaWanted wanted) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
@@ -203,7 +214,10 @@ std::vector<Check> check_cuda(CudaWanted wanted) {
       cuda ? (*cuda)->facts() : Result<device::CudaFacts>(fail(cuda.error()));
   Result<collective::NcclFacts> nccl_facts =
       nccl ? (*nccl)->facts() : Result<collective::NcclFacts>(fail(nccl.error()));
-  return cuda_checks(cuda_facts, nccl_facts, wanted);
+  std::vector<Check> checks = cuda_checks(cuda_facts, nccl_facts, wanted);
+  if (cuda_facts && !cuda_facts->gpus.empty())
+    checks.push_back(mps_check(device::find_mps_daemon()));
+  return checks;
 }
 
 }  // namespace wsync::cli

@@ -12,8 +12,10 @@
 #include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
+#include "shared/base/huge_pages.h"
 #include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/shared_memory.h"
 #include "shared/base/weight_limits.h"
 #include "shared/command/outcome.h"
 #include "shared/config/defaults.h"
@@ -22,6 +24,7 @@
 #include "shared/control/zmq/request.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/checkpoint_dir.h"
+#include "shared/weights/content_digest.h"
 
 namespace wsync::cli {
 namespace {
@@ -44,6 +47,7 @@ struct PlanOptions {
   std::uint32_t versions_held = config::kVersionsHeldDefault;
   std::uint32_t arenas = config::kArenasDefault;
   bool copies = false;  // versions are sent over TCP
+  std::string huge_pages = "advise";
 };
 
 // Peak memory in bytes of one host that runs the trainer, the sidecars and all engines.
@@ -100,6 +104,37 @@ struct Offer {
   const Manifest& manifest;
   const BucketPlan& buckets;
 };
+
+// Reports the pages of so many arenas, with memory.huge_pages as described, and what this host
+// gives.
+void report_pages(const PlanOptions& options, const Offer& offer, std::uint64_t arenas,
+                  Outcome& outcome) {
+  const std::string setting = shared_huge_pages();
+  const auto pool = huge_page_pool();
+  const bool is_explicit = options.huge_pages == huge_pages_name(HugePages::kExplicit);
+  const std::uint64_t pages = ArenaOptions{.data_bytes = offer.buckets.arena_bytes(),
+                                           .leaf_sums = leaf_count(offer.manifest),
+                                           .huge_pages = HugePages::kExplicit}
+                                  .file_bytes() /
+                              kHugePageBytes;
+  const std::uint64_t available = pool ? pool->available() : 0;
+  nlohmann::json report = {{"huge_pages", options.huge_pages},
+                           {"shmem_enabled", setting},
+                           {"pool_available", available},
+                           {"pool_needed", is_explicit ? pages * arenas : 0}};
+  if (is_explicit)
+    outcome.text +=
+        fmt::format("  huge pages of the pool: {} for {} of {}; {} available on this host{}\n",
+                    pages * arenas, counted(arenas, "arena"), counted(pages, "page"), available,
+                    available >= pages * arenas ? "" : ", so some arenas are made without them");
+  else if (options.huge_pages == huge_pages_name(HugePages::kAdvise) && gives_on_request(setting))
+    outcome.text +=
+        "  huge pages: arenas of 64MiB and more ask for them, and this host gives them\n";
+  else
+    outcome.text += fmt::format("  pages of 4 KiB (memory.huge_pages: {}, shmem_enabled: {})\n",
+                                options.huge_pages, setting.empty() ? "unknown" : setting);
+  outcome.result["pages"] = std::move(report);
+}
 
 // Returns the number of rounds of a weight pipeline with this many devices. The arena is divided
 // again into buckets that fill the device buffers.
@@ -212,6 +247,7 @@ Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Ou
                   .engines = offer.manifest.total_bytes() * options.engines.value_or(1)};
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
+  report_pages(options, offer, options.arenas + own_arenas, outcome);
   std::vector<control::Problem> problems;
   if (!options.against.empty()) {
     const auto engine = WSYNC_TRY(manifest_of(options.against));
@@ -412,7 +448,12 @@ void add_plan(CLI::App& app, Context& context) {
       command->add_flag(
           "--copies", options->copies,
           "Query no fleet: versions are sent over TCP, so that the sidecar has arenas "
-          "of its own")};
+          "of its own"),
+      command
+          ->add_option(
+              "--huge-pages", options->huge_pages,
+              "Query no fleet: memory.huge_pages of trainer and sidecars (default: advise)")
+          ->check(CLI::IsMember({"off", "advise", "explicit"}))};
   for (CLI::Option* option : described) option->excludes(coordinator);
   command->callback([&context, options, described] {
     options->ask_fleet =

@@ -163,7 +163,8 @@ Result<> SidecarAgent::open() {
   hub_->set_fence(sidecar_->fence());
   if (const EngineDevices* devices = hub_->devices(); devices != nullptr) {
     buffer_bytes_ = devices->group().buffer_bytes();
-    if (const auto node = devices->numa_node(); node && has_numa_nodes()) {
+    if (const auto node = devices->numa_node();
+        node && config_.memory.near_gpus && has_numa_nodes()) {
       log_info("own arenas are allocated on NUMA node {}, where the GPUs are", *node);
       receiver_->store().prefer_node(node);
     }

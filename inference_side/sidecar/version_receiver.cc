@@ -36,6 +36,7 @@ Result<> VersionReceiver::open() {
   store.name = "wsync-" + config.name;
   store.memory_bytes = config.host_memory;
   store.huge_pages = config.memory.huge_pages;
+  store.numa_node = config.memory.numa_node;
   store.on_freed = options_.arenas_retired;
   store_ = std::make_unique<staging::Store>(store, post);
   auto transports = WSYNC_TRY(transport::make_transports(config.transport, post,

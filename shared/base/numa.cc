@@ -14,9 +14,9 @@
 namespace wsync {
 namespace {
 
-// Maximum number of nodes that a kernel can be built for. A kernel with a smaller maximum accepts
-// this longer mask unless a bit beyond its own maximum is set.
-constexpr std::size_t kNodes = 1024;
+// A kernel with a smaller maximum accepts this longer mask unless a bit beyond its own maximum is
+// set.
+constexpr std::size_t kNodes = kNumaNodesMax;
 constexpr std::size_t kWordBits = sizeof(unsigned long) * CHAR_BIT;
 using NodeMask = std::array<unsigned long, kNodes / kWordBits>;
 

@@ -11,6 +11,9 @@
 
 namespace wsync {
 
+// Maximum number of nodes that a kernel can be built for.
+inline constexpr std::uint32_t kNumaNodesMax = 1024;
+
 // Returns true if more than one node has memory or processors; false also if the system does not
 // report it.
 [[nodiscard]] bool has_numa_nodes(const std::filesystem::path& root = "/");

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <charconv>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "shared/base/format.h"
+#include "shared/base/numa.h"
 #include "shared/base/unique_fd.h"
 #include "shared/config/address.h"
 #include "shared/config/limits.h"
@@ -135,6 +137,18 @@ void bind_memory(Binder& binder, MemoryConfig& memory) {
                 {{"off", HugePages::kOff},
                  {"advise", HugePages::kAdvise},
                  {"explicit", HugePages::kExplicit}});
+  const std::optional<Entry> entry = binder.take("memory.numa_node");
+  if (!entry || entry->value == kAutoText) return;
+  memory.near_gpus = false;
+  if (entry->value == "off") return;
+  std::uint32_t node = 0;
+  const std::string& text = entry->value;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), node);
+  if (error != std::errc{} || end != text.data() + text.size() || node >= kNumaNodesMax)
+    return binder.refuse(*entry, fmt::format("expected auto, off or the number of a node from 0 to "
+                                             "{}, found '{}'",
+                                             kNumaNodesMax - 1, text));
+  memory.numa_node = node;
 }
 
 void bind_log(Binder& binder, LogConfig& log) {

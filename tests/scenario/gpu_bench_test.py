@@ -50,7 +50,8 @@ class BenchGpu(unittest.TestCase):
         if os.environ.get("LD_LIBRARY_PATH"):
             library_path += ":" + os.environ["LD_LIBRARY_PATH"]
         return dict(os.environ, LD_LIBRARY_PATH=library_path, WSYNC_CUDA_LIBRARY=LIBRARY,
-                    WSYNC_NCCL_LIBRARY=NCCL, WSYNC_EMULATED_CUDA_REPORT=self.misuse, **more)
+                    WSYNC_NCCL_LIBRARY=NCCL, WSYNC_EMULATED_CUDA_REPORT=self.misuse,
+                    WSYNC_EMULATED_CUDA_READ_ONLY_REGISTER="1", **more)
 
     def arguments(self, *more, rounds=ROUNDS):
         defaults = {"--size": "12MiB", "--buffer": "2MiB", "--pause": "0", "--rounds": str(rounds)}
@@ -80,6 +81,23 @@ class BenchGpu(unittest.TestCase):
             self.assertAlmostEqual(case["ratio"]["min"], ratios[0])
             self.assertAlmostEqual(case["ratio"]["median"], sum(ratios) / 2)
             self.assertEqual(case["met"], case["ratio"]["median"] >= case["ratio_target"])
+
+    def check_page_sizes(self, cases, gpus, fallback=""):
+        """Pages of 4 KiB are always there; others are measured, or it is said why they are not."""
+        pages = ["4 KiB", "huge, on request", "huge, of the pool"]
+        self.assertEqual([(case["gpu"], case["pages"]) for case in cases], [(gpu, name) for gpu in gpus for name in pages])
+        for case in cases:
+            self.assertEqual(case["bytes"], 2 * MIB)
+            rounds = case["rounds"]
+            if case["pages"] == "4 KiB":
+                self.assertEqual(case["missing"], "")
+            expected = 0 if case["missing"] else ROUNDS
+            self.assertEqual((len(rounds["register_s"]), len(rounds["bytes_per_s"])), (expected, expected))
+            if not case["missing"]:
+                self.assertGreater(min(rounds["register_s"]), 0)
+                self.assertAlmostEqual(case["bytes_per_s"]["median"], sum(rounds["bytes_per_s"]) / ROUNDS)
+                self.assertIn(fallback, case["fallback"])
+                self.assertEqual(case["fallback"] == "", fallback == "")
 
     def check_pipelines(self, cases, groups):
         self.assertEqual([case["gpus"] for case in cases], groups)
@@ -128,6 +146,8 @@ class BenchGpu(unittest.TestCase):
         self.assertIs(result["emulated"], True)
         self.assertEqual([gpu["name"] for gpu in result["cuda"]["gpus"]], ["Emulated GPU"] * 2)
         self.check_copies(result["copies"], [0, 1])
+        self.check_page_sizes(result["page_sizes"], [0, 1])
+        self.assertRegex(done.stdout, r"0 +4 KiB +\d")
         self.check_pipelines(result["pipelines"], [[0], [0, 0], [0, 1]])
         met = all(case["met"] for case in result["copies"] + result["pipelines"])
         self.assertEqual(result["targets_met"], met)
@@ -157,6 +177,7 @@ class BenchGpu(unittest.TestCase):
         self.check_left()
         result = validate(done.args, done.stdout)["result"]
         self.check_copies(result["copies"], [1])
+        self.check_page_sizes(result["page_sizes"], [1], "CUDA_ERROR_NOT_SUPPORTED")
         self.check_pipelines(result["pipelines"], [[1]])
         (note,) = result["notes"]
         self.assertIn("GPU 1: staging memory could not be pinned", note)

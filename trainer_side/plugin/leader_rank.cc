@@ -35,7 +35,9 @@ class LeaderRank final : public RankRole {
           .name = "wsync-rank0",
           .arenas = 2,
           .threads = publish::Publisher::threads(config_.snapshot_threads),
-          .huge_pages = config_.memory.huge_pages});
+          .huge_pages = config_.memory.huge_pages,
+          .numa_node = config_.memory.numa_node,
+          .near_gpus = config_.memory.near_gpus});
   }
   ~LeaderRank() override {
     // Must come first: the agent waits for the running snapshot, which may wait for reports.

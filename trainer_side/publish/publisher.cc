@@ -67,7 +67,9 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
           SnapshotterOptions{.arenas = config.arenas + (config.directory.publish.empty() ? 0U : 1U),
                              .additional_arenas = true,
                              .threads = threads(config.snapshot_threads),
-                             .huge_pages = config.memory.huge_pages})),
+                             .huge_pages = config.memory.huge_pages,
+                             .numa_node = config.memory.numa_node,
+                             .near_gpus = config.memory.near_gpus})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
       idle_(loop, [this] { release_unused(); }) {}
 

@@ -125,7 +125,9 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
     const std::lock_guard lock(names_mutex_);
     written->lease().set_identity(identity);
   } else {
-    auto free = wait_for_arena(size, identity, request, times);
+    SnapshotRequest placed = request;
+    if (options_.near_gpus) placed.numa_node = source.numa_node();
+    auto free = wait_for_arena(size, identity, placed, times);
     if (!free) return fail(free.error().with_context(snapshot_name(request.version)));
     written.emplace(std::move(*free));
   }
@@ -316,14 +318,16 @@ void Snapshotter::drop_additional(const ArenaWait& wait, std::vector<Arena>& fre
 
 Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& size,
                                                              const SnapshotRequest& request) {
-  const ArenaOptions options{.name = options_.name,
-                             .data_bytes = size.data_bytes,
-                             .leaf_sums = size.leaves,
-                             .huge_pages = options_.huge_pages,
-                             .threads = options_.threads,
-                             .on_fallback = [this](const Error& why) { say_fallback(why); },
-                             .stop = request.stop,
-                             .done_bytes = request.done_bytes};
+  const ArenaOptions options{
+      .name = options_.name,
+      .data_bytes = size.data_bytes,
+      .leaf_sums = size.leaves,
+      .huge_pages = options_.huge_pages,
+      .threads = options_.threads,
+      .numa_node = options_.numa_node ? options_.numa_node : request.numa_node,
+      .on_fallback = [this](const Error& why) { say_fallback(why); },
+      .stop = request.stop,
+      .done_bytes = request.done_bytes};
   // Touching the memory takes as long as several copies, so it counts as progress.
   if (request.total_bytes != nullptr) *request.total_bytes += options.file_bytes();
   auto arena = SharedArena::create(options);

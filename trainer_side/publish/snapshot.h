@@ -111,6 +111,9 @@ struct SnapshotterOptions {
   bool additional_arenas = false;
   unsigned threads = 2;
   HugePages huge_pages = HugePages::kOff;
+  std::optional<std::uint32_t> numa_node = std::nullopt;  // of the arenas, if possible
+  // Without numa_node, an arena is placed near the GPUs from which its first version comes.
+  bool near_gpus = false;
 };
 
 // A snapshot whose copy begins.
@@ -139,6 +142,8 @@ struct SnapshotRequest {
   // written its last byte. Several threads may call it at the same time, each for another bucket.
   // All calls return before take().
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket = nullptr;
+  // NUMA node of an arena that is created for it, unless the options set one.
+  std::optional<std::uint32_t> numa_node = std::nullopt;
   std::optional<TimePoint> copy_deadline;  // for the copy; none = no limit
   std::stop_token stop;                    // ends it with kCancelled
   // Counts while copying, and before that while the memory of a new arena is touched; may be null.

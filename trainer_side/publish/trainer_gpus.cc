@@ -4,7 +4,9 @@
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/numa.h"
 #include "shared/base/units.h"
+#include "shared/device/cuda_library.h"
 
 namespace wsync::publish {
 namespace {
@@ -92,6 +94,23 @@ Result<> TrainerGpus::await_stream(const DeviceBytes& bytes) {
   if (bytes.stream == 0) return {};
   Gpu* gpu = WSYNC_TRY(open(bytes.gpu));
   return gpu->device->await_stream(bytes.stream, now() + kForeignWorkLimit);
+}
+
+std::optional<std::uint32_t> TrainerGpus::numa_node(std::uint32_t number) {
+  if (!has_numa_nodes()) return std::nullopt;
+  const auto gpu = open(number);
+  if (!gpu) return std::nullopt;  // its copies fail with the reason
+  {
+    const std::lock_guard lock(mutex_);
+    if ((*gpu)->numa_node) return *(*gpu)->numa_node;
+  }
+  const auto cuda = device::cuda_backend();
+  const auto facts = cuda ? (*cuda)->facts() : Result<device::CudaFacts>(fail(cuda.error()));
+  std::optional<std::uint32_t> node;
+  if (facts) node = device::common_numa_node(facts->gpus, {(*gpu)->device->uuid()});
+  const std::lock_guard lock(mutex_);
+  (*gpu)->numa_node = node;
+  return node;
 }
 
 bool TrainerGpus::has_tried_to_pin(const MappedRegion& region, std::uint32_t gpu) const {

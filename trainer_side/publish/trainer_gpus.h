@@ -67,6 +67,8 @@ class TrainerGpus : public std::enable_shared_from_this<TrainerGpus> {
   [[nodiscard]] bool is_usable(std::uint32_t gpu, const std::optional<Error>& failure);
   // Waits for the work of a stream of other code.
   [[nodiscard]] Result<> await_stream(const DeviceBytes& bytes);
+  // The NUMA node of the GPU; none if the machine has one node, or does not report it.
+  [[nodiscard]] std::optional<std::uint32_t> numa_node(std::uint32_t gpu);
   // Registers a mapping with the GPU until it is unmapped. The memory must be writable. If the
   // system does not allow it, says so once, and copies are slower.
   void pin(const MappedRegion& region, std::uint32_t gpu);
@@ -81,6 +83,7 @@ class TrainerGpus : public std::enable_shared_from_this<TrainerGpus> {
     // Under mutex_:
     std::vector<Streams> idle;
     std::optional<Error> failed;  // why nothing is copied from it any more
+    std::optional<std::optional<std::uint32_t>> numa_node;  // what was found
   };
   struct Pinned {
     std::shared_ptr<device::RegisteredMemory> memory;

@@ -1,6 +1,7 @@
 #include "trainer_side/publish/weight_source.h"
 
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "shared/base/check.h"
@@ -26,6 +27,19 @@ std::span<std::byte> place_of(const WritableArena& arena, const BucketPlan& plan
   const auto pieces = plan.tensor_pieces(tensor);
   const std::uint64_t begin = pieces.empty() ? 0 : plan.arena_offset(pieces.front());
   return arena.data().subspan(begin, manifest.byte_size(tensor));
+}
+
+std::optional<std::uint32_t> MemorySource::numa_node() const {
+  std::map<std::uint32_t, std::shared_ptr<TrainerGpus>> gpus;
+  for (const TensorBytes& bytes : bytes_)
+    if (const auto* on_gpu = std::get_if<DeviceBytes>(&bytes)) gpus[on_gpu->gpu] = on_gpu->gpus;
+  std::optional<std::uint32_t> common;
+  for (const auto& [number, owner] : gpus) {
+    const auto node = owner->numa_node(number);
+    if (!node || (common && common != node)) return std::nullopt;
+    common = node;
+  }
+  return common;
 }
 
 Result<> MemorySource::start(const WritableArena& arena, const BucketPlan& plan) {

@@ -31,6 +31,9 @@ class WeightSource {
   // sums in one loop.
   [[nodiscard]] virtual Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                                  std::span<std::byte> into);
+  // The NUMA node of the GPUs that have its bytes; none if they are on several, if it is not known,
+  // or if the bytes are in host memory.
+  [[nodiscard]] virtual std::optional<std::uint32_t> numa_node() const { return std::nullopt; }
   // The arena in which the bytes of this source are already, where the bucket plan places them, if
   // there is one. Called once, before the first read. `into` of every read then lies in it.
   [[nodiscard]] virtual std::optional<WritableArena> take_arena() { return std::nullopt; }
@@ -80,6 +83,7 @@ class MemorySource final : public WeightSource {
                               std::span<std::byte> into) override;
   [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                          std::span<std::byte> into) override;
+  [[nodiscard]] std::optional<std::uint32_t> numa_node() const override;
   // kInvalidInput, with the tensor, if memory of a GPU has been freed.
   [[nodiscard]] Result<> start(const WritableArena& arena, const BucketPlan& plan) override;
   void finish() override { copies_.reset(); }

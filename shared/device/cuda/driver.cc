@@ -43,6 +43,27 @@ std::string start_hint(CUresult code) {
   }
 }
 
+// What to do where the Multi-Process Service is the reason.
+std::string_view mps_hint(CUresult code) {
+  switch (code) {
+    case CUDA_ERROR_MPS_CONNECTION_FAILED:
+      return "; see that nvidia-cuda-mps-control runs, and that CUDA_MPS_PIPE_DIRECTORY is its "
+             "directory";
+    case CUDA_ERROR_MPS_SERVER_NOT_READY:
+      return "; after a fault, the MPS server takes new clients when all those of the GPU have "
+             "ended:"
+             " stop every process that uses it";
+    case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
+    case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED:
+      return "; fewer processes can share a GPU through MPS";
+    case CUDA_ERROR_MPS_RPC_FAILURE:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+      return "; restart this process, and the others that use the GPU through MPS";
+    default:
+      return {};
+  }
+}
+
 // After one of these faults, every call of the context returns the same code, as the driver
 // documents. The stream whose work failed has already reported it.
 bool repeats_a_fault(CUresult code) noexcept {
@@ -85,6 +106,8 @@ ErrorCode error_code(CUresult code) noexcept {
     case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
+    case CUDA_ERROR_MPS_CONNECTION_FAILED:
+    case CUDA_ERROR_MPS_SERVER_NOT_READY:
       return ErrorCode::kRefused;
     case CUDA_ERROR_INVALID_VALUE:
     case CUDA_ERROR_INVALID_HANDLE:
@@ -173,7 +196,8 @@ std::string describe(const Driver& cuda, CUresult code) {
 Result<> check(const Driver& cuda, CUresult code, std::string_view what,
                std::source_location where) {
   if (code == CUDA_SUCCESS) return {};
-  return fail(error_code(code), fmt::format("{}: {}", what, describe(cuda, code)), where);
+  return fail(error_code(code), fmt::format("{}: {}{}", what, describe(cuda, code), mps_hint(code)),
+              where);
 }
 
 void released(const Driver& cuda, CUresult code, const char* what) noexcept {

@@ -5,6 +5,7 @@
 
 #include "bench/gpu/batch.h"
 #include "bench/gpu/report.h"
+#include "bench/gpu/staged_arena.h"
 #include "bench/gpu/stages.h"
 #include "shared/base/units.h"
 
@@ -114,6 +115,42 @@ TEST(GpuBenchReport, SaysOfEachTargetWhetherItWasMet) {
   result.pipelines.push_back(pipeline_case(1.11));
   EXPECT_FALSE(targets_met(result));
   EXPECT_EQ(to_json(result)["pipelines"][1]["met"], false);
+}
+
+TEST(GpuBenchReport, SaysOfWhichPagesArenasCannotBe) {
+  GpuBenchResult result;
+  PageSizeCase small{.pages = "4 KiB", .bytes = limits::kGiB / 2, .missing = {}, .fallback = {}};
+  small.taken = {0.05};
+  small.copied = {50e9};
+  small.register_s = spread_of(small.taken);
+  small.rate = spread_of(small.copied);
+  result.page_sizes = {
+      small, {.pages = "huge, of the pool", .missing = "the pool is empty", .fallback = {}}};
+  const std::string text = to_text(result);
+  EXPECT_NE(text.find("4 KiB                        0.1000"), std::string::npos) << text;
+  EXPECT_NE(text.find("huge, of the pool  not available: the pool is empty"), std::string::npos)
+      << text;
+  EXPECT_EQ(to_json(result)["page_sizes"][1]["missing"], "the pool is empty");
+  const SuiteResult suite = to_suite(result);
+  ASSERT_EQ(suite.cases.size(), 2U) << "what was not measured is no case";
+  EXPECT_EQ(suite.cases[1].samples, std::vector{50.0});
+}
+
+TEST(GpuBenchArena, IsMappedAsASidecarMapsThoseOfATrainer) {
+  const auto arena = StagedArena::create({.bytes = 3 * limits::kMiB, .seed = 2});
+  ASSERT_TRUE(arena.has_value()) << arena.error().message();
+  std::vector<std::byte> expected(3 * limits::kMiB);
+  fill_with_noise(expected, 2);
+  EXPECT_TRUE(std::ranges::equal(arena->data(), expected));
+  EXPECT_GE(arena->data().data(), arena->mapping().data());
+  EXPECT_EQ(arena->fallback(), "");
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // arenas are not mapped in a forked child
+  EXPECT_DEATH(
+      {
+        const auto read_only = StagedArena::create({.bytes = limits::kMiB, .seed = 2});
+        const_cast<std::byte&>(read_only->data().front()) = std::byte{1};
+      },
+      "");
 }
 
 TEST(GpuBenchReport, SaysWhenNoGpuDidIt) {

@@ -1,6 +1,9 @@
 // What `wsync doctor` makes of what the driver and NCCL say; the facts are written here.
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include "deploy/cli/doctor_checks.h"
 
@@ -8,6 +11,7 @@ namespace wsync::cli {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 device::GpuFacts one_gpu(std::uint32_t number) {
   return {.gpu = number,
@@ -193,6 +197,68 @@ TEST(DoctorCuda, PinnedMemorysLimitIsAFact) {
   EXPECT_TRUE(named(cuda_checks(two_gpus(), kNccl, kWanted), "pinned memory")
                   .facts.at("lock_limit_bytes")
                   .is_null());
+}
+
+TEST(DoctorMps, IsAWarningOnlyIfTheEnvironmentNamesADaemonThatIsNotThere) {
+  const Check none = mps_check({.directory = "/tmp/nvidia-mps", .reason = {}});
+  EXPECT_EQ(none.status, CheckStatus::kOk);
+  EXPECT_THAT(none.found, HasSubstr("no MPS control daemon at /tmp/nvidia-mps"));
+  EXPECT_EQ(none.facts.at("listens"), false);
+  const Check named = mps_check({.directory = "/run/mps", .is_named = true, .reason = {}});
+  EXPECT_EQ(named.status, CheckStatus::kWarn);
+  EXPECT_THAT(named.advice, HasSubstr("CUDA_MPS_PIPE_DIRECTORY"));
+  const Check there = mps_check({.state = device::MpsDaemon::State::kListens,
+                                 .directory = "/run/mps",
+                                 .is_named = true,
+                                 .reason = {}});
+  EXPECT_EQ(there.status, CheckStatus::kOk);
+  EXPECT_EQ(there.advice, "");
+  EXPECT_EQ(there.facts.at("listens"), true);
+}
+
+class DoctorHugePages : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ =
+        std::filesystem::path(testing::TempDir()) / ("doctor-huge-" + std::to_string(::getpid()));
+    std::filesystem::create_directories(root_ / "sys/kernel/mm/transparent_hugepage");
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void system(const std::string& setting, int pages) const {
+    std::ofstream(root_ / "sys/kernel/mm/transparent_hugepage/shmem_enabled") << setting;
+    const auto pool = root_ / "sys/kernel/mm/hugepages/hugepages-2048kB";
+    std::filesystem::create_directories(pool);
+    for (const char* name : {"nr_hugepages", "free_hugepages"}) std::ofstream(pool / name) << pages;
+    for (const char* name : {"resv_hugepages", "surplus_hugepages", "nr_overcommit_hugepages"})
+      std::ofstream(pool / name) << 0;
+  }
+  std::filesystem::path root_;
+};
+
+TEST_F(DoctorHugePages, ShowsTheSettingAndThePool) {
+  Check check = check_huge_pages(HugePages::kAdvise, root_);
+  EXPECT_EQ(check.status, CheckStatus::kOk);
+  EXPECT_THAT(check.found, HasSubstr("shmem_enabled: unknown; no pool"));
+  system("always [advise] never", 5);
+  check = check_huge_pages(HugePages::kAdvise, root_);
+  EXPECT_EQ(check.found,
+            "memory.huge_pages: advise; shmem_enabled: advise; the pool has 5 pages of 2 MiB, 5 of "
+            "them available");
+  EXPECT_EQ(check.facts.at("pool_available"), 5);
+  system("always advise [never]", 0);
+  check = check_huge_pages(HugePages::kAdvise, root_);
+  EXPECT_THAT(check.found, HasSubstr("Arenas are in pages of 4 KiB; with `advise` in"));
+  EXPECT_EQ(check.advice, "");
+  EXPECT_THAT(check_huge_pages(HugePages::kOff, root_).found, Not(HasSubstr("4 KiB")));
+}
+
+TEST_F(DoctorHugePages, AnEmptyPoolIsAWarningWhereItIsWanted) {
+  system("always advise [never]", 0);
+  const Check empty = check_huge_pages(HugePages::kExplicit, root_);
+  EXPECT_EQ(empty.status, CheckStatus::kWarn);
+  EXPECT_THAT(empty.advice, HasSubstr("vm.nr_hugepages"));
+  system("always advise [never]", 7);
+  EXPECT_EQ(check_huge_pages(HugePages::kExplicit, root_).status, CheckStatus::kOk);
 }
 
 }  // namespace

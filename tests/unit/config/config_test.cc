@@ -34,6 +34,26 @@ std::vector<std::string> keys_of(const std::string& text) {
   return keys;
 }
 
+TEST(Config, TheNodeOfArenasIsAutoOffOrANumber) {
+  const auto memory = [](const std::string& value) {
+    return parse_trainer("memory:\n  numa_node: " + value + "\n", "t.yaml").value().memory;
+  };
+  EXPECT_TRUE(memory("auto").near_gpus);
+  EXPECT_EQ(memory("auto").numa_node, std::nullopt);
+  EXPECT_FALSE(memory("off").near_gpus);
+  EXPECT_EQ(memory("off").numa_node, std::nullopt);
+  EXPECT_FALSE(memory("3").near_gpus);
+  EXPECT_EQ(memory("3").numa_node, 3U);
+  for (const char* wrong : {"1024", "-1", "x", "1x"})
+    EXPECT_EQ(sidecar_error(std::string("memory:\n  numa_node: ") + wrong + "\n"),
+              std::string("s.yaml:2: memory.numa_node: expected auto, off or the number of a node "
+                          "from 0 to 1023, found '") +
+                  wrong + "'");
+  EXPECT_NE(
+      sidecar_error("memory:\n  huge_pages: on\n").find("expected one of off, advise, explicit"),
+      std::string::npos);
+}
+
 TEST(Config, ExampleFilesHoldEveryKeyWithItsDefault) {
   EXPECT_EQ(keys_of(example("sidecar.yaml")), sidecar_keys());
   EXPECT_EQ(keys_of(example("trainer.yaml")), trainer_keys());

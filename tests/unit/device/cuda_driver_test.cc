@@ -78,6 +78,14 @@ TEST(CudaDriver, ErrorsHaveNamesAndCodes) {
   EXPECT_EQ(code(CUDA_ERROR_NO_BINARY_FOR_GPU), ErrorCode::kRefused);
   EXPECT_EQ(code(CUDA_ERROR_INVALID_VALUE), ErrorCode::kInvalidInput);
   EXPECT_EQ(code(CUDA_ERROR_ILLEGAL_ADDRESS), ErrorCode::kIo);
+  EXPECT_EQ(code(CUDA_ERROR_MPS_SERVER_NOT_READY), ErrorCode::kRefused);
+  EXPECT_EQ(code(CUDA_ERROR_MPS_CLIENT_TERMINATED), ErrorCode::kIo);
+  for (const auto& [result, advice] :
+       {std::pair{CUDA_ERROR_MPS_CONNECTION_FAILED, "CUDA_MPS_PIPE_DIRECTORY is its directory"},
+        {CUDA_ERROR_MPS_SERVER_NOT_READY, "stop every process that uses it"},
+        {CUDA_ERROR_MPS_MAX_CLIENTS_REACHED, "fewer processes can share a GPU"},
+        {CUDA_ERROR_MPS_CLIENT_TERMINATED, "restart this process"}})
+    EXPECT_TRUE(says(check(*cuda, result, "it").error(), advice)) << advice;
   const auto error = check(*cuda, CUDA_ERROR_OUT_OF_MEMORY, "16 bytes of GPU memory").error();
   EXPECT_TRUE(error.message().starts_with("16 bytes of GPU memory: CUDA_ERROR_OUT_OF_MEMORY ("))
       << error.message();

@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "shared/base/numa.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
@@ -121,6 +122,43 @@ class FailingSource final : public WeightSource {
  private:
   MemorySource source_;
 };
+
+// A source whose bytes seem to come from GPUs of a NUMA node.
+class PlacedSource final : public WeightSource {
+ public:
+  PlacedSource(const Model& model, std::uint32_t node) : source_(model.source()), node_(node) {}
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
+    return source_.manifest();
+  }
+  [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
+                              std::span<std::byte> into) override {
+    return source_.read(tensor, offset, into);
+  }
+  [[nodiscard]] std::optional<std::uint32_t> numa_node() const override { return node_; }
+
+ private:
+  MemorySource source_;
+  std::uint32_t node_;
+};
+
+// Node 0 is there on every machine that has the calls.
+TEST(Snapshot, AnArenaIsPlacedNearTheGpusOfItsWeightsOrWhereTheOptionsSay) {
+  const Model model(1);
+  const auto node_of = [&](const SnapshotterOptions& options, std::uint32_t source_node) {
+    Snapshotter snapshotter(options);
+    PlacedSource source(model, source_node);
+    const auto snapshot = snapshotter.take(source, request(1));
+    EXPECT_TRUE(snapshot.has_value()) << snapshot.error().message();
+    return preferred_node((*snapshot)->data());
+  };
+  const auto usual = node_of({}, 0);
+  if (!usual) GTEST_SKIP() << "this system tells no NUMA policy: " << usual.error().message();
+  EXPECT_EQ(*usual, std::nullopt) << "nothing was asked for";
+  EXPECT_EQ(*node_of({.near_gpus = true}, 0), 0U);
+  EXPECT_EQ(*node_of({.numa_node = 0}, 7), 0U);
+  EXPECT_EQ(*node_of({.numa_node = 0, .near_gpus = true}, 7), 0U) << "a set node comes first";
+  EXPECT_EQ(*node_of({.near_gpus = true}, 1000), std::nullopt) << "a node that is not there";
+}
 
 // A bucket that is reported is what it will be in the complete version, byte for byte.
 TEST(Snapshot, BucketsAreReportedWhenTheirLastByteIsThere) {
