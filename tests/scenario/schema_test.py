@@ -18,6 +18,7 @@ EVENT = {"event": "bucket", "version": "1.2", "bucket": 0, "of": 4}
 VERIFIED = {"command": "verify", "ok": False, "result": {"match": False, "only_unreadable": False, "ranks": [{
     "replica": "r0", "rank": 0, "version": "1.2", "tensors": 7, "bytes": 4096, "failure": "", "is_unreadable": False,
     "is_controller": False,
+    "follows": "all bytes are loaded again",
     "mismatches": [{"tensor": "w", "expected": "0" * 32, "found": "f" * 32}]}]}}
 ERROR = {"command": "push", "ok": False, "error": {"code": "busy", "message": "an update runs"}}
 
