@@ -25,6 +25,15 @@ std::uint64_t word_at(const std::byte* from) noexcept {
   return word;
 }
 
+// How many elements the bytes of this mask belong to.
+template <std::uint32_t kElementBytes>
+std::uint64_t changed_elements(std::uint64_t mask) noexcept {
+  for (std::uint32_t bytes = 1; bytes < kElementBytes; bytes *= 2) mask |= mask >> bytes;
+  // Of each element its first byte, which now stands for all of them.
+  constexpr std::uint64_t kFirst = ~std::uint64_t{0} / ((std::uint64_t{1} << kElementBytes) - 1);
+  return static_cast<std::uint64_t>(std::popcount(mask & kFirst));
+}
+
 }  // namespace
 
 BlockMaker::BlockMaker(CopyKind kind) : kind_(kind), gaps_(kGapRoom), values_(kValueRoom) {}
@@ -70,17 +79,41 @@ void BlockMaker::collect_chunk(const std::byte* base, const std::byte* target, s
 }
 
 template <std::uint32_t kElementBytes>
+bool BlockMaker::is_surely_dense(std::span<const std::byte> base, std::span<const std::byte> target,
+                                 std::uint64_t at, std::uint64_t collected) {
+  for (; base.size() - at >= kDifferenceBytes; at += kDifferenceBytes) {
+    std::uint64_t stripes = find_differences(base.data() + at, target.data() + at, masks_, kind_);
+    std::uint64_t elements = 0;
+    for (; stripes != 0; stripes &= stripes - 1)
+      elements += changed_elements<kElementBytes>(
+          masks_[static_cast<std::size_t>(std::countr_zero(stripes))]);
+    // A position has at least one byte.
+    collected += elements * (kElementBytes + 1);
+    if (collected >= base.size()) return true;
+  }
+  return false;
+}
+
+template <std::uint32_t kElementBytes>
 bool BlockMaker::collect(std::span<const std::byte> base, std::span<const std::byte> target,
                          const SumPlace& place, Cursor& cursor) {
-  const auto is_smaller = [&] {
+  const auto collected = [&] {
     return static_cast<std::uint64_t>(cursor.gaps - gaps_.data()) +
-               static_cast<std::uint64_t>(cursor.values - values_.data()) <
-           base.size();
+           static_cast<std::uint64_t>(cursor.values - values_.data());
   };
+  const auto is_smaller = [&] { return collected() < base.size(); };
   std::uint64_t at = 0;
+  bool is_counted = false;
   for (; base.size() - at >= kDifferenceBytes; at += kDifferenceBytes) {
+    const std::uint64_t before = collected();
     collect_chunk<kElementBytes>(base.data() + at, target.data() + at, at, place, cursor);
     if (!is_smaller()) return false;
+    // Collecting takes some ten times as long as counting, and where one chunk is dense, all are as
+    // a rule.
+    if (is_counted || collected() - before < kDifferenceBytes) continue;
+    is_counted = true;
+    if (is_surely_dense<kElementBytes>(base, target, at + kDifferenceBytes, collected()))
+      return false;
   }
   if (at == base.size()) return true;
   // Zeros behind the end, as in words.

@@ -41,6 +41,13 @@ class BlockMaker {
   template <std::uint32_t kElementBytes>
   [[nodiscard]] bool collect(std::span<const std::byte> base, std::span<const std::byte> target,
                              const SumPlace& place, Cursor& cursor);
+  // Whether a dense block is not larger, by no more than a count of the elements that differ in the
+  // whole chunks from `at` on. `collected`: bytes of what has been collected before. False:
+  // unknown.
+  template <std::uint32_t kElementBytes>
+  [[nodiscard]] bool is_surely_dense(std::span<const std::byte> base,
+                                     std::span<const std::byte> target, std::uint64_t at,
+                                     std::uint64_t collected);
   template <std::uint32_t kElementBytes>
   void collect_chunk(const std::byte* base, const std::byte* target, std::uint64_t at,
                      const SumPlace& place, Cursor& cursor);

@@ -342,6 +342,36 @@ TEST(PatchValues, ABaseWithTheSameDifferenceIsRefused) {
   }
 }
 
+// The maker counts where it looks dense, and goes on collecting if it is not.
+TEST(BlockMakers, BlocksThatAreDenseInPartsAreAsSmallAsPossible) {
+  BlockMaker maker;
+  for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF32, DType::kI64}) {
+    const std::uint64_t size = dtype_bits(dtype) / 8;
+    const auto manifest =
+        Manifest::create({{.name = "w", .dtype = dtype, .shape = {kBlockBytes / size}}}).value();
+    const Layout layout(manifest);
+    const Bytes base(kBlockBytes, std::byte{7});
+    for (const unsigned bytes : {4'096U, 8'192U, 65'536U, 131'072U, 163'840U, 174'080U, 176'128U,
+                                 209'715U, 212'992U, 231'424U, 236'032U, 258'048U, 262'144U})
+      for (const std::uint64_t begin : {std::uint64_t{0}, kBlockBytes - bytes}) {
+        const std::uint64_t first = begin / size;
+        const std::uint64_t count = (begin + bytes) / size - first;
+        Bytes target = base;
+        // The last byte of each element.
+        for (std::uint64_t e = first; e < first + count; ++e)
+          target[(e + 1) * size - 1] = std::byte{8};
+        const std::uint64_t sparse = varint_bytes(first) + count - 1 + count * size;
+        const auto block = maker.make(layout, {.tensor = 0, .block = 0}, base, target);
+        ASSERT_TRUE(block);
+        EXPECT_EQ(block->dense, sparse >= kBlockBytes) << size << " " << bytes << " " << begin;
+        EXPECT_EQ(block->payload.size(), std::min(sparse, kBlockBytes)) << size << " " << bytes;
+        if (!block->dense) {
+          EXPECT_EQ(block->elements, count);
+        }
+      }
+  }
+}
+
 // ---- builder, merge and parts refuse ----
 
 TEST(PatchBuilders, RefuseWhatIsNoPatch) {
