@@ -244,12 +244,12 @@ std::optional<transport::FetchBase> VersionReceiver::find_base(
   return std::nullopt;
 }
 
-// A patch that would be larger than `max_share` is not made, so they are dropped then.
+// A patch that would be larger is not made, so they are dropped then.
 void VersionReceiver::keep_changes(const transport::ArrivedBucket& arrived) {
   if (!arriving_->changes) return;
   const double kept = static_cast<double>(arriving_->travelled_bytes);
   if (!arrived.changes || arriving_->changes->base != arriving_->base ||
-      kept > options_.config->patch.max_share *
+      kept > std::min(options_.config->patch.max_share, staging::kPatchShareMax) *
                  static_cast<double>(arriving_->destination.data.size()))
     arriving_->changes.reset();
   else

@@ -26,14 +26,18 @@ constexpr std::size_t kSampledBlocks = 32;
 // blocks it could be a little below the limit otherwise.
 constexpr double kSampleMargin = 1.5;
 
-// The words of a dense block are summed twice.
-constexpr double kDenseByteCost = 1.5;
+// What a byte of a dense block costs, in bytes that a load of everything copies in the same time:
+// about 5 in the pause, because the engine maps it, checks the patch, and sums what it replaces.
+// Making it costs as much before.
+constexpr std::uint64_t kDenseByteCost = 10;
+// By this share of the model's bytes: a patch that saves less than the rest of a pause is not worth
+// its making, which the update waits for.
+constexpr double kCostShareMax = 0.7;
+// Dense blocks have the smallest cost for each byte of a patch.
+static_assert(kPatchShareMax * kDenseByteCost >= kCostShareMax);
 
-// What writing the block costs in the pause, in bytes that a load of everything copies meanwhile.
 std::uint64_t cost_of(const patch::Block& block, std::uint64_t value_cost) {
-  return block.dense ? static_cast<std::uint64_t>(kDenseByteCost *
-                                                  static_cast<double>(block.payload.size()))
-                     : value_cost * block.elements;
+  return block.dense ? kDenseByteCost * block.payload.size() : value_cost * block.elements;
 }
 
 // Compares two versions.
@@ -41,7 +45,13 @@ class Comparison {
  public:
   Comparison(const HeldVersion& base, const HeldVersion& target, const patch::Layout& layout,
              const PatchLimits& limits, patch::PatchBuilder& builder)
-      : base_(base), target_(target), layout_(layout), limits_(limits), builder_(builder) {
+      : base_(base),
+        target_(target),
+        layout_(layout),
+        limits_(limits),
+        builder_(builder),
+        cost_max_(static_cast<std::uint64_t>(
+            kCostShareMax * static_cast<double>(layout.manifest().total_bytes()))) {
     for (std::uint32_t tensor = 0; tensor < layout.manifest().size(); ++tensor)
       for (std::uint32_t block = 0; block < layout.block_count(tensor); ++block)
         blocks_.push_back({.tensor = tensor, .block = block});
@@ -69,14 +79,14 @@ class Comparison {
     const double scale = model / static_cast<double>(of);
     if (scale * static_cast<double>(bytes) <=
             kSampleMargin * static_cast<double>(limits_.max_bytes) &&
-        scale * static_cast<double>(cost) <= kSampleMargin * model)
+        scale * static_cast<double>(cost) <= kSampleMargin * kCostShareMax * model)
       return {};
     return fail(ErrorCode::kRefused,
                 fmt::format("too much has changed: a patch would have about {:.0f} bytes, at most "
-                            "{} are worth one, and be written in about {:.1f} times the time of "
-                            "all bytes",
+                            "{} are worth one, and take about {:.1f} times the time of all bytes, "
+                            "at most {} are worth one",
                             scale * static_cast<double>(bytes), limits_.max_bytes,
-                            scale * static_cast<double>(cost) / model));
+                            scale * static_cast<double>(cost) / model, kCostShareMax));
   }
 
   // Takes the blocks by which the target has come.
@@ -117,14 +127,16 @@ class Comparison {
     if (bytes_ > limits_.max_bytes)
       return fail(ErrorCode::kRefused,
                   fmt::format("too much has changed: more than {} bytes", limits_.max_bytes));
-    if (cost_ > layout_.manifest().total_bytes())
-      return fail(ErrorCode::kRefused,
-                  "too much has changed: all bytes are loaded sooner than a patch is written");
+    if (cost_ > cost_max_)
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("too much has changed: a patch would take more than {} of the time of "
+                      "all bytes",
+                      kCostShareMax));
     return {};
   }
   [[nodiscard]] bool is_over() const {
-    return limits_.stop.stop_requested() || bytes_ > limits_.max_bytes ||
-           cost_ > layout_.manifest().total_bytes();
+    return limits_.stop.stop_requested() || bytes_ > limits_.max_bytes || cost_ > cost_max_;
   }
   [[nodiscard]] static std::uint64_t size_of(const patch::Block& block) {
     return block.payload.size() + patch::kEntryBytesMax;
@@ -161,6 +173,7 @@ class Comparison {
   const patch::Layout& layout_;
   const PatchLimits& limits_;
   patch::PatchBuilder& builder_;
+  const std::uint64_t cost_max_;
   std::vector<patch::BlockPlace> blocks_;
   std::vector<WordSum> base_sums_;    // of the leaves; empty: proven before
   std::vector<WordSum> target_sums_;  // likewise
@@ -177,6 +190,12 @@ std::span<const std::byte> HeldPatch::tensor_bytes(const HeldVersion& version,
   return version.data().subspan(
       version.plan()->arena_offset(pieces.front()),
       pieces.back().tensor_offset + pieces.back().bytes - pieces.front().tensor_offset);
+}
+
+bool HeldPatch::is_of_changes(const HeldVersion& base, const HeldVersion& target,
+                              const ReceivedChanges* changes) {
+  return changes != nullptr && changes->base == base.version() && base.is_verified() &&
+         target.is_verified();
 }
 
 HeldPatch::HeldPatch(std::shared_ptr<const HeldVersion> base,
@@ -200,8 +219,7 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const H
   auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, kPatchBucketBytes));
   Comparison comparison(*base, *target, layout, limits, builder);
   // Bytes that nobody has read yet are proven while they are compared.
-  if (changes != nullptr && changes->base == base->version() && base->is_verified() &&
-      target->is_verified()) {
+  if (is_of_changes(*base, *target, changes)) {
     WSYNC_TRY(comparison.take(*changes));
   } else {
     WSYNC_TRY(comparison.sample());

@@ -169,23 +169,27 @@ TEST_F(HeldPatchTest, ThatItIsTooLargeMayShowOnlyOnTheWay) {
 }
 
 // 5 % of the values, each one alone: 7 % of the bytes, but more time than all of them.
-TEST_F(HeldPatchTest, IsNotMadeIfAllBytesAreLoadedSooner) {
+TEST_F(HeldPatchTest, IsNotMadeIfItSavesTooLittle) {
   change(20);
   const auto sampled = make({.max_bytes = kNoLimit});
   ASSERT_FALSE(sampled);
   EXPECT_EQ(sampled.error().code(), ErrorCode::kRefused);
   EXPECT_THAT(sampled.error().message(), HasSubstr("times the time of all bytes"));
   target_ = base_;
-  change(119);  // not clear from a few blocks
+  change(200);  // not clear from a few blocks
   const auto compared = make({.max_bytes = kNoLimit, .threads = 2});
   ASSERT_FALSE(compared);
-  EXPECT_THAT(compared.error().message(), HasSubstr("sooner than a patch is written"));
+  EXPECT_THAT(compared.error().message(), HasSubstr("more than 0.7 of the time of all bytes"));
   EXPECT_TRUE(make({.max_bytes = kNoLimit, .value_cost = kGpuValueCost}));
-  // Blocks in which everything changes are written as fast as any bytes.
   target_ = base_;
-  for (std::size_t at = 0; at < target_.size() / 4; ++at) target_[at] ^= std::byte{1};
-  const auto dense = make({.max_bytes = kNoLimit, .threads = 2});
-  EXPECT_TRUE(dense) << dense.error().message();
+  change(250);
+  EXPECT_TRUE(make({.max_bytes = kNoLimit, .threads = 2}));
+  // Blocks in which everything changes.
+  for (const std::size_t share : {20, 10}) {
+    target_ = base_;
+    for (std::size_t at = 0; at < target_.size() / share; ++at) target_[at] ^= std::byte{1};
+    EXPECT_EQ(make({.max_bytes = kNoLimit, .threads = 2}).has_value(), share == 20) << share;
+  }
 }
 
 TEST_F(HeldPatchTest, StopsWhenItIsNotNeeded) {
