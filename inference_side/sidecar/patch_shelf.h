@@ -23,6 +23,8 @@ namespace wsync::agent {
 
 struct PatchOptions {
   bool enabled = true;
+  // Versions that have not come as changes from the base are compared with it.
+  bool compares = true;
   double max_share = 0.4;  // of the model: a larger patch is not made
   unsigned threads = 2;
   std::uint64_t value_cost = staging::kHostValueCost;  // as in PatchLimits
@@ -51,8 +53,9 @@ class PatchShelf {
 
   // Makes the patch if there is none. `on_done` is called when it is there or known not to come,
   // not inside the call; never if one of the versions is forgotten before. Returns false, and calls
-  // nothing, if there is nothing to make: patches are disabled, the layouts differ, or there is no
-  // room. `changes` (may be null): by which the target has come; see HeldPatch::make().
+  // nothing, if there is nothing to make: patches are disabled, the layouts differ, both would have
+  // to be compared and are not, or there is no room. `changes` (may be null): by which the target
+  // has come; see HeldPatch::make().
   bool make(const Held& base, const Held& target, std::function<void()> on_done,
             std::shared_ptr<const staging::ReceivedChanges> changes = nullptr);
   // Drops all patches from this version and to it.

@@ -175,7 +175,8 @@ Result<> SidecarAgent::open() {
 PatchOptions SidecarAgent::patch_options() {
   // Nobody would find a bit that flips in what a patch leaves alone.
   const bool scrubs = config_.scrub.interval.count() != 0;
-  return {.enabled = scrubs && config_.patch.mode == config::PatchMode::kAuto,
+  return {.enabled = scrubs && config_.patch.mode != config::SwitchPatches::kOff,
+          .compares = config_.patch.mode == config::SwitchPatches::kAuto,
           .max_share = config_.patch.max_share,
           .room = [this] { return receiver_->store().room(); },
           .on_bytes = [this](std::uint64_t bytes) { receiver_->store().count_patches(bytes); },

@@ -117,7 +117,10 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
   binder.choice("patch.transfer", c.patch.transfer,
                 {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
-  binder.choice("patch.mode", c.patch.mode, {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
+  binder.choice("patch.mode", c.patch.mode,
+                {{"auto", SwitchPatches::kAuto},
+                 {"changes", SwitchPatches::kChanges},
+                 {"off", SwitchPatches::kOff}});
   binder.number("patch.max_share", c.patch.max_share, kPatchShare);
   binder.duration("scrub.interval", c.scrub.interval, kScrubInterval);
   binder.number("scrub.max_share", c.scrub.max_share, kScrubShare);

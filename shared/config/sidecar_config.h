@@ -30,11 +30,17 @@ struct SwitchDeadlines {
 };
 
 enum class PatchMode : std::uint8_t { kAuto, kOff };
+// Of what the patches are made by which engines are switched.
+enum class SwitchPatches : std::uint8_t {
+  kAuto,     // of the changes by which a version has come, otherwise of a comparison
+  kChanges,  // of these changes alone
+  kOff,
+};
 
 // Transfers in which only what changes travels, and switches that write only what changes.
 struct PatchConfig {
   PatchMode transfer = PatchMode::kAuto;
-  PatchMode mode = PatchMode::kOff;  // of switches
+  SwitchPatches mode = SwitchPatches::kChanges;
   double max_share = 0.4;  // of the bytes of a bucket that travels, and of the model for a switch
   friend bool operator==(const PatchConfig&, const PatchConfig&) = default;
 };

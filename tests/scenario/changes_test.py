@@ -8,7 +8,6 @@ from patching import PatchFleet
 
 WSYNC = sys.argv.pop()
 BY_TCP = ("--set", "transport=tcp")
-PATCHES = ("--set", "patch.mode=auto")
 
 
 class Changes(unittest.TestCase):
@@ -31,7 +30,7 @@ class Changes(unittest.TestCase):
                 self.assertGreaterEqual(copy["travelled_bytes"], copy["bytes"] * 0.99, copies)
             else:
                 self.assertLess(copy["travelled_bytes"], copy["bytes"] / 20, copies)
-            # Engines are switched by what has come, where that is permitted.
+            # Engines are switched by what has come, unless that is switched off.
             kind = "patch" if base and self.patches else "full"
             self.assertEqual(fleet.load_of(f"r{name}", name)["kind"], kind)
         code, answer = fleet.ask("verify")
@@ -40,7 +39,7 @@ class Changes(unittest.TestCase):
 
     def serving(self, fleet, *settings):
         """Two sidecars, of which the second reads from the first, with an engine each, that serve 1.1."""
-        self.patches = "patch.mode=auto" in settings
+        self.patches = "patch.mode=off" not in settings
         self.sidecars = {}
         self.engines = {}
         for name in ("s0", "s1"):
@@ -53,7 +52,7 @@ class Changes(unittest.TestCase):
 
     def test_what_changes_and_back(self):
         with PatchFleet(WSYNC) as fleet:
-            self.serving(fleet, *PATCHES)
+            self.serving(fleet)
             for step, every in ((2, 300), (3, 1000)):
                 fleet.pushed(fleet.next(every))
                 before = f"1.{step - 1}"
@@ -76,6 +75,12 @@ class Changes(unittest.TestCase):
             self.serving(fleet, "--set", "patch.transfer=off")
             fleet.pushed(fleet.next(300))
             self.came(fleet, "1.2", {"s0": None, "s1": None})
+
+    def test_engines_load_everything_if_patches_are_switched_off(self):
+        with PatchFleet(WSYNC) as fleet:
+            self.serving(fleet, "--set", "patch.mode=off")
+            fleet.pushed(fleet.next(300))
+            self.came(fleet, "1.2", {"s0": "1.1", "s1": "1.1"})
 
     def test_a_sidecar_that_begins_again_has_no_base(self):
         with PatchFleet(WSYNC) as fleet:

@@ -53,7 +53,7 @@ class SwitchPatches(unittest.TestCase):
             with open(sidecar.log_path, encoding="utf-8") as log:
                 self.assertIn(" by a patch, ", log.read())
 
-    def test_patches_are_off_by_default(self):
+    def test_versions_that_are_mapped_are_not_compared_by_default(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0")
             fleet.start("trainer")

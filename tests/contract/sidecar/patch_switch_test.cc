@@ -98,6 +98,15 @@ TEST_F(PatchSwitch, IsNotMadeIfItIsSwitchedOff) {
   expect_loaded(load(kV2, kV1), false);
 }
 
+TEST_F(PatchSwitch, IsNotMadeByComparingIfOnlyChangesAreTaken) {
+  open({.compares = false});
+  serve_first(1);
+  change(250);
+  add(kV2);
+  EXPECT_EQ(tried_, 0U);
+  expect_loaded(load(kV2, kV1), false);
+}
+
 TEST_F(PatchSwitch, IsNotMadeWithoutRoom) {
   open({.room = [] { return std::uint64_t{1000}; }});
   serve_first(1);
