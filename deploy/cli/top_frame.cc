@@ -180,6 +180,8 @@ std::vector<ScreenLine> heading_of(const FleetView& view, std::size_t columns, T
   } else if (std::string last = to_text(status.last); !last.empty()) {
     add_wrapped({{.text = last, .style = status.last.ok ? Style::kPlain : Style::kWarning}});
   }
+  if (std::string changes = status::changes_text(status); !changes.empty())
+    add_wrapped({{.text = changes, .style = Style::kDim}});
   return lines;
 }
 

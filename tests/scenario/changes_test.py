@@ -1,4 +1,5 @@
 """Only what changes travels to sidecars that copy: real processes, every byte verified, and everything where a base is missing."""
+import re
 import signal
 import sys
 import unittest
@@ -59,6 +60,8 @@ class Changes(unittest.TestCase):
                 self.came(fleet, f"1.{step}", {"s0": before, "s1": before})
             text = fleet.said("status")
             self.assertRegex(text, r"1\.3 came as changes from 1\.2 \([0-9.]+ KiB of [0-9.]+ MiB\)")
+            told = r"1\.3 came as changes to 2 of 2 sidecars \([0-9.]+ KiB of [0-9.]+ MiB\), and was loaded by a patch in 2 of 2 replicas\n"
+            fleet.until(lambda: re.search(told, fleet.said("top", "--once")), "what top shows of it")
             # A rollback loads what is held, and the next version is compared with what is served then.
             code, answer = fleet.ask("rollback")
             self.assertEqual(code, 0, answer)

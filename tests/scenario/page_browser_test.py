@@ -264,6 +264,21 @@ class MadeUpFleets(unittest.TestCase):
         self.assertEqual(self.text("#last"), "last update: cancelled 2 h ago: by hand")
         self.assertEqual(self.text("#problems p"), "None since this coordinator started.")
 
+    def test_what_came_as_changes_is_told(self):
+        def copy(base, travelled):
+            return {"version": "0.4", "base": base, "bytes": 1 << 30, "travelled_bytes": travelled}
+
+        def loaded(kind):
+            return {"kind": kind, "written_bytes": 1, "bytes": 2, "written_share": 0.5}
+        changed = sidecar("s0", replica("a", last_load=loaded("patch")), replica("b", last_load=loaded("full")), last_copy=copy("0.3", 3 << 20))
+        complete = sidecar("s1", replica("c", last_load=loaded("full")), last_copy=copy("0.0", 1 << 30))
+        self.show(facts_of(changed, complete))
+        self.assertEqual(self.text("#changes"), "0.4 came as changes to 1 of 2 sidecars (3.00 MiB of 1.00 GiB), and was loaded by a patch in 1 of 3 replicas")
+        self.show(facts_of(sidecar("s0", replica("a", last_load=loaded("patch")), last_copy=None)))
+        self.assertEqual(self.text("#changes"), "0.4 was loaded by a patch in 1 of 1 replica")
+        self.show(facts_of(complete))
+        self.assertEqual(self.count("#changes"), 0)
+
     def test_whatever_comes_from_the_network_is_text(self):
         hostile = HOSTILE + "\x01"
         committed = {"replica": hostile, "outcome": hostile, "version": hostile, "reason": hostile, "wait_ns": 0, "paused_ns": 0, "load_ns": 0, "bytes": 0}

@@ -274,6 +274,43 @@ std::optional<double> progress_share(const control::UpdateProgress& running) noe
       1.0, static_cast<double>(running.done_bytes) / static_cast<double>(running.total_bytes));
 }
 
+std::string changes_text(const control::StatusReply& status) {
+  std::size_t copies = 0;
+  std::size_t of_changes = 0;
+  std::uint64_t travelled = 0;
+  std::uint64_t bytes = 0;
+  std::size_t replicas = 0;
+  std::size_t patched = 0;
+  for (const control::SidecarReport& sidecar : status.sidecars) {
+    const control::CopyReport& copy = sidecar.last_copy;
+    if (!copy.version.none() && copy.version == status.target) {
+      ++copies;
+      if (!copy.base.none()) {
+        ++of_changes;
+        travelled += copy.travelled_bytes;
+        bytes += copy.bytes;
+      }
+    }
+    for (const control::ReplicaReport& replica : sidecar.replicas) {
+      if (replica.version.none() || replica.version != status.target) continue;
+      ++replicas;
+      if (replica.last_load == control::LoadKind::kPatch) ++patched;
+    }
+  }
+  std::string text;
+  if (of_changes > 0)
+    text = fmt::format("{} came as changes to {} of {} ({} of {})", status.target.to_string(),
+                       of_changes, counted(copies, "sidecar"), trace::format_bytes(travelled),
+                       trace::format_bytes(bytes));
+  if (patched > 0)
+    text += text.empty()
+                ? fmt::format("{} was loaded by a patch in {} of {}", status.target.to_string(),
+                              patched, counted(replicas, "replica"))
+                : fmt::format(", and was loaded by a patch in {} of {}", patched,
+                              counted(replicas, "replica"));
+  return text;
+}
+
 std::string behind_text(const Version& version, const Version& target) {
   if (target.none() || version == target) return "-";
   if (version.none()) return "no version";

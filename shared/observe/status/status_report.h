@@ -38,6 +38,9 @@ using SidecarNote = std::function<std::string(const control::SidecarReport&)>;
 [[nodiscard]] std::string to_text(const control::UpdateProgress& running);
 // Result of the last update in one line; empty if there is none.
 [[nodiscard]] std::string to_text(const control::UpdateOutcome& last);
+// How the target has come and was loaded, if less than all of it was needed: how many sidecars have
+// fetched changes alone, and how many replicas were switched by a patch. Empty if there are none.
+[[nodiscard]] std::string changes_text(const control::StatusReply& status);
 // How far a version is behind the target: "3 steps", "no version" or "differs"; "-" if it is the
 // target or if there is no target.
 [[nodiscard]] std::string behind_text(const Version& version, const Version& target);

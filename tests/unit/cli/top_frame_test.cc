@@ -72,6 +72,36 @@ void expect_fits(const TopFrame& frame, ScreenSize size) {
     EXPECT_LE(line_width(line), size.columns) << plain_text(line);
 }
 
+TEST(TopFrame, TellsWhatCameAsChanges) {
+  FleetView view = fleet_of(2);
+  auto& sidecars = view.status->sidecars;
+  sidecars[0].replicas[1].last_load = control::LoadKind::kPatch;
+  EXPECT_THAT(joined(top_frame(view, {80, 24}, 0, kNow, true)),
+              HasSubstr("\n2.9 was loaded by a patch in 1 of 2 replicas\n"));
+  sidecars[0].last_copy = {
+      .version = {2, 9}, .base = {2, 8}, .bytes = 1U << 30U, .travelled_bytes = 3U << 20U};
+  sidecars.push_back(
+      {.name = "host1",
+       .connected = true,
+       .replicas = {serving("other", {2, 9})},
+       .last_copy = {
+           .version = {2, 9}, .base = {}, .bytes = 1U << 30U, .travelled_bytes = 1U << 30U}});
+  // Of another version.
+  sidecars.push_back(
+      {.name = "host2",
+       .connected = true,
+       .replicas = {serving("late", {2, 8})},
+       .last_copy = {
+           .version = {2, 8}, .base = {2, 7}, .bytes = 1U << 30U, .travelled_bytes = 1U << 20U}});
+  sidecars.back().replicas[0].last_load = control::LoadKind::kPatch;
+  EXPECT_THAT(joined(top_frame(view, {140, 30}, 0, kNow, true)),
+              HasSubstr("\n2.9 came as changes to 1 of 2 sidecars (3.00 MiB of 1.00 GiB), and was "
+                        "loaded by a patch in 1 of 3 replicas\n"));
+  for (auto& sidecar : sidecars) sidecar.last_copy.base = {};
+  sidecars[0].replicas[1].last_load = control::LoadKind::kFull;
+  EXPECT_THAT(joined(top_frame(view, {140, 30}, 0, kNow, true)), Not(HasSubstr("changes")));
+}
+
 TEST(TopFrame, AFleetThatRestsIn80x24) {
   FleetView view = fleet_of(2);
   view.status->sidecars[0].replicas[1] = {.replica = "replica-01",

@@ -71,6 +71,19 @@
       : text + `, staged in ${duration(last.staged_ns)}, snapshot ${duration(last.snapshot_ns)}, ${bytes(last.bytes)}`;
   };
 
+  // How the target has come and was loaded, if less than all of it was needed; empty if there is nothing to say.
+  const changesText = ({ target, sidecars }) => {
+    const copies = sidecars.map((sidecar) => sidecar.last_copy).filter((copy) => copy && copy.version === target);
+    const changes = copies.filter((copy) => !none(copy.base));
+    const replicas = sidecars.flatMap((sidecar) => sidecar.replicas).filter((replica) => !none(target) && replica.version === target);
+    const patched = replicas.filter((replica) => replica.last_load?.kind === "patch").length;
+    const sum = (field) => bytes(changes.reduce((total, copy) => total + copy[field], 0));
+    let text = changes.length === 0 ? ""
+      : `${target} came as changes to ${changes.length} of ${counted(copies.length, "sidecar")} (${sum("travelled_bytes")} of ${sum("bytes")})`;
+    if (patched > 0) text += `${text ? ", and" : target} was loaded by a patch in ${patched} of ${counted(replicas.length, "replica")}`;
+    return text;
+  };
+
   // ---- elements ----
 
   const SVG = "http://www.w3.org/2000/svg";
@@ -110,12 +123,13 @@
       html("span", {}, isNow ? "now" : i < at ? "done" : "to come"));
   }));
 
-  const updateFacts = ({ update: running, last_update: last }) => [
+  const updateFacts = ({ update: running, last_update: last, ...facts }) => [
     html("p", { id: "running" }, running ? runningText(running) : "No update is running."),
     running && share(running) !== null
       ? html("progress", { max: "100", value: percent(running), "aria-label": "Share of this phase" }, `${percent(running)} %`) : null,
     running && !running.rollback ? phaseList(running) : null,
     last ? html("p", { id: "last", class: last.ok ? "plain" : "bad" }, sentence(lastText(last))) : null,
+    changesText(facts) ? html("p", { id: "changes" }, sentence(changesText(facts))) : null,
   ];
 
   const isWell = ({ sidecar, replica }) => replica && sidecar.connected && replica.ready && replica.state === "serving";
