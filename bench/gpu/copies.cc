@@ -7,6 +7,8 @@
 #include "bench/gpu/staged_arena.h"
 #include "bench/gpu/timing.h"
 #include "shared/base/format.h"
+#include "shared/weights/cast.h"
+#include "trainer_side/publish/draft.h"
 #include "trainer_side/publish/publisher.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/trainer_gpus.h"
@@ -95,6 +97,7 @@ class Bench {
   }
   [[nodiscard]] Result<nanoseconds> copy_in(unsigned times);
   [[nodiscard]] Result<nanoseconds> publish(unsigned times);
+  [[nodiscard]] Result<nanoseconds> publish_converted(unsigned times);
   [[nodiscard]] Result<nanoseconds> run_batch(const Batch& batch, unsigned times,
                                               std::string_view what);
   [[nodiscard]] Result<nanoseconds> read_elsewhere(unsigned times);
@@ -114,6 +117,7 @@ class Bench {
                                   .threads = publish::Publisher::threads(0),
                                   .huge_pages = HugePages::kAdvise});
   std::uint64_t expected_ = 0;
+  std::uint64_t expected_converted_ = 0;
   Batch copied_, summed_;
 };
 
@@ -196,6 +200,36 @@ Result<nanoseconds> Bench::publish(unsigned times) {
   return taken;
 }
 
+// The same bytes as F32 that are put as BF16. The GPU converts them.
+Result<nanoseconds> Bench::publish_converted(unsigned times) {
+  const TensorInfo info{.name = "weights", .dtype = DType::kBF16, .shape = {options_.bytes / 4}};
+  nanoseconds taken{};
+  std::shared_ptr<publish::Snapshot> last;
+  for (unsigned i = 0; i < times; ++i) {
+    last.reset();
+    snapshotter_->prepare_next();
+    const TimePoint begin = now();
+    const publish::SnapshotRequest request{.version = {.epoch = 1, .step = 1},
+                                           .deadline = begin + kGpuWorkDeadline};
+    const auto draft = WSYNC_TRY(publish::Draft::begin(snapshotter_, {{.info = info, .range = {}}},
+                                                       request, publish::Publisher::threads(0)));
+    publish::DraftPart part{.name = info.name, .dtype = DType::kF32, .shape = info.shape};
+    part.on_gpu = WSYNC_TRY(gpus_->bytes(options_.gpu, {from_->address(), options_.bytes}, 0));
+    WSYNC_TRY(draft->put(part));
+    WSYNC_TRY(draft->seal());
+    last = WSYNC_TRY(snapshotter_->take(*draft->source(), request));
+    taken += now() - begin;
+  }
+  if (expected_converted_ == 0) {
+    std::vector<std::byte> converted(options_.bytes / 2);
+    cast(DType::kF32, arena_->data().first(options_.bytes), DType::kBF16, converted);
+    expected_converted_ = WSYNC_TRY(expected_check(converted));
+  }
+  WSYNC_TRY(same(WSYNC_TRY(expected_check(last->data().first(options_.bytes / 2))),
+                 expected_converted_, "publish of F32 as BF16"));
+  return taken;
+}
+
 Result<nanoseconds> Bench::run_batch(const Batch& batch, unsigned times, std::string_view what) {
   const auto taken = reload_->run(
       times, [&](device::Stream& stream) { return stream.copy_pieces(batch.pieces, sums_); });
@@ -219,6 +253,10 @@ std::vector<Contest> Bench::contests() {
       {.result = named("publish", "cuMemcpyDtoHAsync, pinned by the driver", kPublishTarget),
        .ceiling = [this](unsigned times) { return ceilings_->device_to_host(times); },
        .ours = [this](unsigned times) { return publish(times); }},
+      {.result = named("publish of F32 as BF16",
+                       "cuMemcpyDtoHAsync of the F32, pinned by the driver", kConvertTarget),
+       .ceiling = [this](unsigned times) { return ceilings_->device_to_host(times); },
+       .ours = [this](unsigned times) { return publish_converted(times); }},
       {.result = named("reload", "cuMemcpyAsync", kReloadTarget),
        .ceiling = copy,
        .ours = [this](unsigned times) { return run_batch(copied_, times, "reload"); }},

@@ -17,13 +17,16 @@ namespace wsync::bench {
 
 inline constexpr double kH2DTarget = 0.95;
 inline constexpr double kPublishTarget = 0.90;
+// Of copying the F32 as they are: half of the bytes travel.
+inline constexpr double kConvertTarget = 1.60;
 inline constexpr double kReloadTarget = 0.90;
 inline constexpr double kSumTarget = 0.80;
 
 // Pairs of samples of the upper limit and of the product, with the same bytes. Their order changes
 // with each round.
 struct CopyCase {
-  std::string name;     // "H2D", "publish", "reload", "sum", "reload in another process"
+  // "H2D", "publish", "publish of F32 as BF16", "reload", "sum", "reload in another process"
+  std::string name;
   std::string ceiling;  // the upper limit with which it is compared
   std::uint32_t gpu = 0;
   std::uint64_t bytes = 0;            // bytes per copy

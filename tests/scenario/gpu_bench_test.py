@@ -70,7 +70,7 @@ class BenchGpu(unittest.TestCase):
                 self.assertEqual(file.read(), "", "the driver was misused")
 
     def check_copies(self, cases, gpus):
-        names = ["H2D", "publish", "reload", "reload in another process", "sum"]
+        names = ["H2D", "publish", "publish of F32 as BF16", "reload", "reload in another process", "sum"]
         self.assertEqual([(case["gpu"], case["name"]) for case in cases], [(gpu, name) for gpu in gpus for name in names])
         for case in cases:
             self.assertEqual(case["bytes"], 2 * MIB)
