@@ -60,23 +60,63 @@ void PatchWords::expand(const patch::BlockView& block, const patch::TensorPart& 
 // The part holds all of the block in one piece, as whole tensors and rows do, so it cuts no word.
 void PatchWords::expand_whole(const patch::BlockView& block, std::uint64_t at) {
   const std::uint64_t bytes = layout_->block_bytes(block.place);
+  const std::uint64_t words = bytes / kSumWordBytes;  // but for a short one behind them
   written_bytes_ = block.values.size();
-  const auto add_whole = [&](const Word& word) {
-    add(device::pack({.number = static_cast<std::uint32_t>((word.begin - begin_) / kSumWordBytes),
-                      .changed = word.changed,
-                      .held = bits(0, word.end - word.begin)}),
-        word.value);
-  };
   if (block.dense) {
-    const std::uint64_t words = bytes / kSumWordBytes;
     if (words > 0) add_plain(block, 0, words, at);
-    if (bytes % kSumWordBytes != 0) add_whole(dense_word(block, words * kSumWordBytes));
+    if (bytes % kSumWordBytes != 0) {
+      const Word last = dense_word(block, words * kSumWordBytes);
+      add(device::pack({.number = static_cast<std::uint32_t>(words), .changed = last.changed}),
+          last.value);
+    }
   } else {
-    for (std::size_t next = planted("gpu_patch_skips_an_element") ? 1 : 0;
-         next < positions_.size();)
-      add_whole(sparse_word(block, next));
+    switch (layout_->tensor(block.place.tensor).element_bytes) {
+      case 1:
+        add_elements<std::uint8_t>(block.values);
+        break;
+      case 2:
+        add_elements<std::uint16_t>(block.values);
+        break;
+      case 4:
+        add_elements<std::uint32_t>(block.values);
+        break;
+      default:
+        add_elements<std::uint64_t>(block.values);
+        break;
+    }
   }
+  // The last word of a tensor may be short.
+  if (added_ > 0 && heads_[added_ - 1] % device::kWordNumbers == words)
+    heads_[added_ - 1] &=
+        ~((device::kAllBytes & ~bits(0, bytes % kSumWordBytes)) << device::kHeldBytesShift);
   close_single(at, bytes, false);
+}
+
+// The loop that decides how fast a patch is expanded: nothing in it depends on the part.
+template <class Element>
+void PatchWords::add_elements(std::span<const std::byte> values) {
+  constexpr std::uint32_t kInWord = kSumWordBytes / sizeof(Element);
+  constexpr std::uint32_t kBytes = bits(0, sizeof(Element));
+  const std::uint32_t* const positions = positions_.data();
+  const std::size_t count = positions_.size();
+  std::uint64_t* value_of_word = values_.data();
+  std::uint32_t* head_of_word = heads_.data();
+  for (std::size_t i = planted("gpu_patch_skips_an_element") ? 1 : 0; i < count;) {
+    const std::uint32_t number = positions[i] / kInWord;
+    std::uint64_t word = 0;
+    std::uint32_t changed = 0;
+    do {
+      const std::uint32_t at = positions[i] % kInWord * sizeof(Element);
+      Element value = 0;
+      std::memcpy(&value, values.data() + i * sizeof(Element), sizeof(Element));
+      word |= std::uint64_t{value} << (8 * at);
+      changed |= kBytes << at;
+      ++i;
+    } while (i < count && positions[i] / kInWord == number);
+    *value_of_word++ = word;
+    *head_of_word++ = device::pack({.number = number, .changed = changed});
+  }
+  added_ = static_cast<std::size_t>(head_of_word - heads_.data());
 }
 
 void PatchWords::expand_part(const patch::BlockView& block, const patch::TensorPart& part) {

@@ -60,6 +60,9 @@ class PatchWords {
     std::uint32_t changed = 0;  // which they are
   };
   void expand_whole(const patch::BlockView& block, std::uint64_t at);
+  // Adds the words of a sparse block, with all bytes held.
+  template <class Element>
+  void add_elements(std::span<const std::byte> values);
   void expand_part(const patch::BlockView& block, const patch::TensorPart& part);
   // The word of the element `next`, which then is the first one of another word.
   [[nodiscard]] Word sparse_word(const patch::BlockView& block, std::size_t& next) const;

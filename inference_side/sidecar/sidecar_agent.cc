@@ -369,10 +369,10 @@ void SidecarAgent::handle_rank(const std::string& replica, std::uint32_t world_s
       log_warning("replica {} loads all of {}: its patch did not fit: {}", replica,
                   loaded->version.to_string(), loaded->failure);
   }
-  // On separate devices the pipeline traces each bucket itself.
+  // On separate devices the pipeline traces each bucket itself, but it has no part in a patch.
   std::uint64_t arena_bytes = 0;
   bool traced = true;
-  if (hub_->devices() == nullptr && loaded != nullptr) {
+  if (loaded != nullptr && (hub_->devices() == nullptr || loaded->by_patch)) {
     const auto version = receiver_->store().find(loaded->version);
     traced = version != nullptr;
     if (traced) arena_bytes = version->data().size();

@@ -1,13 +1,18 @@
 """Switches that write only what changes: real processes, every byte verified, and whatever does not fit loaded in full."""
+import json
+import os
 import signal
 import sys
 import unittest
 
+import tensors
+from damage import bytes_of_tensor, flip_bit
 from fleet import DEADLINE_S
 from patching import PatchFleet
 
 WSYNC = sys.argv.pop()
 PATCHES = "--set", "patch.mode=auto"
+TENSOR = "model.layers.1.self_attn.q_proj.weight"
 
 
 class SwitchPatches(unittest.TestCase):
@@ -52,6 +57,35 @@ class SwitchPatches(unittest.TestCase):
             self.expect(fleet, "full", "a", "b")
             with open(sidecar.log_path, encoding="utf-8") as log:
                 self.assertIn(" by a patch, ", log.read())
+
+    def test_engines_of_separate_devices_are_patched_and_a_patch_that_does_not_fit_is_followed_by_all_bytes(self):
+        with PatchFleet(WSYNC) as fleet:
+            devices = "--set", "devices.kind=separate", "--set", "devices.count=2", "--set", "devices.buffer_bytes=2MiB"
+            sidecar, engines = fleet.sidecar("s0", *PATCHES, *devices)
+            fleet.start("trainer")
+            fleet.engine(engines, "a", fleet.one, "--device-index", "0")
+            b = fleet.engine(engines, "b", fleet.one, "--device-index", "1")
+            fleet.pushed(fleet.one)
+            self.expect(fleet, "full", "a", "b")
+            path = fleet.next(300)
+            fleet.pushed(path)
+            self.expect(fleet, "patch", "a", "b")
+            # A bit of a byte that the next patch writes.
+            rows = bytes_of_tensor(path, TENSOR)
+            at = 600 * (len(rows) // 1200) + self.first_changed(path)
+            self.assertEqual(flip_bit(b.pid, rows[at - 32:at + 32]), 1)
+            fleet.pushed(fleet.next(300))
+            self.expect(fleet, "patch", "a")
+            self.expect(fleet, "full", "b")
+            with open(sidecar.log_path, encoding="utf-8") as log:
+                self.assertIn("its patch did not fit", log.read())
+
+    def first_changed(self, path):
+        """The first byte of TENSOR that patching.changed() changes with each 300th element."""
+        with open(os.path.join(path, "model.safetensors.index.json"), encoding="utf-8") as file:
+            shard = json.load(file)["weight_map"][TENSOR]
+        header, _ = tensors.read_file(os.path.join(path, shard))
+        return -header[TENSOR]["data_offsets"][0] % 600
 
     def test_versions_that_are_mapped_are_not_compared_by_default(self):
         with PatchFleet(WSYNC) as fleet:
