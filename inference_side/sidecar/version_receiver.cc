@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "inference_side/staging/held_patch.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/sidecar_config.h"

@@ -101,7 +101,7 @@ TEST_P(WholeOnGpu, ALayerThatFailsLeavesTheRankTaintedAndTheNextLoadRepairsIt) {
   while (rank.give(sidecar, arena, bucket).failure.empty()) ++bucket;
   EXPECT_THAT(rank.peer.expect<control::Loaded>().failure, HasSubstr("no room for this layer"));
   EXPECT_EQ(rank.link->status().state, RankState::kTainted);
-  constexpr std::uint64_t kTables = std::uint64_t{4} << 20U;  // two of a stream
+  constexpr std::uint64_t kTables = std::uint64_t{4} << 20U;  // the two of a stream
   if (GetParam() == TakeMode::kWhole) {
     EXPECT_GE(rank.free_bytes() + kTables, free) << "the memory of a load that has failed is kept";
   }
