@@ -10,6 +10,7 @@
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/patch/block_applier.h"
+#include "shared/weights/patch/format.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "shared/weights/patch/mapped_patch.h"
 #include "tests/support/bytes.h"
@@ -184,11 +185,13 @@ TEST_F(HeldPatchTest, IsNotMadeIfItSavesTooLittle) {
   target_ = base_;
   change(250);
   EXPECT_TRUE(make({.max_bytes = kNoLimit, .threads = 2}));
-  // Blocks in which everything changes.
-  for (const std::size_t share : {20, 10}) {
+  // Whole blocks in which everything changes.
+  const std::size_t blocks = base_.size() / patch::kBlockBytes;
+  for (const std::size_t of : {20U, 10U}) {
     target_ = base_;
-    for (std::size_t at = 0; at < target_.size() / share; ++at) target_[at] ^= std::byte{1};
-    EXPECT_EQ(make({.max_bytes = kNoLimit, .threads = 2}).has_value(), share == 20) << share;
+    for (std::size_t at = 0; at < blocks / of * patch::kBlockBytes; ++at)
+      target_[at] ^= std::byte{1};
+    EXPECT_EQ(make({.max_bytes = kNoLimit, .threads = 2}).has_value(), of == 20) << blocks;
   }
 }
 
