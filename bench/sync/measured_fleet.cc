@@ -46,9 +46,10 @@ std::vector<std::string> sidecar_settings(const MeasuredFleetOptions& options) {
   if (options.buffer_bytes > 0)
     settings.push_back(fmt::format("devices.buffer_bytes={}B", options.buffer_bytes));
   if (options.tcp) settings.emplace_back("transport=tcp");
-  // What is measured is the transfer of all bytes, although the versions of a benchmark may be
-  // alike.
+  // What is measured is the transfer and the load of all bytes, although the versions of a
+  // benchmark may be alike.
   settings.emplace_back("patch.transfer=off");
+  settings.emplace_back("patch.mode=off");
   settings.insert(settings.end(), options.sidecar_settings.begin(), options.sidecar_settings.end());
   return settings;
 }

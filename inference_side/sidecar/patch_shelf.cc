@@ -24,7 +24,7 @@ PatchShelf::~PatchShelf() {
 bool PatchShelf::make(const Held& base, const Held& target, std::function<void()> on_done,
                       std::shared_ptr<const staging::ReceivedChanges> changes) {
   if (!options_.enabled || base->identity().layout != target->identity().layout) return false;
-  if (!options_.compares && !staging::HeldPatch::is_of_changes(*base, *target, changes.get()))
+  if (!options_.compares && !staging::HeldPatch::is_known(*base, *target, changes.get()))
     return false;
   const auto found = std::ranges::find_if(entries_, [&](const Entry& entry) {
     return entry.base == base->version() && entry.target == target->version();

@@ -23,7 +23,8 @@ namespace wsync::agent {
 
 struct PatchOptions {
   bool enabled = true;
-  // Versions that have not come as changes from the base are compared with it.
+  // Versions that have neither come as changes from the base nor have its content are compared with
+  // it.
   bool compares = true;
   double max_share = 0.4;  // of the model: a larger patch is not made
   unsigned threads = 2;

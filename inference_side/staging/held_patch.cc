@@ -40,6 +40,11 @@ std::uint64_t cost_of(const patch::Block& block, std::uint64_t value_cost) {
   return block.dense ? kDenseByteCost * block.payload.size() : value_cost * block.elements;
 }
 
+// The ranks then hold the target by its digest, whatever is staged.
+bool have_same_content(const HeldVersion& base, const HeldVersion& target) {
+  return base.digests().root == target.digests().root;
+}
+
 // Compares two versions.
 class Comparison {
  public:
@@ -192,8 +197,9 @@ std::span<const std::byte> HeldPatch::tensor_bytes(const HeldVersion& version,
       pieces.back().tensor_offset + pieces.back().bytes - pieces.front().tensor_offset);
 }
 
-bool HeldPatch::is_of_changes(const HeldVersion& base, const HeldVersion& target,
-                              const ReceivedChanges* changes) {
+bool HeldPatch::is_known(const HeldVersion& base, const HeldVersion& target,
+                         const ReceivedChanges* changes) {
+  if (have_same_content(base, target)) return true;
   return changes != nullptr && changes->base == base.version() && base.is_verified() &&
          target.is_verified();
 }
@@ -219,11 +225,11 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const H
   auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, kPatchBucketBytes));
   Comparison comparison(*base, *target, layout, limits, builder);
   // Bytes that nobody has read yet are proven while they are compared.
-  if (is_of_changes(*base, *target, changes)) {
-    WSYNC_TRY(comparison.take(*changes));
-  } else {
+  if (!is_known(*base, *target, changes)) {
     WSYNC_TRY(comparison.sample());
     WSYNC_TRY(comparison.run());
+  } else if (!have_same_content(*base, *target)) {
+    WSYNC_TRY(comparison.take(*changes));
   }
   const patch::Patch patch =
       WSYNC_TRY(builder.finish(base->digests().root, target->digests().root));

@@ -1,9 +1,9 @@
 // HeldPatch: what leads from one held version to another one, in memory that engines on this host
 // map. It is made by comparing both, block by block (shared/weights/patch), and every byte of both
 // is summed meanwhile and compared with its version, unless that has been done before. A target
-// that has come as changes from the base is not compared again: its bytes were proven then. So a
-// rank that holds the base, and whose touched words have the sums of the patch afterwards, holds
-// the target.
+// that has come as changes from the base is not compared again: its bytes were proven then. Neither
+// is one with the content of the base. So a rank that holds the base, and whose touched words have
+// the sums of the patch afterwards, holds the target.
 //
 // Immutable; any thread.
 #pragma once
@@ -48,15 +48,15 @@ class HeldPatch {
   // would be larger than the limit, or would save a rank too little of the time for all bytes:
   // some blocks from all over the model are compared first. kCancelled soon after `stop` is
   // requested. kDigestMismatch if the bytes of a version are not its own; kResourceExhausted.
-  // `changes` (may be null): by which the target has come. If they are from this base, nothing has
-  // to be compared.
+  // `changes` (may be null): by which the target has come. See is_known().
   [[nodiscard]] static Result<std::shared_ptr<const HeldPatch>> make(
       std::shared_ptr<const HeldVersion> base, std::shared_ptr<const HeldVersion> target,
       const PatchLimits& limits, const ReceivedChanges* changes = nullptr);
 
-  // Whether make() compares nothing.
-  [[nodiscard]] static bool is_of_changes(const HeldVersion& base, const HeldVersion& target,
-                                          const ReceivedChanges* changes);
+  // Whether make() compares nothing: both have the same content, or the target has come as changes
+  // from the base.
+  [[nodiscard]] static bool is_known(const HeldVersion& base, const HeldVersion& target,
+                                     const ReceivedChanges* changes);
 
   [[nodiscard]] const HeldVersion& base() const noexcept { return *base_; }
   [[nodiscard]] const HeldVersion& target() const noexcept { return *target_; }

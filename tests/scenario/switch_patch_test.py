@@ -96,6 +96,20 @@ class SwitchPatches(unittest.TestCase):
             fleet.pushed(fleet.next(300))
             self.expect(fleet, "full", "a")
 
+    def test_a_model_that_has_not_changed_is_not_loaded(self):
+        for settings in (), ("--set", "transport=tcp"):
+            with self.subTest(settings), PatchFleet(WSYNC) as fleet:
+                _, engines = fleet.sidecar("s0", *settings)
+                fleet.start("trainer")
+                fleet.engine(engines, "a", fleet.one)
+                fleet.pushed(fleet.one)
+                for step in (2, 3):
+                    self.assertEqual(fleet.pushed(fleet.one)["version"], f"1.{step}")
+                    self.assertEqual(fleet.load_of("a")["written_bytes"], 0)
+                    self.expect(fleet, "patch", "a")
+                fleet.pushed(fleet.checkpoint("other", 9))
+                self.expect(fleet, "full", "a")
+
     def test_a_patch_that_is_larger_than_allowed_is_not_made(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0", *PATCHES, "--set", "patch.max_share=0.006")

@@ -107,6 +107,22 @@ TEST_F(PatchSwitch, IsNotMadeByComparingIfOnlyChangesAreTaken) {
   expect_loaded(load(kV2, kV1), false);
 }
 
+TEST_F(PatchSwitch, NothingIsWrittenForAVersionWithTheSameContent) {
+  open({.compares = false});
+  serve_first(2);
+  add(kV2);
+  EXPECT_EQ(made_, 1U);
+  const auto loaded = load(kV2, kV1);
+  expect_loaded(loaded, true);
+  for (const auto& one : loaded) EXPECT_EQ(one.written_bytes, 0U);
+  commit(kV2);
+  expect_holds();
+  for (const auto& rank : verify()) {
+    EXPECT_EQ(rank.version, kV2);
+    EXPECT_TRUE(rank.failure.empty() && rank.mismatches.empty());
+  }
+}
+
 TEST_F(PatchSwitch, IsNotMadeWithoutRoom) {
   open({.room = [] { return std::uint64_t{1000}; }});
   serve_first(1);

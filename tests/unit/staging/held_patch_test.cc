@@ -145,10 +145,16 @@ TEST_F(HeldPatchTest, IsTheSameOfTheChangesByWhichTheTargetHasCome) {
   EXPECT_TRUE(HeldPatch::make(hold(1, base_, base_), hold(2, target_, target_), limits, &changes));
 }
 
-TEST_F(HeldPatchTest, EqualContentsGiveAPatchWithoutBlocks) {
-  const auto held = make({.max_bytes = kNoLimit});
+TEST_F(HeldPatchTest, EqualContentsGiveAPatchWithoutBlocksAndNothingIsRead) {
+  const auto base = hold(1, base_, base_);
+  const auto target = hold(2, target_, target_);
+  EXPECT_TRUE(HeldPatch::is_known(*base, *target, nullptr));
+  const auto held = HeldPatch::make(base, target, {.max_bytes = kNoLimit});
   ASSERT_TRUE(held) << held.error().message();
   EXPECT_TRUE((*held)->reader().blocks().empty());
+  EXPECT_FALSE(base->is_verified() || target->is_verified());
+  change(500);
+  EXPECT_FALSE(HeldPatch::is_known(*base, *hold(3, target_, target_), nullptr));
 }
 
 TEST_F(HeldPatchTest, ASampleShowsThatEverythingHasChanged) {
