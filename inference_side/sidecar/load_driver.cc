@@ -194,8 +194,8 @@ void LoadDriver::execute(const LoadCommands& commands) {
 }
 
 std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const std::string& replica,
-                                                                    const Version& base,
-                                                                    const Version& target) const {
+                                                                   const Version& base,
+                                                                   const Version& target) const {
   if (base.none() || !options_.may_be_patched(replica)) return nullptr;
   if (!options_.is_proved(replica) && !planted("patch_on_unproved_memory")) return nullptr;
   for (const AttachedRank& attached : options_.registry->ranks_of(replica))

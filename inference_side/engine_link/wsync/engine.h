@@ -197,12 +197,13 @@ typedef struct {
                          `wsync verify`: memory that is gone by then fails them, with the name of the
                          tensor, and nothing is written. It must not be freed while a load runs */
   /* PIECES: the dtype of the elements at `destination`, whose memory has the size
-   * that this dtype needs; with CUDA it is aligned to an element. NULL: the same as `dtype`, which is always the one in the version. F32,
-   * F16 and BF16 can be converted into each other, while they are copied: rounded to the nearest
-   * value, ties to even, as torch does. What is compared with the version are its own bytes, as
-   * they were read. A NaN stays a NaN; to F32 it keeps its payload, otherwise the upper bits of it,
-   * and is made quiet. `wsync verify` reads a tensor back that was widened (F16 or BF16 to F32);
-   * of one that was not, it says that it cannot be read, never that it is equal. */
+   * that this dtype needs; with CUDA it is aligned to an element. NULL: the same as `dtype`, which
+   * is always the one in the version. F32, F16 and BF16 can be converted into each other, while
+   * they are copied: rounded to the nearest value, ties to even, as torch does. What is compared
+   * with the version are its own bytes, as they were read. A NaN stays a NaN; to F32 it keeps its
+   * payload, otherwise the upper bits of it, and is made quiet. `wsync verify` reads a tensor back
+   * that was widened (F16 or BF16 to F32); of one that was not, it says that it cannot be read,
+   * never that it is equal. */
   const char* destination_dtype;
 } wsync_tensor;
 

@@ -557,7 +557,8 @@ WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_converting(const KernelPiece
   if (piece.rows > 1) bits |= piece.row_bytes | piece.from_stride;
   if (piece.sum != KernelPiece::kNoSum) bits |= piece.position;
   const std::uint64_t written = piece.cast.converted(kGranuleBytes);
-  if (bits % kGranuleBytes == 0 && piece.to % (written < kGranuleBytes ? written : kGranuleBytes) == 0) {
+  if (bits % kGranuleBytes == 0 &&
+      piece.to % (written < kGranuleBytes ? written : kGranuleBytes) == 0) {
     if (piece.cast.from == FloatFormat::kF32)
       return convert_granules_from<FloatFormat::kF32>(piece, range);
     if (piece.cast.from == FloatFormat::kF16)

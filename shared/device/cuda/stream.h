@@ -34,6 +34,8 @@ struct StreamOptions {
   std::chrono::nanoseconds settle_limit = kSettleLimit;
 };
 
+// This class has more than 25 methods: a batch has the steps of its table, its kernel and its sums,
+// for each kernel.
 class CudaStream final : public WorkerStream {
  public:
   [[nodiscard]] static Result<std::unique_ptr<CudaStream>> make(std::shared_ptr<const Gpu> gpu,

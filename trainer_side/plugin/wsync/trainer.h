@@ -19,8 +19,9 @@
  *   - Memory that was freed is found when it is next copied, and refused; do not free it during a
  *     publish. A GPU that fails makes the publish fail with its error, and every later one that
  *     needs it: the process must be restarted. The fleet keeps what it serves.
- *   - A tensor that is put in another dtype than it is published in is converted by the GPU before it is
- *     copied, except with scales, and if its address is not aligned to its elements: then by the host.
+ *   - A tensor that is put in another dtype than it is published in is converted by the GPU before
+ * it is copied, except with scales, and if its address is not aligned to its elements: then by the
+ * host.
  *
  * A publish is `snapshotted` when the weights of this rank may be overwritten, `staged` when every
  * byte is there and its sums are verified on the inference side, and `committed` when the replicas
