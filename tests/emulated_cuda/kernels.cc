@@ -33,6 +33,7 @@ struct CopyPieces {
   std::uint64_t units = 0;
   CUdeviceptr sums = 0;
   unsigned blocks = 0;
+  bool converts = false;
 };
 
 constexpr const char* kCopyPieces = cuda::kCopyPiecesKernel;
@@ -86,6 +87,10 @@ class CopyPiecesRun {
       report(std::string(kCopyPieces) + ": a piece of impossible size");
       return false;
     }
+    if (!launch_.converts && !piece.cast.is_none()) {
+      report(std::string(kCopyPieces) + ": a piece that is converted");
+      return false;
+    }
     piece.from = view(piece.from, piece.rows == 1 ? piece.row_bytes : span);
     if (piece.from == 0) return false;
     max_sum_ =
@@ -117,9 +122,11 @@ class CopyPiecesRun {
   std::vector<Hold> holds_;
 };
 
-std::function<CUresult(std::byte*& written)> prepare_copy_pieces(void** parameters, unsigned blocks,
-                                                                 std::shared_ptr<Context> context) {
+std::function<CUresult(std::byte*& written)> prepare_pieces(void** parameters, unsigned blocks,
+                                                            std::shared_ptr<Context> context,
+                                                            bool converts) {
   CopyPieces launch;
+  launch.converts = converts;
   launch.pieces = *static_cast<const CUdeviceptr*>(parameters[0]);
   launch.count = *static_cast<const std::uint32_t*>(parameters[1]);
   launch.unit_bytes = *static_cast<const std::uint64_t*>(parameters[2]);
@@ -129,6 +136,16 @@ std::function<CUresult(std::byte*& written)> prepare_copy_pieces(void** paramete
   return [launch, context = std::move(context)](std::byte*& written) {
     return CopyPiecesRun(launch, *context).run(written);
   };
+}
+
+std::function<CUresult(std::byte*& written)> prepare_copy_pieces(void** parameters, unsigned blocks,
+                                                                 std::shared_ptr<Context> context) {
+  return prepare_pieces(parameters, blocks, std::move(context), false);
+}
+
+std::function<CUresult(std::byte*& written)> prepare_convert_pieces(
+    void** parameters, unsigned blocks, std::shared_ptr<Context> context) {
+  return prepare_pieces(parameters, blocks, std::move(context), true);
 }
 
 struct ReadBytes {
@@ -258,6 +275,9 @@ constexpr Kernel kKernels[] = {
     {.name = cuda::kReadBytesKernel,
      .threads = cuda::kThreadsPerBlock,
      .prepare = prepare_read_bytes},
+    {.name = cuda::kConvertPiecesKernel,
+     .threads = cuda::kThreadsPerBlock,
+     .prepare = prepare_convert_pieces},
     {.name = cuda::kChangeWordsKernel,
      .threads = cuda::kThreadsPerBlock,
      .prepare = prepare_change_words},

@@ -79,7 +79,7 @@ class Kernels(unittest.TestCase):
 
     def test_each_gpu_has_all_kernels_without_spills_in_64_registers(self):
         names = {name for _, name in self.kernels}
-        self.assertEqual(names, {"wsync_change_words", "wsync_copy_pieces", "wsync_read_bytes"})
+        self.assertEqual(names, {"wsync_change_words", "wsync_convert_pieces", "wsync_copy_pieces", "wsync_read_bytes"})
         for gpu in {gpu for gpu, _ in self.kernels} | {"sm_80", "sm_90"}:
             for name in names:
                 used = self.kernels[gpu, name]

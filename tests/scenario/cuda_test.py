@@ -83,7 +83,7 @@ class Cuda(CudaCase):
             one = fleet.checkpoint("one", 1)
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER)
             # After the kernel of a bucket has copied and added up: nothing but reading it back finds that.
-            fleet.environment["WSYNC_EMULATED_CUDA_FAULTS"] = "kernel:4:flip"
+            fleet.environment["WSYNC_EMULATED_CUDA_FAULTS"] = "kernel:5:flip"
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
             del fleet.environment["WSYNC_EMULATED_CUDA_FAULTS"]
             trainer = fleet.start("trainer")

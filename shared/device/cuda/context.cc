@@ -278,6 +278,9 @@ Result<> Gpu::load_kernels() {
   WSYNC_TRY(check(cuda(),
                   cuda().cuModuleGetFunction(&copy_pieces_, module_.get(), kCopyPiecesKernel),
                   fmt::format("the kernel {}", kCopyPiecesKernel)));
+  WSYNC_TRY(check(cuda(),
+                  cuda().cuModuleGetFunction(&convert_pieces_, module_.get(), kConvertPiecesKernel),
+                  fmt::format("the kernel {}", kConvertPiecesKernel)));
   return check(cuda(),
                cuda().cuModuleGetFunction(&change_words_, module_.get(), kChangeWordsKernel),
                fmt::format("the kernel {}", kChangeWordsKernel));

@@ -203,6 +203,7 @@ class Gpu {
   // kRefused if this process has abandoned the GPU.
   [[nodiscard]] Result<> usable() const;
   [[nodiscard]] CUfunction copy_pieces() const noexcept { return copy_pieces_; }
+  [[nodiscard]] CUfunction convert_pieces() const noexcept { return convert_pieces_; }
   [[nodiscard]] CUfunction change_words() const noexcept { return change_words_; }
   [[nodiscard]] std::uint32_t multiprocessors() const noexcept { return multiprocessors_; }
   // Returns the other open GPUs of this process that can use this GPU's memory directly.
@@ -231,6 +232,7 @@ class Gpu {
   bool registers_read_only_ = false;
   OwnedModule module_;
   CUfunction copy_pieces_ = nullptr;
+  CUfunction convert_pieces_ = nullptr;
   CUfunction change_words_ = nullptr;
   const std::shared_ptr<BatchTablePool> batch_tables_;
   mutable std::mutex bounce_mutex_;

@@ -33,6 +33,7 @@ Result<KernelTable> kernel_table(std::span<const Piece> pieces, std::uint32_t mu
                             .sum = piece.sum,
                             .cast = piece.to == nullptr ? FloatCast{} : piece.cast});
     table.bytes += piece.bytes();
+    table.converts = table.converts || !table.pieces.back().cast.is_none();
   }
   Launch& launch = table.launch;
   launch.unit_bytes = choose_unit_bytes(table.bytes, multiprocessors);

@@ -16,6 +16,7 @@ struct KernelTable {
   std::vector<KernelPiece> pieces;  // empty = nothing to launch
   Launch launch;
   std::uint64_t bytes = 0;  // of all pieces
+  bool converts = false;    // at least one of them: for kConvertPiecesKernel
 };
 
 // Returns the table of pieces that have passed check_pieces(), for a GPU with this number of

@@ -45,6 +45,19 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerBlock, 4)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreadsPerBlock, 4)
+    wsync_convert_pieces(const KernelPiece* pieces, std::uint32_t count, std::uint64_t unit_bytes,
+                         std::uint64_t units, KernelSum* sums) {
+  const std::uint32_t lane = threadIdx.x % kWarpLanes;
+  const std::uint64_t unit =
+      static_cast<std::uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
+  if (unit >= units) return;  // uniform in a warp: all lanes have the same `unit`
+  const KernelPiece& piece = pieces[piece_of(pieces, count, unit)];
+  const LaneSum own = run_any_lane(piece, unit - piece.first_unit, unit_bytes, lane);
+  if (piece.sum == KernelPiece::kNoSum) return;
+  add_to(sums[piece.sum], own, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreadsPerBlock, 4)
     wsync_change_words(const KernelWords* blocks, std::uint32_t count, std::uint64_t units,
                        KernelSum* sums) {
   const std::uint32_t lane = threadIdx.x % kWarpLanes;

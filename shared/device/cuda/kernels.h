@@ -27,6 +27,12 @@ namespace wsync::device::cuda {
 // Launch. No dynamic shared memory.
 inline constexpr const char* kCopyPiecesKernel = "wsync_copy_pieces";
 
+// extern "C" void wsync_convert_pieces(...)
+//
+// The same for a batch in which pieces are converted, among others. wsync_copy_pieces does not
+// convert.
+inline constexpr const char* kConvertPiecesKernel = "wsync_convert_pieces";
+
 // extern "C" void wsync_read_bytes(const void* from, std::uint64_t granules,
 //                                  unsigned long long* folded)
 //

@@ -551,8 +551,7 @@ WSYNC_HOST_DEVICE inline void convert_elements(const KernelPiece& piece, UnitRan
 }
 
 // Copies and converts.
-WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_converting(const KernelPiece& piece,
-                                                               UnitRange range) {
+WSYNC_HOST_DEVICE inline LaneSum run_converting(const KernelPiece& piece, UnitRange range) {
   std::uint64_t bits = piece.from | range.bytes;
   if (piece.rows > 1) bits |= piece.row_bytes | piece.from_stride;
   if (piece.sum != KernelPiece::kNoSum) bits |= piece.position;
@@ -582,7 +581,6 @@ WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& stored, std::uint64
   const UnitRange range{offset, static_cast<std::uint32_t>(bytes), lane};
   std::uint64_t bits = piece.to | piece.from | bytes;
   if (piece.rows > 1) bits |= piece.row_bytes | piece.from_stride;
-  if (!piece.cast.is_none()) bits = 1;
   const std::uint64_t counted = piece.sum == KernelPiece::kNoSum ? bits : bits | piece.position;
   // The sum of the usual case stays in registers, because its address is given to nobody.
   if (counted % kGranuleBytes == 0 && piece.rows == 1) {
@@ -598,8 +596,24 @@ WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& stored, std::uint64
     return run_long_rows(stored, range);
   if (counted % kGranuleBytes == 0) return run_short_rows(stored, range);
   if (counted % kSumWordBytes == 0) return run_word_rows(stored, range);
-  if (!stored.cast.is_none()) return run_converting(stored, range);
   return run_unaligned(stored, range, bits);
+}
+
+// The same in a batch that has pieces which are converted. They are not a case of run_lane(), which
+// would need more registers then.
+WSYNC_HOST_DEVICE WSYNC_NOINLINE inline LaneSum run_plain_lane(const KernelPiece& piece,
+                                                               std::uint64_t unit,
+                                                               std::uint64_t unit_bytes,
+                                                               std::uint32_t lane) {
+  return run_lane(piece, unit, unit_bytes, lane);
+}
+WSYNC_HOST_DEVICE inline LaneSum run_any_lane(const KernelPiece& piece, std::uint64_t unit,
+                                              std::uint64_t unit_bytes, std::uint32_t lane) {
+  if (piece.cast.is_none()) return run_plain_lane(piece, unit, unit_bytes, lane);
+  const std::uint64_t all = piece.row_bytes * piece.rows;
+  const std::uint64_t offset = unit * unit_bytes;
+  const std::uint64_t bytes = all - offset < unit_bytes ? all - offset : unit_bytes;
+  return run_converting(piece, {offset, static_cast<std::uint32_t>(bytes), lane});
 }
 
 // Returns the index of the piece that contains unit `unit`. `count` must be at least 1.
@@ -667,7 +681,7 @@ inline void run_pieces_on_host(const KernelPiece* pieces, std::uint32_t count,
   for (std::uint64_t unit = 0; unit < units; ++unit) {
     const KernelPiece& piece = pieces[piece_of(pieces, count, unit)];
     for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
-      const LaneSum sum = run_lane(piece, unit - piece.first_unit, unit_bytes, lane);
+      const LaneSum sum = run_any_lane(piece, unit - piece.first_unit, unit_bytes, lane);
       if (piece.sum == KernelPiece::kNoSum) continue;
       for (std::uint32_t i = 0; i < 4; ++i) sums[piece.sum].counters[i] += counter_of(sum, i);
     }

@@ -127,6 +127,7 @@ Result<> CudaStream::warm_up() {
   WSYNC_TRY(prepare_batches());
   const CUdeviceptr tables = slots_[0].tables.device.get();
   WSYNC_TRY(launch(KernelTable{}, tables, tables));
+  WSYNC_TRY(launch(KernelTable{.converts = true}, tables, tables));
   return launch(WordTable{}, tables, tables);
 }
 
@@ -395,10 +396,11 @@ Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdevi
   std::uint64_t unit_bytes = table.launch.unit_bytes;
   std::uint64_t units = table.launch.units;
   std::array<void*, 5> arguments = {&pieces, &count, &unit_bytes, &units, &sums};
-  return submit(gpu_->cuda().cuLaunchKernel(gpu_->copy_pieces(), std::max(1U, table.launch.blocks),
-                                            1, 1, kThreadsPerBlock, 1, 1, 0, stream_.get(),
-                                            arguments.data(), nullptr),
-                "the kernel of a batch");
+  const CUfunction kernel = table.converts ? gpu_->convert_pieces() : gpu_->copy_pieces();
+  return submit(
+      gpu_->cuda().cuLaunchKernel(kernel, std::max(1U, table.launch.blocks), 1, 1, kThreadsPerBlock,
+                                  1, 1, 0, stream_.get(), arguments.data(), nullptr),
+      "the kernel of a batch");
 }
 
 Result<> CudaStream::launch(const WordTable& table, CUdeviceptr blocks, CUdeviceptr sums) {

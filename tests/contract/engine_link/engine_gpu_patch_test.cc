@@ -173,7 +173,7 @@ TEST(PatchOnFailingGpu, DISABLED_TheKernelFailsAndTheLinkStays) {
 TEST(PatchOnFailingGpu, TheKernelFailsAndTheLinkStays) {
   // After two that warm the stream up, and one for the only bucket of the first version.
   EXPECT_EQ(run_again("PatchOnFailingGpu.DISABLED_TheKernelFailsAndTheLinkStays",
-                      {"WSYNC_EMULATED_CUDA_FAULTS=kernel:4:CUDA_ERROR_ILLEGAL_ADDRESS",
+                      {"WSYNC_EMULATED_CUDA_FAULTS=kernel:5:CUDA_ERROR_ILLEGAL_ADDRESS",
                        "WSYNC_EMULATED_CUDA_REPORT="}),  // to the error stream
             0);
 }

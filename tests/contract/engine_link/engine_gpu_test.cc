@@ -330,7 +330,7 @@ TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
 
 TEST(EngineOnFailingGpu, ABucketFailsAndTheLinkStays) {
   EXPECT_EQ(run_again("EngineOnFailingGpu.DISABLED_ABucketFailsAndTheLinkStays",
-                      {"WSYNC_EMULATED_CUDA_FAULTS=kernel:3:CUDA_ERROR_ILLEGAL_ADDRESS",
+                      {"WSYNC_EMULATED_CUDA_FAULTS=kernel:4:CUDA_ERROR_ILLEGAL_ADDRESS",
                        "WSYNC_EMULATED_CUDA_REPORT="}),  // to the error stream
             0);
 }
