@@ -50,7 +50,7 @@ struct CopyOptions {
 // Called with a label and the numbers of finished and of all steps.
 using OnGpuProgress = std::function<void(std::string_view label, unsigned done, unsigned total)>;
 
-// Every copy is also checked: kDigestMismatch if a check differs from the host's. Needs 3 * bytes
+// Every copy is also checked: kDigestMismatch if a check differs from the host's. Needs 3.5 * bytes
 // of pinned and pageable host memory and 5 * bytes on the GPU. Adds a line to `notes` if the host
 // memory could not be registered.
 [[nodiscard]] Result<std::vector<CopyCase>> run_copies(const CopyOptions& options,
