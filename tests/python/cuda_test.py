@@ -291,7 +291,8 @@ class Refusing(OnTheEmulatedDriver):
 
     def test_casts_and_other_ways_of_taking(self):
         floats = self.arrays(0, ["a"], dtype="float32", dtype_name=None)
-        self.refused(wsync.EngineRefused, floats, "a", "host memory", casts={"a": "BF16"})
+        wsync.Replica("/nowhere/host.engines", "r0", floats, casts={"a": "BF16"}).close()
+        self.refused(wsync.EngineRefused, floats, "a", "only F32, F16 and BF16", casts={"a": "I32"})
         self.refused(wsync.InvalidInput, {"a": wsync.Spec("BF16", SHAPE)}, "gpu is for", take="borrow", gpu=0,
                      load_layer=lambda *_: None)
 

@@ -95,7 +95,7 @@ class BenchGpu(unittest.TestCase):
             self.assertEqual((len(rounds["register_s"]), len(rounds["bytes_per_s"])), (expected, expected))
             if not case["missing"]:
                 self.assertGreater(min(rounds["register_s"]), 0)
-                self.assertAlmostEqual(case["bytes_per_s"]["median"], sum(rounds["bytes_per_s"]) / ROUNDS)
+                self.assertAlmostEqual(case["bytes_per_s"]["median"], sum(rounds["bytes_per_s"]) / ROUNDS, delta=1)  # bytes/s
                 self.assertIn(fallback, case["fallback"])
                 self.assertEqual(case["fallback"] == "", fallback == "")
 
