@@ -37,7 +37,7 @@ class Trl(unittest.TestCase):
         self.assertLess(result["rewards"][0], 0.4)
         self.assertGreater(max(result["rewards"][-5:]), 0.9)
         self.assertLess(max(result["differences"]), 0.1)
-        self.assertGreaterEqual(result["updates"], len(result["rewards"]))
+        self.assertGreaterEqual(result["updates"], max(25, len(result["rewards"])))
 
     def test_the_control_that_drops_the_updates_fails_both(self):
         result = self.trained("drop")

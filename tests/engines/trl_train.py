@@ -2,8 +2,8 @@
 
 Usage: trl_train.py MODEL URL RUN_DIR STATE_DIR STEPS follow|drop
 
-It ends after STEPS steps, or before as soon as the reward of a step is above 0.9: how many steps that takes depends on the samples,
-which differ from processor to processor.
+It ends after STEPS steps, or after at least 25 as soon as the reward of a step is above 0.9: how many steps that takes depends on the
+samples, which differ from processor to processor.
 """
 import json
 import statistics
@@ -24,7 +24,8 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 class EndWhenLearned(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
-        control.should_training_stop = control.should_training_stop or float((logs or {}).get("reward", 0)) > 0.9
+        if state.global_step >= 25 and float((logs or {}).get("reward", 0)) > 0.9:
+            control.should_training_stop = True
 
 
 def reward(completions, completion_ids, **_):
