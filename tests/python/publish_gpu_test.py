@@ -326,9 +326,9 @@ class Failing(unittest.TestCase):
         for line in lines:
             self.fleet.ready(trainer, line)
 
-    # Copies 1 to 3 write the three arrays, 4 to 7 are those of the first publish, and 8 to 10 write again.
+    # Copies 1 to 3 write the three arrays, 4 to 11 are those of the first publish, and 12 to 14 write again.
     def test_a_fault_fails_the_publish_and_the_fleet_keeps_its_version(self):
-        trainer = self.trainer(1, 2, 3, WSYNC_EMULATED_CUDA_FAULTS="copy:12:CUDA_ERROR_ILLEGAL_ADDRESS",
+        trainer = self.trainer(1, 2, 3, WSYNC_EMULATED_CUDA_FAULTS="copy:17:CUDA_ERROR_ILLEGAL_ADDRESS",
                                WSYNC_EMULATED_CUDA_REPORT="")
         self.says(trainer, "copies", "published 1", "copies")
         said = trainer.stdout.readline()
@@ -338,7 +338,7 @@ class Failing(unittest.TestCase):
         self.assertEqual(self.replica.status().active, wsync.Version(1, 1))
 
     def test_a_trainer_that_is_killed_in_the_middle_of_a_copy(self):
-        trainer = self.trainer(1, 2, WSYNC_EMULATED_CUDA_FAULTS="copy:12:hang")
+        trainer = self.trainer(1, 2, WSYNC_EMULATED_CUDA_FAULTS="copy:17:hang")
         self.says(trainer, "copies", "published 1", "copies")
         trainer.kill()
         trainer.wait()
