@@ -72,20 +72,27 @@ void ReplicaSwitch::handle(const RankDetached& event) {
   }
   ranks_.detach(event.rank);
   const std::string why = fmt::format("rank {} was lost while {}", event.rank, phase_name(phase_));
+  // No engine is left that could be torn or that waits to be resumed. What attaches again is loaded
+  // as any engine that starts, and nobody waits for it until a deadline.
+  const bool is_gone = ranks_.attached() == 0 && !planted("waits_for_nobody");
   switch (phase_) {
     case SwitchPhase::kIdle:
+      return;
     case SwitchPhase::kPausing:
     case SwitchPhase::kGathering:
+      if (is_gone) give_up(SwitchOutcome::kFailed, why);
       return;
     case SwitchPhase::kLoading:
       out_.push_back(CancelLoad{.request = request_});
-      gather(why);
-      return;
+      break;
     case SwitchPhase::kCommitting:
     case SwitchPhase::kResuming:
-      gather(why);
-      return;
+      break;
   }
+  if (is_gone)
+    give_up(SwitchOutcome::kFailed, why);
+  else
+    gather(why);
 }
 
 void ReplicaSwitch::handle(const RankPaused& event) {
@@ -650,6 +657,9 @@ Result<> ReplicaSwitch::invariants() const {
   if (phase_ == SwitchPhase::kResuming && !ranks_.uniform() && !planted("deadline_resume"))
     return broken("a replica is resumed whose ranks hold different bytes");
   if (phase_ == SwitchPhase::kIdle && has_turn_) return broken("a turn is held without a switch");
+  if (ranks_.attached() == 0 && (phase_ != SwitchPhase::kIdle || owes()) &&
+      !planted("waits_for_nobody"))
+    return broken("a switch continues, or an outcome is owed, without any rank");
   WSYNC_TRY(outcome_.invariants());
   WSYNC_TRY(candidates_.invariants());
   return ranks_.invariants();

@@ -144,11 +144,6 @@ Result<> ReplicaSet::check_forget(const std::string& name) const {
     return fail(ErrorCode::kRefused,
                 fmt::format("replica '{}' has {} of {} ranks attached: stop its engines first",
                             name, replica.attached(), replica.world_size()));
-  if (replica.owes() || replica.phase() != reload::SwitchPhase::kIdle)
-    return fail(ErrorCode::kRefused,
-                fmt::format("replica '{}' is in a switch ({}), which waits for its engines until a "
-                            "deadline: try again when it has ended",
-                            name, reload::phase_name(replica.phase())));
   return {};
 }
 

@@ -568,6 +568,31 @@ TEST_F(Switch, ARankLostWhileLoadingIsRepairedByACompleteLoadWhenItReturns) {
   EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
 }
 
+TEST_F(Switch, AReplicaWhoseRanksAreAllLostEndsItsSwitchAtOnce) {
+  for (const SwitchPhase phase : {SwitchPhase::kPausing, SwitchPhase::kLoading,
+                                  SwitchPhase::kCommitting, SwitchPhase::kResuming}) {
+    SCOPED_TRACE(phase_name(phase));
+    machine = ReplicaSwitch({.replica = "r", .world_size = 2});
+    done.clear();
+    serve_v1();
+    decide(kV2);
+    if (phase != SwitchPhase::kPausing) paused();
+    if (phase == SwitchPhase::kCommitting || phase == SwitchPhase::kResuming) loaded(kV2);
+    if (phase == SwitchPhase::kResuming) committed(kV2);
+    ASSERT_EQ(machine.phase(), phase);
+    step(RankDetached{.rank = 1});
+    EXPECT_TRUE(done.empty()) << "it may come back to its partner";
+    step(RankDetached{.rank = 0});
+    EXPECT_EQ(machine.phase(), SwitchPhase::kIdle);
+    ASSERT_EQ(done.size(), 1U) << "nobody is left that a round could wait for";
+    EXPECT_EQ(done[0].outcome, SwitchOutcome::kFailed);
+    EXPECT_NE(done[0].reason.find("rank 0 was lost while "), std::string::npos) << done[0].reason;
+    attach(0, RankState::kLoading);
+    attach(1, RankState::kLoading);
+    EXPECT_EQ(count<BeginLoad>(), 1U);
+  }
+}
+
 TEST_F(Switch, ARankThatDoesNotReturnEndsTheSwitchAndIsRepairedLater) {
   serve_v1();
   decide(kV2);
