@@ -1,4 +1,5 @@
 """Changes the memory of engines behind their backs, as a bit does that flips."""
+import errno
 import json
 import os
 import struct
@@ -27,7 +28,12 @@ def flip_bit(pid, wanted):
             if rights != "rw-p" or inode != "0" or end - begin > LARGEST:
                 continue
             memory.seek(begin)
-            held = memory.read(end - begin)
+            try:
+                held = memory.read(end - begin)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                continue  # the process has unmapped it meanwhile
             at = held.find(wanted)
             while at >= 0:
                 places.append(begin + at + len(wanted) // 2)
