@@ -71,10 +71,14 @@ void ReplicaSwitch::handle(const RankDetached& event) {
     return;
   }
   ranks_.detach(event.rank);
-  const std::string why = fmt::format("rank {} was lost while {}", event.rank, phase_name(phase_));
   // No engine is left that could be torn or that waits to be resumed. What attaches again is loaded
   // as any engine that starts, and nobody waits for it until a deadline.
   const bool is_gone = ranks_.attached() == 0 && !planted("waits_for_nobody");
+  std::string why = fmt::format("rank {} was lost while {}", event.rank, phase_name(phase_));
+  if (is_gone && phase_ == SwitchPhase::kGathering)
+    why = fmt::format("{}, and then every other one", last_failure_);
+  else if (is_gone && ranks_.size() > 1)
+    why = fmt::format("every rank was lost while {}", phase_name(phase_));
   switch (phase_) {
     case SwitchPhase::kIdle:
       return;

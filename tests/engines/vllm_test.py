@@ -385,7 +385,8 @@ class Vllm(unittest.TestCase):
             result = json.loads(push.communicate()[0])["result"]
             version = result["version"]
             self.assertEqual((push.returncode, result["code"]), (1, "partial"), result)
-            self.assertRegex(result["reason"], f"^replica 'r0': .*not attached; {version} stays the target, and the sidecars go")
+            self.assertRegex(result["reason"], f"^replica 'r0': every rank was lost while pausing; {version} stays the target, and "
+                             "the sidecars go")
             outcomes = {found["replica"]: found["outcome"] for found in result["replicas"]}
             self.assertEqual(outcomes, {"r0": "failed", "r1": "committed"})
             tokens, _, spans = servers[1].generate(PROMPTS[0], 16)

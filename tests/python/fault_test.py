@@ -113,7 +113,7 @@ class EnginesThatEnd(FaultCase):
         self.ends_in("check_version", "exit")
 
     def test_in_pause(self):
-        self.ends_in("pause", "kill", "not attached")
+        self.ends_in("pause", "kill", "was lost while pausing")
 
     def test_in_load_begin(self):
         self.ends_in("load_begin", "exit", "lost while loading")

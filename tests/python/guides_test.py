@@ -248,10 +248,10 @@ class Engine(GuideCase):
                     else:
                         self.fused.narrow(0, 0 if name == "gate" else 4, 4).copy_(tensor)
         checkpoint = {"gate": torch.randn(4, 4), "up": torch.randn(4, 4), "norm": torch.randn(4)}
+        self.sidecar_of(self.text())
         for index, block in enumerate(self.blocks):  # of the guide, and of the README
             with self.subTest(block.where):
                 model = Model()
-                self.sidecar_of(self.text(index))
                 names = self.run_python({"model": model, "checkpoint": checkpoint}, index)
                 self.fleet.serve(names["replica"])
                 trained = {name: torch.randn(tensor.shape) for name, tensor in checkpoint.items()}

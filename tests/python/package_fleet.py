@@ -140,6 +140,7 @@ class PackageFleet:
             os.remove(socket)  # of one that was killed
         process = self.start(EXECUTABLE, "sidecar", "--set", f"name={name}", *settings)
         until(lambda: os.path.exists(socket) or process.poll() is not None, f"the socket of sidecar {name}")
+        assert process.poll() is None, f"sidecar {name} has ended: {self.said(process)}"
         return process, socket
 
     def program(self, text, *arguments):

@@ -1,6 +1,8 @@
 """Tensors of torch. Run by tests/reference/run.sh, in an environment that has torch; it is left out where torch is missing."""
+import collections
 import sys
 import unittest
+import unittest.mock
 
 import numpy as np
 import wsync
@@ -15,6 +17,10 @@ except ImportError:
 
 KINDS = [torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
          torch.int32, torch.int8, torch.uint8, torch.bool]
+
+
+class Own(torch.Tensor):
+    pass
 
 
 class Torch(unittest.TestCase):
@@ -38,6 +44,82 @@ class Torch(unittest.TestCase):
             for name, tensor in weights.items():
                 self.assertTrue(torch.equal(held[name], tensor.detach().resolve_neg().resolve_conj()), name)
             base += 1
+
+    def described_for(self, weights, **options):
+        """Publishes, compares what arrives, and returns how often the tensors were described one by one."""
+        calls = []
+        describe_all = wsync._tensors.describe_all
+
+        def counted(*arguments):
+            calls.append(1)
+            return describe_all(*arguments)
+
+        with unittest.mock.patch.object(wsync._tensors, "describe_all", counted):
+            self.published(weights, **options)
+        for name, tensor in self.held.items():
+            given = (weights.state_dict() if hasattr(weights, "state_dict") else dict(weights))[name]
+            self.assertTrue(torch.equal(tensor, given.detach().to(tensor.dtype)), name)
+        return len(calls)
+
+    def test_the_same_tensors_are_described_once(self):
+        weights = {"a": torch.randn(6, 4), "b": torch.nn.Parameter(torch.randn(5)), "empty": torch.zeros(0, 3),
+                   "scalar": torch.tensor(2.0), "bytes": torch.arange(9, dtype=torch.uint8)}
+        self.held = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+        self.assertEqual(self.described_for(weights), 1)
+        with torch.no_grad():
+            weights["b"] += 1
+        self.assertEqual(self.described_for(weights), 0)
+        self.assertEqual(self.described_for({name: tensor.detach().clone() for name, tensor in weights.items()}), 0, "other memory")
+        self.assertEqual(self.described_for(collections.OrderedDict(weights)), 0)
+        self.assertEqual(self.described_for(list(weights.items())), 1, "what may be read only once is read by Python")
+        self.assertEqual(self.described_for(weights), 0)
+        for other in ({"a": torch._neg_view(weights["a"])}, {"a": torch.randn(4, 6).T}, {"b": torch.randn(10)[::2]},
+                      {"a": weights["a"].as_subclass(Own)}):
+            self.assertEqual(self.described_for(weights | other), 1, other)
+            self.described_for(weights)
+            self.assertEqual(self.described_for(weights), 0)
+        turned = dict(reversed(weights.items()))
+        self.assertEqual([self.described_for(turned), self.described_for(turned)], [1, 0])
+        self.publisher.describe({"a": wsync.Spec("F32", (6, 4))})
+        self.assertEqual(self.described_for(turned), 1, "there was another description")
+
+    def test_tensors_that_no_longer_fit_are_seen(self):
+        weights = {"a": torch.randn(6, 4), "b": torch.randn(5)}
+        self.held = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+        self.described_for(weights)
+        for other, expected in (({"a": torch.randn(4, 6)}, "a"), ({"b": torch.randn(6)}, "b"), ({"b": torch.randn(5, dtype=torch.float64)}, "b"),
+                                ({"c": torch.randn(1)}, "c"), ({"a": torch.randn(6, 4, device="meta")}, "a"), ({"a": 1}, "a")):
+            with self.assertRaises(wsync.Error) as caught:
+                self.published(weights | other)
+            self.assertIn(expected, str(caught.exception))
+        with self.assertRaises(wsync.Error):
+            self.published({"a": weights["a"]})
+        self.described_for(weights)
+        self.assertEqual(self.described_for(weights), 0)
+
+    def test_tied_names_are_followed(self):
+        model = torch.nn.Module()
+        model.embed, model.head = torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(4, 6, bias=False)
+        model.head.weight = model.embed.weight
+        self.held = {"embed.weight": torch.zeros(6, 4)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+        self.assertEqual([self.described_for(model), self.described_for(model)], [1, 0])
+        model.head.weight = torch.nn.Parameter(torch.randn(6, 4))
+        with self.assertRaises(wsync.Error) as caught:  # a name that no engine has
+            self.published(model)
+        self.assertIn("head.weight", str(caught.exception))
+        model.head.weight = model.embed.weight
+        self.described_for(model)
+        self.assertEqual(self.described_for(model), 0)
+
+    def test_another_dtype_that_is_asked_for_is_another_description(self):
+        weights = {"a": torch.randn(6, 4)}
+        self.held = {"a": torch.zeros(6, 4, dtype=torch.bfloat16)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+        for dtype in ("BF16", torch.bfloat16, {"a": "BF16"}):
+            self.assertEqual([self.described_for(weights, dtype=dtype), self.described_for(weights, dtype=dtype)], [1, 0])
 
     def test_each_dtype_goes_into_tensors_of_torch(self):
         torch.manual_seed(1)

@@ -4,6 +4,7 @@
 
 #include "deploy/python/extension/calls.h"
 #include "deploy/python/extension/engine.h"
+#include "deploy/python/extension/known_tensors.h"
 #include "deploy/python/extension/memory.h"
 #include "deploy/python/extension/reader.h"
 #include "deploy/python/extension/trainer.h"
@@ -17,6 +18,7 @@ NB_MODULE(core, module) {
   // At exit, objects of this module may be alive in other modules: that is no leak to report.
   nb::set_leak_warnings(false);
   wsync::python::bind_memory(module);
+  wsync::python::bind_known_tensors(module);
   wsync::python::bind_trainer(module);
   wsync::python::bind_engine(module);
   wsync::python::bind_reader(module);

@@ -1,7 +1,7 @@
 # wsync_python_module(TARGET COMPONENT [OPTION OF nanobind_add_module...]): the extension module, compiled for the Python and with
 # the nanobind that the calling folder has found. COMPONENT is what `cmake --install` names to put it into a wheel.
-set(wsync_python_sources calls.cc engine.cc memory.cc module.cc polled_engine.cc reader.cc trainer.cc trainer_handle.cc
-  weight_directory.cc)
+set(wsync_python_sources calls.cc dlpack.cc engine.cc known_tensors.cc memory.cc module.cc polled_engine.cc reader.cc trainer.cc
+  trainer_handle.cc weight_directory.cc)
 list(TRANSFORM wsync_python_sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 set(wsync_python_symbols ${CMAKE_CURRENT_LIST_DIR}/entry.map)
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "deploy/python/extension/calls.h"
+#include "deploy/python/extension/known_tensors.h"
 #include "deploy/python/extension/memory.h"
 #include "deploy/python/extension/trainer_handle.h"
 #include "trainer_side/plugin/wsync/trainer.h"
@@ -141,29 +142,16 @@ class Draft {
   // whole tensor, ranges, array, address, GPU and stream (Described of wsync/_tensors.py), which
   // keep the arrays alive. Returns the failure and the index of the part that it is about.
   std::tuple<int, std::string, std::size_t> put_all(const nb::list& given) {
-    const ReadParts read(given);
-    const std::vector<wsync_trainer_part>& parts = read.parts;
-    for (std::size_t begin = 0; begin < parts.size();) {
-      std::size_t end = begin;
-      for (std::uint64_t elements = 0; end < parts.size() && elements < kElementsOfCall; ++end) {
-        std::uint64_t own = 1;
-        for (const std::uint64_t extent : std::span(parts[end].shape, parts[end].shape_count))
-          own *= extent;
-        elements += own;
-      }
-      std::size_t failed = end - begin;
-      Failure failure;
-      {
-        const WithoutGil unlocked;
-        failure = while_open(parts[begin].name, [&](wsync_trainer* trainer) {
-          return wsync_trainer_put_all(trainer, id_, &parts[begin], end - begin, &failed);
-        });
-      }
-      if (failure) return {failure.code, failure.sentence, begin + failed};
-      check_signals();
-      begin = end;
-    }
-    return {0, {}, 0};
+    return write(ReadParts(given).parts);
+  }
+
+  // The same with the tensors that KnownTensors::read() has found. The caller keeps them alive.
+  // Returns the name of the tensor that the failure is about, if it is about one.
+  std::tuple<int, std::string, std::optional<std::string>> put_known(const KnownTensors& known) {
+    const auto [code, sentence, failed] = write(known.parts());
+    std::optional<std::string> name;
+    if (code != 0 && failed < known.parts().size()) name = known.parts()[failed].name;
+    return {code, sentence, std::move(name)};
   }
 
   // Returns a second mapping of the tensor's memory.
@@ -207,6 +195,31 @@ class Draft {
   }
 
  private:
+  // Returns the failure and the index of the part that it is about.
+  std::tuple<int, std::string, std::size_t> write(std::span<const wsync_trainer_part> parts) {
+    for (std::size_t begin = 0; begin < parts.size();) {
+      std::size_t end = begin;
+      for (std::uint64_t elements = 0; end < parts.size() && elements < kElementsOfCall; ++end) {
+        std::uint64_t own = 1;
+        for (const std::uint64_t extent : std::span(parts[end].shape, parts[end].shape_count))
+          own *= extent;
+        elements += own;
+      }
+      std::size_t failed = end - begin;
+      Failure failure;
+      {
+        const WithoutGil unlocked;
+        failure = while_open(parts[begin].name, [&](wsync_trainer* trainer) {
+          return wsync_trainer_put_all(trainer, id_, &parts[begin], end - begin, &failed);
+        });
+      }
+      if (failure) return {failure.code, failure.sentence, begin + failed};
+      check_signals();
+      begin = end;
+    }
+    return {0, {}, 0};
+  }
+
   Failure while_open(const std::string& name,
                      const std::function<wsync_code(wsync_trainer*)>& use) {
     if (!handle_->is_here()) return handle_->call(use);
@@ -417,6 +430,7 @@ void bind_trainer(nb::module_& module) {
            nb::arg("scale_count"), nb::arg("compute_scales"), nb::arg("gpu").none(),
            nb::arg("stream"))
       .def("put_all", &Draft::put_all, nb::arg("parts"))
+      .def("put_known", &Draft::put_known, nb::arg("known"))
       .def("map", &Draft::map, nb::arg("name"))
       .def("end", &Draft::end)
       .def("abandon", &Draft::abandon);

@@ -16,6 +16,7 @@ from ._device_memory import device_memory
 from ._dtypes import dtype_name_of
 from ._errors import Busy, Code, Error, InvalidInput, make
 from ._exit import close_at_exit
+from ._last_tensors import LastTensors
 from ._native import core
 from ._tensors import Array, Range, array_of, describe, pairs
 from ._values import PublishState, PublishStatus, RollBack, Version, publish_status, step_of, version_or_none
@@ -330,6 +331,7 @@ class Publisher:
         self._raw = core.Trainer(None if config is None else str(config), _texts(settings), rank, world_size)
         self._layout: Optional[list] = None  # as described to the library; None: by nobody, or by the parts of a version
         self._known: dict = {}  # name -> (dtype, shape of this rank's part)
+        self._last = LastTensors()
         self._publishing = threading.Lock()
         self._made_at = _caller()
         close_at_exit(self)
@@ -407,20 +409,19 @@ class Publisher:
             raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
         number = _step(step)
         self._raw.check()
-        with _tensors.collector_paused():
-            described = _tensors.describe_all(tensors, lambda name, given: _describe(name, given, self._gpu))
-            if tied == "once":
-                described = _tensors.without_tied(described)
-        if dtype is None or isinstance(dtype, Mapping):
-            dtypes = {name: dtype_name_of(wanted, f"tensor {name}: dtype") for name, wanted in (dtype or {}).items()}
-        else:
-            wanted = dtype_name_of(dtype)
-            dtypes = {one.name: wanted for one in described if one.dtype in _tensors.CASTS}
         if not self._publishing.acquire(blocking=False):
             raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
         try:
+            if not isinstance(tensors, Mapping) and hasattr(tensors, "state_dict"):
+                tensors = tensors.state_dict()
+            asked = (dtype, tied)
+            if self._last.read(tensors, self._layout, asked):
+                raw = self._raw.begin(number)
+                with Draft(self, raw, self._known) as draft:
+                    self._last.put(raw)
+                return draft.publish
             with _tensors.collector_paused():
-                self._describe(described, dtypes)
+                described = self._describe_for(tensors, dtype, tied)
             raw = self._raw.begin(number)
             _wait_for_torch(described)
             with Draft(self, raw, self._known) as draft:
@@ -428,6 +429,19 @@ class Publisher:
             return draft.publish
         finally:
             self._publishing.release()
+
+    def _describe_for(self, tensors: Tensors, dtype: Any, tied: str) -> list:
+        """Describes the tensors of a publish, and remembers them for the next one. Returns those that are written."""
+        every = _tensors.describe_all(tensors, lambda name, given: _describe(name, given, self._gpu))
+        described = _tensors.without_tied(every) if tied == "once" else every
+        if dtype is None or isinstance(dtype, Mapping):
+            dtypes = {name: dtype_name_of(wanted, f"tensor {name}: dtype") for name, wanted in (dtype or {}).items()}
+        else:
+            wanted = dtype_name_of(dtype)
+            dtypes = {one.name: wanted for one in described if one.dtype in _tensors.CASTS}
+        self._describe(described, dtypes)
+        self._last.remember(every, self._layout, (dict(dtype) if isinstance(dtype, Mapping) else dtype, tied))
+        return described
 
     def version(self, step: Optional[int] = None) -> Draft:
         """Begins a version that you write: `with publisher.version(step) as version: version.put(name, tensor)`.
