@@ -322,12 +322,18 @@ while engine.status().active is None:
 sum(range({seed} * 40000))
 """), 0)
 
+    def test_exceptions_have_the_name_by_which_a_program_finds_them(self):
+        self.assertEqual(str(wsync.NotFound), "<class 'wsync.NotFound'>")
+        self.assertEqual(wsync.directory.Writer.__module__, "wsync.directory")  # imported by its first use
+        with self.assertRaisesRegex(AttributeError, "module 'wsync' has no attribute 'directories'"):
+            wsync.directories
+
     def test_an_error_ends_the_program_with_its_sentence(self):
         self.ends(self.program("""
 replica = wsync.Replica(socket, "r0", empty_like(weights_of(0)))
 p = publisher()
 p.publish({"x": [1]})
-"""), 1, "wsync._errors.InvalidInput: tensor x is a list; expected an array of NumPy or a tensor of torch")
+"""), 1, "wsync.InvalidInput: tensor x is a list; expected an array of NumPy or a tensor of torch")
 
 
 class Killing(ProcessCase):

@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 import unittest
+import unittest.mock
 
 import numpy as np
 import wsync
@@ -331,6 +332,62 @@ sys.stdin.read()
 """
 
 
+class Interrupts(unittest.TestCase):
+    """Ctrl-C may come between any two lines of Python. Afterwards the same publisher publishes again."""
+
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.publisher = self.enterContext(self.fleet.publisher())
+        self.weights = {"a": np.arange(6, dtype=np.float32)}
+        self.publisher.publish(self.weights)
+
+    def interrupted(self, owner, name, after):
+        """A publish during which the function raises, before or after it has done its work."""
+        function = getattr(owner, name)
+
+        def interrupt(*arguments):
+            if after:
+                function(*arguments)
+            raise KeyboardInterrupt
+
+        with unittest.mock.patch.object(owner, name, interrupt), self.assertRaises(KeyboardInterrupt) as caught:
+            self.publisher.publish(self.weights)
+        self.kept = caught.exception  # as an interactive Python keeps the last one, with its frames
+        self.publisher.publish(self.weights)
+
+    def test_in_each_function_of_a_publish(self):
+        package = wsync.publisher
+        for owner, name in ((package._tensors, "describe_all"), (package, "_wait_for_torch"), (package, "_put_all"),
+                            (package.Draft, "__enter__"), (package.Draft, "_detach"), (package.Publisher, "_describe")):
+            for after in (False, True):
+                with self.subTest(f"{name}, {after}"):
+                    self.interrupted(owner, name, after)
+
+    def test_when_a_version_has_begun(self):
+        raw = self.publisher._raw
+
+        class Interrupting:
+            def begin(self, step):
+                raw.begin(step)
+                raise KeyboardInterrupt
+
+            def __getattr__(self, name):
+                return getattr(raw, name)
+
+        for call in (lambda: self.publisher.publish(self.weights), self.publisher.version):
+            with unittest.mock.patch.object(self.publisher, "_raw", Interrupting()), self.assertRaises(KeyboardInterrupt):
+                call()
+            self.publisher.publish(self.weights)
+
+    def test_a_version_that_nobody_holds_any_longer(self):
+        draft = self.publisher.version()
+        draft.put("a", self.weights["a"])
+        with self.assertRaisesRegex(wsync.InvalidInput, "is open"):
+            self.publisher.publish(self.weights)
+        del draft
+        self.publisher.publish(self.weights)
+
+
 class Refusals(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
@@ -551,6 +608,34 @@ class Refusals(unittest.TestCase):
                 version.put(NAMES[0], array)
                 1 / 0
         publisher.publish(weights_of(1)).wait("snapshotted")
+
+    def test_no_tensors_and_dtypes_that_do_not_fit(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        with self.assertRaisesRegex(wsync.InvalidInput, "no tensors were given"):
+            publisher.publish({})
+        with self.assertRaisesRegex(wsync.InvalidInput, "dtype names tensor a.wieght, which was not given; did you mean a.weight") as caught:
+            publisher.publish({"a.weight": np.zeros(4, np.float32)}, dtype={"a.wieght": "BF16"})
+        self.assertEqual(caught.exception.tensor, "a.wieght")
+        with self.assertRaisesRegex(wsync.InvalidInput, "tensor a has the dtype F64, which is not converted to F32: convert it first"):
+            publisher.publish({"a": np.zeros(4)}, dtype="F32")
+
+    def test_what_are_no_tensors(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        array = np.zeros(3, np.float32)
+        for wrong, word in ((None, "NoneType"), (7, "int"), (array, "ndarray"), ("text", "str")):
+            with self.assertRaisesRegex(wsync.InvalidInput, f"tensors is a {word}, expected a mapping"):
+                publisher.publish(wrong)
+        with self.assertRaisesRegex(wsync.InvalidInput, r"tensors has a ndarray, expected \(name, tensor\) pairs"):
+            publisher.publish([array])
+        publisher.publish(iter([("a", array)]))
+
+    def test_what_is_no_name(self):
+        publisher = self.enterContext(self.fleet.publisher())
+        for name in ("a\0b", "", "a\ud800", 7, None):
+            with self.assertRaisesRegex(wsync.InvalidInput, "the name of a tensor is "):
+                publisher.publish({name: np.zeros(4, np.float32)})
+            with self.assertRaisesRegex(wsync.InvalidInput, "the name of a tensor is "):
+                publisher.describe({name: wsync.Spec("F32", (4,))})
 
     def test_a_closed_publisher(self):
         publisher = self.fleet.publisher()

@@ -46,6 +46,19 @@ class Readers(unittest.TestCase):
                 self.assertEqual((array.dtype_name, array.flags.writeable), ("BF16", False))
             self.assertRaisesRegex(wsync.Busy, f"version {version} is open", reader.open)
 
+    def test_a_version_is_open_as_long_as_somebody_holds_it(self):
+        self.committed(1)
+        with wsync.Reader(self.socket) as reader:
+            staged = next(reader.follow(timeout=DEADLINE_S))  # the generator is gone after this line
+            equal(self, staged.tensors, weights_of(1))
+            self.assertRaises(wsync.Busy, reader.open)
+            del staged
+            reader.open(timeout=DEADLINE_S)
+            with reader.open(timeout=DEADLINE_S) as staged:  # nobody has kept the one before
+                equal(self, staged.tensors, weights_of(1))
+            with self.assertRaisesRegex(wsync.Closed, f"version {staged.version} has been closed"):
+                staged.tensors
+
     def test_a_version_that_is_held_open_stays_what_it_is_and_holds_up_nobody(self):
         self.committed(1)
         with wsync.Reader(self.socket) as reader:

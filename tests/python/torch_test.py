@@ -114,6 +114,61 @@ class Torch(unittest.TestCase):
         self.described_for(model)
         self.assertEqual(self.described_for(model), 0)
 
+    def test_tied_names_are_found_in_the_first_publish_of_a_process(self):
+        # Another thread of this process has described tensors before, so what it has learned is taken away.
+        with unittest.mock.patch.object(wsync._tensors, "_TORCH_DTYPES", {}):
+            weight = torch.randn(6, 4)
+            self.held = {"embed": torch.zeros(6, 4), "norm": torch.zeros(3)}
+            self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+            wsync._tensors._TORCH_DTYPES.clear()
+            weights = {"embed": weight, "norm": torch.randn(3), "head": weight, "own": weight.as_subclass(Own)}
+            self.assertEqual(self.described_for(weights), 1)
+
+    def test_entries_that_are_replaced_meanwhile_stay_alive(self):
+        weights = {f"w{i}": torch.full((1 << 16,), float(i)) for i in range(4)}
+        self.held = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+        self.published(weights)
+        expected = {name: tensor.clone() for name, tensor in weights.items()}
+        raw = self.publisher._raw
+
+        class Replacing:
+            def begin(self, step):  # as another thread may do, while the publisher waits here
+                weights.clear()
+                self.others = [torch.full((1 << 16,), -1.0) for _ in range(64)]
+                return raw.begin(step)
+
+            def __getattr__(self, name):
+                return getattr(raw, name)
+
+        with unittest.mock.patch.object(self.publisher, "_raw", Replacing()):
+            publish = self.publisher.publish(weights)
+        publish.wait(timeout=DEADLINE_S)
+        for name, tensor in expected.items():
+            self.assertTrue(torch.equal(self.held[name], tensor), name)
+
+    def test_a_publish_that_fails_leaves_nothing_of_its_addresses(self):
+        one, two = torch.randn(6, 4), torch.randn(6, 4)
+        self.held = {"a": torch.zeros(6, 4), "c": torch.zeros(3)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+        self.described_for({"a": one, "b": one, "c": torch.zeros(3)})
+        with self.assertRaises(wsync.InvalidInput):
+            self.published({"a": two, "b": one, "c": "no tensor"})
+        with self.assertRaises(wsync.Error) as caught:  # b is no other name of a any more, and no engine has it
+            self.published({"a": two, "b": one, "c": torch.zeros(3)})
+        self.assertIn("b (replica 'r0'", str(caught.exception))
+
+    def test_the_order_of_an_ordered_dict_counts(self):
+        weight = torch.randn(6, 4)
+        weights = collections.OrderedDict(a=weight, b=weight)
+        self.held = {"a": torch.zeros(6, 4)}
+        self.fleet.serve(wsync.Replica(self.socket, "r0", self.held))
+        self.assertEqual([self.described_for(weights), self.described_for(weights)], [1, 0])
+        weights.move_to_end("a")
+        with self.assertRaises(wsync.Error) as caught:
+            self.published(weights)  # as b, which comes first now
+        self.assertIn("b", str(caught.exception))
+
     def test_another_dtype_that_is_asked_for_is_another_description(self):
         weights = {"a": torch.randn(6, 4)}
         self.held = {"a": torch.zeros(6, 4, dtype=torch.bfloat16)}

@@ -67,21 +67,22 @@ std::optional<KnownTensors> KnownTensors::make(const nb::list& described, const 
     Known known{.name = nb::borrow(given[0]),
                 .dtype = nb::cast<std::string>(given[1]),
                 .element = tensor->dtype,
-                .shape = {},
-                .data = data_of(*tensor)};
+                .shape = {}};
+    const void* const data = data_of(*tensor);
     for (const nb::handle extent : nb::cast<nb::tuple>(given[2]))
       known.shape.push_back(nb::cast<std::uint64_t>(extent));
     if (!has_shape(*tensor, known.shape) ||
-        known.data != reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(given[5])))
+        data != reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(given[5])))
       return std::nullopt;
     if (once && has_bytes(known.shape)) {
       const auto [at, is_new] =
-          first.emplace(Memory{known.data, known.dtype, known.shape}, made.known_.size());
+          first.emplace(Memory{data, known.dtype, known.shape}, made.known_.size());
       if (!is_new) known.same_as = at->second;
     }
     made.known_.push_back(std::move(known));
+    made.addresses_.push_back(data);
   }
-  if (!made.shares_as_before()) return std::nullopt;
+  if (!made.shares_as_before(made.addresses_)) return std::nullopt;
   made.fill_parts();
   return made;
 }
@@ -91,6 +92,12 @@ std::optional<dlpack::Tensor> KnownTensors::view(nb::handle tensor) const {
     return reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())) == one.type.ptr();
   });
   if (kind == kinds_.end()) return std::nullopt;
+  // DLPack cannot say it: the values may be those of the memory with the other sign. The call may
+  // let other threads run, so it comes before the view, which they could make invalid.
+  const nb::object negative =
+      nb::steal(PyObject_CallFunctionObjArgs(kind->is_neg.ptr(), tensor.ptr(), nullptr));
+  if (!negative.is_valid()) throw nb::python_error();
+  if (!negative.is(nb::handle(Py_False))) return std::nullopt;
   dlpack::Tensor view{};
   if (kind->api->view_of(tensor.ptr(), &view) != 0) {
     PyErr_Clear();  // without memory, or of another layout: it is described in Python
@@ -99,43 +106,40 @@ std::optional<dlpack::Tensor> KnownTensors::view(nb::handle tensor) const {
   constexpr std::uint8_t kComplex = 5;  // kDLComplex, whose values may be conjugated when read
   if (view.device.type != dlpack::kCpu || view.dtype.code == kComplex || !is_row_major(view))
     return std::nullopt;
-  // DLPack cannot say it: the values may be those of the memory with the other sign.
-  const nb::object negative =
-      nb::steal(PyObject_CallFunctionObjArgs(kind->is_neg.ptr(), tensor.ptr(), nullptr));
-  if (!negative.is_valid()) throw nb::python_error();
-  if (!negative.is(nb::handle(Py_False))) return std::nullopt;
   return view;
 }
 
-bool KnownTensors::read(const nb::dict& tensors) {
-  if (tensors.size() != known_.size()) return false;
-  bool moved = false;
-  std::size_t at = 0;
-  Py_ssize_t place = 0;
-  PyObject* name = nullptr;
-  PyObject* tensor = nullptr;
-  while (PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0) {
-    // A method of the tensor could have changed the dict.
-    if (at == known_.size()) return false;
-    Known& known = known_[at++];
-    if (!is_same_text(name, known.name)) return false;
-    const auto found = view(tensor);
-    if (!found || found->dtype != known.element || !has_shape(*found, known.shape)) return false;
-    const void* const data = data_of(*found);
-    moved = moved || data != known.data;
-    known.data = data;
+std::optional<nb::list> KnownTensors::read(nb::handle tensors) {
+  // A list of pairs, in the order of the dict's type, that keeps names and tensors alive: other
+  // threads may change the dict.
+  PyObject* const items = PyMapping_Items(tensors.ptr());
+  if (items == nullptr) throw nb::python_error();
+  const auto held = nb::steal<nb::list>(items);
+  if (held.size() != known_.size()) return std::nullopt;
+  std::vector<const void*> addresses;
+  addresses.reserve(known_.size());
+  for (std::size_t i = 0; i < known_.size(); ++i) {
+    const Known& known = known_[i];
+    const nb::handle pair(PyList_GetItem(items, static_cast<Py_ssize_t>(i)));
+    if (!is_same_text(PyTuple_GetItem(pair.ptr(), 0), known.name)) return std::nullopt;
+    const auto found = view(PyTuple_GetItem(pair.ptr(), 1));
+    if (!found || found->dtype != known.element || !has_shape(*found, known.shape))
+      return std::nullopt;
+    addresses.push_back(data_of(*found));
   }
-  if (at != known_.size() || (moved && !shares_as_before())) return false;
+  if (addresses != addresses_ && !shares_as_before(addresses)) return std::nullopt;
+  addresses_ = std::move(addresses);
   fill_parts();
-  return true;
+  return held;
 }
 
-bool KnownTensors::shares_as_before() const {
+bool KnownTensors::shares_as_before(std::span<const void* const> addresses) const {
   if (!once_) return true;
   std::vector<const void*> own;
-  for (const Known& known : known_) {
-    if (known.same_as != kNone && known.data != known_[known.same_as].data) return false;
-    if (known.same_as == kNone && has_bytes(known.shape)) own.push_back(known.data);
+  for (std::size_t i = 0; i < known_.size(); ++i) {
+    const Known& known = known_[i];
+    if (known.same_as != kNone && addresses[i] != addresses[known.same_as]) return false;
+    if (known.same_as == kNone && has_bytes(known.shape)) own.push_back(addresses[i]);
   }
   std::ranges::sort(own, std::less<>());
   return std::ranges::adjacent_find(own) == own.end();
@@ -143,7 +147,8 @@ bool KnownTensors::shares_as_before() const {
 
 void KnownTensors::fill_parts() {
   parts_.clear();
-  for (const Known& known : known_) {
+  for (std::size_t i = 0; i < known_.size(); ++i) {
+    const Known& known = known_[i];
     if (known.same_as != kNone) continue;
     parts_.push_back({.name = nb::cast<const char*>(known.name),
                       .dtype = known.dtype.c_str(),
@@ -152,7 +157,7 @@ void KnownTensors::fill_parts() {
                       .shape_count = known.shape.size(),
                       .ranges = nullptr,
                       .range_count = 0,
-                      .data = known.data,
+                      .data = addresses_[i],
                       .scales = nullptr,
                       .scale_count = 0,
                       .compute_scales = 0,

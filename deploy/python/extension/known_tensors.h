@@ -30,13 +30,13 @@ class KnownTensors {
   static std::optional<KnownTensors> make(const nanobind::list& described,
                                           const nanobind::tuple& types, bool once);
 
-  // Whether a dict has exactly these names, in this order, with tensors of the same dtypes and
+  // Whether a dict has exactly these names, in its order, with tensors of the same dtypes and
   // shapes, in the memory of the host, in row-major order and with their values as they are, and
-  // whether those and only those that shared memory share it. Then parts() has their addresses.
-  // They are not kept alive.
-  bool read(const nanobind::dict& tensors);
+  // whether those and only those that shared memory share it. Then parts() has their addresses, and
+  // the result keeps the tensors alive. Otherwise std::nullopt, and nothing has changed.
+  std::optional<nanobind::list> read(nanobind::handle tensors);
 
-  // The parts to write, after read() has returned true.
+  // The parts to write, while the result of read() is there.
   [[nodiscard]] std::span<const wsync_trainer_part> parts() const noexcept { return parts_; }
 
  private:
@@ -51,18 +51,19 @@ class KnownTensors {
     std::string dtype;
     dlpack::DType element;
     std::vector<std::uint64_t> shape;
-    const void* data = nullptr;
     std::size_t same_as = kNone;  // the one with the same memory, which is written in its place
   };
 
   KnownTensors() = default;
   // The view of a tensor, if it is as make() describes.
   [[nodiscard]] std::optional<dlpack::Tensor> view(nanobind::handle tensor) const;
-  [[nodiscard]] bool shares_as_before() const;
+  // Whether the tensors at these addresses, in the order of known_, share memory as known_ says.
+  [[nodiscard]] bool shares_as_before(std::span<const void* const> addresses) const;
   void fill_parts();
 
   std::vector<Kind> kinds_;
   std::vector<Known> known_;
+  std::vector<const void*> addresses_;     // of the tensors that were read last
   std::vector<wsync_trainer_part> parts_;  // of those that are written, in their order
   bool once_ = false;
 };

@@ -54,7 +54,12 @@ class Reader {
         if (code != 0) failure = {kEngineRefused, wsync_reader_error(reader_)};
       }
     }
-    check_signals();
+    try {
+      check_signals();
+    } catch (...) {
+      if (code == 0) close_version();  // nobody else knows that it is open
+      throw;
+    }
     if (code == WSYNC_READER_TIMEOUT) {
       waited_for_ = failure.sentence;
       return std::nullopt;

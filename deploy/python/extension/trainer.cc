@@ -13,6 +13,7 @@
 #include <span>
 #include <tuple>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "deploy/python/extension/calls.h"
@@ -106,6 +107,14 @@ struct ReadParts {
 class Draft {
  public:
   Draft(std::shared_ptr<Handle> handle, wsync_draft id) : handle_(std::move(handle)), id_(id) {}
+  // Ctrl-C may come when the call that has begun the version has returned, and before Python has
+  // stored it. Then nobody else can abandon it.
+  ~Draft() {
+    if (is_over_ || !handle_->is_here() || Py_IsInitialized() == 0 || is_ending()) return;
+    abandon();
+  }
+  Draft(const Draft&) = delete;
+  Draft& operator=(const Draft&) = delete;
 
   // The caller keeps the arrays at the addresses alive.
   void put(const std::string& name, const std::string& dtype,
@@ -175,6 +184,7 @@ class Draft {
   // have written their parts. Waits for the puts that run.
   std::uint64_t end() {
     close();
+    is_over_ = true;  // what the library has begun to end cannot be abandoned
     auto publish = std::make_shared<wsync_publish>(0);
     const Failure failure = Task::run(
         handle_,
@@ -189,7 +199,9 @@ class Draft {
     return *publish;
   }
 
+  // Does nothing after end() or abandon().
   void abandon() {
+    if (std::exchange(is_over_, true)) return;
     close();
     drop();
   }
@@ -255,6 +267,7 @@ class Draft {
   std::condition_variable idle_;
   int users_ = 0;
   bool is_closed_ = false;
+  bool is_over_ = false;  // protected by the GIL
 };
 
 // The rest of a time limit in slices. Without a limit it is never over.

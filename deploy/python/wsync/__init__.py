@@ -3,6 +3,9 @@
 `Publisher` is for trainers, `Replica` for inference engines, `Reader` for what only reads. They talk to `wsync sidecar`, which the same package brings as the
 command `wsync`.
 """
+import importlib as _importlib
+from typing import Any as _Any
+
 from ._errors import (Busy, Cancelled, Closed, Code, DeadlineExceeded, DigestMismatch, EngineRefused, Error, Fenced, Internal,
                       InvalidInput, IoFailure, NotFound, Partial, PeerLost, Refused, ResourceExhausted)
 from ._tensors import Array, Range, Shard, Spec, as_dtype
@@ -17,3 +20,16 @@ __all__ = ["__version__", "Array", "Busy", "CachePolicy", "Cancelled", "Closed",
            "PeerLost", "Publish", "PublishState", "PublishStatus", "Publisher", "Range", "RankState", "Reader", "Refused", "Replica",
            "ReplicaStatus", "ResourceExhausted", "RollBack",
            "Shard", "Spec", "StagedVersion", "Version", "as_dtype"]
+
+# Imported when they are first used, because each needs a framework.
+_ADAPTERS = ("checkpoint_engine", "directory", "llama_cpp", "ray", "sglang", "torch", "transformers", "trl", "verl", "vllm")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _ADAPTERS:
+        return _importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list:
+    return sorted({*globals(), *_ADAPTERS})

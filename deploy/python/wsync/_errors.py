@@ -149,6 +149,8 @@ class EngineRefused(Error):
 _CLASSES: dict[int, type[Error]] = {kind.code: kind for kind in (
     InvalidInput, NotFound, Refused, Busy, DeadlineExceeded, PeerLost, Fenced, DigestMismatch, ResourceExhausted, Cancelled,
     IoFailure, Internal, Partial, Closed, EngineRefused)}
+for _kind in (Error, *_CLASSES.values()):
+    _kind.__module__ = "wsync"  # where a program finds it, also in a traceback
 
 
 def make(code: int, sentence: str) -> Error:

@@ -36,13 +36,14 @@ class LastTensors:
             self._known = core.KnownTensors.make(described, (torch.Tensor, torch.nn.Parameter), asked[1] == "once")
         self._layout, self._asked = layout, asked
 
-    def read(self, tensors: Any, layout: Optional[list], asked: tuple) -> bool:
-        """Whether these are the same tensors, perhaps in other memory. Then `put` writes them."""
-        return (self._known is not None and self._layout is layout and self._asked == asked and
-                type(tensors) in (dict, OrderedDict) and self._known.read(tensors))
+    def read(self, tensors: Any, layout: Optional[list], asked: tuple) -> Optional[list]:
+        """What keeps the tensors alive, if these are the same ones, perhaps in other memory: then `put` writes them. Otherwise None."""
+        if self._known is None or self._layout is not layout or self._asked != asked or type(tensors) not in (dict, OrderedDict):
+            return None
+        return self._known.read(tensors)
 
     def put(self, raw: core.Draft) -> None:
-        """Writes what was read. The caller keeps the tensors alive."""
+        """Writes what was read. The caller keeps the result of `read` until then."""
         code, sentence, name = raw.put_known(self._known)
         if code != 0:
             failure = make(code, sentence)

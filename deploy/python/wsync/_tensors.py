@@ -117,11 +117,13 @@ class Described(NamedTuple):
         """What is equal for two names of the same memory (tied weights). None: it has no bytes."""
         if 0 in (self.own.shape if self.gpu is None else part_shape(self.shape, self.ranges)):
             return None
-        if self.address is not None:
-            return self.address, self.dtype, self.shape, self.ranges
-        if isinstance(self.own, np.ndarray):
-            return self.own.ctypes.data, self.own.strides, self.dtype, self.shape, self.ranges
-        return self.own.data_ptr(), self.own.stride(), self.dtype, self.shape, self.ranges
+        # The same for a tensor whose order is known already and for one that was looked at closer.
+        address, strides = self.address, None
+        if address is None and isinstance(self.own, np.ndarray):
+            address, strides = self.own.ctypes.data, None if self.own.flags.c_contiguous else self.own.strides
+        elif address is None:
+            address, strides = self.own.data_ptr(), None if self.own.is_contiguous() else self.own.stride()
+        return address, strides, self.dtype, self.shape, self.ranges
 
 
 def part_shape(shape: Sequence[int], ranges: Sequence[Range]) -> tuple:
@@ -280,7 +282,18 @@ def pairs(tensors: Union[Mapping, Iterable]) -> Iterable:
     """(name, tensor) of a mapping, of an iterable of such pairs, or of a module with state_dict()."""
     if not isinstance(tensors, Mapping) and hasattr(tensors, "state_dict"):
         tensors = tensors.state_dict()
-    return tensors.items() if isinstance(tensors, Mapping) else tensors
+    if isinstance(tensors, Mapping):
+        return tensors.items()
+    if not isinstance(tensors, Iterable) or isinstance(tensors, (str, bytes)) or is_torch(tensors) or isinstance(tensors, np.ndarray):
+        raise InvalidInput(f"tensors is a {type(tensors).__name__}, expected a mapping of names to tensors, such as model.state_dict()")
+    return _checked(tensors)
+
+
+def _checked(tensors: Iterable) -> Iterator:
+    for pair in tensors:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidInput(f"tensors has a {type(pair).__name__}, expected (name, tensor) pairs, such as model.named_parameters()")
+        yield pair
 
 
 def array_of(memory: Any, dtype: str, shape: Sequence[int]) -> Array:

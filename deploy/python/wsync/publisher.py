@@ -1,9 +1,9 @@
 """Publishing weights from a trainer."""
 from __future__ import annotations
 
+import difflib
 import logging
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,6 +95,14 @@ def _caller() -> str:
 
 
 _NO_SCALES = np.empty(0, np.float32)
+
+
+def _check_name(name: Any) -> None:
+    """A name is a text of UTF-8 without a zero byte, as in safetensors."""
+    if not isinstance(name, str):
+        raise InvalidInput(f"the name of a tensor is {name!r} ({type(name).__name__}), expected a str")
+    if not name or "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise InvalidInput(f"the name of a tensor is {name!r}, expected text without zero bytes and surrogates", tensor=ascii(name))
 
 
 def _put(raw: "core.Draft", part: _tensors.Described, dtype: Optional[str] = None, scales: np.ndarray = _NO_SCALES,
@@ -287,8 +295,12 @@ class Draft:
         Raises:
             Refused: a tensor is not complete; the sentence names it.
         """
-        self._detach()
-        self._publish = Publish(self._publisher._raw, self._raw.end())
+        try:
+            self._detach()
+            self._publish = Publish(self._publisher._raw, self._raw.end())
+        except BaseException:
+            self._raw.abandon()  # nothing, once the library has begun to end it
+            raise
         return self._publish
 
     def abandon(self) -> None:
@@ -332,7 +344,8 @@ class Publisher:
         self._layout: Optional[list] = None  # as described to the library; None: by nobody, or by the parts of a version
         self._known: dict = {}  # name -> (dtype, shape of this rank's part)
         self._last = LastTensors()
-        self._publishing = threading.Lock()
+        # Who publishes. A lock could stay taken after a Ctrl-C that comes before its owner has noted that it has it.
+        self._busy: dict = {}
         self._made_at = _caller()
         close_at_exit(self)
         try:
@@ -365,6 +378,8 @@ class Publisher:
         if layout == self._layout:
             return
         self._layout = None
+        for name, *_ in layout:
+            _check_name(name)
         self._raw.clear_tensors()
         for name, dtype, shape, ranges in layout:
             try:
@@ -409,36 +424,54 @@ class Publisher:
             raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
         number = _step(step)
         self._raw.check()
-        if not self._publishing.acquire(blocking=False):
-            raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
+        me, raw = object(), None
         try:
+            if self._busy.setdefault("publish", me) is not me:
+                raise Busy("another thread is publishing with this publisher; publish from one thread at a time")
             if not isinstance(tensors, Mapping) and hasattr(tensors, "state_dict"):
                 tensors = tensors.state_dict()
-            asked = (dtype, tied)
-            if self._last.read(tensors, self._layout, asked):
-                raw = self._raw.begin(number)
-                with Draft(self, raw, self._known) as draft:
-                    self._last.put(raw)
-                return draft.publish
-            with _tensors.collector_paused():
-                described = self._describe_for(tensors, dtype, tied)
+            held = self._last.read(tensors, self._layout, (dtype, tied))
+            described = []
+            if held is None:
+                with _tensors.collector_paused():
+                    described = self._describe_for(tensors, dtype, tied)
             raw = self._raw.begin(number)
             _wait_for_torch(described)
             with Draft(self, raw, self._known) as draft:
-                _put_all(raw, described)
+                if held is not None:
+                    self._last.put(raw)
+                else:
+                    _put_all(raw, described)
             return draft.publish
+        except BaseException:
+            if raw is not None:
+                raw.abandon()  # nothing, if it has been ended
+            raise
         finally:
-            self._publishing.release()
+            if self._busy.get("publish") is me:
+                self._busy.clear()
 
     def _describe_for(self, tensors: Tensors, dtype: Any, tied: str) -> list:
         """Describes the tensors of a publish, and remembers them for the next one. Returns those that are written."""
         every = _tensors.describe_all(tensors, lambda name, given: _describe(name, given, self._gpu))
+        if not every:
+            raise InvalidInput("no tensors were given; expected a mapping of names to tensors, such as model.state_dict()")
         described = _tensors.without_tied(every) if tied == "once" else every
         if dtype is None or isinstance(dtype, Mapping):
             dtypes = {name: dtype_name_of(wanted, f"tensor {name}: dtype") for name, wanted in (dtype or {}).items()}
+            names = {one.name for one in every}
+            for name in dtypes:
+                if name not in names:
+                    nearest = difflib.get_close_matches(str(name), map(str, names), 1)
+                    raise InvalidInput(f"dtype names tensor {name}, which was not given" +
+                                       (f"; did you mean {nearest[0]}?" if nearest else ""), tensor=name)
         else:
             wanted = dtype_name_of(dtype)
             dtypes = {one.name: wanted for one in described if one.dtype in _tensors.CASTS}
+            for one in described:
+                if one.dtype in ("F64", "C64") and wanted != one.dtype:
+                    raise InvalidInput(f"tensor {one.name} has the dtype {one.dtype}, which is not converted to {wanted}: convert it "
+                                       "first, or give the dtypes of the others by name", tensor=one.name)
         self._describe(described, dtypes)
         self._last.remember(every, self._layout, (dict(dtype) if isinstance(dtype, Mapping) else dtype, tied))
         return described

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Optional
 
 import numpy as np
 
-from ._errors import Busy, DeadlineExceeded, InvalidInput
+from ._errors import Busy, Closed, DeadlineExceeded, InvalidInput
 from ._exit import close_at_exit
 from ._native import core
 from ._sidecars import engine_socket
@@ -24,8 +25,9 @@ class StagedVersion:
     Attributes:
         version: its name.
         specs: name -> `Spec` (dtype and shape), in the order of the layers.
-        tensors: name -> read-only array over the staged bytes, in the same order. Nothing is copied. After `close` the arrays read
-            zeros. `wsync.torch.as_tensor(array)` makes a tensor of torch over the same memory.
+        tensors: name -> read-only array over the staged bytes, in the same order. Nothing is copied. After `close`, arrays that are
+            kept read zeros, and asking for `tensors` raises `Closed`. `wsync.torch.as_tensor(array)` makes a tensor of torch over the
+            same memory.
     """
 
     def __init__(self, raw: "core.Reader", version: Version):
@@ -43,7 +45,14 @@ class StagedVersion:
             at = address - begin if size else 0
             tensors[name] = array_of(everything[at:at + size], dtype, shape)
         self.specs: Mapping[str, Spec] = MappingProxyType(specs)
-        self.tensors: Mapping[str, Array] = MappingProxyType(tensors)
+        self._tensors: Mapping[str, Array] = MappingProxyType(tensors)
+
+    @property
+    def tensors(self) -> Mapping[str, Array]:
+        """The arrays by name, while the version is open."""
+        if self.closed:
+            raise Closed(f"version {self.version} has been closed: its memory may be used for another version")
+        return self._tensors
 
     def close(self) -> None:
         """Gives the version back. The arrays read zeros afterwards. May be called twice."""
@@ -93,7 +102,8 @@ class Reader:
 
     def __init__(self, sidecar: str, name: Optional[str] = None):
         self._raw = core.Reader(engine_socket(sidecar), name or f"python-{os.getpid()}")
-        self._staged: Optional[StagedVersion] = None
+        # Weak: a version that nobody else holds is given back, also after a Ctrl-C that comes before the caller has it.
+        self._staged: Optional[weakref.ref[StagedVersion]] = None
         close_at_exit(self)
 
     def open(self, step: Optional[int] = None, *, after: Optional[Version] = None, timeout: Optional[float] = None) -> StagedVersion:
@@ -115,41 +125,46 @@ class Reader:
         """
         if step is not None and after is not None:
             raise InvalidInput("step and after exclude each other: give one of them")
-        if self._staged is not None and not self._staged.closed:
+        opened = self._staged() if self._staged is not None else None
+        if opened is not None and not opened.closed:
             self._raw.tensors()  # not in a forked child, where it says why
-            raise Busy(f"version {self._staged.version} is open: close it before another one is opened")
+            raise Busy(f"version {opened.version} is open: close it before another one is opened")
         step = None if step is None else step_of(step, minimum=0)
         end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            found = self._raw.open(step, after.epoch if after else 0, after.step if after else 0)
-            if found is not None:
-                break
-            if end is not None and time.monotonic() >= end:
-                raise DeadlineExceeded(f"no version within {timeout:g} s: {self._raw.waited_for}")
         try:
-            self._staged = StagedVersion(self._raw, Version(*found))
+            while True:
+                found = self._raw.open(step, after.epoch if after else 0, after.step if after else 0)
+                if found is not None:
+                    break
+                if end is not None and time.monotonic() >= end:
+                    raise DeadlineExceeded(f"no version within {timeout:g} s: {self._raw.waited_for}")
+            staged = StagedVersion(self._raw, Version(*found))
+            self._staged = weakref.ref(staged)
+            return staged
         except BaseException:
-            self._raw.close_version()
+            self._raw.close_version()  # Ctrl-C may come when it is open already
             raise
-        return self._staged
 
     def follow(self, *, timeout: Optional[float] = None) -> Iterator[StagedVersion]:
         """Yields the version that the replicas of this host serve or switch to, and then each one that replaces it. Versions that
-        come while one is being read are left out, but for the newest. Each is closed when the next one is asked for.
+        come while one is being read are left out, but for the newest. Each is closed when the next one is asked for,
+        or when nobody holds it any longer.
 
         Args:
             timeout: seconds to wait for each version, as for `open`.
         """
         last: Optional[Version] = None
         while True:
-            with self.open(after=last, timeout=timeout) as staged:
-                last = staged.version
-                yield staged
+            staged = self.open(after=last, timeout=timeout)
+            last = staged.version
+            yield staged
+            staged.close()
 
     def close(self) -> None:
         """Closes the version that is open, and the connection. May be called twice."""
-        if self._staged is not None:
-            self._staged.close()
+        staged = self._staged() if self._staged is not None else None
+        if staged is not None:
+            staged.close()
         self._raw.close()
 
     @property
