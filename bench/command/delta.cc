@@ -7,6 +7,7 @@
 #include "bench/command/bench_run.h"
 #include "bench/harness/directory.h"
 #include "bench/publishers/delta_bench.h"
+#include "bench/publishers/trajectory_bench.h"
 #include "shared/base/format.h"
 #include "shared/command/programs.h"
 #include "shared/observe/trace/progress.h"
@@ -23,11 +24,17 @@ struct DeltaArguments {
   std::vector<double> elements = bench::DeltaBenchOptions{}.elements;
   std::vector<double> tensors = bench::DeltaBenchOptions{}.tensors;
   std::string transport = bench::DeltaBenchOptions{}.transport;
+  std::string trajectory;  // a directory of checkpoints; empty: changes at random
+  std::string plot;
   std::string directory;
 };
 
 void heed_common(const BenchOptions& common, const CLI::App& command, DeltaArguments& arguments) {
-  arguments.rounds = rounds_of(common, command, "--rounds", arguments.rounds, kQuickRounds);
+  const bool is_run = !arguments.trajectory.empty();
+  if (is_run && command.count("--rounds") == 0)
+    arguments.rounds = bench::TrajectoryOptions{}.rounds;
+  arguments.rounds =
+      rounds_of(common, command, "--rounds", arguments.rounds, is_run ? 1 : kQuickRounds);
   if (!common.quick) return;
   if (command.count("--size") == 0) arguments.model.size = "64MiB";
   if (command.count("--elements") == 0) arguments.elements = {0.01, 1, 100};
@@ -61,6 +68,29 @@ Result<SuiteOutcome> bench_delta(const DeltaArguments& arguments,
   return made;
 }
 
+Result<SuiteOutcome> bench_trajectory(const DeltaArguments& arguments,
+                                      const bench::Interrupt& interrupt) {
+  auto checkpoints = WSYNC_TRY(bench::find_trajectory(arguments.trajectory));
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  trace::ProgressLine line;
+  auto measured =
+      WSYNC_TRY(bench::run_trajectory({.executable = WSYNC_TRY(find_wsync_program("wsync")),
+                                       .directory = directory.path(),
+                                       .checkpoints = std::move(checkpoints),
+                                       .engines = arguments.engines,
+                                       .rounds = arguments.rounds,
+                                       .transport = arguments.transport},
+                                      interrupt, show_turns(line)));
+  const std::string title =
+      fmt::format("{} of {}", counted(measured.steps.size(), "step"), arguments.trajectory);
+  if (!arguments.plot.empty())
+    WSYNC_TRY(bench::write_trajectory_picture(arguments.plot, title, measured.steps));
+  SuiteOutcome made = part_outcome(std::move(measured.suite), title, arguments.rounds);
+  made.outcome.text += "\n" + bench::trajectory_table(measured.steps);
+  if (!arguments.plot.empty()) made.outcome.text += "picture: " + arguments.plot + "\n";
+  return made;
+}
+
 }  // namespace
 
 void add_bench_delta(CLI::App& parent, Context& context, BenchRun& run) {
@@ -70,7 +100,8 @@ void add_bench_delta(CLI::App& parent, Context& context, BenchRun& run) {
        .description = "Measure updates in which a part of the weights changes, beside updates in "
                       "which all change",
        .examples = {"wsync bench delta", "wsync bench delta --elements 0.1,1 --tensors 0",
-                    "wsync bench delta --checkpoint /models/Qwen3-0.6B --engines 2"}});
+                    "wsync bench delta --checkpoint /models/Qwen3-0.6B --engines 2",
+                    "wsync bench delta --trajectory /runs/7 --plot run7.svg"}});
   auto arguments = std::make_shared<DeltaArguments>();
   add_bench_model(*command, arguments->model);
   command->add_option("--engines", arguments->engines, "Number of engines (default: 1)")
@@ -93,8 +124,20 @@ void add_bench_delta(CLI::App& parent, Context& context, BenchRun& run) {
       ->check(CLI::IsMember({"memfd", "tcp"}));
   command
       ->add_option("--rounds", arguments->rounds,
-                   "Rounds; each measures two updates for each percentage (default: 10)")
+                   "Rounds; each measures two updates for each percentage or step (default: 10, "
+                   "with --trajectory 3)")
       ->check(CLI::Range(1U, kBenchRepeatsMax));
+  auto* trajectory =
+      command
+          ->add_option("--trajectory", arguments->trajectory,
+                       "Publish the checkpoints NAME_N or NAME_vN of this directory one after the "
+                       "other, instead of changes at random. All must have the same tensors")
+          ->type_name("DIR");
+  for (const char* other : {"--size", "--model", "--checkpoint", "--elements", "--tensors"})
+    trajectory->excludes(command->get_option(other));
+  command->add_option("--plot", arguments->plot, "With --trajectory: SVG file for a picture of it")
+      ->type_name("FILE")
+      ->needs(trajectory);
   command
       ->add_option("--directory", arguments->directory,
                    "Directory for checkpoints and sockets; they are removed afterwards (default: "
@@ -104,7 +147,8 @@ void add_bench_delta(CLI::App& parent, Context& context, BenchRun& run) {
   command->callback([&run, arguments, command] {
     run.add_suite("delta", [&run, arguments, command](const bench::Interrupt& interrupt) {
       heed_common(run.options, *command, *arguments);
-      return bench_delta(*arguments, interrupt);
+      return arguments->trajectory.empty() ? bench_delta(*arguments, interrupt)
+                                           : bench_trajectory(*arguments, interrupt);
     });
   });
 }

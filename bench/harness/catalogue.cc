@@ -363,6 +363,8 @@ constexpr std::array kDeltaCases{
     CaseText{"patch", "Size of the patch, as a share of the model", "%", false, ""},
     CaseText{"travelled", "Bytes that came to the sidecar, as a share of the model", "%", false,
              ""},
+    CaseText{"changed", "Elements whose bits differ from those of the version before", "%", false,
+             ""},
 };
 
 constexpr std::array kSuites{

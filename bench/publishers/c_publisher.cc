@@ -128,6 +128,24 @@ class CPublisher {
     return json{{"event", "changed"}, {"elements", done.elements}, {"bytes", done.bytes}};
   }
 
+  Result<json> load(const std::string& file) {
+    Bytes loaded(model_.size());
+    WSYNC_TRY(read_source(file, loaded));
+    WeightChanges done;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const std::span<std::byte> own = changing_[i].bytes;
+      const auto other = std::span(loaded).subspan(tensors_[i].offset, own.size());
+      const std::size_t element = changing_[i].element_bytes;
+      for (std::size_t at = 0; at < own.size(); at += element)
+        if (std::memcmp(&own[at], &other[at], element) != 0) {
+          ++done.elements;
+          done.bytes += element;
+        }
+      std::ranges::copy(other, own.begin());  // the library reads the memory where it is
+    }
+    return json{{"event", "changed"}, {"elements", done.elements}, {"bytes", done.bytes}};
+  }
+
   // The floor of a snapshot: a copy of the weights to memory like that of a snapshot.
   Result<json> floor(const FloorWay& way) {
     if (!floor_memory_) WSYNC_TRY(map_floor());
@@ -220,6 +238,7 @@ Result<json> obey(CPublisher& publisher, const std::string& line) {
   std::string kind;
   std::uint64_t number = 0;
   words >> verb >> kind;
+  if (verb == "load" && !kind.empty()) return publisher.load(kind);
   if (double share = 0; verb == "change" && words >> share >> number)
     return publisher.change(kind, share, number);
   words >> number;
@@ -229,8 +248,8 @@ Result<json> obey(CPublisher& publisher, const std::string& line) {
   if (words && verb == "floor" && copy != copies.end() && number > 0)
     return publisher.floor({.kind = *copy, .threads = static_cast<unsigned>(number)});
   return fail(ErrorCode::kInvalidInput,
-              "expected `publish KIND STAMP`, `change HOW SHARE SEED` or `floor KIND THREADS`, "
-              "received: " +
+              "expected `publish KIND STAMP`, `change HOW SHARE SEED`, `load FILE` or `floor KIND "
+              "THREADS`, received: " +
                   line);
 }
 

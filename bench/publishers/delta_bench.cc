@@ -1,7 +1,6 @@
 #include "bench/publishers/delta_bench.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,13 +9,13 @@
 #include "bench/harness/memory.h"
 #include "bench/harness/report.h"
 #include "bench/publishers/c_publisher.h"
+#include "bench/publishers/delta_fleet.h"
 #include "bench/publishers/publishing_fleet.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {
 namespace {
 
-constexpr unsigned kFullUpdatesBefore = 3;  // until every arena has been used
 constexpr std::uint64_t kVersionsOfDelta = 3;
 constexpr double kAllPercent = 100;
 constexpr double kAll = 1;
@@ -30,8 +29,6 @@ struct Limits {
 };
 constexpr std::array kLimits{Limits{0.01, 0.08, 0}, Limits{0.1, 0.22, 0.26}, Limits{1, 0.6, 1.7}};
 constexpr double kTensorsByShare = 1.2;  // pause by pause, by the share of whole tensors
-
-double in_ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 // One share, and what was measured with it.
 struct Share {
@@ -50,24 +47,12 @@ class DeltaFleet {
       : options_(options), source_(source), children_(children) {}
 
   Result<> start() {
-    const std::string directory = options_.directory + "/fleet";
-    std::filesystem::create_directory(directory);
-    std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
-    fleet_ = WSYNC_TRY(PublishingFleet::start(
-        {.fleet = {.executable = options_.executable,
-                   .directory = directory,
-                   .name = "delta",
-                   .checkpoint = options_.checkpoint,
-                   .engines = options_.engines,
-                   .gpus = {},
-                   .sidecar_settings = {"patch.mode=auto", "patch.transfer=auto",
-                                        "transport=" + options_.transport},
-                   .has_trainer = false},
-         .executable = options_.executable,
-         .command = {"bench", "publisher", "--job"},
-         .kinds = {kPublishChanged}},
-        source_, children_));
-    for (unsigned i = 0; i < kFullUpdatesBefore; ++i) (void)WSYNC_TRY(publish("elements", kAll));
+    fleet_ = WSYNC_TRY(start_delta_fleet({.executable = options_.executable,
+                                          .directory = options_.directory,
+                                          .checkpoint = options_.checkpoint,
+                                          .engines = options_.engines,
+                                          .transport = options_.transport},
+                                         source_, children_));
     return {};
   }
 

@@ -125,6 +125,12 @@ Result<std::uint64_t> PublishingFleet::change(const std::string& how, double sha
   return said.at("bytes").get<std::uint64_t>();
 }
 
+Result<std::uint64_t> PublishingFleet::load(const std::string& model) {
+  WSYNC_TRY(publisher_->write_line("load " + model));
+  const auto said = WSYNC_TRY(answer());
+  return said.at("elements").get<std::uint64_t>();
+}
+
 Result<PublishingFleet::PatchCounts> PublishingFleet::patch_counts() const {
   const auto page = WSYNC_TRY(scrape(fleet_->page_sockets().back()));
   const auto value = [&](std::string_view series) {

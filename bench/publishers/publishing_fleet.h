@@ -56,6 +56,9 @@ class PublishingFleet {
   // (c_publisher.h). Returns the bytes of the elements that it has changed.
   [[nodiscard]] Result<std::uint64_t> change(const std::string& how, double share,
                                              std::uint64_t seed);
+  // Gives the publisher the weights of this file, which is one of ModelSource::models, for a
+  // publish of the kind kPublishChanged. Returns the number of elements whose bits change.
+  [[nodiscard]] Result<std::uint64_t> load(const std::string& model);
   // What the sidecar has counted since its start.
   struct PatchCounts {
     std::uint64_t loads = 0;            // by a patch, of all engines

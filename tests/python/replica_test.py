@@ -15,6 +15,22 @@ from package_fleet import DEADLINE_S, NAMES, PackageFleet, Served, bf16, empty_l
 SPECS = {name: wsync.Spec("BF16", (64, 32)) for name in NAMES}
 
 
+class Copying:
+    """Gives its values, but not its memory."""
+
+    @property
+    def __array_interface__(self):
+        return {"version": 3, "shape": (1024,), "typestr": "<f4", "data": bytearray(4096)}
+
+
+class Exporting:
+    """Gives its memory."""
+
+    def __init__(self, array):
+        self.array = array
+        self.__array_interface__ = array.__array_interface__
+
+
 class Engines(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
@@ -484,6 +500,9 @@ class Serving(Engines):
                 wsync.Replica(self.socket, "r0", tensors)
             self.assertEqual(caught.exception.tensor, "x", word)
             self.assertIn(word, caught.exception.sentence)
+        for copied in np.float32(0), Copying():
+            with self.assertRaisesRegex(wsync.InvalidInput, f"tensor x is a {type(copied).__name__}, of which NumPy gets a copy"):
+                wsync.Replica(self.socket, "r0", {"x": copied})
         for arguments, word in ((("./relative", "r0"), "absolute"), (("", "r0"), "expected its name"), ((self.socket, ""), "1 to 128"),
                                 ((self.socket, "x" * 200), "200")):
             with self.assertRaises(wsync.InvalidInput) as caught:
@@ -630,6 +649,12 @@ class Collecting(Engines):
         publish = self.publisher.publish(weights_of(1))
         until(lambda: publish.status().state >= wsync.PublishState.COMMITTED, "the end of the publish")
         until(lambda: gc.collect() is not None and not thread.is_alive(), "the end of the thread")
+
+    def test_an_object_with_an_array_interface(self):
+        array = np.zeros((64, 32), np.float32)
+        self.fleet.serve(wsync.Replica(self.socket, "r0", {"x": Exporting(array)}))
+        self.publisher.publish({"x": np.full((64, 32), 3, np.float32)}).wait(timeout=DEADLINE_S)
+        self.assertTrue((array == 3).all())
 
     def test_memory_lives_as_long_as_the_library_writes_into_it(self):
         held = empty_like(weights_of(0))

@@ -1,8 +1,10 @@
 """Tensors of torch. Run by tests/reference/run.sh, in an environment that has torch; it is left out where torch is missing."""
 import collections
+import gc
 import sys
 import unittest
 import unittest.mock
+import weakref
 
 import numpy as np
 import wsync
@@ -311,6 +313,76 @@ class Torch(unittest.TestCase):
                 self.publisher.publish({"x": tensor})
             self.assertEqual(caught.exception.tensor, "x")
             self.assertIn(word, caught.exception.sentence)
+
+
+
+class Destinations(unittest.TestCase):
+    """Memory of torch into which the library writes."""
+
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        _, self.socket = self.fleet.sidecar()
+
+    def watched(self, values):
+        """A parameter, and a weak reference to what goes when its memory is freed."""
+        array = np.array(values, np.float32)
+        return torch.nn.Parameter(torch.from_numpy(array)), weakref.ref(array)
+
+    def test_memory_that_a_tensor_lets_go_lives_as_long_as_the_library_writes_there(self):
+        for let_go in lambda module: setattr(module.weight, "data", module.weight.data.clone()), torch.nn.Module.double:
+            module = torch.nn.Linear(4, 1, bias=False)
+            module.weight, memory = self.watched([[0, 0, 0, 0]])
+            with wsync.Replica(self.socket, "r0", dict(module.named_parameters())):
+                let_go(module)
+                gc.collect()
+                self.assertIsNotNone(memory())
+            gc.collect()
+            self.assertIsNone(memory(), "nothing of the replica is left")
+
+    def test_memory_is_let_go_when_it_is_given_away(self):
+        kept, kept_memory = self.watched([1, 2])
+        moved, moved_memory = self.watched([3, 4])
+        replica = wsync.Replica(self.socket, "r0", {"kept": kept, "moved": wsync.Shard(moved, (2,), [(0, 0, 2)])})
+        self.fleet.serve(replica)
+        with self.fleet.publisher() as publisher:
+            publisher.publish({"kept": torch.tensor([5.0, 6]), "moved": torch.arange(2.0)}).wait(timeout=DEADLINE_S)
+            self.assertEqual((kept.tolist(), moved.tolist()), ([5, 6], [0, 1]))
+            moved.data = torch.zeros(2)
+            gc.collect()
+            self.assertIsNotNone(moved_memory())
+            replica.suspend()
+            gc.collect()
+            self.assertIsNone(moved_memory())
+            self.assertIsNotNone(kept_memory())
+            with self.assertRaisesRegex(wsync.InvalidInput, "tensor moved has other memory than before .*: give it to resume") as caught:
+                replica.resume()
+            self.assertEqual(caught.exception.tensor, "moved")
+            replica.resume({"moved": wsync.Shard(moved, (2,), [(0, 0, 2)])})
+            publisher.publish({"kept": torch.tensor([7.0, 8]), "moved": torch.arange(2.0) + 4}).wait(timeout=DEADLINE_S)
+            self.assertEqual((kept.tolist(), moved.tolist()), ([7, 8], [4, 5]))
+            moved.data = torch.zeros(2)  # and the memory that it has got is kept as well
+            publisher.publish({"kept": torch.tensor([1.0, 2]), "moved": torch.arange(2.0)}).wait(timeout=DEADLINE_S)
+            self.assertEqual((kept.tolist(), moved.tolist()), ([1, 2], [0, 0]))
+
+    def test_memory_of_a_resume_that_was_refused_is_not_what_the_library_writes_to(self):
+        held, memory = self.watched([1, 2])
+        replica = wsync.Replica(self.socket, "r0", {"held": held})
+        self.fleet.serve(replica)
+        other = torch.zeros(2)
+        self.assertRaisesRegex(wsync.EngineRefused, "not suspended", replica.resume, {"held": other})
+        with self.fleet.publisher() as publisher:
+            publisher.publish({"held": torch.tensor([5.0, 6])}).wait(timeout=DEADLINE_S)
+        self.assertEqual((held.tolist(), other.tolist()), ([5, 6], [0, 0]))
+        held.data = other
+        gc.collect()
+        self.assertIsNotNone(memory())
+
+    def test_a_view_whose_values_are_not_its_bytes_is_refused(self):
+        base = torch.zeros(4)
+        for view in (torch._neg_view(base), torch.complex(base, base).conj().imag):
+            with self.assertRaisesRegex(wsync.InvalidInput, r"tensor held is a conjugated or negated view.*resolve_neg\(\)") as caught:
+                wsync.Replica(self.socket, "r0", {"held": view})
+            self.assertEqual(caught.exception.tensor, "held")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ No time is compared with anything: the machine may be busy.
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -204,8 +205,68 @@ class BenchDelta(unittest.TestCase):
         self.assertNotIn("patch, 100 % of elements", cases)
         self.assertTrue(any(note.startswith("100 % of elements: loaded in full in 2 of 2 rounds") for note in notes), notes)
 
+    def trajectory(self, directory, changes, size="8MiB"):
+        """Checkpoints of which each differs from the one before in this many bytes; the number of elements of one."""
+        for number in range(len(changes) + 1):
+            path = os.path.join(directory, f"step_{number + 9}")  # also from one digit to two
+            if number == 0:
+                subprocess.run([WSYNC, "make-checkpoint", path, "--size", size], check=True, capture_output=True, timeout=DEADLINE_S)
+                continue
+            shutil.copytree(os.path.join(directory, f"step_{number + 8}"), path)
+            shards = sorted(os.path.join(path, name) for name in os.listdir(path) if name.endswith(".safetensors"))
+            elements, left = 0, changes[number - 1]
+            for shard in shards:
+                with open(shard, "r+b") as file:
+                    begin = 8 + int.from_bytes(file.read(8), "little")
+                    own = (os.path.getsize(shard) - begin) // 2
+                    elements += own
+                    file.seek(begin)
+                    count = min(left, own)
+                    data = bytearray(file.read(2 * count))
+                    data[::2] = bytes(byte ^ 1 for byte in data[::2])
+                    file.seek(begin)
+                    file.write(data)
+                    left -= count
+        return elements
+
+    def test_the_steps_of_a_run(self):
+        with tempfile.TemporaryDirectory(prefix="wsync-bench-run-") as run:
+            changes = [500, 0, 1_000_000]
+            elements = self.trajectory(run, changes)
+            picture = os.path.join(run, "picture.svg")
+            os.mkdir(os.path.join(run, "other"))  # is no step
+            cases, notes = self.measure("--trajectory", run, "--plot", picture)
+            with open(picture, encoding="utf-8") as file:
+                self.assertIn("elements that change", file.read())
+            for found, count in zip(cases["changed, trajectory"]["value"]["samples"], changes, strict=True):
+                self.assertAlmostEqual(found, 100 * count / elements)
+            self.assertEqual(len(cases["pause, trajectory"]["ratio"]["samples"]), 3)
+            self.assertEqual(len(cases["update, trajectory"]["ratio"]["samples"]), 3)
+            self.assertEqual(len(cases["patch, trajectory"]["value"]["samples"]), 2)
+            self.assertIn("1 of 3 steps were loaded in full, because a patch would have been no cheaper", notes)
+            done = subprocess.run([WSYNC, "bench", "delta", "--trajectory", run, "--rounds", "1"], text=True, capture_output=True,
+                                  timeout=DEADLINE_S)
+            rows = [line.split() for line in done.stdout.splitlines() if line.startswith("step_")]
+            self.assertEqual([row[0] for row in rows], ["step_10", "step_11", "step_12"], done.stdout)
+            self.assertEqual(rows[2][2:4], ["full", "load"])
+
+    def test_what_is_no_run(self):
+        with tempfile.TemporaryDirectory(prefix="wsync-bench-run-") as run:
+            for path, code, words in ((os.path.join(run, "none"), 1, "cannot be read"),
+                                      (run, 2, "has 0 checkpoints, expected two or more")):
+                done = subprocess.run([WSYNC, "bench", "delta", "--trajectory", path], text=True, capture_output=True, timeout=DEADLINE_S)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(words, done.stderr)
+            for number, size in enumerate(("1MiB", "2MiB")):
+                subprocess.run([WSYNC, "make-checkpoint", os.path.join(run, f"step_{number}"), "--size", size], check=True,
+                               capture_output=True, timeout=DEADLINE_S)
+            done = subprocess.run([WSYNC, "bench", "delta", "--trajectory", run], text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("step_1", done.stderr)
+
     def test_bad_arguments(self):
-        for bad in (["--elements", "101"], ["--tensors", "-1"], ["--engines", "0"], ["--rounds", "0"]):
+        for bad in (["--elements", "101"], ["--tensors", "-1"], ["--engines", "0"], ["--rounds", "0"], ["--plot", "a.svg"],
+                    ["--trajectory", "/tmp", "--size", "1MiB"]):
             done = subprocess.run([WSYNC, "bench", "delta", *bad], capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 2, bad)
 

@@ -27,7 +27,7 @@ class Destinations:
             self.gpu = memory.gpu or 0
 
     def describe(self, name: str, given: Any) -> Described:
-        """Reads what a user gives for a tensor into which the library is to write.
+        """Reads what a user gives for a tensor into which the library is to write. `own` of the description keeps the memory alive.
 
         Raises:
             InvalidInput: it is in another place than the first one, or nothing can be written there.
@@ -46,7 +46,8 @@ class Destinations:
         if not memory.writable:
             raise InvalidInput(f"tensor {name} must be writable, because the library writes into it", tensor=name)
         part, shape, ranges = parts_of(given)
-        return described_part(name, memory.dtype, memory.shape, shape, ranges, part, memory.pointer)
+        own = part.detach() if is_torch(part) else part  # an alias: `tensor.data = other` lets go of the memory
+        return described_part(name, memory.dtype, memory.shape, shape, ranges, own, memory.pointer)
 
     def _place(self) -> str:
         return f"{self._first} is in the memory of the host" if self.gpu is None else f"the others are on GPU {self.gpu}"

@@ -155,6 +155,10 @@ def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
     if tensor.layout != torch.strided:
         raise InvalidInput(f"tensor {name} has the layout {tensor.layout}; only dense tensors can be given", tensor=name)
     if tensor.is_conj() or tensor.is_neg():
+        if writable:
+            raise InvalidInput(f"tensor {name} is a conjugated or negated view, so its values are not what is in memory, and the library "
+                               "cannot write into it; give the tensor that it is a view of, or its own copy: "
+                               "tensor.resolve_conj().resolve_neg()", tensor=name)
         tensor = tensor.resolve_conj().resolve_neg()
     word = str(tensor.dtype).removeprefix("torch.")
     dtype = _NAME_OF_WORD.get(word)
@@ -165,6 +169,16 @@ def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
     if writable and not tensor.is_contiguous():
         raise InvalidInput(f"tensor {name} is not contiguous, so the library cannot write into it", tensor=name)
     return dtype, tuple(tensor.shape), tensor.detach()
+
+
+def _as_array(name: str, given: Any, writable: bool) -> np.ndarray:
+    """The array of a scalar of NumPy, or of an object with `__array_interface__`."""
+    array = np.asarray(given)
+    # An object that makes a copy makes another one now, while the first one is still there.
+    if writable and array.size != 0 and np.asarray(given).ctypes.data != array.ctypes.data:
+        raise InvalidInput(f"tensor {name} is a {type(given).__name__}, of which NumPy gets a copy, so the library cannot write into it; "
+                           "give an array of NumPy", tensor=name)
+    return array
 
 
 def _read_numpy(name: str, array: np.ndarray, writable: bool) -> tuple:
@@ -242,6 +256,8 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
     """Reads what a user gives for a tensor: an array, a tensor of torch, a `Shard` or a `Spec`.
 
     `memory`: whether a `Spec`, which has none, is refused. `writable`: whether the library is to write into the memory.
+    It is then refused unless `own` is over the memory that is given. `own` keeps that memory alive, whatever is done with the object
+    that is given: of a tensor of torch it is an alias, because `tensor.data = other` lets go of the memory.
     """
     if isinstance(given, Spec):
         if memory:
@@ -250,10 +266,10 @@ def describe(name: str, given: Any, *, writable: bool = False, memory: bool = Tr
     given, shape, ranges = parts_of(given)
     if is_torch(given):
         dtype, own_shape, own = _read_torch(name, given, writable)
-    elif isinstance(given, (np.ndarray, np.generic)):
-        dtype, own_shape, own = _read_numpy(name, np.asanyarray(given), writable)
-    elif hasattr(given, "__array_interface__"):
-        dtype, own_shape, own = _read_numpy(name, np.asarray(given), writable)
+    elif isinstance(given, np.ndarray):
+        dtype, own_shape, own = _read_numpy(name, given, writable)
+    elif hasattr(given, "__array_interface__"):  # also a scalar of NumPy
+        dtype, own_shape, own = _read_numpy(name, _as_array(name, given, writable), writable)
     else:
         raise InvalidInput(f"tensor {name} is a {type(given).__name__}; expected an array of NumPy or a tensor of torch",
                            tensor=name)

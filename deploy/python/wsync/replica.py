@@ -79,8 +79,10 @@ class Replica:
         name: the name of the replica, 1 to 128 bytes.
         tensors: a mapping of names (as in the checkpoint) to values, or (name, value) pairs. With "pieces", a value is a writable,
             contiguous array or tensor, into which the library writes, or a `Shard` of one: all of a rank in the memory of the host,
-            or all on one GPU (tensors of torch on CUDA, or objects with `__cuda_array_interface__`). Otherwise only dtype, shape and
-            ranges are used, and a `Spec` is enough. None, with "borrow" and "adopt": every tensor of a version is taken as a whole,
+            or all on one GPU (tensors of torch on CUDA, or objects with `__cuda_array_interface__`). The library writes into the
+            memory that the tensor has now, and keeps it alive until it is suspended or closed. A tensor that gets other memory
+            (`tensor.data = other`, `module.to(...)`) does not follow any more: `suspend` first, and give it to `resume`. With other
+            values of `take`, only dtype, shape and ranges are used, and a `Spec` is enough. None, with "borrow" and "adopt": every tensor of a version is taken as a whole,
             whatever its name, dtype and shape; override `on_check_version` to refuse what does not fit.
         rank, world_size: of this rank among those of the replica that have weights.
         leader: exactly one rank of a replica is the leader, or its controller; it is asked to pause and to resume.
@@ -150,7 +152,8 @@ class Replica:
             raise InvalidInput(f"tensors is None, which takes any tensors with 'adopt' and 'borrow' only; take is '{take}'")
         if take != "pieces" and not is_controller and not self._has("load_layer"):
             raise InvalidInput(f"take is '{take}', so load_layer must be given, or on_load_layer overridden")
-        self._tensors: list = []  # (description, what was given: it keeps the memory alive)
+        self._tensors: list = []  # (description, what was given). With "pieces", the description keeps the memory alive
+        self._before_resume: list = []  # the same, until it is certain that the library writes there no more
         self._any_layout = any_layout
         self._loading: Optional[Version] = None
         self._late_loads: set = set()  # versions whose layers are still being used, until loaded()
@@ -183,14 +186,17 @@ class Replica:
         return callback in self._given or getattr(type(self), f"on_{callback}") is not getattr(Replica, f"on_{callback}")
 
     def _add(self, tensor: _tensors.Described, given: Any) -> None:
-        address = tensor.dense()[0] if self._take == "pieces" else 0
+        kept, part, address = tensor._replace(own=None), None, 0
+        if self._take == "pieces":
+            address, own = tensor.dense()
+            kept, part = tensor._replace(own=own, address=address), given
         try:
             self._raw.add_tensor(tensor.name, self._casts.get(tensor.name, tensor.dtype), list(tensor.shape),
                                  [tuple(r) for r in tensor.ranges], address, tensor.dtype)
         except Error as failure:
             failure.tensor = tensor.name
             raise
-        self._tensors.append((tensor._replace(own=None), given if self._take == "pieces" else None))
+        self._tensors.append((kept, part))
 
     # Callbacks.
 
@@ -392,8 +398,8 @@ class Replica:
 
     def suspend(self) -> None:
         """Call it before the memory of the weights is given away for a time, for example to a trainer on the same device. When it
-        returns, nothing of wsync touches that memory any more; no callback is called, and `poll` only waits, until `resume`. The
-        rank then holds no version. A load that is under way fails. Arrays of "adopt" read zeros. The fleet says that this rank has
+        returns, nothing of wsync touches that memory any more, nor keeps it alive, except through the objects that were given for
+        the tensors; no callback is called, and `poll` only waits, until `resume`. The rank then holds no version. A load that is under way fails. Arrays of "adopt" read zeros. The fleet says that this rank has
         given its memory away, and no update waits for it. Call it on all ranks of a replica when none of them serves.
 
         Raises:
@@ -422,6 +428,8 @@ class Replica:
                                 "them, and suspend it again") from failure
         finally:
             self._is_suspending = False
+        self._tensors = [(tensor._replace(own=None), part) for tensor, part in self._tensors]
+        self._before_resume = []
         self._loading = None
         self.serving = False
 
@@ -431,16 +439,16 @@ class Replica:
 
         Args:
             tensors: the tensors that are in other memory now, by name, as `Replica` takes them with "pieces": of the same dtypes
-                and shapes, and on the same GPU. Those that are left out are at the addresses from before. None: all of them are.
+                and shapes, and on the same GPU. Those that are left out must be at the addresses from before. None: all of them.
 
         Raises:
             Busy: a callback runs.
             EngineRefused: it is not suspended.
-            InvalidInput: a tensor is not one of this replica, or is not as it was; or its memory is not there. The replica stays
-                suspended, and this may be called again.
+            InvalidInput: a tensor is not one of this replica, or is not as it was; or one that is left out has another address; or
+                its memory is not there. The replica stays suspended, and this may be called again.
         """
         numbers = {tensor.name: number for number, (tensor, _) in enumerate(self._tensors)}
-        moved = []
+        moved, after = [], list(self._tensors)
         for name, given in pairs(tensors or {}):
             if name not in numbers or self._destinations is None:
                 raise InvalidInput(f"replica '{self.name}' writes into no tensor {name}; expected "
@@ -450,10 +458,29 @@ class Replica:
             if (was.dtype, was.shape, was.ranges) != (now.dtype, now.shape, now.ranges):
                 raise InvalidInput(f"tensor {name} is {now.dtype} {list(now.shape)} with {len(now.ranges)} ranges now; expected "
                                    f"{was.dtype} {list(was.shape)} with {len(was.ranges)}, as before", tensor=name)
-            moved.append((numbers[name], now.dense()[0], now, parts_of(given)[0]))
-        for number, _, now, part in moved:  # also if this fails: the library has the new address then
-            self._tensors[number] = (now._replace(own=None), part)
-        self._raw.resume([(number, address) for number, address, _, _ in moved])
+            address, own = now.dense()
+            after[numbers[name]] = (now._replace(own=own, address=address), parts_of(given)[0])
+            moved.append((numbers[name], address))
+        if self._destinations is not None:
+            left_out = set(range(len(after))).difference(number for number, _ in moved)
+            for number in left_out:
+                after[number] = self._where_it_was(*after[number])
+        self._before_resume = before = self._tensors
+        self._tensors = after  # also if this fails, or if a signal ends the wait: the library has the new addresses then
+        try:
+            self._raw.resume(moved)
+        except (Busy, EngineRefused):  # but not then
+            self._tensors = before
+            raise
+        self._before_resume = []
+
+    def _where_it_was(self, was: _tensors.Described, part: Any) -> tuple:
+        """An element of `_tensors`, with what keeps its memory alive."""
+        address, own = self._destinations.describe(was.name, part).dense()
+        if address != was.address:
+            raise InvalidInput(f"tensor {was.name} has other memory than before replica '{self.name}' was suspended: give it to "
+                               "resume()", tensor=was.name)
+        return was._replace(own=own), part
 
     def status(self) -> ReplicaStatus:
         """The state of this rank now."""
