@@ -1,5 +1,6 @@
 // `wsync bench delta` measures updates in which a part of the weights changes.
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 
 #include "bench/command/bench_checkpoints.h"
@@ -82,7 +83,8 @@ Result<SuiteOutcome> bench_trajectory(const DeltaArguments& arguments,
                                        .transport = arguments.transport},
                                       interrupt, show_turns(line)));
   const std::string title =
-      fmt::format("{} of {}", counted(measured.steps.size(), "step"), arguments.trajectory);
+      fmt::format("{} of {}", counted(measured.steps.size(), "step"),
+                  std::filesystem::weakly_canonical(arguments.trajectory).filename().string());
   if (!arguments.plot.empty())
     WSYNC_TRY(bench::write_trajectory_picture(arguments.plot, title, measured.steps));
   SuiteOutcome made = part_outcome(std::move(measured.suite), title, arguments.rounds);
