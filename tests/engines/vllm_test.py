@@ -11,9 +11,11 @@ import threading
 import time
 import unittest
 
+import numpy
 import wsync
 from safetensors.torch import load_file
 from vllm_fleet import HEARTBEAT, Requests, Server, VllmFleet
+from wsync.vllm import layout
 
 import models
 import vllm_steps
@@ -465,6 +467,21 @@ class Vllm(unittest.TestCase):
             # A trainer that keeps its weights in float32 is no mistake.
             fleet.pushed(directory("b"))
             self.assertEqual(set(map(half_of, server.generate(PROMPTS[0], 8)[0])), {"b"})
+
+
+class Ties(unittest.TestCase):
+    """A model whose head is its embedding."""
+
+    def test_a_head_with_other_bytes_is_refused(self):
+        embedding, other = (wsync.as_dtype(numpy.full((8, 4), bits, numpy.uint16), "BF16") for bits in (0x7FC0, 0x3F80))
+        names = {"model.embed_tokens.weight": layout.Tensor("BF16", (8, 4)), "model.norm.weight": layout.Tensor("BF16", (4,))}
+        tied = layout.Layout(names, True)
+        version = {"model.embed_tokens.weight": embedding}
+        tied.check_tied(version)
+        tied.check_tied(version | {"lm_head.weight": embedding.copy()})  # of elements that are not a number, too
+        with self.assertRaisesRegex(wsync.Refused, "lm_head.weight has other bytes than the embedding"):
+            tied.check_tied(version | {"lm_head.weight": other})
+        layout.Layout(names | {"lm_head.weight": names["model.embed_tokens.weight"]}, False).check_tied(version | {"lm_head.weight": other})
 
 
 JUDGES = {}

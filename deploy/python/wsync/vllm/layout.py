@@ -10,7 +10,9 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
+
+import numpy as np
 
 from .._errors import InvalidInput, Refused
 from .._tensors import Spec
@@ -34,6 +36,7 @@ class Layout:
 
     def __init__(self, tensors: dict, tied: bool):
         self.tensors = tensors
+        self._tied = tied
         # Only a head that is not computed from weights of its own may be missing, or be there in addition.
         self._optional = {_TIED} if tied or _TIED not in tensors else set()
 
@@ -66,10 +69,34 @@ class Layout:
         raise Refused(f"{unknown[0]}: the version has it, the model does not"
                       + (f"; and {len(unknown) - 1} more" if len(unknown) > 1 else ""))
 
+    def check_tied(self, tensors: Mapping[str, Any]) -> None:
+        """Compares the head of a version with its embedding, if the model has one tensor for both. Which of the two vLLM would keep
+        depends on the model.
+
+        Args:
+            tensors: the arrays of a whole version by name.
+
+        Raises:
+            Refused: the version has both, with other bytes.
+        """
+        head = tensors.get(_TIED)
+        if not self._tied or head is None:
+            return
+        for name, other in tensors.items():
+            if name != _TIED and "embed" in name and other.shape == head.shape and np.array_equal(_bits(other), _bits(head)):
+                return
+        raise Refused(f"{_TIED} has other bytes than the embedding, and the model has one tensor for both (tie_word_embeddings): "
+                      "publish the weights of a model whose head is its embedding, or start the server with a checkpoint that has both")
+
     def _is_fused(self, lacking: list, unknown: list, version: dict) -> bool:
         """Whether the names differ only because one of both has the experts of a layer in one tensor, as transformers 5 has:
         `mlp.experts.gate_up_proj` for all `mlp.experts.0.gate_proj.weight`. Also true if no name differs."""
         return _elements_of_stacks(lacking, self.tensors) == _elements_of_stacks(unknown, version) is not None
+
+
+def _bits(array: Any) -> np.ndarray:
+    """The elements as unsigned integers: not-a-number is equal to itself, and 0 is not -0."""
+    return np.asarray(array).view(f"u{array.dtype.itemsize}")
 
 
 def _elements_of_stacks(names: list, tensors: dict) -> Optional[dict]:

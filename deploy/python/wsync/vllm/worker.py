@@ -59,7 +59,7 @@ class Rank:
     """The link of one worker. Its callbacks run on the link's thread."""
 
     def __init__(self, info: InitInfo, rank: int, expected: layout.Layout):
-        self._expected = expected
+        self.expected = expected
         self._noted: Optional[_Load] = None
         self._counts: dict = {}  # version -> number of its tensors, for those that may be loaded
         self._number = 0  # of loads that have begun
@@ -74,7 +74,7 @@ class Rank:
         raise RuntimeError("a worker cannot pause its server; the controller can")
 
     def _check_version(self, version: wsync.Version, tensors: Mapping[str, wsync.Spec]) -> None:
-        self._expected.check(tensors)
+        self.expected.check(tensors)
         self._counts.pop(version, None)  # the newest last
         self._counts[version] = len(tensors)
         for old in list(self._counts)[:-_VERSIONS_KNOWN]:
@@ -174,6 +174,7 @@ class WsyncWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     @torch.no_grad()
     def _load(self, load: _Load) -> None:
+        self.rank.expected.check_tied(dict(load.tensors))  # before anything of the model has changed
         workarounds.before_reload(self.model, self.device)
         initialize_layerwise_reload(self.model)
         try:
