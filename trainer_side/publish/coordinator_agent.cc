@@ -170,14 +170,19 @@ Result<> CoordinatorAgent::listen() {
   callbacks.on_address_taken = [this](const std::string& by) {
     step(coordinator::Replaced{.by = by});
   };
-  auto router = control::listen_zmq(loop_,
-                                    {.address = config_.listen,
-                                     .times = {.heartbeat_interval = config_.heartbeat.interval,
-                                               .silence_deadline = config_.heartbeat.deadline},
-                                     .take_over = config_.take_over},
-                                    std::move(callbacks));
+  control::RouterOptions options{.address = config_.listen,
+                                 .times = {.heartbeat_interval = config_.heartbeat.interval,
+                                           .silence_deadline = config_.heartbeat.deadline},
+                                 .take_over = config_.take_over};
+  if (!config_.keys.empty()) {
+    keys_ = WSYNC_TRY(KeyWatch::create(config_.keys));
+    options.keys = keys_->router_keys();
+    keys_->guard(callbacks);
+  }
+  auto router = control::listen_zmq(loop_, options, std::move(callbacks));
   if (!router) return fail(router.error().with_context("the coordinator's address"));
   router_ = std::move(*router);
+  if (keys_) keys_->follow_hangups(loop_, *router_);
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "deploy/cli/commands.h"
+#include "deploy/cli/doctor_checks.h"
 #include "shared/control/keys/key_folder.h"
 #include "tests/support/run_command.h"
 
@@ -68,6 +69,28 @@ TEST(KeysCommand, NoSecretIsPrinted) {
     EXPECT_NE(printed.find(key->pair.public_key), std::string::npos);
     EXPECT_EQ(printed.find(key->pair.secret_key), std::string::npos);
   }
+}
+
+TEST(KeysCommand, TheDoctorChecksKeys) {
+  const TemporaryDirectory directory;
+  const std::string folder = directory.path() + "/keys";
+  EXPECT_EQ(check_key_folder("").status, CheckStatus::kOk);
+  EXPECT_NE(check_key_folder("").found.find("who reaches the control address is admitted"),
+            std::string::npos);
+  EXPECT_EQ(check_key_folder(folder).status, CheckStatus::kFail);
+  ASSERT_EQ(keys({"init", folder}).exit_code, kExitOk);
+  ASSERT_EQ(keys({"add", "sidecar", "host7", "--keys", folder}).exit_code, kExitOk);
+  const Check good = check_key_folder(folder);
+  EXPECT_EQ(good.status, CheckStatus::kOk);
+  EXPECT_NE(good.found.find("the control port has keys: 1 key listed"), std::string::npos)
+      << good.found;
+  const std::string file = folder + "/issued/sidecar.host7.key";
+  EXPECT_EQ(check_sidecar_key("", "host7").status, CheckStatus::kOk);
+  EXPECT_EQ(check_sidecar_key(file, "host7").status, CheckStatus::kOk);
+  EXPECT_EQ(check_sidecar_key(file, "host8").status, CheckStatus::kFail);
+  EXPECT_EQ(check_sidecar_key(folder + "/none", "host7").status, CheckStatus::kFail);
+  std::filesystem::permissions(folder, std::filesystem::perms::all);
+  EXPECT_EQ(check_key_folder(folder).status, CheckStatus::kFail);
 }
 
 TEST(KeysCommand, EachErrorSaysWhatToDo) {
