@@ -119,16 +119,23 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     if (callbacks.on_lost) callbacks.on_lost(peer, Error(ErrorCode::kPeerLost, why));
   }
 
+  // A callback may destroy the port, so refusals are reported after the library has its answer.
   void answer_key_questions() {
     const auto self = shared_from_this();
-    const auto admits = [this](const std::string& key, const std::string& from) {
-      if (options.keys->admitted.find(key) != nullptr) return true;
-      refused(fmt::format("a connection from {}", from),
-              fmt::format("its key {} is not listed", key));
-      return planted("unlisted_key_admitted");
-    };
-    const auto broken = [this](const Error& error) { refused("a connection", error.message()); };
-    while (!closed && socket->answer_key_question(admits, broken)) {
+    bool had_question = true;
+    while (!closed && had_question) {
+      std::optional<std::pair<std::string, std::string>> refusal;  // who, why
+      const auto admits = [&](const std::string& key, const std::string& from) {
+        if (options.keys->admitted.find(key) != nullptr) return true;
+        refusal.emplace(fmt::format("a connection from {}", from),
+                        fmt::format("its key {} is not listed", key));
+        return planted("unlisted_key_admitted");
+      };
+      const auto broken = [&](const Error& error) {
+        refusal.emplace("a connection", error.message());
+      };
+      had_question = socket->answer_key_question(admits, broken);
+      if (refusal) refused(refusal->first, refusal->second);
     }
   }
   Result<> watch_keys() {
@@ -194,11 +201,14 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     sender.heard = now();
     sender.by = by;
     ++counters.received;
-    if (options.keys && callbacks.why_refused)
-      if (const auto why = callbacks.why_refused(by.owner(), decoded->message)) {
+    if (options.keys && callbacks.why_refused) {
+      const auto why = callbacks.why_refused(by.owner(), decoded->message);
+      if (closed) return;
+      if (why) {
         answer(peer, decoded->envelope, Error(ErrorCode::kRefused, *why));
         return refused(by.who(), *why);
       }
+    }
     const CallbackTime time(loop, {.kind = "message",
                                    .what = message_name(type_of(decoded->message)),
                                    .made = std::source_location::current()});

@@ -98,6 +98,42 @@ TEST_F(KeyPort, AKeyThatIsNotListedIsRefusedCountedAndSaidOnBothSides) {
   EXPECT_THAT(refusals_[0].why, testing::Not(HasSubstr(stranger.pair.secret_key)));
 }
 
+TEST_F(KeyPort, APortMayBeDestroyedWhileItRefuses) {
+  const KeyFile stranger = keys_.unlisted(KeyRole::kSidecar, "host7");
+  const KeyFile eve = keys_.list(KeyRole::kReader, "eve");
+  const auto stop_when_refused = [&](RouterCallbacks callbacks) {
+    callbacks.on_refused = [&, token = std::make_shared<int>(5)](const std::string&, const Error&) {
+      router_.reset();
+      EXPECT_EQ(*token, 5);
+      loop_->stop();
+    };
+    callbacks.on_message = [](const std::string&, const Envelope&, const Message&) {
+      ADD_FAILURE() << "a message came through";
+    };
+    listen(std::move(callbacks));
+  };
+  stop_when_refused({});
+  connect("stranger", stranger, {});
+  loop_->run();  // a connection was refused
+  EXPECT_EQ(router_, nullptr);
+  dealers_.clear();
+  stop_when_refused({.why_refused = [](const KeyOwner&, const Message&) { return "no"; }});
+  connect("eve", eve, {});
+  loop_->run();  // a message was
+  EXPECT_EQ(router_, nullptr);
+  dealers_.clear();
+  listen({.on_message = [](const std::string&, const Envelope&,
+                           const Message&) { ADD_FAILURE() << "a message came through"; },
+          .why_refused = [&](const KeyOwner&, const Message&) -> std::optional<std::string> {
+            router_.reset();
+            loop_->stop();
+            return std::nullopt;
+          }});
+  connect("eve", eve, {});
+  loop_->run();  // while it was judged
+  EXPECT_EQ(router_, nullptr);
+}
+
 // Both ends see by the greeting of the other that they do not fit, and only the one that does so
 // first knows why the connection ended. The peer tries again until each has been the first.
 TEST_F(KeyPort, APeerWithoutAKeyIsRefused) {
