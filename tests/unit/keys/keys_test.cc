@@ -273,7 +273,7 @@ TEST_F(Keys, AFileThatListsNoKeyIsRefusedByItsName) {
     EXPECT_THAT(keys.error().message(), HasSubstr(where));
   };
   for (const std::string& text : {std::string(), key_of('a') + "\n\n", key_of('a') + "a",
-                                 key_of('~'), std::string(39, 'a'), std::string(100, 'a')}) {
+                                  key_of('~'), std::string(39, 'a'), std::string(100, 'a')}) {
     write_text(readers / "eve", text);
     refused((readers / "eve").string());
   }
