@@ -8,6 +8,7 @@ import sys
 import unittest
 
 from fleet import DEADLINE_S, Fleet, short
+from pages import get
 from schema import validate
 
 WSYNC = sys.argv.pop()
@@ -119,6 +120,9 @@ class Keys(unittest.TestCase):
                 with open(key, encoding="utf-8") as file:
                     self.assertNotIn(re.search(r"^secret: (.*)$", file.read(), re.MULTILINE).group(1), said)
             self.assertEqual(fleet.joined(), {"s0"})
+            refused = sum(len(set(COMMANDS) - allowed) for allowed in ALLOWED.values())
+            _, metrics = get(os.path.join(fleet.run_dir, "control.http"), "/metrics")
+            self.assertIn(f"\nwsync_key_refusals_total {refused}\n", metrics)
             code, answer = fleet.ask("status", key=keys["reader"])
             self.assertEqual((code, answer["result"]["key"]), (0, "reader eve"))
 

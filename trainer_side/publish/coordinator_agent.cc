@@ -15,6 +15,7 @@
 #include "shared/config/units.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
+#include "shared/observe/metrics/catalog.h"
 #include "trainer_side/coordinator/page/page_routes.h"
 
 namespace wsync::publish {
@@ -203,7 +204,12 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   };
   metrics::StatusFacts facts;
   facts.readings = [this] {
-    return coordinator::fleet_readings(coordinator_, callbacks_.publish_facts());
+    auto readings = coordinator::fleet_readings(coordinator_, callbacks_.publish_facts());
+    if (keys_)
+      readings.push_back({.what = &metrics::kKeyRefusals,
+                          .value = static_cast<double>(router_->counters().refused),
+                          .labels = {}});
+    return readings;
   };
   facts.readiness = readiness;
   const auto shown = [this, readiness]() -> page::PageFacts {
