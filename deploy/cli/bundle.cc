@@ -20,6 +20,7 @@
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/units.h"
+#include "shared/command/command_key.h"
 #include "shared/command/outcome.h"
 #include "shared/config/directories.h"
 #include "shared/config/limits.h"
@@ -41,6 +42,7 @@ constexpr std::chrono::milliseconds kReplyDeadline{3'000};
 struct BundleOptions {
   std::string output;
   std::string coordinator;
+  std::string key;  // file; empty: the coordinator has no keys
   std::string run_dir;
   std::string state_dir;
   std::vector<std::string> configs;
@@ -160,8 +162,10 @@ class Bundle {
   Result<> statuses() {
     std::size_t n = 0;
     for (const std::string& address : places_.coordinators)
-      WSYNC_TRY(status_of(address, n++ == 0 ? "status/coordinator.json"
-                                            : fmt::format("status/coordinator-{}.json", n)));
+      WSYNC_TRY(status_of(
+          address,
+          n++ == 0 ? "status/coordinator.json" : fmt::format("status/coordinator-{}.json", n),
+          options_.key));
     std::error_code error;
     std::vector<std::string> names;
     for (std::filesystem::directory_iterator it(places_.run_dir, error), end; !error && it != end;
@@ -174,13 +178,21 @@ class Bundle {
     return {};
   }
 
-  Result<> status_of(const std::string& address, const std::string& name) {
+  // `key_file`: of this command; empty: the process at the address has no keys.
+  Result<> status_of(const std::string& address, const std::string& name,
+                     const std::string& key_file = {}) {
     if (const std::string complaint = check_address(address); !complaint.empty()) {
       files_.missing("the status of " + without_credentials(address),
                      "the address is not a valid control address");
       return {};
     }
-    control::RequestOptions request{.address = address, .stop_on_signal = true};
+    auto key = command_key(key_file);
+    if (!key) {
+      files_.missing("the status of " + address, key.error().message());
+      return {};
+    }
+    control::RequestOptions request{
+        .address = address, .key = std::move(*key), .stop_on_signal = true};
     request.connect_deadline = kConnectDeadline;
     request.deadline = kReplyDeadline;
     const auto decoded = control::request(request, {}, control::Status{});
@@ -280,6 +292,7 @@ void add_bundle(CLI::App& app, Context& context) {
   repeatable("--log", options->logs, "Log to add, its last 16 MiB (repeatable)");
   repeatable("--trace", options->traces,
              "Trace to add, besides those that the configurations name (repeatable)");
+  add_key_option(*command, options->key);
   command
       ->add_option("--run-dir", options->run_dir,
                    "Directory of the sockets (default: that of the configuration)")

@@ -22,6 +22,7 @@ ProgramSpec service_program() {
                 add_promote(app, context);
                 add_forget(app, context);
                 add_trace(app, context);
+                add_keys(app, context);
                 add_doctor(app, context);
                 add_bundle(app, context);
                 add_patch(app, context);

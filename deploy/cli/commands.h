@@ -19,6 +19,7 @@ void add_demo(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
 void add_forget(CLI::App& app, Context& context);
 void add_inspect(CLI::App& app, Context& context);
+void add_keys(CLI::App& app, Context& context);
 void add_make_checkpoint(CLI::App& app, Context& context);
 void add_patch(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);

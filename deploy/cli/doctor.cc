@@ -30,6 +30,7 @@ struct HostConfig {
   HugePages huge_pages = HugePages::kOff;
   CudaWanted cuda;
   std::string trace_file;  // empty: none
+  Check keys;
 };
 
 Result<HostConfig> read_config(const DoctorOptions& options) {
@@ -37,8 +38,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   if (options.role == "trainer") {
     const auto c = WSYNC_TRY(config::load_trainer(sources));
-    return HostConfig{c.run_dir, c.state_dir,         "", c.http_address,
-                      0,         c.memory.huge_pages, {}, c.trace_file};
+    return HostConfig{c.run_dir,           c.state_dir, "",           c.http_address,          0,
+                      c.memory.huge_pages, {},          c.trace_file, check_key_folder(c.keys)};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,
@@ -51,7 +52,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                      .gpus = c.devices.gpus,
                      .named = c.devices.gpus_named,
                      .collective = c.devices.collective},
-                    c.trace_file};
+                    c.trace_file,
+                    check_sidecar_key(c.key, c.name)};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {
@@ -64,7 +66,8 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_cpu(),
                                check_descriptors(),
                                check_run_dir(wanted.run_dir),
-                               check_state_dir(wanted.state_dir)};
+                               check_state_dir(wanted.state_dir),
+                               wanted.keys};
   checks.push_back(check_pages(
       wanted.http_address, options.role == "trainer" ? "coordinator" : "sidecar", kReachDeadline));
   if (!wanted.trace_file.empty()) checks.push_back(check_trace_setting(wanted.trace_file));

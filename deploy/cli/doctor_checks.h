@@ -43,6 +43,10 @@ struct Check {
 // must be possible to create it.
 [[nodiscard]] Check check_run_dir(const std::string& path);
 [[nodiscard]] Check check_state_dir(const std::string& path);
+// Checks the folder of a coordinator's keys (`keys`), or says that there is none.
+[[nodiscard]] Check check_key_folder(const std::string& folder);
+// Checks the key file of the sidecar of that name (`key`), or says that there is none.
+[[nodiscard]] Check check_sidecar_key(const std::string& file, const std::string& name);
 // Checks whether an ipc:// or tcp:// address accepts connections. Waits at most `deadline`.
 [[nodiscard]] Check check_coordinator(const std::string& address,
                                       std::chrono::milliseconds deadline);

@@ -25,6 +25,7 @@ FleetWatch::FleetWatch(Loop& loop, const std::string& address, OnChange on_chang
       }) {}
 
 Result<std::unique_ptr<FleetWatch>> FleetWatch::create(Loop& loop, const std::string& address,
+                                                       const std::optional<control::KeyFile>& key,
                                                        std::chrono::milliseconds interval,
                                                        OnChange on_change) {
   auto watch = std::unique_ptr<FleetWatch>(new FleetWatch(loop, address, std::move(on_change)));
@@ -42,8 +43,12 @@ Result<std::unique_ptr<FleetWatch>> FleetWatch::create(Loop& loop, const std::st
     self->on_message(envelope, std::move(message));
   };
   callbacks.on_bad_message = [self](const Error& error) { self->trouble(error.message()); };
+  callbacks.on_refused = [self](const Error& error) {
+    self->nobody_.stop();
+    self->trouble(error.message());
+  };
   watch->port_ = WSYNC_TRY(control::connect_zmq(
-      loop, {.address = address, .name = "watch", .times = {}}, std::move(callbacks)));
+      loop, {.address = address, .name = "watch", .times = {}, .key = key}, std::move(callbacks)));
   watch->again_.start_repeating(interval);
   watch->nobody_.start(control::why_nobody_listens(address) ? std::chrono::seconds(0)
                                                             : kFirstAnswer);

@@ -13,6 +13,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
+#include "shared/control/keys/key_file.h"
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
@@ -34,10 +35,11 @@ class FleetWatch {
   using OnChange = std::function<void(const FleetView& view)>;
   // Sends a request when connected and then every `interval`. `on_change` is called for each reply.
   // It is called once when the peer is lost, when nobody listens at the address, or when nothing
-  // has replied within the first second. Errors of connect_zmq().
+  // has replied within the first second. `key`: of this command, if the peer has keys. Errors of
+  // connect_zmq().
   [[nodiscard]] static Result<std::unique_ptr<FleetWatch>> create(
-      Loop& loop, const std::string& address, std::chrono::milliseconds interval,
-      OnChange on_change);
+      Loop& loop, const std::string& address, const std::optional<control::KeyFile>& key,
+      std::chrono::milliseconds interval, OnChange on_change);
   FleetWatch(const FleetWatch&) = delete;
   FleetWatch& operator=(const FleetWatch&) = delete;
 

@@ -17,6 +17,7 @@
 #include "shared/base/memory_limit.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/weight_limits.h"
+#include "shared/command/command_key.h"
 #include "shared/command/outcome.h"
 #include "shared/config/defaults.h"
 #include "shared/config/limits.h"
@@ -37,6 +38,7 @@ struct PlanOptions {
   std::string bucket = config::format_size(config::kBucketBytesDefault);
   // The running fleet, or the fleet that the other options describe.
   std::string coordinator;
+  std::string key;  // file; empty: the coordinator has no keys
   bool ask_fleet = true;
   std::string against;
   std::string buffer = std::string(kAuto);
@@ -268,6 +270,7 @@ Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& of
   offer.manifest.encode(layout);
   const control::RequestOptions request{.address = options.coordinator,
                                         .deadline = kPlanDeadline,
+                                        .key = WSYNC_TRY(command_key(options.key)),
                                         .stop_on_signal = true,
                                         .on_sent = [&asked] { asked = true; }};
   auto decoded =
@@ -407,6 +410,7 @@ void add_plan(CLI::App& app, Context& context) {
   command->add_option("DIR", options->directory, "Checkpoint directory to publish")->required();
   command->add_option("--bucket", options->bucket, "Bucket size (default: 64MiB)");
   options->coordinator = default_address();
+  add_key_option(*command, options->key);
   CLI::Option* coordinator =
       command
           ->add_option("--coordinator", options->coordinator,

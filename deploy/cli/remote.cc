@@ -136,7 +136,9 @@ template <class Reply>
 Outcome traced_outcome(const Reply& reply, const CommandTrace& trace,
                        const RemoteOptions& options) {
   Outcome outcome = outcome_of(reply);
-  add_trace_to(outcome, trace, [&] { return trace.write(options.address); });
+  add_trace_to(outcome, trace, [&]() -> Result<std::string> {
+    return trace.write(options.address, WSYNC_TRY(command_key(options.key)));
+  });
   return outcome;
 }
 
@@ -158,6 +160,12 @@ Result<Outcome> ask_or_act(const RemoteOptions& options, const CommandTrace& tra
     if (reply) return traced_outcome(*reply, trace, options);
     if (!options.one_shot || !nobody_there(reply.error(), asked))
       return fail(may_resume(reply.error(), asked));
+    // Sidecars with keys would not talk to a coordinator without the folder.
+    if (!options.key.empty() && !config::process_environment().contains("WSYNC_KEYS"))
+      return fail(Error(reply.error().code(),
+                        reply.error().message() +
+                            "; with a key this command does not act as the coordinator, unless "
+                            "WSYNC_KEYS names the folder of keys"));
     bool is_taken = false;
     OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
     once.is_taken = &is_taken;
@@ -177,6 +185,9 @@ Result<Outcome> ask_or_act(const RemoteOptions& options, const CommandTrace& tra
 void explain_wait(const RemoteOptions& options) {
   control::RequestOptions request{.address = options.address};
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(kLookS * 1000));
+  const auto key = command_key(options.key);
+  if (!key) return;
+  request.key = *key;
   const auto reply = control::request(request, {}, control::Status{});
   if (!reply) return;
   const auto* status = std::get_if<control::StatusReply>(&reply->message);
@@ -286,6 +297,7 @@ CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& option
                    "Control address of the coordinator, or of one sidecar")
       ->capture_default_str()
       ->check(check_address);
+  add_key_option(*command, options.key);
   add_timeout(*command, options.timeout_s);
   return command;
 }

@@ -85,14 +85,18 @@ Result<Outcome> watch_status(const StatusOptions& options, std::chrono::millisec
   auto loop = WSYNC_TRY(Loop::create());
   const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   BlockPrinter printer;
-  auto watch = FleetWatch::create(*loop, options.address, interval, [&](const FleetView& view) {
-    if (!options.json) return printer.print(block_text(view));
-    if (view.trouble.empty())
-      print_line(stdout,
-                 to_line({{"command", "status"}, {"ok", true}, {"result", to_json(*view.status)}}));
-    else
-      print_line(stdout, to_line(error_json("status", Error(ErrorCode::kPeerLost, view.trouble))));
-  });
+  const auto key = WSYNC_TRY(command_key(options.key));
+  auto watch =
+      FleetWatch::create(*loop, options.address, key, interval, [&](const FleetView& view) {
+        if (!options.json) return printer.print(block_text(view));
+        if (view.trouble.empty())
+          print_line(
+              stdout,
+              to_line({{"command", "status"}, {"ok", true}, {"result", to_json(*view.status)}}));
+        else
+          print_line(stdout,
+                     to_line(error_json("status", Error(ErrorCode::kPeerLost, view.trouble))));
+      });
   if (!watch) return fail(watch.error());
   loop->run();
   return Outcome{.result = {{"stopped", true}}};
@@ -103,10 +107,17 @@ Result<Outcome> status(const StatusOptions& options) {
   if (options.watch) return watch_status(options, interval);
   if (options.interval_given) return fail(ErrorCode::kInvalidInput, "--interval needs --watch");
   const auto reply = WSYNC_TRY(ask<control::StatusReply>(options, control::Status{}));
-  return Outcome{.result = to_json(reply),
-                 .text = to_text(reply, [&options](const control::SidecarReport& sidecar) {
-                   return places_of(sidecar, options.address);
-                 })};
+  const auto key = WSYNC_TRY(command_key(options.key));
+  Outcome outcome{.result = to_json(reply),
+                  .text = to_text(reply, [&options](const control::SidecarReport& sidecar) {
+                    return places_of(sidecar, options.address);
+                  })};
+  // A port with keys answers only who has one, and a port without them only who has none.
+  outcome.result["key"] = key ? key->owner.text() : std::string();
+  if (key)
+    outcome.text +=
+        fmt::format("the control port has keys; asked with that of {}\n", key->owner.text());
+  return outcome;
 }
 
 }  // namespace

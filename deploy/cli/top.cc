@@ -47,8 +47,9 @@ class TopScreen {
                                              {.on_key = [this](Key key) { on_key(key); },
                                               .on_resize = [this] { draw(); },
                                               .on_closed = [this] { loop_.stop(); }}));
-    auto watch = WSYNC_TRY(
-        FleetWatch::create(loop_, options.address, interval, [this](const FleetView&) { draw(); }));
+    const auto key = WSYNC_TRY(command_key(options.key));
+    auto watch = WSYNC_TRY(FleetWatch::create(loop_, options.address, key, interval,
+                                              [this](const FleetView&) { draw(); }));
     terminal_ = std::move(terminal);
     watch_ = std::move(watch);
     ages_.start_repeating(kRedrawAges);

@@ -6,6 +6,7 @@
 #include "deploy/cli/commands.h"
 #include "deploy/cli/remote.h"
 #include "shared/base/format.h"
+#include "shared/command/command_key.h"
 #include "shared/command/fleet_trace.h"
 #include "shared/command/outcome.h"
 
@@ -16,6 +17,7 @@ constexpr unsigned kUpdatesMax = 10'000;
 
 struct GetOptions {
   std::string address;
+  std::string key;  // file; empty: the coordinator has no keys
   std::string output;
   unsigned updates = 1;
   double timeout_s = 30;
@@ -45,7 +47,8 @@ Result<Outcome> get(const GetOptions& options) {
   WSYNC_TRY(check_trace_file(options.output));
   auto trace =
       ask_trace(options.address, std::chrono::nanoseconds(0),
-                std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000)));
+                std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000)),
+                WSYNC_TRY(command_key(options.key)));
   if (!trace) return fail(trace.error());
   std::vector<std::string> versions = traced_versions(*trace);
   if (options.updates != 0 && versions.size() > options.updates) {
@@ -82,6 +85,7 @@ void add_get(CLI::App& parent, Context& context) {
                    "Control address of the coordinator, or of one sidecar")
       ->capture_default_str()
       ->check(check_address);
+  add_key_option(*command, options->key);
   add_timeout(*command, options->timeout_s);
   command->callback(
       [&context, options] { context.run("trace get", [&] { return get(*options); }); });

@@ -15,6 +15,7 @@
 #include "shared/base/units.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/config/units.h"
+#include "shared/control/keys/key_file.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/observe/trace/progress.h"
 
@@ -49,6 +50,18 @@ std::string no_transport_text(const std::vector<control::TransportAddress>& serv
       "this sidecar and its trainer have no transport in common: the trainer serves {}, the "
       "sidecar accepts {}; set `transport: auto` in both configurations",
       kinds_of(served), kinds_of(accepted));
+}
+
+// The key of the configuration, which a coordinator would refuse under another name.
+Result<control::KeyFile> own_key(const config::SidecarConfig& config) {
+  auto key = control::load_key_file(config.key);
+  if (!key) return fail(key.error().with_context("key"));
+  const control::KeyOwner expected{.role = control::KeyRole::kSidecar, .name = config.name};
+  if (key->owner == expected) return key;
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("key: {}: expected the key of {}, found that of {}: make one with `wsync "
+                          "keys add {}`, or set `name`",
+                          config.key, expected.text(), key->owner.text(), expected.text()));
 }
 
 std::uint64_t random_generation() {
@@ -207,6 +220,7 @@ Result<> SidecarAgent::connect() {
   };
   callbacks.on_connected = [this] {
     log_info("connected to the coordinator at {}", config_.coordinator);
+    refusal_.clear();
     coordinator_left_ = false;
     step(staging::LinkUp{});
   };
@@ -220,10 +234,16 @@ Result<> SidecarAgent::connect() {
   callbacks.on_bad_message = [](const Error& error) {
     log_warning("a message of the coordinator was dropped: {}", error.message());
   };
+  callbacks.on_refused = [this](const Error& error) {
+    // Each attempt is refused again.
+    if (std::exchange(refusal_, error.message()) != error.message())
+      log_warning("not connected to the coordinator: {}", error.message());
+  };
   callbacks.heartbeat = [this] { return heartbeat(); };
-  auto dealer = control::connect_zmq(
-      loop_, {.address = config_.coordinator, .name = config_.name, .times = times},
-      std::move(callbacks));
+  control::DealerOptions options{
+      .address = config_.coordinator, .name = config_.name, .times = times};
+  if (!config_.key.empty()) options.key = WSYNC_TRY(own_key(config_));
+  auto dealer = control::connect_zmq(loop_, options, std::move(callbacks));
   if (!dealer) return fail(dealer.error().with_context("coordinator"));
   dealer_ = std::move(*dealer);
   return {};

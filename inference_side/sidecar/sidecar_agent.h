@@ -105,6 +105,7 @@ class SidecarAgent {
   Timer timer_;
   std::uint64_t heartbeats_ = 0;
   bool coordinator_left_ = false;  // in order; set until the next one connects
+  std::string refusal_;  // why the coordinator does not admit this sidecar, as logged last
   // Why no version can come from this trainer; empty: a transport is in common, or none has
   // welcomed this sidecar.
   std::string no_transport_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/command/command_key.h"
 #include "shared/command/context.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/request.h"
@@ -16,11 +17,12 @@ namespace wsync::cli {
 
 struct AskOptions {
   std::string address;
+  std::string key;       // file with the key of this command; empty: the coordinator has no keys
   double timeout_s = 0;  // seconds to wait for the connection, and then for the reply
 };
 
-// Adds a command with --coordinator and --timeout, whose values are written to `options`. `options`
-// must outlive the app.
+// Adds a command with --coordinator, --key and --timeout, whose values are written to `options`.
+// `options` must outlive the app.
 CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& options, double timeout_s,
                              const CommandText& text);
 
@@ -33,6 +35,7 @@ Result<Reply> ask(const AskOptions& options, const control::Message& message,
                   const std::function<void(const control::Progress&)>& on_progress = {},
                   bool* asked = nullptr, std::function<void()> on_quiet = {}) {
   control::RequestOptions request{.address = options.address, .stop_on_signal = true};
+  request.key = WSYNC_TRY(command_key(options.key));
   if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   request.on_quiet = std::move(on_quiet);

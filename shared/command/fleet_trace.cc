@@ -83,13 +83,15 @@ trace::Trace trace_of(const control::TraceAnswer& answer) {
 }
 
 Result<trace::Trace> ask_trace(const std::string& address, std::chrono::nanoseconds age,
-                               std::chrono::milliseconds deadline) {
+                               std::chrono::milliseconds deadline,
+                               const std::optional<control::KeyFile>& key) {
   control::TraceQuestion question;
   question.age_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(age.count(), 0));
   question.max_bytes = limits::kTraceAnswerBytes;
   question.asked_ns = static_cast<std::int64_t>(now());
   const auto decoded = WSYNC_TRY(control::request(
-      {.address = address, .deadline = deadline, .stop_on_signal = true}, {}, question));
+      {.address = address, .deadline = deadline, .key = key, .stop_on_signal = true}, {},
+      question));
   if (const auto* answer = std::get_if<control::TraceAnswer>(&decoded.message))
     return trace_of(*answer);
   return fail(ErrorCode::kInternal,
@@ -163,8 +165,9 @@ Result<std::string> CommandTrace::write(const control::TraceAnswer& answer) cons
   return write(trace_of(answer));
 }
 
-Result<std::string> CommandTrace::write(const std::string& address) const {
-  const auto trace = ask_trace(address, age(), kAskDeadline);
+Result<std::string> CommandTrace::write(const std::string& address,
+                                        const std::optional<control::KeyFile>& key) const {
+  const auto trace = ask_trace(address, age(), kAskDeadline, key);
   if (!trace) return fail(trace.error().with_context("the trace"));
   return write(*trace);
 }

@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
+#include "shared/control/keys/key_file.h"
 #include "shared/control/messages.h"
 #include "shared/observe/trace/chrome_trace.h"
 
@@ -18,11 +20,12 @@ namespace wsync::cli {
 [[nodiscard]] trace::Trace trace_of(const control::TraceAnswer& answer);
 
 // Requests traces from the coordinator at `address`, or from one sidecar. `age` limits the answer
-// to spans that ended at most this long ago; 0 requests all retained spans. Errors as
-// control::request().
+// to spans that ended at most this long ago; 0 requests all retained spans. `key`: of the command,
+// if the peer has keys. Errors as control::request().
 [[nodiscard]] Result<trace::Trace> ask_trace(const std::string& address,
                                              std::chrono::nanoseconds age,
-                                             std::chrono::milliseconds deadline);
+                                             std::chrono::milliseconds deadline,
+                                             const std::optional<control::KeyFile>& key);
 
 // Returns the versions that occur in spans, most recent first.
 [[nodiscard]] std::vector<std::string> traced_versions(const trace::Trace& trace);
@@ -47,7 +50,8 @@ class CommandTrace {
   [[nodiscard]] std::chrono::nanoseconds age() const { return now() - begin_; }
   // Requests the spans of the fleet since begin() and writes them. Returns a sentence for people
   // about the result.
-  [[nodiscard]] Result<std::string> write(const std::string& address) const;
+  [[nodiscard]] Result<std::string> write(const std::string& address,
+                                          const std::optional<control::KeyFile>& key) const;
   [[nodiscard]] Result<std::string> write(const control::TraceAnswer& answer) const;
 
  private:

@@ -42,8 +42,9 @@ Result<> check_data_address(std::string_view address) {
     return fail(
         ErrorCode::kRefused,
         fmt::format(
-            "'{}' is not a loopback address; a connection to another host needs keys, which this "
-            "release does not have; use ipc:// or a loopback address (127.0.0.1, localhost, [::1])",
+            "'{}' is not a loopback address; other hosts are refused, because weights would travel "
+            "there without encryption; use ipc:// or a loopback address (127.0.0.1, localhost, "
+            "[::1])",
             address));
   return {};
 }

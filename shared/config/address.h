@@ -9,7 +9,7 @@ namespace wsync::config {
 
 // Accepts "ipc://<absolute path of at most 100 bytes>" and "tcp://<loopback>:<port>". Loopback is
 // 127.0.0.0/8, localhost or [::1]. Port 0 requests a free port. Errors: kRefused for an address
-// beyond this host (it would need keys, which this release does not have); kInvalidInput for
+// beyond this host (weights would travel there without encryption); kInvalidInput for
 // anything else.
 [[nodiscard]] Result<> check_control_address(std::string_view address);
 // Accepts only the tcp:// form of check_control_address(), with the same errors.

@@ -72,6 +72,13 @@ void bind_directory(Binder& binder, std::string_view key, std::string& out,
                               max_bytes, out.size(), out));
 }
 
+void bind_key_path(Binder& binder, std::string_view key, std::string& out) {
+  binder.text(key, out);
+  if (!out.empty() && (out.front() != '/' || out.size() > kConfigPathBytesMax))
+    binder.refuse(key, fmt::format("expected an absolute path of at most {} bytes, found '{}'",
+                                   kConfigPathBytesMax, out));
+}
+
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
   binder.choice(
       key, out,

@@ -48,6 +48,8 @@ void bind_address(Binder& binder, std::string_view key, std::string& out,
 // Binds an absolute path of at most `max_bytes`. An omitted key yields `otherwise`.
 void bind_directory(Binder& binder, std::string_view key, std::string& out,
                     const std::string& otherwise, std::size_t max_bytes);
+// Binds the path of a key file or of a folder of keys: absolute, or empty for none.
+void bind_key_path(Binder& binder, std::string_view key, std::string& out);
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out);
 // Binds the keys transport and data_address. `transport`: a kind of shared/transport; "auto" yields
 // an empty text.

@@ -55,6 +55,7 @@ struct ScrubConfig {
 struct SidecarConfig {
   std::string name;               // defaults to the host name; never empty after loading
   std::string coordinator;        // default ipc://<run_dir>/control
+  std::string key;                // file with the key of this sidecar; empty = none
   std::string run_dir;            // sockets and lock files; 0700
   std::string state_dir;          // persisted fence and decision; must survive a reboot
   std::string fleet = "default";  // folder in state_dir

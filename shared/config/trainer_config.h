@@ -54,6 +54,8 @@ struct TrainerConfig {
   Milliseconds follow_interval = kFollowIntervalDefault;
   DirectoryConfig directory;
   std::string listen;  // default ipc://<run_dir>/control
+  std::string
+      keys;  // folder of the fleet's keys; empty = none: all who reach `listen` are admitted
   std::string run_dir;
   std::string state_dir;
   std::string fleet = "default";  // folder in state_dir

@@ -8,6 +8,10 @@
 // (heartbeat_pace.h). Anything that arrives shows that the peer lives; silence beyond the deadline
 // is a loss.
 //
+// Keys: a router with keys admits only peers whose key is listed, and everything between it and
+// them is encrypted. It judges each message by the key of its connection: the identity that a peer
+// has chosen proves nothing. A peer whose key is refused gets no answer to any message.
+//
 // Thread: the loop's. Callbacks run on the loop, never inside a call to the port; the port may be
 //   destroyed inside any of them.
 // Outlives: the loop outlives its ports.
@@ -16,12 +20,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "shared/base/error.h"
 #include "shared/base/liveness.h"
+#include "shared/control/keys/authorized_keys.h"
 #include "shared/control/messages.h"
 
 namespace wsync::control {
@@ -36,6 +42,8 @@ struct PortCounters {
   std::uint64_t received = 0;  // well-formed messages
   std::uint64_t bad = 0;       // messages that were refused
   std::uint64_t shared = 0;    // of `sent`: with the bytes of an earlier message, which was equal
+  // With keys: connections that were refused, and messages that their sender may not send.
+  std::uint64_t refused = 0;
 };
 
 // Returns the heartbeat to send now. An empty function sends a Heartbeat{} with a zero fence.
@@ -54,6 +62,14 @@ struct RouterCallbacks {
   // Another process has taken over the address: it gets all new connections, and this port keeps
   // its existing ones. Called once, within a heartbeat interval. May be empty.
   std::function<void(const std::string& by)> on_address_taken = {};
+  // With keys: why the holder of this key may not send the message, or nothing if it may. Called
+  // before on_message; a message that is refused gets an ErrorReply with the reason that echoes its
+  // round and request. If it is empty, each peer that is admitted may send every message.
+  std::function<std::optional<std::string>(const KeyOwner& sender, const Message&)> why_refused =
+      {};
+  // With keys: a connection or a message was refused and counted. `who`: the holder of the key, or
+  // what is known about the connection. May be empty.
+  std::function<void(const std::string& who, const Error&)> on_refused = {};
 };
 
 class RouterPort {
@@ -71,6 +87,10 @@ class RouterPort {
                         const Message& message, std::chrono::milliseconds limit) = 0;
   // Sends no more heartbeats to this peer and does not report its loss until the peer sends again.
   virtual void forget(const std::string& peer) = 0;
+  // Lists other keys from now on, on a port with keys. Connections whose key is not listed any
+  // more, or belongs to another holder, end at once and are reported to on_lost after this call;
+  // all others stay.
+  virtual void admit(AuthorizedKeys keys) = 0;
   // The address where the port listens, including the chosen TCP port.
   [[nodiscard]] virtual const std::string& address() const noexcept = 0;
   [[nodiscard]] virtual PortCounters counters() const noexcept = 0;
@@ -85,6 +105,9 @@ struct DealerCallbacks {
   std::function<void(const Error&)> on_lost;
   std::function<void(const Error&)> on_bad_message;  // may be empty
   MakeHeartbeat heartbeat;
+  // The router does not admit this port, or is not the one that it has the key of. The port tries
+  // again after a silence deadline. May be empty.
+  std::function<void(const Error&)> on_refused = {};
 };
 
 class DealerPort {

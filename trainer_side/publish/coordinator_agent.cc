@@ -15,6 +15,7 @@
 #include "shared/config/units.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
+#include "shared/observe/metrics/catalog.h"
 #include "trainer_side/coordinator/page/page_routes.h"
 
 namespace wsync::publish {
@@ -170,14 +171,19 @@ Result<> CoordinatorAgent::listen() {
   callbacks.on_address_taken = [this](const std::string& by) {
     step(coordinator::Replaced{.by = by});
   };
-  auto router = control::listen_zmq(loop_,
-                                    {.address = config_.listen,
-                                     .times = {.heartbeat_interval = config_.heartbeat.interval,
-                                               .silence_deadline = config_.heartbeat.deadline},
-                                     .take_over = config_.take_over},
-                                    std::move(callbacks));
+  control::RouterOptions options{.address = config_.listen,
+                                 .times = {.heartbeat_interval = config_.heartbeat.interval,
+                                           .silence_deadline = config_.heartbeat.deadline},
+                                 .take_over = config_.take_over};
+  if (!config_.keys.empty()) {
+    keys_ = WSYNC_TRY(KeyWatch::create(config_.keys));
+    options.keys = keys_->router_keys();
+    keys_->guard(callbacks);
+  }
+  auto router = control::listen_zmq(loop_, options, std::move(callbacks));
   if (!router) return fail(router.error().with_context("the coordinator's address"));
   router_ = std::move(*router);
+  if (keys_) keys_->follow_hangups(loop_, *router_);
   return {};
 }
 
@@ -198,7 +204,12 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   };
   metrics::StatusFacts facts;
   facts.readings = [this] {
-    return coordinator::fleet_readings(coordinator_, callbacks_.publish_facts());
+    auto readings = coordinator::fleet_readings(coordinator_, callbacks_.publish_facts());
+    if (keys_)
+      readings.push_back({.what = &metrics::kKeyRefusals,
+                          .value = static_cast<double>(router_->counters().refused),
+                          .labels = {}});
+    return readings;
   };
   facts.readiness = readiness;
   const auto shown = [this, readiness]() -> page::PageFacts {

@@ -24,6 +24,7 @@
 #include "trainer_side/coordinator/coordinator.h"
 #include "trainer_side/coordinator/decision_store.h"
 #include "trainer_side/publish/fleet_commands.h"
+#include "trainer_side/publish/key_watch.h"
 #include "trainer_side/publish/publish_queue.h"
 #include "trainer_side/publish/update_recorder.h"
 
@@ -151,6 +152,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   std::optional<LockFile> state_lock_;
   std::shared_ptr<coordinator::DecisionStore> store_;  // shared with the store worker's tasks
   UpdateRecorder recorder_;
+  std::unique_ptr<KeyWatch> keys_;  // null without keys; outlives the port
   std::unique_ptr<control::RouterPort> router_;
   Timer timer_;
   std::unique_ptr<Worker> store_worker_;

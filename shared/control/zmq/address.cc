@@ -34,8 +34,8 @@ Result<PortAddress> parse_tcp(const std::string& text) {
   const bool ipv6 = host == "[::1]";
   if (!ipv6 && !is_ipv4_loopback(host))
     return fail(ErrorCode::kRefused,
-                fmt::format("address {}: {} is not this host's loopback; a control channel beyond "
-                            "this host needs keys, which this release does not have: use "
+                fmt::format("address {}: {} is not this host's loopback; other hosts are refused, "
+                            "because weights would travel there without encryption: use "
                             "ipc:///path, tcp://127.0.0.1:PORT or tcp://[::1]:PORT",
                             text, host.empty() ? "''" : host));
   return PortAddress{
@@ -49,7 +49,8 @@ Result<PortAddress> parse_port_address(const std::string& text) {
   if (!text.starts_with(kIpc))
     return fail(ErrorCode::kRefused,
                 fmt::format("address {}: only ipc:///path and loopback tcp://HOST:PORT are "
-                            "allowed; anything else needs keys, which this release does not have",
+                            "allowed; other hosts are refused, because weights would travel there "
+                            "without encryption",
                             text));
   std::string path = text.substr(kIpc.size());
   if (auto good = check_socket_path(path); !good)

@@ -1,5 +1,5 @@
-// Addresses that a port may use. Only addresses on this host are allowed, because a control channel
-// beyond it needs keys.
+// Addresses that a port may use. Only addresses on this host are allowed, because weights would
+// travel beyond it without encryption.
 #pragma once
 
 #include <string>

@@ -37,6 +37,9 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
       if (*event == ConnectionEvent::kUp) {
         connected = true;
         hear();
+      } else if (*event != ConnectionEvent::kDown) {
+        const bool may_be_of_the_key = *event != ConnectionEvent::kBroken || options.key;
+        if (may_be_of_the_key && callbacks.on_refused) callbacks.on_refused(refusal(*event));
       } else {
         drain_all();  // messages sent before the hang-up
         if (closed) return;
@@ -44,6 +47,31 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
         lose(Error(ErrorCode::kPeerLost, fmt::format("{} closed the connection", options.address)));
       }
     }
+  }
+
+  // Why the connection was not made.
+  [[nodiscard]] Error refusal(ConnectionEvent event) const {
+    const std::string& router = options.address;
+    if (event == ConnectionEvent::kBroken)
+      return Error(ErrorCode::kPeerLost,
+                   fmt::format("{} ended the connection before it asked for the key: it has no "
+                               "keys, is not the coordinator that the key of {} was made for, or "
+                               "has just ended",
+                               router, options.key->owner.text()));
+    if (!options.key)
+      return Error(ErrorCode::kRefused,
+                   fmt::format("{} admits only who has a key: give the file that `wsync keys add` "
+                               "has made",
+                               router));
+    return Error(
+        ErrorCode::kRefused,
+        event == ConnectionEvent::kKeyRefused
+            ? fmt::format("{} does not admit the key of {}: list it there with `wsync keys add`, "
+                          "and send the coordinator SIGHUP",
+                          router, options.key->owner.text())
+            : fmt::format("{} has no keys, but this process has that of {}: start the coordinator "
+                          "with its folder of keys, or leave out the key",
+                          router, options.key->owner.text()));
   }
 
   // Records a sign of life from the router.
@@ -232,6 +260,7 @@ Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop, const DealerOptions&
   state->identity = make_identity(options.name);
   auto socket = WSYNC_TRY(Socket::create(ZMQ_DEALER, state->identity));
   state->socket = std::move(socket);
+  if (options.key) WSYNC_TRY(state->socket->use_key(*options.key));
   WSYNC_TRY(state->socket->watch_connections());
   WSYNC_TRY(state->socket->connect(address));
   auto watcher = WSYNC_TRY(

@@ -2,22 +2,33 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "shared/control/keys/authorized_keys.h"
+#include "shared/control/keys/key_file.h"
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
 
 namespace wsync::control {
+
+// Keys of a router.
+struct RouterKeys {
+  std::string secret_key;   // of the coordinator, Z85
+  AuthorizedKeys admitted;  // RouterPort::admit() replaces them
+};
 
 struct RouterOptions {
   std::string address;
   PortTimes times;
   // ipc:// only: take over an address that another process holds (Claim::kTakeOver)
   bool take_over = false;
+  std::optional<RouterKeys> keys = {};  // none: everybody who reaches the address is admitted
 };
 // Starts to listen. kRefused for an address beyond this host; kInvalidInput for a malformed one;
-// kBusy if another process listens there. Creates the directory of an ipc:// path with mode 0700. A
-// lock file protects the path, and a socket that a killed process left there is replaced.
+// kBusy if another process listens there; kInternal if the ZeroMQ library has no keys. Creates the
+// directory of an ipc:// path with mode 0700. A lock file protects the path, and a socket that a
+// killed process left there is replaced.
 [[nodiscard]] Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop,
                                                              const RouterOptions& options,
                                                              RouterCallbacks callbacks);
@@ -26,6 +37,7 @@ struct DealerOptions {
   std::string address;
   std::string name;  // prefix of the identity
   PortTimes times;
+  std::optional<KeyFile> key = {};  // none: the router has no keys
 };
 // Connects in the background and retries with growing pauses. on_connected reports success.
 // kRefused for an address beyond this host and for an ipc:// path in another user's directory;

@@ -32,11 +32,13 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   std::optional<Result<Decoded>> outcome;
   std::unique_ptr<DealerPort> port;
   bool sent = false;
+  std::optional<Error> broken;  // why the last connection was not made
   const auto end = [&](Result<Decoded> result) {
     if (!outcome) outcome = std::move(result);
     loop->stop();
   };
   Timer deadline(*loop, [&] {
+    if (!sent && broken) return end(fail(*broken));
     if (!sent)
       return end(fail(
           nobody_at(options.address, fmt::format("nothing has accepted the connection within {} ms",
@@ -72,6 +74,13 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   };
   callbacks.on_lost = [&](const Error& error) { end(fail(error)); };
   callbacks.on_bad_message = [&](const Error& error) { end(fail(error)); };
+  callbacks.on_refused = [&](const Error& error) {
+    // A connection that broke may be made by the next attempt.
+    if (error.code() != ErrorCode::kRefused)
+      broken = error;
+    else
+      end(fail(error));
+  };
   callbacks.on_message = [&](Envelope reply, Message body) {
     // A peer that cannot read a request cannot echo its number.
     const bool unread = reply.request == 0 && std::holds_alternative<ErrorReply>(body);
@@ -85,9 +94,12 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
       end(Decoded{.envelope = std::move(reply), .message = std::move(body)});
     }
   };
-  port = WSYNC_TRY(
-      connect_zmq(*loop, {.address = options.address, .name = options.name, .times = options.times},
-                  std::move(callbacks)));
+  port = WSYNC_TRY(connect_zmq(*loop,
+                               {.address = options.address,
+                                .name = options.name,
+                                .times = options.times,
+                                .key = options.key},
+                               std::move(callbacks)));
   if (!options.peer_is_starting)
     if (const auto why = why_nobody_listens(options.address))
       return fail(nobody_at(options.address, *why));

@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "shared/base/error.h"
 #include "shared/base/liveness.h"
 #include "shared/base/round_deadlines.h"
 #include "shared/control/codec.h"
+#include "shared/control/keys/key_file.h"
 #include "shared/control/port.h"
 
 namespace wsync::control {
@@ -23,6 +25,7 @@ struct RequestOptions {
   bool peer_is_starting = false;
   std::chrono::milliseconds deadline{limits::kPublishDeadlineMs};  // for the reply
   PortTimes times;
+  std::optional<KeyFile> key = {};  // of this command; none: the peer has no keys
   // SIGINT and SIGTERM end the wait with kCancelled. No other Signals object may exist meanwhile.
   bool stop_on_signal = false;
   std::function<void()> on_sent =
@@ -38,9 +41,10 @@ struct RequestOptions {
 // other messages are ignored.
 //
 // Errors: kPeerLost: nobody listens at the address (known at once), nobody answers there, or the
-// connection was lost; kDeadline: no reply in time, or the peer is silent; an ErrorReply becomes an
-// Error with its code and sentence; those of connect_zmq(). Thread: any; blocks the caller. The
-// loop is private.
+// connection was lost; kRefused: it does not admit the key, or one side
+// has keys and the other has none; kDeadline: no reply in time, or the peer is silent; an
+// ErrorReply becomes an Error with its code and sentence; those of connect_zmq(). Thread: any;
+// blocks the caller. The loop is private.
 [[nodiscard]] Result<Decoded> request(const RequestOptions& options, Envelope envelope,
                                       const Message& message,
                                       std::function<void(const Progress&)> on_progress = {});

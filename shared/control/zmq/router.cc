@@ -11,9 +11,11 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/planted.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/codec.h"
 #include "shared/control/heartbeat_pace.h"
+#include "shared/control/zmq/key_connection.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/control/zmq/socket.h"
 #include "shared/loop/fd_watcher.h"
@@ -25,6 +27,7 @@ namespace {
 struct Peer {
   TimePoint heard{};
   TimePoint told{};  // when the last message was sent to it
+  KeyConnection by;  // with keys: its key and its connection
 };
 
 // An Announce that was encoded, for peers that get an equal one.
@@ -78,11 +81,106 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     std::array<Part, 2> parts;
     const std::size_t count = socket->receive(parts);
     if (count == 0) return false;
-    take(parts[0].text(), count, parts[1].bytes());
+    const std::string peer = parts[0].text();
+    KeyConnection by;
+    if (options.keys) {
+      by = KeyConnection::of(parts[1], options.keys->admitted);
+      if (!is_admitted(peer, by)) return !closed;
+    }
+    take(peer, count, parts[1].bytes(), by);
     return !closed;
   }
 
-  void take(const std::string& peer, std::size_t parts, std::span<const std::byte> bytes) {
+  // Whether a message may be read. If its sender has no key that is listed, or is not the one that
+  // the identity belongs to, its connection ends, and so does the one that had the identity before.
+  bool is_admitted(const std::string& peer, const KeyConnection& by) {
+    const auto known = peers.find(peer);
+    const bool is_other = known != peers.end() && !known->second.by.is_same_key(by) &&
+                          !planted("identity_instead_of_key");
+    if (by.is_listed() && !is_other) return true;
+    by.end();
+    refused(by.who(), is_other ? fmt::format("its connection has taken the identity {} of {}", peer,
+                                             known->second.by.who())
+                               : "its key is not listed any more");
+    lose(peer,
+         is_other ? "another connection has taken its identity" : "its key is not listed any more");
+    return false;
+  }
+  void refused(const std::string& who, const std::string& why) {
+    ++counters.refused;
+    if (callbacks.on_refused) callbacks.on_refused(who, Error(ErrorCode::kRefused, why));
+  }
+  // Ends the connection of a peer, and reports the loss.
+  void lose(const std::string& peer, const std::string& why) {
+    if (closed) return;
+    const auto known = peers.extract(peer);
+    if (known.empty()) return;
+    known.mapped().by.end();
+    if (callbacks.on_lost) callbacks.on_lost(peer, Error(ErrorCode::kPeerLost, why));
+  }
+
+  // A callback may destroy the port, so refusals are reported after the library has its answer.
+  void answer_key_questions() {
+    const auto self = shared_from_this();
+    bool had_question = true;
+    while (!closed && had_question) {
+      std::optional<std::pair<std::string, std::string>> refusal;  // who, why
+      const auto admits = [&](const std::string& key, const std::string& from) {
+        if (options.keys->admitted.find(key) != nullptr) return true;
+        refusal.emplace(fmt::format("a connection from {}", from),
+                        fmt::format("its key {} is not listed", key));
+        return planted("unlisted_key_admitted");
+      };
+      const auto broken = [&](const Error& error) {
+        refusal.emplace("a connection", error.message());
+      };
+      had_question = socket->answer_key_question(admits, broken);
+      if (refusal) refused(refusal->first, refusal->second);
+    }
+  }
+  Result<> watch_keys() {
+    questions = WSYNC_TRY(FdWatcher::create(loop, socket->key_questions_fd(),
+                                            [this](FdEvents) { answer_key_questions(); }));
+    refusals = WSYNC_TRY(
+        FdWatcher::create(loop, socket->monitor_fd(), [this](FdEvents) { refused_connections(); }));
+    questions->watch({.readable = true});
+    refusals->watch({.readable = true});
+    loop.post([self = shared_from_this()] {  // what has come before the watchers
+      self->answer_key_questions();
+      self->refused_connections();
+    });
+    return {};
+  }
+  // Connections that fail before the question about their key.
+  void refused_connections() {
+    const auto self = shared_from_this();
+    while (!closed) {
+      const auto event = socket->next_connection_event();
+      if (!event) return;
+      refused("a connection",
+              *event == ConnectionEvent::kWrongServer
+                  ? "it expects a coordinator with another key: its key file is that of another "
+                    "fleet, or older than this folder of keys"
+              : *event == ConnectionEvent::kOtherKind ? "it has no key"
+                                                      : "it speaks another protocol");
+    }
+  }
+  void admit(AuthorizedKeys keys) {
+    WSYNC_CHECK(loop.in_loop() && options.keys, "only a port with keys admits others");
+    options.keys->admitted = std::move(keys);
+    std::vector<std::string> gone;
+    for (const auto& [peer, state] : peers)
+      if (!state.by.is_still_listed(options.keys->admitted)) {
+        state.by.end();
+        gone.push_back(peer);
+      }
+    loop.post([self = shared_from_this(), gone] {
+      for (const std::string& peer : gone) self->lose(peer, "its key is not listed any more");
+    });
+  }
+
+  void take(const std::string& peer, std::size_t parts, std::span<const std::byte> bytes,
+            const KeyConnection& by) {
     if (parts != 2)
       return bad(peer, Error(ErrorCode::kInvalidInput,
                              fmt::format("message: {} parts, expected 1", parts - 1)));
@@ -99,8 +197,18 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
       answer(peer, decoded->envelope, full);
       return bad(peer, full);
     }
-    peers[peer].heard = now();
+    Peer& sender = peers[peer];
+    sender.heard = now();
+    sender.by = by;
     ++counters.received;
+    if (options.keys && callbacks.why_refused) {
+      const auto why = callbacks.why_refused(by.owner(), decoded->message);
+      if (closed) return;
+      if (why) {
+        answer(peer, decoded->envelope, Error(ErrorCode::kRefused, *why));
+        return refused(by.who(), *why);
+      }
+    }
     const CallbackTime time(loop, {.kind = "message",
                                    .what = message_name(type_of(decoded->message)),
                                    .made = std::source_location::current()});
@@ -231,6 +339,8 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     closed = true;
     beat.stop();
     watcher.reset();
+    questions.reset();
+    refusals.reset();
     // The last message may be a Leave, so the socket lingers to send it.
     if (socket) socket->wait_at_close(kLastMessage);
     socket.reset();
@@ -250,7 +360,9 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   std::optional<SocketPath> path;  // released after the socket
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;
-  std::optional<EncodedLayout> layout;  // the last one that was sent
+  std::unique_ptr<FdWatcher> questions;  // about keys
+  std::unique_ptr<FdWatcher> refusals;   // of connections
+  std::optional<EncodedLayout> layout;   // the last one that was sent
   bool draining = false;
   bool taken = false;  // another process holds the address
   bool closed = false;
@@ -272,6 +384,7 @@ class ZmqRouter final : public RouterPort {
     state_->say_last(last_peers, envelope, message, limit);
   }
   void forget(const std::string& peer) override { state_->peers.erase(peer); }
+  void admit(AuthorizedKeys keys) override { state_->admit(std::move(keys)); }
   const std::string& address() const noexcept override { return state_->address; }
   PortCounters counters() const noexcept override { return state_->counters; }
 
@@ -292,12 +405,14 @@ Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop, const RouterOptions& 
   }
   auto socket = WSYNC_TRY(Socket::create(ZMQ_ROUTER, ""));
   state->socket = std::move(socket);
+  if (options.keys) WSYNC_TRY(state->socket->serve_keys(options.keys->secret_key));
   WSYNC_TRY(state->socket->bind(address));
   state->address = state->socket->last_endpoint();
   auto watcher = WSYNC_TRY(
       FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); }));
   state->watcher = std::move(watcher);
   state->watcher->watch({.readable = true});
+  if (options.keys) WSYNC_TRY(state->watch_keys());
   state->beat.start_repeating(options.times.heartbeat_interval);
   state->drain_later();
   return std::unique_ptr<RouterPort>(std::make_unique<ZmqRouter>(std::move(state)));

@@ -11,11 +11,17 @@
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
 #include "shared/control/codec.h"
+#include "shared/control/zmq/zap.h"
 
 namespace wsync::control {
 namespace {
 
 constexpr const char* kMonitorEndpoint = "inproc://connections";
+constexpr const char* kRefusalsEndpoint = "inproc://refusals";
+constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // libzmq connects to this name
+// ZMQ_ZAP_ENFORCE_DOMAIN: the library has this option, but its header only in draft releases.
+constexpr int kZapEnforceDomain = 93;
+constexpr std::size_t kZapPartsMax = 16;
 
 tl::unexpected<Error> fail_zmq(std::string_view what, int error) {
   return fail(ErrorCode::kIo, fmt::format("{}: {}", what, zmq_strerror(error)));
@@ -39,6 +45,17 @@ bool has_input(void* socket) {
   return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size) == 0 && (events & ZMQ_POLLIN) != 0;
 }
 
+bool set_text(void* socket, int option, std::string_view text) {
+  return zmq_setsockopt(socket, option, text.data(), text.size()) == 0;
+}
+
+tl::unexpected<Error> fail_keys() {
+  return fail(ErrorCode::kInternal,
+              fmt::format("the ZeroMQ library of this host cannot use keys ({}): install one with "
+                          "CURVE, as Debian's libzmq5 is",
+                          zmq_strerror(zmq_errno())));
+}
+
 struct MonitorEvent {
   std::uint16_t kind = 0;
   std::uint32_t value = 0;
@@ -57,6 +74,39 @@ std::optional<MonitorEvent> next_event(void* monitor) {
   return event;
 }
 
+// A text of libzmq that is a key; anything longer is none. libzmq writes it in one of its threads
+// and orders that before the message, by means that the thread sanitizer cannot see in the
+// distribution's library.
+__attribute__((no_sanitize("thread"))) std::string key_in(const char* text) {
+  std::array<char, kKeyCharacters> key{};
+  std::size_t size = 0;
+  for (; text[size] != '\0'; ++size) {
+    if (size == key.size()) return {};
+    key[size] = text[size];
+  }
+  return {key.data(), size};
+}
+
+std::optional<ConnectionEvent> connection_event(const MonitorEvent& event) {
+  switch (event.kind) {
+    case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+      return ConnectionEvent::kUp;
+    case ZMQ_EVENT_DISCONNECTED:
+      return ConnectionEvent::kDown;
+    case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+      return ConnectionEvent::kKeyRefused;
+    case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+      if (event.value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+        return ConnectionEvent::kWrongServer;
+      return event.value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH ? ConnectionEvent::kOtherKind
+                                                                       : ConnectionEvent::kBroken;
+    case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+      return ConnectionEvent::kBroken;
+    default:
+      return std::nullopt;
+  }
+}
+
 // Bytes of a message that libzmq frees in whichever of its threads has sent it last. libzmq orders
 // this after the creation by a counter of its own. The flag orders it in C++ as well, where the
 // thread sanitizer, which cannot see into the distribution's libzmq, finds it.
@@ -73,6 +123,13 @@ tl::unexpected<Error> send_failure(int error) {
 }
 
 }  // namespace
+
+std::string Part::user() const {
+  const char* user = zmq_msg_gets(&message_, "User-Id");
+  return user == nullptr ? std::string() : key_in(user);
+}
+
+int Part::connection_fd() const { return zmq_msg_get(&message_, ZMQ_SRCFD); }
 
 SharedPart::SharedPart(Bytes bytes) {
   auto* kept = new KeptBytes{.bytes = std::move(bytes)};
@@ -121,12 +178,65 @@ Socket::~Socket() {
   if (socket_ && monitor_) zmq_socket_monitor(socket_.get(), nullptr, 0);
   monitor_.reset();
   socket_.reset();
-  context_.reset();  // blocks until both sockets are closed
+  key_questions_.reset();
+  context_.reset();  // blocks until all of its sockets are closed
+}
+
+Result<> Socket::serve_keys(const std::string& secret_key) {
+  void* raw = socket_.get();
+  if (zmq_has("curve") != 1 || !set(raw, ZMQ_CURVE_SERVER, 1) ||
+      !set_text(raw, ZMQ_CURVE_SECRETKEY, secret_key) ||
+      !set_text(raw, ZMQ_ZAP_DOMAIN, kZapDomain) || !set(raw, kZapEnforceDomain, 1))
+    return fail_keys();
+  // In the same context as the router: from another one nobody can answer for it.
+  key_questions_.reset(zmq_socket(context_.get(), ZMQ_REP));
+  if (!key_questions_ || !set(key_questions_.get(), ZMQ_LINGER, 0) ||
+      zmq_bind(key_questions_.get(), kZapEndpoint) != 0)
+    return fail_zmq("listen for questions about keys", zmq_errno());
+  return {};
+}
+
+Result<> Socket::use_key(const KeyFile& key) {
+  void* raw = socket_.get();
+  if (zmq_has("curve") == 1 && set_text(raw, ZMQ_CURVE_SERVERKEY, key.server_key) &&
+      set_text(raw, ZMQ_CURVE_PUBLICKEY, key.pair.public_key) &&
+      set_text(raw, ZMQ_CURVE_SECRETKEY, key.pair.secret_key))
+    return {};
+  return fail_keys();
+}
+
+int Socket::key_questions_fd() const { return fd_of(key_questions_.get()); }
+
+bool Socket::has_key_question() const { return has_input(key_questions_.get()); }
+
+bool Socket::answer_key_question(
+    const std::function<bool(const std::string& key, const std::string& address)>& admits,
+    const std::function<void(const Error&)>& on_broken) {
+  void* raw = key_questions_.get();
+  if (!has_key_question()) return false;
+  std::vector<std::string> parts;
+  for (bool more = true; more;) {
+    Part part;
+    if (zmq_msg_recv(part.raw(), raw, ZMQ_DONTWAIT) < 0) return false;
+    more = zmq_msg_more(part.raw()) != 0;
+    if (parts.size() < kZapPartsMax) parts.push_back(part.text());
+  }
+  const auto request = parse_zap_request(parts);
+  const bool is_admitted = request && admits(request->public_key, request->address);
+  const auto reply =
+      request ? zap_reply(request->id, is_admitted ? ZapStatus::kAdmitted : ZapStatus::kRefused,
+                          request->public_key)
+              : zap_reply(parts.size() > 1 ? parts[1] : "", ZapStatus::kBroken, "");
+  for (std::size_t i = 0; i < reply.size(); ++i)
+    zmq_send(raw, reply[i].data(), reply[i].size(),
+             ZMQ_DONTWAIT | (i + 1 < reply.size() ? ZMQ_SNDMORE : 0));
+  if (!request) on_broken(request.error());
+  return true;
 }
 
 Result<> Socket::bind(const PortAddress& address) {
   if (address.ipv6) set(socket_.get(), ZMQ_IPV6, 1);
-  WSYNC_TRY(watch(ZMQ_EVENT_LISTENING));
+  WSYNC_TRY(watch(ZMQ_EVENT_LISTENING, kMonitorEndpoint));
   const bool bound = [&] {
     const ForkGate gate;
     if (zmq_bind(socket_.get(), address.endpoint.c_str()) != 0) return false;
@@ -143,6 +253,7 @@ Result<> Socket::bind(const PortAddress& address) {
     return fail(ErrorCode::kIo, fmt::format("listen on {}: the listening socket cannot be "
                                             "duplicated; raise the limit of open files (ulimit -n)",
                                             address.endpoint));
+  if (bound && key_questions_) return watch(ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL, kRefusalsEndpoint);
   if (bound) return {};
   if (error == EADDRINUSE)
     return fail(ErrorCode::kBusy,
@@ -172,15 +283,18 @@ std::string Socket::last_endpoint() const {
 }
 
 Result<> Socket::watch_connections() {
-  return watch(ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
+  return watch(ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+                   ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+               kMonitorEndpoint);
 }
 
-Result<> Socket::watch(int events) {
-  if (zmq_socket_monitor(socket_.get(), kMonitorEndpoint, events) != 0)
+Result<> Socket::watch(int events, const char* endpoint) {
+  if (zmq_socket_monitor(socket_.get(), endpoint, events) != 0)
     return fail_zmq("watch a ZeroMQ socket", zmq_errno());
   monitor_.reset(zmq_socket(context_.get(), ZMQ_PAIR));
   if (!monitor_ || !set(monitor_.get(), ZMQ_LINGER, 0) ||
-      zmq_connect(monitor_.get(), kMonitorEndpoint) != 0)
+      zmq_connect(monitor_.get(), endpoint) != 0)
     return fail_zmq("watch a ZeroMQ socket", zmq_errno());
   return {};
 }
@@ -188,10 +302,8 @@ Result<> Socket::watch(int events) {
 int Socket::monitor_fd() const { return fd_of(monitor_.get()); }
 
 std::optional<ConnectionEvent> Socket::next_connection_event() {
-  while (const auto event = next_event(monitor_.get())) {
-    if (event->kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return ConnectionEvent::kUp;
-    if (event->kind == ZMQ_EVENT_DISCONNECTED) return ConnectionEvent::kDown;
-  }
+  while (const auto event = next_event(monitor_.get()))
+    if (const auto known = connection_event(*event)) return known;
   return std::nullopt;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,7 @@
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
 #include "shared/base/unique_fd.h"
+#include "shared/control/keys/key_file.h"
 #include "shared/control/port.h"
 #include "shared/control/zmq/address.h"
 
@@ -44,6 +46,11 @@ class Part {
   [[nodiscard]] std::string text() {
     return {static_cast<const char*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)};
   }
+  // What the answer to the question about the key of its sender has named: the public half. Empty
+  // for a connection without keys.
+  [[nodiscard]] std::string user() const;
+  // The descriptor of the connection that it came from, which may be closed by now; -1 if unknown.
+  [[nodiscard]] int connection_fd() const;
   [[nodiscard]] zmq_msg_t* raw() noexcept { return &message_; }
 
  private:
@@ -63,8 +70,15 @@ class SharedPart {
   zmq_msg_t message_{};
 };
 
-// The connection of a DEALER was established or lost.
-enum class ConnectionEvent : std::uint8_t { kUp, kDown };
+// What has become of a connection.
+enum class ConnectionEvent : std::uint8_t {
+  kUp,
+  kDown,
+  kKeyRefused,   // of a dealer: the router does not list its key
+  kOtherKind,    // one side has keys and the other has none
+  kWrongServer,  // of a router: the dealer expected a server with another key
+  kBroken,       // it ended before its handshake did, or the peer speaks another protocol
+};
 
 class Socket {
  public:
@@ -75,6 +89,25 @@ class Socket {
   Socket& operator=(const Socket&) = delete;
   ~Socket();
 
+  // Makes this router a server with keys, whose secret half (Z85) this is. From then on no
+  // connection is admitted before answer_key_question() has admitted its key, and
+  // next_connection_event() reports connections that have failed before that question. Call it
+  // before bind(). kInternal if the ZeroMQ library of this host has no keys.
+  [[nodiscard]] Result<> serve_keys(const std::string& secret_key);
+  // Gives this dealer its key pair, and the only server that it talks to. Call it before connect().
+  // kInternal as above.
+  [[nodiscard]] Result<> use_key(const KeyFile& key);
+  // Becomes readable when the library asks about a key. Edge-triggered, as fd().
+  [[nodiscard]] int key_questions_fd() const;
+  // Whether the library waits for an answer about a key.
+  [[nodiscard]] bool has_key_question() const;
+  // Answers the next question of the library about a key: `admits` gets the public half (Z85) and
+  // the address of the peer. Returns false if there is none. A question that cannot be read is
+  // answered with a refusal, and its error goes to `on_broken`.
+  [[nodiscard]] bool answer_key_question(
+      const std::function<bool(const std::string& key, const std::string& address)>& admits,
+      const std::function<void(const Error&)>& on_broken);
+
   // kBusy if the address is in use.
   [[nodiscard]] Result<> bind(const PortAddress& address);
   [[nodiscard]] Result<> connect(const PortAddress& address);
@@ -83,8 +116,8 @@ class Socket {
   // Returns the endpoint that bind() chose.
   [[nodiscard]] std::string last_endpoint() const;
 
-  // Enables connection events, which monitor_fd() and next_connection_event() report. Call before
-  // connect().
+  // Enables connection events of a dealer, which monitor_fd() and next_connection_event() report.
+  // Call before connect(). A router with keys has them from bind() on: those that it refuses.
   [[nodiscard]] Result<> watch_connections();
   [[nodiscard]] int monitor_fd() const;
   [[nodiscard]] std::optional<ConnectionEvent> next_connection_event();
@@ -112,11 +145,12 @@ class Socket {
     void operator()(void* context) const { zmq_ctx_term(context); }
   };
   Socket() = default;
-  [[nodiscard]] Result<> watch(int events);
+  [[nodiscard]] Result<> watch(int events, const char* endpoint);
   [[nodiscard]] Result<> send_route(const std::string& route);
   std::unique_ptr<void, CloseContext> context_;
   std::unique_ptr<void, CloseSocket> socket_;
   std::unique_ptr<void, CloseSocket> monitor_;
+  std::unique_ptr<void, CloseSocket> key_questions_;  // null without keys
   UniqueFd listening_;  // a duplicate of ZeroMQ's descriptor, so that a forked child can identify
                         // it (fork_guard.h)
 };

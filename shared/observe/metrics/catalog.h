@@ -57,6 +57,12 @@ inline constexpr Definition kDroppedMessages{.name = "wsync_dropped_messages_tot
                                              .help =
                                                  "Messages that were dropped because they were "
                                                  "late, of another round or under a lower fence"};
+inline constexpr Definition kKeyRefusals{
+    .name = "wsync_key_refusals_total",
+    .kind = Kind::kCounter,
+    .help =
+        "Connections without a key that is listed, and messages beyond the role of their key, that "
+        "a coordinator with keys has refused"};
 inline constexpr Definition kLoopLongest{
     .name = "wsync_loop_longest_callback_seconds",
     .kind = Kind::kGauge,
@@ -252,6 +258,7 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kFenceEpoch,
                                         &kArenaBytes,
                                         &kDroppedMessages,
+                                        &kKeyRefusals,
                                         &kLoopLongest,
                                         &kLoopSlowCallbacks,
                                         &kReplicaEpoch,

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <netinet/in.h>
+#include <optional>
 #include <string>
 #include <sys/socket.h>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "shared/control/zmq/ports.h"
 #include "shared/control/zmq/socket.h"
 #include "shared/loop/timer.h"
+#include "tests/contract/control/test_keys.h"
 #include "tests/unit/control/random_message.h"
 
 namespace wsync::control {
@@ -39,6 +41,7 @@ constexpr PortTimes kImpatient{.heartbeat_interval = milliseconds(5),
 struct Kind {
   std::string name;
   std::string scheme;  // completed by the test's directory for ipc
+  bool has_keys = false;
 };
 
 bool has_ipv6_loopback() {
@@ -60,6 +63,10 @@ class Port : public testing::TestWithParam<Kind> {
         GetParam().scheme == "ipc" ? "ipc://" + directory_ + "/control.sock" : GetParam().scheme;
     if (GetParam().name == "Tcp6" && !has_ipv6_loopback())
       GTEST_SKIP() << "this host has no IPv6 loopback";
+    if (GetParam().has_keys) {
+      keys_ = std::make_unique<TestKeys>();
+      key_ = keys_->list(KeyRole::kSidecar, "host0");
+    }
     loop_ = Loop::create().value();
     guard_ = std::make_unique<Timer>(*loop_, [this] {
       ADD_FAILURE() << "nothing ended the loop";
@@ -71,6 +78,7 @@ class Port : public testing::TestWithParam<Kind> {
     dealer_.reset();
     router_.reset();
     raw_timer_.reset();
+    raw_questions_.reset();
     raw_.reset();
     guard_.reset();
     loop_.reset();
@@ -79,7 +87,7 @@ class Port : public testing::TestWithParam<Kind> {
   void listen(RouterCallbacks callbacks, PortTimes times = kPatient) {
     if (!callbacks.on_message)
       callbacks.on_message = [](const std::string&, const Envelope&, const Message&) {};
-    auto router = listen_zmq(*loop_, {.address = address_, .times = times}, std::move(callbacks));
+    auto router = listen_zmq(*loop_, router_options(times), std::move(callbacks));
     ASSERT_TRUE(router.has_value()) << router.error().message();
     router_ = std::move(*router);
     address_ = router_->address();
@@ -89,14 +97,40 @@ class Port : public testing::TestWithParam<Kind> {
     if (!callbacks.on_connected) callbacks.on_connected = [] {};
     if (!callbacks.on_lost)
       callbacks.on_lost = [](const Error& error) { ADD_FAILURE() << error.message(); };
-    auto dealer = connect_zmq(*loop_, {.address = address_, .name = "host0", .times = times},
-                              std::move(callbacks));
+    auto dealer = connect_zmq(*loop_, dealer_options("host0", times), std::move(callbacks));
     ASSERT_TRUE(dealer.has_value()) << dealer.error().message();
     dealer_ = std::move(*dealer);
+  }
+  [[nodiscard]] RouterOptions router_options(PortTimes times) const {
+    RouterOptions options{.address = address_, .times = times};
+    if (keys_) options.keys = keys_->of_router();
+    return options;
+  }
+  [[nodiscard]] DealerOptions dealer_options(const std::string& name, PortTimes times) const {
+    return {.address = address_, .name = name, .times = times, .key = key_};
+  }
+  // A router that speaks only when the test says so.
+  void listen_raw() {
+    raw_ = Socket::create(ZMQ_ROUTER, "").value();
+    if (keys_) {
+      ASSERT_TRUE(raw_->serve_keys(keys_->of_router().secret_key).has_value());
+      raw_questions_ = std::make_unique<Timer>(*loop_, [this] {
+        while (
+            raw_->answer_key_question([](const std::string&, const std::string&) { return true; },
+                                      [](const Error& e) { ADD_FAILURE() << e.message(); })) {
+        }
+      });
+      raw_questions_->start_repeating(milliseconds(1));
+    }
+    ASSERT_TRUE(raw_->bind(parse_port_address(address_).value()).has_value());
+    address_ = raw_->last_endpoint();
   }
   // A peer that sends whatever a test wants, through no port. It never reads unless told.
   void connect_raw(const std::string& identity) {
     raw_ = Socket::create(ZMQ_DEALER, identity).value();
+    if (key_) {
+      ASSERT_TRUE(raw_->use_key(*key_).has_value());
+    }
     ASSERT_TRUE(raw_->connect(parse_port_address(address_).value()).has_value());
   }
   // Sends once the raw socket is connected.
@@ -109,12 +143,15 @@ class Port : public testing::TestWithParam<Kind> {
 
   std::string directory_;
   std::string address_;
+  std::unique_ptr<TestKeys> keys_;  // null without keys
+  std::optional<KeyFile> key_;      // of each peer
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<Timer> guard_;
   std::unique_ptr<RouterPort> router_;
   std::unique_ptr<DealerPort> dealer_;
   std::unique_ptr<Socket> raw_;
   std::unique_ptr<Timer> raw_timer_;
+  std::unique_ptr<Timer> raw_questions_;
 };
 
 TEST_P(Port, ALayoutForManyPeersIsEncodedOnce) {
@@ -150,11 +187,9 @@ TEST_P(Port, ALayoutForManyPeersIsEncodedOnce) {
       }
       if (received.size() == kPeers) loop_->stop();
     };
-    dealers[i] =
-        connect_zmq(*loop_,
-                    {.address = address_, .name = fmt::format("host{}", i), .times = kPatient},
-                    std::move(of_dealer))
-            .value();
+    dealers[i] = connect_zmq(*loop_, dealer_options(fmt::format("host{}", i), kPatient),
+                             std::move(of_dealer))
+                     .value();
   }
   loop_->run();
   ASSERT_EQ(received.size(), kPeers);
@@ -177,7 +212,7 @@ TEST_P(Port, TheLastMessageIsWaitedForUntilEachPeerHasAnsweredIt) {
   std::array<std::vector<std::string>, kPeers> heard;
   std::vector<std::jthread> threads;
   for (std::size_t i = 0; i < kPeers; ++i)
-    threads.emplace_back([&, i, address = address_] {
+    threads.emplace_back([&, i] {
       auto loop = Loop::create().value();
       std::unique_ptr<DealerPort> dealer;
       DealerCallbacks callbacks;
@@ -191,9 +226,7 @@ TEST_P(Port, TheLastMessageIsWaitedForUntilEachPeerHasAnsweredIt) {
         heard[i].emplace_back("lost");
         loop->stop();
       };
-      dealer = connect_zmq(*loop, {.address = address, .name = "host", .times = kPatient},
-                           std::move(callbacks))
-                   .value();
+      dealer = connect_zmq(*loop, dealer_options("host", kPatient), std::move(callbacks)).value();
       loop->run();
       dealer.reset();
     });
@@ -322,7 +355,7 @@ TEST_P(Port, ASecondListenerIsRefusedAndTheFirstGoesOn) {
   listen(
       {.on_message = [&](const std::string&, const Envelope&, const Message&) { loop_->stop(); }});
   const auto second = listen_zmq(
-      *loop_, {.address = address_, .times = kPatient},
+      *loop_, router_options(kPatient),
       {.on_message = [](const std::string&, const Envelope&, const Message&) { FAIL(); }});
   ASSERT_FALSE(second.has_value());
   EXPECT_EQ(second.error().code(), ErrorCode::kBusy) << second.error().message();
@@ -394,11 +427,7 @@ TEST_P(Port, SilenceIsALossToTheRouter) {
 }
 
 TEST_P(Port, SilenceIsALossToTheDealerAndAWordEndsIt) {
-  // A router that speaks only when the test says so.
-  raw_ = Socket::create(ZMQ_ROUTER, "").value();
-  auto address = parse_port_address(address_).value();
-  ASSERT_TRUE(raw_->bind(address).has_value());
-  address_ = raw_->last_endpoint();
+  listen_raw();
   std::vector<std::string> events;
   connect({.on_connected =
                [&] {
@@ -447,10 +476,7 @@ TEST_P(Port, AProcessThatStoodStillCountsSilenceAnew) {
 }
 
 TEST_P(Port, ADealerThatStoodStillReadsBeforeItCallsItsRouterSilent) {
-  raw_ = Socket::create(ZMQ_ROUTER, "").value();
-  auto address = parse_port_address(address_).value();
-  ASSERT_TRUE(raw_->bind(address).has_value());
-  address_ = raw_->last_endpoint();
+  listen_raw();
   bool heard = false;
   connect({.on_message =
                [&](const Envelope&, const Message&) {
@@ -482,13 +508,14 @@ TEST_P(Port, ADealerLeavesASilentRouterForTheOneThatTookItsAddressOver) {
   }});
   const std::unique_ptr<RouterPort> former = std::move(router_);
   // Stands for a process that stands still: it took the connection and says nothing.
-  raw_ = Socket::create(ZMQ_ROUTER, "").value();
   const std::string path = address_.substr(std::string("ipc://").size());
   ASSERT_EQ(::unlink(path.c_str()), 0);
-  ASSERT_TRUE(raw_->bind(parse_port_address(address_).value()).has_value());
+  listen_raw();
   const auto take_over = [&] {
+    RouterOptions options = router_options(kPatient);
+    options.take_over = true;
     auto router = listen_zmq(
-        *loop_, {.address = address_, .times = kPatient, .take_over = true},
+        *loop_, options,
         {.on_message = [&](const std::string& peer, const Envelope&, const Message& message) {
           EXPECT_EQ(peer, dealer_->identity());
           if (!std::holds_alternative<Hello>(message)) return;
@@ -606,7 +633,9 @@ TEST_P(Port, AForgottenPeerIsNotReportedLost) {
 
 INSTANTIATE_TEST_SUITE_P(Zmq, Port,
                          testing::Values(Kind{"Ipc", "ipc"}, Kind{"Tcp", "tcp://127.0.0.1:0"},
-                                         Kind{"Tcp6", "tcp://[::1]:0"}),
+                                         Kind{"Tcp6", "tcp://[::1]:0"},
+                                         Kind{"TcpKeys", "tcp://127.0.0.1:0", true},
+                                         Kind{"IpcKeys", "ipc", true}),
                          [](const auto& kind) { return kind.param.name; });
 
 }  // namespace

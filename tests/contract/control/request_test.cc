@@ -41,7 +41,8 @@ TEST(PortAddress, OnlyThisHostIsAllowedWithoutKeys) {
     const auto refused = parse_port_address(beyond);
     ASSERT_FALSE(refused.has_value()) << beyond;
     EXPECT_EQ(refused.error().code(), ErrorCode::kRefused) << beyond;
-    EXPECT_THAT(refused.error().message(), HasSubstr("keys, which this release does not have"));
+    EXPECT_THAT(refused.error().message(),
+                HasSubstr("weights would travel there without encryption"));
   }
   for (const char* malformed :
        {"tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:-1",

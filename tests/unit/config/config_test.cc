@@ -111,8 +111,8 @@ TEST(Config, PagesAreASocketBelowTheRunDirUnlessTheyAreElsewhereOrNowhere) {
   EXPECT_EQ(trainer("run_dir: /run/w\n"), "ipc:///run/w/control.http");
   EXPECT_EQ(trainer("run_dir: /run/w\nhttp: {address: auto}\n"), "ipc:///run/w/control.http");
   EXPECT_EQ(sidecar_error("http: {address: tcp://0.0.0.0:9190}"),
-            "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' is not a loopback address; a connection "
-            "to another host needs keys, which this release does not have; use ipc:// or a "
+            "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' is not a loopback address; other hosts "
+            "are refused, because weights would travel there without encryption; use ipc:// or a "
             "loopback address (127.0.0.1, localhost, [::1])");
   EXPECT_EQ(sidecar_error("http: {address: yes}"),
             "s.yaml:1: http.address: expected ipc:///ABSOLUTE/PATH (at most 100 bytes) or "
@@ -263,6 +263,20 @@ TEST(Config, WrongValuesNameFileLineKeyExpectedAndFound) {
             "t:1: take_over: expected true or false, found 'yes'");
   EXPECT_EQ(parse_trainer("bucket_bytes: 1500KiB", "t").error().message(),
             "t:1: bucket_bytes: expected a multiple of 1048576 bytes, found 1536000");
+}
+
+TEST(Config, KeysAreAbsolutePathsOrNone) {
+  EXPECT_EQ(parse_sidecar("", "s").value().key, "");
+  EXPECT_EQ(parse_sidecar("key: /etc/wsync/host7.key\n", "s").value().key, "/etc/wsync/host7.key");
+  EXPECT_EQ(parse_trainer("keys: /etc/wsync/keys\n", "t").value().keys, "/etc/wsync/keys");
+  EXPECT_EQ(parse_trainer("", "t", {.file = "", .environment = {{"WSYNC_KEYS", "/k"}}, .set = {}})
+                .value()
+                .keys,
+            "/k");
+  EXPECT_EQ(sidecar_error("key: host7.key\n"),
+            "s.yaml:1: key: expected an absolute path of at most 1024 bytes, found 'host7.key'");
+  EXPECT_EQ(parse_trainer("keys: keys\n", "t").error().message(),
+            "t:1: keys: expected an absolute path of at most 1024 bytes, found 'keys'");
 }
 
 TEST(Config, AddressesBeyondThisHostAreRefused) {
