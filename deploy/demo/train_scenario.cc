@@ -75,18 +75,25 @@ Result<> TrainScenario::check_result() {
     return fail(ErrorCode::kInternal,
                 fmt::format("{} steps were taken, expected {}", steps, options_.steps));
   const json& publishes = training_.at("publishes");
-  for (const json& publish : publishes)
-    if (publish.at("state") != "committed")
+  std::size_t served = 0;
+  for (const json& publish : publishes) {
+    // Training waits for no engine: on a busy machine a newer step takes the place of one that
+    // waits.
+    const bool is_replaced = publish.at("state") == "superseded" && &publish != &publishes.back();
+    if (publish.at("state") != "committed" && !is_replaced)
       return fail(ErrorCode::kInternal,
                   fmt::format("step {} was not served by the engines, its publish is {}",
                               publish.at("step").get<std::uint64_t>(),
                               publish.at("state").get<std::string>()));
+    if (!is_replaced) ++served;
+  }
   if (publishes.size() != steps)
     return fail(ErrorCode::kInternal,
                 fmt::format("{} of {} steps were published", publishes.size(), steps));
   context_.say(
-      "trained: loss {:.3f} to {:.3f} in {} steps, the weights of each served by every engine",
-      first_loss(), last_loss(), steps);
+      "trained: loss {:.3f} to {:.3f} in {} steps, the weights of {} served by every engine{}",
+      first_loss(), last_loss(), steps, served == steps ? "each" : counted(served, "step"),
+      served == steps ? "" : "; newer ones took the place of the others while they waited");
   const std::uint64_t before = verified_bytes_;
   WSYNC_TRY(verify_last());
   report_["bytes"] = (verified_bytes_ - before) / options_.engines;

@@ -115,12 +115,18 @@ class TrainDemo(DemoCase):
         self.assertEqual([s["step"] for s in training["steps"]], list(range(1, self.STEPS + 1)))
         losses = [s["loss"] for s in training["steps"]]
         self.assertLess(losses[-1], losses[0])
-        self.assertEqual([(p["version"], p["state"], p["replicas"]) for p in training["publishes"]],
-                         [(f"1.{n}", "committed", 2) for n in range(1, self.STEPS + 1)])
-        self.assertEqual(len({p["content_digest"] for p in training["publishes"]}), self.STEPS)
+        publishes = training["publishes"]
+        self.assertEqual([p["step"] for p in publishes], list(range(1, self.STEPS + 1)))
+        # On a busy machine a newer step may take the place of one that waits, but never of the last.
+        self.served = [p["step"] for p in publishes if p["state"] != "superseded"]
+        self.assertEqual(self.served[-1], self.STEPS)
+        self.assertGreater(len(self.served), 1)
+        self.assertEqual([(p["version"], p["state"], p["replicas"]) for p in publishes if p["step"] in self.served],
+                         [(f"1.{n}", "committed", 2) for n in self.served])
+        self.assertEqual(len({p["content_digest"] for p in publishes if p["step"] in self.served}), len(self.served))
 
     def check_engines(self, result):
-        self.assertEqual((result["published"], result["committed"]), (self.STEPS, self.STEPS))
+        self.assertEqual((result["published"], result["committed"]), (self.STEPS, len(self.served)))
         last = result["last"]
         self.assertEqual(last["version"], f"1.{self.STEPS}")
         self.assertEqual(last["content_digest"], result["training"]["publishes"][-1]["content_digest"])
@@ -148,7 +154,7 @@ class TrainDemo(DemoCase):
             events = json.load(file)["traceEvents"]
         spans = {e["name"]: e for e in events if e["ph"] == "X"}
         # One clock for trainer and sidecar: the weights of a step are staged when it is over, then switched to.
-        number = self.STEPS - 1
+        number = self.served[-2]
         step, staging, paused = (spans[name] for name in (f"step {number}", f"staging of 1.{number}", f"paused for 1.{number}"))
         self.assertLessEqual(step["ts"] + step["dur"], staging["ts"])
         self.assertLessEqual(staging["ts"] + staging["dur"], paused["ts"])
