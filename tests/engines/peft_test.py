@@ -68,6 +68,18 @@ class Merged(unittest.TestCase):
         module = torch.nn.Linear(3, 2)
         self.assertEqual([name for name, _ in wsync.torch.merged(module)], ["weight", "bias"])
 
+    def test_only_tied_weights_are_left_out(self):
+        model = torch.nn.Module()
+        model.layer = torch.nn.Linear(4, 4, bias=False)
+        for name, tensor in (("whole", torch.randn(4, 4)), ("empty", torch.empty(0, 3)), ("other", torch.empty(0, 5))):
+            model.register_parameter(name, torch.nn.Parameter(tensor))
+        model.row, model.turned = torch.nn.Parameter(model.whole.data[0]), torch.nn.Parameter(model.whole.data.T)
+        model.tied = model.whole
+        model.config, model.forward = {"model_type": "other"}, model.layer.forward
+        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["layer"], r=2))
+        self.assertEqual({name for name, _ in wsync.torch.merged(adapted)},
+                         {"layer.weight", "whole", "empty", "other", "row", "turned"})
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,8 +1,11 @@
 """A model of transformers that generates while versions come."""
 import os
+import signal
 import sys
 import tempfile
+import threading
 import unittest
+import warnings
 from unittest import mock
 
 import torch
@@ -15,6 +18,10 @@ import models
 import wsync
 import wsync.torch
 import wsync.transformers
+from wsync._forward_gate import ForwardGate
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+from package_fleet import DEADLINE_S, PackageFleet, until  # noqa: E402
 
 PROMPT = [72, 101, 108, 108, 111]
 WORK = tempfile.TemporaryDirectory(prefix="wsync-models-")
@@ -174,6 +181,229 @@ class Recording(unittest.TestCase):
                     print(f"\n{shape}, names of the {names}: {len(plan.pieces)} of {len(plan.pieces)} tensors in place, "
                           f"stood still {status.paused_s * 1e3:.2f} ms", file=sys.stderr)
                     replica.close()
+
+
+
+class Pair(torch.nn.Module):
+    """Its passes return both of its weights, which are equal in each version. `between` runs in the middle of a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.zeros(4), requires_grad=False) for _ in range(2))
+        self.between = lambda: None
+
+    def forward(self, *_):
+        first = float(self.a[0])
+        self.between()
+        return first, float(self.b[0])
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+def stands_in(thread, *functions):
+    """Whether the thread is in one of these functions of the gate."""
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None:
+        if frame.f_code.co_name in functions and "wsync" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Work:
+    """A call on a thread of its own."""
+
+    def __init__(self, use):
+        self.results = []
+        self.thread = threading.Thread(target=lambda: self.results.append(use()), daemon=True)
+        self.thread.start()
+
+    def result(self):
+        self.thread.join(DEADLINE_S)
+        assert self.results, "the thread has not returned"
+        return self.results[0]
+
+
+class Switches(unittest.TestCase):
+    """Passes that do not end as usual, while a trainer publishes."""
+
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        _, engines = self.fleet.sidecar()
+        self.model = Pair()
+        self.model.register_forward_pre_hook(self.check)
+        self.follower = wsync.transformers.attach(self.model, engines, "r0")
+        self.addCleanup(self.follower.close)
+        self.publisher = self.enterContext(self.fleet.publisher())
+
+    def check(self, _, arguments):
+        if arguments:
+            raise ValueError("a hook refuses this pass")
+
+    def published(self, value):
+        return self.publisher.publish({name: torch.full((4,), float(value)) for name in "ab"})
+
+    def committed(self, value):
+        self.published(value).wait("committed", DEADLINE_S)
+
+    def test_a_pass_that_another_hook_refuses_during_a_load(self):
+        self.committed(1)
+        inside, go = threading.Event(), threading.Event()
+        self.addCleanup(go.set)
+        as_tensor, arrays = wsync.transformers.as_tensor, []
+
+        def hold(array):
+            arrays.append(array)
+            if len(arrays) == 2:
+                inside.set()
+                go.wait(DEADLINE_S)
+            return as_tensor(array)
+        with mock.patch("wsync.transformers.as_tensor", hold):
+            publish = self.published(2)
+            self.assertTrue(inside.wait(DEADLINE_S))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                self.assertRaisesRegex(ValueError, "a hook refuses", self.model, 1)
+            work = Work(self.model)
+            until(lambda: work.results or stands_in(work.thread, "_before"), "the pass, or that it is held up")
+            self.assertRaises(KeyboardInterrupt, self.interrupted_while_held_up)
+            go.set()
+            publish.wait("committed", DEADLINE_S)
+        self.assertEqual((work.result(), self.model()), ((2, 2), (2, 2)))
+        self.assertRaisesRegex(ValueError, "a hook refuses", self.model, 1)
+        self.committed(3)
+        self.assertEqual(self.model(), (3, 3))
+
+    def interrupted_while_held_up(self):
+        main = threading.current_thread()
+
+        def send():
+            until(lambda: stands_in(main, "_before"), "the pass that is held up")
+            signal.pthread_kill(main.ident, signal.SIGINT)
+        work = Work(send)
+        try:
+            self.model()
+        finally:
+            work.thread.join()
+
+    def test_ctrl_c_in_a_pass(self):
+        self.committed(1)
+        for value in 2, 3:
+            self.model.between = interrupt
+            self.assertRaises(KeyboardInterrupt, self.model)
+            self.model.between = lambda: None
+            if value == 2:
+                self.assertEqual(Work(self.model).result(), (1, 1))  # on another thread
+            self.committed(value)
+            self.assertEqual(self.model(), (value, value))
+
+    def test_a_pass_goes_on_after_its_model_was_closed(self):
+        self.model.between = self.follower.close
+        self.assertEqual(self.model(), (0, 0))
+        self.model.between = lambda: None
+        self.assertEqual(Work(self.model).result(), (0, 0))
+
+
+class Gate(unittest.TestCase):
+    def setUp(self):
+        self.model, self.gate = Pair(), ForwardGate()
+        self.gate.watch(self.model)
+
+    def pauses(self):
+        self.gate.pause()
+        return "paused"
+
+    def test_an_interrupted_pass_inside_of_another_one(self):
+        seen = []
+
+        def nested():
+            self.model.between = interrupt
+            self.assertRaises(KeyboardInterrupt, self.model)
+            seen.append(Work(self.pauses))
+            until(lambda: seen[0].results or stands_in(seen[0].thread, "pause"), "the pause, or that it is held up")
+            self.model.between = lambda: None
+            self.assertEqual(self.model(), (0, 0))  # not held up by a pause that waits for the outer one
+            self.assertEqual(seen[0].results, [])
+            return (0, 0)
+        self.model.between = nested
+        self.assertEqual(self.model(), (0, 0))
+        self.assertEqual(seen[0].result(), "paused")
+        self.gate.resume()
+        self.assertEqual((self.model(), self.gate.passes), ((0, 0), 4))
+
+    def test_a_thread_that_ends_in_a_pass(self):
+        self.model.between = sys.exit
+        thread = threading.Thread(target=self.model, daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        self.assertEqual(Work(self.pauses).result(), "paused")
+
+    def test_no_pass_of_many_threads_sees_a_switch(self):
+        ends = [None, ValueError, KeyboardInterrupt, SystemExit]
+        local, stop, mixed = threading.local(), threading.Event(), []
+
+        def between():
+            local.depth += 1
+            end = ends[local.count % len(ends)]
+            if local.count % 3 == 0 and local.depth == 1:
+                run()
+            if end is not None:
+                raise end
+
+        def run():
+            try:
+                first, second = self.model()
+                if first != second:
+                    mixed.append((first, second))
+            except (ValueError, KeyboardInterrupt, SystemExit):
+                pass
+
+        def serve():
+            local.count = 0
+            while not stop.is_set():
+                local.count, local.depth = local.count + 1, 0
+                run()
+            return local.count
+        self.model.between = between
+        works = [Work(serve) for _ in range(3)]
+        self.addCleanup(stop.set)
+        for value in range(1, 101):
+            self.gate.pause()
+            self.model.a.fill_(value)
+            self.model.b.fill_(value)
+            passes = self.gate.passes
+            self.gate.resume()
+            until(lambda: self.gate.passes > passes, "a pass")
+        stop.set()
+        self.assertGreater(min(work.result() for work in works), 0)
+        self.assertEqual(mixed, [])
+
+    def test_what_computes_after_its_call_is_refused(self):
+        class Later(Pair):
+            def forward(self):
+                yield self.a
+        with self.assertRaisesRegex(wsync.InvalidInput, "forward of Later is a generator or a coroutine"):
+            wsync.transformers.attach(Later(), "/nowhere", "r0")
+
+    def test_a_compiled_model(self):
+        compiled, pauses = torch.compile(self.model, backend="eager"), []
+
+        def between():
+            pauses.append(Work(self.pauses))
+            until(lambda: pauses[-1].results or stands_in(pauses[-1].thread, "pause"), "the pause, or that it is held up")
+            self.assertEqual(pauses[-1].results, [])
+        for _ in range(3):
+            self.model.between = between
+            self.assertEqual(compiled(), (0, 0))
+            self.assertEqual(pauses[-1].result(), "paused")
+            self.model.between = lambda: None
+            work = Work(compiled)
+            until(lambda: work.results or stands_in(work.thread, "_before"), "the pass, or that it is held up")
+            self.assertEqual(work.results, [])
+            self.gate.resume()
+            self.assertEqual(work.result(), (0, 0))
 
 
 if __name__ == "__main__":

@@ -112,6 +112,26 @@ class Verl(unittest.TestCase):
             self.assertEqual(len(seen), 5)
             engine._publisher.close()
 
+    def test_a_version_that_cannot_begin_is_told_after_all_tensors_were_gathered(self):
+        with PackageFleet() as fleet:
+            engine = engine_of(is_master=True, settings=fleet.settings)
+            seen = []
+
+            def weights():
+                for name, tensor in weights_of(1):
+                    seen.append(name)
+                    yield name, tensor
+            with self.assertRaisesRegex(wsync.InvalidInput, "prepare"):
+                asyncio.run(engine.send_weights(weights(), global_steps=0))
+            self.assertEqual(len(seen), 5)
+            engine.prepare()
+            begun = engine._publisher.version(1)  # a publisher has one at a time
+            with self.assertRaisesRegex(wsync.InvalidInput, "version 1 is open"):
+                asyncio.run(engine.send_weights(weights(), global_steps=1))
+            self.assertEqual(len(seen), 10)
+            begun.abandon()
+            engine._publisher.close()
+
     def start(self):
         self.fleet = self.enterContext(PackageFleet())
         _, self.socket = self.fleet.sidecar("host")

@@ -20,14 +20,15 @@ architectures with fused experts.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any, Optional
 
 import torch as _torch
 
-from ._errors import Refused
+from ._errors import InvalidInput, Refused
+from ._forward_gate import ForwardGate
 from ._tensors import Spec
 from ._values import Pause, Version
 from .replica import Replica
@@ -53,7 +54,9 @@ class Follower:
     """A model that follows a trainer. Made by `attach`.
 
     A thread of its own serves the link. It waits for the end of a running forward pass before the model pauses, and holds up the
-    next one until the model is resumed; a forward pass is therefore never longer than the time that the fleet waits for a pause.
+    next one until the model is resumed; a forward pass must therefore never take longer than the fleet waits for a pause. Passes of
+    several threads run one after the other. A pass has ended when the call of the model has returned, or has left it with any
+    exception, also with `KeyboardInterrupt`.
 
     Attributes:
         version: the `Version` that the model has. None: its own weights; or no version at all, from the begin of a load to its
@@ -65,10 +68,8 @@ class Follower:
         self.version: Optional[Version] = None
         self._parameters = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
         self._gpus = {tensor.device for tensor in self._parameters.values() if tensor.device.type == "cuda"}
-        self._gate = threading.Lock()  # held during a forward pass, and from a pause to its end
-        self._paused = False
-        self._steps = 0
-        self._hooks = [model.register_forward_pre_hook(self._before), model.register_forward_hook(self._after, always_call=True)]
+        self._gate = ForwardGate()
+        self._gate.watch(model)
         self.replica = _Link(self, sidecar, name, take="borrow", serving=True, pause=self._pause, check_version=self._check,
                              load_begin=self._load_begin, load_layer=self._load_layer, commit=self._commit, resume=self._resume)
         self.replica.start()
@@ -76,34 +77,18 @@ class Follower:
     def close(self) -> None:
         """Detaches; the model keeps the weights that it has."""
         self.replica.close()
-        for hook in self._hooks:
-            hook.remove()
-        if self._paused:
-            self._resume()
-
-    # The model's thread.
-
-    def _before(self, *_: Any) -> None:
-        self._gate.acquire()
-
-    def _after(self, *_: Any) -> None:
-        self._steps += 1
-        self._gate.release()
+        self._gate.close()
 
     # The link's thread.
 
     def _pause(self, pause: Pause) -> None:
         del pause
-        if not self._paused:
-            self._gate.acquire()
-            self._paused = True
-            self._end_work()  # a forward pass has returned before its kernels have run
-        self.replica.paused(self._steps)
+        self._gate.pause()
+        self._end_work()  # a forward pass has returned before its kernels have run
+        self.replica.paused(self._gate.passes)
 
     def _resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            self._gate.release()
+        self._gate.resume()
 
     def _check(self, version: Version, tensors: Mapping[str, Spec]) -> None:
         """Raises `Refused` unless the tensors are those of the model, each once."""
@@ -171,7 +156,12 @@ def attach(model: Any, sidecar: str, name: str) -> Follower:
         The follower. Keep it as long as the model shall follow.
 
     Raises:
-        InvalidInput: the socket's path or the name breaks a rule.
+        InvalidInput: the socket's path or the name breaks a rule; or `model.forward` is a generator or a coroutine, which computes
+            after the call of the model has returned.
         NotFound: no sidecar of this name runs on this host.
     """
+    if any(kind(model.forward) for kind in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)):
+        raise InvalidInput(f"forward of {type(model).__name__} is a generator or a coroutine, which computes after the call of the model "
+                           "has returned, so the weights could change in the middle; expected a function that returns what it has "
+                           "computed")
     return Follower(model, sidecar, name)

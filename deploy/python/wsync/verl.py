@@ -91,22 +91,20 @@ class WsyncCheckpointEngine(CheckpointEngine):
             What it took, for the trainer's metrics; nothing on ranks other than 0.
 
         Raises:
-            wsync.Error: it was not published, or not staged.
+            wsync.Error: it was not published, or not staged. All tensors have been gathered even so, as the other ranks expect.
         """
-        if self._publisher is None:
-            if self._is_master:
-                raise wsync.InvalidInput("prepare() has not been called on the actor's rank 0")
-            await _each(weights, lambda name, tensor: None)
-            return {}
-        draft = self._publisher.version(_number(global_steps))
-
-        def put(name: str, tensor: Any) -> None:
-            tensor = tensor.detach()
-            draft.put(name, copyable(tensor), dtype=self._dtype if tensor.dtype.is_floating_point else None)
-
         rest = iter(weights)
+        if not self._is_master:
+            await _each(rest, lambda name, tensor: None)
+            return {}
         try:
-            with draft:
+            if self._publisher is None:
+                raise wsync.InvalidInput("prepare() has not been called on the actor's rank 0")
+            with self._publisher.version(_number(global_steps)) as draft:
+                def put(name: str, tensor: Any) -> None:
+                    tensor = tensor.detach()
+                    draft.put(name, copyable(tensor), dtype=self._dtype if tensor.dtype.is_floating_point else None)
+
                 await _each(rest, put)
         except BaseException:
             for _ in rest:  # other ranks take part in gathering each tensor, and would wait for this one

@@ -99,7 +99,7 @@ def merged(model: Any) -> Iterator:
         return
     layers = {name: module for name, module in model.named_modules() if _is_adapted(module)}
     outer = {name: module for name, module in layers.items() if not any(name.startswith(f"{other}.") for other in layers)}
-    given: set = set()  # addresses: tied weights are given once
+    given: set = set()  # where they are and how: tied weights are given once
     done: set = set()
     for name, tensor in model.state_dict().items():
         owner = next((owner for owner in outer if name.startswith(f"{owner}.")), None)
@@ -115,9 +115,12 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _first(tensor: Any, given: set) -> bool:
-    if tensor.data_ptr() in given:
+    if tensor.numel() == 0:  # all of them may have the address 0
+        return True
+    found = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()  # a view may begin at the same address
+    if found in given:
         return False
-    given.add(tensor.data_ptr())
+    given.add(found)
     return True
 
 
