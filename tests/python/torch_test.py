@@ -116,6 +116,36 @@ class Torch(unittest.TestCase):
         self.described_for(model)
         self.assertEqual(self.described_for(model), 0)
 
+    def tied_model(self):
+        model = torch.nn.Module()
+        model.embed, model.head = torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(4, 6, bias=False)
+        model.head.weight = model.embed.weight
+        return model
+
+    def test_a_tied_model_follows_a_tied_model(self):
+        for tied in ("once", "every"):
+            with self.subTest(tied), PackageFleet() as fleet, fleet.publisher() as publisher:
+                _, socket = fleet.sidecar()
+                mine, theirs = self.tied_model(), self.tied_model()
+                fleet.serve(wsync.Replica(socket, "r0", mine.state_dict(), tied=tied))
+                publisher.publish(theirs, tied=tied).wait(timeout=DEADLINE_S)
+                self.assertTrue(torch.equal(mine.head.weight, theirs.head.weight))
+        with self.assertRaisesRegex(wsync.InvalidInput, "tied is 'twice', expected 'every' or 'once'"):
+            wsync.Replica(self.socket, "r9", mine.state_dict(), tied="twice")
+
+    def test_a_tied_model_of_a_follower_refuses_what_is_not_tied(self):
+        model = self.tied_model()
+        follower = wsync.transformers.attach(model, self.socket, "r0")
+        self.addCleanup(follower.close)
+        weights = {"embed.weight": torch.randn(6, 4), "head.weight": torch.randn(6, 4)}
+        both = dict.fromkeys(weights, weights["embed.weight"])
+        self.published(both, tied="every")
+        self.assertTrue(torch.equal(model.head.weight, both["head.weight"]))
+        with self.assertRaises(wsync.Error) as caught:
+            self.published(weights)
+        self.assertIn("head.weight has other bytes than embed.weight, and the model has one parameter for both", str(caught.exception))
+        self.assertTrue(torch.equal(model.head.weight, both["head.weight"]))  # the version before was loaded again
+
     def test_tied_names_are_found_in_the_first_publish_of_a_process(self):
         # Another thread of this process has described tensors before, so what it has learned is taken away.
         with unittest.mock.patch.object(wsync._tensors, "_TORCH_DTYPES", {}):

@@ -312,6 +312,11 @@ def _checked(tensors: Iterable) -> Iterator:
         yield pair
 
 
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one dtype have the same bytes: not-a-number is equal to itself, and 0 is not -0."""
+    return np.array_equal(np.asarray(a).view(f"u{a.dtype.itemsize}"), np.asarray(b).view(f"u{b.dtype.itemsize}"))
+
+
 def array_of(memory: Any, dtype: str, shape: Sequence[int]) -> Array:
     """An array over an object with the buffer protocol."""
     if math.prod(shape) == 0:

@@ -102,6 +102,8 @@ class Replica:
         led_steps: True on all ranks of a replica, and on its controller, if its leader calls `lead_step` before each step and the
             other ranks call `follow_step` with its header. The ranks then pause and run by that: `on_pause` and `on_resume` only
             tell what is asked for, and nobody calls `paused` and `running`.
+        tied: with "pieces", what becomes of several names for the same memory. "once": the first of them is expected in versions, as
+            `Publisher.publish` gives it. "every": each name is, for a publisher with `tied="every"`.
         pause, load_begin, load_layer, commit, resume, read_tensor, check_version: functions in the place of the methods `on_pause`
             and so on. They are called with the same arguments.
 
@@ -123,7 +125,7 @@ class Replica:
 
     def __init__(self, sidecar: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
                  has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
-                 gpu: Optional[int] = None, casts: Optional[Mapping[str, Any]] = None, led_steps: bool = False,
+                 gpu: Optional[int] = None, casts: Optional[Mapping[str, Any]] = None, led_steps: bool = False, tied: str = "once",
                  pause: Optional[Callable[[Pause], None]] = None,
                  load_begin: Optional[Callable[[Version], None]] = None,
                  load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], Any]] = None,
@@ -131,6 +133,8 @@ class Replica:
                  resume: Optional[Callable[[], None]] = None,
                  read_tensor: Optional[Callable[[str, int, np.ndarray], None]] = None,
                  check_version: Optional[Callable[[Version, Mapping[str, Spec]], None]] = None):
+        if tied not in ("every", "once"):
+            raise InvalidInput(f"tied is '{tied}', expected 'every' or 'once'")
         if take not in _TAKE:
             raise InvalidInput(f"take is '{take}', expected one of {', '.join(_TAKE)}")
         if casts and take != "pieces":
@@ -153,6 +157,7 @@ class Replica:
         if take != "pieces" and not is_controller and not self._has("load_layer"):
             raise InvalidInput(f"take is '{take}', so load_layer must be given, or on_load_layer overridden")
         self._tensors: list = []  # (description, what was given). With "pieces", the description keeps the memory alive
+        self._tied: dict = {}  # name that is left out -> the first name of the same memory
         self._before_resume: list = []  # the same, until it is certain that the library writes there no more
         self._any_layout = any_layout
         self._loading: Optional[Version] = None
@@ -173,8 +178,14 @@ class Replica:
         close_at_exit(self)
         try:
             self._raw.report_starting()
+            names: dict = {}  # memory -> the first name of it
             for tensor_name, given in itertools.chain([] if first is None else [first], items):
-                self._add(described(tensor_name, given), parts_of(given)[0])
+                tensor = described(tensor_name, given)
+                memory = tensor.memory() if take == "pieces" and tied == "once" else None
+                if memory is not None and names.setdefault(memory, tensor_name) != tensor_name:
+                    self._tied[tensor_name] = names[memory]
+                else:
+                    self._add(tensor, parts_of(given)[0])
             if unknown := sorted(set(self._casts) - {tensor.name for tensor, _ in self._tensors}):
                 raise InvalidInput(f"casts name tensor {unknown[0]}, which is not among the tensors", tensor=unknown[0])
             self._raw.attach()
@@ -450,6 +461,8 @@ class Replica:
         numbers = {tensor.name: number for number, (tensor, _) in enumerate(self._tensors)}
         moved, after = [], list(self._tensors)
         for name, given in pairs(tensors or {}):
+            if name in self._tied:
+                continue  # it is where its first name is
             if name not in numbers or self._destinations is None:
                 raise InvalidInput(f"replica '{self.name}' writes into no tensor {name}; expected "
                                    f"{', '.join(list(numbers)[:3]) or 'none, because it takes no pieces'}", tensor=name)

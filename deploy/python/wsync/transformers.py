@@ -29,7 +29,7 @@ import torch as _torch
 
 from ._errors import InvalidInput, Refused
 from ._forward_gate import ForwardGate
-from ._tensors import Spec
+from ._tensors import Spec, same_bits
 from ._values import Pause, Version
 from .replica import Replica
 from .torch import as_tensor
@@ -68,6 +68,7 @@ class Follower:
         self.version: Optional[Version] = None
         self._parameters = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
         self._gpus = {tensor.device for tensor in self._parameters.values() if tensor.device.type == "cuda"}
+        self._loaded: dict = {}  # address of a parameter -> (name, array) that was loaded into it
         self._gate = ForwardGate()
         self._gate.watch(model)
         self.replica = _Link(self, sidecar, name, take="borrow", serving=True, pause=self._pause, check_version=self._check,
@@ -128,14 +129,21 @@ class Follower:
     def _load_begin(self, version: Version) -> None:
         del version
         self.version = None
+        self._loaded = {}
 
     @_torch.no_grad()
     def _load_layer(self, version: Version, layer: int, tensors: Mapping[str, Any]) -> None:
         del version, layer
         for name, array in tensors.items():
-            self._target(name)[1].copy_(as_tensor(array))
+            target = self._target(name)[1]
+            first, other = self._loaded.setdefault(target.data_ptr(), (name, array))
+            if first != name and target.numel() > 0 and not (other.dtype == array.dtype and same_bits(other, array)):
+                raise Refused(f"{name} has other bytes than {first}, and the model has one parameter for both: publish the weights of a "
+                              "model that ties them, or let this one have two parameters")
+            target.copy_(as_tensor(array))
 
     def _commit(self, version: Version) -> None:
+        self._loaded = {}  # their memory is given back
         self._end_work()
         self.version = version
 

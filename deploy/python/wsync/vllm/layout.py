@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import numpy as np
-
 from .._errors import InvalidInput, Refused
-from .._tensors import Spec
+from .._tensors import Spec, same_bits
 
 # In models whose head is the embedding, a checkpoint may have it or not.
 _TIED = "lm_head.weight"
@@ -83,7 +81,7 @@ class Layout:
         if not self._tied or head is None:
             return
         for name, other in tensors.items():
-            if name != _TIED and "embed" in name and other.shape == head.shape and np.array_equal(_bits(other), _bits(head)):
+            if name != _TIED and "embed" in name and other.shape == head.shape and same_bits(other, head):
                 return
         raise Refused(f"{_TIED} has other bytes than the embedding, and the model has one tensor for both (tie_word_embeddings): "
                       "publish the weights of a model whose head is its embedding, or start the server with a checkpoint that has both")
@@ -92,11 +90,6 @@ class Layout:
         """Whether the names differ only because one of both has the experts of a layer in one tensor, as transformers 5 has:
         `mlp.experts.gate_up_proj` for all `mlp.experts.0.gate_proj.weight`. Also true if no name differs."""
         return _elements_of_stacks(lacking, self.tensors) == _elements_of_stacks(unknown, version) is not None
-
-
-def _bits(array: Any) -> np.ndarray:
-    """The elements as unsigned integers: not-a-number is equal to itself, and 0 is not -0."""
-    return np.asarray(array).view(f"u{array.dtype.itemsize}")
 
 
 def _elements_of_stacks(names: list, tensors: dict) -> Optional[dict]:
