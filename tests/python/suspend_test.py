@@ -22,6 +22,24 @@ class Raw:
         return getattr(self._raw, name)
 
 
+class Interrupted:
+    """The library's replica. Ctrl-C ends the first wait for its suspend(), which goes on; the second call fails with `then`."""
+
+    def __init__(self, raw, then):
+        self._raw, self._failures = raw, [then] if then else []
+        self._is_interrupted = False
+
+    def suspend(self):
+        if self._is_interrupted and self._failures:
+            raise self._failures.pop()
+        self._raw.suspend()
+        self._is_interrupted = True
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name):
+        return getattr(self._raw, name)
+
+
 class Suspension(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
@@ -32,6 +50,21 @@ class Suspension(unittest.TestCase):
         replica = wsync.Replica(self.socket, name, memory, **options)
         self.fleet.serve(replica)
         return replica, memory
+
+    def test_ctrl_c_while_it_waits(self):
+        with self.fleet.publisher() as publisher:
+            replica, memory = self.replica("r0")
+            for seed, then in (1, None), (2, wsync.Busy("another thread suspends it")):
+                publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
+                replica._raw = Interrupted(replica._raw, then)
+                self.assertRaises(KeyboardInterrupt, replica.suspend)
+                replica._raw = replica._raw._raw
+                self.assertFalse(replica.serving)
+                self.assertRaisesRegex(wsync.EngineRefused, "r0 rank 0 is suspended already", replica.suspend)
+                self.give_away(memory)
+                replica.resume()
+                until(lambda: replica.serving, "that it serves again")
+                equal(self, memory, weights_of(seed))
 
     def reason(self, name):
         code, answer = self.fleet.ask("status")

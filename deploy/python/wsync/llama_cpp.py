@@ -98,8 +98,7 @@ class Link(Replica):
     def on_commit(self, version: Version) -> None:
         self.version = version
 
-    def suspend(self) -> None:
-        super().suspend()
+    def _after_suspend(self) -> None:
         self.version = None
 
 

@@ -1,10 +1,12 @@
 """Attaching an inference engine: one rank of a replica."""
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Optional, Union
@@ -417,21 +419,33 @@ class Replica:
             Busy: a callback runs. If one of another thread began meanwhile, arrays of "adopt" and "borrow" read zeros already, and
                 the sentence says so: do not serve from them, and call this again.
             EngineRefused: it is suspended already, or `LATER` was answered and is not reported yet.
+            KeyboardInterrupt: Ctrl-C. The replica is suspended even so, unless it comes a second time.
         """
         self._raw.check()
-        with self._order:
-            if self._is_answering:
-                raise Busy("a callback of this replica is running; suspend it outside of the callbacks")
-            for late, what in ((self._late_loads, "load"), (self._late_commits, "commit")):
-                for version in late:
-                    raise EngineRefused(f"replica '{self.name}' has not answered the {what} of {version} yet: report it before the "
-                                        "memory is given away")
-            self._is_suspending = True  # so that no layer is given to a callback from here on
-            had_arrays = bool(self._mapped)
-            for version in list(self._mapped):  # before the lease ends, so that nobody reads the bytes of a later version
-                self._drop(version)
         try:
-            self._raw.suspend()
+            self._suspend(is_interrupted=False)
+        except Error:
+            raise
+        except BaseException:  # Ctrl-C: what was begun goes on, so that its end is awaited
+            with contextlib.suppress(Error):
+                self._suspend(is_interrupted=True)
+            raise
+
+    def _suspend(self, is_interrupted: bool) -> None:
+        had_arrays = False
+        try:
+            with self._order:
+                if self._is_answering and not is_interrupted:
+                    raise Busy("a callback of this replica is running; suspend it outside of the callbacks")
+                for late, what in ((self._late_loads, "load"), (self._late_commits, "commit")):
+                    for version in late:
+                        raise EngineRefused(f"replica '{self.name}' has not answered the {what} of {version} yet: report it before "
+                                            "the memory is given away")
+                self._is_suspending = True  # so that no layer is given to a callback from here on
+                had_arrays = bool(self._mapped)
+                for version in list(self._mapped):  # before the lease ends, so that nobody reads the bytes of a later version
+                    self._drop(version)
+            self._suspend_link(is_interrupted)
         except Error as failure:
             if not had_arrays:
                 raise
@@ -439,10 +453,27 @@ class Replica:
                                 "them, and suspend it again") from failure
         finally:
             self._is_suspending = False
+        self.serving = False
+        self._loading = None
         self._tensors = [(tensor._replace(own=None), part) for tensor, part in self._tensors]
         self._before_resume = []
-        self._loading = None
-        self.serving = False
+        self._after_suspend()
+
+    def _suspend_link(self, is_interrupted: bool) -> None:
+        while True:
+            try:
+                return self._raw.suspend()
+            except Busy:  # the call that was interrupted is under way
+                if not is_interrupted:
+                    raise
+                time.sleep(0.001)
+            except EngineRefused:  # it is suspended already
+                if not is_interrupted:
+                    raise
+                return None
+
+    def _after_suspend(self) -> None:
+        """For classes that note which version they have: it holds none any more."""
 
     def resume(self, tensors: Any = None) -> None:
         """The memory is there again; its content does not matter. The newest version is loaded as into an engine that has just

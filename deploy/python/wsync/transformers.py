@@ -45,8 +45,7 @@ class _Link(Replica):
         self._follower = follower
         super().__init__(sidecar, name, **options)
 
-    def suspend(self) -> None:
-        super().suspend()
+    def _after_suspend(self) -> None:
         self._follower.version = None
 
 

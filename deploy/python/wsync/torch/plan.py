@@ -63,8 +63,7 @@ class Recorded(Replica):
         self.version = version
         return None
 
-    def suspend(self) -> None:
-        super().suspend()
+    def _after_suspend(self) -> None:
         self.version = None
 
 
