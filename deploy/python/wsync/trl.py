@@ -80,8 +80,8 @@ class WeightTransfer:
             wsync.Error: the servers keep the weights that they have; the sentence says why.
         """
         begin = time.perf_counter()
-        self.init_weight_transfer()
         try:
+            self.init_weight_transfer()
             with self._publisher.version() as version:
                 for name, tensor in iterator:
                     tensor = tensor.detach()
