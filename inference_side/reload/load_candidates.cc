@@ -20,8 +20,20 @@ bool LoadCandidates::withdrawn(const Version& version) const {
 }
 
 bool LoadCandidates::loadable(const Version& version) const {
-  return !version.none() && contains(staged_, version) && !withdrawn(version) &&
+  return !version.none() && contains(staged_, version) && !withdrawn(version) && !unfit(version) &&
          std::ranges::find(postponed_, version, &Postponed::version) == postponed_.end();
+}
+
+std::optional<std::string> LoadCandidates::unfit(const Version& version) const {
+  if (planted("unfit_version_tried")) return std::nullopt;
+  for (const auto& [rank, versions] : unfit_) {
+    const auto found = std::ranges::find(versions, version, &UnfitVersion::version);
+    if (found != versions.end())
+      return fmt::format(
+          "version {} does not fit rank {}: {}: publish the model of this engine, or end it",
+          version.to_string(), rank, found->why);
+  }
+  return std::nullopt;
 }
 
 std::optional<TimePoint> LoadCandidates::next_wake() const {
@@ -38,6 +50,17 @@ void LoadCandidates::set_staged(std::vector<Version> versions) {
     return !contains(versions, one.version) || !contains(staged_, one.version);
   });
   staged_ = std::move(versions);
+}
+
+void LoadCandidates::set_unfit(std::uint32_t rank, std::vector<UnfitVersion> versions) {
+  unfit_.erase(rank);
+  if (!versions.empty()) unfit_[rank] = std::move(versions);
+}
+
+void LoadCandidates::add_unfit(std::uint32_t rank, UnfitVersion version) {
+  std::vector<UnfitVersion>& known = unfit_[rank];
+  if (std::ranges::find(known, version.version, &UnfitVersion::version) == known.end())
+    known.push_back(std::move(version));
 }
 
 void LoadCandidates::reset(bool changed) {

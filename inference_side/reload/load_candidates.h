@@ -1,5 +1,6 @@
-// LoadCandidates: the versions that a replica may load now. A version must be staged and not
-// withdrawn. After two failed loads a version is deferred for a while.
+// LoadCandidates: the versions that a replica may load now. A version must be staged, must fit
+// every attached rank, and must not be withdrawn. After two failed loads a version is deferred for
+// a while.
 //
 // A failed load does not prove that the copy is bad: the engines may be short of memory, for
 // example. So a failed version is tried again, at growing intervals.
@@ -9,9 +10,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "inference_side/reload/switch_events.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/weights/version.h"
@@ -27,6 +31,9 @@ class LoadCandidates {
 
   [[nodiscard]] bool withdrawn(const Version& version) const;
   [[nodiscard]] bool loadable(const Version& version) const;
+  // Why an attached rank cannot take the version, in one sentence with the rank, the tensor and
+  // what to do; std::nullopt if it fits, as far as is known.
+  [[nodiscard]] std::optional<std::string> unfit(const Version& version) const;
   // When the next deferred version may be tried again.
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
 
@@ -34,6 +41,12 @@ class LoadCandidates {
   // because it is in other memory.
   void set_staged(std::vector<Version> versions);
   void set_withdrawn(std::vector<Version> versions) { withdrawn_ = std::move(versions); }
+  // What does not fit a rank that is attached now. It replaces what was known of the rank.
+  void set_unfit(std::uint32_t rank, std::vector<UnfitVersion> versions);
+  // One more version does not fit the rank.
+  void add_unfit(std::uint32_t rank, UnfitVersion version);
+  // The rank is no longer attached.
+  void forget_rank(std::uint32_t rank) { unfit_.erase(rank); }
   // A decision was made, so every version may be tried at once. `changed`: the decision has another
   // target.
   void reset(bool changed);
@@ -67,8 +80,9 @@ class LoadCandidates {
   std::vector<Version> staged_;
   std::vector<Version> withdrawn_;
   std::vector<Postponed> postponed_;
-  Version attempted_;           // the last version whose load began
-  std::uint32_t failures_ = 0;  // its consecutive failed loads
+  std::map<std::uint32_t, std::vector<UnfitVersion>> unfit_;  // by rank
+  Version attempted_;                                         // the last version whose load began
+  std::uint32_t failures_ = 0;                                // its consecutive failed loads
 };
 
 }  // namespace wsync::reload

@@ -61,6 +61,7 @@ void ReplicaSwitch::handle(const RankAttached& event) {
   // loss is void.
   if (event.leader) confirmed_ = event.state == RankState::kServing;
   candidates_.forget_failures();
+  candidates_.set_unfit(event.rank, event.unfit);
   is_given_up_ = false;
   if (phase_ == SwitchPhase::kIdle) retry_at_.reset();
 }
@@ -71,6 +72,7 @@ void ReplicaSwitch::handle(const RankDetached& event) {
     return;
   }
   ranks_.detach(event.rank);
+  candidates_.forget_rank(event.rank);
   // No engine is left that could be torn or that waits to be resumed. What attaches again is loaded
   // as any engine that starts, and nobody waits for it until a deadline.
   const bool is_gone = ranks_.attached() == 0 && !planted("waits_for_nobody");
@@ -194,7 +196,8 @@ void ReplicaSwitch::handle(const RankResumed& event) {
   if (!needs_load())
     settle(SwitchOutcome::kCommitted, std::exchange(patch_note_, {}));
   else if (!outcome_.deferred())
-    settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind, last_failure_);
+    settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind,
+           candidates_.unfit(target_.target).value_or(last_failure_));
 }
 
 // A load, a commit and a resume have deadlines of their own, and a rank may be too busy with them
@@ -226,6 +229,15 @@ void ReplicaSwitch::handle(const RankDamaged& event) {
   // Until it has been checked, or is another copy.
   if (candidates_.loadable(target_.target)) candidates_.postpone(target_.target, now_);
   out_.push_back(CopySuspect{.version = target_.target});
+}
+
+void ReplicaSwitch::handle(const RankUnfit& event) {
+  if (!ranks_.is_attached(event.rank)) {
+    ++dropped_;
+    return;
+  }
+  candidates_.add_unfit(event.rank, event.unfit);
+  if (phase_ == SwitchPhase::kLoading && candidates_.unfit(goal_)) leave_load();
 }
 
 void ReplicaSwitch::handle(const TargetSet& event) {
@@ -408,15 +420,18 @@ void ReplicaSwitch::advance_idle() {
     settle(SwitchOutcome::kCommitted, "");
   } else if (silent || is_given_up_ || !waiting) {
     const auto damaged = ranks_.damaged();
+    const auto unfit = candidates_.unfit(target_.target);
     const std::string why =
         damaged ? *damaged
+        : unfit ? *unfit
         : last_failure_.empty()
             ? fmt::format("version {} is not staged on this sidecar", target_.target.to_string())
             : last_failure_;
-    settle(damaged             ? SwitchOutcome::kTainted
-           : serving()         ? SwitchOutcome::kBehind
-           : !ranks_.uniform() ? SwitchOutcome::kTainted
-                               : SwitchOutcome::kFailed,
+    const bool is_torn = unfit ? ranks_.any_written() : !ranks_.uniform();
+    settle(damaged     ? SwitchOutcome::kTainted
+           : serving() ? SwitchOutcome::kBehind
+           : is_torn   ? SwitchOutcome::kTainted
+                       : SwitchOutcome::kFailed,
            why);
   }
 }
@@ -639,6 +654,12 @@ control::ReplicaReport ReplicaSwitch::report(TimePoint now) const {
     out.reason = fmt::format("it serves {} and is waiting for its turn to switch to {}{}",
                              out.version.to_string(), target_.target.to_string(),
                              last_failure_.empty() ? "" : " again: " + last_failure_);
+  const bool is_waiting = phase_ == SwitchPhase::kIdle && ranks_.complete() && !damaged;
+  if (const auto unfit = candidates_.unfit(target_.target);
+      unfit && is_waiting && version != target_.target) {
+    out.ready = false;
+    out.reason = *unfit;
+  }
   if (const auto silent = ranks_.silent(); silent && ranks_.complete()) {
     out.ready = false;
     out.reason = *silent;
@@ -656,6 +677,8 @@ Result<> ReplicaSwitch::invariants() const {
   if (!writing && !goal_.none()) return broken("a version is in flight outside a load");
   if (phase_ == SwitchPhase::kLoading && candidates_.withdrawn(goal_))
     return broken("a withdrawn version is loaded");
+  if (phase_ == SwitchPhase::kLoading && candidates_.unfit(goal_))
+    return broken("a version is loaded that does not fit a rank");
   if ((phase_ == SwitchPhase::kIdle) == deadline_.has_value())
     return broken("every phase but idle has a deadline, and idle has none");
   if (phase_ == SwitchPhase::kResuming && !ranks_.uniform() && !planted("deadline_resume"))

@@ -17,7 +17,7 @@
 // loses its group pauses and reports this with request 0. LOAD is accepted only while not serving,
 // COMMIT only when loaded. A rank never resumes by itself.
 //
-// This class has more than 25 methods and some 450 lines, because each of the fifteen events has
+// This class has more than 25 methods and some 450 lines, because each of the sixteen events has
 // an overload, and each step of a switch has its own method. Dividing it would spread the
 // transitions over several classes that share one phase.
 //
@@ -73,8 +73,9 @@ class ReplicaSwitch {
     return behind_since_;
   }
   // Returns kInternal with the first broken rule: no rank is inside a step while bytes are written;
-  // no withdrawn version is loaded; ranks that hold different bytes are never resumed; every phase
-  // except idle has a deadline; a turn is held only during a switch.
+  // no version is loaded that was withdrawn or that does not fit a rank; ranks that hold different
+  // bytes are never resumed; every phase except idle has a deadline; a turn is held only during a
+  // switch.
   [[nodiscard]] Result<> invariants() const;
 
  private:
@@ -88,6 +89,7 @@ class ReplicaSwitch {
   void handle(const RankSilent& event);
   void handle(const RankHeard& event);
   void handle(const RankDamaged& event);
+  void handle(const RankUnfit& event);
   void handle(const TargetSet& event);
   void handle(const TurnGiven& event);
   void handle(const WithdrawnSet& event);

@@ -30,12 +30,19 @@ struct SwitchOptions {
 
 // ---- events ----
 
+// A version that a rank cannot take, because its tensors are others.
+struct UnfitVersion {
+  Version version;
+  std::string why;  // the first tensor that differs, and how
+};
+
 // The hello of a rank. If the rank was already attached, it counts as lost and attached again.
 struct RankAttached {
   std::uint32_t rank = 0;
   bool leader = false;
   control::RankState state = control::RankState::kLoading;
   Version active;
+  std::vector<UnfitVersion> unfit = {};  // of the versions that can be loaded now
 };
 struct RankDetached {
   std::uint32_t rank = 0;
@@ -94,6 +101,12 @@ struct RankDamaged {
   // The bytes that are staged here differ as well, so they must be checked before they are loaded.
   bool is_copy_suspect = false;
 };
+// A version that can be loaded from now on does not fit an attached rank. It is sent before the
+// StagedSet that contains the version.
+struct RankUnfit {
+  std::uint32_t rank = 0;
+  UnfitVersion unfit;
+};
 // A decision that was stored. A newer decision replaces an older one in every phase. The outcome is
 // due when the deadlines of pause, load and commit have passed, one after the other. They begin
 // with the switch if it waits for a turn.
@@ -126,8 +139,8 @@ struct Tick {};
 struct SwitchEvent {
   TimePoint now{};
   std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
-               RankResumed, RankSilent, RankHeard, RankDamaged, TargetSet, TurnGiven, WithdrawnSet,
-               StagedSet, Tick>
+               RankResumed, RankSilent, RankHeard, RankDamaged, RankUnfit, TargetSet, TurnGiven,
+               WithdrawnSet, StagedSet, Tick>
       what;
 };
 

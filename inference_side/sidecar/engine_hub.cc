@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
@@ -455,7 +456,29 @@ void EngineHub::announce_unprepared(const std::string& replica) {
 void EngineHub::announce_attached(EngineRank& rank) {
   if (!rank.attached || !rank.held_back) return;
   absent_.attached(rank.replica, rank.rank);
-  notify(rank.replica, *std::exchange(rank.held_back, std::nullopt));
+  reload::RankAttached hello = *std::exchange(rank.held_back, std::nullopt);
+  for (const Version& version : preparation_->versions())
+    if (auto unfit = check_fit(rank, version, *preparation_->find(version)->manifest()))
+      hello.unfit.push_back(std::move(*unfit));
+  if (!hello.unfit.empty() && hello.unfit.back().version == preparation_->versions().back())
+    log_warning(
+        "engine {} rank {} waits for another model: {} does not fit it, and no attached engine "
+        "serves that: {}",
+        rank.replica, rank.rank, hello.unfit.back().version.to_string(), hello.unfit.back().why);
+  notify(rank.replica, std::move(hello));
+}
+
+std::optional<reload::UnfitVersion> EngineHub::check_fit(EngineRank& rank, const Version& version,
+                                                         const Manifest& manifest) {
+  if (rank.any_layout || rank.layout_fits == manifest.layout_digest()) return std::nullopt;
+  const auto problems = reload::check_layout(manifest, *rank.tensors);
+  if (problems.empty()) {
+    rank.layout_fits = manifest.layout_digest();
+    return std::nullopt;
+  }
+  return reload::UnfitVersion{
+      .version = version,
+      .why = fmt::format("{} ({})", problems.front().tensor, problems.front().detail)};
 }
 
 void EngineHub::handle_prepared(const std::shared_ptr<EngineRank>& rank,
@@ -555,10 +578,19 @@ void EngineHub::notify(const std::string& replica, RankEvent event) {
 
 // ---- versions ----
 
+void EngineHub::notify_unfit(const Version& version, const Manifest& manifest) {
+  for (const auto& rank : attached())
+    if (auto unfit = check_fit(*rank, version, manifest))
+      notify(rank->replica, reload::RankUnfit{.rank = rank->rank, .unfit = std::move(*unfit)});
+}
+
 void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                             std::function<void()> on_ready,
                             const std::shared_ptr<const staging::ReceivedChanges>& changes) {
   if (devices_) devices_->connect();
+  // Before anything is told that the version is staged. A rank may have attached since the layout
+  // was compared with those of the engines.
+  notify_unfit(version->version(), *version->manifest());
   preparation_->add(version, attached(), std::move(on_ready), changes);
   readers_->advance();
 }

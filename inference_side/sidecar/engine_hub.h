@@ -99,6 +99,8 @@ class EngineHub {
   // Which ranks are attached, and how they differ from a layout.
   [[nodiscard]] const EngineRegistry& registry() const noexcept { return *registry_; }
   [[nodiscard]] const AbsentEngines& absent() const noexcept { return absent_; }
+  // Tells the replicas which of their ranks this version does not fit, if there are any.
+  void notify_unfit(const Version& version, const Manifest& manifest);
   // The version can be loaded from now on. `on_ready`, `changes`: see VersionPreparation::add.
   void add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                    std::function<void()> on_ready,
@@ -154,6 +156,10 @@ class EngineHub {
                      const control::ReadVersion& question);
   void handle_prepared(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);
   void announce_attached(EngineRank& rank);
+  // What of this version does not fit the rank; std::nullopt if it fits.
+  [[nodiscard]] static std::optional<reload::UnfitVersion> check_fit(EngineRank& rank,
+                                                                     const Version& version,
+                                                                     const Manifest& manifest);
   void announce_unprepared(const std::string& replica);
   void handle_loaded(const EngineRank& rank, std::uint64_t request, control::Loaded& loaded);
   [[nodiscard]] std::optional<reload::SumMismatch> check_loaded(const EngineRank& rank,

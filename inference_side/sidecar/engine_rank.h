@@ -46,6 +46,7 @@ struct EngineRank {
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
   Digest tensors_key;
   Digest layout_sent;
+  Digest layout_fits;  // the last layout that was compared with `tensors` and fits them
   // For each version: its load plan if Prepare was sent, otherwise the reason why the rank cannot
   // load it.
   std::map<Version, Result<std::shared_ptr<const PreparedLoad>>> prepared;

@@ -10,6 +10,7 @@
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/planted.h"
 
 namespace wsync::agent {
 
@@ -43,10 +44,12 @@ std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envel
         .problems = {}};
   if (served == nullptr || hello.any_layout) return std::nullopt;
   std::vector<control::Problem> problems = reload::check_layout(*served, hello.tensors);
-  if (problems.empty()) return std::nullopt;
+  if (problems.empty() || !fits_any(*served)) return std::nullopt;
   std::string reason = fmt::format(
-      "replica '{}' rank {} does not fit the model that is served: {} ({})", envelope.replica,
-      envelope.rank, problems.front().tensor, problems.front().detail);
+      "replica '{}' rank {} does not fit the model that is served: {} ({}); it may attach when "
+      "every "
+      "engine of that model has ended",
+      envelope.replica, envelope.rank, problems.front().tensor, problems.front().detail);
   return Refusal{.reason = std::move(reason), .problems = std::move(problems)};
 }
 
@@ -154,6 +157,15 @@ std::optional<std::string> EngineRegistry::gpu_problem(const control::EngineHell
 }
 
 // ---- attached ranks ----
+
+// A rank without tensors says nothing: a controller has none.
+bool EngineRegistry::fits_any(const Manifest& manifest) const {
+  if (planted("compared_with_nobody")) return true;
+  return std::ranges::any_of(ranks_, [&](const AttachedRank& rank) {
+    return rank.any_layout ||
+           (!rank.tensors->empty() && reload::check_layout(manifest, *rank.tensors).empty());
+  });
+}
 
 void EngineRegistry::attach(AttachedRank rank) { ranks_.push_back(std::move(rank)); }
 

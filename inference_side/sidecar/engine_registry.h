@@ -62,11 +62,14 @@ class EngineRegistry {
   // Returns why this hello is refused, or std::nullopt if the rank may attach. `fence`: the highest
   // fence that this sidecar has stored. An engine that obeys a higher fence is refused, because
   // this sidecar has been replaced or has lost its record. `served`: layout of the newest version
-  // that can be loaded; null before the first one.
+  // that can be loaded; null before the first one. It counts only while it fits a rank that is
+  // attached: otherwise no engine serves it any more, and an engine of another model may attach.
   [[nodiscard]] std::optional<Refusal> refusal_of(const control::Envelope& envelope,
                                                   const control::EngineHello& hello,
                                                   const control::Fence& fence,
                                                   const Manifest* served) const;
+  // Whether an attached rank takes tensors of this layout.
+  [[nodiscard]] bool fits_any(const Manifest& manifest) const;
   // Adds a rank whose hello was not refused.
   void attach(AttachedRank rank);
   // Removes the rank of this connection and returns it; std::nullopt if there was none.

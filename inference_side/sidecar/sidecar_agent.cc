@@ -363,9 +363,13 @@ void SidecarAgent::execute(const staging::Welcomed& command) {
 
 // Post the answer, because it must not arrive inside the step that asked for it.
 void SidecarAgent::execute(const staging::CheckLayout& command) {
-  loop_.post([this, alive = alive_,
-              verdict = layouts_.check(command, hub_->registry(), receiver_->store(),
-                                       config_.versions_held)] {
+  const staging::LayoutChecked verdict =
+      layouts_.check(command, hub_->registry(), receiver_->store(), config_.versions_held);
+  // The target is not staged then, and replicas would wait for it without a reason.
+  if (command.announce.version == sidecar_->record().target && !verdict.problems.empty())
+    hub_->notify_unfit(command.announce.version,
+                       *layouts_.at(command.announce.layout_digest).manifest);
+  loop_.post([this, alive = alive_, verdict] {
     if (*alive) step(verdict);
   });
 }

@@ -83,7 +83,7 @@ struct CopyChecked {
 using RankEvent =
     std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused, reload::RankLoaded,
                  reload::LoadNotBegun, reload::RankCommitted, reload::RankResumed,
-                 reload::RankSilent, reload::RankHeard, reload::RankDamaged>;
+                 reload::RankSilent, reload::RankHeard, reload::RankDamaged, reload::RankUnfit>;
 // An event of one rank. RankAttached adds its replica; world_size is read only from that event.
 struct ReplicaEvent {
   std::string replica;

@@ -13,6 +13,7 @@
 #include "shared/base/round_deadlines.h"
 #include "shared/base/weight_limits.h"
 #include "shared/transport/traits.h"
+#include "trainer_side/coordinator/missing_replicas.h"
 #include "trainer_side/coordinator/slow_members.h"
 #include "trainer_side/coordinator/snapshot_stream.h"
 #include "trainer_side/coordinator/transport_choice.h"
@@ -337,7 +338,9 @@ std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& conte
   if (!lacks_replicas_) return std::nullopt;
   std::uint32_t staged = 0;
   for (const std::string& name : members_) staged += standing_of(member_of(context, name)).replicas;
-  const std::string missing = missing_replicas(context);
+  std::vector<const Member*> members;
+  for (const std::string& name : members_) members.push_back(&member_of(context, name));
+  const std::string missing = missing_replicas(members);
   const std::uint32_t needed = needed_replicas(context.options);
   if (staged >= std::max(1U, needed)) return missing_canary(context);
   if (staged == 0)
@@ -367,29 +370,6 @@ std::string UpdateRound::missing_canary(const CoordinatorContext& context) const
       "`canary` to another replica (attached: {}{})",
       canary_, others.empty() ? "none" : fmt::format("{}", fmt::join(others, ", ")),
       more > 0 ? fmt::format(", and {} more", more) : "");
-}
-
-// Each cause for which replicas of the members are missing, in a sentence of its own.
-std::string UpdateRound::missing_replicas(const CoordinatorContext& context) const {
-  constexpr std::size_t kNamed = 8;
-  std::vector<std::string> causes;
-  for (const std::string& name : members_) {
-    const Member& member = member_of(context, name);
-    if (member.report.replicas.empty())
-      causes.push_back(fmt::format(
-          "no engine has attached to sidecar '{}' yet (an engine attaches when its memory is "
-          "allocated)",
-          name));
-    for (const control::ReplicaReport& replica : member.report.replicas)
-      if (replica.ranks_attached != replica.world_size)
-        causes.push_back(fmt::format("replica '{}' has {} of {} ranks ({})", replica.replica,
-                                     replica.ranks_attached, replica.world_size, replica.reason));
-  }
-  const std::size_t more = causes.size() - std::min(causes.size(), kNamed);
-  causes.resize(causes.size() - more);
-  std::string text = fmt::format("{}", fmt::join(causes, "; "));
-  if (more > 0) text += fmt::format("; and {} more", more);
-  return text;
 }
 
 std::optional<TimePoint> UpdateRound::store_deadline() const {

@@ -160,7 +160,6 @@ class UpdateRound {
   [[nodiscard]] TimePoint in_time(const CoordinatorContext& context,
                                   std::chrono::milliseconds phase) const;
   [[nodiscard]] control::PushReply decided_reply(TimePoint now) const;
-  [[nodiscard]] std::string missing_replicas(const CoordinatorContext& context) const;
   [[nodiscard]] Standing standing_of(const Member& member) const;
   // Whether the member has stored the decision `number`, which concerns none of its replicas.
   [[nodiscard]] bool owes_nothing(const Member& member, std::uint64_t number) const;

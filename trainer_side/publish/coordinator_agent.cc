@@ -16,6 +16,7 @@
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/observe/metrics/catalog.h"
+#include "trainer_side/coordinator/missing_replicas.h"
 #include "trainer_side/coordinator/page/page_routes.h"
 
 namespace wsync::publish {
@@ -494,12 +495,14 @@ control::StatusReply CoordinatorAgent::status() const {
   else if (coordinator_.has_update({}))
     moved = moved_bytes();
   recorder_.report(moved, now(), reply);
+  const std::optional<std::string> held = callbacks_.why_held(recorder_.shown());
   // The coordinator itself has nothing to do while a snapshot is taken. A version that only the
   // canary serves is what an operator must see first.
   if (const control::UpdateProgress& running = reply.running;
       coordinator_.phase() == coordinator::CoordinatorPhase::kReady && !running.version.none() &&
       coordinator_.canary_waiting() == 0)
-    reply.activity = running.phase == control::ProgressPhase::kSnapshot
+    reply.activity = held ? "waiting to publish: " + *held
+                     : running.phase == control::ProgressPhase::kSnapshot
                          ? "taking the snapshot of " + running.version.to_string()
                          : "beginning the round of " + running.version.to_string();
   return reply;
@@ -535,14 +538,20 @@ std::optional<std::string> CoordinatorAgent::why_not_ready() const {
 
 std::optional<std::string> CoordinatorAgent::why_too_few_engines() const {
   std::uint32_t whole = 0;
+  std::vector<const coordinator::Member*> joined;
   for (const auto& [name, member] : coordinator_.roster().members())
-    if (member.joined) whole += coordinator::whole_replicas(member);
+    if (member.joined) {
+      whole += coordinator::whole_replicas(member);
+      joined.push_back(&member);
+    }
   const bool quorum = config_.commit.rule == CommitRule::kQuorum;
   const std::uint32_t needed = std::max(config_.min_replicas, quorum ? config_.commit.quorum : 0);
   if (whole >= needed) return std::nullopt;
+  const std::string missing = coordinator::missing_replicas(joined);
   return fmt::format(
-      "{} of at least {} replicas have all of their ranks attached to a sidecar ({})", whole,
-      needed, quorum ? "the quorum of `commit`" : "min_replicas");
+      "{} of at least {} replicas have all of their ranks attached to a sidecar ({}){}{}", whole,
+      needed, quorum ? "the quorum of `commit`" : "min_replicas", missing.empty() ? "" : ": ",
+      missing);
 }
 
 PhaseBytes CoordinatorAgent::moved_bytes() const {

@@ -60,6 +60,11 @@ struct CoordinatorAgentCallbacks {
   // std::nullopt if there is none; and the values that a scrape reads from the publishing side.
   std::function<std::optional<PhaseBytes>(std::uint64_t request)> snapshot_bytes =
       [](std::uint64_t) { return std::nullopt; };
+  // What the publish of this request, whose snapshot has been taken, waits for before its round;
+  // std::nullopt if it waits for nothing.
+  std::function<std::optional<std::string>(std::uint64_t request)> why_held = [](std::uint64_t) {
+    return std::nullopt;
+  };
   std::function<coordinator::PublishFacts()> publish_facts = [] {
     return coordinator::PublishFacts{};
   };

@@ -424,6 +424,12 @@ std::optional<JobState> PublishQueue::state(std::uint64_t request) const {
   return job->second.state;
 }
 
+std::optional<std::string> PublishQueue::waits_for(std::uint64_t request) const {
+  const auto job = jobs_.find(request);
+  if (job == jobs_.end() || job->second.state != JobState::kHeld) return std::nullopt;
+  return job->second.why;
+}
+
 std::optional<std::uint64_t> PublishQueue::snapshotting() const {
   for (const auto& [request, job] : jobs_)
     if (is_snapshotting(job.state)) return request;

@@ -169,6 +169,8 @@ class PublishQueue {
 
   // std::nullopt: there is no such publish, or it has ended.
   [[nodiscard]] std::optional<JobState> state(std::uint64_t request) const;
+  // What the round of this publish waits for; std::nullopt if the publish is not held.
+  [[nodiscard]] std::optional<std::string> waits_for(std::uint64_t request) const;
   // The publish whose snapshot is being taken, even if it is stopping.
   [[nodiscard]] std::optional<std::uint64_t> snapshotting() const;
   // Number of publishes that wait for their snapshot.

@@ -99,6 +99,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
     return PhaseBytes{.done = snapshot.done.load(std::memory_order_relaxed),
                       .total = snapshot.total.load(std::memory_order_relaxed)};
   };
+  own.why_held = [this](std::uint64_t request) { return queue_->waits_for(request); };
   own.publish_facts = [this] {
     return coordinator::PublishFacts{
         .queued = queue_->queued(),

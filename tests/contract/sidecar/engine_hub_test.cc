@@ -24,6 +24,10 @@ class EngineHubTest : public testing::Test {
                              [this](const std::string& replica, std::uint32_t, RankEvent event) {
                                if (const auto* loaded = std::get_if<reload::RankLoaded>(&event))
                                  loaded_.emplace_back(replica, *loaded);
+                               if (const auto* attached = std::get_if<reload::RankAttached>(&event))
+                                 attached_.emplace_back(replica, *attached);
+                               if (const auto* unfit = std::get_if<reload::RankUnfit>(&event))
+                                 unfit_.emplace_back(replica, *unfit);
                                if (std::holds_alternative<reload::RankDetached>(event))
                                  detached_.push_back(replica);
                                if (const auto* done = std::get_if<reload::RankCommitted>(&event))
@@ -69,6 +73,8 @@ class EngineHubTest : public testing::Test {
   std::vector<std::pair<std::string, reload::RankLoaded>> loaded_;
   std::vector<reload::RankCommitted> committed_;
   std::vector<std::string> detached_;
+  std::vector<std::pair<std::string, reload::RankAttached>> attached_;
+  std::vector<std::pair<std::string, reload::RankUnfit>> unfit_;
   std::unique_ptr<EngineHub> hub_;
 };
 
@@ -218,6 +224,59 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelIsToldByItsNameWhichTensorDoesNotFit
   ASSERT_TRUE(again);
   EXPECT_EQ(again->first.replica, "a");
   EXPECT_NE(again->second.reason.find("is attached already"), std::string::npos);
+}
+
+TEST_F(EngineHubTest, AnEngineOfAnotherModelMayAttachWhenNobodyTakesTheOldOneAndIsNeverGivenIt) {
+  auto a = engine("a");
+  hub_->add_version(stage(kV1), [] {});
+  ASSERT_TRUE(a->next<control::Prepare>());
+  ASSERT_TRUE(bench_.until([&] { return attached_.size() == 1; }));
+  EXPECT_TRUE(attached_[0].second.unfit.empty());
+  a.reset();
+  ASSERT_TRUE(bench_.until([&] { return detached_.size() == 1; }));
+
+  RawEngine other(bench_, hub_->socket(), "other");
+  control::EngineHello hello;
+  hello.tensors = model_.tensors();
+  hello.tensors[0].shape[0] += 1;
+  const std::string wrong = hello.tensors[0].name;
+  other.say(std::move(hello));
+  ASSERT_TRUE(other.next<control::EngineWelcome>());
+  ASSERT_TRUE(bench_.until([&] { return attached_.size() == 2; }));
+  const auto& [replica, attached] = attached_[1];
+  EXPECT_EQ(replica, "other");
+  ASSERT_EQ(attached.unfit.size(), 1U);
+  EXPECT_EQ(attached.unfit[0].version, kV1);
+  EXPECT_THAT(attached.unfit[0].why, testing::HasSubstr(wrong + " (the engine expects ["));
+  std::vector<control::ReplicaReport> absent;
+  hub_->absent().add_to(absent, now());
+  EXPECT_TRUE(absent.empty()) << "it was not refused";
+
+  // A switch would not ask for it. If one did, the rank would not be sent anything.
+  hub_->send("other", reload::BeginLoad{.request = 5, .version = kV1, .deadline_ms = 60'000});
+  ASSERT_TRUE(bench_.until([&] { return loaded_.size() == 1; }));
+  EXPECT_THAT(loaded_[0].second.failure, testing::HasSubstr("its shape differs"));
+
+  // An engine of the old model may attach as well, and from then on another one of the new model
+  // may not.
+  const auto old = engine("old");
+  ASSERT_TRUE(old->next<control::Prepare>());
+  RawEngine late(bench_, hub_->socket(), "late");
+  control::EngineHello second;
+  second.tensors = model_.tensors();
+  second.tensors[0].shape[0] += 1;
+  late.say(std::move(second));
+  const auto refused = late.next<control::Refuse>();
+  ASSERT_TRUE(refused);
+  EXPECT_THAT(refused->second.reason,
+              testing::HasSubstr("it may attach when every engine of that model has ended"));
+
+  // A version that is staged although it does not fit a rank that has attached meanwhile.
+  hub_->add_version(stage({.epoch = 1, .step = 2}), [] {});
+  ASSERT_TRUE(bench_.until([&] { return !unfit_.empty(); }));
+  ASSERT_EQ(unfit_.size(), 1U);
+  EXPECT_EQ(unfit_[0].first, "other");
+  EXPECT_EQ(unfit_[0].second.unfit.version, (Version{.epoch = 1, .step = 2}));
 }
 
 // ---- readers ----

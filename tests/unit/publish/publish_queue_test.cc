@@ -244,11 +244,14 @@ TEST_F(PublishQueueTest, ASnapshotThatIsKeptHasNoDeadlineUntilItsRoundMayBegin) 
   coordinator_.too_few_engines = "no engine is attached";
   advance();
   EXPECT_EQ(all<HoldSnapshot>().back().why, "no engine is attached");
+  EXPECT_EQ(queue_->waits_for(1), "no engine is attached");
+  EXPECT_EQ(queue_->waits_for(2), std::nullopt) << "there is no such publish";
   EXPECT_EQ(queue_->state(1), JobState::kHeld) << "a round would fail";
   coordinator_.too_few_engines.reset();
   advance();
   ASSERT_EQ(all<RequestRound>().size(), 1U);
   EXPECT_EQ(all<RequestRound>()[0].deadline, at_ + kPublishDeadline);
+  EXPECT_EQ(queue_->waits_for(1), std::nullopt) << "it is not held any more";
 }
 
 TEST_F(PublishQueueTest, APublishThatIsNotKeptDoesNotWaitForEngines) {

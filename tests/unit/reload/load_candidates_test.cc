@@ -30,6 +30,34 @@ TEST(LoadCandidates, AVersionIsLoadableWhenItIsStagedAndNotWithdrawn) {
   EXPECT_FALSE(candidates.withdrawn(kV2));
 }
 
+TEST(LoadCandidates, AVersionThatDoesNotFitARankIsNotLoadableWhileTheRankIsAttached) {
+  LoadCandidates candidates = staged();
+  candidates.set_unfit(1, {{.version = kV1, .why = "w (the engine expects it)"}});
+  EXPECT_FALSE(candidates.loadable(kV1));
+  EXPECT_TRUE(candidates.loadable(kV2));
+  EXPECT_EQ(candidates.unfit(kV1),
+            "version 1.1 does not fit rank 1: w (the engine expects it): publish the model of this "
+            "engine, or end it");
+  EXPECT_FALSE(candidates.unfit(kV2));
+  candidates.add_unfit(1, {.version = kV2, .why = "x"});
+  candidates.add_unfit(1, {.version = kV2, .why = "again"});
+  EXPECT_EQ(candidates.unfit(kV2),
+            "version 1.2 does not fit rank 1: x: publish the model of this engine, or end it");
+  // Neither a decision, nor another engine, nor another copy changes the tensors of this one.
+  candidates.reset(true);
+  candidates.forget_failures();
+  candidates.set_staged({});
+  candidates.set_staged({kV1, kV2});
+  EXPECT_FALSE(candidates.loadable(kV1));
+  EXPECT_FALSE(candidates.next_wake()) << "it is not tried again by itself";
+  candidates.set_unfit(0, {{.version = kV1, .why = "v"}});
+  candidates.forget_rank(1);
+  EXPECT_FALSE(candidates.loadable(kV1));
+  EXPECT_TRUE(candidates.loadable(kV2));
+  candidates.set_unfit(0, {});
+  EXPECT_TRUE(candidates.loadable(kV1));
+}
+
 TEST(LoadCandidates, AVersionHasTwoChancesAndIsThenPostponedForLongerEachTime) {
   LoadCandidates candidates = staged();
   for (const seconds wait : {seconds(1), seconds(2), seconds(3), seconds(3)}) {

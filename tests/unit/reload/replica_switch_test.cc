@@ -920,6 +920,10 @@ TEST_F(Switch, EveryEventInEveryPhase) {
           TargetSet{.decision = next, .target = kV3, .withdrawn = {kV2}},
           TargetSet{.decision = next, .target = kV3, .withdrawn = {kV1, kV2, kV3}},
           TargetSet{.decision = {}, .target = kV3},
+          RankUnfit{.rank = 0, .unfit = {.version = kV2, .why = "w"}},
+          RankUnfit{.rank = 0, .unfit = {.version = kV1, .why = "w"}},
+          RankUnfit{.rank = 9, .unfit = {.version = kV2, .why = "w"}},
+          RankAttached{.rank = 1, .unfit = {{.version = kV2, .why = "w"}}},
           StagedSet{},
           StagedSet{{kV1, kV2, kV3}},
           Tick{}};
@@ -936,6 +940,84 @@ TEST_F(Switch, EveryEventInEveryPhase) {
       EXPECT_LE(done.size(), 2U);
     }
   }
+}
+
+const std::string kUnfitV1 =
+    "version 1.1 does not fit rank 0: w (missing): publish the model of this engine, or end it";
+
+// The engines of another model, which have attached when nobody served the old one any more.
+TEST_F(Switch, AVersionThatDoesNotFitARankIsNeverLoaded) {
+  decide(kV1, {}, false);
+  step(StagedSet{{kV1}});
+  step(RankAttached{.rank = 0, .leader = true, .unfit = {{.version = kV1, .why = "w (missing)"}}});
+  EXPECT_EQ(machine.report(now).reason, "rank 1 is not attached");
+  attach(1, RankState::kLoading);
+  EXPECT_TRUE(last.empty()) << "a version is loaded that does not fit";
+  EXPECT_FALSE(machine.next_wake()) << "and it is not tried again";
+  EXPECT_FALSE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).reason, kUnfitV1);
+  decide(kV1);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kFailed);
+  EXPECT_EQ(done[0].reason, kUnfitV1);
+  // Their own model.
+  step(StagedSet{{kV1, kV2}});
+  decide(kV2);
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).reason, "");
+  // A rollback to the other one: they go on with what they hold, and are not ready.
+  decide(kV1, {kV2});
+  EXPECT_TRUE(last.size() == 1 && count<Done>() == 1U);
+  EXPECT_EQ(done.back().outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(done.back().version, kV2);
+  EXPECT_EQ(done.back().reason, kUnfitV1);
+  EXPECT_FALSE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).reason, kUnfitV1);
+  step(RankSilent{.rank = 1, .why = "does not poll"});
+  EXPECT_EQ(machine.report(now).reason, "rank 1 does not poll");
+  // An engine that fits takes the place of the one that does not.
+  step(RankDetached{.rank = 0});
+  step(RankDetached{.rank = 1});
+  attach(0, RankState::kLoading);
+  attach(1, RankState::kLoading);
+  ASSERT_EQ(count<BeginLoad>(), 1U);
+  EXPECT_EQ(std::get<BeginLoad>(last[0]).version, kV1);
+}
+
+TEST_F(Switch, ARollbackThatDoesNotFitEndsAPauseThatHasBegunForAnotherVersion) {
+  serve_v1();
+  decide(kV2);
+  ASSERT_EQ(machine.phase(), SwitchPhase::kPausing);
+  step(RankUnfit{.rank = 0, .unfit = {.version = kV3, .why = "w (missing)"}});
+  step(StagedSet{{kV1, kV2, kV3}});
+  decide(kV3);
+  paused();
+  EXPECT_EQ(count<BeginLoad>(), 0U);
+  EXPECT_EQ(count<SendResume>(), 1U);
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(done[0].version, kV1);
+  EXPECT_EQ(done[0].reason,
+            "version 1.3 does not fit rank 0: w (missing): publish the model of this engine, or "
+            "end it");
+}
+
+TEST_F(Switch, ALoadIsCancelledWhenItsVersionIsFoundNotToFit) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  ASSERT_EQ(machine.phase(), SwitchPhase::kLoading);
+  step(RankUnfit{.rank = 9, .unfit = {.version = kV2, .why = "w"}});
+  EXPECT_EQ(machine.phase(), SwitchPhase::kLoading) << "there is no such rank";
+  step(RankUnfit{.rank = 1, .unfit = {.version = kV2, .why = "w"}});
+  EXPECT_EQ(count<CancelLoad>(), 1U);
+  EXPECT_EQ(count<BeginLoad>(), 0U);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
 }
 
 TEST_F(Switch, ADecisionDoesNotWaitForASilentRank) {

@@ -86,12 +86,48 @@ TEST_F(EngineRegistryTest, AnEngineOfAnotherModelThanIsServedIsToldWhichTensorDo
   hello.tensors = tensors(served);
   EXPECT_FALSE(registry_.refusal_of(from("a"), hello, fence_, &served));
   hello.tensors[1].shape[0] = 11;
+  attach("b", 0);
   const auto refusal = registry_.refusal_of(from("a"), hello, fence_, &served);
   ASSERT_TRUE(refusal);
   EXPECT_THAT(refusal->reason,
               HasSubstr("replica 'a' rank 0 does not fit the model that is served: b ("));
   ASSERT_EQ(refusal->problems.size(), 1U);
   EXPECT_EQ(refusal->problems[0].tensor, "b");
+}
+
+TEST_F(EngineRegistryTest, AModelThatNoAttachedEngineTakesIsNotCompared) {
+  const Manifest served = model();
+  control::EngineHello hello;
+  hello.tensors = tensors(served);
+  hello.tensors[1].shape[0] = 11;
+  const auto refused = [&] {
+    return registry_.refusal_of(from("new"), hello, fence_, &served).has_value();
+  };
+  EXPECT_FALSE(refused()) << "nobody is attached";
+  // A rank of the other model, and a controller, which has no weights.
+  registry_.attach(
+      {.id = EngineId{11},
+       .replica = "c",
+       .world_size = 2,
+       .has_controller = true,
+       .tensors = std::make_shared<const std::vector<control::EngineTensor>>(hello.tensors)});
+  registry_.attach({.id = EngineId{12},
+                    .replica = "c",
+                    .rank = 1,
+                    .world_size = 2,
+                    .has_controller = true,
+                    .tensors = std::make_shared<const std::vector<control::EngineTensor>>()});
+  EXPECT_FALSE(refused());
+  EXPECT_FALSE(registry_.fits_any(served));
+  attach("old", 0);
+  EXPECT_TRUE(refused());
+  EXPECT_TRUE(registry_.detach(EngineId{next_}));
+  EXPECT_FALSE(refused()) << "the last engine of the old model has ended";
+  registry_.attach({.id = EngineId{13},
+                    .replica = "any",
+                    .any_layout = true,
+                    .tensors = std::make_shared<const std::vector<control::EngineTensor>>()});
+  EXPECT_TRUE(refused()) << "it takes what is served, as it takes any layout";
 }
 
 TEST_F(EngineRegistryTest, AControllerLeadsAndHasNoWeightsAndEveryRankKnowsOfIt) {
