@@ -207,11 +207,16 @@ class Following(OnTheEmulatedDriver):
         self.fleet.serve(replica)
         self.committed(1)
         replica.suspend()
-        for one in held.values():
+        before = {name: one.pointer.value for name, one in held.items()}
+        for name, one in held.items():
             one.free()
+            one.pointer.value = before[name]  # as if it were there
         self.assertRaisesRegex(wsync.Error, "the destination of tensor .* cannot be borrowed", replica.resume)
+        for one in held.values():
+            one.pointer.value = 0
+        self.assertRaisesRegex(wsync.InvalidInput, "has other memory than before", replica.resume)
         elsewhere = self.arrays()
-        self.assertNotEqual({one.pointer.value for one in elsewhere.values()}, {one.pointer.value for one in held.values()})
+        self.assertNotEqual({one.pointer.value for one in elsewhere.values()}, set(before.values()))
         with self.assertRaisesRegex(wsync.InvalidInput, "writes into no tensor other"):
             replica.resume({"other": elsewhere[NAMES[0]]})
         with self.assertRaisesRegex(wsync.InvalidInput, "as before"):
