@@ -74,6 +74,7 @@ class CoordinatorPage(unittest.TestCase):
             code, answer = fleet.ask("status")
             self.assertEqual(code, 0)
             told.update(answer["result"])
+            self.assertEqual(told.pop("key"), "")  # of the one who has asked
             shown.update(json.loads(get(where, "/status.json")[1]))
             return all(shown.get(name) == told[name] for name in set(told) - ages)
         fleet.until(is_new, "the page as it is now")
