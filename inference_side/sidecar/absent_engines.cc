@@ -57,7 +57,12 @@ void AbsentEngines::add_to(std::vector<control::ReplicaReport>& reports, TimePoi
         reports.push_back(
             {.replica = name.first, .world_size = absent.world_size, .reason = sentence});
     } else if (known->ranks_attached < known->world_size) {
-      known->reason += (known->reason.empty() ? "" : "; ") + sentence;
+      // The replica's own sentence says less of this rank.
+      const std::string plain = fmt::format("rank {} is not attached", name.second);
+      if (const auto at = known->reason.find(plain); at != std::string::npos)
+        known->reason.replace(at, plain.size(), sentence);
+      else
+        known->reason += (known->reason.empty() ? "" : "; ") + sentence;
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 #include "shared/config/units.h"
 
 namespace wsync::agent {
@@ -205,6 +206,10 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
              error.message());
     absent_changed();
   }
+  detach(rank, error.message());
+}
+
+void EngineHub::detach(const std::shared_ptr<EngineRank>& rank, const std::string& why) {
   const auto detached = registry_->detach(rank->id);
   if (!detached) return;
   rank->attached = false;
@@ -214,7 +219,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
   preparation_->detached(rank);
   preparation_->active_changed(attached());
   if (!rank->held_back || !absent_.was_refused(rank->replica, rank->rank))
-    log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, error.message());
+    log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, why);
   if (!rank->held_back) notify(rank->replica, reload::RankDetached{.rank = rank->rank});
 }
 
@@ -223,9 +228,24 @@ void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
   if (absent_.refused(rank.replica, rank.rank, refusal.reason, now()))
     log_warning("engine refused: {}", refusal.reason);
   absent_changed();
+  rank.refused = true;
   rank.send(0, control::Refuse{.reason = std::move(refusal.reason),
                                .problems = std::move(refusal.problems)});
   if (rank.stream) rank.stream->finish(kFinishDeadline);
+}
+
+void EngineHub::refuse_misfits() {
+  const Manifest* newest = preparation_->newest_layout();
+  if (newest == nullptr) return;
+  const Version version = preparation_->versions().back();
+  for (const auto& rank : attached()) {
+    if (!check_fit(*rank, version, *newest)) continue;
+    auto refusal = registry_->misfit(rank->replica, rank->rank, *rank->tensors, *newest);
+    if (!refusal || planted("first_engine_stays")) continue;
+    refuse(*rank, std::move(*refusal));
+    // At once, because a layout that is announced now must not be compared with it.
+    detach(rank, "it was refused");
+  }
 }
 
 void EngineHub::drop_dead(const std::string& replica, std::uint32_t rank) {
@@ -260,6 +280,7 @@ void EngineHub::check_liveness() {
 }
 
 void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame frame) {
+  if (rank->refused) return;
   if (liveness_.heard(rank->id)) {
     log_info("engine {} rank {} answers again", rank->replica, rank->rank);
     rank->silent = false;
@@ -433,6 +454,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   rank->held_back = reload::RankAttached{
       .rank = rank->rank, .leader = hello.leader, .state = hello.state, .active = hello.active};
   if (!is_on_trial) announce_attached(*rank);
+  refuse_misfits();
 }
 
 void EngineHub::add_to(std::vector<control::ReplicaReport>& reports) const {
@@ -492,7 +514,9 @@ void EngineHub::handle_prepared(const std::shared_ptr<EngineRank>& rank,
                                                 prepared.version.to_string(), prepared.failure),
                           .problems = {}});
   preparation_->handle(rank, prepared);
-  if (is_newest) announce_attached(*rank);
+  if (!is_newest) return;
+  announce_attached(*rank);
+  refuse_misfits();
 }
 
 // Why the load that runs has not brought what it had to; std::nullopt if it has, or if other ranks
@@ -593,6 +617,7 @@ void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& v
   notify_unfit(version->version(), *version->manifest());
   preparation_->add(version, attached(), std::move(on_ready), changes);
   readers_->advance();
+  refuse_misfits();
 }
 
 void EngineHub::arenas_retired() {
@@ -611,6 +636,7 @@ void EngineHub::remove_version(const Version& version) {
   if (preparation_->remove(version, attached())) loads_->release(version);
   // It may be the one that a rank was asked about.
   for (const auto& rank : attached()) announce_attached(*rank);
+  refuse_misfits();
   readers_->advance();
   if (of_lost_.erase(version) != 0) unmap_arenas();
 }

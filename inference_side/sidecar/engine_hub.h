@@ -147,6 +147,8 @@ class EngineHub {
   void drop_dead(const std::string& replica, std::uint32_t rank);
   void check_liveness();
   void disconnect(const std::shared_ptr<EngineRank>& rank, const Error& error);
+  // The rank is no longer one of its replica. Does nothing if it was not attached.
+  void detach(const std::shared_ptr<EngineRank>& rank, const std::string& why);
   void handle(const std::shared_ptr<EngineRank>& rank, control::Frame frame);
   void handle_starting(const std::shared_ptr<EngineRank>& rank, const control::Envelope& envelope,
                        const control::EngineStarting& starting);
@@ -166,6 +168,9 @@ class EngineHub {
                                                                 control::Loaded& loaded,
                                                                 const staging::HeldPatch* patch);
   void refuse(EngineRank& rank, Refusal refusal);
+  // Refuses the attached ranks that do not fit the newest version, if another one fits it: which
+  // of them attached first makes no difference.
+  void refuse_misfits();
   void absent_changed() const;
   void close_starting(const EngineRank& attached);
   void unmap_arenas();

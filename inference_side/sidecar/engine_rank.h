@@ -30,6 +30,7 @@ struct EngineRank {
   pid_t pid = 0;
   std::unique_ptr<ProcessWatch> process;  // null if it cannot be watched
   bool attached = false;
+  bool refused = false;       // nothing of what it has sent before it knows so is heard
   bool is_reader = false;     // it has asked for a version to read, and is no rank
   bool maps_version = false;  // it reads the staged version itself
   bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty

@@ -43,13 +43,18 @@ std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envel
                 : "names tensors of one layout"),
         .problems = {}};
   if (served == nullptr || hello.any_layout) return std::nullopt;
-  std::vector<control::Problem> problems = reload::check_layout(*served, hello.tensors);
-  if (problems.empty() || !fits_any(*served)) return std::nullopt;
+  return misfit(envelope.replica, envelope.rank, hello.tensors, *served);
+}
+
+std::optional<Refusal> EngineRegistry::misfit(const std::string& replica, std::uint32_t rank,
+                                              const std::vector<control::EngineTensor>& tensors,
+                                              const Manifest& served) const {
+  std::vector<control::Problem> problems = reload::check_layout(served, tensors);
+  if (problems.empty() || !fits_any(served)) return std::nullopt;
   std::string reason = fmt::format(
       "replica '{}' rank {} does not fit the model that is served: {} ({}); it may attach when "
-      "every "
-      "engine of that model has ended",
-      envelope.replica, envelope.rank, problems.front().tensor, problems.front().detail);
+      "every engine of that model has ended",
+      replica, rank, problems.front().tensor, problems.front().detail);
   return Refusal{.reason = std::move(reason), .problems = std::move(problems)};
 }
 

@@ -68,6 +68,11 @@ class EngineRegistry {
                                                   const control::EngineHello& hello,
                                                   const control::Fence& fence,
                                                   const Manifest* served) const;
+  // Why a rank with these tensors does not fit the layout that is served; std::nullopt if it fits,
+  // or if no attached rank takes that layout.
+  [[nodiscard]] std::optional<Refusal> misfit(const std::string& replica, std::uint32_t rank,
+                                              const std::vector<control::EngineTensor>& tensors,
+                                              const Manifest& served) const;
   // Whether an attached rank takes tensors of this layout.
   [[nodiscard]] bool fits_any(const Manifest& manifest) const;
   // Adds a rank whose hello was not refused.

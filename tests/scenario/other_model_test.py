@@ -113,13 +113,17 @@ class OtherModel(unittest.TestCase):
             fleet.end(engine)
             waiting = fleet.engine(fleet.engines, "b", fleet.new)
             fleet.until_said("b", "version 1.1 does not fit rank 0: ")
-            # An engine of the model that is held is given it, whoever waits for another one.
+            # An engine of the model that is held is given it. Whoever waits for another one is refused, and harms no publish.
             engine = fleet.engine(fleet.engines, "a", fleet.old)
+            fleet.until_said("b", MISFIT)
             fleet.until_ready("1.1", "a")
-            self.assertFalse(fleet.known()["b"]["ready"])
+            self.assertEqual(fleet.known()["b"]["ranks_attached"], 0)
             fleet.refused_engine("c", fleet.new)
-            fleet.end(waiting)
             self.published(fleet, trainer, 2, "a")
+            # It has gone on trying.
+            fleet.end(engine)
+            fleet.until_said("b", "version 1.2 does not fit rank 0: ")
+            self.assertIsNone(waiting.poll())
 
     def test_a_sidecar_that_starts_again_holds_nothing(self):
         with ModelFleet() as fleet:

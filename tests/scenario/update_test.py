@@ -178,9 +178,11 @@ class Update(unittest.TestCase):
             self.push(fleet, one)
             a.kill()
             a.wait()
+            # In either order: no engine of the model is attached when the first of them comes.
             fleet.start("engine", "--json", "--sidecar", engines, "--replica", "bad", "--checkpoint", bad)
             fleet.engine(engines, "tp", one, "--rank", "0", "--world-size", "2")
-            fleet.until(lambda: {"bad", "tp"} <= set(fleet.replicas()), "what the sidecar reports of them")
+            fleet.until(lambda: "tp" in fleet.replicas() and "was refused" in fleet.replicas().get("bad", {}).get("reason", ""),
+                        "what the sidecar reports of them")
             code, answer = fleet.ask("push", two)
             self.assertEqual((code, answer["result"]["code"]), (1, "refused"), answer)
             for cause in ("replica 'a' has 0 of 1 ranks (rank 0 is not attached)", "replica 'bad' has 0 of 1 ranks (rank 0 was refused: ",

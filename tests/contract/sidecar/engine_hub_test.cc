@@ -257,10 +257,25 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelMayAttachWhenNobodyTakesTheOldOneAnd
   ASSERT_TRUE(bench_.until([&] { return loaded_.size() == 1; }));
   EXPECT_THAT(loaded_[0].second.failure, testing::HasSubstr("its shape differs"));
 
-  // An engine of the old model may attach as well, and from then on another one of the new model
-  // may not.
+  // A version that is staged although it does not fit a rank that has attached meanwhile.
+  hub_->add_version(stage({.epoch = 1, .step = 2}), [] {});
+  ASSERT_TRUE(bench_.until([&] { return !unfit_.empty(); }));
+  ASSERT_EQ(unfit_.size(), 1U);
+  EXPECT_EQ(unfit_[0].first, "other");
+  EXPECT_EQ(unfit_[0].second.unfit.version, (Version{.epoch = 1, .step = 2}));
+
+  // An engine of the old model may attach as well. From then on one of the new model may not,
+  // whether it is attached already or comes later.
   const auto old = engine("old");
   ASSERT_TRUE(old->next<control::Prepare>());
+  const auto told = other.next<control::Refuse>();
+  ASSERT_TRUE(told);
+  EXPECT_THAT(
+      told->second.reason,
+      testing::HasSubstr("replica 'other' rank 0 does not fit the model that is served: " + wrong));
+  ASSERT_TRUE(bench_.until([&] { return detached_.size() == 2; }));
+  EXPECT_EQ(detached_[1], "other");
+  EXPECT_TRUE(hub_->registry().ranks_of("other").empty());
   RawEngine late(bench_, hub_->socket(), "late");
   control::EngineHello second;
   second.tensors = model_.tensors();
@@ -270,13 +285,10 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelMayAttachWhenNobodyTakesTheOldOneAnd
   ASSERT_TRUE(refused);
   EXPECT_THAT(refused->second.reason,
               testing::HasSubstr("it may attach when every engine of that model has ended"));
-
-  // A version that is staged although it does not fit a rank that has attached meanwhile.
-  hub_->add_version(stage({.epoch = 1, .step = 2}), [] {});
-  ASSERT_TRUE(bench_.until([&] { return !unfit_.empty(); }));
-  ASSERT_EQ(unfit_.size(), 1U);
-  EXPECT_EQ(unfit_[0].first, "other");
-  EXPECT_EQ(unfit_[0].second.unfit.version, (Version{.epoch = 1, .step = 2}));
+  absent.clear();
+  hub_->absent().add_to(absent, now());
+  ASSERT_EQ(absent.size(), 2U) << "each has been told one sentence";
+  EXPECT_THAT(absent[1].reason, testing::HasSubstr("does not fit the model that is served"));
 }
 
 // ---- readers ----
