@@ -199,7 +199,7 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   state_lock_.emplace(std::move(*lock));
   if (record_before_) log_record(*record_before_, config_.deadlines.gather);
   record_before_.reset();
-  if (config_.http_address.empty()) return {};
+  if (config_.http.address.empty()) return {};
   const auto readiness = [this] {
     return coordinator::fleet_readiness(coordinator_, config_.min_replicas);
   };
@@ -224,7 +224,11 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   };
   auto pages = metrics::StatusPages::create(
       loop_,
-      {.address = config_.http_address, .take_over = config_.take_over, .role = "coordinator"},
+      {.address = config_.http.address,
+       .take_over = config_.take_over,
+       .role = "coordinator",
+       .token = config_.http.token,
+       .open = config_.http.open_paths()},
       recorder_.metrics(), std::move(facts),
       [shown](Asker& asker) { return page::page_routes(asker, shown); });
   if (pages) {
