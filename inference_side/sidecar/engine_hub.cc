@@ -438,7 +438,8 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .device = hello.device,
                      .copies = !rank->maps_version,
                      .any_layout = rank->any_layout,
-                     .tensors = rank->tensors});
+                     .tensors = rank->tensors,
+                     .pid = static_cast<std::uint64_t>(rank->pid)});
   rank->send(envelope.request, welcome, std::move(fds));
   const bool is_on_trial = rank->any_layout && preparation_->newest_layout() != nullptr;
   if (is_on_trial && absent_.was_refused(rank->replica, rank->rank))
