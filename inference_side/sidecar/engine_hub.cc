@@ -268,14 +268,13 @@ void EngineHub::check_liveness() {
   for (const reload::EngineId id : due.silent) {
     const auto rank = find(id);
     if (!rank) continue;
-    const std::string why = fmt::format(
+    rank->silence = fmt::format(
         "has not polled its link for {} (engine_deadline): {} is suspended, or hangs in a step",
-        config::format_duration(options_.engine_deadline),
-        rank->pid == 0 ? "its process" : fmt::format("process {}", rank->pid));
-    log_warning("engine {} rank {} {}", rank->replica, rank->rank, why);
-    rank->silent = true;
+        config::format_duration(options_.engine_deadline), rank->process_text());
+    log_warning("engine {} rank {} {}", rank->replica, rank->rank, rank->silence);
     preparation_->silenced(rank);
-    notify(rank->replica, reload::RankSilent{.rank = rank->rank, .why = why});
+    readback_.silenced(rank);
+    notify(rank->replica, reload::RankSilent{.rank = rank->rank, .why = rank->silence});
   }
 }
 
@@ -283,7 +282,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
   if (rank->refused) return;
   if (liveness_.heard(rank->id)) {
     log_info("engine {} rank {} answers again", rank->replica, rank->rank);
-    rank->silent = false;
+    rank->silence.clear();
     // It was told of nothing meanwhile.
     if (!devices_) rank->send(0, control::UnmapArenas{});
     preparation_->attached(rank);
@@ -439,7 +438,8 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .device = hello.device,
                      .copies = !rank->maps_version,
                      .any_layout = rank->any_layout,
-                     .tensors = rank->tensors});
+                     .tensors = rank->tensors,
+                     .pid = static_cast<std::uint64_t>(rank->pid)});
   rank->send(envelope.request, welcome, std::move(fds));
   const bool is_on_trial = rank->any_layout && preparation_->newest_layout() != nullptr;
   if (is_on_trial && absent_.was_refused(rank->replica, rank->rank))
@@ -629,7 +629,7 @@ void EngineHub::arenas_retired() {
 void EngineHub::unmap_arenas() {
   if (devices_) return;  // engines with devices of their own map no arena
   for (const auto& rank : ranks_)
-    if (rank->attached && !rank->silent) rank->send(0, control::UnmapArenas{});
+    if (rank->attached && rank->silence.empty()) rank->send(0, control::UnmapArenas{});
 }
 
 void EngineHub::remove_version(const Version& version) {

@@ -75,8 +75,14 @@ std::optional<std::string> EngineRegistry::rank_problem(const control::Envelope&
   for (const AttachedRank& other : ranks_) {
     if (other.replica != envelope.replica) continue;
     if (other.rank == envelope.rank)
-      return fmt::format("replica '{}' rank {} is attached already", envelope.replica,
-                         envelope.rank);
+      return fmt::format(
+          "replica '{}' rank {} is attached already, as {}: start this engine under another name "
+          "of "
+          "its replica (--replica), or end {}",
+          envelope.replica, envelope.rank,
+          other.pid == 0 ? "a process in another PID namespace"
+                         : fmt::format("process {}", other.pid),
+          other.pid == 0 ? "that process" : fmt::format("process {}", other.pid));
     if (other.world_size != hello.world_size)
       return fmt::format("replica '{}' has {} ranks, not {}", envelope.replica, other.world_size,
                          hello.world_size);

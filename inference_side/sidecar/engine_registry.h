@@ -31,6 +31,7 @@ struct AttachedRank {
   bool copies = true;            // into memory of its own; false: it maps the staged version
   bool any_layout = false;       // it takes all tensors of each version; `tensors` is empty
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
+  std::uint64_t pid = 0;  // of its process; 0: in another PID namespace
 };
 
 // The properties of this sidecar's devices with which a hello is compared.

@@ -43,7 +43,7 @@ void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& 
   versions_[name] = version;
   Waiting waiting;
   std::ranges::copy_if(ranks, std::back_inserter(waiting.ranks),
-                       [](const auto& rank) { return !rank->silent; });
+                       [](const auto& rank) { return rank->silence.empty(); });
   waiting.devices_ready = device_staging_ == nullptr;
   waiting.on_ready = std::move(on_ready);
   waiting.deadline = std::make_unique<Timer>(loop_, [this, name] { pass_over_silent(name); });
@@ -129,7 +129,7 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
           loop_.post([this, alive, name, why = load.error()] {
             if (*alive) callbacks_.on_unusable(name, why);
           });
-        if (!rank->attached || rank->silent) return;
+        if (!rank->attached || !rank->silence.empty()) return;
         if (load)
           if (const auto sent = send_prepare(*rank, *version, **load); !sent)
             load = fail(sent.error());
