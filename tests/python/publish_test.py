@@ -547,13 +547,15 @@ class Refusals(unittest.TestCase):
         publisher.publish(weights).wait(timeout=DEADLINE_S)
         other_names = {name.replace("mlp.weight", "mlp.up_proj.weight"): array for name, array in weights.items()}
         as_f32 = {name: float_of(array) for name, array in weights.items()}
-        for wrong, words in ((other_names, ["model.layers.0.mlp.weight", "nearest: model.layers.0.mlp.up_proj.weight"]),
-                             (as_f32, ["model.layers.0.mlp.weight", "the engine expects BF16, but the published tensor has F32"])):
+        for wrong, found, words in (
+                (other_names, None, ["model.layers.0.mlp.weight", "nearest: model.layers.0.mlp.up_proj.weight"]),
+                (as_f32, "F32 [64, 32]", ["model.layers.0.mlp.weight", "the engine expects BF16, but the published tensor has F32"])):
             with self.assertRaises(wsync.Refused) as caught:
                 publisher.publish(wrong).wait(timeout=DEADLINE_S)
             status = caught.exception.status
             self.assertEqual((status.state, status.code, status.replicas), (wsync.PublishState.FAILED, wsync.Code.REFUSED, 0))
             self.assertEqual(status.reason, caught.exception.sentence)
+            self.assertEqual((caught.exception.tensor, caught.exception.expected, caught.exception.found), (NAMES[0], "BF16 [64, 32]", found))
             for word in words:
                 self.assertIn(word, caught.exception.sentence)
         equal(self, held, weights)  # it serves what it served
