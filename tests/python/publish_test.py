@@ -14,6 +14,7 @@ import unittest.mock
 import numpy as np
 import wsync
 import package_fleet
+from wsync._native import EXECUTABLE
 from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, until, weights_of
 
 
@@ -511,11 +512,13 @@ class Refusals(unittest.TestCase):
             until(lambda: len(logged.output) == 2, "what the waits say")
         for line in logged.output:
             self.assertIn("the publish of step 1 is not on its way yet: 0 of at least 1 sidecars have joined", line)
-            self.assertIn(": start one with `wsync sidecar` on the host of the engines; wait() waits for it ", line)
+            self.assertIn(f": start one with `wsync sidecar --set name=host0 --set coordinator=ipc://{self.fleet.run_dir}/control` on the "
+                          "host of the engines; wait() waits for it ", line)
         self.assertEqual(sorted(bool(re.search("it until [0-9:]{8}$", line)) for line in logged.output), [False, True])
         self.assertEqual(sum(line.endswith("it without a limit") for line in logged.output), 1)
-        _, socket = self.fleet.sidecar()
-        self.fleet.serve(wsync.Replica(socket, "r0", empty_like(weights_of(0))))
+        command = re.search("`wsync ([^`]*)`", logged.output[0])[1]
+        self.fleet.start(EXECUTABLE, *command.split())  # as it is copied from the sentence
+        self.fleet.serve(wsync.Replica(f"{self.fleet.run_dir}/host0.engines", "r0", empty_like(weights_of(0))))
         for thread in waits:
             thread.join(DEADLINE_S)
         self.assertEqual(ended, [wsync.PublishState.COMMITTED] * 2)
