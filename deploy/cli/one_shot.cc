@@ -9,6 +9,7 @@
 #include "shared/base/liveness.h"
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/config/sources.h"
 #include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
@@ -87,8 +88,10 @@ Result<T> run_once(
     if (agent->complaint()) return stop_with(Error(ErrorCode::kRefused, *agent->complaint()));
     stop_with(Error(ErrorCode::kPeerLost,
                     fmt::format("no coordinator answered and no sidecar connected at {} within {} "
-                                "s; start `wsync sidecar`, or give its address with --coordinator",
-                                options.address, kSidecarWait.count() / 1000)));
+                                "s; start `{}`, or give the address of the coordinator with "
+                                "--coordinator",
+                                options.address, kSidecarWait.count() / 1000,
+                                config::sidecar_command(options.address))));
   });
   Timer deadline(*loop, [&] {
     stop_with(Error(

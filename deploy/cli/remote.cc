@@ -18,6 +18,7 @@
 #include "shared/config/address.h"
 #include "shared/config/directories.h"
 #include "shared/config/limits.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/config/sources.h"
 #include "shared/config/units.h"
 #include "shared/control/progress_phase.h"
@@ -194,11 +195,10 @@ void explain_wait(const RemoteOptions& options) {
   if (status == nullptr ||
       std::ranges::any_of(status->sidecars, &control::SidecarReport::connected))
     return;
-  print_line(stderr, fmt::format("wsync push: no sidecar has joined {}: start one with `wsync "
-                                 "sidecar` on the host of the engines; this push waits for {} at "
-                                 "most (--timeout), and no longer than deadlines.publish of the "
-                                 "trainer",
-                                 options.address,
+  print_line(stderr, fmt::format("wsync push: no sidecar has joined {}: start one with `{}` on the "
+                                 "host of the engines; this push waits for {} at most (--timeout), "
+                                 "and no longer than deadlines.publish of the trainer",
+                                 options.address, config::sidecar_command(options.address),
                                  config::format_duration(std::chrono::milliseconds(
                                      static_cast<std::int64_t>(options.timeout_s * 1000)))));
 }

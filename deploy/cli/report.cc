@@ -76,7 +76,9 @@ json problems_json(const std::vector<control::Problem>& problems) {
     list.push_back({{"kind", problem_name(p.kind)},
                     {"tensor", p.tensor},
                     {"detail", p.detail},
-                    {"nearest", p.nearest}});
+                    {"nearest", p.nearest},
+                    {"expected", p.expected},
+                    {"found", p.found}});
   return list;
 }
 

@@ -341,8 +341,9 @@ struct wsync_engine {
   std::unique_ptr<wsync::engine::EngineLink> link;
   std::optional<wsync::engine::StartingRank> starting;
   struct Sentences {
-    std::string error;  // of the last call that failed
-    std::string link;   // copy of the link's, so that its text outlives the call
+    std::string error;                   // of the last call that failed
+    std::string link;                    // copy of the link's, so that its text outlives the call
+    wsync::engine::LinkRefusal refusal;  // likewise
   };
   // Of each thread, because steps may be led on another one than that which polls.
   std::map<std::thread::id, Sentences> sentences;
@@ -644,6 +645,21 @@ wsync_engine_state wsync_engine_status(const wsync_engine* engine) {
           .state = c_rank_state(status.state),
           .active = c_version(status.active),
           .refusals = status.refusals};
+}
+
+int wsync_engine_refusal(wsync_engine* engine, wsync_refusal* refusal) {
+  if (!is_attached(engine) || refusal == nullptr) return -1;
+  return engine->run([&]() -> Result<> {
+    auto& said = engine->of_this_thread().refusal;
+    said = engine->link->status().refusal;
+    *refusal = {.number = said.number,
+                .holds = said.holds ? 1 : 0,
+                .sentence = said.sentence.c_str(),
+                .problem = {.tensor = said.problem.tensor.c_str(),
+                            .expected = said.problem.expected.c_str(),
+                            .found = said.problem.found.c_str()}};
+    return {};
+  });
 }
 
 const char* wsync_engine_error(wsync_engine* engine) {

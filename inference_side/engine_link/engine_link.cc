@@ -369,14 +369,19 @@ void EngineLink::publish_status() {
   settled_.notify_all();
 }
 
-void EngineLink::note_refusal(const std::string& sentence) {
-  const bool is_said = std::exchange(last_refusal_, sentence) == sentence;
+void EngineLink::note_refusal(const NoteRefusal& refusal) {
+  const bool is_said = std::exchange(last_refusal_, refusal.sentence) == refusal.sentence;
   if (!is_said)
     log_warning("{} rank {}: {}; trying again, less and less often", description_.replica,
-                description_.rank, sentence);
+                description_.rank, refusal.sentence);
   {
     const std::lock_guard lock(mutex_);
-    status_.last_error = sentence;
+    status_.last_error = refusal.sentence;
+    ++status_.refusals;
+    status_.refusal = {.number = status_.refusal.number + (is_said ? 0U : 1U),
+                       .holds = true,
+                       .sentence = refusal.sentence,
+                       .problem = refusal.problem};
   }
   connection_->refused();
 }
@@ -457,7 +462,7 @@ void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> f
                           control::ErrorReply{.code = a.code, .message = a.why});
       },
       [&](const NoteError& a) { note_error(a.sentence); },
-      [&](const NoteRefusal& a) { note_refusal(a.sentence); },
+      [&](const NoteRefusal& a) { note_refusal(a); },
       [&](const AcceptWelcome& a) { accept_welcome(a, fds); },
       [&](const PrepareVersion& a) { prepare(a, fds); },
       [&](const NotifyPrepared& a) {
@@ -511,6 +516,7 @@ void EngineLink::accept_welcome(const AcceptWelcome& action, std::span<const Uni
     const std::lock_guard lock(mutex_);
     status_.attached = true;
     status_.last_error.clear();
+    status_.refusal.holds = false;
   }
   engine_.on_attached();
 }

@@ -30,11 +30,23 @@
 
 namespace wsync::engine {
 
+// What a sidecar has said when it refused this rank.
+struct LinkRefusal {
+  // Counts refusals that differ from the one before, or that come after another error or after a
+  // prepared version. 0: there was none.
+  std::uint64_t number = 0;
+  bool holds = false;        // no sidecar has welcomed the rank since
+  std::string sentence;      // why
+  control::Problem problem;  // the first one of the layout; without a tensor if there is none
+};
+
 struct LinkStatus {
   bool attached = false;  // welcomed by a sidecar
   control::RankState state = control::RankState::kLoading;
-  Version active;                  // 0.0 = none
-  std::uint64_t refusals = 0;      // frames and commands that were refused
+  Version active;  // 0.0 = none
+  // Frames and commands that this rank has refused, and attempts to attach that a sidecar has.
+  std::uint64_t refusals = 0;
+  LinkRefusal refusal;             // of a sidecar, the newest one
   std::string last_error;          // one sentence; empty = none so far
   std::uint64_t copied_bytes = 0;  // of weights, by all loads so far; none by kAdopt
 };
@@ -146,7 +158,7 @@ class EngineLink final : private LinkHandler {
   void publish_layouts();
   void publish_status();
   void note_error(const std::string& sentence);
-  void note_refusal(const std::string& sentence);
+  void note_refusal(const NoteRefusal& refusal);
 
   EngineDescription description_;  // changed only by move_destination(); others refer to it
   Engine& engine_;

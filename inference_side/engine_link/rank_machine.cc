@@ -223,7 +223,9 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
   std::string sentence = "the sidecar refuses this engine: " + message.reason;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i)
     sentence += fmt::format("; {}: {}", message.problems[i].tensor, message.problems[i].detail);
-  return only(NoteRefusal{std::move(sentence)});
+  NoteRefusal refusal{.sentence = std::move(sentence), .problem = {}};
+  if (!message.problems.empty()) refusal.problem = message.problems.front();
+  return only(std::move(refusal));
 }
 
 RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,

@@ -92,6 +92,7 @@ struct NoteError {
 // time.
 struct NoteRefusal {
   std::string sentence;
+  control::Problem problem;  // the first one of the layout; without a tensor if there is none
 };
 // Map what the welcome contains, then call handle_welcomed(). If that fails, a refusal and a
 // disconnect follow.

@@ -84,6 +84,10 @@ std::vector<std::string_view> free_names(const Manifest& manifest,
 // A block of a tensor: begin and end of each dimension.
 using Box = std::vector<Shard::Interval>;
 
+std::string text_of(DType dtype, std::span<const std::uint64_t> shape) {
+  return fmt::format("{} [{}]", dtype_name(dtype), fmt::join(shape, ", "));
+}
+
 // The part of `from` outside of `taken`: at most two boxes for each dimension.
 void subtract(const Box& from, const Box& taken, std::vector<Box>& left) {
   for (std::size_t d = 0; d < from.size(); ++d) {
@@ -170,7 +174,8 @@ std::vector<Problem> check_layout(const Manifest& manifest, std::span<const Engi
       problems.add({.kind = ProblemKind::kMissing,
                     .tensor = tensor.name,
                     .detail = "the engine expects it, but the published tensors do not have it",
-                    .nearest = problems.many() ? std::string() : nearest_name(tensor.name, names)});
+                    .nearest = problems.many() ? std::string() : nearest_name(tensor.name, names),
+                    .expected = text_of(tensor.dtype, tensor.shape)});
       continue;
     }
     const TensorInfo& info = manifest.tensor(*index);
@@ -178,13 +183,17 @@ std::vector<Problem> check_layout(const Manifest& manifest, std::span<const Engi
       problems.add({.kind = ProblemKind::kDtype,
                     .tensor = tensor.name,
                     .detail = fmt::format("the engine expects {}, but the published tensor has {}",
-                                          dtype_name(tensor.dtype), dtype_name(info.dtype))});
+                                          dtype_name(tensor.dtype), dtype_name(info.dtype)),
+                    .expected = text_of(tensor.dtype, tensor.shape),
+                    .found = text_of(info.dtype, info.shape)});
     } else if (tensor.shape != info.shape) {
       problems.add(
           {.kind = ProblemKind::kShape,
            .tensor = tensor.name,
            .detail = fmt::format("the engine expects [{}], but the published tensor has [{}]",
-                                 fmt::join(tensor.shape, ", "), fmt::join(info.shape, ", "))});
+                                 fmt::join(tensor.shape, ", "), fmt::join(info.shape, ", ")),
+           .expected = text_of(tensor.dtype, tensor.shape),
+           .found = text_of(info.dtype, info.shape)});
     } else if (auto shard = Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges);
                !shard) {
       problems.add(
@@ -220,7 +229,8 @@ std::vector<Problem> check_replica_coverage(const Manifest& manifest,
       problems.add({.kind = ProblemKind::kExtra,
                     .tensor = info.name,
                     .detail = "the published tensors have it, but no rank of the replica loads it",
-                    .nearest = problems.many() ? std::string() : nearest_name(info.name, unknown)});
+                    .nearest = problems.many() ? std::string() : nearest_name(info.name, unknown),
+                    .found = text_of(info.dtype, info.shape)});
     } else if (const auto hole = find_hole(info, takers[i])) {
       problems.add({.kind = ProblemKind::kRange,
                     .tensor = info.name,

@@ -3,12 +3,16 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "shared/base/format.h"
 #include "shared/command/programs.h"
+#include "shared/config/sidecar_config.h"
+#include "shared/config/train_config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/config/units.h"
 
 namespace wsync::cli {
@@ -72,11 +76,40 @@ std::string whose_option(const CLI::App& app, const std::string& option) {
   return fmt::format("; {} is an option of {}{}", option, owners, instead);
 }
 
+// The configuration keys that --set of the command takes, in the names of its file.
+std::vector<std::string> keys_of(const CLI::App& command) {
+  if (command.get_name() == "sidecar") return config::sidecar_keys();
+  if (command.get_name() == "train") return config::train_keys();
+  if (command.get_name() != "trainer") return {};
+  std::vector<std::string> keys = config::trainer_keys();
+  std::ranges::move(config::train_keys(), std::back_inserter(keys));
+  return keys;
+}
+
+// Returns "; name is a configuration key: --set name=host0" if the argument at `index` is an option
+// that has the name of a key, or an empty string.
+std::string key_instead(const CLI::App& command, const std::vector<std::string>& arguments,
+                        std::size_t index) {
+  const std::string& argument = arguments[index];
+  const std::size_t equals = argument.find('=');
+  std::string key = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+  std::ranges::replace(key, '-', '_');
+  const std::vector<std::string> keys = keys_of(command);
+  if (std::ranges::find(keys, key) == keys.end()) return {};
+  std::string value = "VALUE";
+  if (equals != std::string::npos)
+    value = argument.substr(equals + 1);
+  else if (index + 1 < arguments.size() && !arguments[index + 1].starts_with('-'))
+    value = arguments[index + 1];
+  return fmt::format("; {} is a configuration key: --set {}={}", key, key, value);
+}
+
 // Returns "; did you mean --set?" for the first argument that is not a known name, or an empty
 // string.
 std::string suggestion(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* chosen = chosen_command(app);
-  for (const std::string& argument : arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
     const bool option = argument.starts_with("--");
     const CLI::App* place = option ? chosen : place_of_commands(app);
     if (place == nullptr) continue;
@@ -84,6 +117,7 @@ std::string suggestion(const CLI::App& app, const std::vector<std::string>& argu
     const std::string word = argument.substr(0, argument.find('='));
     if (!option && word == place->get_name()) continue;
     if (std::find(names.begin(), names.end(), word) != names.end()) continue;
+    if (std::string key = option ? key_instead(*place, arguments, i) : ""; !key.empty()) return key;
     if (const std::string other = option ? whose_option(app, word) : ""; !other.empty())
       return other;
     const std::string nearest = config::nearest_name(word, names);

@@ -151,4 +151,10 @@ Result<SidecarConfig> parse_sidecar(std::string_view text, std::string_view name
 }
 std::vector<std::string> sidecar_keys() { return keys_of_role(bind_sidecar); }
 
+std::string sidecar_command(std::string_view address) {
+  const bool is_default = address == fmt::format("ipc://{}/control", default_run_dir());
+  return fmt::format("wsync sidecar --set name=host0{}{}",
+                     is_default ? "" : " --set coordinator=", is_default ? "" : address);
+}
+
 }  // namespace wsync::config

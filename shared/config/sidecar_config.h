@@ -96,5 +96,8 @@ struct SidecarConfig {
                                                   const Sources& sources = {});
 // Returns every key, in the order of the example file.
 [[nodiscard]] std::vector<std::string> sidecar_keys();
+// Returns the command that starts a sidecar for the coordinator at `address`, for a message from
+// which it is copied. It names the coordinator if that is not the default one.
+[[nodiscard]] std::string sidecar_command(std::string_view address);
 
 }  // namespace wsync::config

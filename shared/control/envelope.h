@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 17;
+inline constexpr std::uint16_t kProtocolVersion = 18;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -199,6 +199,10 @@ struct Problem {
   std::string tensor;
   std::string detail;   // expected and found, in one sentence
   std::string nearest;  // nearest name on the other side; empty if none is near
+  // What the engine expects and what is published, as "BF16 [64, 32]". Empty: that side does not
+  // have the tensor, or the problem is neither its dtype nor its shape.
+  std::string expected;
+  std::string found;
 };
 
 }  // namespace wsync::control

@@ -90,6 +90,8 @@ void fields(V& v, M& m) {
   v.label("tensor", m.tensor, limits::kTensorNameBytes);
   v.sentence("detail", m.detail);
   v.label("nearest", m.nearest, limits::kTensorNameBytes);
+  v.sentence("expected", m.expected);
+  v.sentence("found", m.found);
 }
 
 }  // namespace wsync::control

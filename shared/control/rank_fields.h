@@ -46,6 +46,7 @@ void fields(V& v, M& m) {
   v.bounded("replicas", m.replicas, limits::kReplicaCount);
   v.choice("code", m.code, kLastErrorCode);
   v.sentence("reason", m.reason);
+  v.list("problems", m.problems, 1);
 }
 
 }  // namespace wsync::control

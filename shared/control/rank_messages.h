@@ -57,6 +57,7 @@ struct PublishStatus {
   std::uint32_t replicas = 0;                 // committed replicas
   ErrorCode code = ErrorCode::kInvalidInput;  // only if failed
   std::string reason;                         // only if failed or superseded
+  std::vector<Problem> problems;              // the first one, if the layout was refused
 };
 
 }  // namespace wsync::control

@@ -14,6 +14,7 @@ import unittest.mock
 import numpy as np
 import wsync
 import package_fleet
+from wsync._native import EXECUTABLE
 from package_fleet import DEADLINE_S, NAMES, PackageFleet, bf16, empty_like, equal, float_of, until, weights_of
 
 
@@ -511,11 +512,13 @@ class Refusals(unittest.TestCase):
             until(lambda: len(logged.output) == 2, "what the waits say")
         for line in logged.output:
             self.assertIn("the publish of step 1 is not on its way yet: 0 of at least 1 sidecars have joined", line)
-            self.assertIn(": start one with `wsync sidecar` on the host of the engines; wait() waits for it ", line)
+            self.assertIn(f": start one with `wsync sidecar --set name=host0 --set coordinator=ipc://{self.fleet.run_dir}/control` on the "
+                          "host of the engines; wait() waits for it ", line)
         self.assertEqual(sorted(bool(re.search("it until [0-9:]{8}$", line)) for line in logged.output), [False, True])
         self.assertEqual(sum(line.endswith("it without a limit") for line in logged.output), 1)
-        _, socket = self.fleet.sidecar()
-        self.fleet.serve(wsync.Replica(socket, "r0", empty_like(weights_of(0))))
+        command = re.search("`wsync ([^`]*)`", logged.output[0])[1]
+        self.fleet.start(EXECUTABLE, *command.split())  # as it is copied from the sentence
+        self.fleet.serve(wsync.Replica(f"{self.fleet.run_dir}/host0.engines", "r0", empty_like(weights_of(0))))
         for thread in waits:
             thread.join(DEADLINE_S)
         self.assertEqual(ended, [wsync.PublishState.COMMITTED] * 2)
@@ -547,13 +550,15 @@ class Refusals(unittest.TestCase):
         publisher.publish(weights).wait(timeout=DEADLINE_S)
         other_names = {name.replace("mlp.weight", "mlp.up_proj.weight"): array for name, array in weights.items()}
         as_f32 = {name: float_of(array) for name, array in weights.items()}
-        for wrong, words in ((other_names, ["model.layers.0.mlp.weight", "nearest: model.layers.0.mlp.up_proj.weight"]),
-                             (as_f32, ["model.layers.0.mlp.weight", "the engine expects BF16, but the published tensor has F32"])):
+        for wrong, found, words in (
+                (other_names, None, ["model.layers.0.mlp.weight", "nearest: model.layers.0.mlp.up_proj.weight"]),
+                (as_f32, "F32 [64, 32]", ["model.layers.0.mlp.weight", "the engine expects BF16, but the published tensor has F32"])):
             with self.assertRaises(wsync.Refused) as caught:
                 publisher.publish(wrong).wait(timeout=DEADLINE_S)
             status = caught.exception.status
             self.assertEqual((status.state, status.code, status.replicas), (wsync.PublishState.FAILED, wsync.Code.REFUSED, 0))
             self.assertEqual(status.reason, caught.exception.sentence)
+            self.assertEqual((caught.exception.tensor, caught.exception.expected, caught.exception.found), (NAMES[0], "BF16 [64, 32]", found))
             for word in words:
                 self.assertIn(word, caught.exception.sentence)
         equal(self, held, weights)  # it serves what it served

@@ -41,8 +41,8 @@ class Meeting(unittest.TestCase):
             one = tensors.make(fleet.path("one"), 1)
             fleet.start("trainer")
             push = fleet.begin("push", one)
-            found = fleet.until_said(push, "wsync push: no sidecar has joined (\\S+): start one with `wsync sidecar` on the host of the "
-                                           r"engines; this push waits for 15m at most \(--timeout\)")
+            found = fleet.until_said(push, r"wsync push: no sidecar has joined (\S+): start one with `wsync sidecar --set name=host0 "
+                                           r"--set coordinator=\1` on the host of the engines; this push waits for 15m at most \(--timeout\)")
             self.assertTrue(found, fleet.said(push))
             self.assertEqual(found[1], fleet.address)
             _, engines = fleet.sidecar("s0")

@@ -492,6 +492,21 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
   });
 }
 
+wsync_code wsync_trainer_problem(wsync_trainer* trainer, wsync_publish publish,
+                                 wsync_problem* problem) {
+  return run([&]() -> Result<> {
+    WSYNC_TRY(check(trainer));
+    if (problem == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "problem is NULL");
+    thread_local wsync::control::Problem kept;
+    const auto problems = WSYNC_TRY(trainer->trainer->look(publish)).status.problems;
+    kept = problems.empty() ? wsync::control::Problem{} : problems.front();
+    *problem = {.tensor = kept.tensor.c_str(),
+                .expected = kept.expected.c_str(),
+                .found = kept.found.c_str()};
+    return {};
+  });
+}
+
 wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to, int timeout_ms,
                                    wsync_rollback* result) {
   return run([&]() -> Result<> {

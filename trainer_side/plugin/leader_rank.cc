@@ -144,6 +144,8 @@ class LeaderRank final : public RankRole {
     status.bytes = reply.bytes;
     status.staged_ns = reply.staged_ns;
     status.reason = reply.ok ? std::string() : reply.reason;
+    if (status.state == PublishState::kFailed && !reply.problems.empty())
+      status.problems = {reply.problems.front()};
     if (status.state == PublishState::kFailed)
       status.code = result.error ? result.error->code() : control::failure_code(reply);
     for (const control::ReplicaOutcome& outcome : reply.outcomes) {

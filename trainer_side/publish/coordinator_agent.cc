@@ -11,6 +11,7 @@
 #include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/open_files.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/config/trainer_config.h"
 #include "shared/config/units.h"
 #include "shared/control/codec.h"
@@ -530,7 +531,8 @@ std::optional<std::string> CoordinatorAgent::why_not_ready() const {
   std::string why =
       fmt::format("{} of at least {} sidecars have joined {}", joined, needed, address());
   if (coordinator_.roster().size() == 0)
-    why += ": start one with `wsync sidecar` on the host of the engines";
+    why += fmt::format(": start one with `{}` on the host of the engines",
+                       config::sidecar_command(address()));
   if (const std::vector<std::string> names = coordinator_.awaited(); !names.empty())
     why += fmt::format(
         "; sidecars of the record have not connected, and the coordinator waits for them at most "

@@ -21,8 +21,9 @@ void forget_other_threads() { waiting = 0; }
 }  // namespace
 
 void raise(const Failure& failure) {
-  const nb::object error =
-      nb::module_::import_("wsync._errors").attr("make")(failure.code, failure.sentence);
+  const nb::object error = nb::module_::import_("wsync._errors")
+                               .attr("make")(failure.code, failure.sentence, failure.tensor,
+                                             failure.expected, failure.found);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }

@@ -15,6 +15,10 @@ namespace wsync::python {
 struct Failure {
   int code = 0;
   std::string sentence;
+  // Of a layout that was refused (wsync_problem); empty: not known.
+  std::string tensor = {};
+  std::string expected = {};
+  std::string found = {};
 
   explicit operator bool() const { return code != 0; }
 };

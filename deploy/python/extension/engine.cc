@@ -164,11 +164,12 @@ class Engine {
     raise_if(polled_->follow_step(header, go));
     return go == 1;
   }
-  // (attached, state, epoch, step, refusals)
-  std::tuple<bool, int, std::uint32_t, std::uint64_t, std::uint64_t> status() {
-    const auto state = polled_->is_here() ? polled_->status() : wsync_engine_state{};
-    return {state.attached != 0, state.state, state.active.epoch, state.active.step,
-            state.refusals};
+  // (attached, state, epoch, step, refusals, why it is refused)
+  std::tuple<bool, int, std::uint32_t, std::uint64_t, std::uint64_t, std::string> status() {
+    const bool is_here = polled_->is_here();
+    const auto state = is_here ? polled_->status() : wsync_engine_state{};
+    return {state.attached != 0, state.state,    state.active.epoch,
+            state.active.step,   state.refusals, is_here ? polled_->why_refused() : ""};
   }
   int fileno() const { return polled_->is_here() ? polled_->fd() : -1; }
   void close() {

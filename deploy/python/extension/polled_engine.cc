@@ -182,7 +182,10 @@ void PolledEngine::serve() {
       }
     }
     Failure failure;
-    if (wait_for_events()) failure = failure_of(wsync_engine_poll(engine_, 0));
+    if (wait_for_events()) {
+      failure = failure_of(wsync_engine_poll(engine_, 0));
+      if (!failure) failure = untold_refusal();
+    }
     const std::lock_guard lock(mutex_);
     poll_failure_ = std::move(failure);
     has_polled_ = true;
@@ -195,6 +198,20 @@ void PolledEngine::serve() {
   const std::lock_guard lock(mutex_);
   is_running_ = false;
   changed_.notify_all();
+}
+
+// A rank that serves goes on with what it has: only a poll that would wait for ever ends then.
+Failure PolledEngine::untold_refusal() {
+  wsync_refusal refusal{};
+  if (wsync_engine_refusal(engine_, &refusal) != 0 || refusal.number == refusal_told_) return {};
+  {
+    const std::lock_guard lock(mutex_);
+    if (poll_end_ && wsync_engine_status(engine_).state == WSYNC_STATE_SERVING) return {};
+  }
+  refusal_told_ = refusal.number;
+  if (refusal.holds == 0) return {};
+  return {WSYNC_REFUSED, refusal.sentence, refusal.problem.tensor, refusal.problem.expected,
+          refusal.problem.found};
 }
 
 Failure PolledEngine::begin_task(const std::shared_ptr<Task>& task) {

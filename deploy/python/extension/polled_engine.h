@@ -148,6 +148,14 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
     const std::shared_lock lock(engine_mutex_);
     return engine_ == nullptr ? wsync_engine_state{} : wsync_engine_status(engine_);
   }
+  // Why the sidecar refuses the rank now; "": it does not.
+  std::string why_refused() {
+    const std::shared_lock lock(engine_mutex_);
+    wsync_refusal refusal{};
+    if (engine_ == nullptr || wsync_engine_refusal(engine_, &refusal) != 0 || refusal.holds == 0)
+      return {};
+    return refusal.sentence;
+  }
   int fd() const { return fd_; }
   bool is_here() const { return ::getpid() == home_; }
   bool is_closed() {
@@ -167,6 +175,8 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   // On the thread:
   void serve();
   bool wait_for_events();
+  // A refusal of the sidecar with which a poll ends that has not told of it yet.
+  Failure untold_refusal();
   void run_task(std::unique_lock<std::mutex>& lock);
   int hand_over(Call call);
   template <class Fill>
@@ -192,7 +202,8 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   bool end_early_ = false;
   std::optional<std::chrono::steady_clock::time_point> poll_end_;
   Failure poll_failure_;
-  std::shared_ptr<Task> task_;  // that is to be done
+  std::uint64_t refusal_told_ = 0;  // the number of the newest one; used by the thread alone
+  std::shared_ptr<Task> task_;      // that is to be done
   std::optional<Call> call_;
   bool is_taken_ = false;  // call_ has been returned by next_call()
   bool is_answered_ = false;

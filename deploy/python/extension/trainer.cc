@@ -396,6 +396,19 @@ class Trainer {
     }
   }
 
+  // Returns (tensor, expected, found) of a publish whose layout does not fit, as wsync_problem has
+  // them.
+  std::tuple<std::string, std::string, std::string> problem(std::uint64_t publish) {
+    std::tuple<std::string, std::string, std::string> texts;
+    call([&](wsync_trainer* trainer) {
+      wsync_problem problem{};
+      const wsync_code code = wsync_trainer_problem(trainer, publish, &problem);
+      if (code == WSYNC_OK) texts = {problem.tensor, problem.expected, problem.found};
+      return code;
+    });
+    return texts;
+  }
+
   // Returns the failure and (epoch, step) before and after. -1: as long as a switch may take.
   std::tuple<int, std::string,
              std::tuple<std::uint32_t, std::uint64_t, std::uint32_t, std::uint64_t>>
@@ -458,6 +471,7 @@ void bind_trainer(nb::module_& module) {
       .def("clear_tensors", &Trainer::clear_tensors)
       .def("begin", &Trainer::begin, nb::arg("step"))
       .def("poll", &Trainer::poll, nb::arg("publish"))
+      .def("problem", &Trainer::problem, nb::arg("publish"))
       .def("wait", &Trainer::wait, nb::arg("publish"), nb::arg("state"), nb::arg("seconds"))
       .def("roll_back", &Trainer::roll_back, nb::arg("epoch"), nb::arg("step"),
            nb::arg("timeout_ms"))

@@ -31,7 +31,9 @@ class Error(Exception):
     Attributes:
         code: the kind of the failure.
         sentence: what failed and why, with the names of tensors, replicas and files.
-        tensor: the name of the tensor that was being put or described, or None.
+        tensor: the name of the tensor that was being put or described, or for which a layout was refused; or None.
+        expected: of a layout that was refused: dtype and shape of `tensor` in the engine, such as "BF16 [64, 32]"; or None.
+        found: the same, as published; or None. Only one of both is set if the other side does not have the tensor.
         status: the `PublishStatus` when a wait ended, or None.
         roll_back: the `RollBack` of a rollback that is not complete, or None.
     """
@@ -39,21 +41,23 @@ class Error(Exception):
     code: Code = Code.INTERNAL
 
     def __init__(self, sentence: str, *, code: Optional[Code] = None, tensor: Optional[str] = None, status: Any = None,
-                 roll_back: Any = None):
+                 roll_back: Any = None, expected: Optional[str] = None, found: Optional[str] = None):
         super().__init__(sentence)
         self.sentence = sentence
         if code is not None:
             self.code = code
         self.tensor = tensor
+        self.expected = expected
+        self.found = found
         self.status = status
         self.roll_back = roll_back
 
     def __reduce__(self):
-        return _restore, (type(self), self.sentence, self.code, self.tensor, self.status, self.roll_back)
+        return _restore, (type(self), self.sentence, self.code, self.tensor, self.status, self.roll_back, self.expected, self.found)
 
 
-def _restore(kind, sentence, code, tensor, status, roll_back):
-    return kind(sentence, code=code, tensor=tensor, status=status, roll_back=roll_back)
+def _restore(kind, sentence, code, tensor, status, roll_back, expected=None, found=None):
+    return kind(sentence, code=code, tensor=tensor, status=status, roll_back=roll_back, expected=expected, found=found)
 
 
 class InvalidInput(Error, ValueError):
@@ -153,6 +157,6 @@ for _kind in (Error, *_CLASSES.values()):
     _kind.__module__ = "wsync"  # where a program finds it, also in a traceback
 
 
-def make(code: int, sentence: str) -> Error:
-    """The exception for a code of the library. The extension module raises what this returns."""
-    return _CLASSES.get(code, Internal)(sentence)
+def make(code: int, sentence: str, tensor: str = "", expected: str = "", found: str = "") -> Error:
+    """The exception for a code of the library. The extension module raises what this returns. An empty text is not known."""
+    return _CLASSES.get(code, Internal)(sentence, tensor=tensor or None, expected=expected or None, found=found or None)

@@ -110,5 +110,5 @@ def adapter_socket() -> str:
         return os.path.join(directory, found[0])
     what = (f"several sidecars have one: {', '.join(entry.removesuffix(_ENDING) for entry in found)}" if found
             else "no sidecar has one there")
-    raise InvalidInput(f"the engine socket of a sidecar was looked for in {directory}, and {what}; start `wsync sidecar`, or name "
-                       "the sidecar in WSYNC_ENGINE_SOCKET")
+    raise InvalidInput(f"the engine socket of a sidecar was looked for in {directory}, and {what}; start `wsync sidecar --set "
+                       "name=host0`, or name the sidecar in WSYNC_ENGINE_SOCKET")

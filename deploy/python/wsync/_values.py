@@ -155,4 +155,6 @@ class ReplicaStatus:
     attached: bool
     state: RankState
     active: Optional[Version]  # the version that it serves
-    refusals: int  # messages and commands that were refused
+    refusals: int  # messages and commands that this rank refused, and attempts to attach that its sidecar refused
+    refused: Optional[str] = None  # why the sidecar does not take this rank now: one sentence; None: it does, or has not answered
+

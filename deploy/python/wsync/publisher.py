@@ -166,7 +166,8 @@ class Publish:
             DeadlineExceeded: the time is over, and the publish goes on.
             Cancelled: a newer publish superseded it, or `wsync cancel` ended it.
             Refused: it failed, and every engine keeps its version: something does not fit, or `deadlines.publish` was over before
-                the switch was decided. No engine will switch to it later.
+                the switch was decided. No engine will switch to it later. If a tensor does not fit, `error.tensor`,
+                `error.expected` and `error.found` say which, and how.
             Partial: it is decided, but not every replica serves it yet, or has told so before `deadlines.publish`. The fleet goes
                 on trying, so an engine may switch to it later.
             Error: it failed; the class tells how. `error.status` has the status in each of these cases.
@@ -190,7 +191,8 @@ class Publish:
             return status
         if code == Code.DEADLINE and status.reason and status.reason not in sentence:
             sentence = f"{sentence} ({status.reason})"
-        failure = make(code, sentence)
+        tensor = self._raw.problem(self._number) if status.state == PublishState.FAILED and code != Code.CLOSED else ()
+        failure = make(code, sentence, *tensor)
         failure.status = status if code != Code.CLOSED else None
         raise failure
 

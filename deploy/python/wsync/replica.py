@@ -16,7 +16,7 @@ import numpy as np
 from . import _tensors
 from ._destinations import Destinations, describe_without_memory
 from ._dtypes import dtype_name_of
-from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput
+from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput, Refused
 from ._exit import close_at_exit
 from ._native import core
 from ._sidecars import engine_socket
@@ -290,6 +290,10 @@ class Replica:
             timeout: seconds; 0 waits not at all, None without limit. Ctrl-C ends the wait.
 
         Raises:
+            Refused: the sidecar does not take this rank. `tensor`, `expected` and `found` say what does not fit, if a tensor does
+                not. The link goes on trying, so poll again to wait until the reason is gone; it is raised again if the reason has
+                changed. A rank that serves goes on serving what it has: it is raised then only without a time limit. In every case
+                the logs of the library have it, and `status().refused`.
             Busy: another thread polls, or a callback calls this.
             Closed: the replica has been closed.
             EngineRefused: the link cannot be served.
@@ -314,8 +318,14 @@ class Replica:
         if interrupt is not None:
             raise interrupt
 
+    def _poll_on(self, timeout: Optional[float]) -> None:
+        """`poll` for adapters: a refusal, which the library has logged, ends nothing."""
+        with contextlib.suppress(Refused):
+            self.poll(timeout)
+
     def start(self) -> None:
-        """Serves the link on a thread of Python, which runs the callbacks. Without `led_steps`, `on_pause` must then be overridden
+        """Serves the link on a thread of Python, which runs the callbacks. A sidecar that refuses this rank is asked again, and
+        `status().refused` says why. Without `led_steps`, `on_pause` must then be overridden
         or given, because only your program knows when its own loop stands still.
 
         Raises:
@@ -528,8 +538,8 @@ class Replica:
 
     def status(self) -> ReplicaStatus:
         """The state of this rank now."""
-        attached, state, epoch, step, refusals = self._raw.status()
-        return ReplicaStatus(attached, RankState(state), version_or_none(epoch, step), refusals)
+        attached, state, epoch, step, refusals, refused = self._raw.status()
+        return ReplicaStatus(attached, RankState(state), version_or_none(epoch, step), refusals, refused or None)
 
     def close(self) -> None:
         """Detaches from the sidecar. May be called twice, from any thread and from a callback, whose step then fails. Arrays of
@@ -662,12 +672,20 @@ class Replica:
             memory.detach()
 
 
+def _next_call(raw: "core.Engine") -> Optional[tuple]:
+    """The next callback; None: the poll is over, also if the sidecar refuses the rank."""
+    try:
+        return raw.next_call()
+    except Refused:  # the library has logged it
+        return None
+
+
 def _serve(reference: "weakref.ref[Replica]", raw: "core.Engine") -> None:
     """The thread of start(). Between callbacks it does not keep the replica alive."""
     try:
         while True:
             raw.begin_poll(-1.0)
-            while (found := raw.next_call()) is not None:
+            while (found := _next_call(raw)) is not None:
                 replica = reference()
                 if replica is None:
                     raw.answer(_FAILED, "the Replica object has been garbage-collected", 0, 0)

@@ -5,7 +5,7 @@
         actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=wsync.verl \\
         +actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.wsync.dtype=BF16
 
-Start the sidecar of each host first (`wsync sidecar`). verl imports this module on every worker, and it registers itself. The
+Start the sidecar of each host first (`wsync sidecar --set name=host0`). verl imports this module on every worker, and it registers itself. The
 actor's rank 0 becomes the trainer of the fleet: it publishes each step as it gathers the weights, one tensor at a time. Each
 rollout worker reads the version of that step out of the memory in which the sidecar has staged it, without a copy, and verl hands
 the tensors on to its engine. So the version is checked before an engine sees it, and the engine's memory is verl's to write.

@@ -12,15 +12,16 @@
  * the step and is reported to the sidecar, with the sentence that wsync_engine_fail was given. They
  * must not call wsync_engine_poll, _stop or _destroy. Functions that return int return 0 for
  * success; after a failure wsync_engine_error returns one sentence on the same thread.
- * wsync_engine_report_*, _fail, _status and _error may be called from any thread, _lead_step and
- * _follow_step from one, the others only from the owner's thread or inside a callback. While a
- * version is being loaded, helper threads of the library may also write to the tensors' memory. The
- * sidecar limits their number for this rank; there are none if its engines share few cores. While
- * the rank serves, a thread of the library reads tensors that were taken as PIECES into host memory
- * or adopted, from time to time and for at most 1 % of the time (scrub.interval and scrub.max_share
- * of the sidecar): bits that flip there are found. When the rank ceases to serve, it ends with the
- * block of 256 KiB at most that it is reading. Nothing is read from load_begin on until the rank
- * serves again, nor after wsync_engine_suspend or _stop has returned.
+ * wsync_engine_report_*, _fail, _status, _refusal and _error may be called from any thread,
+ * _lead_step and _follow_step from one, the others only from the owner's thread or inside a
+ * callback. While a version is being loaded, helper threads of the library may also write to the
+ * tensors' memory. The sidecar limits their number for this rank; there are none if its engines
+ * share few cores. While the rank serves, a thread of the library reads tensors that were taken as
+ * PIECES into host memory or adopted, from time to time and for at most 1 % of the time
+ * (scrub.interval and scrub.max_share of the sidecar): bits that flip there are found. When the
+ * rank ceases to serve, it ends with the block of 256 KiB at most that it is reading. Nothing is
+ * read from load_begin on until the rank serves again, nor after wsync_engine_suspend or _stop has
+ * returned.
  *
  * fork: the parent continues without any change and keeps all of its handles. The child has no
  * resources of this library: its copies of the library's descriptors are closed before fork
@@ -220,8 +221,19 @@ typedef struct {
   int attached;
   wsync_state state;
   wsync_version active;
-  uint64_t refusals; /* frames and commands that were refused */
+  uint64_t refusals; /* messages and commands that this rank has refused, and attempts to attach
+                      * that its sidecar has refused */
 } wsync_engine_state;
+
+/* What the sidecar has said when it refused this rank: because its tensors do not fit the model
+ * that is served, because a rank of this name is attached already, and so on. */
+typedef struct {
+  uint64_t number; /* counts refusals; one that only repeats the one before is not counted. 0: there
+                    * was none, and the sentence is "" */
+  int holds;       /* 1: no sidecar has taken the rank since */
+  const char* sentence;
+  wsync_problem problem; /* the tensor that does not fit, if the refusal is about one */
+} wsync_refusal;
 
 /* Copies the options. Returns NULL if there is no memory, if a path, a name or a required callback
  * is missing, or if `take` is not a wsync_take. */
@@ -267,7 +279,8 @@ WSYNC_API int wsync_engine_resume(wsync_engine* engine);
 /* Alternative to wsync_engine_start: waits at most timeout_ms (-1: without limit) and handles all
  * events. During a `wsync verify`, a call reads tensors back for about 2 ms, and at least one
  * tensor. A loop that calls this once per step spends that time in each step until all tensors have
- * been read. */
+ * been read. A sidecar that is not there, or that refuses the rank, is no failure: the link goes on
+ * trying, and wsync_engine_refusal tells of a refusal. */
 WSYNC_API int wsync_engine_poll(wsync_engine* engine, int timeout_ms);
 /* Readable when wsync_engine_poll has something to do; -1 before wsync_engine_attach. */
 WSYNC_API int wsync_engine_fd(const wsync_engine* engine);
@@ -357,6 +370,12 @@ WSYNC_API int wsync_engine_tensor_count(wsync_engine* engine, wsync_version vers
 WSYNC_API int wsync_engine_tensor_info(wsync_engine* engine, wsync_version version, uint32_t tensor,
                                        wsync_tensor_info* info);
 WSYNC_API wsync_engine_state wsync_engine_status(const wsync_engine* engine);
+/* The newest refusal of a sidecar. The link goes on trying, less and less often, and is welcomed
+ * when the reason is gone: when the engines of another model have ended, for example. An engine
+ * that waits for its first version compares `number` after each wsync_engine_poll. Any thread. The
+ * pointers are valid until the next call of this function on the same thread. Fails before
+ * wsync_engine_attach. */
+WSYNC_API int wsync_engine_refusal(wsync_engine* engine, wsync_refusal* refusal);
 /* The last failure of this thread as one sentence; "" if there was none. Valid until its next call
  * for this engine. */
 WSYNC_API const char* wsync_engine_error(wsync_engine* engine);

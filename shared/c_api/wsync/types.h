@@ -23,6 +23,14 @@ typedef struct {
   uint64_t step;
 } wsync_version;
 
+/* Why a layout was refused: the first tensor that does not fit. No pointer is NULL. */
+typedef struct {
+  const char* tensor;   /* "": the refusal is not about a tensor */
+  const char* expected; /* what the engine has described, such as "BF16 [64, 32]". "": it has not
+                         * described this tensor, or neither dtype nor shape is the problem */
+  const char* found;    /* what the trainer publishes; "": it does not publish it, or as above */
+} wsync_problem;
+
 /* A range of one dimension of a tensor that a rank takes or has, in elements. */
 typedef struct {
   uint32_t dim;

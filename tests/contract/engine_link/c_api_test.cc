@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <thread>
 #include <wsync/engine.h>
 
 #include "shared/base/weight_limits.h"
@@ -119,6 +120,64 @@ TEST(EngineCApi, LoadsServesAndReportsItsState) {
   EXPECT_THAT(recorder.calls,
               testing::ElementsAre("layer of 1: 1 tensor, 524288 bytes", "commit", "resume",
                                    "pause", "layer of 1: 1 tensor, 524288 bytes", "commit"));
+}
+
+// An engine that waits for its first version compares the number after each poll.
+TEST(EngineCApi, ARefusalOfTheSidecarIsToldAndHeals) {
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  const auto options = options_of(path, recorder);
+  recorder.engine = wsync_engine_create(&options);
+  wsync_refusal refusal{};
+  EXPECT_NE(wsync_engine_refusal(recorder.engine, &refusal), 0) << "it is not attached";
+  const std::uint64_t shape[2] = {16, 64};
+  std::vector<std::byte> weights(16 * 64 * 2);
+  const auto tensor = tensor_of(shape, weights.data());
+  ASSERT_EQ(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
+  EXPECT_NE(wsync_engine_refusal(recorder.engine, nullptr), 0);
+  ASSERT_EQ(wsync_engine_refusal(recorder.engine, &refusal), 0);
+  EXPECT_EQ(refusal.number, 0U);
+  EXPECT_STREQ(refusal.sentence, "");
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  const auto refused = [&](std::uint64_t attempts) {
+    const TimePoint end = soon();
+    while (wsync_engine_status(recorder.engine).refusals < attempts && now() < end)
+      std::this_thread::yield();
+    EXPECT_EQ(wsync_engine_status(recorder.engine).refusals, attempts);
+    EXPECT_EQ(wsync_engine_refusal(recorder.engine, &refusal), 0);
+    return refusal.number;
+  };
+  const control::Refuse misfit{.reason = "it does not fit",
+                               .problems = {{.kind = control::ProblemKind::kDtype,
+                                             .tensor = "model.w",
+                                             .detail = "another dtype",
+                                             .expected = "BF16 [16, 64]",
+                                             .found = "F32 [16, 64]"}}};
+  for (const std::uint64_t attempt : {1U, 2U}) {
+    peer.accept();
+    peer.send(misfit);
+    EXPECT_EQ(refused(attempt), 1U) << "the second one repeats the first";
+    EXPECT_EQ(refusal.holds, 1);
+    EXPECT_THAT(refusal.sentence, HasSubstr("the sidecar refuses this engine: it does not fit"));
+    EXPECT_STREQ(refusal.problem.tensor, "model.w");
+    EXPECT_STREQ(refusal.problem.expected, "BF16 [16, 64]");
+    EXPECT_STREQ(refusal.problem.found, "F32 [16, 64]");
+    peer.hang_up();
+  }
+  peer.accept();
+  peer.send(control::Refuse{.reason = "it is attached already", .problems = {}});
+  EXPECT_EQ(refused(3), 2U);
+  EXPECT_STREQ(refusal.problem.tensor, "");
+  EXPECT_STREQ(refusal.problem.expected, "");
+  peer.hang_up();
+  peer.accept();
+  peer.welcome_unified();
+  peer.ask<control::Pong>(control::Ping{});
+  EXPECT_EQ(refused(3), 2U);
+  EXPECT_EQ(refusal.holds, 0);
+  wsync_engine_destroy(recorder.engine);
 }
 
 TEST(EngineCApi, BadArgumentsAreRefusedWithASentence) {

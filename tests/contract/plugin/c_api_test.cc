@@ -335,6 +335,11 @@ TEST_F(TrainerCApi, EveryWaitEnds) {
   EXPECT_EQ(wsync_trainer_wait(trainer_, publish, WSYNC_PUBLISH_FAILED, 0, &status),
             WSYNC_INVALID_INPUT);
   EXPECT_EQ(wsync_trainer_poll(trainer_, 77, &status), WSYNC_NOT_FOUND);
+  wsync_problem problem;
+  EXPECT_EQ(wsync_trainer_problem(trainer_, 77, &problem), WSYNC_NOT_FOUND);
+  EXPECT_EQ(wsync_trainer_problem(trainer_, publish, nullptr), WSYNC_INVALID_INPUT);
+  ASSERT_EQ(wsync_trainer_problem(trainer_, publish, &problem), WSYNC_OK);
+  EXPECT_STREQ(problem.tensor, "") << "no layout was refused";
   EXPECT_EQ(wsync_trainer_check(trainer_), WSYNC_OK);
   wsync_rollback back;
   EXPECT_NE(wsync_trainer_roll_back(trainer_, {}, 20'000, &back), WSYNC_OK);

@@ -28,7 +28,8 @@ using testing::HasSubstr;
 // What a coordinator that needs two sidecars waits for before the first one has connected.
 std::string missing_sidecars(const std::string& address) {
   return "0 of at least 2 sidecars have joined " + address +
-         ": start one with `wsync sidecar` on the host of the engines";
+         ": start one with `wsync sidecar --set name=host0 --set coordinator=" + address +
+         "` on the host of the engines";
 }
 
 class Agent : public testing::Test {

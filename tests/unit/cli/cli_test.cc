@@ -56,6 +56,21 @@ TEST(Cli, BadArgumentsAreBadInputWithTheNearestName) {
   EXPECT_EQ(run.exit_code, kExitBadInput);
   EXPECT_NE(run.err.find("did you mean --role?"), std::string::npos) << run.err;
   EXPECT_EQ(run_command(service_program(), {}).exit_code, kExitBadInput);
+  // Keys are not options, also if another command has an option of that name.
+  for (const auto& [arguments, hint] :
+       std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"sidecar", "--name", "host0"}, "; name is a configuration key: --set name=host0 ("},
+           {{"sidecar", "--name=host0"}, "; name is a configuration key: --set name=host0 ("},
+           {{"sidecar", "--devices.count", "--trace"},
+            "; devices.count is a configuration key: --set devices.count=VALUE ("},
+           {{"trainer", "--min-replicas", "2"},
+            "; min_replicas is a configuration key: --set min_replicas=2 ("}}) {
+    run = run_command(service_program(), arguments);
+    EXPECT_EQ(run.exit_code, kExitBadInput);
+    EXPECT_NE(run.err.find(hint), std::string::npos) << run.err;
+  }
+  run = run_command(service_program(), {"sidecar", "--min-replicas", "2"});
+  EXPECT_EQ(run.err.find("configuration key"), std::string::npos) << run.err;
   run = run_command(service_program(), {"push", "/models", "--set", "arenas=2"});
   EXPECT_EQ(run.exit_code, kExitBadInput);
   EXPECT_NE(run.err.find("--set is an option of trainer, sidecar, doctor; this command reads "

@@ -140,7 +140,9 @@ TEST(Codec, ValuesArriveInTheirFields) {
                 .problems = {{.kind = ProblemKind::kShape,
                               .tensor = "model.embed_tokens.weight",
                               .detail = "expected [4, 8], found [4, 9]",
-                              .nearest = ""}}};
+                              .nearest = "",
+                              .expected = "BF16 [4, 8]",
+                              .found = "BF16 [4, 9]"}}};
   const auto bytes =
       encode({.fence = {.epoch = 9, .run_id = {1, 2}}, .round = 5, .request = 6}, refuse);
   const auto decoded = decode(bytes.value());
@@ -152,6 +154,8 @@ TEST(Codec, ValuesArriveInTheirFields) {
   ASSERT_EQ(found.problems.size(), 1U);
   EXPECT_EQ(found.problems[0].kind, ProblemKind::kShape);
   EXPECT_EQ(found.problems[0].tensor, "model.embed_tokens.weight");
+  EXPECT_EQ(found.problems[0].expected, "BF16 [4, 8]");
+  EXPECT_EQ(found.problems[0].found, "BF16 [4, 9]");
   EXPECT_EQ(decoded->envelope.fence.epoch, 9U);
 }
 
@@ -166,7 +170,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e4311002000"
+            "57534e4312002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -208,7 +212,7 @@ TEST(Codec, BytesOfErrorCodesAreFixed) {
   EXPECT_EQ(payload(ErrorReply{}), "0000000000");
   EXPECT_EQ(payload(ErrorReply{.code = ErrorCode::kInternal, .message = "no"}), "0b020000006e6f");
   const std::string status = payload(PublishStatus{.code = ErrorCode::kPeerLost, .reason = "no"});
-  EXPECT_EQ(status.substr(status.size() - 14), "05020000006e6f");
+  EXPECT_EQ(status.substr(status.size() - 22), "05020000006e6f00000000");
 }
 
 TEST(Codec, BytesOfTheDescriptionOfATensorAreFixed) {
@@ -482,7 +486,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 17"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 18"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 

@@ -294,10 +294,16 @@ TEST(LayoutCheck, NamesEachProblemAndTheNearestName) {
   ASSERT_EQ(problems.size(), 5U);
   EXPECT_EQ(problems[0].kind, ProblemKind::kMissing);
   EXPECT_EQ(problems[0].nearest, "") << "the engine takes each published name as it is";
+  EXPECT_EQ(problems[0].expected, "BF16 [8, 8]");
+  EXPECT_EQ(problems[0].found, "");
   EXPECT_EQ(problems[1].kind, ProblemKind::kDtype);
   EXPECT_THAT(problems[1].detail, HasSubstr("expects F32, but the published tensor has BF16"));
+  EXPECT_EQ(problems[1].expected, "F32 [8, 4]");
+  EXPECT_EQ(problems[1].found, "BF16 [8, 4]");
   EXPECT_EQ(problems[2].kind, ProblemKind::kShape);
   EXPECT_THAT(problems[2].detail, HasSubstr("expects [4, 8], but the published tensor has [8, 4]"));
+  EXPECT_EQ(problems[2].expected, "BF16 [4, 8]");
+  EXPECT_EQ(problems[2].found, "BF16 [8, 4]");
   EXPECT_EQ(problems[3].kind, ProblemKind::kRange);
   EXPECT_EQ(problems[4].kind, ProblemKind::kOther);
   for (const auto& tensor : {misspelt, other_dtype, other_shape, bad_range})

@@ -261,6 +261,10 @@ WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish pu
 WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_state state, int timeout_ms,
                                         wsync_publish_status* status);
+/* After a publish has failed: the first tensor that does not fit the engines, if that is why. The
+ * pointers are valid until the next call of this function from this thread. */
+WSYNC_API wsync_code wsync_trainer_problem(wsync_trainer* trainer, wsync_publish publish,
+                                           wsync_problem* problem);
 /* Rank 0: returns the fleet to version `to` (0.0: the previous one) and withdraws newer versions.
  * Waits timeout_ms, but no longer than a switch may take (`deadlines`: pause, load and commit, plus
  * 10 s); -1: waits that long. WSYNC_DEADLINE: not done in time; the rollback continues.

@@ -109,7 +109,7 @@ class Adapter:
             _log.info("replica '%s' is %s", self._name, self._engine.url)
             looked = time.monotonic()
             while not self._stopped and not self._gone:
-                replica.poll(_TURN_S / 5)
+                replica._poll_on(_TURN_S / 5)
                 if self._given_up is not None and self._given_up.given_up(0):
                     self._given_up = None
                 if time.monotonic() - looked >= _TURN_S and not self._paused:

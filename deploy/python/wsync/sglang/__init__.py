@@ -2,7 +2,7 @@
 
     SGLANG_PLUGINS=wsync python -m sglang.launch_server --model-path MODEL
 
-Start the sidecar of the host first (`wsync sidecar`). `wsync.sglang.register` is the entry point of the group
+Start the sidecar of the host first (`wsync sidecar --set name=host0`). `wsync.sglang.register` is the entry point of the group
 `sglang.srt.plugins`, which SGLang calls in each of its processes; it does nothing unless `SGLANG_PLUGINS` names it. Each
 scheduler process attaches as one rank (its tensor-parallel rank) that borrows the versions, and looks at its link between two
 steps of its event loop. Rank 0 leads: what all ranks must do at the same step (pause, load, resume) is added to the requests that

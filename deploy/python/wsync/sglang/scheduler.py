@@ -114,7 +114,7 @@ class Link:
 
     def turn(self) -> None:
         """Between two steps, before requests are received."""
-        self.replica.poll(0)
+        self.replica._poll_on(0)
 
     def outgoing(self, requests: list) -> list:
         """Rank 0: the requests of this turn, and the commands."""
@@ -148,7 +148,7 @@ class Link:
     def _load(self, version: Version) -> None:
         end = time.monotonic() + _LOAD_S
         while version not in self._loads and version not in self._given_up and time.monotonic() < end:
-            self.replica.poll(0.05)
+            self.replica._poll_on(0.05)
         layers = self._loads.get(version)
         if layers is None:
             _log.error("version %s did not reach rank %d", version, self._rank)

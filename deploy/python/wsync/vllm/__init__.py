@@ -2,7 +2,7 @@
 
     VLLM_PLUGINS=wsync vllm serve MODEL --weight-transfer-config '{"backend": "wsync"}'
 
-Start the sidecar of the host first (`wsync sidecar`). The server attaches to it as one replica: each worker is a rank that borrows
+Start the sidecar of the host first (`wsync sidecar --set name=host0`). The server attaches to it as one replica: each worker is a rank that borrows
 the versions, and the API server is the controller that pauses and resumes. `vllm.register` is the entry point of the group
 `vllm.general_plugins`, which vLLM calls in each of its processes; `wsync.vllm.controller.Plugin` is that of
 `vllm.endpoint_plugins`, which vLLM loads only if `VLLM_PLUGINS` names it.

@@ -65,7 +65,7 @@ class Controller:
 
     def _ready(self) -> None:
         try:
-            self.replica.poll(0)
+            self.replica._poll_on(0)
         except wsync.Error as failure:
             _log.error("the link to the sidecar cannot be served: %s", failure)
             self._loop.remove_reader(self.replica.fileno())

@@ -1,0 +1,88 @@
+"""Engines that a sidecar does not take: what they are told, and that they attach when the reason is gone."""
+import pickle
+import unittest
+
+import wsync
+from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, float_of, until, weights_of
+
+WANTED = {name: float_of(array) for name, array in weights_of(0).items()}  # F32, where the fleet publishes BF16
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.socket = self.fleet.sidecar()[1]
+        self.publisher = self.enterContext(self.fleet.publisher())
+        self.served = self.fleet.serve(wsync.Replica(self.socket, "r0", empty_like(weights_of(0))))
+        self.publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+
+    def end_of_the_served_model(self):
+        self.fleet.served.remove(self.served)
+        self.served.stop()
+
+    def refused(self, replica):
+        with self.assertRaises(wsync.Refused) as caught:
+            while True:  # it returns after each event, of which a connection is one
+                replica.poll(None)
+        self.assertEqual(replica.status().refused, caught.exception.sentence)
+        return caught.exception
+
+    def test_a_poll_without_a_limit_tells_of_a_refusal_once_and_it_heals(self):
+        held = {name: array.copy() for name, array in WANTED.items()}
+        replica = self.enterContext(wsync.Replica(self.socket, "r1", held))
+        refusal = self.refused(replica)
+        self.assertIn("replica 'r1' rank 0 does not fit the model that is served", refusal.sentence)
+        self.assertEqual((refusal.code, refusal.tensor), (wsync.Code.REFUSED, NAMES[0]))
+        self.assertEqual((refusal.expected, refusal.found), ("F32 [64, 32]", "BF16 [64, 32]"))
+        again = pickle.loads(pickle.dumps(refusal))
+        self.assertEqual((again.sentence, again.tensor, again.expected, again.found),
+                         (refusal.sentence, refusal.tensor, refusal.expected, refusal.found))
+        first = replica.status().refusals
+        self.assertGreaterEqual(first, 1)
+        # The link goes on trying. The same refusal is no news.
+        until(lambda: replica.poll(0.02) or replica.status().refusals >= first + 2, "the next attempts")
+        self.assertFalse(replica.status().attached)
+        self.end_of_the_served_model()
+        until(lambda: replica.poll(0.02) or replica.status().attached, "the attach")
+        self.assertIsNone(replica.status().refused)
+        self.fleet.serve(replica)
+        weights = {name: float_of(array) for name, array in weights_of(2).items()}
+        self.publisher.publish(weights).wait(timeout=DEADLINE_S)
+        equal(self, held, weights)
+
+    def test_another_reason_is_news(self):
+        second = wsync.Replica(self.socket, "r0", empty_like(weights_of(0)))
+        refusal = self.refused(second)
+        self.assertIn("is attached already", refusal.sentence)
+        self.assertEqual((refusal.tensor, refusal.expected, refusal.found), (None, None, None))
+        self.end_of_the_served_model()
+        until(lambda: second.poll(0.02) or second.status().attached, "the attach")
+        third = self.enterContext(wsync.Replica(self.socket, "r0", empty_like(weights_of(0)), world_size=2))
+        self.assertIn("is attached already", self.refused(third).sentence)
+        second.close()
+        other = self.enterContext(wsync.Replica(self.socket, "r0", empty_like(weights_of(0)), rank=1, world_size=3, leader=False))
+        until(lambda: other.poll(0.02) or other.status().attached, "the attach of rank 1 of 3")
+        self.assertIn("has 3 ranks, not 2", self.refused(third).sentence)
+
+    def test_a_rank_that_serves_goes_on_and_tells_only_who_waits_without_a_limit(self):
+        replica = self.enterContext(wsync.Replica(self.socket, "r1", dict(WANTED), serving=True))
+        until(lambda: replica.poll(0.02) or replica.status().refusals >= 2, "two refusals")
+        self.assertTrue(replica.serving)
+        self.assertIn("does not fit", replica.status().refused)
+        self.assertEqual(self.refused(replica).tensor, NAMES[0])
+
+    def test_the_thread_of_start_goes_on(self):
+        class Engine(wsync.Replica):
+            def on_pause(self, pause):
+                self.paused(0)
+        replica = self.enterContext(Engine(self.socket, "r1", dict(WANTED)))
+        replica.start()
+        until(lambda: replica.status().refused, "the refusal")
+        self.end_of_the_served_model()
+        until(lambda: replica.status().attached, "the attach")
+        self.assertIsNone(replica.status().refused)
+        self.assertTrue(replica._thread.is_alive())
+
+
+if __name__ == "__main__":
+    unittest.main()
