@@ -324,6 +324,11 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
   } else if (auto* done = std::get_if<coordinator::RoundDone>(&command)) {
     recorder_.round_ended(*done, now());
     callbacks_.on_round_done(*done);
+  } else if (auto* lost = std::get_if<coordinator::RoundLost>(&command)) {
+    recorder_.round_lost(
+        lost->request, lost->reason + "; it is kept, and published again when a sidecar has joined",
+        now());
+    callbacks_.on_round_lost(*lost);
   } else if (auto* began = std::get_if<coordinator::RollbackBegan>(&command)) {
     recorder_.rollback_began(began->request, began->to, now());
     callbacks_.on_rolled_back(began->to);
