@@ -285,8 +285,9 @@ class Torch(unittest.TestCase):
             def __getitem__(self, index):
                 try:
                     publisher.check()
-                except wsync.InvalidInput:
-                    return index  # a worker
+                except wsync.InvalidInput as failure:
+                    said = f"this wsync.Publisher was made in process {os.getppid()}, and the calling process {os.getpid()} has been "
+                    return index if failure.sentence.startswith(said + "forked from it, as workers of a DataLoader") else -2
                 return -1
 
         loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
