@@ -267,8 +267,8 @@ class Draft:
         dtype.
 
         The tensor must have been described, by an earlier version or by `Publisher.describe`. All of it must be written before the
-        end of the block. At the end, the array is taken off the version: it may be kept, but it reads zeros from then on, and what
-        is written to it is lost. It never changes a version that has been published.
+        end of the block. At the end, the array is taken off the version: it may be kept, but it reads zeros, until you write to it,
+        and what you write is published nowhere. It never changes a version that has been published.
 
         Raises:
             NotFound: nobody has described it.
