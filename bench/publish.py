@@ -3,8 +3,8 @@
 
 `wsync bench` starts this program with the given interpreter:
 
-    publish.py check --version 0.1.0 [--tensors numpy,torch]    prints what the interpreter has, as one JSON object
-    publish.py publish JOB.json                                 publishes on request, one JSON object per line
+    publish.py check --version 0.1.0 --protocol 18 [--tensors numpy,torch]    prints what the interpreter has, as one JSON object
+    publish.py publish JOB.json                                               publishes on request, one JSON object per line
 
 JOB.json has the settings of the trainer, the list of tensors, and the file with their bytes. After {"event": "ready"}, each line
 "publish KIND STAMP" on standard input publishes once. KIND is numpy or torch; STAMP is written to the beginning of each tensor
@@ -27,11 +27,12 @@ class Refusal(Exception):
     """The interpreter or the job cannot be used; the text is one sentence."""
 
 
-def environment(version, kinds):
+def environment(version, protocol, kinds):
     """What the interpreter has, as the benchmark reports it.
 
     Args:
         version: the release of wsync that the wheel must have.
+        protocol: the version of the protocol that it must speak. A trainer of another one would wait for a sidecar for ever.
         kinds: the kinds of tensors that are wanted; empty: NumPy, and torch where it can be imported.
 
     Raises:
@@ -48,8 +49,15 @@ def environment(version, kinds):
         import numpy
         import wsync
         wsync.Publisher  # a folder named wsync without the package has none
+        from wsync._native import core
     except (ImportError, AttributeError) as failure:
         raise Refusal(f"{sys.executable} cannot import wsync ({type(failure).__name__}: {failure}); expected {wheel}") from failure
+    spoken = getattr(core, "protocol", None)
+    if spoken != protocol:
+        raise Refusal(f"{sys.executable} has wsync {installed} with " +
+                      (f"the protocol version {spoken}" if spoken is not None else "an older protocol version, which it does not tell") +
+                      f", but this benchmark has the protocol version {protocol}; expected the wheel of the same build; `{sys.executable} -m "
+                      "pip install --force-reinstall` it")
     torch_version = None
     if not kinds or "torch" in kinds:
         try:
@@ -154,12 +162,13 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check")
     check.add_argument("--version", required=True)
+    check.add_argument("--protocol", required=True, type=int)
     check.add_argument("--tensors", default="", type=lambda text: [word for word in text.split(",") if word])
     commands.add_parser("publish").add_argument("job")
     given = parser.parse_args()
     try:
         if given.command == "check":
-            say(environment(given.version, given.tensors))
+            say(environment(given.version, given.protocol, given.tensors))
         else:
             serve(given.job)
     except Refusal as refusal:

@@ -9,6 +9,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/command/programs.h"
+#include "shared/control/envelope.h"
 
 namespace wsync::bench {
 namespace {
@@ -52,6 +53,7 @@ Result<Interpreter> find_interpreter(const InterpreterOptions& options,
   const std::string log = options.directory + "/interpreter.log";
   auto child = WSYNC_TRY(
       Child::start({.command = {program, options.script, "check", "--version", options.version,
+                                "--protocol", std::to_string(control::kProtocolVersion),
                                 "--tensors", fmt::format("{}", fmt::join(options.kinds, ","))},
                     .environment = {},
                     .log_file = log}));

@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "inference_side/engine_link/sidecar_socket.h"
 #include "shared/base/format.h"
 #include "shared/base/liveness.h"
 #include "shared/base/units.h"
@@ -98,12 +99,12 @@ void LinkConnection::handle_timer() {
   if (!socket_.valid())
     connect();
   else if (!confirmed_)
-    disconnect(fmt::format("no welcome within {} ms", limits::kHelloDeadlineMs));
+    disconnect_from_peer(fmt::format("it has not answered within {} ms", limits::kHelloDeadlineMs));
 }
 
 void LinkConnection::connect() {
   auto socket = connect_unix(path_, TimePoint{0});
-  if (!socket) return disconnect(socket.error().message());
+  if (!socket) return disconnect(why_not_connected(path_, socket.error()));
   socket_ = std::move(*socket);
   reader_ = control::FrameReader();
   writer_ = control::FrameWriter();
@@ -136,6 +137,12 @@ void LinkConnection::disconnect(const std::string& why) {
   arm_timer(pause_ms_);
 }
 
+// Until it has welcomed the rank, nobody knows that the peer is a sidecar.
+void LinkConnection::disconnect_from_peer(const std::string& why) {
+  if (confirmed_ || is_refused_) return disconnect(why);
+  disconnect(why_not_welcomed(path_, socket_.get(), why));
+}
+
 void LinkConnection::suspend(const std::string& why) {
   disconnect(why);
   constexpr itimerspec kNever{};
@@ -147,24 +154,30 @@ void LinkConnection::suspend(const std::string& why) {
 void LinkConnection::resume() { arm_timer(0); }
 
 void LinkConnection::receive() {
+  is_receiving_ = true;
+  receive_all();
+  is_receiving_ = false;
+}
+
+void LinkConnection::receive_all() {
   std::vector<std::byte> buffer(kReceiveBytes);
   while (socket_.valid()) {
     std::vector<UniqueFd> fds;
     const auto received = receive_some(socket_.get(), buffer, fds);
-    if (!received) return disconnect(received.error().message());
+    if (!received) return disconnect_from_peer(received.error().message());
     if (*received == 0) return;
     // What the engine has reported before the sidecar sent this. It may end the connection.
     handler_.handle_wake();
     if (!socket_.valid()) return;
     if (auto fed = reader_.feed(std::span(buffer).first(*received), std::move(fds)); !fed)
-      return disconnect(fed.error().message());
+      return disconnect_from_peer(fed.error().message());
     // Handling a frame may end the connection; the frames behind it are then invalid.
     while (socket_.valid()) {
       auto frame = reader_.next();
       if (!frame) {
         handler_.handle_malformed(reader_.refused(), frame.error());
         flush();
-        return disconnect(frame.error().message());
+        return disconnect_from_peer(frame.error().message());
       }
       if (!*frame) break;
       handler_.handle_frame(std::move(**frame));
@@ -175,7 +188,12 @@ void LinkConnection::receive() {
 void LinkConnection::flush() {
   if (!socket_.valid()) return;
   const auto done = writer_.flush(socket_.get());
-  if (!done) return disconnect(done.error().message());
+  if (!done) {
+    // A peer that is no sidecar may have said what it is before it hung up.
+    if (!confirmed_ && !is_receiving_) receive();
+    if (socket_.valid()) disconnect_from_peer(done.error().message());
+    return;
+  }
   if (want_write_ == *done) {
     want_write_ = !*done;
     const std::uint32_t events = want_write_ ? EPOLLIN | EPOLLOUT : EPOLLIN;

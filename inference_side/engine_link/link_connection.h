@@ -92,6 +92,10 @@ class LinkConnection {
   void handle_timer();
   void connect();
   void receive();
+  void receive_all();
+  // As disconnect(); the reason says what listens at the path, unless a sidecar has welcomed or
+  // refused the rank.
+  void disconnect_from_peer(const std::string& why);
 
   const std::string path_;
   LinkHandler& handler_;
@@ -104,6 +108,7 @@ class LinkConnection {
   bool want_write_ = false;  // the socket did not accept everything
   bool confirmed_ = false;   // welcomed on the current connection
   bool is_refused_ = false;  // on the current connection
+  bool is_receiving_ = false;
   std::int64_t backoff_ms_ = 0;
   std::int64_t refused_backoff_ms_ = 0;  // after the last refusal
   std::int64_t pause_ms_ = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "inference_side/engine_link/prepared_version.h"
+#include "inference_side/engine_link/sidecar_socket.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/weights/bucket_plan.h"
@@ -45,21 +46,31 @@ Result<std::unique_ptr<VersionReader>> VersionReader::create(std::string socket_
 Result<> VersionReader::ask(const Choice& choice, TimePoint deadline) {
   const TimePoint soon = std::min(deadline, now() + kAskDeadline);
   if (!link_) {
-    link_ = WSYNC_TRY(control::Link::connect(socket_path_, soon));
+    auto link = control::Link::connect(socket_path_, soon);
+    if (!link) return fail(link.error().code(), why_not_connected(socket_path_, link.error()));
+    link_ = std::move(*link);
+    is_answered_ = false;
     asked_.reset();
   }
   if (asked_ && is_same(*asked_, choice)) return {};
   const control::ReadVersion question{
       .has_step = choice.step.has_value(), .step = choice.step.value_or(0), .after = choice.after};
-  WSYNC_TRY(link_->send({.request = ++request_, .replica = name_}, question, {}, soon));
+  if (const auto sent = link_->send({.request = ++request_, .replica = name_}, question, {}, soon);
+      !sent)
+    return fail(sent.error().code(), why_lost(sent.error()));
   asked_ = choice;
   return {};
 }
 
+// Until it has answered, nobody knows that the peer is a sidecar.
+std::string VersionReader::why_lost(const Error& error) const {
+  if (!is_answered_) return why_not_welcomed(socket_path_, link_->fd(), error.message());
+  return fmt::format("the connection to the sidecar at {} is lost ({})", socket_path_,
+                     error.message());
+}
+
 Error VersionReader::waited(const Choice& choice) const {
-  if (!why_waiting_.empty())
-    return Error(ErrorCode::kDeadline, fmt::format("the sidecar at {} cannot be reached: {}",
-                                                   socket_path_, why_waiting_));
+  if (!why_waiting_.empty()) return Error(ErrorCode::kDeadline, why_waiting_);
   const std::string what =
       choice.step           ? fmt::format("no version of step {} has been staged", *choice.step)
       : choice.after.none() ? std::string("no version has been published")
@@ -110,11 +121,15 @@ Result<Version> VersionReader::open(const Choice& choice, TimePoint deadline) {
     auto frame = link_->receive(deadline);
     if (!frame && frame.error().code() == ErrorCode::kDeadline) return fail(waited(choice));
     if (!frame) {
+      const std::string why = why_lost(frame.error());
       link_.reset();
-      if (frame.error().code() != ErrorCode::kPeerLost) return fail(frame.error());
-      why_waiting_ = frame.error().message();
+      if (frame.error().code() != ErrorCode::kPeerLost) return fail(frame.error().code(), why);
+      why_waiting_ = why;
+      pause_until(deadline);
+      if (now() >= deadline) return fail(waited(choice));
       continue;
     }
+    is_answered_ = true;
     if (const auto* refuse = std::get_if<control::Refuse>(&frame->message)) {
       asked_.reset();
       if (frame->envelope.request == 0) link_.reset();  // the connection itself was refused

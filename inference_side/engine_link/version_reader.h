@@ -55,11 +55,13 @@ class VersionReader {
   [[nodiscard]] Result<> ask(const Choice& choice, TimePoint deadline);
   [[nodiscard]] Result<> map(const control::Prepare& message, std::span<const UniqueFd> fds);
   // What open() waits for, when its deadline has passed.
+  [[nodiscard]] std::string why_lost(const Error& error) const;
   [[nodiscard]] Error waited(const Choice& choice) const;
 
   const std::string socket_path_;
   const std::string name_;
   std::optional<control::Link> link_;
+  bool is_answered_ = false;     // on link_
   std::optional<Choice> asked_;  // on link_, and not answered yet
   std::uint64_t request_ = 0;
   std::string why_waiting_;  // the last failure to reach the sidecar; empty: it was reached

@@ -248,6 +248,26 @@ LockFile::~LockFile() {
   forget_held(fd_.get());
 }
 
+namespace {
+
+// A socket whose lock file nobody holds is left over from a process that has ended, or it belongs
+// to a program that has no lock files.
+Result<> check_nobody_listens(const std::string& path) {
+  const auto socket = connect_unix(path, TimePoint{});
+  const bool is_left = !socket && (socket.error().code() == ErrorCode::kPeerLost ||
+                                   socket.error().code() == ErrorCode::kNotFound);
+  if (is_left) return {};
+  std::string who = "another program has made it";
+  if (const auto peer = socket ? peer_credentials(socket->get()) : fail(socket.error()); peer)
+    who = fmt::format("process {} listens there", peer->pid);
+  return fail(ErrorCode::kBusy,
+              fmt::format("{} is a socket that is not of wsync, and {}: stop that program, or use "
+                          "another path",
+                          path, who));
+}
+
+}  // namespace
+
 Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
   WSYNC_TRY(check_socket_path(path));
   WSYNC_TRY(make_private_directory(parent_of(path)));
@@ -260,6 +280,7 @@ Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
       return fail(
           ErrorCode::kRefused,
           fmt::format("{} exists and is not a socket: remove it, or use another path", path));
+    if (how != Claim::kTakeOver) WSYNC_TRY(check_nobody_listens(path));
     if (::unlink(path.c_str()) != 0 && errno != ENOENT)
       return fail_errno(fmt::format("remove stale socket {}", path), errno);
   } else if (errno != ENOENT) {

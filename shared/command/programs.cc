@@ -45,7 +45,8 @@ Result<std::string> find_wsync_program(std::string_view name) {
   if (auto found = find_program(name)) return std::move(*found);
   return fail(ErrorCode::kNotFound,
               fmt::format("the program {0} is not installed: it is neither in {1} nor in PATH; "
-                          "install the package {0}, or build wsync with it",
+                          "the Python package does not have it: build the tree of wsync, and add "
+                          "the folder of its {0} to PATH",
                           name, own.parent_path().string()));
 }
 

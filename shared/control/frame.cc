@@ -1,5 +1,6 @@
 #include "shared/control/frame.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <iterator>
@@ -45,6 +46,29 @@ Result<std::optional<Frame>> FrameReader::next() {
   return frame;
 }
 
+namespace {
+
+// What a peer that is no process of wsync has sent in place of a frame. Its first bytes are enough,
+// because it may send no more than these. std::nullopt: it may be a frame.
+std::optional<std::string> protocol_of_stranger(std::span<const std::byte> waiting) {
+  ByteWriter magic;
+  magic.put(kMagic);
+  const std::size_t begun =
+      waiting.size() <= kFramePrefixBytes
+          ? 0
+          : std::min(waiting.size() - kFramePrefixBytes, magic.buffer().size());
+  if (std::equal(magic.buffer().begin(),
+                 magic.buffer().begin() + static_cast<std::ptrdiff_t>(begun),
+                 waiting.begin() + kFramePrefixBytes))
+    return std::nullopt;
+  const std::string_view text(reinterpret_cast<const char*>(waiting.data()), waiting.size());
+  if (text.starts_with("HTTP/")) return "HTTP";
+  if (text.front() == '\xff') return "ZeroMQ, as coordinators and commands do";
+  return "another protocol";
+}
+
+}  // namespace
+
 Result<std::optional<Frame>> FrameReader::read_next() {
   if (buffered() < kFramePrefixBytes) {
     // Descriptors must arrive together with the first byte of the frame that announces them.
@@ -55,6 +79,10 @@ Result<std::optional<Frame>> FrameReader::read_next() {
     return std::nullopt;
   }
   const std::span<const std::byte> waiting = std::span(buffer_).subspan(at_);
+  if (const auto protocol = protocol_of_stranger(waiting))
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("frame: the peer speaks {}, and not the protocol of this socket", *protocol));
   ByteReader prefix(waiting);
   const auto message_bytes = prefix.get<std::uint32_t>("length");
   const auto fd_count = prefix.get<std::uint32_t>("descriptors");

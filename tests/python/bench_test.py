@@ -151,6 +151,22 @@ class Refused(Bench):
         self.assertRegex(self.refused(python=python),
                          rf"^--python: {python} has wsync 0.0.9, but this benchmark is of release {RELEASE}")
 
+    def test_a_wheel_of_the_same_release_and_another_protocol(self):
+        """Copies of the wheel under test, of which one says another version, and one none, as older wheels do."""
+        (package,) = glob.glob(os.path.join(os.path.dirname(PYTHON), "..", "lib", "python*", "site-packages", "wsync"))
+        for part in (package, f"{package}.libs"):
+            shutil.copytree(part, os.path.join(self.other, os.path.basename(part)))
+        path = os.path.join(self.other, "wsync", "_native", "__init__.py")
+        with open(path, encoding="utf-8") as file:
+            original = file.read()
+        expected = rf"but this benchmark has the protocol version \d+; expected the wheel of the same build; `{PYTHON} -m pip install"
+        for change, said in (("core.protocol = 7", "the protocol version 7"),
+                             ("del core.protocol", "an older protocol version, which it does not tell")):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"{original}\nfrom . import core\n{change}\n")
+            self.assertRegex(self.refused(PYTHONPATH=self.other),
+                             rf"^--python: {PYTHON} has wsync {RELEASE} with {said}, {expected}")
+
     def test_a_package_that_cannot_be_imported(self):
         metadata = f"Metadata-Version: 2.1\nName: wsync\nVersion: {RELEASE}\n"
         python = self.environment({f"wsync-{RELEASE}.dist-info/METADATA": metadata,

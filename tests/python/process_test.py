@@ -163,6 +163,8 @@ replica = wsync.Replica(socket, "r0", held)
 served = Served(replica)
 publish = p.publish(weights_of(1))
 publish.wait("committed", DEADLINE_S)
+reader = wsync.Reader(socket)
+staged = reader.open(step=1)
 version = p.version()
 view = version.tensor(NAMES[0])
 view[:] = 7
@@ -177,7 +179,22 @@ if child == 0:
         except wsync.Error as failure:
             refused.append(failure.sentence)
     assert len(refused) == 12, refused
-    assert all("process" in sentence for sentence in refused), refused
+    for number, sentence in enumerate(refused):
+        kind, advice = (("Publisher", "send it there what is to be published, or close it there before this process makes a "
+                         "wsync.Publisher of its own") if number < 9 else
+                        ("Replica", "an engine in this process makes a wsync.Replica of its own, with another name"))
+        assert sentence == (f"this wsync.{kind} was made in process {os.getppid()}, and the calling process {os.getpid()} has been "
+                            "forked from it, as workers of a DataLoader and of multiprocessing are: use it in process "
+                            f"{os.getppid()} alone; {advice}"), sentence
+    for call in (lambda: reader.open(step=1, timeout=0), lambda: next(reader.follow())):
+        try:
+            call()
+        except wsync.EngineRefused as failure:
+            assert failure.sentence.startswith(f"this wsync.Reader was made in process {os.getppid()}"), failure.sentence
+        else:
+            raise AssertionError("a reader of the parent was used")
+    assert len(staged.tensors) == len(NAMES)  # of the parent, whose memory is not there
+    staged.close(), reader.close()
     assert view.max() == 0  # the parent's memory is not there, and reading it is no fault
     view[:] = 9
     assert replica.status() == wsync.ReplicaStatus(False, wsync.RankState.LOADING, None, 0)
@@ -190,6 +207,8 @@ if child == 0:
     sys.exit(3)  # with all exit handlers and destructors
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 assert view[0, 0] == 7
+assert all(np.array_equal(staged.tensors[name], weights_of(1)[name]) for name in NAMES)
+reader.close()
 for name in NAMES:
     version.tensor(name)[:] = 5
 version.end().wait("committed", DEADLINE_S)

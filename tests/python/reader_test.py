@@ -115,7 +115,7 @@ class Readers(unittest.TestCase):
             self.assertRaises(wsync.InvalidInput, reader.open, 1, after=version)
         self.assertRaises(wsync.Closed, reader.open)
         with wsync.Reader(self.fleet.path("nobody")) as reader:
-            with self.assertRaisesRegex(wsync.DeadlineExceeded, "the sidecar at .*nobody cannot be reached"):
+            with self.assertRaisesRegex(wsync.DeadlineExceeded, "no sidecar answers at .*/nobody: there is no such file; expected the engine socket of a sidecar"):
                 reader.open(timeout=0.1)
         self.assertRaisesRegex(wsync.InvalidInput, "expected the absolute path", wsync.Reader, "./relative")
         self.assertRaisesRegex(wsync.InvalidInput, "1 to 128 bytes", wsync.Reader, self.socket, "x" * 129)

@@ -3,6 +3,7 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
 import unittest
@@ -90,8 +91,8 @@ class Named(unittest.TestCase):
             with unittest.mock.patch.dict(os.environ, own, clear=True):
                 self.fleet.environment = own
                 self.fleet.run_dir = os.path.join(self.fleet.directory, "wsync")
-                process, socket = self.fleet.sidecar("host0")
-                self.assertEqual(_sidecars.engine_socket("host0", wait_s=DEADLINE_S), socket)
+                process, path = self.fleet.sidecar("host0")
+                self.assertEqual(_sidecars.engine_socket("host0", wait_s=DEADLINE_S), path)
                 process.terminate()
                 process.wait(DEADLINE_S)
         with unittest.mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": "relative"}):
@@ -100,8 +101,8 @@ class Named(unittest.TestCase):
 
     def test_an_adapter_takes_the_name_from_the_environment(self):
         self.assertIn("no sidecar has one there", self.adapter_refused())
-        _, socket = self.fleet.sidecar("host0")
-        self.assertEqual(adapter_settings.read(8000).socket, socket)
+        _, path = self.fleet.sidecar("host0")
+        self.assertEqual(adapter_settings.read(8000).socket, path)
         _, other = self.fleet.sidecar("host1")
         self.assertIn("several sidecars have one: host0, host1", self.adapter_refused())
         with unittest.mock.patch.dict(os.environ, WSYNC_ENGINE_SOCKET="host1"):
@@ -113,6 +114,102 @@ class Named(unittest.TestCase):
         with self.assertRaises(wsync.InvalidInput) as caught:
             adapter_settings.read(8000)
         return caught.exception.sentence
+
+
+ENGINE = """
+import sys
+import numpy as np
+import wsync
+replica = wsync.Replica(sys.argv[1], "r0", {"w": np.zeros(4, np.float32)})
+while True:
+    replica.poll(None)
+"""
+
+
+class Strangers(unittest.TestCase):
+    """What is at a path that is not the engine socket of a sidecar."""
+
+    def setUp(self):
+        self.fleet = self.enterContext(PackageFleet())
+        self.listeners = []
+        self.addCleanup(lambda: [listener.close() for listener in self.listeners])
+
+    def listen(self, name, kind=socket.SOCK_STREAM):
+        self.listeners.append(socket.socket(socket.AF_UNIX, kind))
+        self.listeners[-1].bind(self.fleet.path(name))
+        if kind == socket.SOCK_STREAM:
+            self.listeners[-1].listen()
+        return self.fleet.path(name)
+
+    def left(self, name):
+        path = self.listen(name)
+        self.listeners.pop().close()
+        return path
+
+    def closing(self):
+        path = self.listen("closing")
+
+        def hang_up(listener):
+            try:
+                while True:
+                    listener.accept()[0].close()
+            except OSError:  # the end of the test
+                return
+        threading.Thread(target=hang_up, args=(self.listeners[-1],), daemon=True).start()
+        return path
+
+    def strangers(self):
+        """(path, what is said of it)"""
+        run_dir, directory = self.fleet.run_dir, self.fleet.directory
+        plain = self.fleet.path("plain")
+        with open(plain, "w", encoding="utf-8"):
+            pass
+        listens = rf"process {os.getpid()} \([^)]+\) listens there and does not welcome this one: "
+        start = "start one with `wsync sidecar --set name=host0`$"
+        named = rf"start it with `wsync sidecar --set name=host1 --set run_dir={directory}`$"
+        return ((f"{run_dir}/control", listens + "frame: the peer speaks ZeroMQ, as coordinators and commands do, and not the protocol "
+                 rf"of this socket; expected the engine socket of a sidecar, .*: {run_dir} has host.engines$"),
+                (f"{run_dir}/control.http", listens + rf"frame: the peer speaks HTTP, .*: {run_dir} has host.engines$"),
+                (f"{run_dir}/absent.engines", rf"there is no such file; .*: {run_dir} has host.engines$"),
+                (self.fleet.path("absent"), f"there is no such file; .*: {start}"),
+                (self.fleet.path("host1.engines"), f"there is no such file; .*: {named}"),
+                (plain, f"it is a file and not a socket; .*: {start}"),
+                (run_dir, f"it is a directory; .*: {start}"),
+                (self.left("left"), f"its socket is left over from a process that has ended; .*: {start}"),
+                (self.listen("datagrams", socket.SOCK_DGRAM), f"connect to .*: Protocol wrong type for socket; .*: {start}"),
+                (self.closing(), listens + f"the peer closed the connection; .*: {start}"))
+
+    def test_an_engine_says_what_is_there_and_what_to_do(self):
+        self.fleet.sidecar()
+        self.enterContext(self.fleet.publisher(**{"http.address": "auto"}))
+        begun = [(path, said, self.fleet.program(ENGINE, path)) for path, said in self.strangers()]
+        silent = self.listen("silent")
+        begun.append((silent, r"process \d+ \([^)]+\) listens there and does not welcome this one: it has not answered within 5000 ms; ",
+                      self.fleet.program(ENGINE, silent)))
+        for path, said, engine in begun:
+            until(lambda: "no sidecar answers" in self.fleet.said(engine), f"what the engine at {path} says")
+            line = self.fleet.said(engine).splitlines()[0].removesuffix("; trying again")
+            self.assertRegex(line, rf"r0 rank 0: no sidecar answers at {path}: {said}")
+            self.assertIsNone(engine.poll())  # it goes on trying
+
+    def test_a_reader_says_what_is_there_and_what_to_do(self):
+        self.fleet.sidecar()
+        self.enterContext(self.fleet.publisher(**{"http.address": "auto"}))
+        for path, said in self.strangers():
+            with self.assertRaises((wsync.DeadlineExceeded, wsync.EngineRefused, wsync.Refused)) as caught, wsync.Reader(path) as reader:
+                reader.open(step=1, timeout=0.1)
+            self.assertRegex(caught.exception.sentence, rf"no sidecar answers at {path}: {said}")
+
+    def test_a_trainer_does_not_take_the_socket_of_another_process(self):
+        sidecar, engines = self.fleet.sidecar()
+        other = self.listen("other")
+        for path, said in ((engines, rf"{engines} is held by process {sidecar.pid}: stop it, or use another path"),
+                           (other, rf"{other} is a socket that is not of wsync, and process {os.getpid()} listens there: stop that "
+                                   "program, or use another path")):
+            with self.assertRaises(wsync.Busy) as caught:
+                self.fleet.publisher(listen=f"ipc://{path}")
+            self.assertRegex(caught.exception.sentence, f"the coordinator's address: {said}")
+            self.assertTrue(os.path.exists(path))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Tensors of torch. Run by tests/reference/run.sh, in an environment that has torch; it is left out where torch is missing."""
 import collections
 import gc
+import os
 import sys
 import unittest
 import unittest.mock
@@ -9,6 +10,7 @@ import weakref
 import numpy as np
 import wsync
 from package_fleet import DEADLINE_S, PackageFleet
+from wsync import _device_memory
 
 try:
     import torch
@@ -283,8 +285,9 @@ class Torch(unittest.TestCase):
             def __getitem__(self, index):
                 try:
                     publisher.check()
-                except wsync.InvalidInput:
-                    return index  # a worker
+                except wsync.InvalidInput as failure:
+                    said = f"this wsync.Publisher was made in process {os.getppid()}, and the calling process {os.getpid()} has been "
+                    return index if failure.sentence.startswith(said + "forked from it, as workers of a DataLoader") else -2
                 return -1
 
         loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
@@ -335,6 +338,39 @@ class Torch(unittest.TestCase):
         version.publish.wait(timeout=DEADLINE_S)
         self.assertTrue(torch.equal(held["a"], weights.to(torch.bfloat16)))
         self.assertEqual(memory.abs().max(), 0)
+
+    def test_a_tensor_inside_of_a_transform_of_torch_func_is_named(self):
+        weights = {"plain": torch.ones(3), "mapped": torch.ones(4, 3)}
+
+        def inside(mapped):
+            for tensors in ({"plain": weights["plain"], "mapped": mapped}, {"mapped": mapped.t()}, {"mapped": mapped * 2}):
+                with self.assertRaises(wsync.InvalidInput) as caught:
+                    self.publisher.publish(tensors)
+                self.assertEqual(caught.exception.tensor, "mapped")
+                self.assertIn("tensor mapped was made inside of a transform of torch.func (such as vmap or grad): it is a functorch "
+                              "wrapper of another tensor and has no memory of its own. Return it", caught.exception.sentence)
+                with self.assertRaises(wsync.InvalidInput) as caught, self.publisher.version() as version:
+                    version.put("mapped", mapped)
+                self.assertIn("functorch wrapper", caught.exception.sentence)
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                wsync.Replica(self.socket, "r1", {"mapped": mapped})
+            self.assertIn("functorch wrapper", caught.exception.sentence)
+            return mapped.sum()
+        self.assertTrue(torch.equal(torch.func.vmap(inside)(torch.ones(4, 3, 2)), torch.full((4,), 6.0)))
+        torch.func.grad(inside)(torch.ones(4, 3))
+        self.publisher.publish(weights, step=1)  # after another publish of the same names
+        torch.func.vmap(lambda mapped: self.assertRaises(wsync.InvalidInput, self.publisher.publish,
+                                                         weights | {"mapped": mapped}) or mapped)(torch.ones(2, 4, 3))
+        self.publisher.publish(weights, step=2)
+
+    def test_a_view_on_a_gpu_whose_values_are_not_its_bytes_says_how_to_resolve_it(self):
+        complex_one = torch.randn(4, dtype=torch.complex64)
+        for view, kind, advice in ((complex_one.conj(), "conjugated", ".resolve_conj()"),
+                                   (complex_one.conj().imag, "negated", ".resolve_neg()")):
+            with self.assertRaises(wsync.InvalidInput) as caught:
+                _device_memory._of_torch(torch, view)
+            self.assertTrue(caught.exception.args[0].endswith(f"is a {kind} view, whose values are not what is in its memory; give "
+                                                              f"tensor{advice}"), caught.exception)
 
     def test_what_cannot_be_published(self):
         for tensor, word in ((torch.zeros(2, device="meta"), "meta"), (torch.eye(3).to_sparse(), "sparse"),

@@ -45,14 +45,14 @@ class Programs(unittest.TestCase):
             self.assertEqual(found.returncode, 2, found.stdout + found.stderr)
             self.assertIn(f"wsync {word}: ", found.stderr)
 
-    def test_one_that_is_not_there_is_named_with_its_package(self):
+    def test_one_that_is_not_there_is_named_with_what_to_do(self):
         for word, program in OTHERS.items():
             missing = run(self.alone, word, "--help", path=self.elsewhere)
             self.assertEqual((missing.returncode, missing.stdout), (2, ""), word)
             self.assertEqual(missing.stderr,
                              f"wsync {word}: the program {program} is not installed: it is neither in "
-                             f"{os.path.dirname(os.path.realpath(self.alone))} nor in PATH; install the package {program}, "
-                             "or build wsync with it\n")
+                             f"{os.path.dirname(os.path.realpath(self.alone))} nor in PATH; the Python package does not have it: "
+                             f"build the tree of wsync, and add the folder of its {program} to PATH\n")
             told = json.loads(run(self.alone, word, "--json", path=self.elsewhere).stdout)
             self.assertEqual((told["command"], told["ok"], told["error"]["code"]), (word, False, "not_found"))
         # The demonstration needs other programs too, and begins nothing without them.

@@ -4,6 +4,8 @@
 #include <condition_variable>
 #include <mutex>
 #include <pthread.h>
+#include <string>
+#include <unistd.h>
 
 namespace nb = nanobind;
 
@@ -30,6 +32,15 @@ void raise(const Failure& failure) {
 
 void raise_if(const Failure& failure) {
   if (failure) raise(failure);
+}
+
+Failure forked(int code, const std::string& what, pid_t home, const std::string& advice) {
+  const std::string number = std::to_string(home);
+  return {code, "this " + what + " was made in process " + number + ", and the calling process " +
+                    std::to_string(::getpid()) +
+                    " has been forked from it, as workers of a DataLoader and of multiprocessing "
+                    "are: use it in process " +
+                    number + " alone; " + advice};
 }
 
 WithoutGil::WithoutGil() {

@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 #include <optional>
 #include <string>
+#include <sys/types.h>
 
 namespace wsync::python {
 
@@ -28,6 +29,10 @@ inline constexpr int kEngineRefused = 101;  // libwsync_engine gives a sentence 
 // Throws the Python exception for a failure (wsync/_errors.py).
 [[noreturn]] void raise(const Failure& failure);
 void raise_if(const Failure& failure);
+
+// The failure of a call in a process that has been forked from `home`, which has made the object.
+// `what` is the class of Python, and `advice` what to do in the forked process.
+Failure forked(int code, const std::string& what, pid_t home, const std::string& advice);
 
 // The time after which a call that waits looks for a signal (Ctrl-C), a close() and the end of the
 // interpreter.

@@ -9,12 +9,14 @@
 #include "deploy/python/extension/reader.h"
 #include "deploy/python/extension/trainer.h"
 #include "deploy/python/extension/weight_directory.h"
+#include "shared/control/envelope.h"
 
 namespace nb = nanobind;
 
 NB_MODULE(core, module) {
   module.doc() = "The C APIs of wsync, for the modules of this package alone.";
   module.attr("version") = WSYNC_VERSION;
+  module.attr("protocol") = wsync::control::kProtocolVersion;
   // At exit, objects of this module may be alive in other modules: that is no leak to report.
   nb::set_leak_warnings(false);
   wsync::python::bind_memory(module);

@@ -77,7 +77,7 @@ Failure PolledEngine::attach() {
 }
 
 Failure PolledEngine::check() {
-  if (!is_here()) return failure_of(wsync_engine_poll(engine_, 0));
+  if (!is_here()) return is_forked();
   const std::lock_guard lock(mutex_);
   if (is_closing_) return {kClosed, "the replica has been closed"};
   if (!is_running_) return {kEngineRefused, "the replica is not attached"};
@@ -115,10 +115,7 @@ void PolledEngine::end_poll_early() {
 }
 
 PolledEngine::Next PolledEngine::next_call() {
-  if (!is_here())
-    return {.has_ended = true,
-            .failure = failure_of(wsync_engine_poll(engine_, 0)),
-            .call = std::nullopt};
+  if (!is_here()) return {.has_ended = true, .failure = is_forked(), .call = std::nullopt};
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kSlice,
                     [&] { return has_polled_ || is_closing_ || (call_ && !is_taken_); });

@@ -158,6 +158,11 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   }
   int fd() const { return fd_; }
   bool is_here() const { return ::getpid() == home_; }
+  // Of every call in a forked child.
+  Failure is_forked() const {
+    return forked(kEngineRefused, "wsync.Replica", home_,
+                  "an engine in this process makes a wsync.Replica of its own, with another name");
+  }
   bool is_closed() {
     const std::lock_guard lock(mutex_);
     return is_closing_;

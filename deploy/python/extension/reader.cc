@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unistd.h>
 
 #include "deploy/python/extension/calls.h"
 #include "inference_side/engine_link/wsync/reader.h"
@@ -29,7 +30,9 @@ class Reader {
                                     "': expected the absolute path of a sidecar's engine socket "
                                     "(at most 107 bytes), and a name of 1 to 128 bytes"});
   }
-  ~Reader() { destroy(); }
+  ~Reader() {
+    if (is_here()) destroy();
+  }
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
@@ -38,6 +41,7 @@ class Reader {
   std::optional<std::tuple<std::uint32_t, std::uint64_t>> open(std::optional<std::uint64_t> step,
                                                                std::uint32_t after_epoch,
                                                                std::uint64_t after_step) {
+    check_home();
     const wsync_reader_want want{.has_step = step ? 1 : 0,
                                  .step = step.value_or(0),
                                  .after = {.epoch = after_epoch, .step = after_step}};
@@ -71,6 +75,7 @@ class Reader {
 
   // [(name, dtype, shape, address, bytes)] of the open version.
   nb::list tensors() {
+    check_home();
     nb::list list;
     const std::lock_guard lock(mutex_);
     std::uint32_t count = 0;
@@ -91,19 +96,27 @@ class Reader {
   }
 
   void close_version() {
+    if (!is_here()) return;
     const WithoutGil unlocked;
     const std::lock_guard lock(mutex_);
     if (reader_ != nullptr) wsync_reader_close(reader_);
   }
 
   void close() {
-    if (is_ending()) return;
+    if (is_ending() || !is_here()) return;
     const WithoutGil unlocked;
     destroy();
   }
   bool is_closed() const { return is_closing_; }
 
  private:
+  // The locks of a child may be held by threads that it does not have.
+  bool is_here() const { return ::getpid() == home_; }
+  void check_home() const {
+    if (!is_here())
+      raise(forked(kEngineRefused, "wsync.Reader", home_,
+                   "this process may make a wsync.Reader of its own"));
+  }
   void destroy() {
     is_closing_ = true;  // open() would take the lock again and again
     const std::lock_guard lock(mutex_);
@@ -111,6 +124,7 @@ class Reader {
     reader_ = nullptr;
   }
 
+  const pid_t home_ = ::getpid();
   std::atomic<bool> is_closing_ = false;
   std::mutex mutex_;  // for reader_; in no call with the GIL for long
   wsync_reader* reader_;

@@ -234,7 +234,7 @@ class Draft {
 
   Failure while_open(const std::string& name,
                      const std::function<wsync_code(wsync_trainer*)>& use) {
-    if (!handle_->is_here()) return handle_->call(use);
+    if (!handle_->is_here()) return handle_->is_forked();
     {
       const std::lock_guard lock(mutex_);
       if (is_closed_)

@@ -11,9 +11,8 @@ Failure failure_of(wsync_code code) {
 }
 
 Failure Handle::call(const Use& use, Token& token) {
-  // The locks of a child may be held by threads that it does not have. The library itself refuses
-  // the call there.
-  if (!is_here()) return failure_of(use(trainer_));
+  // The locks of a child may be held by threads that it does not have.
+  if (!is_here()) return is_forked();
   {
     const std::lock_guard lock(mutex_);
     if (is_closed_) return closed();

@@ -51,6 +51,12 @@ class Handle {
     return is_closed_;
   }
 
+  // Of every call in a forked child.
+  Failure is_forked() const {
+    return forked(WSYNC_INVALID_INPUT, "wsync.Publisher", home_,
+                  "send it there what is to be published, or close it there before this process "
+                  "makes a wsync.Publisher of its own");
+  }
   static Failure closed() { return {kClosed, "the publisher has been closed"}; }
 
  private:

@@ -51,7 +51,13 @@ def _of_torch(torch: Any, tensor: Any) -> DeviceMemory:
     dtype = _NAME_OF_WORD.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise InvalidInput(f"the dtype {tensor.dtype} has no name in safetensors")
-    if tensor.layout != torch.strided or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if tensor.is_conj() or tensor.is_neg():
+        is_both = tensor.is_conj() and tensor.is_neg()
+        kind = "conjugated and negated" if is_both else "conjugated" if tensor.is_conj() else "negated"
+        advice = ".resolve_conj()" * tensor.is_conj() + ".resolve_neg()" * tensor.is_neg()
+        raise InvalidInput(f"a tensor on {tensor.device} with the shape {list(tensor.shape)} is a {kind} view, whose values are not what "
+                           f"is in its memory; give tensor{advice}")
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise InvalidInput(f"a tensor on {tensor.device} with the shape {list(tensor.shape)} is not contiguous in row-major order; "
                            "give tensor.contiguous()")
     return DeviceMemory(tensor.data_ptr(), tensor.device.index, dtype, tuple(tensor.shape),

@@ -144,8 +144,18 @@ def copyable(tensor: Any) -> Any:
     return tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()
 
 
+def _is_wrapper(torch: Any, tensor: Any) -> bool:
+    """Whether it is a tensor of torch.func, such as vmap and grad pass it to a function: it has no memory of its own."""
+    check = getattr(getattr(getattr(torch, "_C", None), "_functorch", None), "is_functorch_wrapped_tensor", None)
+    return check is not None and check(tensor)
+
+
 def _read_torch(name: str, tensor: Any, writable: bool) -> tuple:
     torch = sys.modules["torch"]
+    if _is_wrapper(torch, tensor):
+        raise InvalidInput(f"tensor {name} was made inside of a transform of torch.func (such as vmap or grad): it is a functorch wrapper "
+                           "of another tensor and has no memory of its own. Return it from the function that is transformed, and give "
+                           "what the transform returns", tensor=name)
     if hasattr(tensor, "to_local") or hasattr(tensor, "full_tensor"):
         raise InvalidInput(f"tensor {name} is a {type(tensor).__name__}: give its local part as wsync.Shard(tensor.to_local(), "
                            "shape, ranges), or tensor.full_tensor()", tensor=name)
@@ -225,13 +235,16 @@ def describe_all(tensors: Union[Mapping, Iterable], describe_one: Optional[Calla
         if kind in tensor_types:
             dtype = _TORCH_DTYPES.get(given.dtype)
             if dtype is not None and given.layout is strided and given.is_contiguous() and not given.is_neg():
-                if given.is_cpu:
-                    described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), None, 0)))
-                    continue
-                if given.is_cuda and describe_one is not None:
-                    gpu = given.device.index
-                    described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), gpu, 0)))
-                    continue
+                try:
+                    if given.is_cpu:
+                        described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), None, 0)))
+                        continue
+                    if given.is_cuda and describe_one is not None:
+                        gpu = given.device.index
+                        described.append(make(Described, (name, dtype, given.shape, (), given, given.data_ptr(), gpu, 0)))
+                        continue
+                except RuntimeError:  # it has no memory: what describes one tensor says why
+                    pass
         elif (kind is np.ndarray or kind is Array) and given.flags.c_contiguous:
             dtype = _NAME_OF.get(given.dtype) if kind is np.ndarray or given._raw_name is None else given.dtype_name
             if dtype in _NUMPY or dtype in _RAW:

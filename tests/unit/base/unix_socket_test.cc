@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -117,6 +118,34 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   EXPECT_TRUE(connect_unix(path(), soon()).has_value());
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+TEST_F(UnixSocket, TheSocketOfAnotherProgramIsNotTaken) {
+  const auto socket_at = [&](const std::string& at, int type) {
+    UniqueFd made(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::copy(at.begin(), at.end(), address.sun_path);
+    EXPECT_EQ(::bind(made.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return made;
+  };
+  const auto busy = [&](const std::string& at, const std::string& who) {
+    const auto refused = ListeningSocket::bind(at);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kBusy);
+    EXPECT_EQ(refused.error().message(),
+              fmt::format("{} is a socket that is not of wsync, and {}: stop that program, or use "
+                          "another path",
+                          at, who));
+    EXPECT_TRUE(std::filesystem::exists(at));
+    EXPECT_FALSE(std::filesystem::exists(at + ".lock"));
+  };
+  UniqueFd other = socket_at(path(), SOCK_STREAM);
+  ASSERT_EQ(::listen(other.get(), 1), 0);
+  busy(path(), fmt::format("process {} listens there", ::getpid()));
+  other.reset();
+  EXPECT_TRUE(ListeningSocket::bind(path()).has_value()) << "it is left over";
+  const UniqueFd datagrams = socket_at(path("datagrams"), SOCK_DGRAM);
+  busy(path("datagrams"), "another program has made it");
 }
 
 TEST_F(UnixSocket, AForkedChildIsToldThatItsParentHoldsThePath) {

@@ -2,6 +2,7 @@
 from typing import Any, Optional
 
 version: str
+protocol: int  # the version of the protocol that it speaks with other processes
 
 class Memory:
     """A second mapping of a version's memory, with the buffer protocol."""
