@@ -49,6 +49,8 @@ struct EngineRank {
   Digest tensors_key;
   Digest layout_sent;
   Digest layout_fits;  // the last layout that was compared with `tensors` and fits them
+  // The versions that it has declined, and why.
+  std::map<Version, std::string> declined;
   // For each version: its load plan if Prepare was sent, otherwise the reason why the rank cannot
   // load it.
   std::map<Version, Result<std::shared_ptr<const PreparedLoad>>> prepared;

@@ -96,8 +96,10 @@ bool VersionPreparation::remove(const Version& version, const Ranks& ranks) {
   cache_->forget(version);
   patches_->forget(version);
   if (device_staging_) device_staging_->remove(version);
-  for (const auto& rank : ranks)
+  for (const auto& rank : ranks) {
+    rank->declined.erase(version);
     if (rank->prepared.erase(version) != 0) rank->send(0, control::Release{version});
+  }
   return true;
 }
 
@@ -192,7 +194,17 @@ void VersionPreparation::handle(const std::shared_ptr<EngineRank>& rank,
   if (prepared.failure.empty()) return;
   log_warning("engine {} rank {} cannot load {}: {}", rank->replica, rank->rank,
               prepared.version.to_string(), prepared.failure);
-  if (const auto found = rank->prepared.find(prepared.version); found != rank->prepared.end())
+  mark_unloadable(*rank, prepared);
+}
+
+void VersionPreparation::declined(const std::shared_ptr<EngineRank>& rank,
+                                  const control::Prepared& prepared) {
+  answered(rank, &prepared.version);
+  mark_unloadable(*rank, prepared);
+}
+
+void VersionPreparation::mark_unloadable(EngineRank& rank, const control::Prepared& prepared) {
+  if (const auto found = rank.prepared.find(prepared.version); found != rank.prepared.end())
     found->second = fail(ErrorCode::kRefused, prepared.failure);
 }
 
