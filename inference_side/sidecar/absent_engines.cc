@@ -14,9 +14,9 @@ void AbsentEngines::add(const std::string& replica, std::uint32_t rank, Absent a
 }
 
 bool AbsentEngines::refused(const std::string& replica, std::uint32_t rank, const std::string& why,
-                            TimePoint at) {
+                            TimePoint at, std::uint64_t pid) {
   const auto known = ranks_.find({replica, rank});
-  Absent refused{.why = "was refused: " + why, .at = at, .connection = {}};
+  Absent refused{.why = "was refused: " + why, .at = at, .pid = pid, .connection = {}};
   const bool is_news = known == ranks_.end() || !is_reported(known->second, at) ||
                        known->second.connection || known->second.why != refused.why;
   add(replica, rank, std::move(refused));
@@ -36,7 +36,45 @@ void AbsentEngines::starting(const StartingRank& rank, TimePoint at) {
            rank.is_suspended ? "it has its memory again" : "its memory is allocated"),
        .world_size = rank.world_size,
        .at = at,
+       .pid = rank.pid,
        .connection = rank.id});
+}
+
+bool AbsentEngines::process_ended(const std::string& replica, std::uint32_t rank,
+                                  std::uint64_t pid) {
+  const auto known = ranks_.find({replica, rank});
+  if (known == ranks_.end() || known->second.connection || known->second.pid != pid) return false;
+  ranks_.erase(known);
+  return true;
+}
+
+Result<> AbsentEngines::check_forget(const std::string& replica) const {
+  bool is_known = false;
+  for (const auto& [name, absent] : ranks_) {
+    if (name.first != replica) continue;
+    is_known = true;
+    if (absent.connection)
+      return fail(ErrorCode::kRefused, fmt::format("replica '{}' rank {} {}: stop its engine first",
+                                                   replica, name.second, absent.why));
+    if (absent.pid != 0)
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("replica '{}' rank {} was refused, and its process {} tries to attach "
+                      "again and again: stop that process first",
+                      replica, name.second, absent.pid));
+  }
+  if (is_known) return {};
+  return fail(ErrorCode::kNotFound, fmt::format("no engine of a replica '{}' is absent", replica));
+}
+
+void AbsentEngines::forget(const std::string& replica) {
+  std::erase_if(ranks_, [&](const auto& entry) { return entry.first.first == replica; });
+}
+
+std::set<std::string> AbsentEngines::replicas() const {
+  std::set<std::string> names;
+  for (const auto& [name, absent] : ranks_) names.insert(name.first);
+  return names;
 }
 
 bool AbsentEngines::ended(reload::EngineId id) {

@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "inference_side/reload/weight_pipeline.h"
 #include "shared/base/clock.h"
+#include "shared/base/error.h"
 #include "shared/control/messages.h"
 
 namespace wsync::agent {
@@ -30,10 +32,13 @@ struct StartingRank {
 
 class AbsentEngines {
  public:
-  // A rank was refused. `why`: the sentence that it was sent. Returns whether that is news: the
-  // same rank has not been refused for the same reason within kept_for().
-  bool refused(const std::string& replica, std::uint32_t rank, const std::string& why,
-               TimePoint at);
+  // A rank was refused. `why`: the sentence that it was sent. `pid`: its process, if
+  // process_ended() will be called for it, otherwise 0. Returns whether that is news: the same rank
+  // has not been refused for the same reason within kept_for().
+  bool refused(const std::string& replica, std::uint32_t rank, const std::string& why, TimePoint at,
+               std::uint64_t pid = 0);
+  // The process of a refused rank has ended. Returns whether it was still reported.
+  bool process_ended(const std::string& replica, std::uint32_t rank, std::uint64_t pid);
   // Whether the last that is known of the rank is a refusal.
   [[nodiscard]] bool was_refused(const std::string& replica, std::uint32_t rank) const;
   void starting(const StartingRank& rank, TimePoint at);
@@ -42,12 +47,19 @@ class AbsentEngines {
   // It has attached. `is_on_trial`: its version is still being prepared, and it may be refused
   // again, so an earlier refusal is kept.
   void attached(const std::string& replica, std::uint32_t rank, bool is_on_trial = false);
+  // Whether the ranks of this replica may be forgotten. kNotFound: none is known. kRefused: the
+  // process of one of them lives, and would be reported again.
+  [[nodiscard]] Result<> check_forget(const std::string& replica) const;
+  void forget(const std::string& replica);
+  // Names of the replicas that are known, reported or not.
+  [[nodiscard]] std::set<std::string> replicas() const;
   // Adds the starting ranks, and the refusals of the last kept_for(), to the reports: to the reason
   // of a replica that lacks ranks, or as an absent replica of its own.
   void add_to(std::vector<control::ReplicaReport>& reports, TimePoint now) const;
   // The same ranks, as the results of a verification.
   [[nodiscard]] std::vector<control::VerifyRank> unverified(TimePoint now) const;
-  // The process of a refused engine may have ended, so it is not reported for ever.
+  // A refused engine whose process cannot be watched may have ended, so it is not reported for
+  // ever.
   [[nodiscard]] static constexpr std::chrono::minutes kept_for() {
     return std::chrono::minutes(10);
   }
@@ -57,10 +69,11 @@ class AbsentEngines {
     std::string why;  // completes "rank 0 ..."
     std::uint32_t world_size = 1;
     TimePoint at{};
+    std::uint64_t pid = 0;  // of a process whose end is told, or of a starting one; 0: not known
     std::optional<reload::EngineId> connection;  // of a starting rank
   };
   [[nodiscard]] static bool is_reported(const Absent& rank, TimePoint now) {
-    return rank.connection || now - rank.at <= kept_for();
+    return rank.connection || rank.pid != 0 || now - rank.at <= kept_for();
   }
   void add(const std::string& replica, std::uint32_t rank, Absent absent);
 

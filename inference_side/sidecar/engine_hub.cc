@@ -40,6 +40,14 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
     : loop_(loop),
       options_(std::move(options)),
       on_rank_(std::move(on_rank)),
+      refused_processes_(
+          loop,
+          [this](const std::string& replica, std::uint32_t rank, pid_t pid) {
+            if (!absent_.process_ended(replica, rank, static_cast<std::uint64_t>(pid))) return;
+            log_info("engine {} rank {} was refused, and its process {} has ended", replica, rank,
+                     pid);
+            absent_changed();
+          }),
       readback_worker_(loop,
                        WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount}),
       readback_(loop, readback_worker_,
@@ -225,9 +233,12 @@ void EngineHub::detach(const std::shared_ptr<EngineRank>& rank, const std::strin
 }
 
 void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
-  // It tries again and again. The refusal stays in the status.
-  if (absent_.refused(rank.replica, rank.rank, refusal.reason, now()))
+  // It tries again and again. The refusal stays in the status as long as its process lives.
+  const auto pid = static_cast<std::uint64_t>(refused_processes_.watch(rank));
+  if (absent_.refused(rank.replica, rank.rank, refusal.reason, now(), pid))
     log_warning("engine refused: {}", refusal.reason);
+  if (!absent_.was_refused(rank.replica, rank.rank))  // there are too many
+    refused_processes_.forget(rank.replica, rank.rank);
   absent_changed();
   rank.refused = true;
   rank.send(0, control::Refuse{.reason = std::move(refusal.reason),
@@ -241,6 +252,11 @@ Refusal EngineHub::declined_refusal(const EngineRank& rank, const Version& versi
               "every engine of that model has ended",
               rank.replica, rank.rank, version.to_string(), rank.declined.at(version)),
           .problems = {}};
+}
+
+void EngineHub::forget_absent(const std::string& replica) {
+  absent_.forget(replica);
+  absent_changed();
 }
 
 void EngineHub::refuse_misfits() {
@@ -494,6 +510,7 @@ void EngineHub::announce_unprepared(const std::string& replica) {
 void EngineHub::announce_attached(EngineRank& rank) {
   if (!rank.attached || !rank.held_back) return;
   absent_.attached(rank.replica, rank.rank);
+  refused_processes_.forget(rank.replica, rank.rank);
   reload::RankAttached hello = *std::exchange(rank.held_back, std::nullopt);
   for (const Version& version : preparation_->versions())
     if (auto unfit = check_fit(rank, version, *preparation_->find(version)->manifest()))

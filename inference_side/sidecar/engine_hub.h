@@ -3,6 +3,7 @@
 //
 //   EngineRegistry      which ranks are attached, and which hello is refused
 //   AbsentEngines       which others are known: those that were refused, and those that start
+//   RefusedProcesses    tells when the process of a refused engine has ended
 //   LoadDriver          which loads wait, and which run together on the devices (LoadQueue)
 //   VersionPreparation  prepares ranks and devices for a version before a pause
 //   LoadedSums          compares what the ranks of a replica have loaded with the version
@@ -38,6 +39,7 @@
 #include "inference_side/sidecar/load_driver.h"
 #include "inference_side/sidecar/loaded_sums.h"
 #include "inference_side/sidecar/readback.h"
+#include "inference_side/sidecar/refused_processes.h"
 #include "inference_side/sidecar/scrubbing.h"
 #include "inference_side/sidecar/version_preparation.h"
 #include "inference_side/sidecar/version_readers.h"
@@ -100,6 +102,8 @@ class EngineHub {
   // Which ranks are attached, and how they differ from a layout.
   [[nodiscard]] const EngineRegistry& registry() const noexcept { return *registry_; }
   [[nodiscard]] const AbsentEngines& absent() const noexcept { return absent_; }
+  // As AbsentEngines::forget(), if AbsentEngines::check_forget() permits it.
+  void forget_absent(const std::string& replica);
   // Tells the replicas which of their ranks this version does not fit, if there are any.
   void notify_unfit(const Version& version, const Manifest& manifest);
   // The version can be loaded from now on. `on_ready`, `changes`: see VersionPreparation::add.
@@ -195,6 +199,7 @@ class EngineHub {
   EngineLiveness liveness_;
   std::map<std::string, Digest> covered_;  // by replica: the last layout that all of its ranks take
   AbsentEngines absent_;
+  RefusedProcesses refused_processes_;
   LoadedSums loaded_sums_;
   std::unique_ptr<EngineDevices> devices_;  // null: unified
   std::unique_ptr<EngineRegistry> registry_;

@@ -437,16 +437,21 @@ control::ForgetReply SidecarAgent::forget(const control::Forget& what) {
     return {.reason = fmt::format(
                 "a sidecar forgets only replicas ({}/REPLICA); only its coordinator can forget it",
                 config_.name)};
-  if (const Result<> may = sidecar_->check_forget(what.replica); !may) {
-    std::string reason = may.error().message();
-    if (may.error().code() == ErrorCode::kNotFound) {
-      std::set<std::string> known;
-      for (const auto& [name, replica] : sidecar_->replicas()) known.insert(name);
-      reason += config::known_names(what.replica, known);
-    }
-    return {.reason = std::move(reason)};
+  // A replica may be known by engines that were refused, by those that were attached, or by both.
+  const Result<> absent = hub_->absent().check_forget(what.replica);
+  const Result<> may = sidecar_->check_forget(what.replica);
+  const auto is_known = [](const Result<>& check) {
+    return check || check.error().code() != ErrorCode::kNotFound;
+  };
+  if (!is_known(absent) && !is_known(may)) {
+    std::set<std::string> known = hub_->absent().replicas();
+    for (const auto& [name, replica] : sidecar_->replicas()) known.insert(name);
+    return {.reason = may.error().message() + config::known_names(what.replica, known)};
   }
-  step(staging::ForgetReplica{what.replica});
+  for (const Result<>& check : {may, absent})
+    if (!check && is_known(check)) return {.reason = check.error().message()};
+  if (absent) hub_->forget_absent(what.replica);
+  if (may) step(staging::ForgetReplica{what.replica});
   return {.ok = true};
 }
 

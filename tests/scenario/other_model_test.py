@@ -14,11 +14,17 @@ MISFIT = "does not fit the model that is served: "
 
 
 class ModelFleet(PluginFleet):
-    def __init__(self):
+    def __init__(self, around=()):
+        """`around`: a command that runs the sidecar."""
         super().__init__(WSYNC, TRAINER_RANK)
         self.old = self.checkpoint("old", 1)
         self.new = self.checkpoint("new", 2, size="8MiB")
-        self.sidecar_process, self.engines = self.sidecar("s0")
+        if not around:
+            self.sidecar_process, self.engines = self.sidecar("s0")
+            return
+        self.sidecar_process = self.program(None, *around, WSYNC, "sidecar", "--set", "name=s0")
+        self.engines = os.path.join(self.run_dir, "s0.engines")
+        self.until(lambda: os.path.exists(self.engines), "the socket of the sidecar")
 
     def known(self):
         """The replicas as the sidecar knows them, without a coordinator."""
@@ -106,6 +112,37 @@ class OtherModel(unittest.TestCase):
             fleet.refused_engine("a", fleet.old)
             code, answer = fleet.ask("verify")
             self.assertEqual(code, 0, answer)
+
+    def test_who_was_refused_is_reported_as_long_as_its_process_lives(self):
+        with ModelFleet() as fleet:
+            fleet.serve_old()
+            refused = fleet.refused_engine("b", fleet.new)
+            code, answer = fleet.ask("forget", "s0/b")
+            self.assertEqual(code, 1, answer)
+            self.assertEqual(answer["result"]["reason"],
+                             f"replica 'b' rank 0 was refused, and its process {refused.pid} tries to attach again and again: stop "
+                             "that process first")
+            refused.kill()
+            refused.wait(DEADLINE_S)
+            fleet.until(lambda: "b" not in fleet.known(), "a status of the sidecar without it")
+            fleet.until(lambda: "b" not in fleet.replicas(), "a status of the coordinator without it")
+            code, answer = fleet.ask("forget", "s0/b")
+            self.assertEqual(code, 1, answer)
+            self.assertIn("knows no replica 'b'; did you mean 'a'? it knows a", answer["result"]["reason"])
+
+    def test_who_was_refused_from_another_namespace_is_forgotten_on_request(self):
+        with ModelFleet(["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]) as fleet:
+            fleet.serve_old()
+            refused = fleet.refused_engine("b", fleet.new)
+            refused.kill()
+            refused.wait(DEADLINE_S)
+            fleet.until(lambda: MISFIT in fleet.replicas().get("b", {}).get("reason", ""), "the coordinator's word of it")
+            code, answer = fleet.ask("forget", "s0/x")
+            self.assertIn("it knows a, b", answer["result"]["reason"])
+            code, answer = fleet.ask("forget", "s0/b")
+            self.assertEqual(code, 0, answer)
+            fleet.until(lambda: "b" not in fleet.replicas(), "a status without it")
+            self.assertNotIn("b", fleet.known())
 
     def test_an_engine_of_the_old_model_returns(self):
         with ModelFleet() as fleet:

@@ -83,6 +83,15 @@ control::PushReply reply_of(const PublishRequested& publish) {
   return reply;
 }
 
+// What a replica that has not switched serves, after its name.
+std::string still_served_text(const control::ReplicaOutcome& outcome) {
+  const bool serves = outcome.outcome == control::SwitchOutcome::kBehind ||
+                      outcome.outcome == control::SwitchOutcome::kRolledBack;
+  return !serves || outcome.version.none()
+             ? ""
+             : fmt::format(", which still serves {}", outcome.version.to_string());
+}
+
 // A reply names at most limits::kReplicaCount replicas. Those that have not switched come first
 // then. Appends to `reason` how many are left out.
 void bound_outcomes(std::vector<control::ReplicaOutcome>& all, std::string& reason) {
@@ -456,7 +465,8 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
       if (outcome.outcome == control::SwitchOutcome::kCommitted)
         ++committed;
       else if (reply.reason.empty())
-        reply.reason = fmt::format("replica '{}': {}", outcome.replica, outcome.reason);
+        reply.reason = fmt::format("replica '{}'{}: {}", outcome.replica,
+                                   still_served_text(outcome), outcome.reason);
       reply.outcomes.push_back(outcome);
     }
   }
@@ -474,8 +484,11 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
   if (!reply.ok)
     reply.reason += fmt::format(
         "; {} stays the target, and the sidecars go on trying: `wsync status` shows when every "
-        "replica serves it, `wsync rollback` takes it back",
-        publish_.version.to_string());
+        "replica serves it{}, `wsync rollback` takes it back",
+        publish_.version.to_string(),
+        reply.outcomes.empty()
+            ? ""
+            : fmt::format(" (now {} of {} replicas)", committed, reply.outcomes.size()));
   bound_outcomes(reply.outcomes, reply.reason);
   reply.canary = canary_;
   return {.request = publish_.request, .reply = std::move(reply)};

@@ -30,6 +30,12 @@ std::string_view state_word(PublishState state) {
   return "unknown";
 }
 
+// What a publish publishes, as its caller and `wsync status` name it.
+std::string published_text(const control::PublishStatus& status) {
+  if (!status.version.none()) return status.version.to_string();
+  return status.step == 0 ? std::string("the next free step") : fmt::format("step {}", status.step);
+}
+
 }  // namespace
 
 const std::string& PublishView::reason() const noexcept {
@@ -41,10 +47,12 @@ Result<std::uint64_t> PublishBoard::open(std::uint64_t step, Weights weights) {
   const bool can_differ = step != 0 && weights == Weights::kNew;
   for (const auto& [id, view] : publishes_)
     if (can_differ && view.status.step == step && !is_final(view.status.state))
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("publish {} of step {} has not ended; a version never names two "
-                              "different byte strings",
-                              id, step));
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("step {} is being published already, and that publish has not ended; a "
+                      "version never names two different byte strings: wait for it, or "
+                      "publish another step",
+                      step));
   const std::uint64_t id = next_++;
   publishes_[id].status.step = step;
   return id;
@@ -126,10 +134,12 @@ Result<PublishView> PublishBoard::wait(std::uint64_t id, PublishState state,
       continue;
     }
     if (now() >= *deadline)
-      return fail(ErrorCode::kDeadline,
-                  fmt::format("publish {} of step {} is {} at the deadline, and not {}{}{}", id,
-                              view->status.step, state_word(view->status.state), state_word(state),
-                              view->reason().empty() ? "" : ": ", view->reason()));
+      return fail(
+          ErrorCode::kDeadline,
+          fmt::format("the publish of {} is {} at the deadline, and not {}{}{}; it goes on, "
+                      "and may be awaited again",
+                      published_text(view->status), state_word(view->status.state),
+                      state_word(state), view->reason().empty() ? "" : ": ", view->reason()));
     changed_.wait_for(lock, *deadline - now());
   }
 }

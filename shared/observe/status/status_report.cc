@@ -406,21 +406,46 @@ json to_json(const control::StatusReply& reply) {
           {"incidents", std::move(incidents)}};
 }
 
+namespace {
+
+// How many replicas serve the target, if some do not.
+std::string served_text(const control::StatusReply& reply) {
+  std::size_t known = 0;
+  std::size_t serving = 0;
+  for (const control::SidecarReport& sidecar : reply.sidecars)
+    for (const control::ReplicaReport& replica : sidecar.replicas) {
+      ++known;
+      if (replica.version == reply.target) ++serving;
+    }
+  if (reply.target.none() || serving == known) return {};
+  return fmt::format(", served by {} of {}", serving, counted(known, "replica"));
+}
+
+}  // namespace
+
 std::string to_text(const control::StatusReply& reply, const SidecarNote& note) {
   std::string text = fmt::format(
-      "{}: {}; target {} (decision {}, fence epoch {}); rollback target {}; withdrawn {}\n",
+      "{}: {}; target {} (decision {}, fence epoch {}){}; rollback target {}; withdrawn {}\n",
       reply.role, reply.activity, version_text(reply.target), reply.decision, reply.fence.epoch,
-      reply.can_roll_back ? version_text(reply.rollback_target) : "none",
+      served_text(reply), reply.can_roll_back ? version_text(reply.rollback_target) : "none",
       version_list_text(reply.withdrawn));
   if (const std::string running = to_text(reply.running); !running.empty()) text += running + "\n";
   for (const control::SidecarReport& s : reply.sidecars)
     text += sidecar_text(s, note ? note(s) : std::string());
   if (reply.sidecars.empty()) text += "no sidecar has connected\n";
   if (const std::string last = to_text(reply.last); !last.empty()) text += last + "\n";
-  const std::size_t shown = std::min(kIncidentsShown, reply.incidents.size());
-  for (std::size_t i = 0; i < shown; ++i)
-    text +=
-        fmt::format("{} ago: {}\n", age_text(reply.incidents[i].ago_ns), reply.incidents[i].text);
+  // The line of the last update has said its incident.
+  bool is_said = reply.last.ok || reply.last.reason.empty();
+  std::size_t shown = 0;
+  for (const control::Incident& incident : reply.incidents) {
+    if (shown == kIncidentsShown) break;
+    if (!is_said && incident.text.ends_with(reply.last.reason)) {
+      is_said = true;
+      continue;
+    }
+    text += fmt::format("{} ago: {}\n", age_text(incident.ago_ns), incident.text);
+    ++shown;
+  }
   return text;
 }
 

@@ -387,6 +387,31 @@ TEST_F(UnifiedHubTest, AnEngineThatDeclinesWhatNobodyServesWaitsForItsModel) {
   EXPECT_THAT(unusable_, testing::IsEmpty());
 }
 
+TEST_F(EngineHubTest, ARefusedEngineIsReportedBetweenItsAttemptsAndUntilItAttaches) {
+  const auto reported = [&] {  // long after it was refused
+    std::vector<control::ReplicaReport> absent;
+    hub_->absent().add_to(absent, now() + 3 * AbsentEngines::kept_for());
+    return absent;
+  };
+  const auto a = engine("a");
+  hub_->add_version(stage(kV1), [] {});
+  ASSERT_TRUE(a->next<control::Prepare>());
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    RawEngine other(bench_, hub_->socket(), "b");
+    control::EngineHello hello;
+    hello.tensors = model_.tensors();
+    hello.tensors[0].shape[0] += 1;
+    other.say(std::move(hello));
+    ASSERT_TRUE(other.next<control::Refuse>());
+    ASSERT_TRUE(bench_.until([&] { return other.closed(); }));
+    ASSERT_EQ(reported().size(), 1U) << "its process, which is that of this test, lives";
+    EXPECT_EQ(reported()[0].replica, "b");
+  }
+  EXPECT_EQ(hub_->absent().check_forget("b").error().code(), ErrorCode::kRefused);
+  const auto b = engine("b");
+  ASSERT_TRUE(bench_.until([&] { return reported().empty(); }));
+}
+
 // ---- readers ----
 
 constexpr Version kV3{.epoch = 1, .step = 3};

@@ -114,5 +114,33 @@ TEST(Report, OfAStatusCountsProcessesAndHasANoteForASidecar) {
   EXPECT_THAT(text, HasSubstr("NOT CONNECTED; staged none\n"));
 }
 
+TEST(Report, OfAStatusSaysHowManyReplicasServeTheTarget) {
+  control::StatusReply reply{.role = "coordinator", .decision = 2, .activity = "idle"};
+  reply.fence.epoch = 1;
+  reply.sidecars = {{.name = "s0", .connected = true}};
+  reply.sidecars[0].replicas = {{.replica = "a", .version = {5, 71}},
+                                {.replica = "b", .version = {5, 70}}};
+  EXPECT_THAT(status::to_text(reply), Not(HasSubstr("served by"))) << "nothing is decided";
+  reply.target = {5, 71};
+  EXPECT_THAT(status::to_text(reply),
+              HasSubstr("idle; target 5.71 (decision 2, fence epoch 1), served by 1 of 2 replicas; "
+                        "rollback target none"));
+  reply.sidecars[0].replicas[1].version = {5, 71};
+  EXPECT_THAT(status::to_text(reply), HasSubstr("fence epoch 1); rollback target none"));
+}
+
+TEST(Report, OfAStatusSaysTheEndOfTheLastUpdateOnce) {
+  control::StatusReply reply{.role = "coordinator", .activity = "idle"};
+  reply.last = {.version = {5, 71}, .reason = "replica 'b': it hangs", .switch_ns = 9};
+  reply.incidents = {{.ago_ns = 1, .text = "a sidecar was lost"},
+                     {.ago_ns = 2, .text = "5.71 is partial: replica 'b': it hangs"},
+                     {.ago_ns = 3, .text = "5.70 is partial: replica 'b': it hangs"}};
+  const std::string text = status::to_text(reply);
+  EXPECT_THAT(text, HasSubstr("last update 5.71: partial"));
+  EXPECT_THAT(text, Not(HasSubstr("5.71 is partial")));
+  EXPECT_THAT(text, HasSubstr("a sidecar was lost"));
+  EXPECT_THAT(text, HasSubstr("5.70 is partial")) << "that was another update";
+}
+
 }  // namespace
 }  // namespace wsync::cli

@@ -289,9 +289,25 @@ TEST_F(RoundTest, AReplyThatIsCutNamesTheFailuresFirst) {
   EXPECT_EQ(
       done.reply.reason,
       "replica 'r': out of memory; 1.2 stays the target, and the sidecars go on trying: `wsync "
-      "status` shows when every replica serves it, `wsync rollback` takes it back; the list "
-      "of replicas leaves out 1 of 16385, of which 1 have switched");
+      "status` shows when every replica serves it (now 16384 of 16385 replicas), "
+      "`wsync rollback` takes it back; the list of replicas leaves out 1 of 16385, of which 1 have "
+      "switched");
   EXPECT_EQ(done.reply.outcomes.front().reason, "out of memory");
+}
+
+TEST_F(RoundTest, APartialUpdateSaysWhatIsServed) {
+  UpdateRound round = begin();
+  stage_all(round);
+  switch_with(context_, round, outcomes_of(1),
+              {{.replica = "b",
+                .outcome = control::SwitchOutcome::kBehind,
+                .version = {1, 1},
+                .reason = "rank 0 did not pause within 500 ms"}});
+  EXPECT_EQ(
+      round.finish_publish(context_, 1).reply.reason,
+      "replica 'b', which still serves 1.1: rank 0 did not pause within 500 ms; 1.2 stays the "
+      "target, and the sidecars go on trying: `wsync status` shows when every replica serves "
+      "it (now 1 of 2 replicas), `wsync rollback` takes it back");
 }
 
 }  // namespace

@@ -63,16 +63,21 @@ TEST(PublishBoard, AWaitThatIsOverSaysWhereThePublishIs) {
   };
   EXPECT_EQ(
       said(PublishState::kSnapshotted),
-      "publish 1 of step 7 is pending (its weights are still being read) at the deadline, and "
-      "not snapshotted");
+      "the publish of step 7 is pending (its weights are still being read) at the deadline, and "
+      "not snapshotted; it goes on, and may be awaited again");
   board.update(id, {.step = 7, .state = PublishState::kSnapshotted, .reason = "nobody has joined"});
   board.awaits(id, "of its round");
   EXPECT_EQ(said(PublishState::kCommitted),
-            "publish 1 of step 7 is snapshotted at the deadline, and not committed: nobody has "
-            "joined");
-  board.update(id, {.step = 7, .state = PublishState::kStaged});
-  EXPECT_EQ(said(PublishState::kCommitted),
-            "publish 1 of step 7 is staged at the deadline, and not committed: of its round");
+            "the publish of step 7 is snapshotted at the deadline, and not committed: nobody has "
+            "joined; it goes on, and may be awaited again");
+  board.update(id, {.step = 7, .state = PublishState::kStaged, .version = {1, 7}});
+  EXPECT_EQ(
+      said(PublishState::kCommitted),
+      "the publish of 1.7 is staged at the deadline, and not committed: of its round; it goes "
+      "on, and may be awaited again");
+  const std::uint64_t unnamed = board.open(0).value();
+  EXPECT_THAT(board.wait(unnamed, PublishState::kSnapshotted, now()).error().message(),
+              HasSubstr("the publish of the next free step is pending"));
   board.update(id, {.step = 7, .state = PublishState::kCommitted});
   EXPECT_EQ(board.look(id)->reason(), "") << "it waits for nothing";
 }
@@ -114,7 +119,7 @@ TEST(AwaitedText, NamesWhatIsMissing) {
 TEST(PublishBoard, AStepHasOnePublishAtATime) {
   PublishBoard board;
   const std::uint64_t first = board.open(7).value();
-  EXPECT_THAT(board.open(7).error().message(), HasSubstr("publish 1 of step 7 has not ended"));
+  EXPECT_THAT(board.open(7).error().message(), HasSubstr("step 7 is being published already"));
   EXPECT_TRUE(board.open(0).has_value());
   EXPECT_TRUE(board.open(0).has_value());
   EXPECT_TRUE(board.open(7, Weights::kSame).has_value());

@@ -124,6 +124,26 @@ TEST(Journal, TheOneInARoundIsShownAndTheOthersWait) {
   EXPECT_EQ(told(journal, kBegin).running.waiting, 1U);
 }
 
+TEST(Journal, APublishWhoseRoundIsLostWaitsAndEndsOnce) {
+  UpdateJournal journal;
+  journal.began(1, {1, 1}, kBegin);
+  journal.entered(1, ProgressPhase::kStage, kBegin + milliseconds(1));
+  journal.began(2, {1, 2}, kBegin + milliseconds(2));
+  journal.round_lost(1, kBegin + milliseconds(3));
+  journal.round_lost(7, kBegin + milliseconds(3));  // unknown
+  control::StatusReply reply = told(journal, kBegin + milliseconds(4));
+  EXPECT_EQ(reply.running.version, (Version{1, 1}));
+  EXPECT_EQ(reply.running.phase, ProgressPhase::kSnapshot);
+  EXPECT_TRUE(reply.last.version.none()) << "it has not ended";
+  journal.entered(2, ProgressPhase::kAnnounce, kBegin + milliseconds(5));
+  EXPECT_EQ(journal.shown(), 2U) << "the other one is in a round now";
+  journal.ended(1, UpdateEnd::kCommitted, committed({1, 1}), kBegin + milliseconds(6));
+  reply = told(journal, kBegin + milliseconds(7));
+  EXPECT_EQ(reply.last.version, (Version{1, 1}));
+  EXPECT_EQ(reply.updates.committed, 1U);
+  EXPECT_EQ(reply.updates.failed, 0U);
+}
+
 TEST(Journal, ARollbackIsShownAndCounted) {
   UpdateJournal journal;
   journal.rollback_began(5, {1, 1}, kBegin);

@@ -40,6 +40,44 @@ TEST(AbsentEngines, ItEndsWhenTheRankAttachesOrAfterAWhile) {
   EXPECT_TRUE(refused.unverified(later).empty());
 }
 
+TEST(AbsentEngines, ItIsReportedAsLongAsItsProcessLives) {
+  AbsentEngines absent;
+  absent.refused("r", 0, "why", kRefusedAt, 42);
+  const TimePoint later = kRefusedAt + 3 * AbsentEngines::kept_for();
+  EXPECT_EQ(reported(absent, later).size(), 1U);
+  EXPECT_FALSE(absent.process_ended("r", 0, 41)) << "another one, which was refused before";
+  EXPECT_FALSE(absent.process_ended("r", 1, 42));
+  EXPECT_EQ(reported(absent, later).size(), 1U);
+  EXPECT_TRUE(absent.process_ended("r", 0, 42));
+  EXPECT_TRUE(reported(absent, later).empty());
+  EXPECT_FALSE(absent.process_ended("r", 0, 42));
+  // One that starts under the same name has a connection that tells its end.
+  absent.refused("r", 0, "why", later, 42);
+  absent.starting({.id = reload::EngineId{7}, .replica = "r", .pid = 42}, later);
+  EXPECT_FALSE(absent.process_ended("r", 0, 42));
+  EXPECT_EQ(reported(absent, later).size(), 1U);
+}
+
+TEST(AbsentEngines, OnlyWhatMayHaveEndedIsForgotten) {
+  AbsentEngines absent;
+  EXPECT_EQ(absent.check_forget("r").error().code(), ErrorCode::kNotFound);
+  absent.refused("r", 0, "why", kRefusedAt);
+  absent.refused("s", 0, "why", kRefusedAt);
+  absent.refused("r", 1, "why", kRefusedAt, 42);
+  EXPECT_EQ(absent.replicas(), (std::set<std::string>{"r", "s"}));
+  EXPECT_EQ(absent.check_forget("r").error().message(),
+            "replica 'r' rank 1 was refused, and its process 42 tries to attach again and again: "
+            "stop that process first");
+  EXPECT_TRUE(absent.process_ended("r", 1, 42));
+  EXPECT_TRUE(absent.check_forget("r"));
+  absent.forget("r");
+  EXPECT_EQ(absent.replicas(), (std::set<std::string>{"s"}));
+  absent.starting({.id = reload::EngineId{7}, .replica = "r", .pid = 43}, kRefusedAt);
+  EXPECT_EQ(absent.check_forget("r").error().message(),
+            "replica 'r' rank 0 is starting (process 43): it attaches when its memory is "
+            "allocated: stop its engine first");
+}
+
 TEST(AbsentEngines, TheSameRefusalIsNewsOnce) {
   AbsentEngines absent;
   EXPECT_TRUE(absent.refused("r", 0, "why", kRefusedAt));
