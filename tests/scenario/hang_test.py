@@ -197,7 +197,8 @@ class Hangs(unittest.TestCase):
                 waited = fleet.event(trainer, "waited")
                 self.assertEqual((waited["code"], waited["state"], waited["version"]), (DEADLINE, SNAPSHOTTED, "0.0"))
                 self.assertRegex(waited["error"], rf": 0 of at least 1 sidecars have joined {fleet.address}: start one with "
-                                 rf"`wsync sidecar --set name=host0 --set coordinator={fleet.address}` on the host of the engines; it goes on, and may be awaited again$")
+                                 rf"`wsync sidecar --set name=host0 --set coordinator={fleet.address}` on the host of the engines; "
+                                 "it goes on, and may be awaited again$")
                 # A sidecar alone does not serve.
                 _, engines = fleet.sidecar("s0", *[word for s in settings for word in ("--set", s)])
                 def waits_for_engines():
