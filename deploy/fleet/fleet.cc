@@ -229,6 +229,13 @@ Result<control::ReplicaReport> Fleet::until_replica(
 Result<std::vector<control::VerifyRank>> Fleet::verify(const Version& version,
                                                        std::size_t engines) {
   auto reply = WSYNC_TRY(ask<control::VerifyReply>(control::Verify{}));
+  // An engine that loads the next version just now has none to read back.
+  const TimePoint end = now() + kStartDeadline;
+  while (version.none() && now() < end &&
+         std::ranges::any_of(reply.ranks, [](const auto& rank) { return !rank.failure.empty(); })) {
+    WSYNC_TRY(children_.pass_time(kStatusInterval));
+    reply = WSYNC_TRY(ask<control::VerifyReply>(control::Verify{}));
+  }
   if (const auto difference = difference_of(reply, version, engines))
     return fail(ErrorCode::kDigestMismatch, *difference);
   return std::move(reply.ranks);

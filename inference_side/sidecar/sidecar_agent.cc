@@ -282,8 +282,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   control::Envelope envelope;
   envelope.fence = sidecar_->fence();
   control::Heartbeat heartbeat = sidecar_->heartbeat(now());
-  hub_->add_to(heartbeat.replicas);
-  hub_->absent().add_to(heartbeat.replicas, now());
+  add_engines(heartbeat.replicas);
   heartbeat.sequence = ++heartbeats_;
   heartbeat.staged_bytes = receiver_->staged_bytes();
   heartbeat.last_copy = receiver_->last_copy();
@@ -318,8 +317,21 @@ void SidecarAgent::execute(const staging::Reply& command) {
              staged->version.to_string(), trace::format_bytes(staged->bytes),
              trace::format_duration(std::chrono::nanoseconds(staged->staging_ns)));
   if (!dealer_) return;
-  if (const auto sent = dealer_->send(command.envelope, command.message); !sent)
-    log_debug("a reply to the coordinator was not sent: {}", sent.error().message());
+  const auto* hello = std::get_if<control::Hello>(&command.message);
+  const auto sent =
+      dealer_->send(command.envelope,
+                    hello == nullptr ? command.message : control::Message(with_engines(*hello)));
+  if (!sent) log_debug("a reply to the coordinator was not sent: {}", sent.error().message());
+}
+
+control::Hello SidecarAgent::with_engines(control::Hello hello) const {
+  add_engines(hello.replicas);
+  return hello;
+}
+
+void SidecarAgent::add_engines(std::vector<control::ReplicaReport>& reports) const {
+  hub_->add_to(reports);
+  hub_->absent().add_to(reports, now());
 }
 
 bool SidecarAgent::leave() {
@@ -520,8 +532,7 @@ void SidecarAgent::handle_command(const std::string& peer, const control::Envelo
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
     status.sidecars.front().last_copy = receiver_->last_copy();
     status.sidecars.front().transport = transport_;
-    hub_->add_to(status.sidecars.front().replicas);
-    hub_->absent().add_to(status.sidecars.front().replicas, now());
+    add_engines(status.sidecars.front().replicas);
     if (receiver_->store().makes_memory()) status.activity += ": its memory is being prepared";
     reply(std::move(status));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {

@@ -62,6 +62,9 @@ class SidecarAgent {
   [[nodiscard]] Result<> connect();
   [[nodiscard]] Result<> open_pages();
   [[nodiscard]] std::pair<control::Envelope, control::Heartbeat> heartbeat();
+  // What the hub knows of the engines, in the reports of the state machine.
+  void add_engines(std::vector<control::ReplicaReport>& reports) const;
+  [[nodiscard]] control::Hello with_engines(control::Hello hello) const;
   void step(decltype(staging::SidecarEvent::what) what);
   void execute(const staging::Reply& command);
   void execute(const staging::Welcomed& command);

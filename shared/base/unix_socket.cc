@@ -253,13 +253,20 @@ namespace {
 // A socket whose lock file nobody holds is left over from a process that has ended, or it belongs
 // to a program that has no lock files.
 Result<> check_nobody_listens(const std::string& path) {
-  const auto socket = connect_unix(path, TimePoint{});
-  const bool is_left = !socket && (socket.error().code() == ErrorCode::kPeerLost ||
-                                   socket.error().code() == ErrorCode::kNotFound);
-  if (is_left) return {};
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
   std::string who = "another program has made it";
-  if (const auto peer = socket ? peer_credentials(socket->get()) : fail(socket.error()); peer)
-    who = fmt::format("process {} listens there", peer->pid);
+  for (const int type : {SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM}) {
+    const UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.valid()) return fail_errno("socket to look at " + path, errno);
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      if (const auto peer = peer_credentials(fd.get()); peer)
+        who = fmt::format("process {} listens there", peer->pid);
+      break;
+    }
+    if (errno == ECONNREFUSED || errno == ENOENT) return {};
+    if (errno != EPROTOTYPE) break;  // it is of the type, and somebody has it: EAGAIN, EACCES
+  }
   return fail(ErrorCode::kBusy,
               fmt::format("{} is a socket that is not of wsync, and {}: stop that program, or use "
                           "another path",
