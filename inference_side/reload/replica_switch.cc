@@ -357,11 +357,12 @@ void ReplicaSwitch::phase_deadline() {
       }
       out_.push_back(CancelLoad{.request = request_});
       give_up(SwitchOutcome::kTainted,
-              fmt::format("a rank did not load within {} ms", as_ms(target_.load_deadline)));
+              fmt::format("{} did not load within {} ms", ranks_.unanswered(),
+                          as_ms(target_.load_deadline)));
       return;
     case SwitchPhase::kCommitting:
-      give_up(SwitchOutcome::kTainted,
-              fmt::format("a rank did not commit within {} ms", as_ms(options_.commit)));
+      give_up(SwitchOutcome::kTainted, fmt::format("{} did not commit within {} ms",
+                                                   ranks_.unanswered(), as_ms(options_.commit)));
       return;
     case SwitchPhase::kResuming:
       give_up(SwitchOutcome::kFailed,

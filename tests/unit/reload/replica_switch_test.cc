@@ -561,6 +561,18 @@ TEST_F(Switch, AResumeThatTheEngineDeclinesIsToldAtOnceAndAskedForAgain) {
   EXPECT_EQ(machine.report(now).reason, "");
 }
 
+TEST_F(Switch, ADeadlineNamesTheRanksThatHaveNotAnswered) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  loaded(kV2);
+  step(RankCommitted{.rank = 0, .request = request, .version = kV2});
+  tick_after(milliseconds(limits::kCommitDeadlineMs));
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
+  EXPECT_EQ(done[0].reason, "rank 1 did not commit within 10000 ms");
+}
+
 TEST_F(Switch, BehindForTooLongIsNotReady) {
   serve_v1();
   decide(kV3);  // not staged here
