@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -10,6 +11,25 @@ namespace wsync::reload {
 namespace {
 
 using control::RankState;
+// "rank 3", "ranks 0 and 1", "ranks 0, 2 and 4 to 7". The ranks rise; there is at least one.
+std::string names_of(std::span<const std::uint32_t> ranks) {
+  std::vector<std::string> parts;
+  for (std::size_t first = 0; first < ranks.size();) {
+    std::size_t last = first;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (last > first + 1) {
+      parts.push_back(fmt::format("{} to {}", ranks[first], ranks[last]));
+      first = last + 1;
+    } else {
+      parts.push_back(std::to_string(ranks[first++]));
+    }
+  }
+  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    names += (i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
+  return names;
+}
+
 constexpr auto kRankTransitions = [] {
   using enum RankMemory;
   return std::array<Transition<RankMemory>, 12>{{
@@ -70,9 +90,18 @@ bool RankTable::is_leader(std::uint32_t rank) const noexcept {
 }
 
 std::string RankTable::missing() const {
+  std::vector<std::uint32_t> absent;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank)
-    if (!is_attached(rank)) return fmt::format("rank {} is not attached", rank);
-  return "every rank is attached";
+    if (!is_attached(rank)) absent.push_back(rank);
+  if (absent.empty()) return "every rank is attached";
+  return fmt::format("{} {} not attached", names_of(absent), absent.size() == 1 ? "is" : "are");
+}
+
+std::string RankTable::unanswered() const {
+  std::vector<std::uint32_t> awaited;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank)
+    if (awaits(rank)) awaited.push_back(rank);
+  return awaited.empty() ? "no rank" : names_of(awaited);
 }
 
 std::uint32_t RankTable::leader() const {

@@ -43,7 +43,7 @@ class RankTable {
   [[nodiscard]] bool is_leader(std::uint32_t rank) const noexcept;
   // Whether every rank is attached.
   [[nodiscard]] bool complete() const noexcept { return attached() == ranks_.size(); }
-  // A sentence that names a rank that is not attached.
+  // A sentence that names every rank that is not attached.
   [[nodiscard]] std::string missing() const;
   // The leader rank; 0 while it is not attached.
   [[nodiscard]] std::uint32_t leader() const;
@@ -84,6 +84,8 @@ class RankTable {
   [[nodiscard]] bool awaits(std::uint32_t rank) const;
   void set_answered(std::uint32_t rank) { ranks_[rank].answered = true; }
   [[nodiscard]] bool all_answered() const;
+  // The ranks whose answers are expected, as the subject of a sentence: "ranks 0 and 1".
+  [[nodiscard]] std::string unanswered() const;
   // A load begins. Every rank is kWritten from now on, before the first byte changes, because a
   // crash may leave any mixture of old and new bytes.
   void begin_load();

@@ -8,6 +8,13 @@ using control::ReplicaState;
 
 namespace {
 
+// What it does, and why it has to do it again.
+std::string doing(const ReplicaFacts& facts) {
+  if (facts.last_failure.empty()) return fmt::format("it is {}", phase_name(facts.phase));
+  if (facts.phase == SwitchPhase::kIdle) return facts.last_failure;
+  return fmt::format("it is {}; {}", phase_name(facts.phase), facts.last_failure);
+}
+
 void report_stopped(const ReplicaFacts& facts, control::ReplicaReport& out) {
   const Version& version = *facts.version;
   const ReplicaState running =
@@ -16,7 +23,7 @@ void report_stopped(const ReplicaFacts& facts, control::ReplicaReport& out) {
   out.reason = facts.version_withdrawn && facts.quiesced
                    ? fmt::format("version {} was withdrawn and {} is not staged on this sidecar",
                                  version.to_string(), facts.target.to_string())
-                   : fmt::format("it is {}", phase_name(facts.phase));
+                   : doing(facts);
 }
 
 void report_serving(const ReplicaFacts& facts, control::ReplicaReport& out) {
@@ -46,7 +53,7 @@ void report_state(const ReplicaFacts& facts, control::ReplicaReport& out) {
   } else if (facts.phase == SwitchPhase::kGathering || facts.phase == SwitchPhase::kLoading ||
              facts.phase == SwitchPhase::kCommitting) {
     out.state = ReplicaState::kLoading;
-    out.reason = fmt::format("it is {}", phase_name(facts.phase));
+    out.reason = doing(facts);
   } else if (!facts.version) {
     out.state = facts.written ? ReplicaState::kTainted : ReplicaState::kLoading;
     out.reason =

@@ -193,11 +193,29 @@ void ReplicaSwitch::handle(const RankResumed& event) {
   if (late) return;
   enter(SwitchPhase::kIdle, std::nullopt);
   if (ranks_.damaged()) return;  // it is loaded again, and then the outcome is known
-  if (!needs_load())
+  if (!needs_load()) {
+    last_failure_.clear();
     settle(SwitchOutcome::kCommitted, std::exchange(patch_note_, {}));
-  else if (!outcome_.deferred())
+  } else if (!outcome_.deferred()) {
     settle(rolled_back_ ? SwitchOutcome::kRolledBack : SwitchOutcome::kBehind,
            candidates_.unfit(target_.target).value_or(last_failure_));
+  }
+}
+
+// A pause or a resume that the engine has declined is not awaited until its deadline. What follows
+// is the same. A failed load or commit has an answer of its own.
+void ReplicaSwitch::handle(const RankRefused& event) {
+  const bool is_awaited = phase_ == SwitchPhase::kPausing || phase_ == SwitchPhase::kResuming;
+  if (!is_awaited || !ranks_.is_leader(event.rank) || event.request != request_) {
+    ++dropped_;
+    return;
+  }
+  const std::string why =
+      fmt::format("rank {}: {}; it is asked again until it does", event.rank, event.why);
+  if (phase_ == SwitchPhase::kPausing)
+    pause_failed(why);
+  else
+    give_up(SwitchOutcome::kFailed, why);
 }
 
 // A load, a commit and a resume have deadlines of their own, and a rank may be too busy with them
@@ -324,19 +342,9 @@ void ReplicaSwitch::phase_deadline() {
       deadline_.reset();
       return;
     case SwitchPhase::kPausing:
-      retried_ = true;
-      retry_at_ = now_ + options_.retry;
-      last_failure_ = ranks_.silent().value_or(
+      pause_failed(ranks_.silent().value_or(
           fmt::format("the replica did not pause within {} ms, and is asked again until it does",
-                      as_ms(target_.pause_deadline)));
-      // No byte has changed, so the replica resumes with its version, unless that version must not
-      // run again.
-      if (const auto version = ranks_.uniform(); version && !candidates_.withdrawn(*version)) {
-        settle(SwitchOutcome::kBehind, last_failure_);
-        begin_resume();
-      } else {
-        give_up(SwitchOutcome::kFailed, ranks_.complete() ? last_failure_ : ranks_.missing());
-      }
+                      as_ms(target_.pause_deadline))));
       return;
     case SwitchPhase::kGathering:
       give_up(ranks_.any_written() ? SwitchOutcome::kTainted : SwitchOutcome::kFailed,
@@ -349,17 +357,32 @@ void ReplicaSwitch::phase_deadline() {
       }
       out_.push_back(CancelLoad{.request = request_});
       give_up(SwitchOutcome::kTainted,
-              fmt::format("a rank did not load within {} ms", as_ms(target_.load_deadline)));
+              fmt::format("{} did not load within {} ms", ranks_.unanswered(),
+                          as_ms(target_.load_deadline)));
       return;
     case SwitchPhase::kCommitting:
-      give_up(SwitchOutcome::kTainted,
-              fmt::format("a rank did not commit within {} ms", as_ms(options_.commit)));
+      give_up(SwitchOutcome::kTainted, fmt::format("{} did not commit within {} ms",
+                                                   ranks_.unanswered(), as_ms(options_.commit)));
       return;
     case SwitchPhase::kResuming:
       give_up(SwitchOutcome::kFailed,
               ranks_.silent().value_or(
                   fmt::format("the leader did not resume within {} ms", as_ms(options_.commit))));
       return;
+  }
+}
+
+// No byte has changed, so the replica resumes with its version, unless that version must not run
+// again.
+void ReplicaSwitch::pause_failed(const std::string& why) {
+  retried_ = true;
+  retry_at_ = now_ + options_.retry;
+  last_failure_ = why;
+  if (const auto version = ranks_.uniform(); version && !candidates_.withdrawn(*version)) {
+    settle(SwitchOutcome::kBehind, last_failure_);
+    begin_resume();
+  } else {
+    give_up(SwitchOutcome::kFailed, ranks_.complete() ? last_failure_ : ranks_.missing());
   }
 }
 

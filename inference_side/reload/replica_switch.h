@@ -17,7 +17,7 @@
 // loses its group pauses and reports this with request 0. LOAD is accepted only while not serving,
 // COMMIT only when loaded. A rank never resumes by itself.
 //
-// This class has more than 25 methods and some 450 lines, because each of the sixteen events has
+// This class has more than 25 methods and some 450 lines, because each of the seventeen events has
 // an overload, and each step of a switch has its own method. Dividing it would spread the
 // transitions over several classes that share one phase.
 //
@@ -86,6 +86,7 @@ class ReplicaSwitch {
   void handle(const LoadNotBegun& event);
   void handle(const RankCommitted& event);
   void handle(const RankResumed& event);
+  void handle(const RankRefused& event);
   void handle(const RankSilent& event);
   void handle(const RankHeard& event);
   void handle(const RankDamaged& event);
@@ -99,6 +100,7 @@ class ReplicaSwitch {
   void advance();
   void advance_idle();
   void phase_deadline();
+  void pause_failed(const std::string& why);
   void begin_pause();
   void after_pause();
   void leave_load();

@@ -80,6 +80,12 @@ struct RankResumed {
   std::uint32_t rank = 0;
   std::uint64_t request = 0;
 };
+// The engine could not do what this request asked for.
+struct RankRefused {
+  std::uint32_t rank = 0;
+  std::uint64_t request = 0;
+  std::string why;
+};
 // The rank no longer polls its link: its process is suspended, or hangs. It stays attached, because
 // it may continue.
 struct RankSilent {
@@ -139,8 +145,8 @@ struct Tick {};
 struct SwitchEvent {
   TimePoint now{};
   std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
-               RankResumed, RankSilent, RankHeard, RankDamaged, RankUnfit, TargetSet, TurnGiven,
-               WithdrawnSet, StagedSet, Tick>
+               RankResumed, RankRefused, RankSilent, RankHeard, RankDamaged, RankUnfit, TargetSet,
+               TurnGiven, WithdrawnSet, StagedSet, Tick>
       what;
 };
 

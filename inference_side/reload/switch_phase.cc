@@ -13,10 +13,13 @@ constexpr auto kSwitchTransitions = [] {
       {kIdle, "every rank holds one version that may run, and none can be inside a step", kResuming,
        "RESUME to the leader"},
       {kPausing, "every rank is paused, and the target can be loaded", kLoading, "LOAD"},
-      {kPausing, "there is nothing to load, or the deadline has passed; the version may run",
+      {kPausing,
+       "there is nothing to load, the leader has declined, or the deadline has passed; the version "
+       "may run",
        kResuming, "RESUME to the leader"},
       {kPausing, "there is nothing to load and nothing that may run, or a rank is missing", kIdle,
-       "the outcome is `failed` after the deadline, or at once if every rank is lost"},
+       "the outcome is `failed` after the deadline, or at once if the leader has declined or every "
+       "rank is lost"},
       {kGathering, "the rank is back, and a rank may be inside a step", kPausing,
        "PAUSE to the leader"},
       {kGathering, "the rank is back, and the target can be loaded", kLoading, "LOAD"},
@@ -38,8 +41,9 @@ constexpr auto kSwitchTransitions = [] {
       {kCommitting, "a rank is lost, and others are attached", kGathering, ""},
       {kCommitting, "the version was withdrawn, every rank is lost, or the deadline has passed",
        kIdle, "the outcome is `tainted` after the deadline, `failed` without a rank"},
-      {kResuming, "the leader has resumed, every rank is lost, or the deadline has passed", kIdle,
-       "the outcome is `committed`, `rolled back`, `behind`, or `failed`"},
+      {kResuming,
+       "the leader has resumed or has declined, every rank is lost, or the deadline has passed",
+       kIdle, "the outcome is `committed`, `rolled back`, `behind`, or `failed`"},
       {kResuming, "a newer target can be loaded", kPausing, "PAUSE to the leader"},
       {kResuming, "a rank is lost, and others are attached", kGathering, ""},
   }};

@@ -358,6 +358,9 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](control::Scrubbed& scrubbed) { scrubbing_->answered(*rank, std::move(scrubbed)); },
           [&](const control::ErrorReply& error) {
             log_warning("engine {} rank {}: {}", rank->replica, rank->rank, error.message);
+            notify(
+                rank->replica,
+                reload::RankRefused{.rank = rank->rank, .request = request, .why = error.message});
           },
           [&](const auto&) {
             refuse(*rank,

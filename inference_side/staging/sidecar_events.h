@@ -80,10 +80,10 @@ struct CopyChecked {
   std::uint64_t check = 0;
   bool intact = false;  // the bytes still have their content digest
 };
-using RankEvent =
-    std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused, reload::RankLoaded,
-                 reload::LoadNotBegun, reload::RankCommitted, reload::RankResumed,
-                 reload::RankSilent, reload::RankHeard, reload::RankDamaged, reload::RankUnfit>;
+using RankEvent = std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused,
+                               reload::RankLoaded, reload::LoadNotBegun, reload::RankCommitted,
+                               reload::RankResumed, reload::RankRefused, reload::RankSilent,
+                               reload::RankHeard, reload::RankDamaged, reload::RankUnfit>;
 // An event of one rank. RankAttached adds its replica; world_size is read only from that event.
 struct ReplicaEvent {
   std::string replica;

@@ -86,7 +86,7 @@ class Ranks {
     const std::uint64_t request = in_.below(8);
     Version version;
     Pooled(in_, {}).version("", version);
-    switch (in_.below(6)) {
+    switch (in_.below(7)) {
       case 0:
         return reload::RankDetached{.rank = rank};
       case 1:
@@ -98,6 +98,8 @@ class Ranks {
         return reload::LoadNotBegun{.request = request, .why = "no room"};
       case 4:
         return reload::RankCommitted{.rank = rank, .request = request, .version = version};
+      case 5:
+        return reload::RankRefused{.rank = rank, .request = request, .why = "no"};
       default:
         return reload::RankResumed{.rank = rank, .request = request};
     }

@@ -130,7 +130,7 @@ void RoundScheduler::stage_complete(CoordinatorContext& context, DecisionLog& lo
 void RoundScheduler::replace_waiting(CoordinatorContext& context, const WaitingReplaced& event) {
   if (!waiting_ || waiting_->version != event.version) return;
   refuse_publish(context, *std::exchange(waiting_, std::nullopt),
-                 fmt::format("superseded by {}", event.by.to_string()),
+                 fmt::format("{} replaces it before its round", event.by.to_string()),
                  PublishRefusal::kSuperseded);
 }
 

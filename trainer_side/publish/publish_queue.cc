@@ -190,7 +190,7 @@ Result<> PublishQueue::replace_held(std::uint64_t request, Commands& out) {
   WSYNC_TRY(move(job, JobState::kSuperseded));
   EndPublish ended{
       .request = job->first, .end = JobState::kSuperseded, .error = std::nullopt, .reply = {}};
-  ended.reply.reason = "superseded by a newer publish before its round began";
+  ended.reply.reason = "a newer publish replaces it before its round";
   out.emplace_back(std::move(ended));
   jobs_.erase(job);
   return {};

@@ -6,6 +6,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/weight_limits.h"
+#include "tests/contract/sidecar/linked_hub.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
 #include "tests/support/versions.h"
@@ -385,6 +386,28 @@ TEST_F(UnifiedHubTest, AnEngineThatDeclinesWhatNobodyServesWaitsForItsModel) {
   late->say(newest);
   EXPECT_TRUE(late->next<control::Refuse>());
   EXPECT_THAT(unusable_, testing::IsEmpty());
+}
+
+// The callbacks of an engine may fail. The switch is told what the engine has said.
+TEST_F(LinkedHub, AnEngineThatDeclinesToPauseOrToResumeSaysWhy) {
+  open();
+  serve_first(1);
+  const auto declines = []() -> Result<> { return fail(ErrorCode::kInternal, "no door"); };
+  ranks_[0]->engine.on_resume = declines;
+  hub_->send("r0", reload::SendResume{.rank = 0, .request = ++request_});
+  const auto not_resumed = wait<reload::RankRefused>(1);
+  ASSERT_EQ(not_resumed.size(), 1U);
+  EXPECT_EQ(not_resumed[0].rank, 0U);
+  EXPECT_EQ(not_resumed[0].request, request_);
+  EXPECT_EQ(not_resumed[0].why, "the engine could not resume: no door");
+  ranks_[0]->engine.on_resume = nullptr;
+  serve();
+  ranks_[0]->engine.on_pause = declines;
+  hub_->send("r0", reload::SendPause{.rank = 0, .request = ++request_, .deadline_ms = 60'000});
+  const auto not_paused = wait<reload::RankRefused>(1);
+  ASSERT_EQ(not_paused.size(), 1U);
+  EXPECT_EQ(not_paused[0].request, request_);
+  EXPECT_EQ(not_paused[0].why, "the engine could not pause: no door");
 }
 
 TEST_F(EngineHubTest, ARefusedEngineIsReportedBetweenItsAttemptsAndUntilItAttaches) {

@@ -276,7 +276,7 @@ TEST(Coordinator, TheWaitingPublishIsReplacedBeforeTheNewerOneIsComplete) {
   ASSERT_EQ(fleet.rounds.size(), 1U);
   EXPECT_EQ(fleet.rounds[0].request, 2U);
   EXPECT_TRUE(fleet.rounds[0].superseded);
-  EXPECT_EQ(fleet.rounds[0].reply.reason, "superseded by 1.3");
+  EXPECT_EQ(fleet.rounds[0].reply.reason, "1.3 replaces it before its round");
   fleet.accept("a");
   fleet.staged("a");
   fleet.switched("a");

@@ -19,10 +19,11 @@ RankTable serving(std::uint32_t world_size) {
 
 TEST(RankTable, IsCompleteWhenEveryRankIsAttached) {
   RankTable ranks(2);
-  EXPECT_EQ(ranks.missing(), "rank 0 is not attached");
+  EXPECT_EQ(ranks.missing(), "ranks 0 and 1 are not attached");
   ranks.attach({.rank = 0, .state = RankState::kLoading, .active = {}});
   EXPECT_EQ(ranks.attached(), 1U);
   EXPECT_FALSE(ranks.complete());
+  EXPECT_EQ(ranks.missing(), "rank 1 is not attached");
   EXPECT_FALSE(ranks.is_attached(1));
   EXPECT_FALSE(ranks.is_attached(9));
   ranks.attach({.rank = 1, .leader = true, .state = RankState::kLoading, .active = {}});
@@ -33,6 +34,20 @@ TEST(RankTable, IsCompleteWhenEveryRankIsAttached) {
   EXPECT_FALSE(ranks.is_leader(1));
   EXPECT_EQ(ranks.leader(), 0U);
   EXPECT_TRUE(ranks.invariants().has_value());
+}
+
+TEST(RankTable, NamesEveryRankThatIsMissingOrHasNotAnswered) {
+  RankTable ranks(8);
+  EXPECT_EQ(ranks.missing(), "ranks 0 to 7 are not attached");
+  EXPECT_EQ(ranks.unanswered(), "no rank");
+  for (const std::uint32_t rank : {1U, 3U, 7U})
+    ranks.attach({.rank = rank, .leader = rank == 1, .state = RankState::kPaused, .active = kV1});
+  EXPECT_EQ(ranks.missing(), "ranks 0, 2 and 4 to 6 are not attached");
+  ranks.expect_answers();
+  EXPECT_EQ(ranks.unanswered(), "ranks 1, 3 and 7");
+  ranks.set_answered(1);
+  ranks.set_answered(7);
+  EXPECT_EQ(ranks.unanswered(), "rank 3");
 }
 
 TEST(RankTable, AHelloSaysWhatTheRankHolds) {

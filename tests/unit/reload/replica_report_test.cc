@@ -55,6 +55,8 @@ TEST(ReplicaReport, OneThatDoesNotServeIsNotReady) {
   facts.phase = SwitchPhase::kLoading;
   EXPECT_EQ(report(facts).state, ReplicaState::kLoading);
   EXPECT_EQ(report(facts).reason, "it is loading");
+  facts.last_failure = "rank 0: no memory";
+  EXPECT_EQ(report(facts).reason, "it is loading; rank 0: no memory");
   facts.missing = "rank 1 is not attached";
   EXPECT_EQ(report(facts).state, ReplicaState::kAbsent);
   EXPECT_EQ(report(facts).reason, "rank 1 is not attached");

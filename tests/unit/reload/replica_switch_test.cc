@@ -503,6 +503,76 @@ TEST_F(Switch, PauseDeadlineLeavesItUntouchedAndBehindAndTriesAgain) {
   EXPECT_EQ(done.size(), 1U) << "one outcome for one decision";
 }
 
+// The deadline of the pause has not passed: the answer of the engine is enough.
+TEST_F(Switch, APauseThatTheEngineDeclinesIsToldAtOnceAndAskedForAgain) {
+  serve_v1();
+  decide(kV2);
+  step(RankRefused{.rank = 1, .request = request, .why = "it is a follower"});
+  step(RankRefused{.rank = 0, .request = request + 1, .why = "another request"});
+  EXPECT_EQ(machine.dropped(), 2U);
+  ASSERT_EQ(machine.phase(), SwitchPhase::kPausing);
+  const std::string why = "rank 0: no door; it is asked again until it does";
+  step(RankRefused{.rank = 0, .request = request, .why = "no door"});
+  ASSERT_EQ(count<SendResume>(), 1U);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(done[0].version, kV1);
+  EXPECT_EQ(done[0].reason, why);
+  EXPECT_EQ(machine.report(now).reason, "it is resuming; " + why);
+  resumed();
+  EXPECT_EQ(machine.report(now).reason, why);
+  EXPECT_TRUE(machine.report(now).ready);
+  tick_after(milliseconds(limits::kSwitchRetryMs));
+  ASSERT_EQ(count<SendPause>(), 1U);
+  EXPECT_EQ(machine.report(now).reason, "it is pausing; " + why);
+  paused();
+  EXPECT_EQ(machine.report(now).reason, "it is loading; " + why);
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_EQ(machine.report(now).reason, "");
+  // What has succeeded is no cause of what is done later.
+  step(RankPaused{.rank = 0});
+  tick_after(milliseconds(limits::kSwitchRetryMs));
+  EXPECT_EQ(machine.phase(), SwitchPhase::kResuming);
+  EXPECT_EQ(machine.report(now).reason, "it is resuming");
+}
+
+TEST_F(Switch, AResumeThatTheEngineDeclinesIsToldAtOnceAndAskedForAgain) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  ASSERT_EQ(machine.phase(), SwitchPhase::kResuming);
+  const std::string why = "rank 0: no door; it is asked again until it does";
+  step(RankRefused{.rank = 0, .request = request, .why = "no door"});
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kFailed);
+  EXPECT_EQ(done[0].version, kV2);
+  EXPECT_EQ(done[0].reason, why);
+  EXPECT_EQ(machine.report(now).reason, why);
+  EXPECT_FALSE(machine.report(now).ready);
+  tick_after(milliseconds(limits::kSwitchRetryMs));
+  ASSERT_EQ(count<SendResume>(), 1U);
+  EXPECT_EQ(machine.report(now).reason, "it is resuming; " + why);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).reason, "");
+}
+
+TEST_F(Switch, ADeadlineNamesTheRanksThatHaveNotAnswered) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  loaded(kV2);
+  step(RankCommitted{.rank = 0, .request = request, .version = kV2});
+  tick_after(milliseconds(limits::kCommitDeadlineMs));
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
+  EXPECT_EQ(done[0].reason, "rank 1 did not commit within 10000 ms");
+}
+
 TEST_F(Switch, BehindForTooLongIsNotReady) {
   serve_v1();
   decide(kV3);  // not staged here
@@ -916,6 +986,10 @@ TEST_F(Switch, EveryEventInEveryPhase) {
           RankResumed{.rank = 0, .request = now_request},
           RankResumed{.rank = 1, .request = now_request},
           RankResumed{.rank = 0, .request = 999},
+          RankRefused{.rank = 0, .request = now_request, .why = "x"},
+          RankRefused{.rank = 1, .request = now_request, .why = "x"},
+          RankRefused{.rank = 0, .request = 999, .why = "x"},
+          RankRefused{.rank = 9, .request = now_request, .why = "x"},
           TargetSet{.decision = next, .target = kV1},
           TargetSet{.decision = next, .target = kV3, .withdrawn = {kV2}},
           TargetSet{.decision = next, .target = kV3, .withdrawn = {kV1, kV2, kV3}},
