@@ -243,7 +243,7 @@ Check check_descriptors() {
 
 Check check_run_dir(const std::string& path) { return check_directory("run_dir", path, true); }
 
-Check check_state_dir(const std::string& path) { return check_directory("state_dir", path, false); }
+Check check_state_dir(const std::string& path) { return check_directory("state_dir", path, true); }
 
 Check check_trace_setting(const std::string& path) {
   const std::string file = path + ".json";

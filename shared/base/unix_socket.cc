@@ -181,8 +181,9 @@ Result<> make_private_directory(const std::string& path) {
                             "choose a directory that this user owns",
                             path, status.st_uid, ::geteuid()));
   if ((status.st_mode & 077U) != 0)
-    return fail(ErrorCode::kRefused, fmt::format("directory {} has mode {:04o}, but sockets need a "
-                                                 "private directory: set its mode to 0700 (chmod)",
+    return fail(ErrorCode::kRefused, fmt::format("directory {} has mode {:04o}, but other users "
+                                                 "must not reach what is in it: set its mode to "
+                                                 "0700 (chmod)",
                                                  path, status.st_mode & 07777U));
   return {};
 }

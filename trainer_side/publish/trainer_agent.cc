@@ -342,6 +342,8 @@ void TrainerAgent::apply(EndPublish command) {
           command.reply.canary.empty() ? "" : " by the canary '" + command.reply.canary + "' only");
     else if (control::failure_code(command.reply) == ErrorCode::kPartial)
       log_warning("{} is not served by every replica: {}", version, command.reply.reason);
+    else if (command.end == JobState::kSuperseded)  // the trainer is faster than its fleet
+      log_info("{} is not served: {}", version, command.reply.reason);
     else
       log_warning("the publish of {} failed: {}", version, command.reply.reason);
   } else if (command.error) {

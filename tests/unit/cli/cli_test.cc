@@ -119,6 +119,8 @@ TEST(Doctor, FindsWhatIsWrongWithADirectory) {
   const Check open = check_run_dir(run_dir);
   EXPECT_EQ(open.status, CheckStatus::kFail);
   EXPECT_EQ(open.advice, "chmod 0700 " + run_dir);
+  EXPECT_EQ(check_state_dir(run_dir).status, CheckStatus::kFail) << "its owner alone, as a sidecar";
+  ASSERT_EQ(chmod(run_dir.c_str(), 0700), 0);
   EXPECT_EQ(check_state_dir(run_dir).status, CheckStatus::kOk);
   ASSERT_EQ(chmod(run_dir.c_str(), 0777), 0);
   EXPECT_EQ(check_state_dir(run_dir).status, CheckStatus::kFail);
