@@ -25,7 +25,7 @@ struct HostConfig {
   std::string run_dir;
   std::string state_dir;
   std::string coordinator;
-  std::string http_address;
+  config::HttpConfig http;
   std::uint64_t host_memory = 0;
   HugePages huge_pages = HugePages::kOff;
   CudaWanted cuda;
@@ -38,14 +38,21 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   if (options.role == "trainer") {
     const auto c = WSYNC_TRY(config::load_trainer(sources));
-    return HostConfig{c.run_dir,           c.state_dir, "",           c.http_address,          0,
-                      c.memory.huge_pages, {},          c.trace_file, check_key_folder(c.keys)};
+    return HostConfig{c.run_dir,
+                      c.state_dir,
+                      "",
+                      c.http,
+                      0,
+                      c.memory.huge_pages,
+                      {},
+                      c.trace_file,
+                      check_key_folder(c.keys)};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,
                     c.state_dir,
                     c.coordinator,
-                    c.http_address,
+                    c.http,
                     c.host_memory,
                     c.memory.huge_pages,
                     {.wanted = c.devices.kind == DeviceKind::kCuda,
@@ -68,8 +75,8 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_run_dir(wanted.run_dir),
                                check_state_dir(wanted.state_dir),
                                wanted.keys};
-  checks.push_back(check_pages(
-      wanted.http_address, options.role == "trainer" ? "coordinator" : "sidecar", kReachDeadline));
+  checks.push_back(check_pages(wanted.http, options.role == "trainer" ? "coordinator" : "sidecar",
+                               kReachDeadline));
   if (!wanted.trace_file.empty()) checks.push_back(check_trace_setting(wanted.trace_file));
   for (Check& check : check_cuda(wanted.cuda)) checks.push_back(std::move(check));
   if (!wanted.coordinator.empty())

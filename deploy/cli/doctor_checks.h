@@ -12,6 +12,7 @@
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
 #include "shared/broadcast/nccl_library.h"
+#include "shared/config/http_config.h"
 #include "shared/device/cuda_library.h"
 #include "shared/device/mps.h"
 
@@ -52,9 +53,9 @@ struct Check {
                                       std::chrono::milliseconds deadline);
 // Checks whether http.address is free, and otherwise which process uses it: wsync, or a program
 // with which it cannot be shared. A wsync process of another role than `own_role` is a warning. An
-// empty address means that no pages are configured. The connection and the response may each take
-// up to `deadline`.
-[[nodiscard]] Check check_pages(const std::string& address, const std::string& own_role,
+// empty address means that no pages are configured. A token that cannot be read is a failure. The
+// connection and the response may each take up to `deadline`.
+[[nodiscard]] Check check_pages(const config::HttpConfig& pages, const std::string& own_role,
                                 std::chrono::milliseconds deadline);
 
 // Checks whether a trace can be written to `<path>.json`. A missing directory loses the trace at

@@ -11,6 +11,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/unique_fd.h"
+#include "shared/observe/http/access_token.h"
 
 namespace wsync::cli {
 namespace {
@@ -69,13 +70,15 @@ int connect_to(const std::string& address, std::chrono::milliseconds deadline, U
 }
 
 // Requests the metrics of a server. Returns what has arrived by the deadline, up to kMaxBytes.
-std::string metrics_answer(const UniqueFd& fd, std::chrono::milliseconds deadline) {
-  constexpr std::string_view kRequest =
-      "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+// `authorization`: a header field with its line end, or empty.
+std::string metrics_answer(const UniqueFd& fd, const std::string& authorization,
+                           std::chrono::milliseconds deadline) {
+  const std::string request = fmt::format(
+      "GET /metrics HTTP/1.1\r\nHost: localhost\r\n{}Connection: close\r\n\r\n", authorization);
   constexpr std::size_t kMaxBytes = 256 * 1024;
   std::string answer;
-  if (::send(fd.get(), kRequest.data(), kRequest.size(), MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(kRequest.size()))
+  if (::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(request.size()))
     return answer;
   const TimePoint end = now() + deadline;
   std::array<char, 4096> piece;
@@ -113,11 +116,20 @@ Check check_coordinator(const std::string& address, std::chrono::milliseconds de
           "connection"};
 }
 
-Check check_pages(const std::string& address, const std::string& own_role,
+Check check_pages(const config::HttpConfig& pages, const std::string& own_role,
                   std::chrono::milliseconds deadline) {
   constexpr const char* kName = "http";
+  const std::string& address = pages.address;
   if (address.empty())
     return {kName, CheckStatus::kOk, "http.address is none: this process serves no pages", ""};
+  std::string authorization;
+  if (!pages.token.empty()) {
+    const auto token = http::AccessToken::read(pages.token);
+    if (!token)
+      return {kName, CheckStatus::kFail, token.error().with_context("http.token").message(),
+              "make a token with `wsync keys token FILE`, and set http.token to that file"};
+    authorization = fmt::format("Authorization: {}\r\n", token->authorization());
+  }
   if (address.ends_with(":0"))
     return {kName, CheckStatus::kOk, address + ": any free port; the log names it", ""};
   UniqueFd fd;
@@ -127,7 +139,7 @@ Check check_pages(const std::string& address, const std::string& own_role,
   if (error != 0)
     return {kName, CheckStatus::kWarn, fmt::format("{}: {}", address, std::strerror(error)),
             "set http.address to an address that this user can listen on, or to none"};
-  const std::string answer = metrics_answer(fd, deadline);
+  const std::string answer = metrics_answer(fd, authorization, deadline);
   if (const std::string role = build_label(answer, "role"); !role.empty()) {
     // One of the own role may be the process of this configuration.
     const bool free = role == own_role;

@@ -12,6 +12,7 @@
 #include "shared/config/sources.h"
 #include "shared/control/keys/key_folder.h"
 #include "shared/control/zmq/key_pair.h"
+#include "shared/observe/http/access_token.h"
 
 namespace wsync::cli {
 namespace {
@@ -105,6 +106,16 @@ Result<Outcome> remove_key(const KeysOptions& options) {
                           owner.text(), was_here ? ", and its file is removed" : "")};
 }
 
+Result<Outcome> make_token(const KeysOptions& options) {
+  WSYNC_TRY(http::AccessToken::make(options.file));
+  const std::string file = absolute_path(options.file);
+  return Outcome{
+      .result = {{"file", file}},
+      .text = fmt::format("{} has a token; set `http.token` of a coordinator or sidecar to it, or "
+                          "start an engine with --http-token\n",
+                          file)};
+}
+
 void add_folder_option(CLI::App& command, KeysOptions& options) {
   options.folder = default_key_folder();
   command
@@ -175,6 +186,19 @@ void add_keys_remove(CLI::App& parent, Context& context) {
       [&context, options] { context.run("keys remove", [&] { return remove_key(*options); }); });
 }
 
+void add_keys_token(CLI::App& parent, Context& context) {
+  auto options = std::make_shared<KeysOptions>();
+  CLI::App* command =
+      add_command(parent, context,
+                  {.name = "token",
+                   .description = "Make a token that the clients of HTTP pages and of engines show",
+                   .examples = {"wsync keys token /etc/wsync/pages.token"}});
+  command->add_option("FILE", options->file, "File for the token, which must not exist")
+      ->required();
+  command->callback(
+      [&context, options] { context.run("keys token", [&] { return make_token(*options); }); });
+}
+
 }  // namespace
 
 void add_keys(CLI::App& app, Context& context) {
@@ -185,6 +209,7 @@ void add_keys(CLI::App& app, Context& context) {
   add_keys_add(*command, context);
   add_keys_list(*command, context);
   add_keys_remove(*command, context);
+  add_keys_token(*command, context);
 }
 
 }  // namespace wsync::cli

@@ -17,6 +17,7 @@
 #include "shared/config/units.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
+#include "shared/observe/http/access_token.h"
 
 namespace wsync::cli {
 namespace {
@@ -32,6 +33,7 @@ struct EngineOptions {
   std::string weights;  // empty: load without a sidecar; no loading with one
   std::string model;
   engine::http::CompletionServerOptions http;
+  std::string http_token;  // file; empty: none
   engine::reference::GenerationOptions generation;
   std::string cache_policy = "flush";
   std::string cache_size = "64MiB";
@@ -127,6 +129,11 @@ Result<> settle(EngineOptions& options) {
                                      ? engine::generation::CachePolicy::kKeep
                                      : engine::generation::CachePolicy::kFlush;
   options.engine.generation = options.generation;
+  if (!options.http_token.empty()) {
+    auto token = http::AccessToken::read(options.http_token);
+    if (!token) return fail(token.error().with_context("--http-token"));
+    options.http.token = std::move(*token);
+  }
   options.http.has_tokenizer =
       std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json");
   return {};
@@ -176,6 +183,12 @@ void add_generation(CLI::App& command, EngineOptions& options) {
   command
       .add_option("--host", options.http.host,
                   "Address that rank 0 listens on (default: 127.0.0.1)")
+      ->group(group);
+  command
+      .add_option("--http-token", options.http_token,
+                  "File with the token that clients must show, as OpenAI's API key; needed for a "
+                  "host that others reach (default: none)")
+      ->type_name("FILE")
       ->group(group);
   command
       .add_option("--port", options.http.port,

@@ -69,10 +69,15 @@ std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t li
   return row[a.size()];
 }
 
-std::vector<std::string_view> names_of(const Manifest& manifest) {
+// Names of the manifest that no tensor has: only these can be what a tensor of another name means.
+std::vector<std::string_view> free_names(const Manifest& manifest,
+                                         std::span<const EngineTensor> tensors) {
+  std::vector<bool> taken(manifest.size());
+  for (const EngineTensor& tensor : tensors)
+    if (const auto index = manifest.find(tensor.name)) taken[*index] = true;
   std::vector<std::string_view> names;
-  names.reserve(manifest.size());
-  for (const auto& tensor : manifest.tensors()) names.emplace_back(tensor.name);
+  for (std::size_t i = 0; i < manifest.size(); ++i)
+    if (!taken[i]) names.emplace_back(manifest.tensor(i).name);
   return names;
 }
 
@@ -156,7 +161,7 @@ std::string nearest_name(std::string_view name, std::span<const std::string_view
 std::vector<Problem> check_layout(const Manifest& manifest, std::span<const EngineTensor> tensors) {
   Problems problems;
   std::set<std::string_view> seen;
-  const std::vector<std::string_view> names = names_of(manifest);
+  const std::vector<std::string_view> names = free_names(manifest, tensors);
   for (const auto& tensor : tensors) {
     if (!seen.insert(tensor.name).second) {
       problems.add({.kind = ProblemKind::kOther,
@@ -212,6 +217,9 @@ std::vector<Problem> check_replica_coverage(const Manifest& manifest,
   std::ranges::sort(wanted);
   const auto repeated = std::ranges::unique(wanted);
   wanted.erase(repeated.begin(), repeated.end());
+  std::vector<std::string_view> unknown;
+  std::ranges::copy_if(wanted, std::back_inserter(unknown),
+                       [&](std::string_view name) { return !manifest.find(name); });
   Problems problems;
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     const TensorInfo& info = manifest.tensor(i);
@@ -221,7 +229,7 @@ std::vector<Problem> check_replica_coverage(const Manifest& manifest,
       problems.add({.kind = ProblemKind::kExtra,
                     .tensor = info.name,
                     .detail = "the published tensors have it, but no rank of the replica loads it",
-                    .nearest = problems.many() ? std::string() : nearest_name(info.name, wanted),
+                    .nearest = problems.many() ? std::string() : nearest_name(info.name, unknown),
                     .found = text_of(info.dtype, info.shape)});
     } else if (const auto hole = find_hole(info, takers[i])) {
       problems.add({.kind = ProblemKind::kRange,

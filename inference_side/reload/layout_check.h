@@ -12,15 +12,16 @@
 namespace wsync::reload {
 
 // Returns the differences between the manifest and the tensors of one rank: a name that is not in
-// the manifest (kMissing, with the nearest name), another dtype or shape, a range outside of the
-// shape. Empty: the tensors fit. There are at most limits::kProblemCount problems; the last one
-// then contains the number of further problems. Only the first few dozen problems have a nearest
-// name.
+// the manifest (kMissing, with the nearest name of the manifest that the rank does not take),
+// another dtype or shape, a range outside of the shape. Empty: the tensors fit. There are at most
+// limits::kProblemCount problems; the last one then contains the number of further problems. Only
+// the first few dozen problems have a nearest name.
 [[nodiscard]] std::vector<control::Problem> check_layout(
     const Manifest& manifest, std::span<const control::EngineTensor> tensors);
 
 // Returns the parts of the manifest that no rank of a replica takes: whole tensors (kExtra, with
-// the nearest name that a rank takes) and parts of tensors (kRange, with one uncovered block).
+// the nearest name that a rank takes and the manifest lacks) and parts of tensors (kRange, with one
+// uncovered block).
 // `ranks` contains the tensors of each rank. Ranges may overlap, as those of replicated tensors do.
 // Entries that do not fit the manifest cover nothing; check_layout reports them.
 [[nodiscard]] std::vector<control::Problem> check_replica_coverage(

@@ -212,6 +212,7 @@ void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error&
 void EngineHub::detach(const std::shared_ptr<EngineRank>& rank, const std::string& why) {
   const auto detached = registry_->detach(rank->id);
   if (!detached) return;
+  covered_.erase(rank->replica);
   rank->attached = false;
   scrubbing_->detached(*rank);
   loaded_sums_.forget(rank->replica);
@@ -234,13 +235,26 @@ void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
   if (rank.stream) rank.stream->finish(kFinishDeadline);
 }
 
+Refusal EngineHub::declined_refusal(const EngineRank& rank, const Version& version) {
+  return {.reason = fmt::format(
+              "replica '{}' rank {} does not take {}, which is served: {}; it may attach when "
+              "every engine of that model has ended",
+              rank.replica, rank.rank, version.to_string(), rank.declined.at(version)),
+          .problems = {}};
+}
+
 void EngineHub::refuse_misfits() {
   const Manifest* newest = preparation_->newest_layout();
   if (newest == nullptr) return;
   const Version version = preparation_->versions().back();
   for (const auto& rank : attached()) {
-    if (!check_fit(*rank, version, *newest)) continue;
-    auto refusal = registry_->misfit(rank->replica, rank->rank, *rank->tensors, *newest);
+    if (rank->held_back || !check_fit(*rank, version, *newest)) continue;
+    std::optional<Refusal> refusal;
+    if (!rank->any_layout)
+      refusal = registry_->misfit(rank->replica, rank->rank, *rank->tensors,
+                                  registry_->find(rank->replica, rank->rank)->world_size, *newest);
+    else if (registry_->fits_any_but(rank->replica, *newest))
+      refusal = declined_refusal(*rank, version);
     if (!refusal || planted("first_engine_stays")) continue;
     refuse(*rank, std::move(*refusal));
     // At once, because a layout that is announced now must not be compared with it.
@@ -268,14 +282,13 @@ void EngineHub::check_liveness() {
   for (const reload::EngineId id : due.silent) {
     const auto rank = find(id);
     if (!rank) continue;
-    const std::string why = fmt::format(
+    rank->silence = fmt::format(
         "has not polled its link for {} (engine_deadline): {} is suspended, or hangs in a step",
-        config::format_duration(options_.engine_deadline),
-        rank->pid == 0 ? "its process" : fmt::format("process {}", rank->pid));
-    log_warning("engine {} rank {} {}", rank->replica, rank->rank, why);
-    rank->silent = true;
+        config::format_duration(options_.engine_deadline), rank->process_text());
+    log_warning("engine {} rank {} {}", rank->replica, rank->rank, rank->silence);
     preparation_->silenced(rank);
-    notify(rank->replica, reload::RankSilent{.rank = rank->rank, .why = why});
+    readback_.silenced(rank);
+    notify(rank->replica, reload::RankSilent{.rank = rank->rank, .why = rank->silence});
   }
 }
 
@@ -283,7 +296,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
   if (rank->refused) return;
   if (liveness_.heard(rank->id)) {
     log_info("engine {} rank {} answers again", rank->replica, rank->rank);
-    rank->silent = false;
+    rank->silence.clear();
     // It was told of nothing meanwhile.
     if (!devices_) rank->send(0, control::UnmapArenas{});
     preparation_->attached(rank);
@@ -439,9 +452,12 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
                      .device = hello.device,
                      .copies = !rank->maps_version,
                      .any_layout = rank->any_layout,
-                     .tensors = rank->tensors});
+                     .tensors = rank->tensors,
+                     .pid = static_cast<std::uint64_t>(rank->pid)});
   rank->send(envelope.request, welcome, std::move(fds));
   const bool is_on_trial = rank->any_layout && preparation_->newest_layout() != nullptr;
+  registry_->set_declines(rank->id, is_on_trial);  // until it has answered
+  covered_.erase(rank->replica);
   if (is_on_trial && absent_.was_refused(rank->replica, rank->rank))
     log_debug("engine {} rank {} tries again, after it was refused", rank->replica, rank->rank);
   else
@@ -492,11 +508,25 @@ void EngineHub::announce_attached(EngineRank& rank) {
 
 std::optional<reload::UnfitVersion> EngineHub::check_fit(EngineRank& rank, const Version& version,
                                                          const Manifest& manifest) {
-  if (rank.any_layout || rank.layout_fits == manifest.layout_digest()) return std::nullopt;
-  const auto problems = reload::check_layout(manifest, *rank.tensors);
+  if (rank.any_layout)
+    if (const auto found = rank.declined.find(version); found != rank.declined.end())
+      return reload::UnfitVersion{.version = version, .why = found->second};
+  if (rank.any_layout) return std::nullopt;
+  const Digest& layout = manifest.layout_digest();
+  std::vector<control::Problem> problems;
+  if (rank.layout_fits != layout) problems = reload::check_layout(manifest, *rank.tensors);
   if (problems.empty()) {
-    rank.layout_fits = manifest.layout_digest();
-    return std::nullopt;
+    rank.layout_fits = layout;
+    // Once for each layout of a replica, because all of its tensors are looked at.
+    if (const auto known = covered_.find(rank.replica);
+        known != covered_.end() && known->second == layout)
+      return std::nullopt;
+    problems = registry_->uncovered(rank.replica, rank.rank, *rank.tensors,
+                                    registry_->find(rank.replica, rank.rank)->world_size, manifest);
+    if (problems.empty()) {
+      covered_.insert_or_assign(rank.replica, layout);
+      return std::nullopt;
+    }
   }
   return reload::UnfitVersion{
       .version = version,
@@ -507,13 +537,15 @@ void EngineHub::handle_prepared(const std::shared_ptr<EngineRank>& rank,
                                 const control::Prepared& prepared) {
   const auto versions = preparation_->versions();
   const bool is_newest = !versions.empty() && prepared.version == versions.back();
-  if (rank->held_back && is_newest && prepared.is_refused)
-    return refuse(*rank, {.reason = fmt::format("replica '{}' rank {} does not take {}, which is "
-                                                "served: {}",
-                                                rank->replica, rank->rank,
-                                                prepared.version.to_string(), prepared.failure),
-                          .problems = {}});
-  preparation_->handle(rank, prepared);
+  if (is_newest) registry_->set_declines(rank->id, !prepared.failure.empty());
+  if (prepared.is_refused) rank->declined[prepared.version] = prepared.failure;
+  if (rank->held_back && prepared.is_refused) {
+    preparation_->declined(rank, prepared);
+    if (is_newest && registry_->fits_any_but(rank->replica, *preparation_->newest_layout()))
+      return refuse(*rank, declined_refusal(*rank, prepared.version));
+  } else {
+    preparation_->handle(rank, prepared);
+  }
   if (!is_newest) return;
   announce_attached(*rank);
   refuse_misfits();
@@ -629,7 +661,7 @@ void EngineHub::arenas_retired() {
 void EngineHub::unmap_arenas() {
   if (devices_) return;  // engines with devices of their own map no arena
   for (const auto& rank : ranks_)
-    if (rank->attached && !rank->silent) rank->send(0, control::UnmapArenas{});
+    if (rank->attached && rank->silence.empty()) rank->send(0, control::UnmapArenas{});
 }
 
 void EngineHub::remove_version(const Version& version) {

@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -158,10 +159,11 @@ class EngineHub {
                      const control::ReadVersion& question);
   void handle_prepared(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);
   void announce_attached(EngineRank& rank);
-  // What of this version does not fit the rank; std::nullopt if it fits.
-  [[nodiscard]] static std::optional<reload::UnfitVersion> check_fit(EngineRank& rank,
-                                                                     const Version& version,
-                                                                     const Manifest& manifest);
+  // What of this version does not fit the rank, or its replica if all ranks of that are attached;
+  // std::nullopt if it fits.
+  [[nodiscard]] std::optional<reload::UnfitVersion> check_fit(EngineRank& rank,
+                                                              const Version& version,
+                                                              const Manifest& manifest);
   void announce_unprepared(const std::string& replica);
   void handle_loaded(const EngineRank& rank, std::uint64_t request, control::Loaded& loaded);
   [[nodiscard]] std::optional<reload::SumMismatch> check_loaded(const EngineRank& rank,
@@ -171,6 +173,8 @@ class EngineHub {
   // Refuses the attached ranks that do not fit the newest version, if another one fits it: which
   // of them attached first makes no difference.
   void refuse_misfits();
+  // For a rank of any layout that has declined the version that others serve.
+  [[nodiscard]] static Refusal declined_refusal(const EngineRank& rank, const Version& version);
   void absent_changed() const;
   void close_starting(const EngineRank& attached);
   void unmap_arenas();
@@ -189,6 +193,7 @@ class EngineHub {
   Ranks ranks_;  // every open connection, including those without a hello yet
   std::uint32_t next_engine_ = 1;
   EngineLiveness liveness_;
+  std::map<std::string, Digest> covered_;  // by replica: the last layout that all of its ranks take
   AbsentEngines absent_;
   LoadedSums loaded_sums_;
   std::unique_ptr<EngineDevices> devices_;  // null: unified

@@ -2,9 +2,19 @@
 
 #include <utility>
 
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {
+
+std::string EngineRank::process_text() const {
+  return pid == 0 ? "its process" : fmt::format("process {}", pid);
+}
+
+std::string EngineRank::remedy_text() const {
+  return pid == 0 ? "continue its process (kill -CONT), or end it"
+                  : fmt::format("continue it (kill -CONT {}), or end it", pid);
+}
 
 void EngineRank::send(std::uint64_t request, const control::Message& message,
                       std::vector<UniqueFd> fds) {

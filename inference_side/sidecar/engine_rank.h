@@ -41,17 +41,24 @@ struct EngineRank {
   // Its attachment, which the switch of its replica is not told of until the rank has answered
   // whether it takes the newest version: a replica that does not must not be paused for it.
   std::optional<reload::RankAttached> held_back;
-  bool silent = false;  // it does not poll its link (EngineLiveness)
+  // Completes "rank 0 ..." while the rank does not poll its link (EngineLiveness). Otherwise empty.
+  std::string silence;
   std::string replica;
   std::uint32_t rank = 0;
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
   Digest tensors_key;
   Digest layout_sent;
   Digest layout_fits;  // the last layout that was compared with `tensors` and fits them
+  // The versions that it has declined, and why.
+  std::map<Version, std::string> declined;
   // For each version: its load plan if Prepare was sent, otherwise the reason why the rank cannot
   // load it.
   std::map<Version, Result<std::shared_ptr<const PreparedLoad>>> prepared;
 
+  // Its process, for a sentence.
+  [[nodiscard]] std::string process_text() const;
+  // What an operator can do about a process that stands still, for a sentence.
+  [[nodiscard]] std::string remedy_text() const;
   // Sends a message. Does nothing if the connection has ended. A failure to send is only logged,
   // because the stream itself reports the end of the connection.
   void send(std::uint64_t request, const control::Message& message, std::vector<UniqueFd> fds = {});

@@ -43,19 +43,41 @@ std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envel
                 : "names tensors of one layout"),
         .problems = {}};
   if (served == nullptr || hello.any_layout) return std::nullopt;
-  return misfit(envelope.replica, envelope.rank, hello.tensors, *served);
+  return misfit(envelope.replica, envelope.rank, hello.tensors, hello.world_size, *served);
 }
 
 std::optional<Refusal> EngineRegistry::misfit(const std::string& replica, std::uint32_t rank,
                                               const std::vector<control::EngineTensor>& tensors,
+                                              std::uint32_t world_size,
                                               const Manifest& served) const {
   std::vector<control::Problem> problems = reload::check_layout(served, tensors);
-  if (problems.empty() || !fits_any(served)) return std::nullopt;
+  if (problems.empty()) {
+    // The other ranks of this replica may fit one by one; what they lack together says only this
+    // rank, if it is the last one.
+    problems = uncovered(replica, rank, tensors, world_size, served);
+    if (problems.empty() || !fits_any_but(replica, served)) return std::nullopt;
+  } else if (!fits_any(served)) {
+    return std::nullopt;
+  }
   std::string reason = fmt::format(
       "replica '{}' rank {} does not fit the model that is served: {} ({}); it may attach when "
       "every engine of that model has ended",
       replica, rank, problems.front().tensor, problems.front().detail);
   return Refusal{.reason = std::move(reason), .problems = std::move(problems)};
+}
+
+std::vector<control::Problem> EngineRegistry::uncovered(
+    const std::string& replica, std::uint32_t rank,
+    const std::vector<control::EngineTensor>& tensors, std::uint32_t world_size,
+    const Manifest& manifest) const {
+  std::vector<std::span<const control::EngineTensor>> parts = {tensors};
+  for (const AttachedRank& other : ranks_) {
+    if (other.replica != replica || other.rank == rank) continue;
+    if (other.any_layout) return {};
+    parts.emplace_back(*other.tensors);
+  }
+  if (parts.size() < world_size || planted("part_of_a_model_served")) return {};
+  return reload::check_replica_coverage(manifest, parts);
 }
 
 std::optional<std::string> EngineRegistry::rank_problem(const control::Envelope& envelope,
@@ -75,8 +97,14 @@ std::optional<std::string> EngineRegistry::rank_problem(const control::Envelope&
   for (const AttachedRank& other : ranks_) {
     if (other.replica != envelope.replica) continue;
     if (other.rank == envelope.rank)
-      return fmt::format("replica '{}' rank {} is attached already", envelope.replica,
-                         envelope.rank);
+      return fmt::format(
+          "replica '{}' rank {} is attached already, as {}: start this engine under another name "
+          "of "
+          "its replica (--replica), or end {}",
+          envelope.replica, envelope.rank,
+          other.pid == 0 ? "a process in another PID namespace"
+                         : fmt::format("process {}", other.pid),
+          other.pid == 0 ? "that process" : fmt::format("process {}", other.pid));
     if (other.world_size != hello.world_size)
       return fmt::format("replica '{}' has {} ranks, not {}", envelope.replica, other.world_size,
                          hello.world_size);
@@ -163,13 +191,22 @@ std::optional<std::string> EngineRegistry::gpu_problem(const control::EngineHell
 
 // ---- attached ranks ----
 
+bool EngineRegistry::fits_any(const Manifest& manifest) const { return fits_any_but({}, manifest); }
+
 // A rank without tensors says nothing: a controller has none.
-bool EngineRegistry::fits_any(const Manifest& manifest) const {
+bool EngineRegistry::fits_any_but(const std::string& but, const Manifest& manifest) const {
   if (planted("compared_with_nobody")) return true;
   return std::ranges::any_of(ranks_, [&](const AttachedRank& rank) {
-    return rank.any_layout ||
-           (!rank.tensors->empty() && reload::check_layout(manifest, *rank.tensors).empty());
+    if (!but.empty() && rank.replica == but) return false;
+    if (rank.any_layout) return !rank.declines;
+    return !rank.tensors->empty() && reload::check_layout(manifest, *rank.tensors).empty() &&
+           uncovered(rank.replica, rank.rank, *rank.tensors, rank.world_size, manifest).empty();
   });
+}
+
+void EngineRegistry::set_declines(reload::EngineId id, bool declines) {
+  for (AttachedRank& rank : ranks_)
+    if (rank.id == id) rank.declines = declines;
 }
 
 void EngineRegistry::attach(AttachedRank rank) { ranks_.push_back(std::move(rank)); }

@@ -30,7 +30,9 @@ struct AttachedRank {
   std::uint32_t device = 0;      // index of the sidecar's device it runs on
   bool copies = true;            // into memory of its own; false: it maps the staged version
   bool any_layout = false;       // it takes all tensors of each version; `tensors` is empty
+  bool declines = false;         // any layout: the version that it was asked about last
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
+  std::uint64_t pid = 0;  // of its process; 0: in another PID namespace
 };
 
 // The properties of this sidecar's devices with which a hello is compared.
@@ -72,9 +74,22 @@ class EngineRegistry {
   // or if no attached rank takes that layout.
   [[nodiscard]] std::optional<Refusal> misfit(const std::string& replica, std::uint32_t rank,
                                               const std::vector<control::EngineTensor>& tensors,
+                                              std::uint32_t world_size,
                                               const Manifest& served) const;
-  // Whether an attached rank takes tensors of this layout.
+  // What of the layout no rank of the replica takes, if this rank is the last one that it lacks;
+  // empty if it lacks others, or if a rank of it takes any layout.
+  [[nodiscard]] std::vector<control::Problem> uncovered(
+      const std::string& replica, std::uint32_t rank,
+      const std::vector<control::EngineTensor>& tensors, std::uint32_t world_size,
+      const Manifest& manifest) const;
+  // Whether an attached rank takes tensors of this layout. A rank of any layout does unless it
+  // declines.
   [[nodiscard]] bool fits_any(const Manifest& manifest) const;
+  // The same, of other replicas than `but`.
+  [[nodiscard]] bool fits_any_but(const std::string& but, const Manifest& manifest) const;
+  // Whether the rank of this connection, which takes any layout, has declined the version that it
+  // was asked about last. Does nothing if there is none.
+  void set_declines(reload::EngineId id, bool declines);
   // Adds a rank whose hello was not refused.
   void attach(AttachedRank rank);
   // Removes the rank of this connection and returns it; std::nullopt if there was none.

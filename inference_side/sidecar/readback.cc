@@ -6,6 +6,7 @@
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/config/units.h"
 
 namespace wsync::agent {
 namespace {
@@ -59,6 +60,10 @@ void compare(const staging::HeldVersion& held, const std::vector<control::Engine
   }
 }
 
+std::string silence_text(const EngineRank& rank) {
+  return fmt::format("it {}; {}, and verify again", rank.silence, rank.remedy_text());
+}
+
 }  // namespace
 
 void Readback::begin(const std::vector<std::shared_ptr<EngineRank>>& ranks,
@@ -71,18 +76,26 @@ void Readback::begin(const std::vector<std::shared_ptr<EngineRank>>& ranks,
   round_->on_done.push_back(std::move(on_done));
   for (const auto& rank : ranks) {
     if (!rank->attached) continue;
+    if (!rank->silence.empty()) {
+      add_failure(*rank, silence_text(*rank));
+      continue;
+    }
     round_->waiting.push_back(rank);
     rank->send(0, control::ReadDigests{});
   }
-  round_->deadline = std::make_unique<Timer>(loop_, [this] {
+  round_->deadline = std::make_unique<Timer>(loop_, [this, deadline] {
     for (const auto& rank : std::exchange(round_->waiting, {}))
-      round_->ranks.push_back({.replica = rank->replica,
-                               .rank = rank->rank,
-                               .failure = "the rank did not answer before the deadline"});
+      add_failure(*rank, fmt::format("{} polls its link, but has not read back its weights within "
+                                     "{}; verify again when it has less to do",
+                                     rank->process_text(), config::format_duration(deadline)));
     finish();
   });
   round_->deadline->start(deadline);
   finish();
+}
+
+void Readback::add_failure(const EngineRank& rank, std::string why) {
+  round_->ranks.push_back({.replica = rank.replica, .rank = rank.rank, .failure = std::move(why)});
 }
 
 void Readback::finish() {
@@ -99,9 +112,14 @@ void Readback::finish() {
 
 void Readback::lost(const std::shared_ptr<EngineRank>& rank, const Error& error) {
   if (!round_ || std::erase(round_->waiting, rank) == 0) return;
-  round_->ranks.push_back({.replica = rank->replica,
-                           .rank = rank->rank,
-                           .failure = "the rank was lost: " + error.message()});
+  add_failure(*rank, "the rank was lost: " + error.message());
+  finish();
+}
+
+void Readback::silenced(const std::shared_ptr<EngineRank>& rank) {
+  if (!round_ || round_->compared.contains(rank.get())) return;
+  if (std::erase(round_->waiting, rank) == 0) return;
+  add_failure(*rank, silence_text(*rank));
   finish();
 }
 
@@ -110,6 +128,7 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
   if (!round_ ||
       std::find(round_->waiting.begin(), round_->waiting.end(), rank) == round_->waiting.end())
     return;
+  round_->compared.insert(rank.get());
   auto verdict = std::make_shared<control::VerifyRank>();
   verdict->replica = rank->replica;
   verdict->rank = rank->rank;

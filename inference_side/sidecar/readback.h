@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,9 +43,10 @@ class Readback {
   // A comparison in progress does not call on_done.
   ~Readback() { *alive_ = false; }
 
-  // Asks those of `ranks` that are attached. Only one comparison runs at a time; a call during a
-  // comparison joins it. `on_done` is called within `deadline`, with the ranks ordered by replica
-  // and rank. A rank that does not answer has a failure.
+  // Asks those of `ranks` that are attached. A silent one is not asked, and has a failure that says
+  // so. Only one comparison runs at a time; a call during a comparison joins it. `on_done` is
+  // called within `deadline`, with the ranks ordered by replica and rank. A rank that does not
+  // answer has a failure.
   void begin(const std::vector<std::shared_ptr<EngineRank>>& ranks,
              std::chrono::milliseconds deadline, OnDone on_done);
   // A rank has answered. `held`: the version that it names; null if that version is not staged
@@ -53,14 +55,19 @@ class Readback {
                 const std::shared_ptr<const staging::HeldVersion>& held);
   // A rank's connection has ended.
   void lost(const std::shared_ptr<EngineRank>& rank, const Error& error);
+  // A rank has become silent. Its answer is not waited for any longer, unless it is here already.
+  void silenced(const std::shared_ptr<EngineRank>& rank);
 
  private:
   struct Round {
     std::vector<std::shared_ptr<EngineRank>> waiting;
+    std::set<const EngineRank*> compared;  // those of `waiting` whose answer is being compared
     std::vector<control::VerifyRank> ranks;
     std::vector<OnDone> on_done;
     std::unique_ptr<Timer> deadline;
   };
+  // The rank could not be read back.
+  void add_failure(const EngineRank& rank, std::string why);
   void finish();
 
   Loop& loop_;

@@ -250,7 +250,7 @@ Result<> SidecarAgent::connect() {
 }
 
 Result<> SidecarAgent::open_pages() {
-  if (config_.http_address.empty()) return {};
+  if (config_.http.address.empty()) return {};
   metrics::StatusFacts facts;
   facts.readings = [this] {
     return sidecar_readings(
@@ -269,9 +269,12 @@ Result<> SidecarAgent::open_pages() {
     if (!ready.ready && !no_transport_.empty()) ready.reason += "; " + no_transport_;
     return ready;
   };
-  pages_ = WSYNC_TRY(
-      metrics::StatusPages::create(loop_, {.address = config_.http_address, .role = "sidecar"},
-                                   metrics_.registry(), std::move(facts)));
+  pages_ = WSYNC_TRY(metrics::StatusPages::create(loop_,
+                                                  {.address = config_.http.address,
+                                                   .role = "sidecar",
+                                                   .token = config_.http.token,
+                                                   .open = config_.http.open_paths()},
+                                                  metrics_.registry(), std::move(facts)));
   return {};
 }
 

@@ -43,7 +43,7 @@ void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& 
   versions_[name] = version;
   Waiting waiting;
   std::ranges::copy_if(ranks, std::back_inserter(waiting.ranks),
-                       [](const auto& rank) { return !rank->silent; });
+                       [](const auto& rank) { return rank->silence.empty(); });
   waiting.devices_ready = device_staging_ == nullptr;
   waiting.on_ready = std::move(on_ready);
   waiting.deadline = std::make_unique<Timer>(loop_, [this, name] { pass_over_silent(name); });
@@ -96,8 +96,10 @@ bool VersionPreparation::remove(const Version& version, const Ranks& ranks) {
   cache_->forget(version);
   patches_->forget(version);
   if (device_staging_) device_staging_->remove(version);
-  for (const auto& rank : ranks)
+  for (const auto& rank : ranks) {
+    rank->declined.erase(version);
     if (rank->prepared.erase(version) != 0) rank->send(0, control::Release{version});
+  }
   return true;
 }
 
@@ -129,7 +131,7 @@ void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
           loop_.post([this, alive, name, why = load.error()] {
             if (*alive) callbacks_.on_unusable(name, why);
           });
-        if (!rank->attached || rank->silent) return;
+        if (!rank->attached || !rank->silence.empty()) return;
         if (load)
           if (const auto sent = send_prepare(*rank, *version, **load); !sent)
             load = fail(sent.error());
@@ -192,7 +194,17 @@ void VersionPreparation::handle(const std::shared_ptr<EngineRank>& rank,
   if (prepared.failure.empty()) return;
   log_warning("engine {} rank {} cannot load {}: {}", rank->replica, rank->rank,
               prepared.version.to_string(), prepared.failure);
-  if (const auto found = rank->prepared.find(prepared.version); found != rank->prepared.end())
+  mark_unloadable(*rank, prepared);
+}
+
+void VersionPreparation::declined(const std::shared_ptr<EngineRank>& rank,
+                                  const control::Prepared& prepared) {
+  answered(rank, &prepared.version);
+  mark_unloadable(*rank, prepared);
+}
+
+void VersionPreparation::mark_unloadable(EngineRank& rank, const control::Prepared& prepared) {
+  if (const auto found = rank.prepared.find(prepared.version); found != rank.prepared.end())
     found->second = fail(ErrorCode::kRefused, prepared.failure);
 }
 

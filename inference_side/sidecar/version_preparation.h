@@ -66,6 +66,9 @@ class VersionPreparation {
   // A rank is gone. Its answer is no longer awaited.
   void detached(const std::shared_ptr<EngineRank>& rank) { answered(rank, nullptr); }
   void handle(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);
+  // The answer of a rank that declines a version, and waits for another model. The version stays,
+  // because another engine may take it.
+  void declined(const std::shared_ptr<EngineRank>& rank, const control::Prepared& prepared);
   // A load of the version was cancelled. The engine has forgotten the version, so prepare the rank
   // again.
   void renew(const std::shared_ptr<EngineRank>& rank, const Version& version);
@@ -113,6 +116,7 @@ class VersionPreparation {
   void make_patches(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
                     const std::shared_ptr<const staging::ReceivedChanges>& changes);
   void answered(const std::shared_ptr<EngineRank>& rank, const Version* version);
+  static void mark_unloadable(EngineRank& rank, const control::Prepared& prepared);
 
   Loop& loop_;
   const reload::DeviceGroup* devices_;  // null: unified

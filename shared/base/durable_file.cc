@@ -110,16 +110,20 @@ Result<> replace_durably(const std::filesystem::path& path, std::span<const std:
 Result<Bytes> read_small_file(const std::filesystem::path& path, std::uint64_t max_bytes) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) return fail_errno("open " + path.string(), errno);
+  return read_to_end(fd.get(), path.string(), max_bytes);
+}
+
+Result<Bytes> read_to_end(int fd, const std::string& name, std::uint64_t max_bytes) {
   Bytes bytes;
   std::byte buffer[4096];
   while (true) {
-    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
+    const ssize_t n = ::read(fd, buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return fail_errno("read " + path.string(), errno);
+    if (n < 0) return fail_errno("read " + name, errno);
     if (n == 0) return bytes;
     if (bytes.size() + static_cast<std::size_t>(n) > max_bytes)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{} has more than {} bytes", path.string(), max_bytes));
+                  fmt::format("{} has more than {} bytes", name, max_bytes));
     bytes.insert(bytes.end(), buffer, buffer + n);
   }
 }

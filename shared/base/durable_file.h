@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <string>
 
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
@@ -40,5 +41,7 @@ namespace wsync {
 // `max_bytes`.
 [[nodiscard]] Result<Bytes> read_small_file(const std::filesystem::path& path,
                                             std::uint64_t max_bytes);
+// The same from an open file, from where it is. `name` is for errors.
+[[nodiscard]] Result<Bytes> read_to_end(int fd, const std::string& name, std::uint64_t max_bytes);
 
 }  // namespace wsync

@@ -49,6 +49,19 @@ Result<> check_data_address(std::string_view address) {
   return {};
 }
 
+Result<> check_pages_address(std::string_view address, bool has_token) {
+  const Result<> local = check_control_address(address);
+  if (local || local.error().code() != ErrorCode::kRefused || has_token) {
+    if (!local && local.error().code() == ErrorCode::kRefused) return {};
+    return local;
+  }
+  return fail(ErrorCode::kRefused,
+              fmt::format("'{}' can be reached from other hosts, whose clients must show a token: "
+                          "make one with `wsync keys token FILE` and set http.token to that file, "
+                          "or use ipc:// or a loopback address (127.0.0.1, localhost, [::1])",
+                          address));
+}
+
 Result<> check_control_address(std::string_view address) {
   if (address.starts_with(kTcp)) return check_data_address(address);
   const std::string_view path =

@@ -12,6 +12,9 @@ namespace wsync::config {
 // beyond this host (weights would travel there without encryption); kInvalidInput for
 // anything else.
 [[nodiscard]] Result<> check_control_address(std::string_view address);
+// Accepts what check_control_address() does, and tcp:// with any other host too if clients must
+// show a token. Errors: kRefused for such a host without a token; kInvalidInput for anything else.
+[[nodiscard]] Result<> check_pages_address(std::string_view address, bool has_token);
 // Accepts only the tcp:// form of check_control_address(), with the same errors.
 [[nodiscard]] Result<> check_data_address(std::string_view address);
 

@@ -97,15 +97,21 @@ void bind_transport(Binder& binder, std::string& transport, std::string& data_ad
   bind_address(binder, "data_address", data_address, check_data_address);
 }
 
-void bind_http(Binder& binder, std::string& out, const std::string& run_dir,
+void bind_http(Binder& binder, HttpConfig& out, const std::string& run_dir,
                const std::string& name) {
   constexpr std::string_view kKey = "http.address";
-  text_or_auto(binder, kKey, out);
-  if (out.empty())
-    out = fmt::format("ipc://{}/{}.http", run_dir, name);
-  else if (out == "none")
-    out.clear();
-  else if (const Result<> checked = check_control_address(out); !checked)
+  text_or_auto(binder, kKey, out.address);
+  bind_key_path(binder, "http.token", out.token);
+  binder.choice("http.open", out.open,
+                {{"none", OpenPages::kNone}, {"metrics", OpenPages::kMetrics}});
+  if (out.token.empty() && out.open != OpenPages::kNone)
+    binder.refuse("http.open",
+                  "expected none, because without http.token every page is open; found metrics");
+  if (out.address.empty())
+    out.address = fmt::format("ipc://{}/{}.http", run_dir, name);
+  else if (out.address == "none")
+    out.address.clear();
+  else if (const Result<> checked = check_pages_address(out.address, !out.token.empty()); !checked)
     binder.refuse(kKey, checked.error().message());
 }
 

@@ -10,6 +10,7 @@
 #include "shared/config/binder.h"
 #include "shared/config/document.h"
 #include "shared/config/heartbeat_config.h"
+#include "shared/config/http_config.h"
 #include "shared/config/limits.h"
 #include "shared/config/log_config.h"
 #include "shared/config/memory_config.h"
@@ -54,9 +55,9 @@ void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out);
 // Binds the keys transport and data_address. `transport`: a kind of shared/transport; "auto" yields
 // an empty text.
 void bind_transport(Binder& binder, std::string& transport, std::string& data_address);
-// Binds the key http.address. "none" yields an empty address; "auto" yields the socket `name`.http
-// in `run_dir`.
-void bind_http(Binder& binder, std::string& out, const std::string& run_dir,
+// Binds the keys http.*. For the address, "none" yields an empty one and "auto" the socket
+// `name`.http in `run_dir`. An address beyond this host needs a token.
+void bind_http(Binder& binder, HttpConfig& out, const std::string& run_dir,
                const std::string& name);
 void bind_trace(Binder& binder, std::string& file, std::uint32_t& spans);
 // Binds the key fleet, which is a folder name.

@@ -135,7 +135,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
   bind_pause_mode(binder, "fallback_pause_mode", c.fallback_pause_mode);
   binder.duration("max_staleness", c.max_staleness, kStaleness);
-  bind_http(binder, c.http_address, c.run_dir, c.name);
+  bind_http(binder, c.http, c.run_dir, c.name);
   bind_log(binder, c.log);
   bind_trace(binder, c.trace_file, c.trace_spans);
 }

@@ -15,6 +15,7 @@
 #include "shared/config/defaults.h"
 #include "shared/config/devices_config.h"
 #include "shared/config/heartbeat_config.h"
+#include "shared/config/http_config.h"
 #include "shared/config/log_config.h"
 #include "shared/config/memory_config.h"
 #include "shared/config/sources.h"
@@ -80,8 +81,7 @@ struct SidecarConfig {
   SwitchDeadlines deadlines;
   PauseMode fallback_pause_mode = PauseMode::kAbort;
   Milliseconds max_staleness{300'000};  // 0 = a replica that is behind stays ready
-  std::string
-      http_address;  // metrics and health; default ipc://<run_dir>/<name>.http; empty = none
+  HttpConfig http;                      // metrics and health
   LogConfig log;
   std::string trace_file;                          // empty = none
   std::uint32_t trace_spans = kTraceSpansDefault;  // spans retained; 0 = tracing is disabled

@@ -157,6 +157,7 @@ void bind_rollout(Binder& binder, const TrainConfig& train, std::optional<Rollou
   const Binder::Section section(binder, "rollout", on);
   RolloutConfig c;
   binder.words("engines", c.engines);
+  bind_key_path(binder, "token", c.token);
   binder.choice("task", c.task, {{"reverse", "reverse"}, {"sort", "sort"}});
   binder.count("digits", c.digits, {1, kTaskDigits});
   binder.count("seed", c.seed, kSeed);

@@ -125,6 +125,7 @@ struct PublishConfig {
 // Reinforcement learning: training data comes from rollouts instead of text.
 struct RolloutConfig {
   std::vector<std::string> engines;  // http://HOST:PORT
+  std::string token;                 // file with the token that they need; empty = none
   std::string task = "reverse";      // a name known to rollout::Task
   std::uint32_t digits = 4;
   std::uint32_t seed = 1;

@@ -14,6 +14,7 @@
 #include "shared/base/switch_deadlines.h"
 #include "shared/config/defaults.h"
 #include "shared/config/heartbeat_config.h"
+#include "shared/config/http_config.h"
 #include "shared/config/log_config.h"
 #include "shared/config/memory_config.h"
 #include "shared/config/sources.h"
@@ -80,8 +81,7 @@ struct TrainerConfig {
   HeartbeatConfig heartbeat;
   RoundDeadlines deadlines;
   bool take_over = false;
-  std::string
-      http_address;  // metrics and health; default ipc://<run_dir>/control.http; empty = none
+  HttpConfig http;  // metrics and health
   LogConfig log;
   std::string trace_file;
   std::uint32_t trace_spans = kTraceSpansDefault;

@@ -99,6 +99,7 @@ class CoordinatorRun {
                      },
                      [&](coordinator::Store& one) { stores_.push_back(std::move(one)); },
                      [&](coordinator::RoundDone& one) { ended(one.request); },
+                     [&](coordinator::RoundLost& one) { ended(one.request); },
                      [&](coordinator::RollbackDone& one) { ended(one.request); },
                      [&](coordinator::PromotionDone& one) {
                        if (one.request != 0) ended(one.request);
@@ -304,6 +305,13 @@ class CoordinatorRun {
       streamed_ = publish.version;
     }
     if (in_.one_in(4)) publish.deadline = clock_.now() + seconds(5);
+    if (kept_ && in_.one_in(4)) {  // once more, whatever became of it
+      publish = *kept_;
+      publish.request = request_;
+    } else if (in_.one_in(3)) {
+      publish.is_kept = true;
+      kept_ = publish;
+    }
     open_[request_] = true;
     step(std::move(publish));
   }
@@ -318,6 +326,7 @@ class CoordinatorRun {
   std::vector<coordinator::Store> stores_;
   std::uint64_t request_ = 0;
   Version streamed_;  // of the last publish that was requested before its snapshot was complete
+  std::optional<coordinator::PublishRequested> kept_;  // the last one that is kept
   std::map<std::uint64_t, bool> open_;  // publishes and rollbacks that have not ended
 };
 

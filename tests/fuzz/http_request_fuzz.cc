@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "shared/base/check.h"
+#include "shared/observe/http/access_token.h"
 #include "shared/observe/http/chunked_body.h"
 #include "shared/observe/http/request_head.h"
 
@@ -37,6 +38,19 @@ void check_head(std::string_view bytes) {
   }
 }
 
+void check_token(std::string_view bytes) {
+  constexpr std::string_view kToken = "a-token-of-this-server";
+  static const AccessToken token = AccessToken::parse(kToken, "fuzz").value();
+  const std::string value(bytes);
+  const bool admitted = token.admits({.headers = {{"Authorization", value}}});
+  // A password is encoded: then the token is not seen in the header.
+  WSYNC_CHECK(!admitted || value.find(kToken) != std::string::npos ||
+                  same_word(value.substr(0, 5), "basic"),
+              "who is admitted has shown the token");
+  (void)token.admits({.headers = {{"Authorization", "Basic " + value}}});
+  (void)AccessToken::parse(bytes, "fuzz");
+}
+
 void check_chunks(std::string_view bytes) {
   ChunkedBody whole(kLimit);
   std::string body;
@@ -57,5 +71,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   check_head(bytes);
   check_chunks(bytes);
+  check_token(bytes);
   return 0;
 }

@@ -10,7 +10,7 @@ import unittest
 import urllib.parse
 
 from fleet import DEADLINE_S, Fleet
-from pages import LoggedFleet, get
+from pages import LoggedFleet, answer_of, get
 from schema import validate
 
 WSYNC = sys.argv.pop()
@@ -208,7 +208,7 @@ class Metrics(unittest.TestCase):
             for role in (["sidecar", "--set", "name=s0"], ["trainer"]):
                 for given, code, sentence in (
                         (address, 3, f"{address[6:]} is in use: process {os.getpid()} "),
-                        ("tcp://0.0.0.0:9190", 2, "is not a loopback address"),
+                        ("tcp://0.0.0.0:9190", 2, "whose clients must show a token"),
                         ("ipc://here", 2, "expected ipc:///ABSOLUTE/PATH"),
                         ("yes", 2, "expected ipc:///ABSOLUTE/PATH")):
                     done = subprocess.run([WSYNC, *role, "--json", "--set", f"http.address={given}"], env=fleet.environment,
@@ -244,6 +244,47 @@ class Metrics(unittest.TestCase):
             first.kill()
             first.wait()
             self.assertNotIn("s0.http", os.listdir(fleet.run_dir))
+
+    def test_pages_for_other_hosts_need_the_token(self):
+        with LoggedFleet(WSYNC) as fleet:
+            tokens = [fleet.path("pages.token"), fleet.path("engine.token")]
+            for file in tokens:
+                subprocess.run([WSYNC, "keys", "token", file], check=True, stdout=subprocess.DEVNULL)
+            again = subprocess.run([WSYNC, "keys", "token", tokens[0], "--json"], capture_output=True, text=True)
+            self.assertIn("exists already", validate(again.args, again.stdout)["error"]["message"])
+            refused = subprocess.run([WSYNC, "trainer", "--set", "http.address=tcp://0.0.0.0:0", "--json"], env=fleet.environment,
+                                     capture_output=True, text=True)
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn("can be reached from other hosts, whose clients must show a token", refused.stdout + refused.stderr)
+            _, log = fleet.logged("trainer", WSYNC, "trainer", "--set", "http.address=tcp://0.0.0.0:0", "--set", f"http.token={tokens[0]}",
+                                  "--set", "http.open=metrics")
+            port = fleet.said(log, r"metrics and health at 0\.0\.0\.0:([0-9]+), for those who show the token")
+            with open(tokens[0], encoding="utf-8") as file:
+                token = file.read().strip()
+            with open(tokens[1], encoding="utf-8") as file:
+                other = file.read().strip()
+            for host in {"127.0.0.1", *addresses()}:
+                where = f"{host}:{port}"
+                with self.subTest(where=where):
+                    for path in ("/", "/status.json", "/readyz2"):
+                        self.assertEqual(get(where, path)[0], 401, path)
+                        self.assertEqual(answer_of(where, path, headers={"Authorization": f"Bearer {other}"})[0], 401, path)
+                    for path in ("/metrics", "/healthz"):
+                        self.assertEqual(get(where, path)[0], 200, path)
+                    status, _, text = answer_of(where, "/status.json", headers={"Authorization": f"Bearer {token}"})
+                    self.assertEqual((status, json.loads(text)["target"]), (200, "0.0"))
+            with open(log, encoding="utf-8") as file:
+                self.assertNotIn(token, file.read())
+
+
+def addresses():
+    """Those of this host that are not loopback; none where it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; the address is for documents (RFC 5737)
+        except OSError:
+            return []
+        return [probe.getsockname()[0]]
 
 
 if __name__ == "__main__":

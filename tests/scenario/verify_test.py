@@ -4,7 +4,7 @@ import sys
 import unittest
 
 from damage import bytes_of_tensor, flip_bit
-from fleet import DEADLINE_S, Fleet
+from fleet import DEADLINE_S, Fleet, short
 from patching import PatchFleet
 
 WSYNC = sys.argv.pop()
@@ -16,6 +16,7 @@ class Verify(unittest.TestCase):
         code, answer = fleet.ask("verify")
         self.assertEqual(answer["result"]["match"], code == 0)
         self.follows = {r["replica"]: r["follows"] for r in answer["result"]["ranks"]}
+        self.failures = {r["replica"]: r["failure"] for r in answer["result"]["ranks"]}
         return code, {r["replica"]: [m["tensor"] for m in r["mismatches"]] for r in answer["result"]["ranks"]}
 
     def test_one_flipped_bit_is_named_and_mended(self):
@@ -34,6 +35,28 @@ class Verify(unittest.TestCase):
             fleet.until_ready("1.1", "a", "b")
             self.assertEqual(self.verify(fleet), (0, {"a": [], "b": []}))
             self.assertIn(TENSOR, fleet.replicas()["a"]["proof"]["last_mismatch"])
+
+    def test_an_engine_that_hangs_is_named_and_keeps_nobody_waiting(self):
+        with Fleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            _, engines = fleet.sidecar("s0", "--set", f"engine_deadline={short(1000)}")
+            a = fleet.engine(engines, "a", one)
+            fleet.engine(engines, "b", one)
+            fleet.start("trainer")
+            self.assertEqual(fleet.ask("push", one)[0], 0)
+            fleet.halt(a.pid)
+            # It begins to hang before the sidecar knows so, and later it is known. A verification that waits for the answer takes
+            # longer than ask() does.
+            for _ in range(2):
+                self.assertEqual(self.verify(fleet), (1, {"a": [], "b": []}))
+                self.assertEqual(self.failures["b"], "")
+                self.assertRegex(self.failures["a"],
+                                 rf"^it has not polled its link for \S+ \(engine_deadline\): process {a.pid} is suspended, or "
+                                 rf"hangs in a step; continue it \(kill -CONT {a.pid}\), or end it, and verify again$")
+                fleet.until(lambda: not fleet.replicas()["a"]["ready"], "that a is known to be silent")
+            a.send_signal(signal.SIGCONT)
+            fleet.until_ready("1.1", "a", "b")
+            self.assertEqual(self.verify(fleet), (0, {"a": [], "b": []}))
 
     def test_without_scrubs_the_next_update_mends_it(self):
         with PatchFleet(WSYNC) as fleet:

@@ -141,6 +141,12 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.stream_failures),
       static_cast<unsigned long long>(total.stream_cancels),
       static_cast<unsigned long long>(total.bytes_first));
+  std::printf(
+      "kept: %llu snapshots were held, %llu rounds lost every sidecar, and %llu publishes got "
+      "another round after that\n",
+      static_cast<unsigned long long>(total.held),
+      static_cast<unsigned long long>(total.lost_rounds),
+      static_cast<unsigned long long>(total.repeated));
   // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
     EXPECT_GT(total.forgotten, 0U);
@@ -169,6 +175,8 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.stream_failures, 0U);
     EXPECT_GT(total.stream_cancels, 0U);
     EXPECT_GT(total.bytes_first, 0U);
+    EXPECT_GT(total.lost_rounds, 0U);
+    EXPECT_GT(total.repeated, 0U);
     if (runs >= 2000) {
       EXPECT_GT(total.late_stores, 0U);
     }

@@ -91,6 +91,8 @@ void WorldStatistics::add(const WorldStatistics& other) {
   superseded += other.superseded;
   left_out += other.left_out;
   held += other.held;
+  lost_rounds += other.lost_rounds;
+  repeated += other.repeated;
   streamed += other.streamed;
   stream_failures += other.stream_failures;
   stream_cancels += other.stream_cancels;
@@ -219,6 +221,8 @@ void World::crash_coordinator(std::size_t c) {
   process.snapshot.reset();
   process.snapshots.clear();
   process.held.clear();
+  process.lost.clear();
+  process.keeps.clear();
   if (process.arenas) statistics_.arenas_added += process.arenas->additional();
   process.arenas.reset();
   ++process.life;
@@ -474,6 +478,8 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
     execute(c, process.queue->round_ended(done->request, {.superseded = done->superseded,
                                                           .cancelled = done->cancelled,
                                                           .reply = done->reply}));
+  } else if (const auto* lost = std::get_if<coordinator::RoundLost>(&command)) {
+    lose_round(c, *lost);
   } else if (const auto* back = std::get_if<coordinator::RollbackDone>(&command)) {
     if (process.rollbacks.erase(back->request) != 1) violate("a rollback ended twice");
     if (!back->reply.ok) ++statistics_.reasons["rollback: " + back->reply.reason];

@@ -63,6 +63,8 @@ struct WorldStatistics {
   std::uint64_t superseded = 0;       // superseded publishes
   std::uint64_t left_out = 0;         // publishes whose round left out a slow sidecar
   std::uint64_t held = 0;             // snapshots that were kept until a round could begin
+  std::uint64_t lost_rounds = 0;      // rounds of such publishes that have lost every sidecar
+  std::uint64_t repeated = 0;         // of these, publishes that got another round
   std::uint64_t streamed = 0;         // rounds that began before their snapshot was complete
   std::uint64_t stream_failures = 0;  // of these, snapshots that failed
   std::uint64_t stream_cancels = 0;   // of these, rounds that ended before their snapshot
@@ -148,7 +150,9 @@ class World {
     TimePoint store_free_at{};
     std::map<Version, Snapshot> snapshots;      // offered snapshots; each occupies an arena
     std::set<std::uint64_t> kept;               // publishes without a deadline while they are held
+    std::set<std::uint64_t> keeps;              // publishes whose snapshots may be held
     std::map<std::uint64_t, TrainerHold> held;  // complete snapshots that are not offered yet
+    std::map<std::uint64_t, Version> lost;      // publishes whose last round has lost every sidecar
     std::map<std::uint64_t, TimePoint> publishes;  // publishes without an answer yet
     std::map<std::uint64_t, TimePoint> rollbacks;
     std::map<std::uint64_t, TimePoint> promotions;
@@ -244,6 +248,7 @@ class World {
   void begin_copy(std::size_t c);
   void request_round(std::size_t c, const publish::RequestRound& command);
   void end_stream(std::size_t c, const Version& version, const std::optional<Error>& failure);
+  void lose_round(std::size_t c, const coordinator::RoundLost& lost);
   void end_publish(std::size_t c, const publish::EndPublish& end);
   bool publish(std::size_t c);
   void give_up(std::size_t c);

@@ -139,7 +139,9 @@ void World::check_arenas(std::size_t c) {
 void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
   CoordinatorProcess& process = coordinators_[c];
   const std::uint64_t request = process.snapshot->what.request;
-  const bool streams = !process.snapshot->streamed.none();
+  // Its round may have lost every sidecar meanwhile.
+  const bool streams = !process.snapshot->streamed.none() &&
+                       process.queue->state(request) != publish::JobState::kSnapshotting;
   if (streams && !coordinators_[c].machine->has_update(process.snapshot->streamed))
     ++statistics_.stream_cancels;
   if (!failure && !streams) process.held[request] = *process.snapshot->hold;
@@ -174,8 +176,14 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
     hold = std::move(held.mapped());
   }
   if (!hold) return violate("a version is made of no snapshot");
-  const Digest content{.low = ++published_, .high = 77};
-  if (!contents_.emplace(command.version, content).second)
+  // A snapshot whose round was lost keeps its name.
+  const auto named = process.lost.find(command.request);
+  const bool is_again = named != process.lost.end() && named->second == command.version;
+  const Digest content =
+      is_again ? contents_.at(command.version) : Digest{.low = ++published_, .high = 77};
+  if (is_again)
+    ++statistics_.repeated;
+  else if (!contents_.emplace(command.version, content).second)
     return violate(
         fmt::format("version {} is given to two byte strings", command.version.to_string()));
   process.snapshots[command.version] = {
@@ -190,6 +198,7 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
                            .arena_bytes = 1,
                            .is_complete = !command.streams,
                            .was_streamed = command.streams,
+                           .is_kept = process.keeps.contains(command.request),
                            .deadline = command.deadline}});
 }
 
@@ -210,9 +219,24 @@ void World::end_stream(std::size_t c, const Version& version, const std::optiona
   coordinator_step(c, {.now = schedule_.now(), .what = std::move(ended)});
 }
 
+// The trainer still has the snapshot: it was taken for a publish that is kept.
+void World::lose_round(std::size_t c, const coordinator::RoundLost& lost) {
+  CoordinatorProcess& process = coordinators_[c];
+  ++statistics_.lost_rounds;
+  process.lost[lost.request] = lost.version;
+  const auto snapshot = process.snapshots.find(lost.version);
+  if (snapshot == process.snapshots.end())
+    return violate(fmt::format("the snapshot of {} was dropped before its round was lost",
+                               lost.version.to_string()));
+  if (snapshot->second.complete) process.held[lost.request] = snapshot->second.hold;
+  execute(c, process.queue->round_lost(lost.request, lost.reason));
+}
+
 void World::end_publish(std::size_t c, const publish::EndPublish& end) {
   CoordinatorProcess& process = coordinators_[c];
   process.held.erase(end.request);
+  process.lost.erase(end.request);
+  process.keeps.erase(end.request);
   const auto asked = process.publishes.extract(end.request);
   if (asked.empty()) return violate("a publish ended twice");
   if (process.kept.erase(end.request) == 0 &&
@@ -243,6 +267,7 @@ bool World::publish(std::size_t c) {
   process.publishes[request] = schedule_.now();
   const bool is_kept = schedule_.chance(0.3);
   if (is_kept) process.kept.insert(request);
+  if (is_kept) process.keeps.insert(request);
   if (const auto added = process.queue->publish(request, 0, schedule_.now(), is_kept); !added)
     violate(added.error().message());
   execute(c, process.queue->advance(schedule_.now()));
@@ -265,13 +290,13 @@ void World::cancel(std::size_t c) {
     version = std::next(contents_.begin(),
                         static_cast<std::ptrdiff_t>(schedule_.pick(0, contents_.size() - 1)))
                   ->first;
-  const auto snapshotting = process.queue->snapshotting();
   auto cancelled = process.queue->cancel(version);
   if (!cancelled) return violate(cancelled.error().message());
   if (cancelled->reply) {
     ++(cancelled->reply->ok ? statistics_.cancelled : statistics_.cancels_refused);
-    if (cancelled->reply->ok && !cancelled->reply->version.none())
-      process.stopping.insert(*snapshotting);
+    for (const publish::QueueCommand& command : cancelled->commands)
+      if (const auto* stop = std::get_if<publish::StopSnapshot>(&command))
+        process.stopping.insert(stop->request);
     execute(c, cancelled->commands);
   } else {
     coordinator_step(

@@ -228,7 +228,7 @@ void Coordinator::handle(const PeerLost& event) {
   }
   member->peer.clear();
   member->lost = context_.now;
-  rounds_.handle_lost(context_, log_, *member);
+  rounds_.handle_lost(context_, log_, *member, event.reason);
   member->report.connected = false;
   if (claim_.state() != FenceClaimState::kWelcoming) return;
   // The claim may have waited for this sidecar only.
@@ -242,7 +242,10 @@ void Coordinator::handle(const PublishRequested& event) {
   if (!claim_.is_claimed())
     return refuse_publish(context_, event,
                           fmt::format("the coordinator is {}", phase_name(phase())));
-  const Result<Version> name = next_version(event.version.step);
+  const bool is_again = event.version.epoch == record().fence.epoch && rounds_.may_repeat(event) &&
+                        names_.is_last(event.version.step);
+  const Result<Version> name =
+      is_again ? Result<Version>(event.version) : next_version(event.version.step);
   if (!name) return refuse_publish(context_, event, name.error().message());
   if (*name != event.version)
     return refuse_publish(context_, event,
@@ -465,7 +468,9 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
     member.forget_delivery();
     resume_switch(record(), member, hello, is_new_process, rounds_.round()->canary_of(member));
   } else if (member.joined) {
-    rounds_.handle_lost(context_, log_, member);
+    rounds_.handle_lost(context_, log_, member,
+                        is_new_process ? "another process has joined under its name"
+                                       : "it has joined once more, and begins anew");
   }
   if (is_new_process) {
     member.failed_transports.clear();

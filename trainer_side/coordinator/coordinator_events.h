@@ -27,7 +27,9 @@ struct PeerLost {
   std::string peer;
   std::string reason;
 };
-// A snapshot under a version from next_version(), to be published to the fleet.
+// A snapshot under a version from next_version(), to be published to the fleet. After a RoundLost
+// it may be requested again under the same version, with the same content, until another snapshot
+// has been requested.
 struct PublishRequested {
   std::uint64_t request = 0;  // chosen by the caller, returned in RoundDone
   Version version;
@@ -41,6 +43,8 @@ struct PublishRequested {
   // step counts as used from then on.
   bool is_complete = true;
   bool was_streamed = false;  // its round has begun before its snapshot was complete
+  // Its snapshot stays if its round loses every sidecar: RoundLost, and no RoundDone.
+  bool is_kept = false;
   // When the publish must have ended, whatever it waits for; std::nullopt: only the phases have
   // deadlines.
   std::optional<TimePoint> deadline = {};
@@ -133,6 +137,13 @@ struct RoundDone {
   bool cancelled = false;
   control::PushReply reply;
 };
+// The round of a publish that is kept has lost every sidecar before its decision, and no newer
+// publish waits for its round.
+struct RoundLost {
+  std::uint64_t request = 0;
+  Version version;
+  std::string reason;  // names each sidecar, and why it was lost
+};
 // Follows the RoundDone of the cancelled update.
 struct CancelDone {
   std::uint64_t request = 0;
@@ -175,8 +186,9 @@ struct Stopped {
   ErrorCode code = ErrorCode::kFenced;
   std::string reason;
 };
-using CoordinatorCommand = std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone,
-                                        RollbackBegan, RollbackDone, PromotionBegan, PromotionDone,
-                                        CancelDone, DropVersion, Stopped, ForgetDone, Forgotten>;
+using CoordinatorCommand =
+    std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone, RollbackBegan,
+                 RollbackDone, PromotionBegan, PromotionDone, CancelDone, DropVersion, Stopped,
+                 ForgetDone, Forgotten, RoundLost>;
 
 }  // namespace wsync::coordinator

@@ -26,6 +26,8 @@ class RoundMetrics {
   void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
   // The round has ended.
   void ended(const RoundDone& done, TimePoint at);
+  // The round is over, and its publish waits for another one.
+  void round_lost(std::uint64_t request, TimePoint at) { close(request, at); }
   // A publish ended without a round.
   void failed(ErrorCode code);
   void rolled_back(const control::RollbackReply& reply);

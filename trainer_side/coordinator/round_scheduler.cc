@@ -136,8 +136,12 @@ void RoundScheduler::replace_waiting(CoordinatorContext& context, const WaitingR
 
 void RoundScheduler::start(CoordinatorContext& context, const DecisionLog& log,
                            const PublishRequested& publish) {
-  if (context.roster.joined_count() == 0)
-    return refuse_publish(context, publish, "no sidecar is connected to this coordinator");
+  if (context.roster.joined_count() == 0) {
+    const std::string why = "no sidecar is connected to this coordinator";
+    if (!publish.is_kept) return refuse_publish(context, publish, why);
+    report_lost(context, publish, why);
+    return context.emit(DropVersion{publish.version});
+  }
   if (publish.deadline && context.now >= *publish.deadline)
     return refuse_publish(context, publish,
                           "its deadline (deadlines.publish) passed before its round began");
@@ -320,7 +324,8 @@ void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& 
   if (recover_outcomes(log.record(), member) && in_round) advance(context, log);
 }
 
-void RoundScheduler::handle_lost(CoordinatorContext& context, DecisionLog& log, Member& member) {
+void RoundScheduler::handle_lost(CoordinatorContext& context, DecisionLog& log, Member& member,
+                                 const std::string& why) {
   member.forget_delivery();
   for (control::ReplicaReport& replica : member.report.replicas) {
     replica.ready = false;
@@ -328,7 +333,7 @@ void RoundScheduler::handle_lost(CoordinatorContext& context, DecisionLog& log, 
   }
   if (!is_in_round(member)) return;
   if (round_->state() != RoundState::kSwitching) {
-    round_->leave(member);
+    round_->leave(member, "was lost: " + why, true);
     bridge(context, log, member);
   }
   advance(context, log);
@@ -401,7 +406,7 @@ void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log
   if (round_->state() != RoundState::kSwitching) {
     if (context.options.commit.rule == CommitRule::kAll)
       return abort(context, log, fmt::format("sidecar '{}': {}", member.name, why));
-    round_->leave(member);
+    round_->leave(member, "could not take it: " + why, false);
   }
   bridge(context, log, member);
   advance(context, log);
@@ -432,8 +437,30 @@ void RoundScheduler::advance(CoordinatorContext& context, DecisionLog& log) {
     case RoundStep::kFinish:
       return finish(context, log);
     case RoundStep::kAbort:
-      return abort(context, log, "every sidecar of the round was lost");
+      return lose(context, log);
   }
+}
+
+void RoundScheduler::lose(CoordinatorContext& context, DecisionLog& log) {
+  const std::string why = round_->why_empty();
+  // Its publish goes on as the newest one only.
+  if (!round_->may_be_lost() || waiting_)
+    return abort(context, log, why + "; publish again when a sidecar has joined");
+  const PublishRequested publish = *held_.find(round_->version());  // as long as its round runs
+  UpdateRound round = take_round(context);
+  withdraw_offer(context, publish.version, why);
+  round.end_lost();
+  report_lost(context, publish, why);
+  conclude(context, log);
+}
+
+void RoundScheduler::report_lost(CoordinatorContext& context, const PublishRequested& publish,
+                                 std::string why) {
+  lost_.reset();
+  if (publish.is_complete)
+    lost_ = LostSnapshot{.version = publish.version, .content = publish.content_digest};
+  context.emit(
+      RoundLost{.request = publish.request, .version = publish.version, .reason = std::move(why)});
 }
 
 void RoundScheduler::stage_all(CoordinatorContext& context, DecisionLog& log) {
@@ -773,6 +800,11 @@ void RoundScheduler::handle_deadline(CoordinatorContext& context, DecisionLog& l
 
 bool RoundScheduler::may_begin(const DecisionLog& log) const noexcept {
   return !round_ && !waiting_ && !is_for_canary(log.record());
+}
+
+bool RoundScheduler::may_repeat(const PublishRequested& publish) const noexcept {
+  return lost_ && publish.is_kept && publish.is_complete && lost_->version == publish.version &&
+         lost_->content == publish.content_digest;
 }
 
 bool RoundScheduler::has_update(const Version& version) const noexcept {

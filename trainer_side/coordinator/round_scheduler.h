@@ -84,8 +84,10 @@ class RoundScheduler {
   // is claimed.
   void handle(CoordinatorContext& context, DecisionLog& log, Member& member,
               const control::Envelope& envelope, const control::Message& message);
-  // The sidecar's connection or process is gone. May also be called before the fence is claimed.
-  void handle_lost(CoordinatorContext& context, DecisionLog& log, Member& member);
+  // The sidecar's connection or process is gone, for this reason. May also be called before the
+  // fence is claimed.
+  void handle_lost(CoordinatorContext& context, DecisionLog& log, Member& member,
+                   const std::string& why);
   // A member of the switching round has returned. Sends the decision again.
   void resume_switch(CoordinatorContext& context, const DecisionLog& log, Member& member);
   // Forgets a sidecar. It is removed at the end of the event.
@@ -126,6 +128,9 @@ class RoundScheduler {
   [[nodiscard]] bool may_begin(const DecisionLog& log) const noexcept;
   // Whether a round of this version is running or waiting; with 0.0, whether a round is running.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
+  // Whether this snapshot is the last one whose round has lost every sidecar (RoundLost), so that
+  // it may be requested again under its name.
+  [[nodiscard]] bool may_repeat(const PublishRequested& publish) const noexcept;
   // The version that waits for its round; 0.0 = none.
   [[nodiscard]] Version waiting_version() const { return waiting_ ? waiting_->version : Version{}; }
   // Of a publish that waits for its round or for the store. That of one that waits because the
@@ -149,6 +154,9 @@ class RoundScheduler {
   void handle_deadline(CoordinatorContext& context, DecisionLog& log);
   void abort(CoordinatorContext& context, DecisionLog& log, const std::string& why,
              bool cancelled = false);
+  // The round has no members any more.
+  void lose(CoordinatorContext& context, DecisionLog& log);
+  void report_lost(CoordinatorContext& context, const PublishRequested& publish, std::string why);
   void finish(CoordinatorContext& context, DecisionLog& log);
   // After a round: does what the fleet needs before the next one.
   void conclude(CoordinatorContext& context, DecisionLog& log);
@@ -192,6 +200,12 @@ class RoundScheduler {
 
   std::optional<UpdateRound> round_;
   std::optional<PublishRequested> waiting_;
+  // Of the last RoundLost, if its snapshot was complete.
+  struct LostSnapshot {
+    Version version;
+    Digest content;
+  };
+  std::optional<LostSnapshot> lost_;
   std::set<std::pair<TimePoint, std::string>> wakes_;  // Member::wake of all members, with names
   HeldVersions held_;
   SlowMembers slow_;

@@ -21,7 +21,7 @@
 namespace wsync::coordinator {
 namespace {
 
-constexpr std::array<Transition<RoundState>, 12> kRoundTransitions = {{
+constexpr std::array<Transition<RoundState>, 14> kRoundTransitions = {{
     {RoundState::kAnnouncing, "every member has accepted", RoundState::kStaging, "Stage"},
     {RoundState::kStaging, "all have staged, but replicas are missing", RoundState::kStaging,
      "wait for heartbeats of more replicas"},
@@ -34,6 +34,10 @@ constexpr std::array<Transition<RoundState>, 12> kRoundTransitions = {{
      RoundState::kFinished, "Abort"},
     {RoundState::kStaging, "a cancel, a failure (`commit`, the snapshot) or a deadline",
      RoundState::kFinished, "Abort"},
+    {RoundState::kAnnouncing, "every member was lost", RoundState::kFinished,
+     "report it; a publish that is kept waits for sidecars"},
+    {RoundState::kStaging, "every member was lost", RoundState::kFinished,
+     "report it; a publish that is kept waits for sidecars"},
     {RoundState::kDeciding, "the decision cannot be stored", RoundState::kFinished, "Abort"},
     {RoundState::kDeciding, "the publish's deadline passes before the store has answered",
      RoundState::kFinished, "report that; the decision is sent if it is stored"},
@@ -46,6 +50,8 @@ constexpr std::array<Transition<RoundState>, 12> kRoundTransitions = {{
 }};
 
 const std::chrono::milliseconds kReportMargin{limits::kReportMarginMs};
+// A sentence names at most so many replicas or sidecars.
+constexpr std::size_t kNamed = 8;
 
 std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
   return d.count() < 0 ? 0 : static_cast<std::uint64_t>(d.count());
@@ -188,9 +194,11 @@ TimePoint UpdateRound::in_time(const CoordinatorContext& context,
 
 // ---- progress ----
 
-void UpdateRound::leave(const Member& member) {
+void UpdateRound::leave(const Member& member, std::string why, bool is_lost) {
   const auto standing = standings_.find(member.name);
   if (standing == standings_.end()) return;
+  left_[member.name] = std::move(why);
+  has_failed_ |= !is_lost;
   add(standing->second, false);
   standings_.erase(standing);
   std::erase(members_, member.name);
@@ -362,7 +370,6 @@ std::string UpdateRound::missing_canary(const CoordinatorContext& context) const
                            canary_, replica.ranks_attached, replica.world_size, replica.reason);
       others.push_back(replica.replica);
     }
-  constexpr std::size_t kNamed = 8;
   const std::size_t more = others.size() - std::min(others.size(), kNamed);
   others.resize(others.size() - more);
   return fmt::format(
@@ -410,6 +417,17 @@ control::PushReply UpdateRound::decided_reply(TimePoint now) const {
   reply.switch_ns = std::max<std::uint64_t>(1, nanoseconds(now - decided_));
   return reply;
 }
+
+std::string UpdateRound::why_empty() const {
+  std::vector<std::string> causes;
+  for (const auto& [name, why] : left_)
+    if (causes.size() < kNamed) causes.push_back(fmt::format("sidecar '{}' {}", name, why));
+  const std::size_t more = left_.size() - causes.size();
+  return fmt::format("no sidecar is left in the round of {}: {}{}", publish_.version.to_string(),
+                     fmt::join(causes, "; "), more > 0 ? fmt::format("; and {} more", more) : "");
+}
+
+void UpdateRound::end_lost() { move(RoundState::kFinished); }
 
 RoundDone UpdateRound::abort(TimePoint now, const std::string& why, bool cancelled) {
   control::PushReply reply =

@@ -82,7 +82,8 @@ class UpdateRound {
 
   // ---- progress ----
 
-  void leave(const Member& member);
+  // `why` completes "sidecar 's0' ...". `is_lost`: it is no longer connected.
+  void leave(const Member& member, std::string why, bool is_lost);
   void add_problems(const std::vector<control::Problem>& problems);
   // Returns the next step after a change. `number`: of the newest decision. May start to wait, with
   // a separate deadline, for more complete replicas.
@@ -117,6 +118,12 @@ class UpdateRound {
   // Returns kRefused, with the reason, if it is too late to cancel the round. `waiting`: the
   // version that waits for the end of this round, null for none.
   [[nodiscard]] Result<> check_cancel(const Version* waiting) const;
+  // Why it has no members any more: names those that have left it, and why.
+  [[nodiscard]] std::string why_empty() const;
+  // Whether its publish is kept, and each member that has left it was lost.
+  [[nodiscard]] bool may_be_lost() const noexcept { return publish_.is_kept && !has_failed_; }
+  // Ends a round without members, whose publish is kept (may_be_lost).
+  void end_lost();
   // Ends the round of a publish before its decision, or a decided one before all have switched.
   [[nodiscard]] RoundDone abort(TimePoint now, const std::string& why, bool cancelled);
   // Ends the round after its decision. Each function is for one kind.
@@ -174,6 +181,8 @@ class UpdateRound {
   PublishRequested publish_;  // unless a publish: only request and version
   std::vector<std::string> members_;
   std::set<std::string> left_out_;
+  std::map<std::string, std::string> left_;  // why members have left it, by name
+  bool has_failed_ = false;                  // one of them has left it while it was connected
   std::map<std::string, Standing, std::less<>> standings_;  // of each member, as counted in total_
   Standing total_;
   std::set<std::string> canary_members_;      // sidecars that had the canary at the decision

@@ -200,7 +200,7 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   state_lock_.emplace(std::move(*lock));
   if (record_before_) log_record(*record_before_, config_.deadlines.gather);
   record_before_.reset();
-  if (config_.http_address.empty()) return {};
+  if (config_.http.address.empty()) return {};
   const auto readiness = [this] {
     return coordinator::fleet_readiness(coordinator_, config_.min_replicas);
   };
@@ -225,7 +225,11 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   };
   auto pages = metrics::StatusPages::create(
       loop_,
-      {.address = config_.http_address, .take_over = config_.take_over, .role = "coordinator"},
+      {.address = config_.http.address,
+       .take_over = config_.take_over,
+       .role = "coordinator",
+       .token = config_.http.token,
+       .open = config_.http.open_paths()},
       recorder_.metrics(), std::move(facts),
       [shown](Asker& asker) { return page::page_routes(asker, shown); });
   if (pages) {
@@ -320,6 +324,11 @@ void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
   } else if (auto* done = std::get_if<coordinator::RoundDone>(&command)) {
     recorder_.round_ended(*done, now());
     callbacks_.on_round_done(*done);
+  } else if (auto* lost = std::get_if<coordinator::RoundLost>(&command)) {
+    recorder_.round_lost(
+        lost->request, lost->reason + "; it is kept, and published again when a sidecar has joined",
+        now());
+    callbacks_.on_round_lost(*lost);
   } else if (auto* began = std::get_if<coordinator::RollbackBegan>(&command)) {
     recorder_.rollback_began(began->request, began->to, now());
     callbacks_.on_rolled_back(began->to);

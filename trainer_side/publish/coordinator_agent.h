@@ -35,11 +35,14 @@ struct CoordinatorAgentCallbacks {
   // See TrainerAgentCallbacks. Both are posted, so no function of the agent is on the stack.
   std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
-  // The round of a publish. Each requested publish gets one on_round_done.
+  // The round of a publish. Each requested publish gets one on_round_done, or one on_round_lost if
+  // it is kept.
   std::function<void(const coordinator::PhaseEntered&)> on_phase =
       [](const coordinator::PhaseEntered&) {};
   std::function<void(const coordinator::RoundDone&)> on_round_done =
       [](const coordinator::RoundDone&) {};
+  std::function<void(const coordinator::RoundLost&)> on_round_lost =
+      [](const coordinator::RoundLost&) {};
   // The fleet has been decided to go back to this version.
   std::function<void(const Version& to)> on_rolled_back = [](const Version&) {};
   // The promotion of this version has ended; replicas that have not switched to it follow.

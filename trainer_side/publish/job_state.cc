@@ -5,7 +5,7 @@
 namespace wsync::publish {
 namespace {
 
-constexpr std::array<Transition<JobState>, 38> kTransitions = {{
+constexpr std::array<Transition<JobState>, 42> kTransitions = {{
     {JobState::kQueued, "its turn has come, and the coordinator is ready or it is kept",
      JobState::kSnapshotting, "begin the snapshot"},
     {JobState::kQueued,
@@ -27,8 +27,8 @@ constexpr std::array<Transition<JobState>, 38> kTransitions = {{
     {JobState::kHeld, "a newer snapshot is complete, or needs its memory", JobState::kSuperseded,
      "answer"},
     {JobState::kHeld,
-     "its step was used, its deadline has passed and it is not kept, or the coordinator has "
-     "stopped",
+     "its step was used, another epoch has been claimed since its last round, or the coordinator "
+     "has stopped",
      JobState::kFailed, "answer with the reason"},
     {JobState::kHeld, "cancelled on request", JobState::kCancelled, "answer"},
     {JobState::kStopping, "the snapshot has returned, complete or not", JobState::kCancelled,
@@ -48,6 +48,14 @@ constexpr std::array<Transition<JobState>, 38> kTransitions = {{
      "give the coordinator the content digest, or the reason"},
     {JobState::kStreaming, "its round has ended", JobState::kStopping, "stop the snapshot"},
     {JobState::kStreaming, "its round enters a phase", JobState::kStreaming, "note it"},
+    {JobState::kStreaming, "its round has lost every sidecar, and it is kept",
+     JobState::kSnapshotting, "go on with the snapshot, which no longer streams"},
+    {JobState::kWaiting, "no sidecar is connected when its round is to begin, and it is kept",
+     JobState::kHeld, "keep the snapshot"},
+    {JobState::kAnnouncing, "its round has lost every sidecar, and it is kept", JobState::kHeld,
+     "keep the snapshot"},
+    {JobState::kStaging, "its round has lost every sidecar, and it is kept", JobState::kHeld,
+     "keep the snapshot"},
     {JobState::kWaiting, "its round begins", JobState::kAnnouncing, ""},
     {JobState::kWaiting, "a newer publish replaces it", JobState::kSuperseded, "answer"},
     {JobState::kWaiting, "the coordinator refuses it, or its deadline has passed",

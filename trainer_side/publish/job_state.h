@@ -16,7 +16,9 @@ enum class JobState : std::uint8_t {
   kSnapshotting,  // its source is being opened and copied
   // Cancelled during its snapshot, or its round has ended; the copy has not returned yet.
   kStopping,
-  kHeld,        // its snapshot is complete; waits for the claim of the fence, sidecars and engines
+  // Its snapshot is complete; waits for the claim of the fence, sidecars and engines. It may have
+  // had a round that has lost every sidecar.
+  kHeld,
   kWaiting,     // the coordinator has its snapshot but has not begun its round
   kAnnouncing,  // in its round
   kStaging,

@@ -156,11 +156,24 @@ Result<> PublishQueue::request_round(Jobs::iterator job, Commands& out) {
   // It keeps the name that it got when its snapshot began, unless another epoch has been claimed.
   const Result<Version> next = facts_.next_version(0);
   const bool is_current = next && next->epoch == job->second.version.epoch;
+  // Processes may still read its snapshot under the old name.
+  if (!is_current && job->second.had_round)
+    return fail_job(
+        job,
+        Error(ErrorCode::kPeerLost,
+              fmt::format(
+                  "the round of {} has lost every sidecar, and another epoch has been claimed "
+                  "since: publish again",
+                  job->second.version.to_string())),
+        out);
   const Result<Version> version =
       is_current ? Result<Version>(job->second.version) : name_version(job->second.step);
   if (!version) return fail_job(job, version.error(), out);
   WSYNC_TRY(move(job, JobState::kWaiting));
-  job->second.version = taken_ = *version;
+  job->second.had_round = true;
+  job->second.why.clear();
+  job->second.version = *version;
+  taken_ = std::max(taken_, *version);
   named_ = std::max(named_, *version);
   // A snapshot that began while this one was held was to get the same name.
   for (auto& [request, other] : jobs_)
@@ -238,12 +251,13 @@ Result<PublishQueue::Cancelled> PublishQueue::cancel(const Version& version) {
     cancelled.reply = control::CancelReply{.ok = true, .version = job->second.version};
     return cancelled;
   }
-  if (const auto job = held(); version.none() && job != jobs_.end()) {
+  if (const auto job = held();
+      job != jobs_.end() && (version.none() || job->second.version == version)) {
     WSYNC_TRY(fail_job(
         job,
         Error(ErrorCode::kCancelled, "the publish was cancelled on request before its round began"),
         cancelled.commands));
-    cancelled.reply = control::CancelReply{.ok = true};
+    cancelled.reply = control::CancelReply{.ok = true, .version = version};
     return cancelled;
   }
   const auto next = first_queued();
@@ -311,6 +325,7 @@ Result<> PublishQueue::end_streaming(Jobs::iterator job, const std::optional<Err
   const Version version = job->second.version;
   WSYNC_TRY(move(job, job->second.round));
   if (!failure) {
+    job->second.had_round = true;
     taken_ = std::max(taken_, version);
     out.emplace_back(CompleteRound{.request = job->first, .version = version});
     return {};
@@ -394,6 +409,35 @@ Result<PublishQueue::Commands> PublishQueue::round_ended(std::uint64_t request, 
     return fail(ErrorCode::kInternal, fmt::format("the round of publish {} ends while it is {}",
                                                   request, job_state_name(from)));
   WSYNC_TRY(end_round(job, std::move(end), out));
+  return out;
+}
+
+Result<PublishQueue::Commands> PublishQueue::round_lost(std::uint64_t request,
+                                                        const std::string& why) {
+  const auto job = WSYNC_TRY(find(request));
+  Commands out;
+  const JobState from = job->second.state;
+  if (!job->second.is_kept || (from != JobState::kWaiting && !is_in_round(from)))
+    return fail(ErrorCode::kInternal,
+                fmt::format("publish {} loses its round while it is {}{}", request,
+                            job_state_name(from), job->second.is_kept ? "" : " and not kept"));
+  if (from == JobState::kStreaming) {
+    WSYNC_TRY(move(job, JobState::kSnapshotting));
+    return out;
+  }
+  // Only the newest one is kept.
+  const bool is_newest = std::ranges::none_of(jobs_, [&](const auto& entry) {
+    return entry.first > request &&
+           (entry.second.state == JobState::kHeld || entry.second.state == JobState::kWaiting);
+  });
+  if (is_newest) {
+    WSYNC_TRY(move(job, JobState::kHeld));
+    job->second.wait_reported = false;
+    auto reason = why_held(job->second);
+    hold(job, reason ? fmt::format("{}; {}", *reason, why) : why, out);
+    return out;
+  }
+  WSYNC_TRY(fail_job(job, Error(ErrorCode::kPeerLost, why + "; a newer publish follows"), out));
   return out;
 }
 

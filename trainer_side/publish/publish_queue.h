@@ -65,7 +65,8 @@ struct StopSnapshot {
   std::uint64_t request = 0;
 };
 // Keep the snapshot until RequestRound, and notify the requester that it has been taken. `why`:
-// what its round waits for. Sent again when that changes.
+// what its round waits for. Sent again when that changes. Also sent when the round has lost every
+// sidecar: keep the snapshot that it had.
 struct HoldSnapshot {
   std::uint64_t request = 0;
   std::string why;
@@ -166,6 +167,10 @@ class PublishQueue {
   // The round of this publish enters a phase. kSnapshot is not a phase of a round.
   [[nodiscard]] Result<> phase_entered(std::uint64_t request, control::ProgressPhase phase);
   [[nodiscard]] Result<Commands> round_ended(std::uint64_t request, RoundEnd end);
+  // The round of this publish has lost every sidecar before its decision, or could not begin
+  // without one. The publish is kept, and its snapshot is held until there are enough sidecars
+  // again.
+  [[nodiscard]] Result<Commands> round_lost(std::uint64_t request, const std::string& why);
 
   // std::nullopt: there is no such publish, or it has ended.
   [[nodiscard]] std::optional<JobState> state(std::uint64_t request) const;
@@ -190,7 +195,8 @@ class PublishQueue {
     TimePoint begun{};
     TimePoint deadline{};
     bool is_kept = false;
-    std::string why;  // what its round waits for
+    bool had_round = false;  // with the complete snapshot, so that it keeps its version
+    std::string why;         // what its round waits for
     bool wait_reported = false;
     JobState round = JobState::kWaiting;  // of one that streams: how far its round is
     std::optional<RoundEnd> end;          // its round has ended before its snapshot

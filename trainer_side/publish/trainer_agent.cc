@@ -74,6 +74,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
         {.superseded = done.superseded, .cancelled = done.cancelled, .reply = done.reply}));
     publisher_->prepare_next();
   };
+  own.on_round_lost = [this](const coordinator::RoundLost& lost) { lose_round(lost); };
   own.on_drop = [this](const Version& version) {
     publisher_->withdraw(version, "the coordinator has released this version");
     held_.erase(version);
@@ -245,7 +246,15 @@ void TrainerAgent::end_snapshot(std::uint64_t request, Result<std::shared_ptr<Sn
 
 void TrainerAgent::apply(const HoldSnapshot& command) {
   const Job& job = jobs_.at(command.request);
-  if (job.job.on_snapshotted) job.job.on_snapshotted({}, job.snapshot_time, command.why);
+  if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, command.why);
+}
+
+void TrainerAgent::lose_round(const coordinator::RoundLost& lost) {
+  Job& job = jobs_.at(lost.request);
+  job.progress.phase = control::ProgressPhase::kSnapshot;
+  // A snapshot that is being taken is served when it is complete, perhaps under another name.
+  if (std::exchange(job.streams, false) && !job.taken) job.version = {};
+  execute(queue_->round_lost(lost.request, lost.reason));
 }
 
 void TrainerAgent::begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot) {
@@ -257,9 +266,11 @@ void TrainerAgent::begin_copy(std::uint64_t request, const CopiedSnapshot& snaps
 
 std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
   Job& job = jobs_.at(request);
-  std::shared_ptr<const Snapshot> snapshot = std::exchange(job.taken, nullptr);
+  std::shared_ptr<const Snapshot> snapshot = job.taken;
+  if (!job.job.is_kept) job.taken.reset();
+  if (!std::exchange(job.is_recorded, true))
+    coordinator_->recorder().snapshot_taken(request, *snapshot, job.snapshot_time, now());
   job.version = snapshot->version();
-  coordinator_->recorder().snapshot_taken(request, *snapshot, job.snapshot_time, now());
   if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, {});
   publisher_->offer(snapshot);
   if (directory_) held_[job.version] = snapshot;
@@ -284,6 +295,7 @@ void TrainerAgent::apply(const RequestRound& command) {
                                .bucket_bytes = snapshot->plan()->bucket_bytes(),
                                .arena_bytes = snapshot->plan()->arena_bytes(),
                                .snapshot_ns = static_cast<std::uint64_t>(job.snapshot_time.count()),
+                               .is_kept = job.job.is_kept,
                                .deadline = command.deadline});
 }
 
@@ -302,6 +314,7 @@ void TrainerAgent::request_stream(const RequestRound& command) {
                                .arena_bytes = snapshot.layout.plan->arena_bytes(),
                                .is_complete = false,
                                .was_streamed = true,
+                               .is_kept = job.job.is_kept,
                                .deadline = command.deadline});
 }
 

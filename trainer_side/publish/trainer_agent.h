@@ -43,15 +43,16 @@ struct PublishJob {
   std::function<Result<std::unique_ptr<WeightSource>>()> open;
   std::uint64_t step = 0;  // 0 = the next free one
   // While too few sidecars or engines are there, its snapshot is kept without a limit, until a
-  // newer publish replaces it. Otherwise it fails at deadlines.publish.
+  // newer publish replaces it; the same if its round loses every sidecar before its decision.
+  // Otherwise it fails at deadlines.publish, or with its round.
   bool is_kept = false;
   // The longest wait for an arena for the snapshot; std::nullopt: until deadlines.publish.
   std::optional<std::chrono::milliseconds> arena_wait = std::nullopt;
   std::function<void(const PublishProgress&)>
       on_progress;  // about ten times a second; may be empty
   // The snapshot has been taken, so the caller may overwrite its weights. Called again when its
-  // round is requested, if that must wait: `version` is none until then, and `waits_for` says for
-  // what. May be empty.
+  // round is requested, if that must wait: `version` is none until its first round, and `waits_for`
+  // says for what. May be empty.
   std::function<void(const Version& version, std::chrono::nanoseconds took,
                      const std::string& waits_for)>
       on_snapshotted;
@@ -130,9 +131,11 @@ class TrainerAgent {
     PublishProgress progress;
     std::shared_ptr<SnapshotProgress> snapshot = std::make_shared<SnapshotProgress>();
     std::stop_source stop;
-    // Set from the end of the snapshot until its round has it.
+    // Set from the end of the snapshot until its round has it. If the job is kept: until its end,
+    // because its round may lose every sidecar.
     std::shared_ptr<Snapshot> taken;
     std::optional<CopiedSnapshot> copied;  // while its round is being requested before its end
+    bool is_recorded = false;              // its snapshot, by the recorder
     bool streams = false;                  // its buckets are served as they become complete
     Version version;                       // from then on
     std::chrono::nanoseconds snapshot_time{};
@@ -151,6 +154,7 @@ class TrainerAgent {
   void apply(EndPublish command);
   void apply(const ReplaceWaiting& command);
   void apply(const ReportWait& command);
+  void lose_round(const coordinator::RoundLost& lost);
   void begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot);
   void request_stream(const RequestRound& command);
   // The snapshot is complete: records it, tells the requester, and serves its bytes.

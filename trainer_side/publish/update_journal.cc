@@ -63,6 +63,14 @@ void UpdateJournal::entered(std::uint64_t request, ProgressPhase phase, TimePoin
   found->second.phase_began = at;
 }
 
+void UpdateJournal::round_lost(std::uint64_t request, TimePoint at) {
+  const auto found = running_.find(request);
+  if (found == running_.end()) return;
+  found->second.phase = ProgressPhase::kSnapshot;
+  found->second.in_round = false;
+  found->second.phase_began = at;
+}
+
 void UpdateJournal::finish(control::UpdateOutcome outcome, UpdateEnd end, TimePoint at) {
   outcome.ok = end == UpdateEnd::kCommitted;
   outcome.cancelled = end == UpdateEnd::kCancelled;

@@ -41,6 +41,8 @@ class UpdateJournal {
   void snapshot_taken(std::uint64_t request, const Version& version, std::uint64_t model_bytes);
   // The round enters this phase.
   void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
+  // Its round is over, and it waits for another one.
+  void round_lost(std::uint64_t request, TimePoint at);
   // `reply` contains its times, and the reason of a failure. A failure becomes an incident.
   void ended(std::uint64_t request, UpdateEnd end, const control::PushReply& reply, TimePoint at);
   void rollback_ended(std::uint64_t request, const control::RollbackReply& reply, TimePoint at);

@@ -77,6 +77,14 @@ void UpdateRecorder::round_ended(const coordinator::RoundDone& done, TimePoint a
   metrics_.ended(done, at);
 }
 
+void UpdateRecorder::round_lost(std::uint64_t request, const std::string& text, TimePoint at) {
+  trace_.ended(request, at);
+  metrics_.round_lost(request, at);
+  journal_.round_lost(request, at);
+  history_.round_lost(request, at);
+  incident(text, at);
+}
+
 void UpdateRecorder::superseded(std::uint64_t request, const control::PushReply& reply,
                                 TimePoint at) {
   end(request, UpdateEnd::kSuperseded, reply, at);

@@ -38,6 +38,8 @@ class UpdateRecorder {
                       std::chrono::nanoseconds took, TimePoint at);
   void phase_entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
   void round_ended(const coordinator::RoundDone& done, TimePoint at);
+  // Its round has lost every sidecar, and it waits for another round. `text` is an incident.
+  void round_lost(std::uint64_t request, const std::string& text, TimePoint at);
   // It has ended before the coordinator received it.
   void superseded(std::uint64_t request, const control::PushReply& reply, TimePoint at);
   void failed(std::uint64_t request, const Error& why, TimePoint at);

@@ -55,8 +55,9 @@ CompletionClient::CompletionClient(std::unique_ptr<State> state) : state_(std::m
 CompletionClient::~CompletionClient() = default;
 
 Result<std::unique_ptr<CompletionClient>> CompletionClient::create(
-    const std::string& url, std::chrono::milliseconds deadline) {
+    const std::string& url, std::chrono::milliseconds deadline, const std::string& authorization) {
   auto endpoint = WSYNC_TRY(http::parse_url(url));
+  endpoint.authorization = authorization;
   auto client = WSYNC_TRY(http::HttpClient::create(std::move(endpoint)));
   return std::unique_ptr<CompletionClient>(new CompletionClient(std::make_unique<State>(
       State{.url = url, .deadline = deadline, .client = std::move(client)})));

@@ -29,9 +29,10 @@ class CompletionClient {
   // `url`: http://HOST:PORT, where HOST is a name, an IPv4 address or an IPv6 address in brackets.
   // `deadline` is the limit for one request, including the connection. Returns kInvalidInput with
   // the reason if the URL is malformed. The client connects with the first request and keeps the
-  // connection.
+  // connection. `authorization`: value of that header, for engines that need a token; empty: none.
   [[nodiscard]] static Result<std::unique_ptr<CompletionClient>> create(
-      const std::string& url, std::chrono::milliseconds deadline);
+      const std::string& url, std::chrono::milliseconds deadline,
+      const std::string& authorization = {});
   ~CompletionClient();
 
   // Returns one rollout for each answer, with rewards and advantages 0.

@@ -188,7 +188,7 @@ Result<> RolloutPool::State::start() {
   replicas.resize(options.replicas.size());
   for (const std::string& url : options.replicas) {
     for (std::uint32_t i = 0; i < options.requests; ++i) {
-      auto client = CompletionClient::create(url, options.deadline);
+      auto client = CompletionClient::create(url, options.deadline, options.authorization);
       if (!client) return fail(client.error().with_context("replicas"));
       clients.push_back(std::move(*client));
     }

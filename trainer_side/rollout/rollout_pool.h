@@ -36,6 +36,7 @@ inline constexpr std::chrono::milliseconds kVersionLook{20};
 
 struct PoolOptions {
   std::vector<std::string> replicas;  // URLs
+  std::string authorization = {};     // what all of them are shown (CompletionClient::create())
   std::uint32_t groups = 1;           // groups of a step
   std::uint32_t answers = 8;          // answers of a group
   std::uint32_t max_tokens = 16;

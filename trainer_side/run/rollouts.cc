@@ -6,6 +6,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/observe/http/access_token.h"
 #include "shared/process_group/collectives.h"
 #include "trainer_side/training/run_state.h"
 
@@ -81,7 +82,13 @@ Result<std::unique_ptr<StepRollouts>> StepRollouts::create(const config::TrainCo
   std::unique_ptr<StepRollouts> rollouts(
       new StepRollouts(config, rank, group, std::move(on_event), std::move(is_stopping), task));
   if (rank.place().rank == 0) {
-    rollouts->pool_ = WSYNC_TRY(rollout::RolloutPool::create(pool_options(config, task), task));
+    rollout::PoolOptions options = pool_options(config, task);
+    if (!config.rollout->token.empty()) {
+      const auto token = http::AccessToken::read(config.rollout->token);
+      if (!token) return fail(token.error().with_context("rollout.token"));
+      options.authorization = token->authorization();
+    }
+    rollouts->pool_ = WSYNC_TRY(rollout::RolloutPool::create(std::move(options), task));
   }
   return rollouts;
 }

@@ -5,7 +5,9 @@
 #include "inference_side/reference_engine/http/completions.h"
 #include "inference_side/reference_engine/http/control_routes.h"
 #include "inference_side/reference_engine/http/replies.h"
+#include "shared/base/format.h"
 #include "shared/observe/http/http_server.h"
+#include "shared/observe/http/listener.h"
 
 namespace wsync::engine::http {
 namespace {
@@ -28,13 +30,21 @@ Result<std::unique_ptr<CompletionServer>> CompletionServer::create(
   if (options.threads == 0)
     return fail(ErrorCode::kInvalidInput, "threads is 0; expected 1 or more completions at once");
   auto listener = WSYNC_TRY(wsync::http::listen_on(options.host, options.port));
+  if (!options.token && !wsync::http::is_loopback(options.host))
+    return fail(ErrorCode::kRefused,
+                fmt::format("{} can be reached from other hosts, whose clients must show a token: "
+                            "make one with `wsync keys token FILE` and start the engine with "
+                            "--http-token FILE, or use a loopback address such as 127.0.0.1",
+                            options.host));
   auto completions = std::make_unique<Completions>(
       CompletionOptions{.at_once = options.threads, .has_tokenizer = options.has_tokenizer},
       service);
   auto routes = all_routes(service, *completions);
   auto server =
       WSYNC_TRY(wsync::http::HttpServer::create(std::move(listener), std::move(routes), error_page,
-                                                {.threads = options.threads + kControlThreads}));
+                                                {.threads = options.threads + kControlThreads,
+                                                 .token = options.token,
+                                                 .open = {"/health", "/ready"}}));
   return std::unique_ptr<CompletionServer>(
       new CompletionServer(std::move(completions), std::move(server)));
 }

@@ -19,9 +19,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "inference_side/reference_engine/generation/service.h"
+#include "shared/observe/http/access_token.h"
 #include "shared/observe/http/http_server.h"
 
 namespace wsync::engine::http {
@@ -29,6 +31,9 @@ namespace wsync::engine::http {
 struct CompletionServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;  // 0: the kernel chooses
+  // What clients must show, except for /health and /ready. std::nullopt: no client must, and then
+  // only this host may reach the server.
+  std::optional<wsync::http::AccessToken> token = {};
   // Maximum number of completions that run at the same time, each with its own thread. Further ones
   // are refused with status 429. Other routes have additional threads.
   std::uint32_t threads = 512;
@@ -42,7 +47,8 @@ class Completions;
 class CompletionServer {
  public:
   // Binds and listens, but answers no request before start(). `service` is borrowed. Errors contain
-  // host, port and reason: kInvalidInput, or kBusy if the address is in use.
+  // host, port and reason: kInvalidInput, or kBusy if the address is in use; kRefused if `host` can
+  // be reached from other hosts and there is no token.
   [[nodiscard]] static Result<std::unique_ptr<CompletionServer>> create(
       const CompletionServerOptions& options, generation::GenerationService& service);
   ~CompletionServer();

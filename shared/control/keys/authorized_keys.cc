@@ -5,8 +5,8 @@
 #include "shared/base/bytes.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
+#include "shared/base/private_path.h"
 #include "shared/control/keys/key_file.h"
-#include "shared/control/keys/private_path.h"
 
 namespace wsync::control {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "shared/base/format.h"
-#include "shared/control/keys/private_path.h"
+#include "shared/base/private_path.h"
 
 namespace wsync::control {
 namespace {
@@ -85,7 +85,7 @@ std::string key_file_text(const KeyFile& key) {
 }
 
 Result<KeyFile> load_key_file(const std::filesystem::path& path) {
-  const Bytes bytes = WSYNC_TRY(read_secret_file(path, kKeyFileBytesMax));
+  const Bytes bytes = WSYNC_TRY(read_secret_file(path, "key", kKeyFileBytesMax));
   return parse_key_file({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string());
 }
 

@@ -11,8 +11,8 @@
 
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
+#include "shared/base/private_path.h"
 #include "shared/base/unique_fd.h"
-#include "shared/control/keys/private_path.h"
 
 namespace wsync::control {
 namespace {

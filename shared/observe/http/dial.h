@@ -19,6 +19,8 @@ struct Endpoint {
   std::string host;  // name or address; IPv6 without brackets
   std::uint16_t port = 0;
   std::string socket_path = {};  // Unix socket to use instead; empty: none
+  // Value of the Authorization header of every request; empty: none (access_token.h).
+  std::string authorization = {};
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 // `url`: http://HOST:PORT, where HOST is a name, an IPv4 address or an IPv6 address in brackets.

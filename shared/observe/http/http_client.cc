@@ -224,6 +224,8 @@ std::string HttpClient::text_of(const ClientRequest& request) const {
   const bool get = request.body.empty();
   std::string text = fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\n", get ? "GET" : "POST",
                                  request.path, host_header(endpoint_));
+  if (!endpoint_.authorization.empty())
+    text += fmt::format("Authorization: {}\r\n", endpoint_.authorization);
   if (!get)
     text += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n",
                         request.body.size());

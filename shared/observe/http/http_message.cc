@@ -39,6 +39,8 @@ std::string_view reason_phrase(int status) noexcept {
       return "OK";
     case 400:
       return "Bad Request";
+    case 401:
+      return "Unauthorized";
     case 403:
       return "Forbidden";
     case 404:

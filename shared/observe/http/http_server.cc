@@ -134,6 +134,7 @@ const Route* HttpServer::find_route(Exchange& exchange) const {
                           quote_text(request.header("Host").value_or(""))));
     return nullptr;
   }
+  if (!check_token(exchange)) return nullptr;
   const std::string_view method =
       request.method == "HEAD" ? "GET" : std::string_view(request.method);
   std::string allowed;
@@ -153,6 +154,24 @@ const Route* HttpServer::find_route(Exchange& exchange) const {
                         request.method, allowed),
             "method_not_allowed");
   return nullptr;
+}
+
+// Returns false if the request must show the token and does not; the response then says so.
+bool HttpServer::check_token(Exchange& exchange) const {
+  if (!options_.token ||
+      std::ranges::find(options_.open, exchange.request.path) != options_.open.end() ||
+      options_.token->admits(exchange.request))
+    return true;
+  ++refused_;
+  // Browsers ask their user for a name and a password only if Basic is offered.
+  exchange.response.set_header("WWW-Authenticate", "Basic realm=\"wsync\", Bearer realm=\"wsync\"");
+  set_error(exchange.response, 401,
+            exchange.request.header("Authorization")
+                ? "the token that this request shows is not that of this server"
+                : "this server needs a token: send `Authorization: Bearer TOKEN`, or the token as "
+                  "the password of any user",
+            "unauthorized");
+  return false;
 }
 
 // Returns false on an error; the response then holds it.

@@ -2,13 +2,16 @@
 // connections of clients are limited (connection.h).
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "shared/observe/http/acceptor.h"
+#include "shared/observe/http/access_token.h"
 #include "shared/observe/http/connection.h"
 #include "shared/observe/http/http_message.h"
 #include "shared/observe/http/listener.h"
@@ -43,6 +46,10 @@ struct HttpServerOptions {
   // Refuses requests whose Host header names another host. Otherwise a web page could reach this
   // server through its own domain name that resolves to this address (DNS rebinding).
   bool loopback_only = false;
+  // Every request must show this token, except those for the paths in `open`. Without the token no
+  // request learns which routes there are. std::nullopt: every client is served.
+  std::optional<AccessToken> token = {};
+  std::vector<std::string> open = {};
   NamedValues headers;  // added to every response that does not set them
 };
 
@@ -62,6 +69,8 @@ class HttpServer {
   [[nodiscard]] std::uint16_t port() const noexcept { return acceptor_->port(); }
   [[nodiscard]] const std::string& address() const noexcept { return acceptor_->address(); }
   void start() { acceptor_->start(); }
+  // Requests that were refused because they did not show the token. Thread: any.
+  [[nodiscard]] std::uint64_t refused() const noexcept { return refused_.load(); }
   // Stops accepting, closes connections without an active request, and returns when all active
   // requests have ended. Handlers can check Connection::stopping().
   void stop() { acceptor_->stop(); }
@@ -74,6 +83,7 @@ class HttpServer {
   void refuse(Connection& connection) const;
   void handle(Exchange& exchange) const;
   [[nodiscard]] const Route* find_route(Exchange& exchange) const;
+  [[nodiscard]] bool check_token(Exchange& exchange) const;
   [[nodiscard]] bool read_body(Exchange& exchange) const;
   void set_error(Response& response, int status, std::string_view message,
                  std::string_view code = {}) const;
@@ -84,6 +94,7 @@ class HttpServer {
   const std::vector<Route> routes_;
   const ErrorPage error_page_;
   const HttpServerOptions options_;
+  mutable std::atomic<std::uint64_t> refused_ = 0;
   std::unique_ptr<Acceptor> acceptor_;  // declared last: its threads end first
 };
 

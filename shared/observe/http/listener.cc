@@ -133,7 +133,7 @@ Result<Listener> listen_at(const std::string& path, Claim how) {
       .socket = std::move(socket), .port = 0, .address = path, .path = std::move(claimed)};
 }
 
-Result<Listener> listen_to(const std::string& address, Claim how) {
+Result<Listener> listen_to(const std::string& address, Claim how, Reach reach) {
   if (address.starts_with(kIpc)) return listen_at(address.substr(kIpc.size()), how);
   const std::size_t colon = address.rfind(':');
   std::uint16_t port = 0;
@@ -142,11 +142,12 @@ Result<Listener> listen_to(const std::string& address, Claim how) {
     const auto [stop, error] = std::from_chars(address.data() + colon + 1, end, port);
     if (error == std::errc{} && stop == end) {
       const std::string host = address.substr(kTcp.size(), colon - kTcp.size());
-      if (is_loopback(host)) return listen_on(host, port);
+      if (reach == Reach::kEverywhere || is_loopback(host)) return listen_on(host, port);
       return fail(
           ErrorCode::kRefused,
-          fmt::format("{} can be reached from other hosts, and this server does not authenticate "
-                      "its clients; use ipc:///path or a loopback address such as 127.0.0.1",
+          fmt::format("{} can be reached from other hosts, and this server has no token, which "
+                      "its clients would have to show; give it one, or use ipc:///path or a "
+                      "loopback address such as 127.0.0.1",
                       address));
     }
   }

@@ -32,9 +32,16 @@ struct Listener {
 // missing. Errors as SocketPath::claim().
 [[nodiscard]] Result<Listener> listen_at(const std::string& path, Claim how = Claim::kIfFree);
 
+// From where clients may come.
+enum class Reach : std::uint8_t {
+  kThisHost,
+  kEverywhere,  // clients show a token
+};
+
 // Listens on "tcp://127.0.0.1:8000" or "ipc:///run/wsync/control.http". `how` applies to ipc only.
-// Errors: kRefused for an address that is reachable from other hosts; kInvalidInput for any other
-// text.
-[[nodiscard]] Result<Listener> listen_to(const std::string& address, Claim how = Claim::kIfFree);
+// Errors: kRefused for an address that is reachable from other hosts, unless `reach` permits it;
+// kInvalidInput for any other text.
+[[nodiscard]] Result<Listener> listen_to(const std::string& address, Claim how = Claim::kIfFree,
+                                         Reach reach = Reach::kThisHost);
 
 }  // namespace wsync::http

@@ -63,6 +63,10 @@ inline constexpr Definition kKeyRefusals{
     .help =
         "Connections without a key that is listed, and messages beyond the role of their key, that "
         "a coordinator with keys has refused"};
+inline constexpr Definition kPageRefusals{
+    .name = "wsync_page_refusals_total",
+    .kind = Kind::kCounter,
+    .help = "HTTP requests that were refused because they did not show the token (http.token)"};
 inline constexpr Definition kLoopLongest{
     .name = "wsync_loop_longest_callback_seconds",
     .kind = Kind::kGauge,
@@ -259,6 +263,7 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kArenaBytes,
                                         &kDroppedMessages,
                                         &kKeyRefusals,
+                                        &kPageRefusals,
                                         &kLoopLongest,
                                         &kLoopSlowCallbacks,
                                         &kReplicaEpoch,

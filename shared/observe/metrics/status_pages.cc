@@ -28,10 +28,17 @@ Claim claim_of(const StatusPagesOptions& options) {
   return options.take_over ? Claim::kTakeOver : Claim::kIfFree;
 }
 
-http::HttpServerOptions server_options(const std::string& address) {
+http::HttpServerOptions server_options(const StatusPagesOptions& options,
+                                       const std::optional<http::AccessToken>& token) {
+  std::vector<std::string> open = options.open;
+  open.insert(open.end(), {"/healthz", "/readyz"});
   return {.threads = kThreads,
           .limits = kPageLimits,
-          .loopback_only = address.starts_with("tcp://"),  // browsers cannot open a Unix socket
+          // Browsers cannot open a Unix socket. A token may be for clients of other hosts, and a
+          // web page does not have it.
+          .loopback_only = !token && options.address.starts_with("tcp://"),
+          .token = token,
+          .open = std::move(open),
           .headers = {{"X-Content-Type-Options", "nosniff"},
                       {"Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"},
                       {"Cross-Origin-Resource-Policy", "same-origin"},
@@ -48,9 +55,15 @@ http::Page text_page(int /*status*/, std::string_view message, std::string_view 
 Result<std::unique_ptr<StatusPages>> StatusPages::create(
     Loop& loop, const StatusPagesOptions& options, const Registry& registry, StatusFacts facts,
     const std::function<std::vector<http::Route>(Asker& asker)>& more) {
+  std::optional<http::AccessToken> token;
+  if (!options.token.empty()) {
+    auto read = http::AccessToken::read(options.token);
+    if (!read) return fail(read.error().with_context("http.token"));
+    token = std::move(*read);
+  }
   auto pages = std::unique_ptr<StatusPages>(
-      new StatusPages(loop, options, registry, std::move(facts), more));
-  const Result<> listens = pages->serve(http::listen_to(options.address, claim_of(options)));
+      new StatusPages(loop, options, std::move(token), registry, std::move(facts), more));
+  const Result<> listens = pages->serve(pages->listen());
   if (!listens && listens.error().code() == ErrorCode::kBusy && options.take_over) {
     log_warning("http.address: {}; wsync retries until the address is free",
                 listens.error().message());
@@ -62,11 +75,13 @@ Result<std::unique_ptr<StatusPages>> StatusPages::create(
   return pages;
 }
 
-StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry& registry,
+StatusPages::StatusPages(Loop& loop, StatusPagesOptions options,
+                         std::optional<http::AccessToken> token, const Registry& registry,
                          StatusFacts facts,
                          const std::function<std::vector<http::Route>(Asker& asker)>& more)
     : loop_(loop),
       options_(std::move(options)),
+      token_(std::move(token)),
       registry_(registry),
       facts_(std::move(facts)),
       asker_(loop),
@@ -94,13 +109,17 @@ std::vector<http::Route> StatusPages::routes(
   return all;
 }
 
+Result<http::Listener> StatusPages::listen() const {
+  return http::listen_to(options_.address, claim_of(options_),
+                         token_ ? http::Reach::kEverywhere : http::Reach::kThisHost);
+}
+
 void StatusPages::listen_again() {
   if (looking_) return;
   auto found = std::make_shared<std::optional<Result<http::Listener>>>();
   const auto submitted = looker_->submit(
-      [found, options = options_] {
-        found->emplace(http::listen_to(options.address, claim_of(options)));
-      },
+      // The worker ends before this object does.
+      [found, this] { found->emplace(listen()); },
       [this, found, alive = alive_] {
         if (!*alive) return;
         looking_ = false;
@@ -115,9 +134,10 @@ void StatusPages::listen_again() {
 Result<> StatusPages::serve(Result<http::Listener> listener) {
   if (!listener) return fail(std::move(listener).error());
   server_ = WSYNC_TRY(http::HttpServer::create(std::move(*listener), routes_, text_page,
-                                               server_options(options_.address)));
+                                               server_options(options_, token_)));
   server_->start();
-  log_info("metrics and health at {}", server_->address());
+  log_info("metrics and health at {}{}", server_->address(),
+           token_ ? ", for those who show the token" : "");
   return {};
 }
 
@@ -130,6 +150,9 @@ void StatusPages::metrics(http::Exchange& exchange) {
   readings->push_back({.what = &kLoopSlowCallbacks,
                        .value = static_cast<double>(lag.slow_callbacks),
                        .labels = {}});
+  if (server_ && token_)
+    readings->push_back(
+        {.what = &kPageRefusals, .value = static_cast<double>(server_->refused()), .labels = {}});
   for (Reading& reading : process_readings()) readings->push_back(std::move(reading));
   exchange.response.set_content(registry_.text(*readings), kMetricsText);
 }

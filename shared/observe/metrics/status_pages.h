@@ -1,4 +1,4 @@
-// StatusPages: serves the state of a process over HTTP, on loopback or on a Unix socket.
+// StatusPages: serves the state of a process over HTTP, on TCP or on a Unix socket.
 //
 //   GET /metrics   Prometheus' text format 0.0.4
 //   GET /healthz   200 while the loop of the process responds, otherwise 503 with the reason
@@ -7,7 +7,8 @@
 // The owner can add routes. Any other path gets 404 and any other method 405, as text. On a TCP
 // port, a request that names another host (Host) or comes from a web page (Origin) gets 403.
 // Response headers forbid loading other resources (Content-Security-Policy; a route may allow
-// more), content sniffing and caching. The threads of the server read and answer the requests. They
+// more), content sniffing and caching. With a token the pages may be served to other hosts; a
+// request without it gets 401. The threads of the server read and answer the requests. They
 // obtain facts from the loop, with one call per request.
 //
 // Thread: the loop's. Outlives: loop and registry outlive it.
@@ -16,6 +17,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,10 @@ struct StatusPagesOptions {
   // is retried until it is free, and a warning is logged.
   bool take_over = false;
   std::string role;  // label of wsync_build_info
+  // File with the token that clients must show for every page but /healthz, /readyz and those in
+  // `open`; empty: none, and then no address beyond this host is accepted.
+  std::string token = {};
+  std::vector<std::string> open = {};
 };
 
 // Data of the pages. Both functions are called on the loop.
@@ -54,7 +60,7 @@ class StatusPages {
  public:
   // Starts to listen and serve. Requests wait until the loop runs. `more` returns additional
   // routes. They run on the server's threads and use the Asker to call the loop. Errors: kBusy if
-  // the address is in use; others as http::listen_to().
+  // the address is in use; others as http::listen_to() and AccessToken::read().
   [[nodiscard]] static Result<std::unique_ptr<StatusPages>> create(
       Loop& loop, const StatusPagesOptions& options, const Registry& registry, StatusFacts facts,
       const std::function<std::vector<http::Route>(Asker& asker)>& more = {});
@@ -67,18 +73,21 @@ class StatusPages {
   [[nodiscard]] std::string address() const { return server_ ? server_->address() : ""; }
 
  private:
-  StatusPages(Loop& loop, StatusPagesOptions options, const Registry& registry, StatusFacts facts,
+  StatusPages(Loop& loop, StatusPagesOptions options, std::optional<http::AccessToken> token,
+              const Registry& registry, StatusFacts facts,
               const std::function<std::vector<http::Route>(Asker& asker)>& more);
   [[nodiscard]] std::vector<http::Route> routes(
       const std::function<std::vector<http::Route>(Asker& asker)>& more);
   [[nodiscard]] Result<> serve(Result<http::Listener> listener);
   void listen_again();
+  [[nodiscard]] Result<http::Listener> listen() const;
   void metrics(http::Exchange& exchange);
   void healthz(http::Exchange& exchange);
   void readyz(http::Exchange& exchange);
 
   Loop& loop_;
   const StatusPagesOptions options_;
+  const std::optional<http::AccessToken> token_;
   const Registry& registry_;
   const StatusFacts facts_;
   Asker asker_;

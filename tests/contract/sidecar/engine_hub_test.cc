@@ -2,7 +2,9 @@
 #include "inference_side/sidecar/engine_hub.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include "shared/base/format.h"
 #include "shared/base/weight_limits.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
@@ -13,12 +15,16 @@ namespace {
 
 class EngineHubTest : public testing::Test {
  protected:
-  EngineHubTest()
-      : store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
+  explicit EngineHubTest(DeviceKind kind = DeviceKind::kSeparate)
+      : kind_(kind),
+        store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
     EngineHubOptions options;
     options.socket = bench_.directory() + "/engines";
     options.target = [this] { return target_; };
-    options.devices.kind = DeviceKind::kSeparate;
+    options.devices.kind = kind_;
+    options.on_unusable = [this](const Version& version, const Error&) {
+      unusable_.push_back(version);
+    };
     options.devices.buffer_bytes = limits::kBucketBytesMin;
     hub_ = EngineHub::create(bench_.loop(), std::move(options),
                              [this](const std::string& replica, std::uint32_t, RankEvent event) {
@@ -55,6 +61,7 @@ class EngineHubTest : public testing::Test {
     return made;
   }
 
+  const DeviceKind kind_;
   Bench bench_;
   Model model_;
   Version target_;
@@ -73,6 +80,7 @@ class EngineHubTest : public testing::Test {
   std::vector<std::pair<std::string, reload::RankLoaded>> loaded_;
   std::vector<reload::RankCommitted> committed_;
   std::vector<std::string> detached_;
+  std::vector<Version> unusable_;
   std::vector<std::pair<std::string, reload::RankAttached>> attached_;
   std::vector<std::pair<std::string, reload::RankUnfit>> unfit_;
   std::unique_ptr<EngineHub> hub_;
@@ -223,7 +231,10 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelIsToldByItsNameWhichTensorDoesNotFit
   const auto again = twin.next<control::Refuse>();
   ASSERT_TRUE(again);
   EXPECT_EQ(again->first.replica, "a");
-  EXPECT_NE(again->second.reason.find("is attached already"), std::string::npos);
+  EXPECT_EQ(again->second.reason,
+            fmt::format("replica 'a' rank 0 is attached already, as process {0}: start this engine "
+                        "under another name of its replica (--replica), or end process {0}",
+                        ::getpid()));
 }
 
 TEST_F(EngineHubTest, AnEngineOfAnotherModelMayAttachWhenNobodyTakesTheOldOneAndIsNeverGivenIt) {
@@ -289,6 +300,91 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelMayAttachWhenNobodyTakesTheOldOneAnd
   hub_->absent().add_to(absent, now());
   ASSERT_EQ(absent.size(), 2U) << "each has been told one sentence";
   EXPECT_THAT(absent[1].reason, testing::HasSubstr("does not fit the model that is served"));
+}
+
+TEST_F(EngineHubTest, AnEngineOfAPartOfTheModelWaitsOrIsRefusedAsOneOfAnotherModel) {
+  hub_->add_version(stage(kV1), [] {});
+  control::EngineHello part;
+  part.tensors = model_.tensors();
+  const std::string left_out = part.tensors.back().name;
+  part.tensors.pop_back();
+  RawEngine first(bench_, hub_->socket(), "part");
+  first.say(part);
+  ASSERT_TRUE(first.next<control::EngineWelcome>());
+  ASSERT_TRUE(bench_.until([&] { return attached_.size() == 1; }));
+  ASSERT_EQ(attached_[0].second.unfit.size(), 1U) << "nobody else serves the model";
+  EXPECT_EQ(attached_[0].second.unfit[0].why,
+            left_out + " (the published tensors have it, but no rank of the replica loads it)");
+
+  const auto whole = engine("whole");
+  const auto told = first.next<control::Refuse>();
+  ASSERT_TRUE(told);
+  EXPECT_THAT(told->second.reason,
+              testing::HasSubstr("replica 'part' rank 0 does not fit the model that is served: " +
+                                 left_out));
+  RawEngine late(bench_, hub_->socket(), "late");
+  late.say(part);
+  EXPECT_TRUE(late.next<control::Refuse>());
+
+  // Ranks that have it together.
+  control::EngineHello rest = part;
+  part.world_size = rest.world_size = 2;
+  rest.leader = false;
+  rest.tensors = {model_.tensors().back()};
+  RawEngine one(bench_, hub_->socket(), "both");
+  one.say(part);
+  ASSERT_TRUE(one.next<control::EngineWelcome>());
+  RawEngine other(bench_, hub_->socket(), "both", 1);
+  other.say(rest);
+  EXPECT_TRUE(other.next<control::EngineWelcome>());
+}
+
+// On devices on which an engine may read the version itself.
+class UnifiedHubTest : public EngineHubTest {
+ protected:
+  UnifiedHubTest() : EngineHubTest(DeviceKind::kUnified) {}
+  [[nodiscard]] std::unique_ptr<RawEngine> chooser(const std::string& replica) {
+    auto made = std::make_unique<RawEngine>(bench_, hub_->socket(), replica);
+    made->say(control::EngineHello{.take = control::TakeMode::kBorrow, .any_layout = true});
+    EXPECT_TRUE(made->next<control::EngineWelcome>());
+    return made;
+  }
+};
+
+TEST_F(UnifiedHubTest, AnEngineThatDeclinesWhatNobodyServesWaitsForItsModel) {
+  hub_->add_version(stage(kV1), [] {});
+  hub_->add_version(stage({.epoch = 1, .step = 2}), [] {});
+  const control::Prepared declined{.version = kV1, .failure = "a: not mine", .is_refused = true};
+  const control::Prepared newest{
+      .version = {.epoch = 1, .step = 2}, .failure = "a: not mine", .is_refused = true};
+  const auto waits = chooser("waits");
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(waits->next<control::Prepare>());
+  waits->say(declined);
+  waits->say(newest);
+  ASSERT_TRUE(bench_.until([&] { return attached_.size() == 1; }));
+  const std::vector<reload::UnfitVersion>& unfit = attached_[0].second.unfit;
+  ASSERT_EQ(unfit.size(), 2U);
+  for (const reload::UnfitVersion& one : unfit) EXPECT_EQ(one.why, "a: not mine");
+  EXPECT_THAT(unusable_, testing::IsEmpty()) << "another engine may take what is held";
+
+  // One that takes it: from then on the others may not be attached.
+  const auto takes = chooser("takes");
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(takes->next<control::Prepare>());
+  takes->say(control::Prepared{.version = kV1});
+  takes->say(control::Prepared{.version = newest.version});
+  const auto told = waits->next<control::Refuse>();
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->second.reason,
+            "replica 'waits' rank 0 does not take 1.2, which is served: a: not mine; it may attach "
+            "when every engine of that model has ended");
+  ASSERT_TRUE(bench_.until([&] { return attached_.size() == 2; }));
+  EXPECT_EQ(attached_[1].first, "takes");
+  EXPECT_TRUE(attached_[1].second.unfit.empty());
+  const auto late = chooser("late");
+  ASSERT_TRUE(late->next<control::Prepare>());
+  late->say(newest);
+  EXPECT_TRUE(late->next<control::Refuse>());
+  EXPECT_THAT(unusable_, testing::IsEmpty());
 }
 
 // ---- readers ----

@@ -135,8 +135,8 @@ struct Model {
 // One rank that says what the test tells it to say, and nothing else.
 class RawEngine {
  public:
-  RawEngine(Bench& bench, const std::string& socket, std::string replica)
-      : bench_(bench), replica_(std::move(replica)) {
+  RawEngine(Bench& bench, const std::string& socket, std::string replica, std::uint32_t rank = 0)
+      : bench_(bench), replica_(std::move(replica)), rank_(rank) {
     stream_ = control::UnixStream::connect(
                   bench.loop(), socket,
                   {.on_frame = [this](control::Frame f) { frames_.push_back(std::move(f)); },
@@ -155,6 +155,7 @@ class RawEngine {
     envelope.fence = fence;
     envelope.request = request;
     envelope.replica = replica_;
+    envelope.rank = rank_;
     const auto sent = stream_->send(envelope, message);
     EXPECT_TRUE(sent.has_value()) << sent.error().message();
   }
@@ -184,6 +185,7 @@ class RawEngine {
  private:
   Bench& bench_;
   std::string replica_;
+  std::uint32_t rank_ = 0;
   std::unique_ptr<control::UnixStream> stream_;
   std::deque<control::Frame> frames_;
   bool closed_ = false;

@@ -140,16 +140,17 @@ TEST(Doctor, ReachesACoordinatorOrSaysWhyNot) {
   EXPECT_EQ(check_coordinator("ipc://" + path, deadline).status, CheckStatus::kOk);
   EXPECT_EQ(check_coordinator("tcp://127.0.0.1:1", deadline).status, CheckStatus::kWarn);
   // A stranger at the address of the pages, who takes connections and says nothing.
-  const Check taken = check_pages("ipc://" + path, "sidecar", std::chrono::milliseconds(20));
+  const Check taken =
+      check_pages({.address = "ipc://" + path}, "sidecar", std::chrono::milliseconds(20));
   EXPECT_EQ(taken.status, CheckStatus::kFail);
   EXPECT_NE(taken.found.find("did not answer a request for /metrics within 20 ms"),
             std::string::npos);
-  EXPECT_EQ(check_pages("ipc://" + path + "2", "sidecar", deadline).found,
+  EXPECT_EQ(check_pages({.address = "ipc://" + path + "2"}, "sidecar", deadline).found,
             "ipc://" + path + "2 is free");
-  EXPECT_EQ(check_pages("tcp://127.0.0.1:1", "sidecar", deadline).found,
+  EXPECT_EQ(check_pages({.address = "tcp://127.0.0.1:1"}, "sidecar", deadline).found,
             "tcp://127.0.0.1:1 is free");
   for (const char* none : {"", "tcp://127.0.0.1:0"})
-    EXPECT_EQ(check_pages(none, "sidecar", deadline).status, CheckStatus::kOk) << none;
+    EXPECT_EQ(check_pages({.address = none}, "sidecar", deadline).status, CheckStatus::kOk) << none;
 }
 
 TEST(Doctor, MemoryThatIsNotThereIsAFailure) {

@@ -1,5 +1,6 @@
 
 #include <fstream>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <iterator>
 #include <stdlib.h>
@@ -99,21 +100,40 @@ TEST(Config, ReadsEveryKindOfValue) {
 
 TEST(Config, PagesAreASocketBelowTheRunDirUnlessTheyAreElsewhereOrNowhere) {
   const auto sidecar = [](std::string_view text) {
-    return parse_sidecar(text, "s.yaml").value().http_address;
+    return parse_sidecar(text, "s.yaml").value().http.address;
   };
   EXPECT_EQ(sidecar("name: h\nrun_dir: /run/w\n"), "ipc:///run/w/h.http");
   EXPECT_EQ(sidecar("http: {address: none}"), "");
   EXPECT_EQ(sidecar("http: {address: tcp://127.0.0.1:9190}"), "tcp://127.0.0.1:9190");
   EXPECT_EQ(sidecar("http: {address: ipc:///run/pages}"), "ipc:///run/pages");
   const auto trainer = [](std::string_view text) {
-    return parse_trainer(text, "t.yaml").value().http_address;
+    return parse_trainer(text, "t.yaml").value().http.address;
   };
   EXPECT_EQ(trainer("run_dir: /run/w\n"), "ipc:///run/w/control.http");
   EXPECT_EQ(trainer("run_dir: /run/w\nhttp: {address: auto}\n"), "ipc:///run/w/control.http");
-  EXPECT_EQ(sidecar_error("http: {address: tcp://0.0.0.0:9190}"),
-            "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' is not a loopback address; other hosts "
-            "are refused, because weights would travel there without encryption; use ipc:// or a "
-            "loopback address (127.0.0.1, localhost, [::1])");
+  EXPECT_EQ(
+      sidecar_error("http: {address: tcp://0.0.0.0:9190}"),
+      "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' can be reached from other hosts, whose "
+      "clients must show a token: make one with `wsync keys token FILE` and set http.token to "
+      "that file, or use ipc:// or a loopback address (127.0.0.1, localhost, [::1])");
+  const HttpConfig shown = parse_sidecar(
+                               "http: {address: tcp://0.0.0.0:9190, token: /etc/t, open: "
+                               "metrics}",
+                               "s.yaml")
+                               .value()
+                               .http;
+  EXPECT_EQ(shown,
+            (HttpConfig{
+                .address = "tcp://0.0.0.0:9190", .token = "/etc/t", .open = OpenPages::kMetrics}));
+  EXPECT_EQ(shown.open_paths(), std::vector<std::string>{"/metrics"});
+  EXPECT_TRUE(HttpConfig{}.open_paths().empty());
+  EXPECT_TRUE(parse_trainer("http: {address: 'tcp://fleet.example:9191', token: /etc/t}", "t"));
+  EXPECT_THAT(sidecar_error("http: {token: t}"), testing::HasSubstr("expected an absolute path"));
+  EXPECT_THAT(sidecar_error("http: {address: 'tcp://0.0.0.0', token: /etc/t}"),
+              testing::HasSubstr("http.address: expected tcp://"));
+  EXPECT_EQ(sidecar_error("http: {open: metrics}"),
+            "s.yaml:1: http.open: expected none, because without http.token every page is open; "
+            "found metrics");
   EXPECT_EQ(sidecar_error("http: {address: yes}"),
             "s.yaml:1: http.address: expected ipc:///ABSOLUTE/PATH (at most 100 bytes) or "
             "tcp://127.0.0.1:PORT, found 'yes'");

@@ -49,6 +49,8 @@ class Fleet {
         sends.push_back(std::move(*sent));
       else if (auto* done = std::get_if<RoundDone>(&command))
         rounds.push_back(std::move(*done));
+      else if (auto* one = std::get_if<RoundLost>(&command))
+        lost.push_back(std::move(*one));
       else if (auto* back = std::get_if<RollbackDone>(&command))
         rollbacks.push_back(std::move(*back));
       else if (auto* promotion = std::get_if<PromotionDone>(&command))
@@ -140,14 +142,19 @@ class Fleet {
   void publish(std::uint64_t request = 1, std::optional<TimePoint> deadline = {}) {
     const auto version = coordinator.next_version();
     ASSERT_TRUE(version.has_value()) << version.error().message();
-    step(PublishRequested{.request = request,
-                          .version = *version,
-                          .layout_digest = {1, 1},
-                          .content_digest = {2, version->step},
-                          .layout = Bytes(4),
-                          .bucket_bytes = 1,
-                          .arena_bytes = 100,
-                          .deadline = deadline});
+    PublishRequested publish = snapshot(request, *version);
+    publish.deadline = deadline;
+    step(std::move(publish));
+  }
+  // A complete snapshot; its content depends on the step.
+  static PublishRequested snapshot(std::uint64_t request, const Version& version) {
+    return {.request = request,
+            .version = version,
+            .layout_digest = {1, 1},
+            .content_digest = {2, version.step},
+            .layout = Bytes(4),
+            .bucket_bytes = 1,
+            .arena_bytes = 100};
   }
   // The last message of a type sent to a peer, with its envelope.
   template <class T>
@@ -210,6 +217,7 @@ class Fleet {
   TimePoint now{1'000'000'000};
   std::vector<SendTo> sends;
   std::vector<RoundDone> rounds;
+  std::vector<RoundLost> lost;
   std::vector<RollbackDone> rollbacks;
   std::vector<PromotionDone> promotions;
   std::vector<CancelDone> cancels;

@@ -184,10 +184,14 @@ TEST_F(RoundTest, AQuorumAndEachNeedNotWaitForAll) {
 
 TEST_F(RoundTest, WithoutMembersItEnds) {
   UpdateRound round = begin();
-  round.leave(context_.roster.add("a"));
-  round.leave(context_.roster.add("b"));
+  round.leave(context_.roster.add("a"), "was lost: no message for 5 s", true);
+  round.leave(context_.roster.add("b"), "could not take it: no memory", false);
   EXPECT_EQ(round.advance(context_, 0), RoundStep::kAbort);
-  const RoundDone done = round.abort(context_.now, "every sidecar of the round was lost", false);
+  EXPECT_EQ(round.why_empty(),
+            "no sidecar is left in the round of 1.2: sidecar 'a' was lost: no message for 5 s; "
+            "sidecar 'b' could not take it: no memory");
+  EXPECT_FALSE(round.may_be_lost()) << "one has failed, and would fail again";
+  const RoundDone done = round.abort(context_.now, round.why_empty(), false);
   EXPECT_FALSE(done.reply.ok);
   EXPECT_EQ(round.state(), RoundState::kFinished);
 }

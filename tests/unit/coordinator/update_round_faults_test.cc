@@ -65,6 +65,91 @@ TEST(Coordinator, WhoHasAcceptedInTimeIsNotLateForStaging) {
   EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
 }
 
+TEST(Coordinator, ARoundWithoutSidecarsNamesEachOfThem) {
+  Fleet fleet({.min_sidecars = 2});
+  fleet.join_all({"a", "b"});
+  fleet.publish();
+  fleet.step(PeerLost{.peer = "a", .reason = "it was killed"});
+  fleet.restarted("b-restarted", fleet.hello("b"));
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_EQ(fleet.rounds[0].reply.reason,
+            "no sidecar is left in the round of 1.1: sidecar 'a' was lost: it was killed; sidecar "
+            "'b' was lost: another process has joined under its name; publish again when a sidecar "
+            "has joined");
+}
+
+TEST(Coordinator, APublishThatIsKeptOutlivesTheSidecarsOfItsRound) {
+  for (const bool has_staged : {false, true}) {
+    Fleet fleet;
+    fleet.join("a");
+    PublishRequested kept = fleet.snapshot(1, fleet.coordinator.next_version().value());
+    kept.is_kept = true;
+    fleet.step(kept);
+    if (has_staged) fleet.accept("a");
+    fleet.step(PeerLost{.peer = "a", .reason = "it was killed"});
+    EXPECT_TRUE(fleet.rounds.empty());
+    ASSERT_EQ(fleet.lost.size(), 1U);
+    EXPECT_EQ(fleet.lost[0].request, 1U);
+    EXPECT_EQ(fleet.lost[0].version, kept.version);
+    EXPECT_EQ(fleet.lost[0].reason,
+              "no sidecar is left in the round of 1.1: sidecar 'a' was lost: it was killed");
+    EXPECT_EQ(fleet.dropped, std::vector{kept.version});
+    // Without a sidecar it is lost at once.
+    fleet.step(kept);
+    ASSERT_EQ(fleet.lost.size(), 2U);
+    EXPECT_EQ(fleet.lost[1].reason, "no sidecar is connected to this coordinator");
+    fleet.join("a-restarted", fleet.hello("a"));
+    // Its name stands for its content alone.
+    PublishRequested other = kept;
+    other.content_digest = {2, 77};
+    fleet.step(other);
+    ASSERT_EQ(fleet.rounds.size(), 1U);
+    EXPECT_NE(fleet.rounds[0].reply.reason.find("was used"), std::string::npos);
+    fleet.step(kept);
+    fleet.accept("a-restarted");
+    fleet.staged("a-restarted");
+    fleet.switched("a-restarted");
+    ASSERT_EQ(fleet.rounds.size(), 2U);
+    EXPECT_TRUE(fleet.rounds[1].reply.ok) << fleet.rounds[1].reply.reason;
+    EXPECT_EQ(fleet.coordinator.target(), kept.version);
+  }
+}
+
+TEST(Coordinator, APublishThatIsKeptIsNotRepeatedAfterANewerOne) {
+  Fleet fleet;
+  fleet.join("a");
+  PublishRequested kept = fleet.snapshot(1, fleet.coordinator.next_version().value());
+  kept.is_kept = true;
+  fleet.step(kept);
+  fleet.publish(2);  // it waits
+  fleet.step(PeerLost{.peer = "a", .reason = "it was killed"});
+  ASSERT_EQ(fleet.rounds.size(), 2U);
+  EXPECT_TRUE(fleet.lost.empty()) << "a newer publish waited";
+  EXPECT_EQ(fleet.rounds[0].request, 1U);
+  fleet.join("a-restarted", fleet.hello("a"));
+  fleet.step(kept);
+  ASSERT_EQ(fleet.rounds.size(), 3U);
+  EXPECT_NE(fleet.rounds[2].reply.reason.find("step 1 was used"), std::string::npos);
+
+  PublishRequested lost = fleet.snapshot(3, fleet.coordinator.next_version().value());
+  lost.is_kept = true;
+  fleet.step(lost);
+  fleet.step(PeerLost{.peer = "a-restarted", .reason = "it was killed"});
+  ASSERT_EQ(fleet.lost.size(), 1U);
+  fleet.join("a-third", fleet.hello("a"));
+  fleet.publish(4);
+  ASSERT_EQ(fleet.rounds.size(), 3U);
+  fleet.accept("a-third");
+  fleet.staged("a-third");
+  fleet.switched("a-third");
+  const Version newer = fleet.coordinator.target();
+  EXPECT_LT(lost.version, newer);
+  fleet.step(lost);
+  ASSERT_EQ(fleet.rounds.size(), 5U);
+  EXPECT_FALSE(fleet.rounds[4].reply.ok) << "the target would go back";
+  EXPECT_EQ(fleet.coordinator.target(), newer);
+}
+
 TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
   for (const bool source_lost : {true, false}) {  // nobody there; or its descriptor did not pass
     Fleet fleet;

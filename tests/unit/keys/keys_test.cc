@@ -8,10 +8,10 @@
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/private_path.h"
 #include "shared/control/keys/authorized_keys.h"
 #include "shared/control/keys/key_file.h"
 #include "shared/control/keys/key_folder.h"
-#include "shared/control/keys/private_path.h"
 #include "tests/support/run_command.h"
 
 namespace wsync::control {

@@ -606,10 +606,140 @@ TEST_F(PublishQueueTest, ARoundFailsInEachOfItsStates) {
        {JobState::kWaiting, JobState::kAnnouncing, JobState::kStaging, JobState::kSwitching}) {
     start_anew();
     bring_to(state);
-    round_ended(1, {.reply = {.reason = "every sidecar of the round was lost"}});
+    round_ended(1, {.reply = {.reason = "a sidecar refuses it"}});
     EXPECT_EQ(last_end().end, JobState::kFailed) << job_state_name(state);
     EXPECT_EQ(last_end().error, std::nullopt) << "its reply says why";
-    EXPECT_EQ(last_end().reply.reason, "every sidecar of the round was lost");
+    EXPECT_EQ(last_end().reply.reason, "a sidecar refuses it");
+  }
+}
+
+// ---- a round that has lost every sidecar ----
+
+TEST_F(PublishQueueTest, ARoundThatHasLostEverySidecarIsRequestedAgainUnderItsName) {
+  for (const JobState state : {JobState::kWaiting, JobState::kAnnouncing, JobState::kStaging}) {
+    for (const std::uint64_t step : {0U, 7U}) {
+      start_anew();
+      commands_.clear();
+      coordinator_.used = 0;
+      add(1, step, true);
+      snapshot_ended(1);
+      ASSERT_EQ(all<RequestRound>().size(), 1U);
+      const Version version = all<RequestRound>()[0].version;
+      coordinator_.used = version.step;
+      if (state >= JobState::kAnnouncing) enter(1, ProgressPhase::kAnnounce);
+      if (state >= JobState::kStaging) enter(1, ProgressPhase::kStage);
+      coordinator_.not_ready = "0 of at least 1 sidecars have joined";
+      execute(queue_->round_lost(1, "sidecar 's0' was lost"));
+      EXPECT_EQ(queue_->state(1), JobState::kHeld) << job_state_name(state);
+      EXPECT_EQ(queue_->waits_for(1),
+                "0 of at least 1 sidecars have joined; sidecar 's0' was lost");
+      at_ = at_ + 10 * kPublishDeadline;
+      advance();
+      EXPECT_EQ(queue_->waits_for(1), "0 of at least 1 sidecars have joined");
+      ASSERT_EQ(all<ReportWait>().size(), 1U);
+      coordinator_.not_ready.reset();
+      advance();
+      ASSERT_EQ(all<RequestRound>().size(), 2U);
+      EXPECT_EQ(all<RequestRound>()[1].version, version);
+      EXPECT_EQ(all<RequestRound>()[1].deadline, at_ + kPublishDeadline);
+      EXPECT_FALSE(all<RequestRound>()[1].streams);
+      EXPECT_TRUE(all<EndPublish>().empty());
+      for (const auto phase :
+           {ProgressPhase::kAnnounce, ProgressPhase::kStage, ProgressPhase::kSwitch})
+        enter(1, phase);
+      round_ended(1, {.reply = {.ok = true}});
+      EXPECT_EQ(last_end().end, JobState::kServed);
+    }
+  }
+}
+
+TEST_F(PublishQueueTest, AStreamWhoseRoundIsLostGoesOnAsASnapshot) {
+  coordinator_.streams = true;
+  add(1, 0, true);
+  execute(queue_->copy_began(1));
+  enter(1, ProgressPhase::kAnnounce);
+  coordinator_.not_ready = "nobody has joined";
+  execute(queue_->round_lost(1, "sidecar 's0' was lost"));
+  EXPECT_EQ(queue_->state(1), JobState::kSnapshotting);
+  EXPECT_TRUE(all<StopSnapshot>().empty());
+  snapshot_ended(1);
+  EXPECT_EQ(queue_->state(1), JobState::kHeld);
+  coordinator_.not_ready.reset();
+  advance();
+  ASSERT_EQ(all<RequestRound>().size(), 2U);
+  EXPECT_EQ(all<RequestRound>()[1].version, all<RequestRound>()[0].version);
+  EXPECT_FALSE(all<RequestRound>()[1].streams);
+}
+
+TEST_F(PublishQueueTest, OnlyTheNewestPublishOutlivesItsRound) {
+  add(1, 0, true);
+  snapshot_ended(1);
+  coordinator_.used = 1;
+  add(2, 0, true);
+  execute(queue_->round_lost(1, "sidecar 's0' was lost"));
+  EXPECT_EQ(queue_->state(1), JobState::kHeld) << "the newer one has no snapshot yet";
+  coordinator_.not_ready = "nobody has joined";
+  snapshot_ended(2);
+  EXPECT_EQ(last_end().request, 1U);
+  EXPECT_EQ(last_end().end, JobState::kSuperseded);
+  EXPECT_EQ(queue_->state(2), JobState::kHeld);
+  coordinator_.not_ready.reset();
+  advance();
+  add(3, 0, true);
+  coordinator_.used = 2;
+  snapshot_ended(3);
+  ASSERT_EQ(queue_->state(2), JobState::kWaiting);
+  ASSERT_EQ(queue_->state(3), JobState::kWaiting);
+  execute(queue_->round_lost(2, "sidecar 's0' was lost"));
+  EXPECT_EQ(last_end().request, 2U);
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  EXPECT_EQ(last_end().reply.reason, "sidecar 's0' was lost; a newer publish follows");
+  EXPECT_EQ(queue_->state(3), JobState::kWaiting);
+}
+
+TEST_F(PublishQueueTest, ALostRoundIsCancelledByItsNameAndFailsUnderAnotherEpoch) {
+  for (const bool is_cancelled : {true, false}) {
+    start_anew();
+    coordinator_.epoch = 1;
+    coordinator_.used = 0;
+    coordinator_.not_ready.reset();
+    add(1, 7, true);
+    snapshot_ended(1);
+    coordinator_.used = 7;
+    coordinator_.not_ready = "nobody has joined";
+    execute(queue_->round_lost(1, "sidecar 's0' was lost"));
+    if (is_cancelled) {
+      EXPECT_FALSE(cancel({1, 6}).has_value()) << "that is another one";
+      EXPECT_TRUE(cancel({1, 7}).value_or(control::CancelReply{}).ok);
+      EXPECT_EQ(last_end().end, JobState::kCancelled);
+      continue;
+    }
+    coordinator_.epoch = 2;
+    coordinator_.not_ready.reset();
+    advance();
+    EXPECT_EQ(last_end().end, JobState::kFailed);
+    EXPECT_EQ(last_end().reply.reason,
+              "the round of 1.7 has lost every sidecar, and another epoch has been claimed since: "
+              "publish again");
+  }
+}
+
+TEST_F(PublishQueueTest, APublishThatIsNotKeptLosesNoRound) {
+  bring_to(JobState::kAnnouncing);
+  EXPECT_EQ(queue_->round_lost(1, "sidecar 's0' was lost").error().code(), ErrorCode::kInternal);
+  EXPECT_EQ(queue_->state(1), JobState::kAnnouncing);
+  for (const JobState state : {JobState::kHeld, JobState::kSnapshotting, JobState::kSwitching}) {
+    start_anew();
+    add(1, 0, true);
+    if (state == JobState::kHeld) coordinator_.not_ready = "nobody has joined";
+    if (state != JobState::kSnapshotting) snapshot_ended(1);
+    coordinator_.not_ready.reset();
+    if (state == JobState::kSwitching)
+      for (const auto phase :
+           {ProgressPhase::kAnnounce, ProgressPhase::kStage, ProgressPhase::kSwitch})
+        enter(1, phase);
+    EXPECT_FALSE(queue_->round_lost(1, "sidecar 's0' was lost").has_value());
+    EXPECT_EQ(queue_->state(1), state);
   }
 }
 
@@ -829,7 +959,7 @@ TEST_F(PublishQueueTest, EventsWithoutARowAreRefusedAndChangeNothing) {
     }
 }
 
-TEST(PublishTable, HasNoWayBackAndNoEndThatGoesOn) {
+TEST(PublishTable, HasNoWayBackButFromALostRoundAndNoEndThatGoesOn) {
   using enum JobState;
   constexpr std::array kAll = {kQueued,  kSnapshotting, kStopping,  kHeld,
                                kWaiting, kAnnouncing,   kStaging,   kSwitching,
@@ -837,13 +967,15 @@ TEST(PublishTable, HasNoWayBackAndNoEndThatGoesOn) {
   for (const JobState from : kAll)
     for (const JobState to : kAll) {
       SCOPED_TRACE(fmt::format("{} -> {}", job_state_name(from), job_state_name(to)));
-      if (has_ended(from) || to < from) {
+      const bool is_lost = from >= kWaiting && from <= kStaging && to == kHeld;
+      if (has_ended(from) || (to < from && !is_lost)) {
         EXPECT_FALSE(is_legal(from, to));
       }
     }
   EXPECT_TRUE(is_legal(kSwitching, kServed));
   EXPECT_FALSE(is_legal(kStaging, kServed)) << "nothing is served without a decision";
   EXPECT_FALSE(is_legal(kSwitching, kCancelled)) << "what was decided goes on";
+  EXPECT_FALSE(is_legal(kSwitching, kHeld)) << "what was decided is not published again";
   EXPECT_FALSE(is_legal(kAnnouncing, kSuperseded)) << "only one that waits gives way";
   EXPECT_FALSE(is_legal(kStopping, kWaiting));
 }

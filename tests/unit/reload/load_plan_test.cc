@@ -293,7 +293,7 @@ TEST(LayoutCheck, NamesEachProblemAndTheNearestName) {
   const auto problems = check_layout(manifest, tensors);
   ASSERT_EQ(problems.size(), 5U);
   EXPECT_EQ(problems[0].kind, ProblemKind::kMissing);
-  EXPECT_EQ(problems[0].nearest, q.name);
+  EXPECT_EQ(problems[0].nearest, "") << "the engine takes each published name as it is";
   EXPECT_EQ(problems[0].expected, "BF16 [8, 8]");
   EXPECT_EQ(problems[0].found, "");
   EXPECT_EQ(problems[1].kind, ProblemKind::kDtype);
@@ -311,6 +311,28 @@ TEST(LayoutCheck, NamesEachProblemAndTheNearestName) {
                                 BucketPlan::create(manifest, limits::kBucketBytesMin).value(),
                                 std::vector<EngineTensor>{tensor}))
         << tensor.name;
+}
+
+TEST(LayoutCheck, TheNearestNameIsNoneThatBothSidesHave) {
+  const auto one = info("layers.1.mlp.weight", {8});
+  const auto two = info("layers.2.mlp.weight", {8});
+  const auto other = info("layers.3.mlp.fc.weight", {8});
+  const auto manifest = Manifest::create({one, two, other}).value();
+  auto three = wanted(other);
+  three.name = "layers.3.mlp.weight";  // one letter from the first two
+  const std::vector<EngineTensor> tensors{wanted(one), three, wanted(two)};
+  const auto problems = check_layout(manifest, tensors);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].tensor, three.name);
+  EXPECT_EQ(problems[0].nearest, other.name);
+  const auto uncovered =
+      check_replica_coverage(manifest, std::vector<std::span<const EngineTensor>>{tensors});
+  ASSERT_EQ(uncovered.size(), 1U);
+  EXPECT_EQ(uncovered[0].tensor, other.name);
+  EXPECT_EQ(uncovered[0].nearest, three.name);
+  // A name of which nothing is left is near to nothing.
+  const std::vector<EngineTensor> all{wanted(one), three, wanted(two), wanted(other)};
+  EXPECT_EQ(check_layout(manifest, all).at(0).nearest, "");
 }
 
 TEST(LayoutCheck, CoverageIsTheUnionOfTheRanks) {

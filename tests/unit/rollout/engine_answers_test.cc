@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <thread>
 
+#include "shared/observe/http/access_token.h"
 #include "tests/unit/reference_engine/http/server_fixture.h"
 #include "trainer_side/rollout/completion_client.h"
 
@@ -43,6 +44,19 @@ TEST_F(EngineAnswers, TheStopIsThereAndNothingElseEnds) {
               ElementsAre(Span{.start = 0, .end = 3, .version = {.epoch = 1, .step = 7}}));
   // The next seed: another answer, and no stop in it.
   EXPECT_THAT((*rollouts)[1].tokens, ElementsAre('e', 'd', '\n' + 1, 'c', 'b', 'e'));
+}
+
+TEST(EngineWithAToken, AnswersAClientThatHasIt) {
+  const auto token = http::AccessToken::parse("a-token-of-this-engine", "t").value();
+  const Served served({.info = tiny_model()}, {.token = token});
+  const std::string url = "http://127.0.0.1:" + std::to_string(served.port());
+  const auto client =
+      CompletionClient::create(url, std::chrono::seconds(60), token.authorization()).value();
+  EXPECT_EQ(client->served().value(), (Version{.epoch = 1, .step = 7}));
+  const auto without = CompletionClient::create(url, std::chrono::seconds(60)).value()->served();
+  ASSERT_FALSE(without);
+  EXPECT_EQ(without.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(without.error().message(), HasSubstr("was answered with status 401"));
 }
 
 TEST_F(EngineAnswers, TheVersionIsTold) {

@@ -74,7 +74,9 @@ TEST_F(EngineRegistryTest, ReplicasAndRanksMustAddUp) {
   EXPECT_EQ(reason(from("a"), {.world_size = limits::kReplicaRankCount + 1}),
             "rank 0 does not exist in a replica of 257 ranks");
   attach("a", 0, 2);
-  EXPECT_EQ(reason(from("a", 0), {.world_size = 2}), "replica 'a' rank 0 is attached already");
+  EXPECT_EQ(reason(from("a", 0), {.world_size = 2}),
+            "replica 'a' rank 0 is attached already, as a process in another PID namespace: start "
+            "this engine under another name of its replica (--replica), or end that process");
   EXPECT_EQ(reason(from("a", 1), {.world_size = 3}), "replica 'a' has 2 ranks, not 3");
   EXPECT_EQ(reason(from("a", 1), {.world_size = 2}), "");
   EXPECT_EQ(reason(from("b", 0), {.world_size = 3}), "");

@@ -67,6 +67,10 @@ void RoundHistory::entered(std::uint64_t request, control::ProgressPhase phase, 
   running.open = {.name = control::phase_name(phase), .begin = at};
 }
 
+void RoundHistory::round_lost(std::uint64_t request, TimePoint at) {
+  if (const auto it = running_.find(request); it != running_.end()) close(it->second, at);
+}
+
 void RoundHistory::answered(const std::string& sidecar, const Version& version,
                             std::string_view stage, TimePoint begin, TimePoint end) {
   const auto it = std::find_if(running_.rbegin(), running_.rend(), [&](const auto& entry) {

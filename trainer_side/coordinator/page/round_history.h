@@ -61,6 +61,8 @@ class RoundHistory {
   // The round enters this phase, or waits for the previous round.
   void snapshot_taken(std::uint64_t request, const Version& version, TimePoint at);
   void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
+  // The round is over, and the publish waits for another one.
+  void round_lost(std::uint64_t request, TimePoint at);
   // A sidecar has answered a request about this version. Ignored if no update of that version is
   // running, because a late sidecar is then catching up.
   void answered(const std::string& sidecar, const Version& version, std::string_view stage,

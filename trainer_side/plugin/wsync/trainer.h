@@ -196,11 +196,11 @@ WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
 /* Publishes the current weights. Returns when they may be overwritten (state SNAPSHOTTED or later),
  * or with the reason why there is no snapshot. What becomes of the publish afterwards is told by
  * wsync_trainer_wait and _poll only. It waits for no sidecar and no engine: until enough of them
- * are there, the newest snapshot is kept, and `reason` of its status says what it waits for. It
- * waits for memory at most `deadlines.snapshot` (WSYNC_BUSY, with the processes that still read;
- * the next publish may succeed), and for the copy until `deadlines.publish`. `step` 0 selects the
- * next free step; it is allowed with one rank only. `*publish` (may be NULL) is set to the publish.
- */
+ * are there, the newest snapshot is kept, and `reason` of its status says what it waits for. The
+ * same happens if all sidecars are lost before the version is decided. The call waits for memory at
+ * most `deadlines.snapshot` (WSYNC_BUSY, with the processes that still read; the next publish may
+ * succeed), and for the copy until `deadlines.publish`. `step` 0 selects the next free step; it is
+ * allowed with one rank only. `*publish` (may be NULL) is set to the publish. */
 WSYNC_API wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step,
                                            wsync_publish* publish);
 /* Returns at once. The weights must not change until the publish is SNAPSHOTTED or has ended. */

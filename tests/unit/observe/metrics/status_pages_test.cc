@@ -36,15 +36,21 @@ class Pages : public testing::Test {
     loop_.reset();
     std::filesystem::remove_all(directory_);
   }
-  Result<> open(const std::string& address, bool take_over = false) {
+  Result<> open(const std::string& address, bool take_over = false, const std::string& token = {},
+                const std::vector<std::string>& without = {}) {
     StatusFacts facts;
     facts.readings = [this] {
       return std::vector<Reading>{{.what = &kTargetStep, .value = ++scrapes_, .labels = {}}};
     };
     facts.readiness = [this] { return readiness_; };
     auto pages = StatusPages::create(
-        *loop_, {.address = address, .take_over = take_over, .role = "test"}, registry_,
-        std::move(facts), [](Asker& asker) {
+        *loop_,
+        {.address = address,
+         .take_over = take_over,
+         .role = "test",
+         .token = token,
+         .open = without},
+        registry_, std::move(facts), [](Asker& asker) {
           return std::vector<http::Route>{
               {"GET", "/more", [&asker](http::Exchange& exchange) {
                  const auto answer = asker.ask<int>([] { return 42; }, kLoopWaitLimit);
@@ -130,6 +136,62 @@ TEST_F(Pages, RefuseOtherPathsAndMethodsAsText) {
     ASSERT_TRUE(from_a_page);
     EXPECT_EQ(from_a_page->status, 403);
     EXPECT_EQ(scrapes_, 0) << "nothing was asked of the loop";
+  });
+}
+
+TEST_F(Pages, OfEveryAddressNeedAToken) {
+  const auto refused = open("tcp://0.0.0.0:0");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kRefused);
+  const std::string token = directory_ + "/token";
+  const auto none = open("tcp://0.0.0.0:0", false, token);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), ErrorCode::kNotFound);
+  EXPECT_THAT(none.error().message(), AllOf(HasSubstr("http.token: "), HasSubstr(token)));
+  ASSERT_TRUE(http::AccessToken::make(token));
+  ASSERT_TRUE(open("tcp://0.0.0.0:0", false, token));
+  const httplib::Headers shown = {
+      {"Authorization", http::AccessToken::read(token).value().authorization()},
+      {"Host", "fleet.example:9190"}};
+  while_running([&] {
+    for (const char* path : {"/metrics", "/more", "/metricz", "/"}) {
+      const auto without = client().Get(path);
+      ASSERT_TRUE(without);
+      EXPECT_EQ(without->status, 401) << path << ": also of what does not exist";
+      EXPECT_EQ(without->get_header_value("WWW-Authenticate"),
+                "Basic realm=\"wsync\", Bearer realm=\"wsync\"");
+      EXPECT_THAT(without->body, HasSubstr("this server needs a token: send "));
+    }
+    const auto wrong = client().Get("/more", {{"Authorization", "Bearer 0123456789abcdef"}});
+    ASSERT_TRUE(wrong);
+    EXPECT_EQ(wrong->status, 401);
+    EXPECT_EQ(wrong->body, "the token that this request shows is not that of this server\n");
+    EXPECT_EQ(scrapes_, 0) << "nothing was asked of the loop";
+    for (const char* path : {"/healthz", "/readyz"}) {
+      const auto open_to_all = client().Get(path);
+      ASSERT_TRUE(open_to_all);
+      EXPECT_NE(open_to_all->status, 401) << path;
+    }
+    const auto more = client().Get("/more", shown);
+    ASSERT_TRUE(more);
+    EXPECT_EQ(more->body, "42");
+    const auto metrics = client().Get("/metrics", shown);
+    ASSERT_TRUE(metrics);
+    EXPECT_THAT(metrics->body, HasSubstr("\nwsync_page_refusals_total 5\n"));
+  });
+}
+
+TEST_F(Pages, MetricsMayBeOpenToAll) {
+  const std::string token = directory_ + "/token";
+  ASSERT_TRUE(http::AccessToken::make(token));
+  ASSERT_TRUE(open("tcp://127.0.0.1:0", false, token, {"/metrics"}));
+  while_running([&] {
+    const auto metrics = client().Get("/metrics");
+    ASSERT_TRUE(metrics);
+    EXPECT_EQ(metrics->status, 200);
+    const auto more = client().Get("/more");
+    ASSERT_TRUE(more);
+    EXPECT_EQ(more->status, 401);
   });
 }
 

@@ -33,6 +33,30 @@ TEST(Completions, AreAnsweredWhole) {
   EXPECT_NE(again.at("id"), body.at("id"));
 }
 
+TEST(Completions, AreForThoseWhoShowTheToken) {
+  const auto token = wsync::http::AccessToken::parse("a-token-of-this-engine", "t").value();
+  const Served served({.info = tiny_model()}, {.token = token});
+  expect_error(served.complete({{"prompt", "abc"}}), 401, "this server needs a token");
+  expect_error(served.post("/pause?mode=abort"), 401, "this server needs a token");
+  EXPECT_EQ(served.get("/health")->status, 200);
+  EXPECT_EQ(served.get("/ready")->status, 200);
+  auto client = served.client();
+  client.set_bearer_token_auth("a-token-of-this-engine");
+  EXPECT_EQ(client.Get("/weight_info")->status, 200);
+  client.set_bearer_token_auth("a-token-of-another-one");
+  expect_error(client.Get("/weight_info"), 401, "is not that of this server");
+}
+
+TEST(Completions, NeedATokenBeyondThisHost) {
+  ReversingService service({.info = tiny_model()});
+  const auto refused = CompletionServer::create({.host = "0.0.0.0", .port = 0}, service);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("start the engine with --http-token FILE"));
+  const auto token = wsync::http::AccessToken::parse("a-token-of-this-engine", "t").value();
+  EXPECT_TRUE(CompletionServer::create({.host = "0.0.0.0", .port = 0, .token = token}, service));
+}
+
 TEST(Completions, OutputIUsesSeedPlusI) {
   const Served served;
   const json body = json_of(served.complete(

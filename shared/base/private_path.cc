@@ -1,4 +1,4 @@
-#include "shared/control/keys/private_path.h"
+#include "shared/base/private_path.h"
 
 #include <cerrno>
 #include <fcntl.h>
@@ -6,10 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/unique_fd.h"
 
-namespace wsync::control {
+namespace wsync {
 namespace {
 
 constexpr mode_t kOthersReadOrWrite = S_IRWXG | S_IRWXO;
@@ -25,35 +26,31 @@ Result<> check_key_owner(const std::string& path, const struct stat& status) {
 
 }  // namespace
 
-Result<Bytes> read_secret_file(const std::filesystem::path& path, std::uint64_t max_bytes) {
+Result<Bytes> read_secret_file(const std::filesystem::path& path, std::string_view what,
+                               std::uint64_t max_bytes) {
   // Without O_NONBLOCK a pipe in the place of the file would stop the process here.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return fail_errno("open the key " + path.string(), errno);
+  if (!fd.valid()) return fail_errno(fmt::format("open the {} {}", what, path.string()), errno);
   struct stat status{};
-  if (::fstat(fd.get(), &status) != 0) return fail_errno("look at the key " + path.string(), errno);
+  if (::fstat(fd.get(), &status) != 0)
+    return fail_errno(fmt::format("look at the {} {}", what, path.string()), errno);
   if (!S_ISREG(status.st_mode))
-    return fail(ErrorCode::kRefused,
-                fmt::format("{}: expected a file with a key, found something else", path.string()));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("{}: expected a file with a {}, found something else", path.string(), what));
   WSYNC_TRY(check_key_owner(path.string(), status));
   if ((status.st_mode & kOthersReadOrWrite) != 0)
     return fail(ErrorCode::kRefused,
                 fmt::format("{} has mode {:04o}, with which other users may reach the secret in "
                             "it; expected 0600: if nobody has read it, use `chmod 600 {}`, "
-                            "otherwise make a new key",
-                            path.string(), status.st_mode & 07777U, path.string()));
-  Bytes bytes;
-  std::byte buffer[4096];
-  while (true) {
-    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return fail_errno("read the key " + path.string(), errno);
-    if (n == 0) return bytes;
-    if (bytes.size() + static_cast<std::size_t>(n) > max_bytes)
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{}: expected a key of at most {} bytes, found more", path.string(),
-                              max_bytes));
-    bytes.insert(bytes.end(), buffer, buffer + n);
-  }
+                            "otherwise make a new {}",
+                            path.string(), status.st_mode & 07777U, path.string(), what));
+  auto bytes = read_to_end(fd.get(), path.string(), max_bytes);
+  if (!bytes && bytes.error().code() == ErrorCode::kInvalidInput)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: expected a {} of at most {} bytes, found more", path.string(),
+                            what, max_bytes));
+  return bytes;
 }
 
 Result<> check_own_folder(const std::filesystem::path& path) {
@@ -71,4 +68,4 @@ Result<> check_own_folder(const std::filesystem::path& path) {
                           path.string(), status.st_mode & 07777U, path.string()));
 }
 
-}  // namespace wsync::control
+}  // namespace wsync
