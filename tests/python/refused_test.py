@@ -7,6 +7,34 @@ from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, fl
 
 WANTED = {name: float_of(array) for name, array in weights_of(0).items()}  # F32, where the fleet publishes BF16
 
+# An engine with the loop of the guide, which ends when its standard input does. A thread of its own tells how it fares.
+ENGINE = """
+import sys, threading, time
+import wsync
+from package_fleet import empty_like, weights_of
+
+replica = wsync.Replica(sys.argv[1], "again", empty_like(weights_of(0)))
+print("ready", flush=True)
+
+def tell():
+    has_told = False
+    while not replica.status().attached:
+        time.sleep(0.01)
+        if not has_told and replica.status().refusals >= 3:
+            has_told = True
+            print("refused 3 times", flush=True)
+    print("attached", flush=True)
+    sys.stdin.read()
+    replica.close()
+
+threading.Thread(target=tell, daemon=True).start()
+try:
+    while True:
+        replica.poll(0 if replica.serving else None)
+except wsync.Closed:
+    pass
+"""
+
 
 class Refusals(unittest.TestCase):
     def setUp(self):
@@ -63,6 +91,32 @@ class Refusals(unittest.TestCase):
         other = self.enterContext(wsync.Replica(self.socket, "r0", empty_like(weights_of(0)), rank=1, world_size=3, leader=False))
         until(lambda: other.poll(0.02) or other.status().attached, "the attach of rank 1 of 3")
         self.assertIn("has 3 ranks, not 2", self.refused(third).sentence)
+
+    def test_a_predecessor_that_ends_in_time_is_waited_for(self):
+        predecessor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(predecessor)
+        self.fleet.ready(predecessor, "attached")
+        successor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(successor)
+        self.fleet.ready(successor, "refused 3 times")  # which takes it about 2 s
+        self.assertEqual(self.fleet.end(predecessor)[0], 0)
+        self.fleet.ready(successor, "attached")
+        status, _, said = self.fleet.end(successor)
+        self.assertEqual(status, 0, said)
+        self.assertNotIn("Traceback", said)
+
+    def test_a_predecessor_that_does_not_end_is_named(self):
+        predecessor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(predecessor)
+        self.fleet.ready(predecessor, "attached")
+        successor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(successor)
+        self.fleet.ready(successor, "refused 3 times")
+        status, _, said = self.fleet.end(successor)
+        self.assertEqual(status, 1)
+        self.assertIn("wsync.Refused: the sidecar refuses this engine: replica 'again' rank 0 is attached already, as process "
+                      f"{predecessor.pid}", said)
+        self.assertIsNone(predecessor.poll())
 
     def test_a_rank_that_serves_goes_on_and_tells_only_who_waits_without_a_limit(self):
         replica = self.enterContext(wsync.Replica(self.socket, "r1", dict(WANTED), serving=True))

@@ -291,8 +291,9 @@ class Replica:
 
         Raises:
             Refused: the sidecar does not take this rank. `tensor`, `expected` and `found` say what does not fit, if a tensor does
-                not. The link goes on trying, so poll again to wait until the reason is gone; it is raised again if the reason has
-                changed. A rank that serves goes on serving what it has: it is raised then only without a time limit. In every case
+                not. A refusal that names no tensor is about other processes, such as one that is attached under the same name.
+                That one may be about to end, so the exception is raised only when the rank has been refused for 10 s. The link
+                goes on trying, so poll again to wait until the reason is gone; it is raised again if the reason has changed. A rank that serves goes on serving what it has: it is raised then only without a time limit. In every case
                 the logs of the library have it, and `status().refused`.
             Busy: another thread polls, or a callback calls this.
             Closed: the replica has been closed.
