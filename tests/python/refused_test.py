@@ -125,6 +125,46 @@ class Refusals(unittest.TestCase):
         self.assertIn("does not fit", replica.status().refused)
         self.assertEqual(self.refused(replica).tensor, NAMES[0])
 
+    def test_an_engine_of_a_part_of_the_model_stops_nobody(self):
+        part = self.enterContext(wsync.Replica(self.socket, "part", {NAMES[0]: empty_like(weights_of(0))[NAMES[0]]},
+                                               pause=lambda pause: part.paused(0)))
+        part.start()
+        until(lambda: part.status().refused, "the refusal of a part")
+        for step in 2, 3:
+            self.publisher.publish(weights_of(step)).wait(timeout=DEADLINE_S)
+            self.assertIsNone(part.status().active)
+        self.assertIn("does not fit the model that is served", part.status().refused)
+
+    def test_an_engine_without_tensors_is_refused_as_a_publish_without_tensors_is(self):
+        for take in "pieces", "whole", "adopt", "borrow":
+            with self.assertRaisesRegex(wsync.InvalidInput, "tensors is empty; expected a mapping"):
+                wsync.Replica(self.socket, "none", {}, take=take, load_layer=print)
+
+    def test_a_fleet_whose_engines_check_versions_changes_its_model(self):
+        """Such an engine has not described its tensors: it waits until a version of its model is published."""
+        class Engine(wsync.Replica):
+            def __init__(self, socket, name, mine):
+                self.mine, self.held = mine, {}
+                super().__init__(socket, name, take="borrow")
+
+            def on_check_version(self, version, tensors):
+                if others := sorted(set(tensors) - set(self.mine)):
+                    raise wsync.Refused(f"{others[0]} is not mine")
+
+            def on_load_layer(self, version, layer, tensors):
+                self.held.update({name: array.copy() for name, array in tensors.items()})
+        self.end_of_the_served_model()
+        models = [weights_of(seed, names=[f"{name}.{part}" for part in range(3)]) for seed, name in enumerate("abab", 10)]
+        for number, weights in enumerate(models):
+            engine = Engine(self.socket, f"engine{number}", list(weights))
+            served = self.fleet.serve(engine)
+            until(lambda: engine.error and "is not mine" in engine.error, "the check of the version of the model before")
+            self.publisher.publish(weights).wait(timeout=DEADLINE_S)
+            equal(self, engine.held, weights)
+            self.assertIsNone(served.failure)
+            self.fleet.served.remove(served)
+            served.stop()
+
     def test_the_thread_of_start_goes_on(self):
         class Engine(wsync.Replica):
             def on_pause(self, pause):

@@ -174,6 +174,9 @@ class Replica:
         first = next(items, None)  # before the others are made: it says where their memory is
         self._destinations = Destinations(first, gpu) if take == "pieces" else None
         self.gpu = None if self._destinations is None else self._destinations.gpu
+        if first is None and tensors is not None and not is_controller:
+            raise InvalidInput("tensors is empty; expected a mapping of names to arrays or tensors, such as model.state_dict()" +
+                               ("" if take in ("pieces", "whole") else ", or None for every tensor of a version"))
         described = describe_without_memory if self._destinations is None else self._destinations.describe
         self._raw = core.Engine(engine_socket(sidecar), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
                                 has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu)
