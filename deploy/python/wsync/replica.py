@@ -17,7 +17,7 @@ from . import _tensors
 from ._destinations import Destinations, describe_without_memory
 from ._dtypes import dtype_name_of
 from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput, Refused
-from ._exit import close_at_exit
+from ._exit import OfOneProcess, close_at_exit
 from ._native import core
 from ._sidecars import engine_socket
 from ._tensors import Spec, array_of, pairs, parts_of
@@ -52,7 +52,7 @@ class _Call:
         self.layout = [_tensors.Described(name, dtype, tuple(shape), (), None) for name, dtype, shape in layout]
 
 
-class Replica:
+class Replica(OfOneProcess):
     """One rank of a replica of an inference engine, attached to the sidecar of its host.
 
     Either call `poll` once per step from the loop that serves, or call `start`, and a thread of Python serves the link. The
@@ -299,7 +299,7 @@ class Replica:
                 goes on trying, so poll again to wait until the reason is gone; it is raised again if the reason has changed. A rank that serves goes on serving what it has: it is raised then only without a time limit. In every case
                 the logs of the library have it, and `status().refused`.
             Busy: another thread polls, or a callback calls this.
-            Closed: the replica has been closed.
+            Closed: the replica has been closed, or the interpreter ends. A thread that ends with it then prints nothing.
             EngineRefused: the link cannot be served.
         """
         interrupt: Optional[BaseException] = None
