@@ -171,6 +171,30 @@ Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& cop
   return {};
 }
 
+Result<SplitSum> DeviceWeights::held_sum(std::uint32_t tensor, const reload::LoadTensor& loaded,
+                                         TimePoint deadline) {
+  constexpr std::size_t kPieces = 65536;  // of a batch
+  SplitSum sum;
+  Batch batch;
+  for (std::uint64_t at = 0, end = loaded.shard.bytes(); at < end;) {
+    const auto range = loaded.shard.run_at(at);
+    batch.pieces.push_back({.from = tensors_[tensor].get(),
+                            .from_offset = at,
+                            .row_bytes = range.bytes,
+                            .sum = 0,
+                            .place = {.seed = loaded.seed,
+                                      .position = range.offset,
+                                      .tensor_bytes = loaded.shard.tensor_bytes()}});
+    at += range.bytes;
+    if (batch.pieces.size() < kPieces && at < end) continue;
+    batch.sums.assign(1, {});
+    WSYNC_TRY(run(batch, deadline));
+    sum += batch.sums[0];
+    batch.pieces.clear();
+  }
+  return sum;
+}
+
 Result<Digest> DeviceWeights::converted_digest(std::uint32_t tensor) {
   WSYNC_TRY(borrow(tensor));
   const TimePoint deadline = now() + kDigestDeadline;

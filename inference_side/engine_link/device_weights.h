@@ -67,6 +67,10 @@ class DeviceWeights {
   // on_group with the sums of what was read. Errors as BucketTaker::take(). Between begin() and
   // end().
   [[nodiscard]] Result<> take(const device::Memory& buffer, const BucketCopy& copy);
+  // kPieces: the sum of the rank's part of a tensor as it is in its destination, as that of its
+  // groups (held_sum() of same_memory.h). Errors as BucketTaker::take().
+  [[nodiscard]] Result<SplitSum> held_sum(std::uint32_t tensor, const reload::LoadTensor& loaded,
+                                          TimePoint deadline);
   // kPieces: allocates what patches need (device_patch.h), unless it is there; it stays until
   // release(). Errors as DevicePatch::create().
   [[nodiscard]] Result<> claim_patch();

@@ -33,6 +33,9 @@ struct RankTensor {
   std::optional<DType> held_as;
 };
 
+// Tensors that have the same memory, as indices; a list of two or more for each such memory.
+using SameMemory = std::vector<std::vector<std::uint32_t>>;
+
 // The identity of this rank, and the part of the manifest that it loads. Fixed while the link
 // exists.
 struct EngineDescription {
@@ -50,6 +53,8 @@ struct EngineDescription {
   // The engine serves weights without a version when it attaches; otherwise it waits for a load.
   bool serving = false;
   std::vector<RankTensor> tensors;
+  // Of `tensors`; the link finds it when it is created and resumed (same_memory.h).
+  SameMemory same_memory = {};
   // The device of kind kCuda in whose memory the rank takes its tensors; not kAdopt. Borrowed; it
   // must outlive the link. Null: in host memory.
   device::Device* gpu = nullptr;
@@ -62,9 +67,11 @@ struct EngineDescription {
 }
 
 // Whether patches can be written into the memory of the rank: it holds its parts, in host memory or
-// on a GPU, as they are in the version.
+// on a GPU, as they are in the version. Two tensors of one memory would be patched twice, and a
+// patch does not tell whether both are equal afterwards.
 [[nodiscard]] inline bool takes_patches(const EngineDescription& description) noexcept {
-  if (description.take != control::TakeMode::kPieces) return false;
+  if (description.take != control::TakeMode::kPieces || !description.same_memory.empty())
+    return false;
   for (const RankTensor& tensor : description.tensors)
     if (tensor.held_as && *tensor.held_as != tensor.description.dtype) return false;
   return true;

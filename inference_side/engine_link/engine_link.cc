@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "inference_side/engine_link/destination.h"
+#include "inference_side/engine_link/same_memory.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
@@ -104,6 +105,7 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
   WSYNC_TRY(check_gpu(description));
   WSYNC_TRY(check_any_layout(description));
   WSYNC_TRY(check_casts(description));
+  description.same_memory = WSYNC_TRY(find_same_memory(description.tensors));
   std::unique_ptr<EngineLink> link(new EngineLink(std::move(description), engine));
   link->connection_ = WSYNC_TRY(LinkConnection::create(std::move(socket_path), *link));
   link->loader_ = WSYNC_TRY(VersionLoader::create(
@@ -212,6 +214,7 @@ Result<> EngineLink::resume() {
     return fail(ErrorCode::kInvalidInput, fmt::format("{} rank {} is not suspended",
                                                       description_.replica, description_.rank));
   // What was checked of its memory at the beginning need not hold for the memory that it has now.
+  description_.same_memory = WSYNC_TRY(find_same_memory(description_.tensors));
   WSYNC_TRY(loader_->check_memory());
   suspended_ = false;
   {

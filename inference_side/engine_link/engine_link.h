@@ -160,7 +160,8 @@ class EngineLink final : private LinkHandler {
   void note_error(const std::string& sentence);
   void note_refusal(const NoteRefusal& refusal);
 
-  EngineDescription description_;  // changed only by move_destination(); others refer to it
+  EngineDescription
+      description_;  // changed only by move_destination() and resume(); others refer to it
   Engine& engine_;
   RankMachine machine_;
   // Declared before loader_, so that it is destroyed after it: buffers of the sidecar must be

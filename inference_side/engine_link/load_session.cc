@@ -4,12 +4,44 @@
 #include <utility>
 
 #include "inference_side/engine_link/arena_copy.h"
+#include "inference_side/engine_link/same_memory.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
 namespace wsync::engine {
 
 using control::TakeMode;
+
+namespace {
+
+// Each tensor was summed as it was read. What is in the memory now is the one that was written
+// last.
+Result<> compare_same_memory(const EngineDescription& description, const PreparedVersion& prepared,
+                             std::span<const SplitSum> sums, DeviceWeights* on_gpu,
+                             TimePoint deadline) {
+  if (planted("same_memory_not_compared")) return {};
+  const auto& tensors = prepared.layout->plan.tensors();
+  for (const auto& group : description.same_memory) {
+    for (const std::uint32_t t : group) {
+      const SplitSum held = on_gpu != nullptr
+                                ? WSYNC_TRY(on_gpu->held_sum(t, tensors[t], deadline))
+                                : held_sum(tensors[t], description.tensors[t].destination);
+      if (held == sums[t]) continue;
+      const auto name = [&](std::uint32_t index) {
+        return description.tensors[index].description.name;
+      };
+      return fail(
+          ErrorCode::kDigestMismatch,
+          fmt::format("tensors {} and {} have the same memory in this engine, but different "
+                      "values in {}: give each memory of its own, or take and publish only "
+                      "one of them",
+                      name(group[0]), name(group[1]), prepared.version.to_string()));
+    }
+  }
+  return {};
+}
+
+}  // namespace
 
 LoadSession::LoadSession(const EngineDescription& description, const PreparedVersion& prepared,
                          Engine& engine, TimePoint deadline, DeviceWeights* on_gpu)
@@ -230,7 +262,7 @@ Result<> LoadSession::finish() {
   if (next_layer_ != prepared_->layout->layers.size())
     return fail(ErrorCode::kInternal,
                 fmt::format("layer {} was never passed to the engine", next_layer_));
-  return {};
+  return compare_same_memory(*description_, *prepared_, sums_, on_gpu_, deadline_);
 }
 
 }  // namespace wsync::engine

@@ -42,7 +42,9 @@ class LoadSession {
                                     std::span<const std::uint64_t> read = {});
   // Whether every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;
-  // Proves that nothing is missing; otherwise returns kInternal with what is missing.
+  // Proves that nothing is missing; otherwise returns kInternal with what is missing. Tensors that
+  // have the same memory are summed there again: kDigestMismatch, with their names, if the version
+  // has different values of them.
   [[nodiscard]] Result<> finish();
 
   // The sum of each of the rank's tensors, as it was read; see control::Loaded. Call it once, after

@@ -143,6 +143,12 @@ std::optional<std::string> find_hole(const TensorInfo& info,
   return text;
 }
 
+// Whether one is the other with a prefix that ends with a dot, as "model.a" is of "a".
+bool differ_by_prefix(std::string_view a, std::string_view b) {
+  if (a.size() < b.size()) std::swap(a, b);
+  return !b.empty() && a.size() > b.size() && a.ends_with(b) && a[a.size() - b.size() - 1] == '.';
+}
+
 }  // namespace
 
 std::string nearest_name(std::string_view name, std::span<const std::string_view> candidates) {
@@ -155,7 +161,11 @@ std::string nearest_name(std::string_view name, std::span<const std::string_view
     if (distance == 0) break;
     limit = distance - 1;
   }
-  return std::string(nearest);
+  if (!nearest.empty()) return std::string(nearest);
+  // A prefix that all names of one side have may be longer than that.
+  const auto prefixed = std::ranges::find_if(
+      candidates, [&](std::string_view candidate) { return differ_by_prefix(name, candidate); });
+  return prefixed == candidates.end() ? std::string() : std::string(*prefixed);
 }
 
 std::vector<Problem> check_layout(const Manifest& manifest, std::span<const EngineTensor> tensors) {

@@ -1,10 +1,11 @@
 """The package in whole processes: signals, forks, workers, and the end of the interpreter at every moment."""
 import pickle
 import signal
+import threading
 import unittest
 
 import wsync
-from package_fleet import DEADLINE_S, PackageFleet, empty_like, equal, interrupt, weights_of
+from package_fleet import DEADLINE_S, PackageFleet, empty_like, equal, interrupt, until, weights_of
 
 # What each program begins with. `entered` is called where the test takes over.
 BEGIN = """
@@ -152,6 +153,83 @@ publish.wait("committed")
         self.fleet.ready(process)
         interrupt(process)
         self.ends(process, -signal.SIGINT, "KeyboardInterrupt")
+
+
+class Closing(ProcessCase):
+    """What is lost when a publisher closes is said; what is decided, or served, is not."""
+
+    def ending(self, text, **settings):
+        process = self.program(f"p = publisher(**{settings!r})\n" + text)
+        return self.ends(process, 0), self.fleet.said(process)
+
+    def test_publishes_that_no_engine_has_yet(self):
+        for close in ("", "p.close(); p.close()", "with p:\n    p.publish(weights_of(4), step=10)\n"):
+            with self.subTest(close):
+                _, said = self.ending(f"""
+for step in 7, 8, 9:
+    p.publish(weights_of(step), step=step)
+{close}
+""")
+                steps = "10" if "10" in close else "9"
+                self.assertRegex(said, f"the publisher is closed before what was published under step .*{steps} could reach the engines: "
+                                       "it is dropped, and no engine will serve it; "
+                                       'call publish.wait\\("committed"\\) before the end of the program')
+                self.assertEqual(said.count("the publisher is closed before"), 1)
+
+    def test_nothing_is_said_of_what_is_served_or_has_failed(self):
+        self.fleet.serve(wsync.Replica(self.socket, "r0", empty_like(weights_of(0))))
+        _, said = self.ending("""
+p.publish(weights_of(1)).wait("committed", DEADLINE_S)
+""")
+        self.assertNotIn("the publisher is closed before", said)
+
+    def test_nothing_is_said_of_what_is_decided(self):
+        paused = threading.Event()
+        held = empty_like(weights_of(0))
+        replica = self.enterContext(wsync.Replica(self.socket, "r0", held, serving=True, pause=lambda pause: paused.set()))
+        replica.start()
+        process = self.program("""
+p = publisher()
+p.publish(weights_of(1))
+entered()
+sys.stdin.readline()
+""")
+        self.fleet.ready(process)
+        self.assertTrue(paused.wait(DEADLINE_S))
+        self.tell(process)
+        self.ends(process, 0)
+        self.assertNotIn("the publisher is closed before", self.fleet.said(process))
+        replica.paused(0)
+        until(lambda: replica.status().active, "the version that was decided")
+        equal(self, held, weights_of(1))
+
+    def test_a_publisher_that_cannot_be_made_names_no_lines_of_another_one(self):
+        self.fleet.serve(wsync.Replica(self.socket, "r0", empty_like(weights_of(0))))
+        out, said = self.ending("""
+try:
+    wsync.Publisher(settings=SETTINGS | {"log.level": "info"}, rank=2, world_size=2)
+except wsync.InvalidInput:
+    print("refused")
+p.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+""", **{"log.level": "info"})
+        self.assertIn("refused", out)
+        self.assertRegex(said, "info +trainer: .*1[.]1")
+        self.assertNotIn("trainer rank 2: ", said)
+
+    def test_a_thread_that_polls_at_the_end_says_nothing(self):
+        _, said = self.ending("""
+replica = wsync.Replica(socket, "r0", empty_like(weights_of(0)))
+def loop():
+    entered()
+    while True:
+        replica.poll(None)
+threading.Thread(target=loop, daemon=True).start()
+def another():
+    raise RuntimeError("of the user")
+threading.Thread(target=another).start()
+""")
+        self.assertIn("RuntimeError: of the user", said)
+        self.assertNotIn("Closed", said)
 
 
 class Forking(ProcessCase):

@@ -2,9 +2,11 @@
 import fcntl
 import http.client
 import os
+import pickle
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 import tracemalloc
@@ -358,7 +360,7 @@ class Interrupts(unittest.TestCase):
 
     def test_in_each_function_of_a_publish(self):
         package = wsync.publisher
-        for owner, name in ((package._tensors, "describe_all"), (package, "_wait_for_torch"), (package, "_put_all"),
+        for owner, name in ((package._tensors, "describe_all"), (package, "wait_for_torch"), (package, "put_all"),
                             (package.Draft, "__enter__"), (package.Draft, "_detach"), (package.Publisher, "_describe")):
             for after in (False, True):
                 with self.subTest(f"{name}, {after}"):
@@ -379,6 +381,25 @@ class Interrupts(unittest.TestCase):
             with unittest.mock.patch.object(self.publisher, "_raw", Interrupting()), self.assertRaises(KeyboardInterrupt):
                 call()
             self.publisher.publish(self.weights)
+
+    def test_a_version_that_is_open_is_named_by_the_line_that_began_it(self):
+        version = self.publisher.version(step=26)
+        line = sys._getframe().f_lineno - 1
+        for call in (self.publisher.version, lambda: self.publisher.publish(self.weights)):
+            with self.assertRaisesRegex(wsync.InvalidInput, "a version is open, which was begun at .*"
+                                        f"publish_test.py:{line}: end or abandon it first"):
+                call()
+        version.abandon()
+        self.publisher.publish(self.weights)
+
+    def test_what_belongs_to_a_process_is_not_pickled(self):
+        class Own(wsync.Publisher):
+            pass
+        with Own(settings=self.fleet.settings | {"run_dir": self.fleet.path("own"), "state_dir": self.fleet.path("own_state")}) as own:
+            for held, name in ((self.publisher, "Publisher"), (own, "Publisher"),
+                               (self.publisher.publish(self.weights), "Publish")):
+                with self.assertRaisesRegex(TypeError, f"^a {name} belongs to its process; make one there$"):
+                    pickle.dumps(held)
 
     def test_a_version_that_nobody_holds_any_longer(self):
         draft = self.publisher.version()

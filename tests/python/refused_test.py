@@ -7,6 +7,34 @@ from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, fl
 
 WANTED = {name: float_of(array) for name, array in weights_of(0).items()}  # F32, where the fleet publishes BF16
 
+# An engine with the loop of the guide, which ends when its standard input does. A thread of its own tells how it fares.
+ENGINE = """
+import sys, threading, time
+import wsync
+from package_fleet import empty_like, weights_of
+
+replica = wsync.Replica(sys.argv[1], "again", empty_like(weights_of(0)))
+print("ready", flush=True)
+
+def tell():
+    has_told = False
+    while not replica.status().attached:
+        time.sleep(0.01)
+        if not has_told and replica.status().refusals >= 3:
+            has_told = True
+            print("refused 3 times", flush=True)
+    print("attached", flush=True)
+    sys.stdin.read()
+    replica.close()
+
+threading.Thread(target=tell, daemon=True).start()
+try:
+    while True:
+        replica.poll(0 if replica.serving else None)
+except wsync.Closed:
+    pass
+"""
+
 
 class Refusals(unittest.TestCase):
     def setUp(self):
@@ -64,12 +92,78 @@ class Refusals(unittest.TestCase):
         until(lambda: other.poll(0.02) or other.status().attached, "the attach of rank 1 of 3")
         self.assertIn("has 3 ranks, not 2", self.refused(third).sentence)
 
+    def test_a_predecessor_that_ends_in_time_is_waited_for(self):
+        predecessor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(predecessor)
+        self.fleet.ready(predecessor, "attached")
+        successor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(successor)
+        self.fleet.ready(successor, "refused 3 times")  # which takes it about 2 s
+        self.assertEqual(self.fleet.end(predecessor)[0], 0)
+        self.fleet.ready(successor, "attached")
+        status, _, said = self.fleet.end(successor)
+        self.assertEqual(status, 0, said)
+        self.assertNotIn("Traceback", said)
+
+    def test_a_predecessor_that_does_not_end_is_named(self):
+        predecessor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(predecessor)
+        self.fleet.ready(predecessor, "attached")
+        successor = self.fleet.program(ENGINE, self.socket)
+        self.fleet.ready(successor)
+        self.fleet.ready(successor, "refused 3 times")
+        status, _, said = self.fleet.end(successor)
+        self.assertEqual(status, 1)
+        self.assertIn("wsync.Refused: the sidecar refuses this engine: replica 'again' rank 0 is attached already, as process "
+                      f"{predecessor.pid}", said)
+        self.assertIsNone(predecessor.poll())
+
     def test_a_rank_that_serves_goes_on_and_tells_only_who_waits_without_a_limit(self):
         replica = self.enterContext(wsync.Replica(self.socket, "r1", dict(WANTED), serving=True))
         until(lambda: replica.poll(0.02) or replica.status().refusals >= 2, "two refusals")
         self.assertTrue(replica.serving)
         self.assertIn("does not fit", replica.status().refused)
         self.assertEqual(self.refused(replica).tensor, NAMES[0])
+
+    def test_an_engine_of_a_part_of_the_model_stops_nobody(self):
+        part = self.enterContext(wsync.Replica(self.socket, "part", {NAMES[0]: empty_like(weights_of(0))[NAMES[0]]},
+                                               pause=lambda pause: part.paused(0)))
+        part.start()
+        until(lambda: part.status().refused, "the refusal of a part")
+        for step in 2, 3:
+            self.publisher.publish(weights_of(step)).wait(timeout=DEADLINE_S)
+            self.assertIsNone(part.status().active)
+        self.assertIn("does not fit the model that is served", part.status().refused)
+
+    def test_an_engine_without_tensors_is_refused_as_a_publish_without_tensors_is(self):
+        for take in "pieces", "whole", "adopt", "borrow":
+            with self.assertRaisesRegex(wsync.InvalidInput, "tensors is empty; expected a mapping"):
+                wsync.Replica(self.socket, "none", {}, take=take, load_layer=print)
+
+    def test_a_fleet_whose_engines_check_versions_changes_its_model(self):
+        """Such an engine has not described its tensors: it waits until a version of its model is published."""
+        class Engine(wsync.Replica):
+            def __init__(self, socket, name, mine):
+                self.mine, self.held = mine, {}
+                super().__init__(socket, name, take="borrow")
+
+            def on_check_version(self, version, tensors):
+                if others := sorted(set(tensors) - set(self.mine)):
+                    raise wsync.Refused(f"{others[0]} is not mine")
+
+            def on_load_layer(self, version, layer, tensors):
+                self.held.update({name: array.copy() for name, array in tensors.items()})
+        self.end_of_the_served_model()
+        models = [weights_of(seed, names=[f"{name}.{part}" for part in range(3)]) for seed, name in enumerate("abab", 10)]
+        for number, weights in enumerate(models):
+            engine = Engine(self.socket, f"engine{number}", list(weights))
+            served = self.fleet.serve(engine)
+            until(lambda: engine.error and "is not mine" in engine.error, "the check of the version of the model before")
+            self.publisher.publish(weights).wait(timeout=DEADLINE_S)
+            equal(self, engine.held, weights)
+            self.assertIsNone(served.failure)
+            self.fleet.served.remove(served)
+            served.stop()
 
     def test_the_thread_of_start_goes_on(self):
         class Engine(wsync.Replica):

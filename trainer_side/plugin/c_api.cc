@@ -243,12 +243,14 @@ wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trai
       sources.set.emplace_back(options->settings[i] == nullptr ? "" : options->settings[i]);
     auto config = WSYNC_TRY(wsync::config::load_trainer(sources));
     const std::uint32_t world_size = std::max(1U, options->world_size);
-    wsync::log_init(
-        {.level = config.log.level,
-         .format = config.log.format,
-         .role = world_size == 1 ? "trainer" : fmt::format("trainer rank {}", options->rank)});
+    const wsync::LogOptions log{
+        .level = config.log.level,
+        .format = config.log.format,
+        .role = world_size == 1 ? "trainer" : fmt::format("trainer rank {}", options->rank)};
     auto made = WSYNC_TRY(wsync::plugin::Trainer::create(
         {.config = std::move(config), .rank = options->rank, .world_size = world_size}));
+    // Not for one that cannot be made: the process may have another one, whose lines these are.
+    wsync::log_init(log);
     auto whole = std::make_unique<wsync_trainer>();
     whole->trainer = std::move(made);
     whole->world_size = world_size;
@@ -298,7 +300,8 @@ wsync_code wsync_trainer_begin(wsync_trainer* trainer, uint64_t step, wsync_draf
       if (trainer->open.id != 0)
         return wsync::fail(
             ErrorCode::kInvalidInput,
-            fmt::format("version {} is open; end or abandon it first", trainer->open.id));
+            fmt::format("a version of this trainer is open (draft {}); end or abandon it first",
+                        trainer->open.id));
       opened.id = trainer->open.id = ++trainer->last_draft;
     }
     const auto begin = [&]() -> Result<> {

@@ -15,6 +15,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// How long a refusal that is about other processes, not about a tensor, may last before a poll ends
+// with it: the process in the way may be about to end, as one that its supervisor starts again.
+constexpr auto kOthersMayEnd = std::chrono::seconds(10);
+
 constexpr const char* kCallbackNames[] = {"pause",  "load_begin",  "load_layer",   "commit",
                                           "resume", "read_tensor", "check_version"};
 
@@ -179,10 +183,8 @@ void PolledEngine::serve() {
       }
     }
     Failure failure;
-    if (wait_for_events()) {
-      failure = failure_of(wsync_engine_poll(engine_, 0));
-      if (!failure) failure = untold_refusal();
-    }
+    if (wait_for_events()) failure = failure_of(wsync_engine_poll(engine_, 0));
+    if (!failure) failure = untold_refusal();
     const std::lock_guard lock(mutex_);
     poll_failure_ = std::move(failure);
     has_polled_ = true;
@@ -198,15 +200,26 @@ void PolledEngine::serve() {
 }
 
 // A rank that serves goes on with what it has: only a poll that would wait for ever ends then.
+std::optional<Clock::time_point> PolledEngine::when_told(const wsync_refusal& refusal) {
+  if (refusal.holds == 0 || refusal.number == refusal_told_) {
+    refused_since_.reset();
+    return std::nullopt;
+  }
+  if (!refused_since_) refused_since_ = Clock::now();
+  const std::lock_guard lock(mutex_);
+  if (is_closing_ || end_early_) return std::nullopt;
+  if (poll_end_ && wsync_engine_status(engine_).state == WSYNC_STATE_SERVING) return std::nullopt;
+  if (*refusal.problem.tensor != '\0') return *refused_since_;
+  return *refused_since_ + kOthersMayEnd;
+}
+
 Failure PolledEngine::untold_refusal() {
   wsync_refusal refusal{};
-  if (wsync_engine_refusal(engine_, &refusal) != 0 || refusal.number == refusal_told_) return {};
-  {
-    const std::lock_guard lock(mutex_);
-    if (poll_end_ && wsync_engine_status(engine_).state == WSYNC_STATE_SERVING) return {};
-  }
+  if (wsync_engine_refusal(engine_, &refusal) != 0) return {};
+  const auto told = when_told(refusal);
+  if (!told || Clock::now() < *told) return {};
   refusal_told_ = refusal.number;
-  if (refusal.holds == 0) return {};
+  refused_since_.reset();
   return {WSYNC_REFUSED, refusal.sentence, refusal.problem.tensor, refusal.problem.expected,
           refusal.problem.found};
 }
@@ -245,17 +258,21 @@ void PolledEngine::run_task(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-// Returns false if the time is over or the poll is to end.
+// Returns false if the time is over, a refusal is to be told or the poll is to end.
 bool PolledEngine::wait_for_events() {
   while (true) {
     int timeout_ms = -1;
+    wsync_refusal refusal{};
+    std::optional<Clock::time_point> end;
+    if (wsync_engine_refusal(engine_, &refusal) == 0) end = when_told(refusal);
     {
       std::unique_lock lock(mutex_);
       if (is_closing_ || end_early_) return false;
       if (task_) run_task(lock);
-      if (poll_end_)
+      if (poll_end_) end = end ? std::min(*end, *poll_end_) : *poll_end_;
+      if (end)
         timeout_ms = static_cast<int>(
-            std::clamp(std::chrono::ceil<std::chrono::milliseconds>(*poll_end_ - Clock::now()),
+            std::clamp(std::chrono::ceil<std::chrono::milliseconds>(*end - Clock::now()),
                        std::chrono::milliseconds(0), std::chrono::milliseconds(1 << 30))
                 .count());
     }

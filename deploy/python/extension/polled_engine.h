@@ -180,7 +180,9 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   // On the thread:
   void serve();
   bool wait_for_events();
-  // A refusal of the sidecar with which a poll ends that has not told of it yet.
+  // From when on the poll ends with this refusal; std::nullopt: not at all.
+  std::optional<std::chrono::steady_clock::time_point> when_told(const wsync_refusal& refusal);
+  // A refusal of the sidecar with which the poll ends now.
   Failure untold_refusal();
   void run_task(std::unique_lock<std::mutex>& lock);
   int hand_over(Call call);
@@ -207,8 +209,10 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   bool end_early_ = false;
   std::optional<std::chrono::steady_clock::time_point> poll_end_;
   Failure poll_failure_;
-  std::uint64_t refusal_told_ = 0;  // the number of the newest one; used by the thread alone
-  std::shared_ptr<Task> task_;      // that is to be done
+  // Of refusals that no poll has told of; used by the thread alone.
+  std::uint64_t refusal_told_ = 0;  // the number of the newest one that has been told
+  std::optional<std::chrono::steady_clock::time_point> refused_since_;
+  std::shared_ptr<Task> task_;  // that is to be done
   std::optional<Call> call_;
   bool is_taken_ = false;  // call_ has been returned by next_call()
   bool is_answered_ = false;

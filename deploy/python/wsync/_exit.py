@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import weakref
 
+from ._errors import Closed
 from ._native import core
 
 LIMIT_S = 10.0
@@ -19,7 +21,26 @@ def close_at_exit(closable) -> None:
     _open.add(closable)
 
 
+class OfOneProcess:
+    """What has sockets and threads, so that no other process can have it."""
+
+    def __reduce__(self):
+        kind = next(one.__name__ for one in type(self).__mro__ if one.__module__.partition(".")[0] == __package__)
+        raise TypeError(f"a {kind} belongs to its process; make one there")
+
+
+def _say_nothing_of_closed() -> None:
+    """A thread that is in a call when the interpreter ends gets Closed, which is no mistake of it."""
+    before = threading.excepthook
+
+    def hook(raised) -> None:
+        if not issubclass(raised.exc_type, Closed):
+            before(raised)
+    threading.excepthook = hook
+
+
 def _close_all() -> None:
+    _say_nothing_of_closed()
     for closable in list(_open):
         try:
             closable.close()

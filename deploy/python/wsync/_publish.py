@@ -6,6 +6,7 @@ import time
 from typing import Optional, Union
 
 from ._errors import Code, InvalidInput, make
+from ._exit import OfOneProcess
 from ._native import core
 from ._values import PublishState, PublishStatus, publish_status
 
@@ -14,7 +15,7 @@ _SAY_S = 2.0  # after which a wait says what it waits for
 _WAIT_FOR = {state.name.lower(): state for state in (PublishState.SNAPSHOTTED, PublishState.STAGED, PublishState.COMMITTED)}
 
 
-class Publish:
+class Publish(OfOneProcess):
     """A publish on its way to the replicas. `Publisher.publish` and `Draft.publish` return it; it is then snapshotted."""
 
     def __init__(self, raw: "core.Trainer", number: int):

@@ -150,11 +150,20 @@ class RankState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """The state of a rank, as its library has it."""
+    """The state of a rank, as its library has it.
+
+    Attributes:
+        attached: a sidecar has taken it.
+        state: what it holds.
+        active: the version that it serves, or None.
+        refusals: how often something was refused: messages and commands of the sidecar by this rank, and attempts to attach by the
+            sidecar. It grows with each attempt of a rank that is not taken, also when the reason is the same.
+        refused: why the sidecar does not take this rank now, one sentence; None: it does, or has not answered.
+    """
 
     attached: bool
     state: RankState
-    active: Optional[Version]  # the version that it serves
-    refusals: int  # messages and commands that this rank refused, and attempts to attach that its sidecar refused
-    refused: Optional[str] = None  # why the sidecar does not take this rank now: one sentence; None: it does, or has not answered
+    active: Optional[Version]
+    refusals: int
+    refused: Optional[str] = None
 

@@ -11,14 +11,14 @@ from typing import Any, Optional
 import numpy as np
 
 from ._errors import Busy, Closed, DeadlineExceeded, InvalidInput
-from ._exit import close_at_exit
+from ._exit import OfOneProcess, close_at_exit
 from ._native import core
 from ._sidecars import engine_socket
 from ._tensors import Array, Spec, array_of
 from ._values import Version, step_of
 
 
-class StagedVersion:
+class StagedVersion(OfOneProcess):
     """A version that a `Reader` has open. Close it as soon as it has been read: its memory is the sidecar's own staged copy, and is
     not used for another version meanwhile. It is a context manager.
 
@@ -78,7 +78,7 @@ class StagedVersion:
             self.close()
 
 
-class Reader:
+class Reader(OfOneProcess):
     """Reads the versions that a sidecar holds. A reader is no replica: it takes no part in a switch, and nobody waits for it.
 
         with wsync.Reader("host0") as reader:

@@ -17,7 +17,7 @@ from . import _tensors
 from ._destinations import Destinations, describe_without_memory
 from ._dtypes import dtype_name_of
 from ._errors import Busy, Closed, EngineRefused, Error, InvalidInput, Refused
-from ._exit import close_at_exit
+from ._exit import OfOneProcess, close_at_exit
 from ._native import core
 from ._sidecars import engine_socket
 from ._tensors import Spec, array_of, pairs, parts_of
@@ -52,7 +52,7 @@ class _Call:
         self.layout = [_tensors.Described(name, dtype, tuple(shape), (), None) for name, dtype, shape in layout]
 
 
-class Replica:
+class Replica(OfOneProcess):
     """One rank of a replica of an inference engine, attached to the sidecar of its host.
 
     Either call `poll` once per step from the loop that serves, or call `start`, and a thread of Python serves the link. The
@@ -174,6 +174,9 @@ class Replica:
         first = next(items, None)  # before the others are made: it says where their memory is
         self._destinations = Destinations(first, gpu) if take == "pieces" else None
         self.gpu = None if self._destinations is None else self._destinations.gpu
+        if first is None and tensors is not None and not is_controller:
+            raise InvalidInput("tensors is empty; expected a mapping of names to arrays or tensors, such as model.state_dict()" +
+                               ("" if take in ("pieces", "whole") else ", or None for every tensor of a version"))
         described = describe_without_memory if self._destinations is None else self._destinations.describe
         self._raw = core.Engine(engine_socket(sidecar), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
                                 has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu)
@@ -291,11 +294,12 @@ class Replica:
 
         Raises:
             Refused: the sidecar does not take this rank. `tensor`, `expected` and `found` say what does not fit, if a tensor does
-                not. The link goes on trying, so poll again to wait until the reason is gone; it is raised again if the reason has
-                changed. A rank that serves goes on serving what it has: it is raised then only without a time limit. In every case
+                not. A refusal that names no tensor is about other processes, such as one that is attached under the same name.
+                That one may be about to end, so the exception is raised only when the rank has been refused for 10 s. The link
+                goes on trying, so poll again to wait until the reason is gone; it is raised again if the reason has changed. A rank that serves goes on serving what it has: it is raised then only without a time limit. In every case
                 the logs of the library have it, and `status().refused`.
             Busy: another thread polls, or a callback calls this.
-            Closed: the replica has been closed.
+            Closed: the replica has been closed, or the interpreter ends. A thread that ends with it then prints nothing.
             EngineRefused: the link cannot be served.
         """
         interrupt: Optional[BaseException] = None

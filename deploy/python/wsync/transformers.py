@@ -8,6 +8,8 @@ The weights are copied into the model's own parameters between two forward passe
 names of a checkpoint, or those of the model in memory, where transformers 5 keeps the experts of a layer in one tensor. Float dtypes
 are converted. A version that lacks a parameter, or has others, is refused before anything moves.
 
+Until the first version has arrived, passes compute with the weights that the model has, and `follower.version` is None.
+
 A cache of keys and values (`past_key_values`) survives a switch: drop it if a generation must not mix versions in its attention.
 Optimizer states and compiled graphs with folded constants do not notice a switch.
 

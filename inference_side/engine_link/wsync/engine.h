@@ -192,11 +192,15 @@ typedef struct {
   const wsync_range* ranges;
   size_t range_count; /* 0: the whole tensor */
   void* destination;  /* PIECES: the rank's part, dense and row-major; it must stay in place
-                         while attached. CUDA: a device pointer; the whole part must be inside one
-                         allocation (of cudaMalloc, cuMemAlloc or a framework's pool). That is
-                         checked when the engine attaches or resumes, and before each load and each
-                         `wsync verify`: memory that is gone by then fails them, with the name of the
-                         tensor, and nothing is written. It must not be freed while a load runs */
+                         while attached. It must not overlap that of another tensor in part, which
+                         wsync_engine_attach refuses. Tied weights may have exactly the same one,
+                         unless they are converted: a load fails, with their names, if a version has
+                         different values of them, and such a rank takes no patches. CUDA: a device
+                         pointer; the whole part must be inside one allocation (of cudaMalloc,
+                         cuMemAlloc or a framework's pool). That is checked when the engine attaches
+                         or resumes, and before each load and each `wsync verify`: memory that is
+                         gone by then fails them, with the name of the tensor, and nothing is
+                         written. It must not be freed while a load runs */
   /* PIECES: the dtype of the elements at `destination`, whose memory has the size
    * that this dtype needs; with CUDA it is aligned to an element. NULL: the same as `dtype`, which
    * is always the one in the version. F32, F16 and BF16 can be converted into each other, while

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <string_view>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include "shared/base/format.h"
 #include "shared/base/unix_socket.h"
@@ -19,6 +20,10 @@ namespace {
 constexpr int kRefusalMs = 100;
 
 std::optional<std::string> why_not_at(const std::string& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) == 0 && !S_ISSOCK(status.st_mode))
+    return S_ISDIR(status.st_mode) ? "it is a directory and not a socket"
+                                   : "it is a file and not a socket";
   const auto socket = connect_unix(path, TimePoint{});
   if (socket || is_claimed(path)) return std::nullopt;
   if (socket.error().code() == ErrorCode::kNotFound) return "its socket does not exist";
@@ -76,6 +81,19 @@ std::optional<std::string> why_nobody_listens(const std::string& address) {
   if (!parsed) return std::nullopt;
   return parsed->path.empty() ? why_not_on(parsed->endpoint, parsed->ipv6)
                               : why_not_at(parsed->path);
+}
+
+std::string who_listens(const std::string& address) {
+  const auto parsed = parse_port_address(address);
+  if (!parsed || parsed->path.empty()) return {};
+  const auto socket = connect_unix(parsed->path, TimePoint{});
+  if (!socket) return {};
+  const auto peer = peer_credentials(socket->get());
+  if (!peer) return {};
+  return fmt::format(
+      ", although process {} listens there: it hangs, or it is no coordinator, as at the engine "
+      "socket of a sidecar",
+      peer->pid);
 }
 
 }  // namespace wsync::control

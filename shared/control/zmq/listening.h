@@ -7,9 +7,13 @@
 namespace wsync::control {
 
 // Why a request to this address of parse_port_address() cannot be answered now, in half a sentence:
-// its socket does not exist, is left over from a process that has ended, or nobody listens on the
+// there is no socket, it is left over from a process that has ended, or nobody listens on the
 // port. std::nullopt if a process listens there or is about to, or if that cannot be found out.
 // Thread: any. Never waits for the process at the address.
 [[nodiscard]] std::optional<std::string> why_nobody_listens(const std::string& address);
+// Continues the sentence that nobody has accepted a connection to this address: ", although process
+// 12 listens there", and what that may be. Empty for a port, and if no process listens. Thread:
+// any; does not wait.
+[[nodiscard]] std::string who_listens(const std::string& address);
 
 }  // namespace wsync::control

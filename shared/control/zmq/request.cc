@@ -41,8 +41,9 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
     if (!sent && broken) return end(fail(*broken));
     if (!sent)
       return end(fail(
-          nobody_at(options.address, fmt::format("nothing has accepted the connection within {} ms",
-                                                 options.connect_deadline.count()))));
+          nobody_at(options.address,
+                    fmt::format("nothing has accepted the connection within {} ms{}",
+                                options.connect_deadline.count(), who_listens(options.address)))));
     end(fail(ErrorCode::kDeadline,
              fmt::format("{}: no reply from {} within {} ms", message_name(type_of(message)),
                          options.address, options.deadline.count())));

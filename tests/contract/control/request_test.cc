@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +12,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <thread>
+#include <unistd.h>
 
+#include "shared/base/format.h"
 #include "shared/base/unique_fd.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/address.h"
@@ -209,6 +212,20 @@ TEST_F(Request, ASocketLeftByAKilledProcessIsKnownAtOnce) {
   EXPECT_THAT(reply.error().message(), HasSubstr("left over from a process that has ended"));
 }
 
+TEST_F(Request, APathThatIsNoSocketIsKnownAtOnce) {
+  std::filesystem::create_directory(directory_ + "/folder");
+  std::ofstream(directory_ + "/file") << "x";
+  for (const auto& [name, kind] :
+       {std::pair("folder", "a directory"), std::pair("file", "a file")}) {
+    const auto reply = request({.address = fmt::format("ipc://{}/{}", directory_, name),
+                                .connect_deadline = std::chrono::hours(1)},
+                               {}, Status{});
+    EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
+    EXPECT_THAT(reply.error().message(),
+                HasSubstr(fmt::format("it is {} and not a socket; start", kind)));
+  }
+}
+
 TEST_F(Request, AProcessThatIsAboutToListenIsWaitedFor) {
   const auto claimed = SocketPath::claim(directory_ + "/control.sock");
   ASSERT_TRUE(claimed.has_value()) << claimed.error().message();
@@ -240,7 +257,10 @@ TEST_F(Request, AListenerThatAcceptsNothingIsGivenUpAtTheDeadline) {
   const auto reply = request(impatient, {}, Status{});
   EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
   EXPECT_THAT(reply.error().message(),
-              HasSubstr("nothing has accepted the connection within 50 ms"));
+              HasSubstr("nothing has accepted the connection within 50 ms, although process " +
+                        std::to_string(::getpid()) +
+                        " listens there: it hangs, or it is no "
+                        "coordinator, as at the engine socket of a sidecar; start"));
 }
 
 TEST_F(Request, APeerThatIsStartingIsWaitedFor) {

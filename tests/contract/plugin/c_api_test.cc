@@ -198,7 +198,8 @@ TEST_F(TrainerCApi, AVersionIsWrittenBetweenBeginAndEnd) {
   ASSERT_EQ(wsync_trainer_begin(trainer_, 0, &draft), WSYNC_OK) << wsync_trainer_error();
   wsync_draft second = 0;
   EXPECT_EQ(wsync_trainer_begin(trainer_, 0, &second), WSYNC_INVALID_INPUT);
-  EXPECT_THAT(wsync_trainer_error(), HasSubstr("version 2 is open; end or abandon it first"));
+  EXPECT_THAT(wsync_trainer_error(),
+              HasSubstr("a version of this trainer is open (draft 2); end or abandon it first"));
   EXPECT_EQ(wsync_trainer_end(trainer_, draft, &publish), WSYNC_REFUSED);
   EXPECT_STREQ(wsync_trainer_error(), "1 of 1 tensors were not put completely: model.w");
   EXPECT_EQ(publish, 0U);

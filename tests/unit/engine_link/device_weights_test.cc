@@ -124,6 +124,19 @@ TEST_F(DeviceWeightsTest, AChangedByteOfABufferChangesTheSumOfItsGroupAlone) {
   for (const auto& [g, sum] : sums_) EXPECT_EQ(sum == expected[g], g != first + 1) << g;
 }
 
+TEST_F(DeviceWeightsTest, TheSumOfWhatIsHeldIsThatOfItsGroups) {
+  for (std::uint64_t bucket = 0; bucket < plan_.bucket_count(); ++bucket)
+    ASSERT_TRUE(take(bucket, in_good_time()));
+  std::vector<SplitSum> read(memory_.size());
+  for (const auto& [g, sum] : sums_) read[plan_.groups()[g].tensor] += sum;
+  for (std::uint32_t t = 0; t < memory_.size(); ++t) {
+    EXPECT_EQ(weights_->held_sum(t, plan_.tensors()[t], in_good_time()).value(), read[t]) << t;
+    if (memory_[t].empty()) continue;
+    memory_[t].back() ^= std::byte{1};
+    EXPECT_FALSE(weights_->held_sum(t, plan_.tensors()[t], in_good_time()).value() == read[t]) << t;
+  }
+}
+
 TEST_F(DeviceWeightsTest, DigestsAreOfTheBytesAsHeldAndBatchesMissNoTensor) {
   for (std::uint64_t bucket = 0; bucket < plan_.bucket_count(); ++bucket)
     ASSERT_TRUE(take(bucket, in_good_time()));

@@ -313,6 +313,16 @@ TEST(LayoutCheck, NamesEachProblemAndTheNearestName) {
         << tensor.name;
 }
 
+TEST(LayoutCheck, ANameWithAnotherPrefixIsNearIfNoneIsNearer) {
+  const auto nearest = [](std::string_view name, std::vector<std::string_view> candidates) {
+    return nearest_name(name, candidates);
+  };
+  EXPECT_EQ(nearest("a", {"model.b", "model.a"}), "model.a");
+  EXPECT_EQ(nearest("module.model.a", {"b", "a"}), "a");
+  EXPECT_EQ(nearest("weight", {"language_model.weight", "weigth"}), "weigth");
+  EXPECT_EQ(nearest("a", {"modela", "long.name", ""}), "");
+}
+
 TEST(LayoutCheck, TheNearestNameIsNoneThatBothSidesHave) {
   const auto one = info("layers.1.mlp.weight", {8});
   const auto two = info("layers.2.mlp.weight", {8});
