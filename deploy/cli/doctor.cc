@@ -31,6 +31,7 @@ struct HostConfig {
   CudaWanted cuda;
   std::string trace_file;  // empty: none
   Check keys;
+  Check data;
 };
 
 Result<HostConfig> read_config(const DoctorOptions& options) {
@@ -38,8 +39,16 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   if (options.role == "trainer") {
     const auto c = WSYNC_TRY(config::load_trainer(sources));
-    return HostConfig{c.run_dir,           c.state_dir, "",           c.http_address,          0,
-                      c.memory.huge_pages, {},          c.trace_file, check_key_folder(c.keys)};
+    return HostConfig{c.run_dir,
+                      c.state_dir,
+                      "",
+                      c.http_address,
+                      0,
+                      c.memory.huge_pages,
+                      {},
+                      c.trace_file,
+                      check_key_folder(c.keys),
+                      check_data_security(c.network)};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,
@@ -53,7 +62,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                      .named = c.devices.gpus_named,
                      .collective = c.devices.collective},
                     c.trace_file,
-                    check_sidecar_key(c.key, c.name)};
+                    check_sidecar_key(c.key, c.name),
+                    check_data_security(c.network)};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {
@@ -67,7 +77,8 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_descriptors(),
                                check_run_dir(wanted.run_dir),
                                check_state_dir(wanted.state_dir),
-                               wanted.keys};
+                               wanted.keys,
+                               wanted.data};
   checks.push_back(check_pages(
       wanted.http_address, options.role == "trainer" ? "coordinator" : "sidecar", kReachDeadline));
   if (!wanted.trace_file.empty()) checks.push_back(check_trace_setting(wanted.trace_file));

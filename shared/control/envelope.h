@@ -12,7 +12,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 17;
+inline constexpr std::uint16_t kProtocolVersion = 18;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver

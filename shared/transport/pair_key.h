@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -37,6 +38,9 @@ struct PairIdentity {
   friend bool operator==(const PairIdentity&, const PairIdentity&) = default;
 };
 inline constexpr std::size_t kPairReceiverBytes = 256;
+
+// Returns std::nullopt if these are not as many bytes as a secret has.
+[[nodiscard]] std::optional<PairSecret> pair_secret_of(std::span<const std::byte> bytes);
 
 struct PairKey {
   PairIdentity identity;

@@ -63,6 +63,12 @@ inline constexpr Definition kKeyRefusals{
     .help =
         "Connections without a key that is listed, and messages beyond the role of their key, that "
         "a coordinator with keys has refused"};
+inline constexpr Definition kDataRefusals{
+    .name = "wsync_data_refusals_total",
+    .kind = Kind::kCounter,
+    .help =
+        "Encrypted connections for weights that were ended because the other end has no key, or "
+        "another one, or because bytes were changed on the way"};
 inline constexpr Definition kLoopLongest{
     .name = "wsync_loop_longest_callback_seconds",
     .kind = Kind::kGauge,
@@ -259,6 +265,7 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kArenaBytes,
                                         &kDroppedMessages,
                                         &kKeyRefusals,
+                                        &kDataRefusals,
                                         &kLoopLongest,
                                         &kLoopSlowCallbacks,
                                         &kReplicaEpoch,

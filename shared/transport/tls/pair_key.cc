@@ -1,5 +1,6 @@
 #include "shared/transport/pair_key.h"
 
+#include <algorithm>
 #include <charconv>
 #include <memory>
 #include <openssl/core_names.h>
@@ -51,6 +52,13 @@ std::optional<PairIdentity> parse_pair_identity(std::string_view text) {
   // One identity has one text: "A" and "a" are the same digit, but not the same key.
   if (to_text(identity) != whole) return std::nullopt;
   return identity;
+}
+
+std::optional<PairSecret> pair_secret_of(std::span<const std::byte> bytes) {
+  PairSecret secret;
+  if (bytes.size() != secret.size()) return std::nullopt;
+  std::ranges::copy(bytes, secret.begin());
+  return secret;
 }
 
 PairSecret make_pair_secret() {

@@ -114,5 +114,16 @@ TEST(Report, OfAStatusCountsProcessesAndHasANoteForASidecar) {
   EXPECT_THAT(text, HasSubstr("NOT CONNECTED; staged none\n"));
 }
 
+TEST(Report, OfAStatusSaysWhenWeightsAreNotEncrypted) {
+  control::StatusReply reply;
+  reply.data_security = "tls";
+  EXPECT_THAT(status::to_text(reply), testing::Not(HasSubstr("without encryption")));
+  EXPECT_EQ(status::to_json(reply)["data_security"], "tls");
+  reply.data_security = "trusted_network";
+  EXPECT_THAT(
+      status::to_text(reply),
+      HasSubstr("weights go to other hosts without encryption (data_security: trusted_network)"));
+}
+
 }  // namespace
 }  // namespace wsync::cli

@@ -166,7 +166,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e4311002000"
+            "57534e4312002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -259,8 +259,9 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
                               .waiting = 9},
                   .last = {.version = {.epoch = 1, .step = 1}, .cancelled = true, .paused_ns = 10},
                   .updates = {.committed = 11, .failed = 12, .cancelled = 13},
-                  .incidents = {{.ago_ns = 14, .text = "y"}}});
-  EXPECT_EQ(status.substr(status.size() - 2 * (67 + 66 + 24 + 17)),
+                  .incidents = {{.ago_ns = 14, .text = "y"}},
+                  .data_security = "tls"});
+  EXPECT_EQ(status.substr(status.size() - 2 * (67 + 66 + 24 + 17 + 7)),
             "010000000200000000000000"
             "0300"
             "03000000000000000400000000000000"
@@ -275,10 +276,19 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
             "0a000000000000000000000000000000"
             "0b000000000000000c000000000000000d00000000000000"
             "01000000"
-            "0e000000000000000100000079");
+            "0e000000000000000100000079"
+            "03000000746c73");
   EXPECT_FALSE(
       encode({}, StatusReply{.incidents = std::vector<Incident>(limits::kIncidentCount + 1)})
           .has_value());
+}
+
+TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
+  const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
+  EXPECT_TRUE(hello.ends_with("02000000abcd")) << hello;
+  const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
+  EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
+  EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
 }
 
 TEST(Codec, BytesOfAForgetAreFixed) {
@@ -482,7 +492,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 17"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 18"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 
