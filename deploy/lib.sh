@@ -22,6 +22,7 @@ ninja-build         command ninja
 pkg-config          command pkg-config
 libuv1-dev          header  uv.h
 libzmq3-dev         header  zmq.h
+libssl-dev          header  openssl/ssl.h
 cppzmq-dev          header  zmq.hpp
 libfmt-dev          header  fmt/format.h
 libspdlog-dev       header  spdlog/spdlog.h

@@ -31,6 +31,7 @@ struct HostConfig {
   CudaWanted cuda;
   std::string trace_file;  // empty: none
   Check keys;
+  Check data;
 };
 
 Result<HostConfig> read_config(const DoctorOptions& options) {
@@ -46,7 +47,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                       c.memory.huge_pages,
                       {},
                       c.trace_file,
-                      check_key_folder(c.keys)};
+                      check_key_folder(c.keys),
+                      check_data_security(c.network)};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,
@@ -60,7 +62,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                      .named = c.devices.gpus_named,
                      .collective = c.devices.collective},
                     c.trace_file,
-                    check_sidecar_key(c.key, c.name)};
+                    check_sidecar_key(c.key, c.name),
+                    check_data_security(c.network)};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {
@@ -74,7 +77,8 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_descriptors(),
                                check_run_dir(wanted.run_dir),
                                check_state_dir(wanted.state_dir),
-                               wanted.keys};
+                               wanted.keys,
+                               wanted.data};
   checks.push_back(check_pages(wanted.http, options.role == "trainer" ? "coordinator" : "sidecar",
                                kReachDeadline));
   if (!wanted.trace_file.empty()) checks.push_back(check_trace_setting(wanted.trace_file));

@@ -13,6 +13,7 @@
 #include "shared/base/kinds.h"
 #include "shared/broadcast/nccl_library.h"
 #include "shared/config/http_config.h"
+#include "shared/config/network_config.h"
 #include "shared/device/cuda_library.h"
 #include "shared/device/mps.h"
 
@@ -48,6 +49,8 @@ struct Check {
 [[nodiscard]] Check check_key_folder(const std::string& folder);
 // Checks the key file of the sidecar of that name (`key`), or says that there is none.
 [[nodiscard]] Check check_sidecar_key(const std::string& file, const std::string& name);
+// Says whether weights go to other hosts, and whether they are encrypted there.
+[[nodiscard]] Check check_data_security(const config::NetworkConfig& network);
 // Checks whether an ipc:// or tcp:// address accepts connections. Waits at most `deadline`.
 [[nodiscard]] Check check_coordinator(const std::string& address,
                                       std::chrono::milliseconds deadline);

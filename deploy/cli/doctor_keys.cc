@@ -1,6 +1,7 @@
-// The check of `wsync doctor` that is about keys.
+// The checks of `wsync doctor` that are about keys, and about what is encrypted.
 #include "deploy/cli/doctor_checks.h"
 #include "shared/base/format.h"
+#include "shared/config/address.h"
 #include "shared/control/keys/key_folder.h"
 
 namespace wsync::cli {
@@ -41,6 +42,21 @@ Check check_sidecar_key(const std::string& file, const std::string& name) {
         fmt::format("make a key with `wsync keys add sidecar {}`, or set `name`", name)};
   return {kKeysCheck, CheckStatus::kOk,
           fmt::format("{} has the key of {}", file, key->owner.text()), ""};
+}
+
+Check check_data_security(const config::NetworkConfig& network) {
+  if (network.data_security == DataSecurity::kTrustedNetwork)
+    return {"data", CheckStatus::kWarn,
+            fmt::format("weights travel to other hosts without encryption, and who reaches {} can "
+                        "ask for them (data_security: trusted_network)",
+                        network.data_address),
+            "leave data_security out unless nobody else is on this network", nullptr};
+  return {"data", CheckStatus::kOk,
+          config::is_beyond_this_host(network.data_address)
+              ? fmt::format("weights are served at {} by TLS 1.3, with a key for each pair of ends",
+                            network.data_address)
+              : fmt::format("weights are served on this host only ({})", network.data_address),
+          "", nullptr};
 }
 
 }  // namespace wsync::cli

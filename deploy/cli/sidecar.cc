@@ -38,8 +38,9 @@ Result<config::TrainerConfig> trainer_of(const config::SidecarConfig& sidecar) {
        .set = {"listen=" + sidecar.coordinator, "run_dir=" + sidecar.run_dir,
                "state_dir=" + sidecar.state_dir, "fleet=" + sidecar.fleet,
                "follow_directory=" + sidecar.follow_directory,
-               fmt::format("follow_interval={}ms", sidecar.follow_interval.count()), "checkpoint=",
-               "trace_file=", "http.address=auto", "data_address=tcp://127.0.0.1:0"}});
+               fmt::format("follow_interval={}ms", sidecar.follow_interval.count()),
+               "checkpoint=", "trace_file=", "http.address=auto", "data_address=tcp://127.0.0.1:0",
+               "advertise="}});
 }
 
 // What makes a sidecar the coordinator of its own fleet. While a command such as `wsync push` is

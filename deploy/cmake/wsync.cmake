@@ -24,6 +24,7 @@ if(WSYNC_BUILD_TRAIN)
   find_package(Gloo REQUIRED)
 endif()
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
+pkg_check_modules(SSL REQUIRED IMPORTED_TARGET libssl>=3.0 libcrypto)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 # Its Cflags name what a static libzmq is made of, in another order each time CMake reads them, and everything would be built
 # anew. The header needs none of it.

@@ -29,7 +29,7 @@ Result<std::vector<control::GpuPlan>> gpu_plans(const reload::DeviceGroup& devic
 // A version is received while all others are still held, where there is room for it.
 std::uint32_t own_arenas(std::uint64_t arena_bytes, const staging::Store& store,
                          const config::SidecarConfig& config) {
-  const transport::TransportTraits* kind = transport::find_transport_kind(config.transport);
+  const transport::TransportTraits* kind = transport::find_transport_kind(config.network.transport);
   if (!store.has_own_arenas() && (kind == nullptr || kind->maps_source)) return 0;
   const std::uint32_t most = config.versions_held + 1;
   if (config.host_memory == 0 || arena_bytes == 0) return most;

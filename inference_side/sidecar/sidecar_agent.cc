@@ -141,6 +141,7 @@ Result<> SidecarAgent::open() {
   };
   receiver_ = WSYNC_TRY(VersionReceiver::create(loop_, std::move(receiver)));
   options_.transports = receiver_->transports();
+  options_.relay_secret = receiver_->relay_secret();
   sidecar_.emplace(options_, record_);
   auto hub = EngineHub::create(
       loop_,
@@ -258,6 +259,7 @@ Result<> SidecarAgent::open_pages() {
         {.staged_bytes = receiver_->staged_bytes(),
          .arena_bytes = receiver_->store().bytes(),
          .received_bytes = receiver_->received_bytes(),
+         .refused_connections = receiver_->refused_connections(),
          .device_copies =
              hub_->devices() == nullptr ? reload::DeviceCopies{} : hub_->devices()->copies()},
         now());

@@ -153,6 +153,7 @@ std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,
   add(metrics::kDroppedMessages, static_cast<double>(sidecar.dropped()));
   add(metrics::kStagedBytes, static_cast<double>(store.staged_bytes));
   add(metrics::kArenaBytes, static_cast<double>(store.arena_bytes));
+  add(metrics::kDataRefusals, static_cast<double>(store.refused_connections));
   add(metrics::kCopiedBytes, static_cast<double>(store.received_bytes), {"receive"});
   add(metrics::kCopiedBytes, static_cast<double>(store.device_copies.h2d_bytes), {"h2d"});
   add(metrics::kCopiedBytes, static_cast<double>(store.device_copies.broadcast_bytes),

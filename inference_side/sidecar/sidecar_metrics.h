@@ -78,6 +78,7 @@ struct StoreFacts {
   std::uint64_t staged_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t received_bytes = 0;
+  std::uint64_t refused_connections = 0;  // Transport::refusals()
   reload::DeviceCopies device_copies;
 };
 [[nodiscard]] std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,

@@ -40,10 +40,20 @@ Result<> VersionReceiver::open() {
   store.numa_node = config.memory.numa_node;
   store.on_freed = options_.arenas_retired;
   store_ = std::make_unique<staging::Store>(store, post);
-  auto transports = WSYNC_TRY(transport::make_transports(config.transport, post,
+  const config::NetworkConfig& network = config.network;
+  const bool is_trusted = network.data_security == DataSecurity::kTrustedNetwork;
+  if (is_trusted)
+    log_warning(
+        "data_security: trusted_network: this sidecar takes weights from other hosts without "
+        "encryption");
+  if (!config.key.empty() && !is_trusted) secret_ = transport::make_pair_secret();
+  auto transports = WSYNC_TRY(transport::make_transports(network.transport, post,
                                                          {.run_dir = config.run_dir,
                                                           .name = "sidecar-" + config.name,
-                                                          .data_address = config.data_address}));
+                                                          .data_address = network.data_address,
+                                                          .advertise = network.advertise,
+                                                          .security = network.data_security,
+                                                          .secret = secret_}));
   for (auto& transport : transports) {
     Link link;
     link.sink =
@@ -73,15 +83,26 @@ std::vector<control::TransportAddress> VersionReceiver::transports() const {
   return transports;
 }
 
+Bytes VersionReceiver::relay_secret() const {
+  return secret_ ? Bytes(secret_->begin(), secret_->end()) : Bytes();
+}
+
+std::uint64_t VersionReceiver::refused_connections() const {
+  std::uint64_t refused = 0;
+  for (const Link& link : links_) refused += link.transport->refusals();
+  return refused;
+}
+
 Result<const VersionReceiver::Link*> VersionReceiver::link_of(const std::string& kind) const {
   for (const Link& link : links_)
     if (link.transport->traits().kind == kind) return &link;
-  return fail(ErrorCode::kRefused,
-              fmt::format("the coordinator names the transport '{}', but this sidecar receives by "
-                          "{} only; check the key `transport` of its configuration",
-                          kind,
-                          options_.config->transport.empty() ? transport::transport_kind_names()
-                                                             : options_.config->transport));
+  return fail(
+      ErrorCode::kRefused,
+      fmt::format("the coordinator names the transport '{}', but this sidecar receives by "
+                  "{} only; check the key `transport` of its configuration",
+                  kind,
+                  options_.config->network.transport.empty() ? transport::transport_kind_names()
+                                                             : options_.config->network.transport));
 }
 
 std::uint64_t VersionReceiver::staged_bytes() const {
@@ -94,6 +115,8 @@ void VersionReceiver::watch(const std::vector<control::TransportAddress>& source
   const bool is_another = std::exchange(watched_fence_, options_.fence()) != options_.fence();
   for (const Link& link : links_) {
     if (is_another) link.sink->unwatch();
+    if (link.relay)
+      link.relay->raise_fence({.epoch = watched_fence_.epoch, .run_id = watched_fence_.run_id});
     const auto* source = control::find_transport(sources, link.transport->traits().kind);
     if (source == nullptr) continue;
     if (const auto watched = link.sink->watch(source->address); !watched)
@@ -207,6 +230,17 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   wanted.leaves = layout.leaves;
   wanted.source = command.stage.source;
   wanted.key = key_of(command.announce);
+  if (!command.stage.key.empty()) {
+    const auto secret = transport::pair_secret_of(command.stage.key);
+    if (!secret)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("the coordinator sent a key of {} bytes for version {}, expected {}",
+                              command.stage.key.size(), command.announce.version.to_string(),
+                              transport::PairSecret().size()));
+    wanted.pair = transport::PairKey{
+        .identity = {.fence = wanted.key.fence, .receiver = options_.config->name},
+        .secret = *secret};
+  }
   wanted.content = command.announce.content_digest;
   wanted.data_bytes = plan.arena_bytes();
   for (std::size_t i = 0; i < plan.bucket_count(); ++i)

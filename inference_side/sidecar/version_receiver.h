@@ -73,6 +73,10 @@ class VersionReceiver {
   // The kinds by which it receives versions, the preferred one first, and the addresses of its
   // relays, at which other sidecars fetch these versions.
   [[nodiscard]] std::vector<control::TransportAddress> transports() const;
+  // What the keys of those who fetch from its relays are made of; empty: it has no relay with keys.
+  [[nodiscard]] Bytes relay_secret() const;
+  // Connections that were ended because of their peer. See Transport::refusals().
+  [[nodiscard]] std::uint64_t refused_connections() const;
   // Verified bytes of the arriving version; 0 if there is none.
   [[nodiscard]] std::uint64_t staged_bytes() const;
   // How the last version came that was a copy.
@@ -154,8 +158,9 @@ class VersionReceiver {
   std::uint64_t received_bytes_ = 0;
   control::CopyReport last_copy_;
   std::optional<Arriving> arriving_;
-  control::Fence watched_fence_;           // fence under which the trainer's sources were connected
-  std::vector<Link> links_;                // the preferred kind first
+  control::Fence watched_fence_;  // fence under which the trainer's sources were connected
+  std::vector<Link> links_;       // the preferred kind first
+  std::optional<transport::PairSecret> secret_;  // of its relays
   Timer idle_;                             // fires when no version has arrived for idle_release
   std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write
 };

@@ -24,6 +24,7 @@ struct SidecarOptions {
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::vector<control::TransportAddress> transports;       // sent in Hello
+  Bytes relay_secret;                                      // the same
   std::uint64_t versions_held = config::kVersionsHeldMin;  // at least 2
   // Deadlines of a switch without deadlines from the coordinator, and of catching up after a
   // restart.

@@ -71,7 +71,8 @@ control::Hello hello_of(const SidecarOptions& options, const SidecarRecord& reco
           .withdrawn = record.withdrawn,
           .target_content = record.content,
           .origin = record.origin,
-          .pid_namespace = options.pid_namespace};
+          .pid_namespace = options.pid_namespace,
+          .relay_secret = options.relay_secret};
 }
 
 }  // namespace wsync::staging

@@ -19,6 +19,10 @@ enum class Collective : std::uint8_t { kAuto, kNccl, kLocal };
 // (shmem_enabled), kExplicit takes them from the reserved pool.
 enum class HugePages : std::uint8_t { kOff, kAdvise, kExplicit };
 
+// How weights are protected on their way to other hosts: encrypted with a key of each pair of ends,
+// or not at all, because nobody else is on the network.
+enum class DataSecurity : std::uint8_t { kTls, kTrustedNetwork };
+
 // Number of stages of the weight pipeline during a load. kAuto measures both.
 enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
 

@@ -1,10 +1,9 @@
 #include "shared/config/address.h"
 
-#include <arpa/inet.h>
-#include <charconv>
 #include <string>
 
 #include "shared/base/format.h"
+#include "shared/base/tcp_address.h"
 
 namespace wsync::config {
 namespace {
@@ -15,46 +14,42 @@ constexpr std::string_view kIpc = "ipc://";
 // the lock file beside the socket.
 constexpr std::size_t kSocketPathBytes = 100;
 
-bool is_loopback(std::string_view host) {
-  if (host == "localhost" || host == "[::1]") return true;
-  in_addr address{};
-  return inet_pton(AF_INET, std::string(host).c_str(), &address) == 1 &&
-         (ntohl(address.s_addr) >> 24U) == 127;
+Result<> malformed(std::string_view address) {
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("expected tcp://HOST:PORT (0 to 65535), such as tcp://127.0.0.1:7000, "
+                          "tcp://[::1]:7000 or tcp://trainer0:7000, found '{}'",
+                          address));
 }
 
 }  // namespace
 
 Result<> check_data_address(std::string_view address) {
-  const auto malformed = [&] {
+  const auto parsed = parse_tcp_address(address);
+  if (!parsed) return malformed(address);
+  if (!parsed->numeric())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("expected tcp://127.0.0.1:PORT (0 to 65535), found '{}'", address));
-  };
-  if (!address.starts_with(kTcp)) return malformed();
-  const std::string_view rest = address.substr(kTcp.size());
-  const std::size_t colon = rest.rfind(':');
-  if (colon == std::string_view::npos || colon == 0) return malformed();
-  const std::string_view port_text = rest.substr(colon + 1);
-  std::uint16_t port = 0;
-  const auto [end, error] =
-      std::from_chars(port_text.data(), port_text.data() + port_text.size(), port);
-  if (error != std::errc{} || end != port_text.data() + port_text.size()) return malformed();
-  if (!is_loopback(rest.substr(0, colon)))
-    return fail(
-        ErrorCode::kRefused,
-        fmt::format(
-            "'{}' is not a loopback address; other hosts are refused, because weights would travel "
-            "there without encryption; use ipc:// or a loopback address (127.0.0.1, localhost, "
-            "[::1])",
-            address));
+                fmt::format("expected a numeric address at which this process can listen, found "
+                            "'{}': a name goes into `advertise`",
+                            address));
+  return {};
+}
+
+Result<> check_control_address(std::string_view address) {
+  if (address.starts_with(kTcp))
+    return parse_tcp_address(address) ? Result<>() : malformed(address);
+  const std::string_view path =
+      address.starts_with(kIpc) ? address.substr(kIpc.size()) : std::string_view{};
+  if (path.empty() || path.front() != '/' || path.size() > kSocketPathBytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("expected ipc:///ABSOLUTE/PATH (at most {} bytes) or "
+                            "tcp://HOST:PORT, found '{}'",
+                            kSocketPathBytes, address));
   return {};
 }
 
 Result<> check_pages_address(std::string_view address, bool has_token) {
-  const Result<> local = check_control_address(address);
-  if (local || local.error().code() != ErrorCode::kRefused || has_token) {
-    if (!local && local.error().code() == ErrorCode::kRefused) return {};
-    return local;
-  }
+  WSYNC_TRY(check_control_address(address));
+  if (has_token || !is_beyond_this_host(address)) return {};
   return fail(ErrorCode::kRefused,
               fmt::format("'{}' can be reached from other hosts, whose clients must show a token: "
                           "make one with `wsync keys token FILE` and set http.token to that file, "
@@ -62,16 +57,20 @@ Result<> check_pages_address(std::string_view address, bool has_token) {
                           address));
 }
 
-Result<> check_control_address(std::string_view address) {
-  if (address.starts_with(kTcp)) return check_data_address(address);
-  const std::string_view path =
-      address.starts_with(kIpc) ? address.substr(kIpc.size()) : std::string_view{};
-  if (path.empty() || path.front() != '/' || path.size() > kSocketPathBytes)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("expected ipc:///ABSOLUTE/PATH (at most {} bytes) or "
-                            "tcp://127.0.0.1:PORT, found '{}'",
-                            kSocketPathBytes, address));
-  return {};
+Result<> check_advertised_host(std::string_view host) {
+  const std::string parsed = WSYNC_TRY(parse_host(host));
+  const TcpAddress address{parsed, 0};
+  if (!address.is_any() && !address.is_loopback()) return {};
+  return fail(
+      ErrorCode::kInvalidInput,
+      fmt::format("expected a name or an address by which other hosts reach this one, found "
+                  "'{}'",
+                  host));
+}
+
+bool is_beyond_this_host(std::string_view address) {
+  const auto parsed = parse_tcp_address(address);
+  return parsed && !parsed->is_loopback();
 }
 
 }  // namespace wsync::config

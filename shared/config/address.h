@@ -1,4 +1,5 @@
-// Checks addresses of the control channel and of bulk data against what this release allows.
+// Checks addresses of the control channel and of bulk data. Whether an address beyond this host is
+// permitted depends on other keys of a configuration (role.h).
 #pragma once
 
 #include <string_view>
@@ -7,15 +8,17 @@
 
 namespace wsync::config {
 
-// Accepts "ipc://<absolute path of at most 100 bytes>" and "tcp://<loopback>:<port>". Loopback is
-// 127.0.0.0/8, localhost or [::1]. Port 0 requests a free port. Errors: kRefused for an address
-// beyond this host (weights would travel there without encryption); kInvalidInput for
-// anything else.
+// Accepts "ipc://<absolute path of at most 100 bytes>" and the forms of parse_tcp_address(). Port 0
+// requests a free port. kInvalidInput for anything else.
 [[nodiscard]] Result<> check_control_address(std::string_view address);
-// Accepts what check_control_address() does, and tcp:// with any other host too if clients must
-// show a token. Errors: kRefused for such a host without a token; kInvalidInput for anything else.
+// Accepts what check_control_address() does. kRefused for an address beyond this host, unless
+// clients must show a token.
 [[nodiscard]] Result<> check_pages_address(std::string_view address, bool has_token);
-// Accepts only the tcp:// form of check_control_address(), with the same errors.
+// Accepts the forms of parse_tcp_address() with a numeric host, which a process can listen at.
 [[nodiscard]] Result<> check_data_address(std::string_view address);
+// Accepts the forms of parse_host() that others can connect to.
+[[nodiscard]] Result<> check_advertised_host(std::string_view host);
+// Whether other hosts reach an address that one of these functions has accepted.
+[[nodiscard]] bool is_beyond_this_host(std::string_view address);
 
 }  // namespace wsync::config

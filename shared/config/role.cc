@@ -10,6 +10,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/numa.h"
+#include "shared/base/tcp_address.h"
 #include "shared/base/unique_fd.h"
 #include "shared/config/address.h"
 #include "shared/config/limits.h"
@@ -85,16 +86,52 @@ void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
       {{"abort", PauseMode::kAbort}, {"wait", PauseMode::kWait}, {"keep", PauseMode::kKeep}});
 }
 
-void bind_transport(Binder& binder, std::string& transport, std::string& data_address) {
+void refuse_without_keys(Binder& binder, std::string_view key, const std::string& address,
+                         bool has_keys) {
+  if (!has_keys && is_beyond_this_host(address))
+    binder.refuse(key, fmt::format("'{}' is not a loopback address, and without keys everybody who "
+                                   "reaches it could take part: make keys with `wsync keys init` "
+                                   "and `wsync keys add`, and set `keys` (coordinator) and `key` "
+                                   "(sidecar)",
+                                   address));
+}
+
+void bind_network(Binder& binder, NetworkConfig& network, bool has_keys) {
   if (const std::optional<Entry> entry = binder.take("transport"); entry) {
     const bool is_auto = entry->value == kAutoText;
-    transport = is_auto ? std::string() : entry->value;
+    network.transport = is_auto ? std::string() : entry->value;
     // An empty value is refused: it may come from a variable that a script has not set.
     if (!is_auto && transport::find_transport_kind(entry->value) == nullptr)
       binder.refuse(*entry, fmt::format("expected one of {}, {}, found '{}'", kAutoText,
                                         transport::transport_kind_names(), entry->value));
   }
-  bind_address(binder, "data_address", data_address, check_data_address);
+  bind_address(binder, "data_address", network.data_address, check_data_address);
+  bind_address(binder, "advertise", network.advertise, check_advertised_host);
+  binder.choice("data_security", network.data_security,
+                {{"tls", DataSecurity::kTls}, {"trusted_network", DataSecurity::kTrustedNetwork}});
+  refuse_without_keys(binder, "data_address", network.data_address, has_keys);
+
+  const bool is_beyond = is_beyond_this_host(network.data_address);
+  const bool is_trusted = network.data_security == DataSecurity::kTrustedNetwork;
+  if (!is_beyond && !network.advertise.empty())
+    binder.refuse(
+        "advertise",
+        fmt::format("expected '' with the data_address {}, which other hosts do not reach, "
+                    "found '{}'",
+                    network.data_address, network.advertise));
+  if (const auto address = parse_tcp_address(network.data_address);
+      address && address->is_any() && network.advertise.empty())
+    binder.refuse("advertise",
+                  fmt::format("data_address {} means every address of this host: name the one by "
+                              "which others reach it",
+                              network.data_address));
+  if (network.transport == "tls" && (is_trusted || !has_keys))
+    binder.refuse("transport", is_trusted ? "tls is for data_security: tls"
+                                          : "tls needs keys: make them with `wsync keys init`");
+  if (network.transport == "tcp" && is_beyond && !is_trusted)
+    binder.refuse(
+        "transport",
+        "tcp does not encrypt: choose auto or tls, or set data_security: trusted_network");
 }
 
 void bind_http(Binder& binder, HttpConfig& out, const std::string& run_dir,

@@ -14,6 +14,7 @@
 #include "shared/config/limits.h"
 #include "shared/config/log_config.h"
 #include "shared/config/memory_config.h"
+#include "shared/config/network_config.h"
 #include "shared/config/sources.h"
 
 namespace wsync::config {
@@ -52,9 +53,13 @@ void bind_directory(Binder& binder, std::string_view key, std::string& out,
 // Binds the path of a key file or of a folder of keys: absolute, or empty for none.
 void bind_key_path(Binder& binder, std::string_view key, std::string& out);
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out);
-// Binds the keys transport and data_address. `transport`: a kind of shared/transport; "auto" yields
-// an empty text.
-void bind_transport(Binder& binder, std::string& transport, std::string& data_address);
+// Refuses an address beyond this host in a configuration without keys.
+void refuse_without_keys(Binder& binder, std::string_view key, const std::string& address,
+                         bool has_keys);
+// Binds the keys transport, data_address, advertise and data_security, and checks that they go
+// together. `transport`: a kind of shared/transport; "auto" yields an empty text. `has_keys`: the
+// configuration names a key or a folder of keys.
+void bind_network(Binder& binder, NetworkConfig& network, bool has_keys);
 // Binds the keys http.*. For the address, "none" yields an empty one and "auto" the socket
 // `name`.http in `run_dir`. An address beyond this host needs a token.
 void bind_http(Binder& binder, HttpConfig& out, const std::string& run_dir,

@@ -109,6 +109,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
   bind_fleet(binder, c.fleet);
   bind_follow(binder, c.follow_directory, c.follow_interval);
+  refuse_without_keys(binder, "coordinator", c.coordinator, !c.key.empty());
   if (c.coordinator.empty()) c.coordinator = "ipc://" + c.run_dir + "/control";
   bind_devices(binder, c.devices);
   binder.choice("stages", c.stages,
@@ -127,7 +128,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.number("scrub.max_share", c.scrub.max_share, kScrubShare);
   binder.duration("idle_release", c.idle_release, kIdleRelease);
   binder.duration("forget_after", c.forget_after, kForgetAfter);
-  bind_transport(binder, c.transport, c.data_address);
+  bind_network(binder, c.network, !c.key.empty());
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("engine_deadline", c.engine_deadline, kDeadline);
   binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);

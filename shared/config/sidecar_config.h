@@ -18,6 +18,7 @@
 #include "shared/config/http_config.h"
 #include "shared/config/log_config.h"
 #include "shared/config/memory_config.h"
+#include "shared/config/network_config.h"
 #include "shared/config/sources.h"
 
 namespace wsync::config {
@@ -73,8 +74,7 @@ struct SidecarConfig {
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
   Milliseconds forget_after =
       kForgetAfterDefault;  // 0 = replicas that are gone are never forgotten
-  std::string transport;    // the only permitted kind (shared/transport); empty: every kind
-  std::string data_address = "tcp://127.0.0.1:0";
+  NetworkConfig network;
   HeartbeatConfig heartbeat;
   // An engine that does not poll its link for longer is not ready.
   Milliseconds engine_deadline{limits::kEngineDeadlineMs};

@@ -77,6 +77,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
   bind_fleet(binder, c.fleet);
   bind_fleet_id(binder, c.fleet_id);
+  refuse_without_keys(binder, "listen", c.listen, !c.keys.empty());
   if (c.listen.empty()) c.listen = "ipc://" + c.run_dir + "/control";
   bind_commit(binder, c.commit);
   binder.count("min_replicas", c.min_replicas, {0, limits::kReplicaCount});
@@ -99,8 +100,8 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.count("snapshot_threads", c.snapshot_threads, {0, kSnapshotThreadsMax});
   binder.duration("idle_release", c.idle_release, kIdleRelease);
   binder.duration("forget_after", c.forget_after, kForgetAfter);
-  bind_transport(binder, c.transport, c.data_address);
-  const transport::TransportTraits* kind = transport::find_transport_kind(c.transport);
+  bind_network(binder, c.network, !c.keys.empty());
+  const transport::TransportTraits* kind = transport::find_transport_kind(c.network.transport);
   if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)
     binder.refuse(
         "arenas",

@@ -17,6 +17,7 @@
 #include "shared/config/http_config.h"
 #include "shared/config/log_config.h"
 #include "shared/config/memory_config.h"
+#include "shared/config/network_config.h"
 #include "shared/config/sources.h"
 
 namespace wsync::config {
@@ -74,8 +75,7 @@ struct TrainerConfig {
   Milliseconds idle_release = kIdleReleaseDefault;  // 0 = free arenas are kept for ever
   Milliseconds forget_after =
       kForgetAfterDefault;  // 0 = sidecars that are gone are never forgotten
-  std::string transport;    // the only permitted kind (shared/transport); empty: every kind
-  std::string data_address = "tcp://127.0.0.1:0";
+  NetworkConfig network;
   PauseMode pause_mode = PauseMode::kAbort;
   CachePolicy caches = CachePolicy::kEngine;
   HeartbeatConfig heartbeat;

@@ -230,6 +230,7 @@ void fields(V& v, M& m) {
   v.part("last", m.last);
   v.part("updates", m.updates);
   v.list("incidents", m.incidents, limits::kIncidentCount);
+  v.label("data_security", m.data_security, limits::kPeerNameBytes);
 }
 
 template <class V, class M>

@@ -209,6 +209,9 @@ struct StatusReply {
   UpdateOutcome last;
   UpdateCounters updates;
   std::vector<Incident> incidents;  // newest first
+  // How weights travel to other hosts: "tls" or "trusted_network". Empty: they stay on this host,
+  // or the reply is of a sidecar.
+  std::string data_security;
 };
 // Stops the running update, or the update of this version, unless it is already decided.
 struct Cancel {

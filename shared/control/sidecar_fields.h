@@ -32,6 +32,7 @@ void fields(V& v, M& m) {
   v.digest("target_content", m.target_content);
   v.part("origin", m.origin);
   v.number("pid_namespace", m.pid_namespace);
+  v.blob("relay_secret", m.relay_secret);
 }
 
 template <class V, class M>
@@ -73,6 +74,7 @@ void fields(V& v, M& m) {
   v.label("transport", m.transport, limits::kTransportKindBytes);
   v.label("source", m.source, limits::kAddressBytes);
   v.digest("content_digest", m.content_digest);
+  v.blob("key", m.key);
 }
 
 template <class V, class M>

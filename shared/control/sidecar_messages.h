@@ -51,6 +51,9 @@ struct Hello {
   // Inode of its PID namespace. The reader may look up `pid` only if it is in the same namespace.
   // 0: unknown.
   std::uint64_t pid_namespace = 0;
+  // 32 random bytes: what the keys of those who fetch from its relays are made of
+  // (shared/transport/pair_key.h). Empty: it has no relay with keys. Never logged.
+  Bytes relay_secret;
 };
 
 // Its envelope echoes the request of the Hello that it answers. The Welcome requests a new Hello in
@@ -93,6 +96,9 @@ struct Stage {
   std::string transport;  // kind
   std::string source;     // address of the trainer or of the predecessor in the chain
   Digest content_digest;  // zero: not known yet; a later one does not take back an earlier one
+  // The key of the receiver at this source, under this fence: 32 bytes, or empty for a kind without
+  // keys. Never logged.
+  Bytes key;
 };
 struct Staged {
   static constexpr MessageType kType = MessageType::kStaged;

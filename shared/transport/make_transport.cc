@@ -9,6 +9,7 @@
 #include "shared/base/log.h"
 #include "shared/transport/memfd/memfd_transport.h"
 #include "shared/transport/tcp/tcp_transport.h"
+#include "shared/transport/tls/tls_transport.h"
 
 namespace wsync::transport {
 namespace {
@@ -18,10 +19,12 @@ struct Factory {
   Result<std::unique_ptr<Transport>> (*make)(Post post, const TransportOptions& options);
 };
 
-// In order of preference: what copies nothing comes first.
+// In order of preference: what copies nothing comes first, and what encrypts last, because the
+// others are used only where nobody else can read along.
 constexpr std::array kFactories = {
     Factory{memfd::kTraits, memfd::make_memfd_transport},
     Factory{tcp::kTraits, tcp::make_tcp_transport},
+    Factory{tls::kTraits, tls::make_tls_transport},
 };
 
 constexpr auto kKinds = [] {
@@ -71,6 +74,7 @@ Result<std::vector<std::unique_ptr<Transport>>> make_transports(std::string_view
   }
   std::string missing;
   for (const Factory& factory : kFactories) {
+    if (factory.traits.has_keys && !options.secret) continue;
     auto one = factory.make(post, options);
     if (one) {
       made.push_back(std::move(*one));

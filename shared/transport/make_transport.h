@@ -17,7 +17,8 @@ namespace wsync::transport {
                                                                 const TransportOptions& options);
 // The transports that a configuration permits, in order of preference. `kind`: the only kind, with
 // the errors of make_transport(). Empty: every kind that starts on this machine; the others are
-// logged. kNotFound if none starts.
+// logged. kNotFound if none starts. Kinds with keys are left out, or refused (kRefused), if there
+// is no TransportOptions::secret.
 [[nodiscard]] Result<std::vector<std::unique_ptr<Transport>>> make_transports(
     std::string_view kind, const Post& post, const TransportOptions& options);
 // The names of all kinds, separated by commas, for sentences.

@@ -25,6 +25,7 @@
 #include "shared/base/thread_pool.h"
 #include "shared/base/unique_fd.h"
 #include "shared/transport/limits.h"
+#include "shared/transport/pair_key.h"
 #include "shared/weights/leaf_table.h"
 #include "shared/weights/patch/layout.h"
 #include "shared/weights/version.h"
@@ -38,14 +39,6 @@ struct BucketWindow {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   friend bool operator==(const BucketWindow&, const BucketWindow&) = default;
-};
-
-// The fence of the round, as in the control messages and in the arena's header.
-struct StreamFence {
-  std::uint64_t epoch = 0;
-  std::array<std::uint64_t, 2> run_id{};
-  friend bool operator==(const StreamFence&, const StreamFence&) = default;
-  friend auto operator<=>(const StreamFence&, const StreamFence&) = default;
 };
 
 // Identifies the bytes that both ends mean.
@@ -97,6 +90,9 @@ class BucketSource {
   virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) = 0;
   // Ends an offer. Sinks that still wait for it get `reason`.
   virtual void withdraw(Version version, const std::string& reason) = 0;
+  // A fence is in force. offer() does the same with its own. A kind with keys admits no receiver
+  // whose key is of a lower one, and closes the connections of those that are.
+  virtual void raise_fence(const StreamFence& /*fence*/) {}
   // Returns a consistent copy.
   [[nodiscard]] virtual SourceCounters counters() const = 0;
 };
@@ -126,6 +122,7 @@ struct FetchRequest {
   std::span<std::byte> into;
   std::shared_ptr<const void> hold;  // keeps `into` alive
   std::optional<FetchBase> base = std::nullopt;
+  std::optional<PairKey> pair = std::nullopt;  // a kind with keys needs it
   // The source is lost if it is silent for longer than this.
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
 };

@@ -21,6 +21,9 @@ struct TransportTraits {
   // true: the sink maps the source's own arena, so nothing is copied, and the receiver cannot serve
   // these bytes to others. false: the sink writes a copy into memory of its caller.
   bool maps_source = false;
+  // true: what travels is encrypted, and each end proves that it has the key of the pair
+  // (pair_key.h). The source and the sink need secrets.
+  bool has_keys = false;
 };
 
 // Every kind of this build, in order of preference. Any thread.

@@ -8,10 +8,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "shared/base/kinds.h"
 #include "shared/base/unix_socket.h"
 #include "shared/transport/limits.h"
+#include "shared/transport/pair_key.h"
 #include "shared/transport/stream.h"
 #include "shared/transport/traits.h"
 
@@ -21,8 +24,15 @@ namespace wsync::transport {
 struct TransportOptions {
   std::string run_dir;  // existing directory for sockets; it belongs to this user alone
   std::string name;     // of this process; its sockets in run_dir begin with it
-  // tcp://HOST:PORT at which a source of the kind `tcp` listens. Port 0: chosen by the system.
+  // tcp://HOST:PORT at which a source that reaches the network listens. Port 0: chosen by the
+  // system. If HOST is beyond loopback, `tcp` listens there only if the network is trusted.
   std::string data_address = "tcp://127.0.0.1:0";
+  // The host by which others reach `data_address`; empty: that of `data_address`.
+  std::string advertise;
+  DataSecurity security = DataSecurity::kTls;
+  // Of this process: what the keys of those who receive from it are made of. None: the fleet has no
+  // keys, or the network is trusted.
+  std::optional<PairSecret> secret;
   Claim claim = Claim::kIfFree;  // of a socket in run_dir that another process serves
   // How long a source waits for a requested version that is not offered yet.
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
@@ -45,6 +55,9 @@ class Transport {
   // Binds an address and serves versions there. kBusy if another process serves it; kRefused if
   // this release does not permit the address; kIo if it cannot be bound.
   [[nodiscard]] virtual Result<std::unique_ptr<BucketSource>> listen() = 0;
+  // Connections that a kind with keys has ended, at either end, because the peer did not prove its
+  // key or the bytes were changed on the way. Any thread.
+  [[nodiscard]] virtual std::uint64_t refusals() const { return 0; }
   // kIo if the kernel's resources do not suffice.
   [[nodiscard]] virtual Result<std::unique_ptr<BucketSink>> make_sink(SinkOptions options) = 0;
 };

@@ -132,6 +132,10 @@ class Keys(unittest.TestCase):
             code, answer = fleet.ask("status", key="")
             self.assertEqual((code, answer["error"]["code"]), (REFUSED, "refused"), answer)
             self.assertIn("admits only who has a key", answer["error"]["message"])
+            for command in (["status"], ["rollback"]):  # nor does it become a coordinator there
+                code, answer = fleet.ask(*command, address="tcp://10.0.0.1:5000", key="")
+                self.assertEqual((code, answer["error"]["code"]), (REFUSED, "refused"), answer)
+                self.assertIn("make keys with `wsync keys init`", answer["error"]["message"])
             removed = fleet.remove("operator", "alice")
             self.assertEqual(fleet.ask("status", key=removed)[0], 0)  # until SIGHUP
             trainer.send_signal(signal.SIGHUP)

@@ -171,7 +171,7 @@ class Strangers(Case):
             dealer.until(wire.STATUS_REPLY)
             fence = dealer.fence
             hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + struct.pack("<I", 0)  # without transports
-            hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0)
+            hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0) + wire.text(b"")
             dealer.send(wire.message(wire.HELLO, hello, fence=fence))
             self.assertIn(b"'liar' cannot join: it reports decision 99", dealer.until(wire.ERROR))
 

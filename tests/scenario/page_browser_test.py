@@ -201,7 +201,7 @@ def sidecar(name, *replicas, **other):
 def facts_of(*sidecars, **other):
     return {"role": "coordinator", "fleet_id": "", "fence_epoch": 1, "decision": 2, "target": "0.4", "can_roll_back": False,
             "rollback_target": "0.0", "withdrawn": [], "activity": "idle", "sidecars": list(sidecars), "update": None,
-            "last_update": None, "updates": {"committed": 1, "failed": 0, "cancelled": 0}, "incidents": [], "ready": True,
+            "last_update": None, "updates": {"committed": 1, "failed": 0, "cancelled": 0}, "incidents": [], "data_security": "", "ready": True,
             "not_ready": "", "rounds": [], **other}
 
 

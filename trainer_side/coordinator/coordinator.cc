@@ -488,6 +488,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.boot_id = hello.boot_id;
   member.pid_namespace = hello.pid_namespace;
   member.transports = hello.transports;
+  member.relay_secret = transport::pair_secret_of(hello.relay_secret);
   // An address of ours in its list would make its loss look like ours (RoundScheduler::bridge).
   for (control::TransportAddress& each : member.transports)
     if (const auto* own = control::find_transport(context_.options.transports, each.kind);
@@ -658,6 +659,9 @@ control::StatusReply Coordinator::status() const {
     reply.rollback_target = *to;
   }
   reply.activity = phase_name(phase());
+  if (context_.options.serves_other_hosts)
+    reply.data_security =
+        context_.options.security == DataSecurity::kTls ? "tls" : "trusted_network";
   if (const std::vector<std::string> names = awaited(); !names.empty())
     reply.activity += fmt::format("; waits for sidecars of its record: {}", fmt::join(names, ", "));
   if (log_.is_storing()) reply.activity += "; its record is being stored";

@@ -59,9 +59,12 @@ class Coordinator {
   explicit Coordinator(CoordinatorOptions options);
   // See coordinator::transport_problems().
   [[nodiscard]] std::string transport_problems() const;
-  // Sets CoordinatorOptions::transports, for callers that bind them later. Call it before step().
-  void serve_by(std::vector<control::TransportAddress> transports) {
+  // Sets CoordinatorOptions::transports and secret, for callers that bind them later. Call it
+  // before step().
+  void serve_by(std::vector<control::TransportAddress> transports,
+                const std::optional<transport::PairSecret>& secret = std::nullopt) {
     context_.options.transports = std::move(transports);
+    context_.options.secret = secret;
   }
 
   [[nodiscard]] std::vector<CoordinatorCommand> step(const CoordinatorEvent& event);

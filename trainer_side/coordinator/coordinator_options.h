@@ -13,6 +13,7 @@
 #include "shared/base/round_deadlines.h"
 #include "shared/base/switch_deadlines.h"
 #include "shared/control/messages.h"
+#include "shared/transport/pair_key.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 
 namespace wsync::coordinator {
@@ -41,6 +42,13 @@ struct CoordinatorOptions {
   std::chrono::milliseconds forget_after{0};
   // By which this trainer serves versions, preferred first. Sent in Welcome.
   std::vector<control::TransportAddress> transports;
+  // What the keys of those who receive from this trainer are made of; std::nullopt: none of its
+  // kinds has keys.
+  std::optional<transport::PairSecret> secret;
+  // Sidecars of other hosts may connect. Weights go to them only at an address beyond loopback, and
+  // in the way that `security` says.
+  bool serves_other_hosts = false;
+  DataSecurity security = DataSecurity::kTls;
   // The configuration permits one kind only. Then it is used even if the hosts seem to differ.
   bool one_transport = false;
   std::string boot_id;  // of this host

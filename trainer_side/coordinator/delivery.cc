@@ -114,6 +114,7 @@ control::Announce Delivery::announce(const PublishRequested& publish, bool with_
   version_ = publish.version;
   round_ = round;
   source_ = {};
+  key_.clear();
   attempts_ = 0;
   loss_.clear();
   lost_.clear();
@@ -137,8 +138,9 @@ control::Announce Delivery::repeat(const PublishRequested& publish, std::uint64_
 void Delivery::accept() { move(DeliveryState::kAccepted); }
 
 Result<control::Stage> Delivery::stage(const control::TransportAddress& source,
-                                       const Digest& content, TimePoint deadline) {
+                                       const Digest& content, TimePoint deadline, Bytes key) {
   source_ = source;
+  key_ = std::move(key);
   // Limit the attempts, so that a chain whose links fail again and again ends.
   if (++attempts_ > kStageAttempts)
     return wsync::fail(ErrorCode::kPeerLost,
@@ -154,7 +156,8 @@ control::Stage Delivery::stage_again(const Digest& content) const {
   return {.version = version_,
           .transport = source_.kind,
           .source = source_.address,
-          .content_digest = content};
+          .content_digest = content,
+          .key = key_};
 }
 
 void Delivery::lose_source(std::string why) {

@@ -21,6 +21,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/control/messages.h"
+#include "shared/transport/pair_key.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 #include "trainer_side/coordinator/delivery.h"
 
@@ -56,6 +57,7 @@ struct Member {
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::vector<control::TransportAddress> transports;  // of its last Hello
+  std::optional<transport::PairSecret> relay_secret;  // the same
   Digest layout;                                      // digest of the layout that the sidecar knows
   control::FleetId fleet;      // as it reported; none: it belongs to no fleet yet
   control::Decision decision;  // newest decision that it has stored

@@ -123,6 +123,7 @@ std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
   add(metrics::kQueueDepth, static_cast<double>(publish.queued));
   add(metrics::kArenaBytes, static_cast<double>(publish.arena_bytes));
   add(metrics::kWireBytes, static_cast<double>(publish.wire_bytes));
+  add(metrics::kDataRefusals, static_cast<double>(publish.refused_connections));
   if (publish.directory) {
     add(metrics::kDirectoryEpoch, publish.directory->written.epoch);
     add(metrics::kDirectoryStep, static_cast<double>(publish.directory->written.step));

@@ -59,9 +59,10 @@ struct DirectoryFacts {
 
 // Values that a scrape reads from a coordinator in addition to the counters.
 struct PublishFacts {
-  std::uint64_t queued = 0;       // publishes waiting for their snapshot
-  std::uint64_t arena_bytes = 0;  // size of the snapshots' arenas
-  std::uint64_t wire_bytes = 0;   // bytes of weights sent as copies
+  std::uint64_t queued = 0;               // publishes waiting for their snapshot
+  std::uint64_t arena_bytes = 0;          // size of the snapshots' arenas
+  std::uint64_t wire_bytes = 0;           // bytes of weights sent as copies
+  std::uint64_t refused_connections = 0;  // transport::Transport::refusals()
   std::uint32_t min_replicas = 1;
   std::optional<DirectoryFacts> directory;  // if decided versions are written to a folder
 };

@@ -77,7 +77,8 @@ Result<> stage(CoordinatorContext& context, Member& member, const control::Trans
                const PublishRequested* snapshot) {
   member.report.transport = source.kind;
   const Digest content = snapshot == nullptr ? Digest{} : snapshot->content_digest;
-  const auto message = member.delivery.stage(source, content, context.now + context.options.stage);
+  const auto message = member.delivery.stage(source, content, context.now + context.options.stage,
+                                             pair_key_of(context, member, source));
   if (!message)
     return fail(message.error().code(), message.error().message() + earlier_failures(member));
   context.send(member, *message, member.delivery.round());

@@ -1,11 +1,13 @@
 #include "trainer_side/coordinator/transport_choice.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/base/tcp_address.h"
 #include "shared/transport/traits.h"
 
 namespace wsync::coordinator {
@@ -20,13 +22,33 @@ std::vector<const control::TransportAddress*> usable(const CoordinatorOptions& o
   std::vector<const control::TransportAddress*> found;
   for (const control::TransportAddress& served : options.transports) {
     if (control::find_transport(member.transports, served.kind) == nullptr) continue;
-    const transport::TransportTraits* traits = transport::find_transport_kind(served.kind);
-    const bool reaches = traits != nullptr &&
-                         (traits->reach == transport::Reach::kNetwork || options.one_transport ||
-                          is_same_host(member.boot_id, options.boot_id));
-    if (reaches) found.push_back(&served);
+    if (may_fetch(options, member, options.boot_id, served)) found.push_back(&served);
   }
   return found;
+}
+
+// The secret of which the key at a source is made, or null. Relays are looked for from the member
+// backwards, because a chain is in the order of the names.
+const transport::PairSecret* secret_of(const CoordinatorContext& context, const Member& member,
+                                       const control::TransportAddress& source) {
+  const auto serves = [&](const std::vector<control::TransportAddress>& transports) {
+    return std::ranges::find(transports, source) != transports.end();
+  };
+  const CoordinatorOptions& options = context.options;
+  if (serves(options.transports) || planted("relay_key_of_the_trainer"))
+    return options.secret ? &*options.secret : nullptr;
+  // Sidecars of two hosts may have the same address on loopback.
+  const auto is_source = [&](const Member& other) {
+    return other.relay_secret && serves(other.transports) &&
+           may_fetch(options, member, other.boot_id, source);
+  };
+  const Roster::Members& members = context.roster.members();
+  const auto own = members.lower_bound(member.name);
+  for (auto before = std::make_reverse_iterator(own); before != members.rend(); ++before)
+    if (is_source(before->second)) return &*before->second.relay_secret;
+  for (auto after = own; after != members.end(); ++after)
+    if (is_source(after->second)) return &*after->second.relay_secret;
+  return nullptr;
 }
 
 bool is_avoided(const Member& member, const std::string& kind) {
@@ -41,6 +63,16 @@ std::string kinds_of(const std::vector<control::TransportAddress>& transports) {
   return kinds.empty() ? "none" : kinds;
 }
 
+// Where the trainer serves by the last kind that reaches the network, or "none".
+std::string network_address(const CoordinatorOptions& options) {
+  std::string address = "none";
+  for (const control::TransportAddress& served : options.transports)
+    if (const auto* traits = transport::find_transport_kind(served.kind);
+        traits != nullptr && traits->reach == transport::Reach::kNetwork)
+      address = served.address;
+  return address;
+}
+
 std::string why_none(const CoordinatorOptions& options, const Member& member) {
   std::string text = fmt::format(
       "the trainer and the sidecar have no transport in common: the trainer serves {}, the sidecar "
@@ -49,6 +81,11 @@ std::string why_none(const CoordinatorOptions& options, const Member& member) {
   for (const control::TransportAddress& served : options.transports)
     if (control::find_transport(member.transports, served.kind) != nullptr)
       text += fmt::format("; {} does not reach another host", served.kind);
+  if (options.serves_other_hosts)
+    return text + fmt::format(
+                      "; both need `transport: auto`, the same `data_security`, and the "
+                      "trainer a `data_address` that other hosts reach (now {})",
+                      network_address(options));
   return text + "; set `transport: auto` in both configurations";
 }
 
@@ -56,6 +93,32 @@ std::string why_none(const CoordinatorOptions& options, const Member& member) {
 
 bool is_same_host(const std::string& boot_id, const std::string& other) {
   return !boot_id.empty() && boot_id == other;
+}
+
+bool may_fetch(const CoordinatorOptions& options, const Member& member, const std::string& boot_id,
+               const control::TransportAddress& source) {
+  const transport::TransportTraits* traits = transport::find_transport_kind(source.kind);
+  if (traits == nullptr) return false;
+  if (is_same_host(member.boot_id, boot_id)) return true;
+  if (traits->reach == transport::Reach::kHost) return options.one_transport;
+  // All are on one host, or in containers of one.
+  if (!options.serves_other_hosts) return true;
+  const bool is_protected = traits->has_keys || options.security == DataSecurity::kTrustedNetwork ||
+                            planted("plain_data_to_other_hosts");
+  const auto address = parse_tcp_address(source.address);
+  return is_protected && address && !address->is_loopback();
+}
+
+Bytes pair_key_of(const CoordinatorContext& context, const Member& member,
+                  const control::TransportAddress& source) {
+  const transport::TransportTraits* traits = transport::find_transport_kind(source.kind);
+  if (traits == nullptr || !traits->has_keys) return {};
+  const transport::PairSecret* secret = secret_of(context, member, source);
+  if (secret == nullptr) return {};
+  const transport::PairKey key = transport::derive_pair_key(
+      *secret, {.fence = {.epoch = context.fence.epoch, .run_id = context.fence.run_id},
+                .receiver = member.name});
+  return {key.secret.begin(), key.secret.end()};
 }
 
 Result<control::TransportAddress> choose_transport(const CoordinatorOptions& options,

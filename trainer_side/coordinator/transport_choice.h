@@ -6,6 +6,7 @@
 
 #include "shared/base/error.h"
 #include "shared/control/messages.h"
+#include "trainer_side/coordinator/coordinator_context.h"
 #include "trainer_side/coordinator/coordinator_options.h"
 #include "trainer_side/coordinator/roster.h"
 
@@ -18,6 +19,13 @@ namespace wsync::coordinator {
 // kNotFound, with what both sides have, if no kind reaches the sidecar.
 [[nodiscard]] Result<control::TransportAddress> choose_transport(const CoordinatorOptions& options,
                                                                  const Member& member);
+// Whether a sidecar may fetch from the trainer or from another sidecar: `source` serves there, and
+// `boot_id` is of its host. Weights leave a host only where CoordinatorOptions permits it.
+[[nodiscard]] bool may_fetch(const CoordinatorOptions& options, const Member& member,
+                             const std::string& boot_id, const control::TransportAddress& source);
+// The key of this sidecar at a source, under the present fence. Empty if its kind has no keys.
+[[nodiscard]] Bytes pair_key_of(const CoordinatorContext& context, const Member& member,
+                                const control::TransportAddress& source);
 // Whether another kind may be tried if this one fails.
 [[nodiscard]] bool has_alternative(const CoordinatorOptions& options, const Member& member,
                                    const std::string& kind);

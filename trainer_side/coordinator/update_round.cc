@@ -578,10 +578,9 @@ control::TransportAddress UpdateRound::chain_source(const CoordinatorContext& co
   for (; before != standings_.rend(); ++before) {
     const Member& candidate = member_of(context, before->first);
     if (!candidate.joined || !candidate.delivery.relays()) continue;
-    if (kind->reach == transport::Reach::kHost && !is_same_host(candidate.boot_id, member.boot_id))
-      continue;
     const auto* relay = control::find_transport(candidate.transports, served.kind);
-    if (relay != nullptr && !relay->address.empty() && !member.delivery.has_lost(*relay))
+    if (relay != nullptr && !relay->address.empty() && !member.delivery.has_lost(*relay) &&
+        may_fetch(context.options, member, candidate.boot_id, *relay))
       return *relay;
   }
   return served;

@@ -11,6 +11,7 @@
 #include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/open_files.h"
+#include "shared/config/address.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/config/trainer_config.h"
 #include "shared/config/units.h"
@@ -37,7 +38,10 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
   options.canary = config.canary;
   options.canary_time = config.canary_time;
   options.forget_after = config.forget_after;
-  options.one_transport = !config.transport.empty();
+  options.one_transport = !config.network.transport.empty();
+  options.serves_other_hosts = config::is_beyond_this_host(config.listen) ||
+                               config::is_beyond_this_host(config.network.data_address);
+  options.security = config.network.data_security;
   options.pause_mode = config.pause_mode;
   options.caches = config.caches;
   options.boot_id = boot_id();
@@ -189,8 +193,9 @@ Result<> CoordinatorAgent::listen() {
   return {};
 }
 
-Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transports) {
-  coordinator_.serve_by(std::move(transports));
+Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transports,
+                                const std::optional<transport::PairSecret>& secret) {
+  coordinator_.serve_by(std::move(transports), secret);
   // One coordinator for each folder: a second one would stop the first at its next decision. The
   // lock is taken after the address is bound, because operators identify a coordinator by its
   // address.

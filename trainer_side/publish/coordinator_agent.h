@@ -88,8 +88,9 @@ class CoordinatorAgent final : public CoordinatorFacts {
 
   // Takes the lock of the fleet's folder and binds http.address. Returns kBusy if another process
   // holds one of them. `transports`: by which the trainer serves versions, the preferred kind
-  // first. Call it once, after create() and before the loop runs.
-  [[nodiscard]] Result<> open(std::vector<control::TransportAddress> transports);
+  // first. `secret`: see CoordinatorOptions. Call it once, after create() and before the loop runs.
+  [[nodiscard]] Result<> open(std::vector<control::TransportAddress> transports,
+                              const std::optional<transport::PairSecret>& secret);
 
   // Begins the round of a snapshot, complete or not, or queues it behind the running round.
   void request_round(coordinator::PublishRequested publish) { step(std::move(publish)); }

@@ -4,13 +4,11 @@
 // Thread: the loop's.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 
-#include "shared/base/clock.h"
+#include "shared/base/refusal_log.h"
 #include "shared/control/keys/key_folder.h"
 #include "shared/control/port.h"
 #include "shared/control/zmq/ports.h"
@@ -40,13 +38,10 @@ class KeyWatch {
   KeyWatch(control::KeyFolder folder, control::AuthorizedKeys listed)
       : folder_(std::move(folder)), listed_(std::move(listed)) {}
   void read_again(control::RouterPort& port);
-  void say(const std::string& who, const Error& error);
 
   control::KeyFolder folder_;
   control::AuthorizedKeys listed_;  // at the start
-  std::set<std::string> said_;      // since `said_from_`
-  TimePoint said_from_{};
-  std::uint64_t unsaid_ = 0;  // refusals since then that were not logged
+  RefusalLog refusals_;
   std::unique_ptr<HangupSignal> hangups_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "shared/base/log.h"
 #include "shared/base/units.h"
+#include "shared/config/address.h"
 #include "shared/config/trainer_config.h"
 #include "shared/transport/make_transport.h"
 
@@ -37,13 +38,24 @@ unsigned Publisher::threads(std::uint32_t configured) {
 Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,
                                                      const config::TrainerConfig& config) {
   auto publisher = std::unique_ptr<Publisher>(new Publisher(loop, config));
+  const config::NetworkConfig& network = config.network;
+  const bool is_trusted = network.data_security == DataSecurity::kTrustedNetwork;
+  if (is_trusted && config::is_beyond_this_host(network.data_address))
+    log_warning(
+        "data_security: trusted_network: weights go to other hosts without encryption, and who "
+        "reaches {} can ask for them",
+        network.data_address);
+  if (!config.keys.empty() && !is_trusted) publisher->secret_ = transport::make_pair_secret();
   const transport::TransportOptions options{
       .run_dir = config.run_dir,
       .name = "trainer",
-      .data_address = config.data_address,
+      .data_address = network.data_address,
+      .advertise = network.advertise,
+      .security = network.data_security,
+      .secret = publisher->secret_,
       .claim = config.take_over ? Claim::kTakeOver : Claim::kIfFree};
   auto transports = WSYNC_TRY(transport::make_transports(
-      config.transport,
+      network.transport,
       [&loop](std::function<void()> task, std::source_location made) {
         loop.post(std::move(task), made);
       },
@@ -208,6 +220,12 @@ void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
 
 void Publisher::withdraw(const Version& version, const std::string& reason) {
   for (const Server& server : servers_) server.source->withdraw(version, reason);
+}
+
+std::uint64_t Publisher::refused_connections() const {
+  std::uint64_t refused = 0;
+  for (const Server& server : servers_) refused += server.transport->refusals();
+  return refused;
 }
 
 std::uint64_t Publisher::copied_bytes() const {

@@ -95,6 +95,12 @@ class Publisher {
     return snapshotter_;
   }
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return snapshotter_->arena_bytes(); }
+  // What the keys of those who receive from here are made of; std::nullopt: no kind has keys.
+  [[nodiscard]] const std::optional<transport::PairSecret>& secret() const noexcept {
+    return secret_;
+  }
+  // Connections that were ended because of their peer. See Transport::refusals().
+  [[nodiscard]] std::uint64_t refused_connections() const;
   // Bytes of weights that were sent as copies, framing included.
   [[nodiscard]] std::uint64_t copied_bytes() const;
 
@@ -113,6 +119,7 @@ class Publisher {
   // The sources are declared before the worker. A snapshot that ends during destruction is not
   // offered.
   std::vector<Server> servers_;
+  std::optional<transport::PairSecret> secret_;
   std::unique_ptr<Worker> worker_;
   Timer idle_;  // fires when no snapshot was requested for idle_release
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts

@@ -41,7 +41,8 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   agent->coordinator_ = WSYNC_TRY(
       CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
   WSYNC_TRY(agent->publisher_->listen());
-  WSYNC_TRY(agent->coordinator_->open(agent->publisher_->transports()));
+  WSYNC_TRY(
+      agent->coordinator_->open(agent->publisher_->transports(), agent->publisher_->secret()));
   if (!config.directory.publish.empty())
     agent->directory_ = WSYNC_TRY(DirectoryPublisher::create(
         loop, config.directory,
@@ -106,6 +107,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
         .queued = queue_->queued(),
         .arena_bytes = publisher_->arena_bytes(),
         .wire_bytes = publisher_->copied_bytes(),
+        .refused_connections = publisher_->refused_connections(),
         .min_replicas = config_.min_replicas,
         .directory = directory_ ? std::optional(directory_->facts()) : std::nullopt};
   };

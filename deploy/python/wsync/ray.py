@@ -10,7 +10,7 @@ that has ended, and Ray starts an actor again that has died. Nodes that join lat
 once with `update()`; those that have left are forgotten. `stop` ends the sidecars and removes their directories.
 
 The coordinator is the trainer's publisher, in whichever process makes `wsync.Publisher(settings=fleet.settings)`. **One host
-only**: sidecars of other hosts are refused, because keys for them are not there yet. So all nodes must be on the host of the
+only**: sidecars of other hosts are refused, because this class gives them no keys. So all nodes must be on the host of the
 process that calls `start`, as several raylets of one machine are; a node of another host gets no sidecar, and `refused()` tells
 why.
 
@@ -59,7 +59,7 @@ class _Sidecar:
     def __init__(self, name: str, run_dir: str, settings: Mapping[str, str], host: str):
         if _sockets.gethostname() != host:
             raise Refused(f"the node is on the host {_sockets.gethostname()}, the fleet on {host}: sidecars of other hosts are "
-                          "refused, because keys for them are not there yet")
+                          "refused, because this class gives them no keys")
         self._command = [EXECUTABLE, "sidecar", "--set", f"name={name}"]
         for key, value in settings.items():
             self._command += ["--set", f"{key}={value}"]

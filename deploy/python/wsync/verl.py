@@ -24,7 +24,7 @@ way back: when an update fails, its trainer ends.
 
 Tested with verl 0.9.1's own base class, registry and manager's calls, and a real sidecar and publisher. Not run: a training,
 which needs GPUs; vLLM and SGLang of verl; actors of several ranks, of which all gather and rank 0 alone publishes. Sidecars of
-other hosts are refused, because keys for them are not there yet.
+other hosts need keys (deploy/guides/many_hosts.md), which was not run.
 """
 from __future__ import annotations
 

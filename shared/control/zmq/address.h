@@ -1,5 +1,5 @@
-// Addresses that a port may use. Only addresses on this host are allowed, because weights would
-// travel beyond it without encryption.
+// Addresses that a port may use. Without keys only addresses on this host are allowed, because
+// everybody who reaches a port without keys may do everything.
 #pragma once
 
 #include <string>
@@ -9,14 +9,17 @@
 namespace wsync::control {
 
 struct PortAddress {
-  std::string endpoint;  // in ZeroMQ's syntax
-  std::string path;      // of an ipc:// address; empty for tcp://
-  bool ipv6 = false;
+  std::string endpoint;         // in ZeroMQ's syntax
+  std::string path;             // of an ipc:// address; empty for tcp://
+  bool ipv6 = false;            // or a name, which may have an address of IPv6
+  bool is_on_this_host = true;  // ipc:// or loopback
 };
 
-// Parses "ipc:///absolute/path" or "tcp://HOST:PORT". HOST is 127.x.x.x, [::1] or localhost, which
-// means 127.0.0.1 without a lookup. PORT 0 requests any free port. kRefused for every other host;
-// kInvalidInput for malformed text or a path that is too long for a socket.
+// Parses "ipc:///absolute/path" or "tcp://HOST:PORT", whose HOST is as in parse_tcp_address(). PORT
+// 0 requests any free port. kInvalidInput for anything else and for a path that is too long for a
+// socket.
 [[nodiscard]] Result<PortAddress> parse_port_address(const std::string& text);
+// As parse_port_address(). kRefused for an address beyond this host, unless there are keys.
+[[nodiscard]] Result<PortAddress> parse_port_address(const std::string& text, bool has_keys);
 
 }  // namespace wsync::control

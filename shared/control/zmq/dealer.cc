@@ -249,7 +249,7 @@ std::string make_identity(const std::string& name) {
 
 Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop, const DealerOptions& options,
                                                 DealerCallbacks callbacks) {
-  const auto address = WSYNC_TRY(parse_port_address(options.address));
+  const auto address = WSYNC_TRY(parse_port_address(options.address, options.key.has_value()));
   WSYNC_TRY(check_owner(address));
   if (options.name.empty() || options.name.size() > limits::kReplicaNameBytes)
     return fail(ErrorCode::kInvalidInput,

@@ -1,15 +1,12 @@
 #include "shared/control/zmq/listening.h"
 
-#include <arpa/inet.h>
 #include <cerrno>
-#include <charconv>
 #include <netinet/in.h>
 #include <poll.h>
-#include <string_view>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include "shared/base/format.h"
+#include "shared/base/tcp_address.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/address.h"
 
@@ -48,29 +45,15 @@ int try_connect(const sockaddr* address, socklen_t size) {
   return error;
 }
 
-// `endpoint`: "tcp://HOST:PORT", whose host is a loopback address.
-std::optional<std::string> why_not_on(std::string_view endpoint, bool ipv6) {
-  const std::size_t colon = endpoint.rfind(':');
-  const std::string_view port = endpoint.substr(colon + 1);
-  std::uint16_t number = 0;
-  std::from_chars(port.data(), port.data() + port.size(), number);
-  int error = 0;
-  if (ipv6) {
-    sockaddr_in6 address{};
-    address.sin6_family = AF_INET6;
-    address.sin6_addr = in6addr_loopback;
-    address.sin6_port = htons(number);
-    error = try_connect(reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  } else {
-    const std::string_view scheme = "tcp://";
-    const std::string host(endpoint.substr(scheme.size(), colon - scheme.size()));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(number);
-    if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return std::nullopt;
-    error = try_connect(reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  }
-  if (error != ECONNREFUSED) return std::nullopt;
+// `endpoint`: "tcp://HOST:PORT". Of another host nothing is known: its silence may be a firewall's.
+std::optional<std::string> why_not_on(const std::string& endpoint) {
+  const auto address = parse_tcp_address(endpoint);
+  if (!address || !address->is_loopback()) return std::nullopt;
+  const sockaddr_storage where = address->numeric().value();
+  if (try_connect(reinterpret_cast<const sockaddr*>(&where),
+                  where.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in)) !=
+      ECONNREFUSED)
+    return std::nullopt;
   return "no process listens on its port";
 }
 
@@ -79,8 +62,7 @@ std::optional<std::string> why_not_on(std::string_view endpoint, bool ipv6) {
 std::optional<std::string> why_nobody_listens(const std::string& address) {
   const auto parsed = parse_port_address(address);
   if (!parsed) return std::nullopt;
-  return parsed->path.empty() ? why_not_on(parsed->endpoint, parsed->ipv6)
-                              : why_not_at(parsed->path);
+  return parsed->path.empty() ? why_not_on(parsed->endpoint) : why_not_at(parsed->path);
 }
 
 std::string who_listens(const std::string& address) {

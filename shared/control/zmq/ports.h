@@ -1,4 +1,4 @@
-// RouterPort and DealerPort over ZeroMQ, for ipc:// and loopback tcp:// addresses (address.h).
+// RouterPort and DealerPort over ZeroMQ, for ipc:// and tcp:// addresses (address.h).
 #pragma once
 
 #include <memory>
@@ -25,7 +25,8 @@ struct RouterOptions {
   bool take_over = false;
   std::optional<RouterKeys> keys = {};  // none: everybody who reaches the address is admitted
 };
-// Starts to listen. kRefused for an address beyond this host; kInvalidInput for a malformed one;
+// Starts to listen. kRefused for an address beyond this host without keys; kInvalidInput for a
+// malformed one;
 // kBusy if another process listens there; kInternal if the ZeroMQ library has no keys. Creates the
 // directory of an ipc:// path with mode 0700. A lock file protects the path, and a socket that a
 // killed process left there is replaced.
@@ -40,8 +41,8 @@ struct DealerOptions {
   std::optional<KeyFile> key = {};  // none: the router has no keys
 };
 // Connects in the background and retries with growing pauses. on_connected reports success.
-// kRefused for an address beyond this host and for an ipc:// path in another user's directory;
-// kInvalidInput for a malformed address or for a name over limits::kReplicaNameBytes.
+// kRefused for an address beyond this host without a key and for an ipc:// path in another user's
+// directory; kInvalidInput for a malformed address or for a name over limits::kReplicaNameBytes.
 [[nodiscard]] Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop,
                                                               const DealerOptions& options,
                                                               DealerCallbacks callbacks);

@@ -396,7 +396,7 @@ class ZmqRouter final : public RouterPort {
 
 Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop, const RouterOptions& options,
                                                RouterCallbacks callbacks) {
-  const auto address = WSYNC_TRY(parse_port_address(options.address));
+  const auto address = WSYNC_TRY(parse_port_address(options.address, options.keys.has_value()));
   auto state = std::make_shared<RouterState>(loop, options, std::move(callbacks));
   if (!address.path.empty()) {
     auto claimed = WSYNC_TRY(

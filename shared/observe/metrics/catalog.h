@@ -67,6 +67,12 @@ inline constexpr Definition kPageRefusals{
     .name = "wsync_page_refusals_total",
     .kind = Kind::kCounter,
     .help = "HTTP requests that were refused because they did not show the token (http.token)"};
+inline constexpr Definition kDataRefusals{
+    .name = "wsync_data_refusals_total",
+    .kind = Kind::kCounter,
+    .help =
+        "Encrypted connections for weights that were ended because the other end has no key, or "
+        "another one, or because bytes were changed on the way"};
 inline constexpr Definition kLoopLongest{
     .name = "wsync_loop_longest_callback_seconds",
     .kind = Kind::kGauge,
@@ -264,6 +270,7 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kDroppedMessages,
                                         &kKeyRefusals,
                                         &kPageRefusals,
+                                        &kDataRefusals,
                                         &kLoopLongest,
                                         &kLoopSlowCallbacks,
                                         &kReplicaEpoch,

@@ -403,7 +403,8 @@ json to_json(const control::StatusReply& reply) {
            {{"committed", reply.updates.committed},
             {"failed", reply.updates.failed},
             {"cancelled", reply.updates.cancelled}}},
-          {"incidents", std::move(incidents)}};
+          {"incidents", std::move(incidents)},
+          {"data_security", reply.data_security}};
 }
 
 namespace {
@@ -429,6 +430,8 @@ std::string to_text(const control::StatusReply& reply, const SidecarNote& note) 
       reply.role, reply.activity, version_text(reply.target), reply.decision, reply.fence.epoch,
       served_text(reply), reply.can_roll_back ? version_text(reply.rollback_target) : "none",
       version_list_text(reply.withdrawn));
+  if (reply.data_security == "trusted_network")
+    text += "weights go to other hosts without encryption (data_security: trusted_network)\n";
   if (const std::string running = to_text(reply.running); !running.empty()) text += running + "\n";
   for (const control::SidecarReport& s : reply.sidecars)
     text += sidecar_text(s, note ? note(s) : std::string());

@@ -1,6 +1,7 @@
 #include "shared/transport/tcp/source_connection.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -9,14 +10,6 @@
 
 namespace wsync::transport::tcp {
 namespace {
-
-uv_buf_t buffer_of(std::span<const std::byte> bytes) {
-  // libuv does not write through the pointer of an outgoing buffer.
-  auto* base = const_cast<char*>(reinterpret_cast<const char*>(bytes.data()));
-  return uv_buf_init(base, static_cast<unsigned>(bytes.size()));
-}
-
-SourceConnection* connection_of(void* data) { return static_cast<SourceConnection*>(data); }
 
 Result<PayloadPlace> accept_get(const Frame& frame) {
   if (frame.type == FrameType::kGet) return PayloadPlace{};
@@ -27,36 +20,40 @@ Result<PayloadPlace> accept_get(const Frame& frame) {
 
 }  // namespace
 
-SourceConnection::SourceConnection(std::shared_ptr<SourceShared> shared)
-    : shared_(std::move(shared)), reader_(accept_get), last_progress_(now()) {}
+SourceConnection::SourceConnection(std::shared_ptr<SourceShared> shared,
+                                   std::shared_ptr<Channel> channel)
+    : shared_(std::move(shared)),
+      channel_(std::move(channel)),
+      reader_(accept_get),
+      last_progress_(now()) {}
 
 bool SourceConnection::accept(uv_loop_t* loop, uv_stream_t* listener) {
-  WSYNC_CHECK(uv_tcp_init(loop, &handle_) == 0, "a TCP handle can be initialised");
-  handle_.data = this;
-  write_.data = this;
   self_ = shared_from_this();
-  auto* stream = reinterpret_cast<uv_stream_t*>(&handle_);
-  const auto allocate = [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
-    *buffer = buffer_of(connection_of(handle->data)->reader_.next());
-  };
-  const auto on_data = [](uv_stream_t* from, ssize_t n, const uv_buf_t*) {
-    connection_of(from->data)->on_read(n);
-  };
-  if (uv_accept(listener, stream) != 0 || uv_tcp_nodelay(&handle_, 1) != 0 ||
-      uv_read_start(stream, allocate, on_data) != 0) {
-    close();
-    return false;
-  }
-  return true;
+  return channel_->accept(loop, listener,
+                          {.on_open =
+                               [this] {
+                                 is_open_ = true;
+                                 last_progress_ = now();
+                                 pump();
+                               },
+                           .next = [this] { return reader_.next(); },
+                           .on_read = [this](std::size_t n) { on_read(n); },
+                           .on_written = [this] { on_written(); },
+                           .on_end = [this](const Error&) { close(); },
+                           .on_closed =
+                               [this] {
+                                 const auto keep = std::move(self_);
+                                 on_closed_();
+                               }});
+}
+
+void SourceConnection::close_if_older_than(const StreamFence& fence) {
+  if (channel_->is_older_than(fence)) close();
 }
 
 void SourceConnection::close() {
-  if (closing_) return;
-  closing_ = true;
-  uv_close(reinterpret_cast<uv_handle_t*>(&handle_), [](uv_handle_t* handle) {
-    const auto keep = std::move(connection_of(handle->data)->self_);
-    keep->on_closed_();
-  });
+  if (std::exchange(closing_, true)) return;
+  channel_->close();
 }
 
 void SourceConnection::close_as_garbage(const Error& error) {
@@ -65,10 +62,9 @@ void SourceConnection::close_as_garbage(const Error& error) {
   close();
 }
 
-void SourceConnection::on_read(ssize_t n) {
-  if (closing_ || n == 0) return;
-  if (n < 0) return close();  // the peer is gone or has finished
-  auto arrived = reader_.advance(static_cast<std::size_t>(n));
+void SourceConnection::on_read(std::size_t n) {
+  if (closing_) return;
+  auto arrived = reader_.advance(n);
   if (!arrived) return close_as_garbage(arrived.error());
   if (!*arrived) return;
   if (pending_.size() >= limits::kStreamRequestsPending)
@@ -81,7 +77,7 @@ void SourceConnection::on_read(ssize_t n) {
 }
 
 void SourceConnection::pump() {
-  if (closing_ || writing_ == Writing::kBucket) return;
+  if (closing_ || !is_open_ || writing_ == Writing::kBucket) return;
   for (auto request = pending_.begin(); request != pending_.end();) {
     auto offered = shared_->find(request->frame.key.version);
     if (!offered) {
@@ -106,8 +102,7 @@ void SourceConnection::pump() {
   if (writing_ == Writing::kNothing && !outbox_.empty()) {
     writing_ = Writing::kSmall;
     small_.swap(outbox_);
-    const std::array buffers{buffer_of(small_)};
-    write(buffers);
+    write({small_});
   }
 }
 
@@ -160,8 +155,7 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   }
   header_ = encode_frame(frame);
   small_.swap(outbox_);  // pending failures are sent first
-  const std::array buffers{buffer_of(small_), buffer_of(header_)};
-  write(buffers);
+  write({small_, header_});
 }
 
 void SourceConnection::write_next_slice() {
@@ -173,28 +167,21 @@ void SourceConnection::write_next_slice() {
   if (n == 0) {
     trailer_ = encode_trailer(offered_->digest_of_bucket(bucket_));
     trailer_sent_ = true;
-    const std::array buffers{buffer_of(trailer_)};
-    return write(buffers);
+    return write({trailer_});
   }
   const auto slice = payload.subspan(sent_, n);
   sent_ += n;
-  const std::array buffers{buffer_of(slice)};
-  write(buffers);
+  write({slice});
 }
 
-void SourceConnection::write(std::span<const uv_buf_t> buffers) {
+void SourceConnection::write(std::initializer_list<std::span<const std::byte>> pieces) {
   in_flight_bytes_ = 0;
-  for (const uv_buf_t& buffer : buffers) in_flight_bytes_ += buffer.len;
-  const int rc = uv_write(
-      &write_, reinterpret_cast<uv_stream_t*>(&handle_), buffers.data(),
-      static_cast<unsigned>(buffers.size()),
-      [](uv_write_t* request, int status) { connection_of(request->data)->on_written(status); });
-  if (rc != 0) close();
+  for (const auto& piece : pieces) in_flight_bytes_ += piece.size();
+  channel_->write(std::span(pieces.begin(), pieces.size()));
 }
 
-void SourceConnection::on_written(int status) {
+void SourceConnection::on_written() {
   if (closing_) return;
-  if (status != 0) return close();
   last_progress_ = now();
   shared_->counters.wire_bytes += in_flight_bytes_;
   small_.clear();

@@ -4,6 +4,7 @@
 #include <array>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/transport/offered.h"
+#include "shared/transport/tcp/channel.h"
 #include "shared/transport/tcp/frame_reader.h"
 #include "shared/weights/patch/leaf_changes.h"
 
@@ -25,11 +27,11 @@ struct SourceShared {
   patch::LeafChangesMaker changes;
 };
 
-// Keeps itself alive from accept() until its handle is closed.
+// Keeps itself alive from accept() until its channel has left the loop.
 class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
  public:
-  explicit SourceConnection(std::shared_ptr<SourceShared> shared);
-  // `closed` is called once, when the handle is closed.
+  SourceConnection(std::shared_ptr<SourceShared> shared, std::shared_ptr<Channel> channel);
+  // `closed` is called once, when the channel has left the loop.
   void on_closed(std::function<void()> closed) { on_closed_ = std::move(closed); }
 
   // Accepts the pending connection of a listener. Returns false if it is already gone.
@@ -40,6 +42,8 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   void withdraw(Version version, const std::string& reason);
   // Checks deadlines and sends keep-alives.
   void tick(TimePoint at);
+  // Ends the connection if the key of its peer belongs to an older fence.
+  void close_if_older_than(const StreamFence& fence);
   void close();
 
  private:
@@ -49,21 +53,20 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   };
   enum class Writing : std::uint8_t { kNothing, kSmall, kBucket };
 
-  void on_read(ssize_t n);
+  void on_read(std::size_t n);
   void close_as_garbage(const Error& error);
   void answer(const Request& request, const Error& error);
   void start_bucket(std::shared_ptr<Offered> offered, const Request& request);
   // The changes of a bucket that can be sent instead of it.
   [[nodiscard]] std::optional<Bytes> changes_of(const Offered& offered, const Frame& get) const;
   void write_next_slice();
-  void write(std::span<const uv_buf_t> buffers);
-  void on_written(int status);
+  void write(std::initializer_list<std::span<const std::byte>> pieces);
+  void on_written();
 
   std::shared_ptr<SourceShared> shared_;
   std::function<void()> on_closed_;
   std::shared_ptr<SourceConnection> self_;
-  uv_tcp_t handle_{};
-  uv_write_t write_{};
+  const std::shared_ptr<Channel> channel_;
   FrameReader reader_;
   std::deque<Request> pending_;
   Writing writing_ = Writing::kNothing;
@@ -78,6 +81,7 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   std::array<std::byte, kFrameBytes> header_{};
   std::array<std::byte, kTrailerBytes> trailer_{};
   TimePoint last_progress_;
+  bool is_open_ = false;
   bool closing_ = false;
 };
 

@@ -6,6 +6,7 @@
 #include "shared/base/format.h"
 #include "shared/base/weight_limits.h"
 #include "shared/transport/limits.h"
+#include "shared/transport/tcp/tcp_source.h"
 #include "shared/transport/tcp/transfer.h"
 
 namespace wsync::transport::tcp {
@@ -37,8 +38,15 @@ Result<> check_wanted(const FetchRequest& wanted) {
 
 }  // namespace
 
-TcpSink::TcpSink(UvThread& thread, Post post, const TcpSinkOptions& options)
-    : thread_(thread), post_(std::move(post)), options_(options) {
+PrepareChannels plain_channels(bool is_network_trusted) {
+  return [=](const FetchRequest&, const TcpAddress& source) -> Result<ChannelMaker> {
+    if (!is_network_trusted && !source.is_loopback()) return fail(beyond_loopback(source));
+    return [] { return std::make_shared<PlainChannel>(); };
+  };
+}
+
+TcpSink::TcpSink(UvThread& thread, Post post, TcpSinkOptions options)
+    : thread_(thread), post_(std::move(post)), options_(std::move(options)) {
   options_.streams = std::clamp<std::uint64_t>(options_.streams, 1, limits::kStreamCountMax);
 }
 
@@ -49,6 +57,7 @@ Result<> TcpSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
     return fail(ErrorCode::kBusy, "a transfer is under way; cancel it first");
   auto address = WSYNC_TRY(parse_tcp_address(wanted.source));
   WSYNC_TRY(check_wanted(wanted));
+  auto make_channel = WSYNC_TRY(options_.prepare(wanted, address));
   session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
   TransferEvents events{.on_bucket =
                             [post = post_, session = session_](ArrivedBucket arrived) {
@@ -70,7 +79,8 @@ Result<> TcpSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
                                   session->callbacks.on_failure(failure);
                               });
                             }};
-  transfer_ = std::make_shared<Transfer>(std::move(wanted), address, std::move(events));
+  transfer_ = std::make_shared<Transfer>(std::move(wanted), address, std::move(make_channel),
+                                         std::move(events));
   thread_.post([this_loop = thread_.loop(), transfer = transfer_, streams = options_.streams] {
     transfer->start(this_loop, streams);
   });

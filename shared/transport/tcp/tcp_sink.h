@@ -1,26 +1,35 @@
-// TcpSink: receives the buckets of a version over several TCP connections, directly into the
-// staging arena. Each connection requests the next bucket before the current one has arrived. The
-// digest of a bucket is checked when its last byte has arrived.
+// TcpSink: receives the buckets of a version over several TCP connections, plain or protected,
+// directly into the staging arena. Each connection requests the next bucket before the current one
+// has arrived. The digest of a bucket is checked when its last byte has arrived.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "shared/transport/limits.h"
 #include "shared/transport/stream.h"
+#include "shared/transport/tcp/transfer.h"
 #include "shared/transport/tcp/uv_thread.h"
 
 namespace wsync::transport::tcp {
 
-class Transfer;
+// Checks that the source may be connected to for this request, and returns what makes the channels
+// of the connections.
+using PrepareChannels =
+    std::function<Result<ChannelMaker>(const FetchRequest& wanted, const TcpAddress& source)>;
+
+// Plain channels. kRefused for a source beyond loopback, unless the network is trusted.
+[[nodiscard]] PrepareChannels plain_channels(bool is_network_trusted);
 
 struct TcpSinkOptions {
   std::uint64_t streams = limits::kStreamCountDefault;
+  PrepareChannels prepare = plain_channels(false);
 };
 
 // Thread: see BucketSink. `thread` must outlive the sink.
 class TcpSink final : public BucketSink {
  public:
-  TcpSink(UvThread& thread, Post post, const TcpSinkOptions& options = {});
+  TcpSink(UvThread& thread, Post post, TcpSinkOptions options = {});
   ~TcpSink() override;
 
   [[nodiscard]] Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) override;

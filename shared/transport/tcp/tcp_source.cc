@@ -21,6 +21,8 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
       : loop_(loop), shared_(std::make_shared<SourceShared>()) {
     shared_->stall_deadline = options.stall_deadline;
     shared_->offer_wait = options.offer_wait;
+    make_channel_ = options.make_channel;
+    on_fence_ = options.on_fence;
     shared_->find = [this](Version version) {
       const auto found = offers_.find(version);
       return found == offers_.end() ? nullptr : found->second;
@@ -31,7 +33,14 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
   Result<std::uint16_t> start(const TcpAddress& address);
   void stop();
 
+  void raise_fence(const StreamFence& fence) {
+    if (fence <= fence_) return;
+    fence_ = fence;
+    on_fence_(fence);
+    for (const auto& connection : std::set(connections_)) connection->close_if_older_than(fence);
+  }
   void offer(Offer offer) {
+    raise_fence(offer.key.fence);
     const Version version = offer.key.version;
     offers_[version] = std::make_shared<Offered>(std::move(offer));
     pump();
@@ -59,6 +68,9 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
   std::shared_ptr<SourceShared> shared_;
   std::map<Version, std::shared_ptr<Offered>> offers_;
   std::set<std::shared_ptr<SourceConnection>> connections_;
+  std::function<std::shared_ptr<Channel>()> make_channel_;
+  std::function<void(const StreamFence& fence)> on_fence_;
+  StreamFence fence_;  // the highest one that it was told
   uv_tcp_t listener_{};
   UniqueFd listening_;  // duplicate by which a forked child finds libuv's (fork_guard.h)
   uv_timer_t timer_{};
@@ -74,14 +86,11 @@ Result<std::uint16_t> TcpSource::Server::start(const TcpAddress& address) {
   timer_.data = this;
   listener_holds_ = timer_holds_ = shared_from_this();
 
-  sockaddr_storage where{};
+  sockaddr_storage where = address.numeric().value();
   auto* any = reinterpret_cast<sockaddr*>(&where);
-  const bool is_ipv6 = address.host.find(':') != std::string::npos;
-  int rc =
-      is_ipv6
-          ? uv_ip6_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in6*>(&where))
-          : uv_ip4_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in*>(&where));
-  if (rc == 0) {
+  const bool is_ipv6 = where.ss_family == AF_INET6;
+  int rc = 0;
+  {
     // No fork() may happen before listening_ owns the duplicate (fork_guard.h).
     const ForkGate gate;
     rc = uv_tcp_bind(&listener_, any, 0);
@@ -126,7 +135,7 @@ void TcpSource::Server::on_connection(int status) {
     log_warning("{}", uv_sentence("a data connection was not accepted", status));
     return;
   }
-  const auto connection = std::make_shared<SourceConnection>(shared_);
+  const auto connection = std::make_shared<SourceConnection>(shared_, make_channel_());
   const std::weak_ptr<SourceConnection> weak = connection;
   connection->on_closed(
       [self = shared_from_this(), weak] { self->connections_.erase(weak.lock()); });
@@ -140,12 +149,32 @@ void TcpSource::Server::on_connection(int status) {
   }
 }
 
+Error beyond_loopback(const TcpAddress& address) {
+  return Error(
+      ErrorCode::kRefused,
+      fmt::format("{} is not on loopback, and plain connections would carry weights beyond "
+                  "this host: use keys (`wsync keys init`), with which they are encrypted, "
+                  "or data_security: trusted_network",
+                  address.to_string()));
+}
+
 TcpSource::TcpSource(UvThread& thread, TcpAddress address, std::shared_ptr<Server> server)
     : thread_(thread), address_(std::move(address)), server_(std::move(server)) {}
 
 Result<std::unique_ptr<TcpSource>> TcpSource::listen(UvThread& thread,
                                                      const TcpSourceOptions& options) {
   auto address = WSYNC_TRY(parse_tcp_address(options.listen));
+  if (!address.numeric())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("'{}' is a name: write the numeric address at which this process "
+                            "listens, and the name as `advertise`",
+                            options.listen));
+  if (address.is_any() && options.advertise.empty())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("'{}' means every address of this host: set `advertise` to the one by "
+                            "which others reach it",
+                            options.listen));
+  if (!address.is_loopback() && !options.may_leave_host) return fail(beyond_loopback(address));
   auto server = std::make_shared<Server>(thread.loop(), options);
   Result<std::uint16_t> port = 0;
   thread.run([&] {
@@ -154,6 +183,7 @@ Result<std::unique_ptr<TcpSource>> TcpSource::listen(UvThread& thread,
   });
   if (!port) return fail(std::move(port).error());
   address.port = *port;
+  if (!options.advertise.empty()) address.host = options.advertise;
   return std::unique_ptr<TcpSource>(new TcpSource(thread, address, std::move(server)));
 }
 
@@ -168,6 +198,9 @@ void TcpSource::offer(Offer offer) {
 }
 void TcpSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) {
   thread_.post([=, server = server_] { server->bucket_ready(version, bucket, digest); });
+}
+void TcpSource::raise_fence(const StreamFence& fence) {
+  thread_.post([=, server = server_] { server->raise_fence(fence); });
 }
 void TcpSource::withdraw(Version version, const std::string& reason) {
   thread_.post([=, server = server_] { server->withdraw(version, reason); });

@@ -1,18 +1,33 @@
-// TcpSource: serves buckets over TCP connections on loopback.
+// TcpSource: serves buckets over TCP connections, plain or protected.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
-#include "shared/transport/address.h"
+#include "shared/base/tcp_address.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/stream.h"
+#include "shared/transport/tcp/channel.h"
 #include "shared/transport/tcp/uv_thread.h"
 
 namespace wsync::transport::tcp {
 
+// kRefused: plain connections would carry weights beyond this host.
+[[nodiscard]] Error beyond_loopback(const TcpAddress& address);
+
 struct TcpSourceOptions {
-  std::string listen = "tcp://127.0.0.1:0";  // port 0: chosen by the system
+  std::string listen = "tcp://127.0.0.1:0";  // numeric; port 0: chosen by the system
+  // The host by which others reach `listen`; empty: that of `listen`.
+  std::string advertise = {};
+  // Whether `listen` may be beyond loopback, so that other hosts reach it.
+  bool may_leave_host = false;
+  // Makes the channel of a connection. Called on the bulk thread.
+  std::function<std::shared_ptr<Channel>()> make_channel = [] {
+    return std::make_shared<PlainChannel>();
+  };
+  // The highest fence that the source was told has grown. Called on the bulk thread.
+  std::function<void(const StreamFence& fence)> on_fence = [](const StreamFence&) {};
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
 };
@@ -23,7 +38,8 @@ struct TcpSourceOptions {
 // keep-alives. Thread: see BucketSource. `thread` must outlive the source.
 class TcpSource final : public BucketSource {
  public:
-  // kRefused for an address outside of loopback; kIo if the port cannot be bound.
+  // kInvalidInput for a name, and for 0.0.0.0 or [::] without `advertise`; kRefused for an address
+  // beyond loopback that is not permitted; kIo if the port cannot be bound.
   [[nodiscard]] static Result<std::unique_ptr<TcpSource>> listen(
       UvThread& thread, const TcpSourceOptions& options = {});
   ~TcpSource() override;
@@ -32,6 +48,7 @@ class TcpSource final : public BucketSource {
   void offer(Offer offer) override;
   void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) override;
   void withdraw(Version version, const std::string& reason) override;
+  void raise_fence(const StreamFence& fence) override;
   [[nodiscard]] SourceCounters counters() const override;
 
  private:

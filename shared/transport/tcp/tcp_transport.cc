@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "shared/base/tcp_address.h"
 #include "shared/transport/tcp/tcp_sink.h"
 #include "shared/transport/tcp/tcp_source.h"
 #include "shared/transport/tcp/uv_thread.h"
@@ -16,18 +17,28 @@ class TcpTransport final : public Transport {
 
   [[nodiscard]] const TransportTraits& traits() const noexcept override { return kTraits; }
   [[nodiscard]] Result<std::unique_ptr<BucketSource>> listen() override {
-    auto source = TcpSource::listen(
-        *thread_, {.listen = options_.data_address, .offer_wait = options_.offer_wait});
+    const auto asked = parse_tcp_address(options_.data_address);
+    if (!asked) return fail(asked.error().with_context("data_address"));
+    TcpSourceOptions wanted;
+    wanted.offer_wait = options_.offer_wait;
+    wanted.may_leave_host = is_trusted_;
+    if (is_trusted_ || asked->is_loopback()) {
+      wanted.listen = options_.data_address;
+      wanted.advertise = options_.advertise;
+    }
+    auto source = TcpSource::listen(*thread_, wanted);
     if (!source) return fail(source.error().with_context("data_address"));
     return std::move(*source);
   }
   [[nodiscard]] Result<std::unique_ptr<BucketSink>> make_sink(SinkOptions /*options*/) override {
-    return std::make_unique<TcpSink>(*thread_, post_);
+    return std::make_unique<TcpSink>(*thread_, post_,
+                                     TcpSinkOptions{.prepare = plain_channels(is_trusted_)});
   }
 
  private:
   const Post post_;
   const TransportOptions options_;
+  const bool is_trusted_ = options_.security == DataSecurity::kTrustedNetwork;
   const std::unique_ptr<UvThread> thread_;
 };
 

@@ -12,20 +12,12 @@
 #include "shared/weights/patch/leaf_changes.h"
 
 namespace wsync::transport::tcp {
-namespace {
-
-TransferStream* stream_of(void* data) { return static_cast<TransferStream*>(data); }
-
-// A request that is being sent. The write callback frees it.
-struct GetWrite {
-  uv_write_t request{};
-  std::array<std::byte, kFrameBytes> bytes{};
-};
-
-}  // namespace
-
-Transfer::Transfer(FetchRequest wanted, TcpAddress source, TransferEvents events)
-    : wanted_(std::move(wanted)), source_(std::move(source)), events_(std::move(events)) {
+Transfer::Transfer(FetchRequest wanted, TcpAddress source, ChannelMaker make_channel,
+                   TransferEvents events)
+    : wanted_(std::move(wanted)),
+      source_(std::move(source)),
+      make_channel_(std::move(make_channel)),
+      events_(std::move(events)) {
   wanted_.have.resize(wanted_.buckets.size(), false);
   missing_ = static_cast<std::uint64_t>(std::ranges::count(wanted_.have, false));
   is_attached_again_ = missing_ != wanted_.have.size();
@@ -43,7 +35,7 @@ void Transfer::start(uv_loop_t* loop, std::uint64_t streams) {
       &timer_, [](uv_timer_t* timer) { static_cast<Transfer*>(timer->data)->tick(); },
       limits::kStreamWaitingMs, limits::kStreamWaitingMs);
   for (std::uint64_t i = 0; i < std::min(streams, missing_); ++i)
-    streams_.push_back(std::make_shared<TransferStream>(shared_from_this()));
+    streams_.push_back(std::make_shared<TransferStream>(shared_from_this(), make_channel_()));
   // A copy: a connect that fails at once ends the transfer, which clears streams_.
   for (const auto& stream : std::vector(streams_)) stream->connect(loop, source_);
 }
@@ -162,37 +154,28 @@ void Transfer::tick() {
                                                       wanted_.stall_deadline.count())));
 }
 
-TransferStream::TransferStream(std::shared_ptr<Transfer> transfer)
+TransferStream::TransferStream(std::shared_ptr<Transfer> transfer, std::shared_ptr<Channel> channel)
     : transfer_(std::move(transfer)),
+      channel_(std::move(channel)),
       reader_([this](const Frame& frame) { return accept(frame); }),
       last_heard_(now()) {}
 
 void TransferStream::connect(uv_loop_t* loop, const TcpAddress& source) {
   if (is_closing_) return;  // another stream has failed already
-  WSYNC_CHECK(uv_tcp_init(loop, &handle_) == 0, "a TCP handle can be initialised");
-  handle_.data = this;
-  connect_.data = this;
   self_ = shared_from_this();
-  sockaddr_storage where{};
-  const bool is_ipv6 = source.host.find(':') != std::string::npos;
-  const int parsed =
-      is_ipv6
-          ? uv_ip6_addr(source.host.c_str(), source.port, reinterpret_cast<sockaddr_in6*>(&where))
-          : uv_ip4_addr(source.host.c_str(), source.port, reinterpret_cast<sockaddr_in*>(&where));
-  WSYNC_CHECK(parsed == 0, "the address was parsed before");
-  const int rc = uv_tcp_connect(
-      &connect_, &handle_, reinterpret_cast<const sockaddr*>(&where),
-      [](uv_connect_t* request, int status) { stream_of(request->data)->on_connected(status); });
-  if (rc != 0) on_connected(rc);
+  channel_->connect(loop, source,
+                    {.on_open = [this] { on_open(); },
+                     .next = [this] { return reader_.next(); },
+                     .on_read = [this](std::size_t n) { on_read(n); },
+                     .on_written = [this] { on_written(); },
+                     .on_end = [this](const Error& why) { transfer_->fail_with(why); },
+                     .on_closed = [this] { const auto keep = std::move(self_); }});
 }
 
 void TransferStream::close() {
   if (is_closing_) return;
   is_closing_ = true;
-  if (!self_) return;  // never connected
-  uv_close(reinterpret_cast<uv_handle_t*>(&handle_), [](uv_handle_t* handle) {
-    const auto keep = std::move(stream_of(handle->data)->self_);
-  });
+  channel_->close();
 }
 
 bool TransferStream::is_stalled(TimePoint at) const {
@@ -200,23 +183,9 @@ bool TransferStream::is_stalled(TimePoint at) const {
   return !is_closing_ && is_expected && at - last_heard_ > transfer_->wanted().stall_deadline;
 }
 
-void TransferStream::on_connected(int status) {
-  if (is_closing_) return;
-  if (status != 0)
-    return transfer_->fail_with(Error(ErrorCode::kPeerLost, uv_sentence("connect", status)));
+void TransferStream::on_open() {
   is_connected_ = true;
   last_heard_ = now();
-  uv_tcp_nodelay(&handle_, 1);
-  const int rc = uv_read_start(
-      reinterpret_cast<uv_stream_t*>(&handle_),
-      [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
-        const auto next = stream_of(handle->data)->reader_.next();
-        // Small slices are still in the cache when they are summed.
-        const std::size_t n = std::min<std::size_t>(next.size(), limits::kStreamSliceBytes);
-        *buffer = uv_buf_init(reinterpret_cast<char*>(next.data()), static_cast<unsigned>(n));
-      },
-      [](uv_stream_t* from, ssize_t n, const uv_buf_t*) { stream_of(from->data)->on_read(n); });
-  if (rc != 0) return transfer_->fail_with(Error(ErrorCode::kIo, uv_sentence("read", rc)));
   ask();
 }
 
@@ -232,28 +201,23 @@ void TransferStream::ask() {
 }
 
 void TransferStream::send(const Frame& request) {
-  auto* get = new GetWrite;  // freed by the callback, which always runs
-  get->bytes = encode_frame(request);
-  get->request.data = get;
-  const uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(get->bytes.data()), kFrameBytes);
-  const int rc =
-      uv_write(&get->request, reinterpret_cast<uv_stream_t*>(&handle_), &buffer, 1,
-               [](uv_write_t* written, int) {
-                 const std::unique_ptr<GetWrite> done(static_cast<GetWrite*>(written->data));
-               });
-  if (rc == 0) return;
-  delete get;
-  transfer_->fail_with(Error(ErrorCode::kPeerLost, uv_sentence("ask", rc)));
+  const auto bytes = encode_frame(request);
+  outbox_.insert(outbox_.end(), bytes.begin(), bytes.end());
+  if (sending_.empty()) on_written();
 }
 
-void TransferStream::on_read(ssize_t n) {
-  if (is_closing_ || n == 0) return;
-  if (n < 0)
-    return transfer_->fail_with(
-        Error(ErrorCode::kPeerLost, n == UV_EOF ? std::string("the source closed the connection")
-                                                : uv_sentence("read", static_cast<int>(n))));
+void TransferStream::on_written() {
+  sending_.clear();
+  if (is_closing_ || outbox_.empty()) return;
+  sending_.swap(outbox_);
+  const std::array<std::span<const std::byte>, 1> pieces{sending_};
+  channel_->write(pieces);
+}
+
+void TransferStream::on_read(std::size_t n) {
+  if (is_closing_) return;
   last_heard_ = now();
-  auto arrived = reader_.advance(static_cast<std::size_t>(n));
+  auto arrived = reader_.advance(n);
   if (!arrived) return transfer_->fail_with(std::move(arrived).error());
   if (*arrived) handle(std::move(**arrived));
 }

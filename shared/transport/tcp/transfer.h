@@ -10,13 +10,17 @@
 #include <vector>
 
 #include "shared/base/clock.h"
-#include "shared/transport/address.h"
+#include "shared/base/tcp_address.h"
 #include "shared/transport/stream.h"
+#include "shared/transport/tcp/channel.h"
 #include "shared/transport/tcp/frame_reader.h"
 
 namespace wsync::transport::tcp {
 
 class TransferStream;
+
+// Makes the channel of a connection. Called on the bulk thread.
+using ChannelMaker = std::function<std::shared_ptr<Channel>()>;
 
 // Called on the bulk thread. After on_done or on_failure nothing accesses the destination any more.
 struct TransferEvents {
@@ -27,7 +31,9 @@ struct TransferEvents {
 
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
-  Transfer(FetchRequest wanted, TcpAddress source, TransferEvents events);
+  // `make_channel` makes one for each connection.
+  Transfer(FetchRequest wanted, TcpAddress source, ChannelMaker make_channel,
+           TransferEvents events);
   // Opens the connections. The transfer keeps itself alive until all its handles are closed.
   void start(uv_loop_t* loop, std::uint64_t streams);
   // Ends the transfer without an event.
@@ -52,6 +58,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   FetchRequest wanted_;
   TcpAddress source_;
+  ChannelMaker make_channel_;
   TransferEvents events_;
   std::uint64_t cursor_ = 0;   // all buckets below it have arrived or were requested
   std::uint64_t missing_ = 0;  // number of buckets that have not arrived
@@ -65,25 +72,27 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 // One connection of a transfer.
 class TransferStream : public std::enable_shared_from_this<TransferStream> {
  public:
-  explicit TransferStream(std::shared_ptr<Transfer> transfer);
+  TransferStream(std::shared_ptr<Transfer> transfer, std::shared_ptr<Channel> channel);
   void connect(uv_loop_t* loop, const TcpAddress& source);
   void close();
   // Returns whether the stream was silent for longer than the deadline while data was expected.
   [[nodiscard]] bool is_stalled(TimePoint at) const;
 
  private:
-  void on_connected(int status);
-  void on_read(ssize_t n);
+  void on_open();
+  void on_read(std::size_t n);
   void ask();
   void send(const Frame& request);
+  void on_written();
   void handle(ArrivedFrame arrived);
   [[nodiscard]] Result<PayloadPlace> accept(const Frame& frame);
   [[nodiscard]] std::deque<Frame>::iterator asked_for(std::uint64_t bucket);
 
   std::shared_ptr<Transfer> transfer_;
   std::shared_ptr<TransferStream> self_;
-  uv_tcp_t handle_{};
-  uv_connect_t connect_{};
+  const std::shared_ptr<Channel> channel_;
+  Bytes outbox_;   // requests that wait until `sending_` has left
+  Bytes sending_;  // requests that the channel borrows; empty: none
   FrameReader reader_;
   std::deque<Frame> asked_;  // requests for the buckets that this stream waits for
   Bytes changes_;            // of the bucket that arrives

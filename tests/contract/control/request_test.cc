@@ -33,23 +33,27 @@ constexpr PortTimes kRequestTimes{.heartbeat_interval = milliseconds(20),
 TEST(PortAddress, OnlyThisHostIsAllowedWithoutKeys) {
   EXPECT_EQ(parse_port_address("ipc:///run/wsync/c.sock")->path, "/run/wsync/c.sock");
   EXPECT_EQ(parse_port_address("tcp://127.0.0.1:7000")->endpoint, "tcp://127.0.0.1:7000");
-  EXPECT_EQ(parse_port_address("tcp://127.3.2.1:7000")->endpoint, "tcp://127.3.2.1:7000");
   EXPECT_EQ(parse_port_address("tcp://localhost:0")->endpoint, "tcp://127.0.0.1:0");
+  for (const char* here : {"ipc:///run/wsync/c.sock", "tcp://127.3.2.1:7000", "tcp://[::1]:7000"})
+    EXPECT_TRUE(parse_port_address(here, false).has_value()) << here;
   EXPECT_TRUE(parse_port_address("tcp://[::1]:7000")->ipv6);
+  EXPECT_FALSE(parse_port_address("tcp://10.0.0.1:7000")->ipv6);
   for (const char* beyond :
-       {"tcp://0.0.0.0:7000", "tcp://*:7000", "tcp://10.0.0.1:7000", "tcp://example.org:7000",
-        "tcp://[::]:7000", "tcp://127.0.0.1.example.org:7000", "tcp://:7000", "tcp://eth0:7000",
-        "tcp://127.0.0.1;10.0.0.1:7000", "tcp://0x7f.1:7000", "pgm://239.0.0.1:7000", "inproc://x",
-        "udp://127.0.0.1:7000", "127.0.0.1:7000", "IPC:///tmp/x", ""}) {
-    const auto refused = parse_port_address(beyond);
+       {"tcp://0.0.0.0:7000", "tcp://10.0.0.1:7000", "tcp://example.org:7000", "tcp://[::]:7000",
+        "tcp://127.0.0.1.example.org:7000", "tcp://eth0:7000", "tcp://0x7f.1:7000"}) {
+    const auto refused = parse_port_address(beyond, false);
     ASSERT_FALSE(refused.has_value()) << beyond;
     EXPECT_EQ(refused.error().code(), ErrorCode::kRefused) << beyond;
-    EXPECT_THAT(refused.error().message(),
-                HasSubstr("weights would travel there without encryption"));
+    EXPECT_THAT(refused.error().message(), HasSubstr("make keys with `wsync keys init`"));
+    const auto permitted = parse_port_address(beyond, true);
+    ASSERT_TRUE(permitted.has_value()) << beyond;
+    EXPECT_FALSE(permitted->is_on_this_host);
   }
   for (const char* malformed :
        {"tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:-1",
-        "tcp://127.0.0.1:7x", "ipc://relative", "ipc://@abstract", "ipc://", "ipc:///tmp/"}) {
+        "tcp://127.0.0.1:7x", "tcp://*:7000", "tcp://:7000", "tcp://127.0.0.1;10.0.0.1:7000",
+        "pgm://239.0.0.1:7000", "inproc://x", "udp://127.0.0.1:7000", "127.0.0.1:7000",
+        "IPC:///tmp/x", "", "ipc://relative", "ipc://@abstract", "ipc://", "ipc:///tmp/"}) {
     const auto refused = parse_port_address(malformed);
     ASSERT_FALSE(refused.has_value()) << malformed;
     EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidInput) << malformed;

@@ -280,6 +280,16 @@ TEST_F(SidecarAgentTest, AVersionThatComesByMemfdInsteadIsNotWaitedForByTcp) {
   })) << "a bucket that comes now would be taken for one of what is arriving";
 }
 
+TEST_F(SidecarAgentTest, AKeyOfAnotherLengthIsRefused) {
+  welcome();
+  announce(kV1);
+  say(control::Stage{
+      .version = kV1, .transport = "tcp", .source = "tcp://127.0.0.1:1", .key = Bytes(5)});
+  const auto staged = next<control::Staged>();
+  ASSERT_TRUE(staged);
+  EXPECT_THAT(staged->failure, testing::HasSubstr("a key of 5 bytes"));
+}
+
 // Its sums are right, so it is staged by them; an engine that serves from it needs its bytes.
 TEST_F(SidecarAgentTest, AVersionWithOtherBytesThanItsSumsFailsBeforeItIsDecided) {
   SharedArena arena = model_.protected_arena(kV1);

@@ -34,7 +34,8 @@ class Changes : public ::testing::TestWithParam<TransportTraits> {
   [[nodiscard]] std::unique_ptr<End> make_end() {
     return std::make_unique<End>(make_transport(GetParam().kind, loop_.post(),
                                                 {.run_dir = directory_.path().string(),
-                                                 .name = "end" + std::to_string(++made_)})
+                                                 .name = "end" + std::to_string(++made_),
+                                                 .secret = kTestSecret})
                                      .value(),
                                  base_.data().size());
   }

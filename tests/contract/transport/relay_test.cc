@@ -53,6 +53,7 @@ class Relay : public ::testing::TestWithParam<TransportTraits> {
     return make_transport(GetParam().kind, loop.post(),
                           {.run_dir = directory_.path().string(),
                            .name = "host" + std::to_string(++made_),
+                           .secret = kTestSecret,
                            .offer_wait = offer_wait})
         .value();
   }

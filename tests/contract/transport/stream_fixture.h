@@ -20,6 +20,9 @@
 
 namespace wsync::transport {
 
+// Of every source in these tests; TransportOptions::secret.
+inline constexpr PairSecret kTestSecret{std::byte{1}, std::byte{2}, std::byte{3}};
+
 // A complete version of random bytes, or of those of another one with some changes. It is cut into
 // buckets of 1 MiB with a short last one.
 class TestVersion {
@@ -128,7 +131,9 @@ struct Receiver {
             .buckets = version.buckets(),
             .leaves = version.leaves(),
             .into = *memory,
-            .hold = memory};
+            .hold = memory,
+            .pair = derive_pair_key(kTestSecret,
+                                    {.fence = version.key().fence, .receiver = "receiver"})};
   }
   [[nodiscard]] Result<> receive(FetchRequest wanted) {
     SinkCallbacks callbacks{.on_bucket =

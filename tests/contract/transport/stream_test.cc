@@ -22,9 +22,11 @@ class Stream : public ::testing::TestWithParam<TransportTraits> {
   Receiver receiver_{sink(), version_.data().size()};
 
   [[nodiscard]] std::unique_ptr<Transport> make(const std::string& name) {
-    return make_transport(
-               GetParam().kind, loop_.post(),
-               {.run_dir = directory_.path().string(), .name = name, .offer_wait = kShort})
+    return make_transport(GetParam().kind, loop_.post(),
+                          {.run_dir = directory_.path().string(),
+                           .name = name,
+                           .secret = kTestSecret,
+                           .offer_wait = kShort})
         .value();
   }
   [[nodiscard]] std::unique_ptr<BucketSink> sink() { return transport_->make_sink({}).value(); }
@@ -192,8 +194,22 @@ TEST(MakeTransport, AnUnknownKindIsRefusedWithThoseThatThereAre) {
   ASSERT_FALSE(made.has_value());
   EXPECT_EQ(made.error().code(), ErrorCode::kInvalidInput);
   EXPECT_THAT(made.error().message(), ::testing::HasSubstr("only " + transport_kind_names()));
-  EXPECT_EQ(make_transports("", loop.post(), {}).value().size(), transport_kinds().size());
+  EXPECT_EQ(make_transports("", loop.post(), {.secret = kTestSecret}).value().size(),
+            transport_kinds().size());
   EXPECT_EQ(make_transports("tcp", loop.post(), {}).value().size(), 1U);
+}
+
+TEST(MakeTransport, KindsWithKeysNeedASecret) {
+  OwnerLoop loop;
+  const auto made = make_transports("", loop.post(), {});
+  ASSERT_TRUE(made.has_value());
+  EXPECT_TRUE(
+      std::ranges::none_of(*made, [](const auto& each) { return each->traits().has_keys; }));
+  const auto refused = make_transports("tls", loop.post(), {});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("wsync keys init"));
+  EXPECT_EQ(make_transports("tls", loop.post(), {.secret = kTestSecret}).value().size(), 1U);
 }
 
 }  // namespace

@@ -2,11 +2,14 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <thread>
+#include <unistd.h>
 
 #include "shared/base/clock.h"
+#include "shared/base/tcp_address.h"
 #include "shared/base/units.h"
 #include "shared/transport/frame.h"
 #include "shared/transport/limits.h"
@@ -163,20 +166,64 @@ TEST_F(TcpPeer, LiveSourceWithoutTheBucketIsNotALoss) {
   }
 }
 
-TEST_F(TcpPeer, AddressOutsideLoopbackIsRefusedWithASentence) {
-  for (const char* address : {"tcp://10.0.0.1:5000", "tcp://0.0.0.0:5000", "tcp://[::]:5000"}) {
+TEST_F(TcpPeer, PlainConnectionsStayOnLoopbackUnlessTheNetworkIsTrusted) {
+  for (const char* address :
+       {"tcp://10.0.0.1:5000", "tcp://trainer0:5000", "tcp://[fd00::1]:5000"}) {
     const auto begun = receiver_.receive(receiver_.wanted(version_, address));
     ASSERT_FALSE(begun.has_value());
     EXPECT_EQ(begun.error().code(), ErrorCode::kRefused);
     EXPECT_THAT(begun.error().message(), HasSubstr("is not on loopback"));
+  }
+  for (const char* address : {"tcp://10.0.0.1:5000", "tcp://[fd00::1]:5000"})
     EXPECT_EQ(tcp::TcpSource::listen(*thread_, {.listen = address}).error().code(),
               ErrorCode::kRefused);
-  }
-  for (const char* address : {"127.0.0.1:1", "tcp://127.0.0.1", "tcp://host:1", "tcp://127.0.0.1:x",
-                              "tcp://127.0.0.1:70000", "tcp://:1"})
-    EXPECT_EQ(parse_tcp_address(address).error().code(), ErrorCode::kInvalidInput) << address;
-  EXPECT_EQ(parse_tcp_address("tcp://localhost:7")->to_string(), "tcp://127.0.0.1:7");
-  EXPECT_EQ(parse_tcp_address("tcp://[::1]:7")->to_string(), "tcp://[::1]:7");
+  const auto any = tcp::TcpSource::listen(
+      *thread_, {.listen = "tcp://0.0.0.0:0", .advertise = "host7", .may_leave_host = true});
+  ASSERT_TRUE(any.has_value()) << any.error().message();
+  EXPECT_THAT((*any)->address(), ::testing::StartsWith("tcp://host7:"));
+}
+
+TEST_F(TcpPeer, AnAddressThatOthersCannotUseIsRefused) {
+  EXPECT_THAT(
+      tcp::TcpSource::listen(*thread_, {.listen = "tcp://0.0.0.0:0", .may_leave_host = true})
+          .error()
+          .message(),
+      HasSubstr("set `advertise`"));
+  EXPECT_THAT(tcp::TcpSource::listen(*thread_, {.listen = "tcp://host7:0", .may_leave_host = true})
+                  .error()
+                  .message(),
+              HasSubstr("is a name"));
+}
+
+TEST_F(TcpPeer, ASourceIsFoundByItsName) {
+  std::array<char, 256> name{};
+  ASSERT_EQ(::gethostname(name.data(), name.size() - 1), 0);
+  addrinfo* found = nullptr;
+  const int looked_up = ::getaddrinfo(name.data(), nullptr, nullptr, &found);
+  if (found != nullptr) ::freeaddrinfo(found);
+  if (looked_up != 0) GTEST_SKIP() << "the name of this host has no address";
+  const auto any = tcp::TcpSource::listen(
+      *thread_, {.listen = "tcp://0.0.0.0:0", .advertise = name.data(), .may_leave_host = true});
+  ASSERT_TRUE(any.has_value()) << any.error().message();
+  (*any)->offer(version_.offer());
+  Receiver named(
+      std::make_unique<tcp::TcpSink>(*thread_, loop_.post(),
+                                     tcp::TcpSinkOptions{.prepare = tcp::plain_channels(true)}),
+      version_.data().size());
+  ASSERT_TRUE(named.receive(named.wanted(version_, (*any)->address())).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return named.is_over(); }));
+  EXPECT_TRUE(named.holds(version_)) << named.failure_text();
+}
+
+TEST_F(TcpPeer, ANameThatNobodyHasIsALoss) {
+  Receiver named(
+      std::make_unique<tcp::TcpSink>(*thread_, loop_.post(),
+                                     tcp::TcpSinkOptions{.prepare = tcp::plain_channels(true)}),
+      version_.data().size());
+  ASSERT_TRUE(named.receive(named.wanted(version_, "tcp://nobody.invalid:1")).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return named.is_over(); }));
+  ASSERT_TRUE(named.failure.has_value());
+  EXPECT_EQ(named.failure->error.code(), ErrorCode::kPeerLost) << named.failure_text();
 }
 
 TEST_F(TcpPeer, PortInUseIsAnError) {

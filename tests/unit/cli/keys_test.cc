@@ -119,5 +119,16 @@ TEST(KeysCommand, EachErrorSaysWhatToDo) {
   EXPECT_NE(run.err.find("reader eve has no key"), std::string::npos) << run.err;
 }
 
+TEST(KeysCommand, TheDoctorSaysHowWeightsTravel) {
+  EXPECT_NE(check_data_security({}).found.find("on this host only"), std::string::npos);
+  const Check safe = check_data_security({.data_address = "tcp://10.0.0.1:7001"});
+  EXPECT_EQ(safe.status, CheckStatus::kOk);
+  EXPECT_NE(safe.found.find("tcp://10.0.0.1:7001 by TLS 1.3"), std::string::npos) << safe.found;
+  const Check plain = check_data_security(
+      {.data_address = "tcp://10.0.0.1:7001", .data_security = DataSecurity::kTrustedNetwork});
+  EXPECT_EQ(plain.status, CheckStatus::kWarn);
+  EXPECT_NE(plain.found.find("without encryption"), std::string::npos) << plain.found;
+}
+
 }  // namespace
 }  // namespace wsync::cli

@@ -142,5 +142,16 @@ TEST(Report, OfAStatusSaysTheEndOfTheLastUpdateOnce) {
   EXPECT_THAT(text, HasSubstr("5.70 is partial")) << "that was another update";
 }
 
+TEST(Report, OfAStatusSaysWhenWeightsAreNotEncrypted) {
+  control::StatusReply reply;
+  reply.data_security = "tls";
+  EXPECT_THAT(status::to_text(reply), testing::Not(HasSubstr("without encryption")));
+  EXPECT_EQ(status::to_json(reply)["data_security"], "tls");
+  reply.data_security = "trusted_network";
+  EXPECT_THAT(
+      status::to_text(reply),
+      HasSubstr("weights go to other hosts without encryption (data_security: trusted_network)"));
+}
+
 }  // namespace
 }  // namespace wsync::cli

@@ -77,7 +77,7 @@ TEST(Config, ReadsEveryKindOfValue) {
             (DevicesConfig{.kind = DeviceKind::kSeparate, .count = 4, .buffer_bytes = 2U << 20U}));
   EXPECT_EQ(c.stages, Stages::kThree);
   EXPECT_EQ(c.host_memory, 12 * limits::kGiB);
-  EXPECT_EQ(c.transport, "tcp");
+  EXPECT_EQ(c.network.transport, "tcp");
   EXPECT_EQ(c.heartbeat.interval, Milliseconds(50));
   EXPECT_EQ(c.max_staleness, Milliseconds(0));
   EXPECT_EQ(c.log.level, LogLevel::kDebug);
@@ -136,7 +136,7 @@ TEST(Config, PagesAreASocketBelowTheRunDirUnlessTheyAreElsewhereOrNowhere) {
             "found metrics");
   EXPECT_EQ(sidecar_error("http: {address: yes}"),
             "s.yaml:1: http.address: expected ipc:///ABSOLUTE/PATH (at most 100 bytes) or "
-            "tcp://127.0.0.1:PORT, found 'yes'");
+            "tcp://HOST:PORT, found 'yes'");
 }
 
 TEST(Config, GpusAreNamedByIndexOrByTheirNumber) {
@@ -299,11 +299,24 @@ TEST(Config, KeysAreAbsolutePathsOrNone) {
             "t:1: keys: expected an absolute path of at most 1024 bytes, found 'keys'");
 }
 
-TEST(Config, AddressesBeyondThisHostAreRefused) {
-  EXPECT_NE(sidecar_error("coordinator: tcp://10.0.0.1:5000\n").find("is not a loopback address"),
+TEST(Config, AddressesBeyondThisHostNeedKeys) {
+  for (const std::string line :
+       {"coordinator: tcp://10.0.0.1:5000\n", "coordinator: tcp://trainer0:5000\n",
+        "coordinator: 'tcp://[fd00::1]:5000'\n", "data_address: tcp://10.0.0.7:5000\n"}) {
+    EXPECT_NE(
+        sidecar_error(line).find("without keys everybody who reaches it could take part: make "
+                                 "keys with `wsync keys init`"),
+        std::string::npos)
+        << line;
+    EXPECT_EQ(sidecar_error(line + "key: /k\n"), "accepted") << line;
+  }
+  const auto trainer_error = [](const std::string& text) {
+    const auto parsed = parse_trainer(text, "t.yaml");
+    return parsed ? std::string("accepted") : parsed.error().message();
+  };
+  EXPECT_NE(trainer_error("listen: tcp://0.0.0.0:5000\n").find("wsync keys init"),
             std::string::npos);
-  EXPECT_NE(sidecar_error("data_address: tcp://0.0.0.0:5000\n").find("is not a loopback address"),
-            std::string::npos);
+  EXPECT_EQ(trainer_error("listen: tcp://0.0.0.0:5000\nkeys: /k\n"), "accepted");
   EXPECT_NE(sidecar_error("coordinator: tcp://127.0.0.1:99999\n").find("expected tcp://"),
             std::string::npos);
   EXPECT_NE(sidecar_error("coordinator: ipc://relative\n").find("expected ipc:///"),
@@ -311,6 +324,31 @@ TEST(Config, AddressesBeyondThisHostAreRefused) {
   EXPECT_EQ(sidecar_error("coordinator: tcp://127.1.2.3:5000\n"), "accepted");
   EXPECT_EQ(sidecar_error("coordinator: 'tcp://[::1]:5000'\n"), "accepted");
   EXPECT_EQ(sidecar_error("coordinator: tcp://localhost:0\n"), "accepted");
+}
+
+TEST(Config, WhatIsServedToOtherHostsMustFitTogether) {
+  const auto error = [](const std::string& text) { return sidecar_error("key: /k\n" + text); };
+  const auto expect_refused = [&](const std::string& text, std::string_view why) {
+    EXPECT_NE(error(text).find(why), std::string::npos) << text << ": " << error(text);
+  };
+  expect_refused("data_address: tcp://host7:5000\n", "a name goes into `advertise`");
+  expect_refused("data_address: tcp://0.0.0.0:5000\n", "name the one by which others reach it");
+  EXPECT_EQ(error("data_address: tcp://0.0.0.0:5000\nadvertise: host7\n"), "accepted");
+  EXPECT_EQ(error("data_address: 'tcp://[::]:5000'\nadvertise: fd00::7\n"), "accepted");
+  expect_refused("data_address: tcp://10.0.0.7:5000\nadvertise: host7:80\n", "or a name");
+  expect_refused("data_address: tcp://10.0.0.7:5000\nadvertise: 0.0.0.0\n",
+                 "by which other hosts reach this one");
+  expect_refused("advertise: host7\n", "which other hosts do not reach");
+  expect_refused("data_security: plain\n", "trusted_network");
+  EXPECT_EQ(error("data_address: tcp://10.0.0.7:5000\ndata_security: trusted_network\n"),
+            "accepted");
+  expect_refused("data_address: tcp://10.0.0.7:5000\ntransport: tcp\n", "tcp does not encrypt");
+  EXPECT_EQ(error("data_address: tcp://10.0.0.7:5000\ntransport: tcp\n"
+                  "data_security: trusted_network\n"),
+            "accepted");
+  expect_refused("transport: tls\ndata_security: trusted_network\n", "tls is for");
+  EXPECT_EQ(error("transport: tls\n"), "accepted");
+  EXPECT_NE(sidecar_error("transport: tls\n").find("tls needs keys"), std::string::npos);
 }
 
 TEST(Config, MissingFileAndFolderAreErrors) {

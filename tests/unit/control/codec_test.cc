@@ -263,8 +263,9 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
                               .waiting = 9},
                   .last = {.version = {.epoch = 1, .step = 1}, .cancelled = true, .paused_ns = 10},
                   .updates = {.committed = 11, .failed = 12, .cancelled = 13},
-                  .incidents = {{.ago_ns = 14, .text = "y"}}});
-  EXPECT_EQ(status.substr(status.size() - 2 * (67 + 66 + 24 + 17)),
+                  .incidents = {{.ago_ns = 14, .text = "y"}},
+                  .data_security = "tls"});
+  EXPECT_EQ(status.substr(status.size() - 2 * (67 + 66 + 24 + 17 + 7)),
             "010000000200000000000000"
             "0300"
             "03000000000000000400000000000000"
@@ -279,10 +280,19 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
             "0a000000000000000000000000000000"
             "0b000000000000000c000000000000000d00000000000000"
             "01000000"
-            "0e000000000000000100000079");
+            "0e000000000000000100000079"
+            "03000000746c73");
   EXPECT_FALSE(
       encode({}, StatusReply{.incidents = std::vector<Incident>(limits::kIncidentCount + 1)})
           .has_value());
+}
+
+TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
+  const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
+  EXPECT_TRUE(hello.ends_with("02000000abcd")) << hello;
+  const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
+  EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
+  EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
 }
 
 TEST(Codec, BytesOfAForgetAreFixed) {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shared/base/format.h"
+
 namespace wsync::coordinator {
 namespace {
 
@@ -110,6 +112,84 @@ TEST_F(TransportChoice, AKindThatThisBuildLacksIsPassedOver) {
   member_.transports = {{"unknown", ""}, {"tcp", ""}};
   EXPECT_EQ(chosen(), "tcp");
   EXPECT_FALSE(has_alternative(options_, member_, "tcp"));
+}
+
+const control::TransportAddress kServedHere{.kind = "tcp", .address = "tcp://127.0.0.1:1"};
+const control::TransportAddress kServedTls{.kind = "tls", .address = "tcp://10.0.0.1:2"};
+
+// A trainer that sidecars of other hosts reach, and a sidecar of another host.
+class OtherHosts : public TransportChoice {
+ protected:
+  OtherHosts() {
+    options_.serves_other_hosts = true;
+    options_.transports = {kServedMemfd, kServedHere, kServedTls};
+    member_.boot_id = "other";
+    member_.transports = {{"memfd", ""}, {"tcp", "tcp://127.0.0.1:3"}, {"tls", "tcp://10.0.0.2:4"}};
+  }
+};
+
+TEST_F(OtherHosts, GetWeightsByAKindWithKeysOnly) {
+  EXPECT_EQ(chosen(), "tls");
+  EXPECT_FALSE(has_alternative(options_, member_, "tls"));
+  // Even where a plain one would reach them.
+  options_.transports = {kServedMemfd, kServedTcp, kServedTls};
+  EXPECT_EQ(chosen(), "tls");
+  options_.transports = {kServedMemfd, kServedTcp};
+  EXPECT_THAT(chosen(), AllOf(HasSubstr("no transport in common"), HasSubstr("`data_security`")));
+}
+
+TEST_F(OtherHosts, GetPlainOnesOnATrustedNetwork) {
+  options_.security = DataSecurity::kTrustedNetwork;
+  options_.transports = {kServedMemfd, kServedTcp};
+  EXPECT_EQ(chosen(), "tcp");
+}
+
+TEST_F(OtherHosts, AreNotSentToAnAddressOnLoopback) {
+  options_.transports = {kServedMemfd, kServedHere, {"tls", "tcp://127.0.0.1:2"}};
+  EXPECT_THAT(chosen(),
+              HasSubstr("a `data_address` that other hosts reach (now tcp://127.0.0.1:2)"));
+  options_.security = DataSecurity::kTrustedNetwork;
+  EXPECT_THAT(chosen(), HasSubstr("no transport in common"));
+}
+
+TEST_F(OtherHosts, DoNotChangeWhatASidecarBesideTheTrainerGets) {
+  member_.boot_id = options_.boot_id;
+  EXPECT_EQ(chosen(), "memfd");
+  member_.transports = {{"tcp", ""}, {"tls", ""}};
+  EXPECT_EQ(chosen(), "tcp");
+}
+
+TEST_F(OtherHosts, EachPairHasItsKeyUnderEachFence) {
+  CoordinatorContext context;
+  context.options = options_;
+  context.options.secret = transport::PairSecret{std::byte{1}};
+  context.fence.epoch = 4;
+  for (const char* name : {"a", "b", "c"}) {
+    Member& member = context.roster.add(name);
+    member.boot_id = name;
+    member.transports = {{"tls", fmt::format("tcp://10.0.0.9:{}", int{*name})}};
+    member.relay_secret = transport::PairSecret{std::byte{2}, std::byte(*name)};
+  }
+  const Member& b = *context.roster.find("b");
+  const auto key = [&](const transport::PairSecret& secret, const std::string& receiver) {
+    const auto made = transport::derive_pair_key(
+        secret, {.fence = {.epoch = context.fence.epoch}, .receiver = receiver});
+    return Bytes(made.secret.begin(), made.secret.end());
+  };
+  EXPECT_EQ(pair_key_of(context, b, kServedTls), key(*context.options.secret, "b"));
+  EXPECT_EQ(pair_key_of(context, *context.roster.find("a"), kServedTls),
+            key(*context.options.secret, "a"));
+  for (const char* relay : {"a", "c"}) {
+    const Member& source = *context.roster.find(relay);
+    EXPECT_EQ(pair_key_of(context, b, source.transports.front()), key(*source.relay_secret, "b"));
+  }
+  const Bytes before = pair_key_of(context, b, kServedTls);
+  context.fence.epoch = 5;
+  EXPECT_NE(pair_key_of(context, b, kServedTls), before);
+  EXPECT_EQ(pair_key_of(context, b, kServedTls), key(*context.options.secret, "b"));
+  EXPECT_TRUE(pair_key_of(context, b, kServedTcp).empty()) << "a kind without keys";
+  EXPECT_TRUE(pair_key_of(context, b, {"tls", "tcp://10.0.0.9:9"}).empty())
+      << "nobody serves there";
 }
 
 }  // namespace
