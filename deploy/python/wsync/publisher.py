@@ -237,6 +237,7 @@ class Publisher(OfOneProcess):
             draft = self._open() if self._open is not None else None
             if draft is None or not draft._is_open:
                 raise
+            self._raw.check()  # in a forked child that is the reason
             raise InvalidInput(f"a version is open, which was begun at {draft._begun_at}: end or abandon it "
                                "first") from failure
 
