@@ -78,6 +78,20 @@ class Transformers(unittest.TestCase):
                 self.assertEqual(greedy(model, 16), before)
                 follower.close()
 
+    def test_one_sidecar_serves_one_model_after_another(self):
+        """The follower of the next model declines what the sidecar has of the last one, and waits for its own."""
+        with PackageFleet() as fleet, fleet.publisher() as publisher:
+            _, engines = fleet.sidecar()
+            for number, shape in enumerate(("", "dense_", "")):
+                model = loaded(f"{shape}a")
+                follower = wsync.transformers.attach(model, engines, f"r{number}")
+                until(lambda: number == 0 or follower.replica.error, "the check of the version of the last model")
+                self.assertIsNone(follower.version)
+                status = publisher.publish(loaded(f"{shape}b").state_dict()).wait("committed", DEADLINE_S)
+                self.assertEqual(follower.version, status.version)
+                self.assertEqual(greedy(model, 8), greedy(loaded(f"{shape}b"), 8))
+                follower.close()
+
     def test_every_forward_pass_has_one_version(self):
         with VllmFleet() as fleet:
             _, engines = fleet.sidecar("s0")

@@ -82,7 +82,7 @@ sys.stdin.readline()
 third = p.publish(weights_of(3), step=3)
 main = threading.get_ident()
 def watch():
-    while sys._current_frames()[main].f_code.co_name != "publish":
+    while sys._current_frames()[main].f_code.co_name != "_begin":
         pass
     entered()
 threading.Thread(target=watch).start()
@@ -142,6 +142,41 @@ with publisher(**{"deadlines.pause": "5m", "deadlines.publish": "10m"}) as p:
         entered("interrupted")
     engine.close()
 """)
+
+    def test_a_rollback_that_waits_for_an_update(self):
+        """It begins when the update has ended; before that Ctrl-C and the end of its time leave everything as it is."""
+        out = self.interrupted("""
+blocked = threading.Event()
+class Engine(wsync.Replica):
+    def on_pause(self, pause):
+        if pause.version == wsync.Version(1, 2) and not blocked.is_set():
+            self.blocked_at = self.step
+            pausing.set()
+        else:
+            self.paused(0)
+pausing = threading.Event()
+engine = Engine(socket, "r0", empty_like(weights_of(0)), serving=True)
+engine.start()
+with publisher(**{"deadlines.pause": "5m", "deadlines.publish": "10m"}) as p:
+    p.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+    update = p.publish(weights_of(2))
+    assert pausing.wait(DEADLINE_S)
+    try:
+        p.roll_back(timeout=0.2)
+    except wsync.Busy as failure:
+        assert "switching" in failure.sentence, failure.sentence
+    try:
+        entered()
+        p.roll_back()
+    except KeyboardInterrupt:
+        entered("interrupted")
+    threading.Timer(0.2, lambda: (blocked.set(), engine.paused(0))).start()
+    back = p.roll_back(timeout=DEADLINE_S)
+    assert (str(back.before), str(back.after)) == ("1.2", "1.1"), back
+    assert str(engine.status().active) == "1.1", engine.status()
+    engine.close()
+""")
+        self.assertIn("interrupted", out)
 
     def test_the_default_of_python_ends_the_process(self):
         process = self.program("""

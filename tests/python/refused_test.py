@@ -2,6 +2,7 @@
 import pickle
 import unittest
 
+import numpy as np
 import wsync
 from package_fleet import DEADLINE_S, NAMES, PackageFleet, empty_like, equal, float_of, until, weights_of
 
@@ -134,6 +135,24 @@ class Refusals(unittest.TestCase):
             self.publisher.publish(weights_of(step)).wait(timeout=DEADLINE_S)
             self.assertIsNone(part.status().active)
         self.assertIn("does not fit the model that is served", part.status().refused)
+
+    def test_memory_that_overlaps_is_refused_and_tied_tensors_of_different_values_are_not_served(self):
+        memory = np.zeros(20, np.float32)
+        with self.assertRaisesRegex(wsync.EngineRefused, r"tensors q and k overlap in memory \(bytes 24 to 32 of q are bytes 0 to 8 of "
+                                    r"k\): each needs memory of its own"):
+            wsync.Replica(self.socket, "r1", {"q": memory[0:8], "k": memory[6:14], "v": memory[14:20]})
+        self.end_of_the_served_model()
+        tied = self.enterContext(wsync.Replica(self.socket, "r1", {"q": memory[0:8], "k": memory[0:8]}, tied="every"))
+        self.fleet.serve(tied)
+        weights = {name: np.full(8, value, np.float32) for value, name in enumerate("qk", 1)}
+        with self.assertRaises(wsync.Error) as caught:
+            self.publisher.publish(weights).wait(timeout=DEADLINE_S)
+        self.assertRegex(caught.exception.sentence, "tensors [qk] and [qk] have the same memory in this engine, but different values")
+        self.assertIsNone(tied.status().active)
+        self.assertFalse(tied.serving)
+        weights["k"][:] = 1
+        self.publisher.publish(weights, tied="every").wait(timeout=DEADLINE_S)
+        self.assertEqual(memory[:8].tolist(), [1] * 8)
 
     def test_an_engine_without_tensors_is_refused_as_a_publish_without_tensors_is(self):
         for take in "pieces", "whole", "adopt", "borrow":

@@ -266,6 +266,13 @@ void Coordinator::handle(const SnapshotEnded& event) {
   rounds_.end_snapshot(context_, log_, event);
 }
 
+std::optional<std::string> Coordinator::why_rollback_waits() const {
+  if (!claim_.is_claimed())
+    return fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase()));
+  if (log_.is_storing()) return "the coordinator stores its record; try again when it is idle";
+  return rounds_.why_rollback_waits(log_);
+}
+
 void Coordinator::handle(const RollbackRequested& event) {
   if (claim_.is_claimed()) return rounds_.roll_back(context_, log_, event);
   refuse_rollback(

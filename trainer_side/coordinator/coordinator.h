@@ -92,6 +92,8 @@ class Coordinator {
   // Whether a publish may be requested before its snapshot is complete: its round would begin at
   // once, and a sidecar that copies would receive the first bytes earlier.
   [[nodiscard]] bool may_stream() const;
+  // Why a RollbackRequested would be refused now, but not later; std::nullopt: it would not.
+  [[nodiscard]] std::optional<std::string> why_rollback_waits() const;
   // Number of replicas that wait because only the canary serves the target.
   [[nodiscard]] std::uint32_t canary_waiting() const noexcept {
     return rounds_.canary().holds() ? rounds_.canary().behind() : 0;

@@ -151,14 +151,17 @@ void RoundScheduler::start(CoordinatorContext& context, const DecisionLog& log,
   announce_to_all(context, publish, slow);
 }
 
+std::optional<std::string> RoundScheduler::why_rollback_waits(const DecisionLog& log) const {
+  if (!round_) return std::nullopt;
+  if (round_->state() == RoundState::kSwitching && is_in_turns(log.record().kind))
+    return std::nullopt;
+  return fmt::format("the coordinator is {}; try again when it is idle", round_->activity());
+}
+
 void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
                                const RollbackRequested& event) {
-  const bool in_turns =
-      round_ && round_->state() == RoundState::kSwitching && is_in_turns(log.record().kind);
-  if (round_ && !in_turns)
-    return refuse_rollback(
-        context, log.record(), event,
-        fmt::format("the coordinator is {}; try again when it is idle", round_->activity()));
+  if (const auto why = why_rollback_waits(log))
+    return refuse_rollback(context, log.record(), event, *why);
   const Result<Version> to = log.choose_rollback(context.roster, event.to);
   if (!to) return refuse_rollback(context, log.record(), event, to.error().message());
   decide(context, log, {.kind = control::DecisionKind::kRollback, .target = *to}, event);

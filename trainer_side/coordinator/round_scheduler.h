@@ -70,6 +70,8 @@ class RoundScheduler {
   // Does nothing unless that version is waiting.
   void replace_waiting(CoordinatorContext& context, const WaitingReplaced& event);
   void roll_back(CoordinatorContext& context, DecisionLog& log, const RollbackRequested& event);
+  // Why no rollback can begin now, but later; std::nullopt: it can.
+  [[nodiscard]] std::optional<std::string> why_rollback_waits(const DecisionLog& log) const;
   void promote(CoordinatorContext& context, DecisionLog& log, const PromoteRequested& event);
   // May also be called while a decision is being stored.
   [[nodiscard]] control::CancelReply cancel(CoordinatorContext& context, DecisionLog& log,

@@ -186,25 +186,45 @@ Result<control::RollbackReply> Trainer::roll_back(const Version& to,
   const auto longest = config.deadlines.pause + config.deadlines.load + config.deadlines.commit +
                        2 * std::chrono::milliseconds(limits::kReportMarginMs);
   const TimePoint deadline = now() + std::min(time.value_or(longest), longest);
+  // The loop begins soon, if it is not stuck, and it may begin after a shorter time than this too.
+  const TimePoint begin_by =
+      std::max(deadline, now() + std::chrono::milliseconds(limits::kReportMarginMs));
   struct Answer {
     std::mutex mutex;
     std::condition_variable changed;
     std::optional<Result<control::RollbackReply>> reply;
+    bool is_given_up = false;  // before the loop has taken it
+    bool is_taken = false;
+    bool has_begun = false;  // or been refused
   };
   auto answer = std::make_shared<Answer>();
   WSYNC_TRY(post([to, answer](RankRole& role) {
+    {
+      const std::lock_guard lock(answer->mutex);
+      if (answer->is_given_up) return;
+      answer->is_taken = true;
+    }
     role.roll_back(to, [answer](Result<control::RollbackReply> reply) {
       const std::lock_guard lock(answer->mutex);
       answer->reply = std::move(reply);
       answer->changed.notify_all();
     });
+    const std::lock_guard lock(answer->mutex);
+    answer->has_begun = true;
+    answer->changed.notify_all();
   }));
   std::unique_lock lock(answer->mutex);
   while (!answer->reply) {
-    if (now() >= deadline)
+    if (answer->has_begun && now() >= deadline)
       return fail(ErrorCode::kDeadline,
                   "the rollback did not end before the deadline; it continues");
-    answer->changed.wait_for(lock, deadline - now());
+    if (!answer->is_taken && now() >= begin_by) {
+      answer->is_given_up = true;
+      return fail(ErrorCode::kBusy, "the rollback could not begin before the deadline");
+    }
+    answer->changed.wait_for(
+        lock, std::max<std::chrono::nanoseconds>((answer->has_begun ? deadline : begin_by) - now(),
+                                                 std::chrono::milliseconds(1)));
   }
   return std::move(*answer->reply);
 }

@@ -100,7 +100,11 @@ class CoordinatorAgent final : public CoordinatorFacts {
   void replace_waiting(const Version& version, const Version& by) {
     step(coordinator::WaitingReplaced{.version = version, .by = by});
   }
-  // See TrainerAgent::roll_back().
+  // See Coordinator::why_rollback_waits(); std::nullopt if it has stopped.
+  [[nodiscard]] std::optional<std::string> why_rollback_waits() const {
+    return why_stopped() ? std::nullopt : coordinator_.why_rollback_waits();
+  }
+  // As TrainerAgent::roll_back(), but refused while an update travels.
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
   // Cancels the update of this version (0.0: the running update) if it has not been decided.
   [[nodiscard]] control::CancelReply cancel(const Version& version);

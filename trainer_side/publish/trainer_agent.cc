@@ -168,6 +168,8 @@ void TrainerAgent::give_up(std::uint64_t step) {
 
 void TrainerAgent::roll_back(const Version& to,
                              std::function<void(Result<control::RollbackReply>)> on_done) {
+  if (auto why = coordinator_->why_rollback_waits())
+    return on_done(fail(ErrorCode::kBusy, std::move(*why)));
   coordinator_->roll_back(to, std::move(on_done));
 }
 

@@ -95,8 +95,8 @@ class TrainerAgent {
   // opened, it ends after that. All other jobs continue.
   void give_up(std::uint64_t step);
   // Rolls the fleet back to `to` (0.0: the previous version). on_done is called once, on the loop,
-  // at the latest when the deadlines of the switch have passed. If this coordinator has stopped, it
-  // is called before this returns.
+  // at the latest when the deadlines of the switch have passed. If this coordinator has stopped, or
+  // if an update travels (kBusy, and nothing has changed), it is called before this returns.
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
   // Cancels the publish of `version` if it has not been decided. 0.0 means the one in a round,
   // otherwise the one whose snapshot is being taken, otherwise the next in the queue. Its on_done

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, Optional, Union
 from . import _tensors
 from ._draft import Draft, caller, check_name, describe_part, put_all, range_of, wait_for_torch
 from ._dtypes import dtype_name_of
-from ._errors import Busy, Error, InvalidInput, make
+from ._errors import Busy, Code, Error, InvalidInput, make
 from ._exit import OfOneProcess, close_at_exit
 from ._last_tensors import LastTensors
 from ._native import core
@@ -21,6 +22,7 @@ from ._tensors import pairs
 from ._values import PublishState, RollBack, Version, step_of, version_or_none
 
 _log = logging.getLogger("wsync")
+_LOOK_S = 0.05  # how often a rollback that waits looks whether it may begin
 _REMEMBERED = 8  # publishes. Of those that are on their way, a newer one supersedes the one that waits
 
 Tensors = Union[Mapping[str, Any], Iterable[tuple]]
@@ -237,6 +239,7 @@ class Publisher(OfOneProcess):
             draft = self._open() if self._open is not None else None
             if draft is None or not draft._is_open:
                 raise
+            self._raw.check()  # in a forked child that is the reason
             raise InvalidInput(f"a version is open, which was begun at {draft._begun_at}: end or abandon it "
                                "first") from failure
 
@@ -245,18 +248,25 @@ class Publisher(OfOneProcess):
 
         Args:
             to: the version. None: the one before the current one.
-            timeout: seconds. None: as long as a switch may take.
+            timeout: seconds. None: as long as it takes. A rollback cannot begin while an update travels to the replicas, and waits
+                for its end. Ctrl-C ends that wait, and nothing changes then.
 
         Raises:
+            Busy: an update still travels at the end of `timeout`, and nothing changed.
             Refused: it is not possible, and nothing changed.
             Partial: decided, but some replicas have not switched back yet; `error.roll_back` has the versions.
-            DeadlineExceeded: not done in time. The rollback continues, also after Ctrl-C.
+            DeadlineExceeded: not done in time. A rollback that has begun continues, also after Ctrl-C.
         """
         if isinstance(to, str):
             to = Version.parse(to)
         target = to or Version(0, 0)
-        milliseconds = -1 if timeout is None else max(0, round(timeout * 1000))
-        code, sentence, raw = self._raw.roll_back(target.epoch, target.step, milliseconds)
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            rest = -1 if end is None else max(0, round((end - time.monotonic()) * 1000))
+            code, sentence, raw = self._raw.roll_back(target.epoch, target.step, rest)
+            if code != Code.BUSY or rest == 0:
+                break
+            time.sleep(_LOOK_S if rest < 0 else min(_LOOK_S, rest / 1000))
         result = RollBack(version_or_none(raw[0], raw[1]), version_or_none(raw[2], raw[3]))
         if code == 0:
             return result

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <random>
 
+#include "shared/base/weight_limits.h"
 #include "tests/support/bytes.h"
 
 namespace wsync::engine {

@@ -268,6 +268,7 @@ WSYNC_API wsync_code wsync_trainer_problem(wsync_trainer* trainer, wsync_publish
 /* Rank 0: returns the fleet to version `to` (0.0: the previous one) and withdraws newer versions.
  * Waits timeout_ms, but no longer than a switch may take (`deadlines`: pause, load and commit, plus
  * 10 s); -1: waits that long. WSYNC_DEADLINE: not done in time; the rollback continues.
+ * WSYNC_BUSY: an update travels, or there was no time to begin, and nothing changed; call it again.
  * WSYNC_REFUSED, with the reason: not possible, and nothing changed. WSYNC_PARTIAL, with those that
  * have not switched back yet. `result` may be NULL. */
 WSYNC_API wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to,
