@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <sys/types.h>
 #include <utility>
@@ -30,18 +31,20 @@ class RefusedProcesses {
   // Watches the process of this connection, in place of the last one that was refused as the same
   // rank. Returns its number; 0 if it cannot be known when it ends.
   [[nodiscard]] pid_t watch(const EngineRank& rank);
-  void forget(const std::string& replica, std::uint32_t rank) {
-    watched_.erase(std::pair(replica, rank));
-  }
+  void forget(const std::string& replica, std::uint32_t rank);
 
  private:
+  using Name = std::pair<std::string, std::uint32_t>;  // replica and rank
+  // One watch for each process, whatever it calls itself.
   struct Watched {
-    pid_t pid = 0;
     std::unique_ptr<ProcessWatch> watch;
+    std::set<Name> names;
   };
+  void end(pid_t pid);
   Loop& loop_;
   const OnEnd on_end_;
-  std::map<std::pair<std::string, std::uint32_t>, Watched> watched_;  // by replica and rank
+  std::map<pid_t, Watched> watched_;
+  std::map<Name, pid_t> pids_;  // of each name in watched_
 };
 
 }  // namespace wsync::agent

@@ -261,7 +261,7 @@ Result<> check_nobody_listens(const std::string& path) {
     const UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) return fail_errno("socket to look at " + path, errno);
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-      if (const auto peer = peer_credentials(fd.get()); peer)
+      if (const auto peer = peer_credentials(fd.get()); peer && peer->pid > 0)
         who = fmt::format("process {} listens there", peer->pid);
       break;
     }
