@@ -125,8 +125,8 @@ class Fleet {
       const std::string& replica, const std::string& what,
       const std::function<bool(const control::ReplicaReport&)>& wanted);
   // Reads back the weights of the engines. Checks that `engines` engines reply, that all hold
-  // `version`, and that no tensor differs. kDigestMismatch otherwise. If `version` is none, they may
-  // hold any version, and one that is loading another one meanwhile is asked again.
+  // `version`, and that no tensor differs. kDigestMismatch otherwise. If `version` is none, they
+  // may hold any version, and one that is loading another one meanwhile is asked again.
   [[nodiscard]] Result<std::vector<control::VerifyRank>> verify(const Version& version,
                                                                 std::size_t engines);
 

@@ -27,9 +27,9 @@ namespace wsync::reload {
 [[nodiscard]] std::vector<control::Problem> check_replica_coverage(
     const Manifest& manifest, std::span<const std::span<const control::EngineTensor>> ranks);
 
-// The candidate with the smallest edit distance to `name`. If every distance is more than a third of
-// the length of `name`, the first candidate that has a prefix more or less, up to a dot ("model.a"
-// for "a"). Empty if there is none.
+// The candidate with the smallest edit distance to `name`. If every distance is more than a third
+// of the length of `name`, the first candidate that has a prefix more or less, up to a dot
+// ("model.a" for "a"). Empty if there is none.
 [[nodiscard]] std::string nearest_name(std::string_view name,
                                        std::span<const std::string_view> candidates);
 
