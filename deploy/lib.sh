@@ -334,7 +334,8 @@ build() {
   cmake --build "$folder" -j "$(build_jobs)" ${1:+--target "$@"}
 }
 
-# run_ctest FOLDER [CTEST ARGUMENT...]: runs the tests, then says which were skipped and why, and repeats ctest's verdict.
+# run_ctest FOLDER [CTEST ARGUMENT...]: runs the tests, then says which were skipped and why, repeats what the failed ones said of
+# their failures, and ctest's verdict.
 run_ctest() {
   local folder=$1 code=0 log
   shift
@@ -343,8 +344,35 @@ run_ctest() {
   ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "$@" 2>&1 | tee "$log" || code=$?
   say "skipped tests"
   print_skipped "$folder" "$log"
+  [ "$code" = 0 ] || print_failures "$log"
   grep -E '^[0-9]+% tests passed' "$log" || true
   return "$code"
+}
+
+# What failed tests said of their failures: each line that begins a report, with the lines after it. A test that reported nothing
+# has its last lines here. Only the end of a long run is kept everywhere, and a test may print hundreds of lines.
+print_failures() {
+  say "what failed"
+  awk '
+    function flush_test() {
+      if (name == "") return
+      print "  " name
+      if (kept == 0) for (i = (lines > 25 ? lines - 24 : 1); i <= lines; ++i) print "    " line[i]
+      else for (i = 1; i <= kept; ++i) print "    " keep[i]
+      name = ""
+    }
+    /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: / {
+      flush_test()
+      if ($0 !~ / Passed | Skipped |\*Skipped|\*Not Run/) { name = $0; kept = lines = after = 0 }
+      next
+    }
+    /^ +Start +[0-9]+: / || /^[0-9]+% tests passed/ { flush_test(); next }
+    name == "" || /^\[ +(RUN|OK) +\]/ { next }
+    { line[++lines] = $0 }
+    /: Failure$|Sanitizer: |runtime error: |^Traceback|^(FAIL|ERROR):|^[A-Za-z]+(Error|Exception): |Assertion|terminate called/ { after = 30 }
+    after > 0 && kept < 80 { --after; keep[++kept] = $0 }
+    END { flush_test() }
+  ' "$1" | cut -c 1-300
 }
 
 # Tests that ctest skipped whole, and GoogleTest cases inside a test: one line for each reason, with the number of its tests and
