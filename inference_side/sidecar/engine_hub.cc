@@ -1,6 +1,7 @@
 #include "inference_side/sidecar/engine_hub.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "inference_side/reload/layout_check.h"
@@ -48,6 +49,8 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
                      pid);
             absent_changed();
           }),
+      pacer_(std::thread::hardware_concurrency() / 2),
+      pacer_timer_(loop, [this] { send_pauses(pacer_.tick(now())); }),
       readback_worker_(loop,
                        WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount}),
       readback_(loop, readback_worker_,
@@ -225,6 +228,7 @@ void EngineHub::detach(const std::shared_ptr<EngineRank>& rank, const std::strin
   scrubbing_->detached(*rank);
   loaded_sums_.forget(rank->replica);
   loads_->engine_lost(rank->replica, rank->id);
+  send_pauses(pacer_.end(rank->replica, now()));
   preparation_->detached(rank);
   preparation_->active_changed(attached());
   if (!rank->held_back || !absent_.was_refused(rank->replica, rank->rank))
@@ -333,6 +337,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](const control::Pong&) {},
           [&](const control::Prepared& prepared) { handle_prepared(rank, prepared); },
           [&](const control::Paused&) {
+            pacer_.paused(rank->replica, now());
             notify(rank->replica, reload::RankPaused{.rank = rank->rank, .request = request});
           },
           [&](const control::BucketAck& ack) { loads_->handle_bucket_ack(*rank, request, ack); },
@@ -454,6 +459,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   }
   rank->attached = true;
   rank->maps_version = reads_staged_version(hello);
+  rank->adopts = hello.take == control::TakeMode::kAdopt;
   rank->any_layout = hello.any_layout;
   rank->takes_patches = hello.takes_patches;
   rank->is_controller = is_controller(rank->rank, hello);
@@ -698,6 +704,23 @@ void EngineHub::remove_version(const Version& version) {
 void EngineHub::send(const std::string& replica, const reload::SendPause& command) {
   const auto rank = find(replica, command.rank);
   if (!rank) return;
+  if (rank->adopts)
+    send_pauses(pacer_.pause(replica, command, now()));
+  else
+    send_pause(replica, command);
+}
+
+void EngineHub::send_pauses(const PausePacer::Pauses& pauses) {
+  for (const auto& [replica, command] : pauses) send_pause(replica, command);
+  if (const auto wake = pacer_.next_wake())
+    pacer_timer_.start_at(*wake);
+  else
+    pacer_timer_.stop();
+}
+
+void EngineHub::send_pause(const std::string& replica, const reload::SendPause& command) {
+  const auto rank = find(replica, command.rank);
+  if (!rank) return;
   const auto held = preparation_->find(command.version);
   rank->send(command.request, control::Pause{.mode = command.mode,
                                              .deadline_ms = command.deadline_ms,
@@ -724,6 +747,7 @@ void EngineHub::send(const std::string& replica, const reload::SendCommit& comma
 
 void EngineHub::send(const std::string& replica, const reload::SendResume& command) {
   if (const auto rank = find(replica, command.rank)) rank->send(command.request, control::Resume{});
+  send_pauses(pacer_.end(replica, now()));
 }
 
 void EngineHub::send(const std::string& replica, const reload::BeginLoad& command) {

@@ -38,6 +38,7 @@
 #include "inference_side/sidecar/engine_registry.h"
 #include "inference_side/sidecar/load_driver.h"
 #include "inference_side/sidecar/loaded_sums.h"
+#include "inference_side/sidecar/pause_pacer.h"
 #include "inference_side/sidecar/readback.h"
 #include "inference_side/sidecar/refused_processes.h"
 #include "inference_side/sidecar/scrubbing.h"
@@ -182,6 +183,8 @@ class EngineHub {
   void absent_changed() const;
   void close_starting(const EngineRank& attached);
   void unmap_arenas();
+  void send_pause(const std::string& replica, const reload::SendPause& command);
+  void send_pauses(const PausePacer::Pauses& pauses);
   [[nodiscard]] std::shared_ptr<EngineRank> find(reload::EngineId id) const;
   [[nodiscard]] std::shared_ptr<EngineRank> find(const std::string& replica,
                                                  std::uint32_t rank) const;
@@ -201,6 +204,8 @@ class EngineHub {
   AbsentEngines absent_;
   RefusedProcesses refused_processes_;
   LoadedSums loaded_sums_;
+  PausePacer pacer_;
+  Timer pacer_timer_;
   std::unique_ptr<EngineDevices> devices_;  // null: unified
   std::unique_ptr<EngineRegistry> registry_;
   std::unique_ptr<VersionPreparation> preparation_;

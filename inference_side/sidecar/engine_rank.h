@@ -33,6 +33,7 @@ struct EngineRank {
   bool refused = false;       // nothing of what it has sent before it knows so is heard
   bool is_reader = false;     // it has asked for a version to read, and is no rank
   bool maps_version = false;  // it reads the staged version itself
+  bool adopts = false;        // likewise, and serves from it: its load copies nothing
   bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty
   bool takes_patches = false;
   bool is_controller = false;    // of its replica: it has no weights

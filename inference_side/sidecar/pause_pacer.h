@@ -1,0 +1,66 @@
+// PausePacer: the order in which replicas that adopt are asked to pause.
+//
+// The pause of a replica that adopts copies nothing. It takes four messages between two processes,
+// and each wakes one of them. Engines that are asked at the same moment wait for the same cores
+// inside of their pauses: with four of them on two cores, the longest pause is three times as long
+// as that of an engine that switches alone. So no more of them are between their Pause and their
+// Resume at once than there are cores for two processes each. The whole switch takes as long as
+// before, because it is the same work.
+//
+// A replica that has not answered its Pause soon makes room for the next one. It may be inside of a
+// long step, or hang, and the others do not wait for it.
+//
+// Usage: send what the calls return, in order. Keep one timer at next_wake(), and call tick() when
+// it fires.
+//
+// Thread: confined to one thread. No I/O.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inference_side/reload/switch_events.h"
+#include "shared/base/clock.h"
+
+namespace wsync::agent {
+
+class PausePacer {
+ public:
+  struct Pause {
+    std::string replica;
+    reload::SendPause command;
+  };
+  using Pauses = std::vector<Pause>;  // to be sent now
+  // How long a replica keeps its place when it is not heard of.
+  static constexpr std::chrono::nanoseconds kMaxWait = std::chrono::milliseconds(1);
+
+  // `limit`: replicas that have a place at once. 0 is taken as 1.
+  explicit PausePacer(std::size_t limit);
+
+  // The Pause is sent as soon as there is a place. It replaces one of this replica that waits.
+  [[nodiscard]] Pauses pause(const std::string& replica, const reload::SendPause& command,
+                             TimePoint at);
+  // A rank of the replica has paused: the replica keeps its place until end(), or for kMaxWait.
+  void paused(const std::string& replica, TimePoint at);
+  // The replica is resumed, or has lost a rank: its place is free, and a Pause that waits is not
+  // sent. Does nothing for a replica that has neither.
+  [[nodiscard]] Pauses end(const std::string& replica, TimePoint at);
+  // A place may have become free because its time is over.
+  [[nodiscard]] Pauses tick(TimePoint at);
+
+  // When the next tick() is due; std::nullopt if no Pause waits.
+  [[nodiscard]] std::optional<TimePoint> next_wake() const;
+  [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
+
+ private:
+  std::size_t limit_;
+  std::deque<Pause> waiting_;
+  std::map<std::string, TimePoint> placed_;  // until when each replica keeps its place
+};
+
+}  // namespace wsync::agent
