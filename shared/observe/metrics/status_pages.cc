@@ -91,11 +91,12 @@ StatusPages::StatusPages(Loop& loop, StatusPagesOptions options,
 StatusPages::~StatusPages() {
   // The last line joins the server's threads, and this thread blocks the loop meanwhile. A handler
   // that waits for the loop would delay it by up to kLoopWaitLimit, so close() ends such waits
-  // first.
+  // first. The server is not destroyed here, because a handler may still read how many requests it
+  // has refused.
   *alive_ = false;
   looker_.reset();
   asker_.close();
-  server_.reset();
+  if (server_) server_->stop();
 }
 
 std::vector<http::Route> StatusPages::routes(

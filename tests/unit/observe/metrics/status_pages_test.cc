@@ -2,6 +2,7 @@
 // not.
 #include "shared/observe/metrics/status_pages.h"
 
+#include <atomic>
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +41,7 @@ class Pages : public testing::Test {
                 const std::vector<std::string>& without = {}) {
     StatusFacts facts;
     facts.readings = [this] {
-      return std::vector<Reading>{{.what = &kTargetStep, .value = ++scrapes_, .labels = {}}};
+      return std::vector<Reading>{{.what = &kTargetStep, .value = static_cast<double>(++scrapes_), .labels = {}}};
     };
     facts.readiness = [this] { return readiness_; };
     auto pages = StatusPages::create(
@@ -79,7 +80,7 @@ class Pages : public testing::Test {
   std::string directory_;
   std::unique_ptr<Loop> loop_;
   Registry registry_;
-  double scrapes_ = 0;
+  std::atomic<int> scrapes_ = 0;  // counted on the loop, read by those who talk
   Readiness readiness_{.ready = false, .reason = "replica 'a' is tainted: a rank did not load"};
   std::unique_ptr<StatusPages> pages_;
 };
