@@ -166,6 +166,7 @@ constexpr std::string_view kBareZmq = "bare ZeroMQ, DEALER and ROUTER";
 constexpr std::string_view kSameMemcpy = "memcpy of the same bytes";
 constexpr std::string_view kStreaming = "streaming copy, 1 thread";
 constexpr std::string_view kBareTcp = "loopback TCP, one bare connection";
+constexpr std::string_view kPlainStreams = "TCP streams of the same shape";
 constexpr std::string_view kFewestSidecars = "the fewest sidecars of the run, each";
 constexpr std::string_view kTextRate = "MiB/s";
 
@@ -253,6 +254,9 @@ constexpr std::array kTransportCases{
              "bucket is computed and checked",
              kRate, true, kBareTcp},
     CaseText{"CPU of TCP streams", "Processor time of both ends", "s/GB", false, kBareTcp},
+    CaseText{"TLS streams", "The same over encrypted connections, as between hosts", kRate, true,
+             kPlainStreams},
+    CaseText{"CPU of TLS streams", "Processor time of both ends", "s/GB", false, kPlainStreams},
     CaseText{"TCP relay",
              "The same through a sidecar that forwards each bucket: two hops, both on this machine",
              kRate, true, kBareTcp},
@@ -398,9 +402,10 @@ constexpr std::array kSuites{
               "what do messages cost compared with bare sockets, and a coordinator's decisions for "
               "a growing number of replicas?",
               kControlCases},
-    SuiteText{"transport", "wsync bench transport",
-              "how close do memfd and TCP streams come to a plain mapping, copy or connection?",
-              kTransportCases},
+    SuiteText{
+        "transport", "wsync bench transport",
+        "how close do memfd, TCP and TLS streams come to a plain mapping, copy or connection?",
+        kTransportCases},
     SuiteText{"codecs", "wsync bench codecs",
               "what do digests, conversions and parsers of weights cost compared with a copy?",
               kCodecsCases},

@@ -8,6 +8,7 @@
 #include "shared/base/format.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/stream_copy.h"
+#include "shared/transport/tls/tls_channel.h"
 
 namespace wsync::bench {
 namespace {
@@ -84,14 +85,23 @@ std::vector<BucketWindow> buckets_of(std::uint64_t bytes, std::uint64_t bucket_b
 
 // ---- TCP ----
 
-Result<std::unique_ptr<TcpTransfers>> TcpTransfers::create(Ground& bench, TransferLoop& loop) {
+Result<std::unique_ptr<TcpTransfers>> TcpTransfers::create(Ground& bench, TransferLoop& loop,
+                                                           bool is_protected) {
   std::unique_ptr<TcpTransfers> made(new TcpTransfers(bench, loop));
+  transport::tcp::TcpSourceOptions options;
+  if (is_protected) {
+    made->secret_ = transport::make_pair_secret();
+    made->tls_ = WSYNC_TRY(transport::tls::TlsContext::create(made->secret_));
+    options.make_channel = [tls = made->tls_] {
+      return std::make_shared<transport::tls::TlsChannel>(tls, std::nullopt);
+    };
+  }
   for (auto* thread : {&made->trainer_thread_, &made->relay_thread_, &made->last_thread_}) {
     *thread = WSYNC_TRY(transport::tcp::UvThread::start());
   }
   for (const auto& [thread, source] : {std::pair{&made->trainer_thread_, &made->source_},
                                        std::pair{&made->relay_thread_, &made->relay_source_}}) {
-    *source = WSYNC_TRY(transport::tcp::TcpSource::listen(**thread));
+    *source = WSYNC_TRY(transport::tcp::TcpSource::listen(**thread, options));
   }
   return made;
 }
@@ -114,6 +124,19 @@ transport::FetchRequest TcpTransfers::wanted(const transport::BucketSource& sour
           .have = {},
           .into = into,
           .hold = nullptr};
+}
+
+transport::tcp::TcpSinkOptions TcpTransfers::sink_options(const Shape& shape) const {
+  transport::tcp::TcpSinkOptions options{.streams = shape.connections};
+  if (!tls_) return options;
+  options.prepare = [tls = tls_, secret = secret_](const transport::FetchRequest& request,
+                                                   const TcpAddress& /*source*/) {
+    const transport::PairKey key =
+        transport::derive_pair_key(secret, {.fence = request.key.fence, .receiver = "bench"});
+    return Result<transport::tcp::ChannelMaker>(
+        [tls, key] { return std::make_shared<transport::tls::TlsChannel>(tls, key); });
+  };
+  return options;
 }
 
 std::shared_ptr<const LeafTable> TcpTransfers::leaves(std::uint64_t bucket_bytes) const {
@@ -148,7 +171,7 @@ Result<> TcpTransfers::release(Version version) {
 }
 
 Result<Spent> TcpTransfers::pass(const Shape& shape) {
-  transport::tcp::TcpSink sink(*last_thread_, loop_.post(), {.streams = shape.connections});
+  transport::tcp::TcpSink sink(*last_thread_, loop_.post(), sink_options(shape));
   const StreamKey key = offer(shape);
   const Stopwatch watch;
   WSYNC_TRY(sink.receive(wanted(*source_, key, shape, bench_.target()), loop_.callbacks()));
@@ -165,7 +188,7 @@ Result<Spent> TcpTransfers::relay(const Shape& shape) {
     pages.touch();
     relayed_.emplace(std::move(pages));
   }
-  const transport::tcp::TcpSinkOptions options{.streams = shape.connections};
+  const transport::tcp::TcpSinkOptions options = sink_options(shape);
   transport::tcp::TcpSink first(*relay_thread_, loop_.post(), options);
   transport::tcp::TcpSink last(*last_thread_, loop_.post(), options);
   const StreamKey key = offer(shape);

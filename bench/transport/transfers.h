@@ -16,9 +16,11 @@
 #include "shared/loop/timer.h"
 #include "shared/transport/memfd/memfd_sink.h"
 #include "shared/transport/memfd/memfd_source.h"
+#include "shared/transport/pair_key.h"
 #include "shared/transport/stream.h"
 #include "shared/transport/tcp/tcp_sink.h"
 #include "shared/transport/tcp/tcp_source.h"
+#include "shared/transport/tls/tls_context.h"
 
 namespace wsync::bench {
 
@@ -60,8 +62,11 @@ class VersionCounter {
 // outlive it. Thread: the loop's.
 class TcpTransfers {
  public:
+  // With `is_protected`, connections are those of the kind `tls`. Errors: kInternal if libssl lacks
+  // what is needed.
   [[nodiscard]] static Result<std::unique_ptr<TcpTransfers>> create(Ground& bench,
-                                                                    TransferLoop& loop);
+                                                                    TransferLoop& loop,
+                                                                    bool is_protected = false);
   ~TcpTransfers();
 
   struct Shape {
@@ -79,6 +84,7 @@ class TcpTransfers {
   [[nodiscard]] transport::FetchRequest wanted(const transport::BucketSource& source,
                                                const transport::StreamKey& key, const Shape& shape,
                                                std::span<std::byte> into) const;
+  [[nodiscard]] transport::tcp::TcpSinkOptions sink_options(const Shape& shape) const;
   [[nodiscard]] std::shared_ptr<const LeafTable> leaves(std::uint64_t bucket_bytes) const;
   [[nodiscard]] transport::StreamKey offer(const Shape& shape);
   [[nodiscard]] Result<> release(Version version);
@@ -86,6 +92,8 @@ class TcpTransfers {
   Ground& bench_;
   TransferLoop& loop_;
   VersionCounter versions_;
+  transport::PairSecret secret_{};
+  std::shared_ptr<transport::tls::TlsContext> tls_;  // null: plain connections
   std::unique_ptr<transport::tcp::UvThread> trainer_thread_, relay_thread_, last_thread_;
   std::unique_ptr<transport::tcp::TcpSource> source_, relay_source_;
   std::optional<Pages> relayed_;  // created on first use

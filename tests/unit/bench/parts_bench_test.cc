@@ -241,6 +241,8 @@ TEST_F(PartsTest, TransportHasEveryCase) {
        {"TCP streams, buckets of 256 KiB, 1 connection",
         "TCP streams, buckets of 1 MiB, 3 connections",
         "CPU of TCP streams, buckets of 1 MiB, 1 connection",
+        "TLS streams, buckets of 256 KiB, 1 connection",
+        "CPU of TLS streams, buckets of 1 MiB, 3 connections",
         "TCP relay, buckets of 256 KiB, 3 connections", "memfd, handed over and copied"})
     EXPECT_THAT(names, Contains(name));
 }
@@ -277,12 +279,14 @@ TEST_F(PartsTest, TransfersBringNewBytesEachTime) {
   const auto loop = TransferLoop::create().value();
   const auto memfd = MemfdTransfers::create(*bench, *loop, directory_.path() + "/host").value();
   const auto tcp = TcpTransfers::create(*bench, *loop).value();
+  const auto tls = TcpTransfers::create(*bench, *loop, true).value();
   const TcpTransfers::Shape shape{.bucket_bytes = 300'000, .connections = 2};
   for (int round = 0; round < 2; ++round) {
     const auto handed = memfd->pass(shape.bucket_bytes);
     ASSERT_TRUE(handed) << handed.error().message();
     EXPECT_LE(handed->hand_over, handed->all.wall);
-    for (const auto& spent : {tcp->pass(shape), tcp->relay(shape)}) {
+    for (const auto& spent :
+         {tcp->pass(shape), tcp->relay(shape), tls->pass(shape), tls->relay(shape)}) {
       ASSERT_TRUE(spent) << spent.error().message();
       EXPECT_GT(spent->wall.count(), 0);
       EXPECT_GT(spent->cpu.count(), 0);
