@@ -121,6 +121,8 @@ void TrainReport::take_publish(const json& event) {
     log_info("step {} is served as {}: staged in {:.3f} s, paused {:.1f} ms at most", step,
              event.at("version").get<std::string>(), event.at("staged_seconds").get<double>(),
              1e3 * event.at("paused_seconds").get<double>());
+  else if (event.at("state") == "superseded")  // training is faster than its fleet
+    log_info("step {} is not served (superseded): {}", step, event.at("reason").get<std::string>());
   else
     log_warning("step {} is not served ({}): {}", step, event.at("state").get<std::string>(),
                 event.at("reason").get<std::string>());
