@@ -15,7 +15,7 @@ namespace wsync::transport::tls {
 namespace {
 
 // What is encrypted before it is sent, and what is decrypted at once: it stays in the cache.
-constexpr std::size_t kBatchBytes = 64 * limits::kKiB;
+constexpr std::size_t kBatchBytes = 256 * limits::kKiB;
 constexpr std::size_t kRequestsBatchBytes = 20 * limits::kKiB;  // a source reads requests only
 constexpr std::size_t kRecordBytes = 16 * limits::kKiB;
 
