@@ -139,10 +139,22 @@ control::Envelope RankMachine::answer_to(const control::Envelope& request) const
           .rank = identity_.rank};
 }
 
+std::string RankMachine::why_no_version() const {
+  if (load_)
+    return fmt::format("it is loading {}: verify again when it serves it",
+                       load_->version.to_string());
+  if (loaded_)
+    return fmt::format("it has loaded {} and does not serve it yet: verify again when it does",
+                       loaded_->to_string());
+  if (state_ == RankState::kTainted)
+    return "its last load has not ended well, so its memory has no version until the next load: "
+           "`wsync status` says why";
+  return "it has loaded no version yet: verify again when it serves one";
+}
+
 Result<> RankMachine::check_readable(const Version& version) const {
   if (state_ != RankState::kServing && state_ != RankState::kPaused)
-    return fail(ErrorCode::kRefused,
-                fmt::format("a rank that is {} has no version", rank_state_name(state_)));
+    return fail(ErrorCode::kRefused, why_no_version());
   if (active_ != version)
     return fail(ErrorCode::kRefused, fmt::format("the rank moved on to {} while {} was being read",
                                                  active_.to_string(), version.to_string()));
