@@ -233,8 +233,14 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::Refuse& message) {
   refused_ = true;
   std::string sentence = "the sidecar refuses this engine: " + message.reason;
-  for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i)
-    sentence += fmt::format("; {}: {}", message.problems[i].tensor, message.problems[i].detail);
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i) {
+    const control::Problem& problem = message.problems[i];
+    // The reason of the sidecar usually has the first one.
+    if (!problem.detail.empty() && message.reason.find(problem.detail) != std::string::npos)
+      continue;
+    sentence += problem.tensor.empty() ? fmt::format("; {}", problem.detail)
+                                       : fmt::format("; {}: {}", problem.tensor, problem.detail);
+  }
   NoteRefusal refusal{.sentence = std::move(sentence), .problem = {}};
   if (!message.problems.empty()) refusal.problem = message.problems.front();
   return only(std::move(refusal));
