@@ -484,6 +484,8 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(wsync.Busy) as caught:
             self.fleet.publisher()
         self.assertIn(f"is held by process {other.pid}: stop it", caught.exception.sentence)
+        self.assertIn("if that process hangs, start a trainer with --take-over (`take_over: true` in its settings)",
+                      caught.exception.sentence)
 
     def test_a_publisher_waits_for_a_command_and_can_be_interrupted(self):
         os.makedirs(self.fleet.run_dir, 0o700)
