@@ -11,7 +11,6 @@
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
-#include "shared/base/weight_limits.h"
 #include "shared/command/ask.h"
 #include "shared/command/fleet_trace.h"
 #include "shared/command/outcome.h"
@@ -23,6 +22,7 @@
 #include "shared/config/units.h"
 #include "shared/control/progress_phase.h"
 #include "shared/observe/trace/progress.h"
+#include "trainer_side/coordinator/version_names.h"
 
 namespace wsync::cli {
 namespace {
@@ -345,7 +345,7 @@ void add_push(CLI::App& app, Context& context) {
           "--step", options->step,
           "Step number of the version (default: N of a directory step_N if it is free, otherwise "
           "the next number)")
-      ->check(CLI::Range(std::uint64_t{1}, limits::kStepMax));
+      ->check(CLI::Range(std::uint64_t{1}, coordinator::kGivenStepMax));
   command->add_flag(
       "!--no-one-shot", options->one_shot,
       "Fail if no coordinator answers, instead of acting as the coordinator for this push");

@@ -139,10 +139,22 @@ control::Envelope RankMachine::answer_to(const control::Envelope& request) const
           .rank = identity_.rank};
 }
 
+std::string RankMachine::why_no_version() const {
+  if (load_)
+    return fmt::format("it is loading {}: verify again when it serves it",
+                       load_->version.to_string());
+  if (loaded_)
+    return fmt::format("it has loaded {} and does not serve it yet: verify again when it does",
+                       loaded_->to_string());
+  if (state_ == RankState::kTainted)
+    return "its last load has not ended well, so its memory has no version until the next load: "
+           "`wsync status` says why";
+  return "it has loaded no version yet: verify again when it serves one";
+}
+
 Result<> RankMachine::check_readable(const Version& version) const {
   if (state_ != RankState::kServing && state_ != RankState::kPaused)
-    return fail(ErrorCode::kRefused,
-                fmt::format("a rank that is {} has no version", rank_state_name(state_)));
+    return fail(ErrorCode::kRefused, why_no_version());
   if (active_ != version)
     return fail(ErrorCode::kRefused, fmt::format("the rank moved on to {} while {} was being read",
                                                  active_.to_string(), version.to_string()));
@@ -221,8 +233,14 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
                                         const control::Refuse& message) {
   refused_ = true;
   std::string sentence = "the sidecar refuses this engine: " + message.reason;
-  for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i)
-    sentence += fmt::format("; {}: {}", message.problems[i].tensor, message.problems[i].detail);
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i) {
+    const control::Problem& problem = message.problems[i];
+    // The reason of the sidecar usually has the first one.
+    if (!problem.detail.empty() && message.reason.find(problem.detail) != std::string::npos)
+      continue;
+    sentence += problem.tensor.empty() ? fmt::format("; {}", problem.detail)
+                                       : fmt::format("; {}: {}", problem.tensor, problem.detail);
+  }
   NoteRefusal refusal{.sentence = std::move(sentence), .problem = {}};
   if (!message.problems.empty()) refusal.problem = message.problems.front();
   return only(std::move(refusal));

@@ -252,6 +252,8 @@ class RankMachine {
   };
 
   [[nodiscard]] Result<> move(control::RankState to);
+  // Why a rank that neither serves nor is paused cannot be read, in one sentence.
+  [[nodiscard]] std::string why_no_version() const;
   [[nodiscard]] std::optional<SendRefusal> refusal_of(const control::Envelope& envelope,
                                                       const control::Message& message) const;
   // One overload for each message that a sidecar may send.

@@ -2,10 +2,25 @@
 
 #include <algorithm>
 
+#include "inference_side/reload/switch_events.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
 namespace wsync::agent {
+
+namespace {
+
+// Puts `sentence` in the place of the words about this rank in the reason of a replica, because
+// they say less of it.
+void explain_rank(std::string& reason, std::uint32_t rank, const std::string& sentence) {
+  const std::string plain = fmt::format("rank {} is not attached", rank);
+  if (const auto at = reason.find(plain); at != std::string::npos)
+    reason.replace(at, plain.size(), sentence);
+  else
+    reason += (reason.empty() ? "" : "; ") + sentence;
+}
+
+}  // namespace
 
 void AbsentEngines::add(const std::string& replica, std::uint32_t rank, Absent absent) {
   std::erase_if(ranks_, [&](const auto& entry) { return !is_reported(entry.second, absent.at); });
@@ -31,9 +46,9 @@ bool AbsentEngines::was_refused(const std::string& replica, std::uint32_t rank) 
 void AbsentEngines::starting(const StartingRank& rank, TimePoint at) {
   const std::string process = rank.pid == 0 ? "" : fmt::format(" (process {})", rank.pid);
   add(rank.replica, rank.rank,
-      {.why = fmt::format(
-           "is {}{}: it attaches when {}", rank.is_suspended ? "suspended" : "starting", process,
-           rank.is_suspended ? "it has its memory again" : "its memory is allocated"),
+      {.why = rank.is_suspended
+                  ? fmt::format("is suspended{}: it loads the target when it resumes", process)
+                  : fmt::format("is starting{}: it attaches when its memory is allocated", process),
        .world_size = rank.world_size,
        .at = at,
        .pid = rank.pid,
@@ -95,13 +110,24 @@ void AbsentEngines::add_to(std::vector<control::ReplicaReport>& reports, TimePoi
         reports.push_back(
             {.replica = name.first, .world_size = absent.world_size, .reason = sentence});
     } else if (known->ranks_attached < known->world_size) {
-      // The replica's own sentence says less of this rank.
-      const std::string plain = fmt::format("rank {} is not attached", name.second);
-      if (const auto at = known->reason.find(plain); at != std::string::npos)
-        known->reason.replace(at, plain.size(), sentence);
-      else
-        known->reason += (known->reason.empty() ? "" : "; ") + sentence;
+      explain_rank(known->reason, name.second, sentence);
     }
+  }
+}
+
+void AbsentEngines::explain(std::vector<control::ReplicaOutcome>& outcomes,
+                            const std::string& sidecar, TimePoint now) const {
+  for (control::ReplicaOutcome& outcome : outcomes) {
+    const bool has_none = outcome.reason == reload::kNoEngineReason;
+    if (!has_none && !outcome.reason.ends_with("not attached")) continue;
+    std::string reason = has_none ? std::string() : outcome.reason;
+    for (const auto& [name, absent] : ranks_)
+      if (name.first == outcome.replica && is_reported(absent, now))
+        explain_rank(reason, name.second, fmt::format("rank {} {}", name.second, absent.why));
+    if (reason.empty())
+      reason = fmt::format("{}: start it, or forget the replica with `wsync forget {}/{}`",
+                           outcome.reason, sidecar, outcome.replica);
+    outcome.reason = std::move(reason);
   }
 }
 

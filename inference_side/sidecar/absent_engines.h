@@ -56,6 +56,10 @@ class AbsentEngines {
   // Adds the starting ranks, and the refusals of the last kept_for(), to the reports: to the reason
   // of a replica that lacks ranks, or as an absent replica of its own.
   void add_to(std::vector<control::ReplicaReport>& reports, TimePoint now) const;
+  // Completes the reasons of outcomes that say that ranks of a replica are not attached: where each
+  // of them is, and what to do about a replica that has no engine. `sidecar`: the name of this one.
+  void explain(std::vector<control::ReplicaOutcome>& outcomes, const std::string& sidecar,
+               TimePoint now) const;
   // The same ranks, as the results of a verification.
   [[nodiscard]] std::vector<control::VerifyRank> unverified(TimePoint now) const;
   // A refused engine whose process cannot be watched may have ended, so it is not reported for

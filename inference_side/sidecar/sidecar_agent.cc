@@ -319,16 +319,15 @@ void SidecarAgent::execute(const staging::Reply& command) {
              staged->version.to_string(), trace::format_bytes(staged->bytes),
              trace::format_duration(std::chrono::nanoseconds(staged->staging_ns)));
   if (!dealer_) return;
-  const auto* hello = std::get_if<control::Hello>(&command.message);
-  const auto sent =
-      dealer_->send(command.envelope,
-                    hello == nullptr ? command.message : control::Message(with_engines(*hello)));
+  const auto sent = dealer_->send(command.envelope, with_engines(command.message));
   if (!sent) log_debug("a reply to the coordinator was not sent: {}", sent.error().message());
 }
 
-control::Hello SidecarAgent::with_engines(control::Hello hello) const {
-  add_engines(hello.replicas);
-  return hello;
+control::Message SidecarAgent::with_engines(control::Message message) const {
+  if (auto* hello = std::get_if<control::Hello>(&message)) add_engines(hello->replicas);
+  if (auto* switched = std::get_if<control::Switched>(&message))
+    hub_->absent().explain(switched->outcomes, config_.name, now());
+  return message;
 }
 
 void SidecarAgent::add_engines(std::vector<control::ReplicaReport>& reports) const {

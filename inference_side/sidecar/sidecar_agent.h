@@ -64,7 +64,8 @@ class SidecarAgent {
   [[nodiscard]] std::pair<control::Envelope, control::Heartbeat> heartbeat();
   // What the hub knows of the engines, in the reports of the state machine.
   void add_engines(std::vector<control::ReplicaReport>& reports) const;
-  [[nodiscard]] control::Hello with_engines(control::Hello hello) const;
+  // The same message; a Hello or a Switched also says what is known of engines that are absent.
+  [[nodiscard]] control::Message with_engines(control::Message message) const;
   void step(decltype(staging::SidecarEvent::what) what);
   void execute(const staging::Reply& command);
   void execute(const staging::Welcomed& command);

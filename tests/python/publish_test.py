@@ -449,7 +449,7 @@ class Refusals(unittest.TestCase):
         for step, said in (("14", "step is '14' (str), expected a whole number such as 14; did you mean 14?"),
                            ("x", "step is 'x' (str), expected a whole number such as 14"), (14.0, "step is 14.0 (float), expected"),
                            (True, "step is True (bool)"), (b"1", "(bytes)"), (0, "step is 0, expected 1 to"), (-1, "step is -1"),
-                           (2**63, "expected 1 to 9223372036854775807")):
+                           (2**62, "expected 1 to 4611686018427387903, which leaves room for later versions"), (2**63, "expected 1 to")):
             for call in (lambda: publisher.publish(weights, step=step), lambda: publisher.version(step)):
                 with self.assertRaises(ValueError) as caught:
                     call()
@@ -484,6 +484,8 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(wsync.Busy) as caught:
             self.fleet.publisher()
         self.assertIn(f"is held by process {other.pid}: stop it", caught.exception.sentence)
+        self.assertIn("if that process hangs, start a trainer with --take-over (`take_over: true` in its settings)",
+                      caught.exception.sentence)
 
     def test_a_publisher_waits_for_a_command_and_can_be_interrupted(self):
         os.makedirs(self.fleet.run_dir, 0o700)

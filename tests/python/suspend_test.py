@@ -88,8 +88,8 @@ class Suspension(unittest.TestCase):
             self.assertFalse(sleeper.serving)
             self.assertIsNone(sleeper.status().active)
             self.give_away(memory)
-            until(lambda: f"rank 0 is suspended (process {os.getpid()}): it attaches when it has its memory again" in
-                  self.reason("r0"), "the reason")
+            sentence = f"rank 0 is suspended (process {os.getpid()}): it loads the target when it resumes"
+            until(lambda: sentence in self.reason("r0"), "the reason")
             for seed in (2, 3, 4):
                 publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
             equal(self, other, weights_of(4))
@@ -100,6 +100,27 @@ class Suspension(unittest.TestCase):
             equal(self, memory, weights_of(4))
             until(lambda: sleeper.serving, "that it serves")
             self.assertRaisesRegex(wsync.EngineRefused, "r0 rank 0 is not suspended", sleeper.resume)
+
+    def test_a_rollback_names_who_sleeps_and_who_has_ended(self):
+        with self.fleet.publisher() as publisher:
+            sleeper, _ = self.replica("r0")
+            ended, _ = self.replica("r1")
+            _, other = self.replica("r2")
+            for seed in (1, 2):
+                publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
+            sleeper.suspend()
+            ended.close()
+            until(lambda: "is suspended" in self.reason("r0") and "not attached" in self.reason("r1"), "their reasons")
+            with self.assertRaises(wsync.Partial) as caught:
+                publisher.roll_back(timeout=DEADLINE_S)
+            self.assertEqual(
+                caught.exception.sentence,
+                f"1.2 is withdrawn, but these have not switched back yet: replica 'r0' (rank 0 is suspended (process {os.getpid()}): "
+                "it loads the target when it resumes), replica 'r1' (it has no engine any more: start it, or forget the replica "
+                "with `wsync forget host/r1`)")
+            equal(self, other, weights_of(1))
+            sleeper.resume()
+            until(lambda: sleeper.status().active == wsync.Version(1, 1), "the version before")
 
     def test_a_fleet_that_sleeps_while_its_trainer_trains(self):
         with self.fleet.publisher() as publisher:

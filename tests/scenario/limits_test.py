@@ -566,7 +566,8 @@ class Rivals(Case):
                 second = subprocess.run([WSYNC, "trainer", *more], env=fleet.environment, text=True, capture_output=True,
                                         timeout=DEADLINE_S)
                 self.assertEqual((second.returncode, len(second.stderr.splitlines())), (3, 1), second.stderr)
-                self.assertIn(f"is held by process {fleet.processes[-1].pid}: stop it", second.stderr)
+                self.assertRegex(second.stderr, rf"is held by process {fleet.processes[-1].pid}: stop it, or .*; if that process hangs, "
+                                                r"start a trainer with --take-over \(`take_over: true` in its settings\)")
             self.assertEqual(fleet.state(), status)
             self.verified(fleet, version)
             self.stopped_whole(fleet, engine)

@@ -83,13 +83,13 @@ control::PushReply reply_of(const PublishRequested& publish) {
   return reply;
 }
 
-// What a replica that has not switched serves, after its name.
+// What a replica that has not switched serves, after the reason.
 std::string still_served_text(const control::ReplicaOutcome& outcome) {
   const bool serves = outcome.outcome == control::SwitchOutcome::kBehind ||
                       outcome.outcome == control::SwitchOutcome::kRolledBack;
   return !serves || outcome.version.none()
              ? ""
-             : fmt::format(", which still serves {}", outcome.version.to_string());
+             : fmt::format("; it still serves {}", outcome.version.to_string());
 }
 
 // A reply names at most limits::kReplicaCount replicas. Those that have not switched come first
@@ -355,9 +355,7 @@ std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& conte
   if (!lacks_replicas_) return std::nullopt;
   std::uint32_t staged = 0;
   for (const std::string& name : members_) staged += standing_of(member_of(context, name)).replicas;
-  std::vector<const Member*> members;
-  for (const std::string& name : members_) members.push_back(&member_of(context, name));
-  const std::string missing = missing_replicas(members);
+  const std::string missing = missing_in_round(context);
   const std::uint32_t needed = needed_replicas(context.options);
   if (staged >= std::max(1U, needed)) return missing_canary(context);
   if (staged == 0)
@@ -368,6 +366,18 @@ std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& conte
       staged, version, needed,
       needed > context.options.min_replicas ? "the quorum of `commit`" : "`min_replicas`",
       missing.empty() ? "" : " (" + missing + ")");
+}
+
+std::string UpdateRound::missing_in_round(const CoordinatorContext& context) const {
+  std::vector<const Member*> members;
+  for (const std::string& name : members_) members.push_back(&member_of(context, name));
+  return missing_replicas(members);
+}
+
+// Their engines have gone after their sidecar has reported them, and before the decision came.
+std::string UpdateRound::why_none_switched(const CoordinatorContext& context) const {
+  const std::string missing = missing_in_round(context);
+  return missing.empty() ? "no replica has switched" : "no replica has switched: " + missing;
 }
 
 std::string UpdateRound::missing_canary(const CoordinatorContext& context) const {
@@ -465,14 +475,14 @@ RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::ui
       if (outcome.outcome == control::SwitchOutcome::kCommitted)
         ++committed;
       else if (reply.reason.empty())
-        reply.reason = fmt::format("replica '{}'{}: {}", outcome.replica,
-                                   still_served_text(outcome), outcome.reason);
+        reply.reason = fmt::format("replica '{}': {}{}", outcome.replica, outcome.reason,
+                                   still_served_text(outcome));
       reply.outcomes.push_back(outcome);
     }
   }
   // A fleet may be told that it needs none: its versions are only read.
   if (committed == 0 && reply.reason.empty() && needed_replicas(context.options) > 0)
-    reply.reason = "no replica has switched";
+    reply.reason = why_none_switched(context);
   if (!left_out_.empty() && reply.reason.empty())
     reply.reason =
         fmt::format("the round went on without {}, which {} the version before this one",

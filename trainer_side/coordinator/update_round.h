@@ -171,6 +171,9 @@ class UpdateRound {
   // Whether the member has stored the decision `number`, which concerns none of its replicas.
   [[nodiscard]] bool owes_nothing(const Member& member, std::uint64_t number) const;
   [[nodiscard]] std::string missing_canary(const CoordinatorContext& context) const;
+  // What the members say of replicas that lack ranks, as missing_replicas().
+  [[nodiscard]] std::string missing_in_round(const CoordinatorContext& context) const;
+  [[nodiscard]] std::string why_none_switched(const CoordinatorContext& context) const;
   void add(const Standing& standing, bool once_more);
   void count_one(const Member& member);
   [[nodiscard]] bool enough_staged(const CoordinatorContext& context) const;

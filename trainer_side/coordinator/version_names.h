@@ -10,6 +10,12 @@
 
 namespace wsync::coordinator {
 
+// The highest step that a caller may give. The versions after it get the next free steps, up to
+// limits::kStepMax, so a fleet always takes a newer version.
+inline constexpr std::uint64_t kGivenStepMax = (std::uint64_t{1} << 62U) - 1;
+// Returns kInvalidInput if a step that a caller gives is above kGivenStepMax.
+[[nodiscard]] Result<> check_given_step(std::uint64_t step);
+
 // Why a step is not free: `last` is the highest one that was used.
 [[nodiscard]] std::string used_step_text(std::uint64_t step, const Version& last);
 

@@ -8,6 +8,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/round_deadlines.h"
 #include "shared/config/trainer_config.h"
+#include "trainer_side/coordinator/version_names.h"
 #include "trainer_side/publish/publisher.h"
 
 namespace wsync::plugin {
@@ -95,6 +96,7 @@ Result<> Trainer::post(std::function<void(RankRole&)> work) {
 }
 
 Result<> Trainer::check_step(std::uint64_t step) const {
+  WSYNC_TRY(coordinator::check_given_step(step));
   if (options_.world_size == 1 || step != 0) return {};
   return fail(ErrorCode::kInvalidInput,
               fmt::format("with {} ranks a publish needs its step: all ranks name the same one",

@@ -49,15 +49,15 @@ class Trainer {
   // are read until the publish is snapshotted or has ended. `step` 0 selects the next free step; it
   // is allowed with one rank only.
   //
-  // Returns kInvalidInput if there are several ranks and no step, or if a publish of this step has
-  // not ended. The second case is allowed for a rank above 0 that publishes the same weights again:
-  // the new publish gets the result of the previous one, or replaces it if rank 0 has made no
-  // version of it.
+  // Returns kInvalidInput if the step is above coordinator::kGivenStepMax, if there are several
+  // ranks and no step, or if a publish of this step has not ended. The last case is allowed for a
+  // rank above 0 that publishes the same weights again: the new publish gets the result of the
+  // previous one, or replaces it if rank 0 has made no version of it.
   [[nodiscard]] Result<std::uint64_t> publish_async(RankTensors tensors, std::uint64_t step,
                                                     Weights weights = Weights::kNew);
   // Takes memory for a version of these tensors, which the caller writes in place. Waits for memory
-  // at most deadlines.snapshot. Errors as Draft::begin(), and kInvalidInput if there are several
-  // ranks and no step, or if the trainer has not been started.
+  // at most deadlines.snapshot. Errors as Draft::begin(), and kInvalidInput if the step is
+  // too high, if there are several ranks and no step, or if the trainer has not been started.
   [[nodiscard]] Result<std::shared_ptr<publish::Draft>> begin(
       std::vector<publish::DraftTensor> tensors, std::uint64_t step);
   // The same as the other function for a sealed draft. `tensors` describes its tensors; their bytes

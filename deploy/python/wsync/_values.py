@@ -28,7 +28,7 @@ class Version:
         raise InvalidInput(f"'{text}' is no version; expected epoch.step, such as 1.3")
 
 
-_STEP_MAX = 2**63 - 1
+_STEP_MAX = 2**62 - 1  # leaves room for the next free steps after it
 
 
 def step_of(step: Any, what: str = "step", minimum: int = 1) -> int:
@@ -45,7 +45,7 @@ def step_of(step: Any, what: str = "step", minimum: int = 1) -> int:
         text = f"; did you mean {int(step)}?" if isinstance(step, str) and step.isdecimal() else ""
         raise InvalidInput(f"{what} is {step!r} ({type(step).__name__}), expected a whole number such as 14{text}") from None
     if not minimum <= number <= _STEP_MAX:
-        raise InvalidInput(f"{what} is {number}, expected {minimum} to {_STEP_MAX}")
+        raise InvalidInput(f"{what} is {number}, expected {minimum} to {_STEP_MAX}, which leaves room for later versions")
     return number
 
 

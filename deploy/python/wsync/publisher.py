@@ -145,8 +145,8 @@ class Publisher(OfOneProcess):
             tensors: a mapping of names to tensors (`model.state_dict()`), an iterable of (name, tensor), or an object with
                 `state_dict()`. Tensors are arrays of NumPy, tensors of torch in the memory of the host or of a GPU, objects with
                 `__cuda_array_interface__`, or a `Shard` of one of them.
-            step: the number of the training step, greater than those before. None: the next free one (one rank only). With several
-                ranks, all of them publish each step under the same number.
+            step: the number of the training step, greater than those before and below 2**62. None: the next free one (one rank
+                only). With several ranks, all of them publish each step under the same number.
             dtype: the dtype that is published: one for all tensors of F32, F16 or BF16, or a mapping from names of tensors. A name of
                 safetensors ("BF16"), a usual alias ("bf16", "bfloat16", "half"), or a dtype of torch or NumPy.
             tied: what becomes of several names for the same memory. "once": the first of them is published, as in checkpoints and

@@ -1,11 +1,16 @@
 #include "shared/control/zmq/listening.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <system_error>
+#include <vector>
 
+#include "shared/base/format.h"
 #include "shared/base/tcp_address.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/address.h"
@@ -76,6 +81,30 @@ std::string who_listens(const std::string& address) {
       ", although process {} listens there: it hangs, or it is no coordinator, as at the engine "
       "socket of a sidecar",
       peer->pid);
+}
+
+std::string where_sidecars_answer(const std::string& address) {
+  constexpr std::size_t kNamed = 3;
+  const auto parsed = parse_port_address(address);
+  if (!parsed || parsed->path.empty())
+    return "a sidecar answers status, verify and plan on its host, at the socket NAME.control in "
+           "its run_dir";
+  const std::filesystem::path folder = std::filesystem::path(parsed->path).parent_path();
+  std::vector<std::string> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error))
+    if (at->path().extension() == ".control" && at->path() != parsed->path)
+      found.push_back("ipc://" + at->path().string());
+  if (found.empty())
+    return fmt::format("a sidecar NAME answers status, verify and plan at ipc://{}/NAME.control",
+                       folder.string());
+  std::ranges::sort(found);
+  const std::size_t more = found.size() - std::min(found.size(), kNamed);
+  found.resize(found.size() - more);
+  return fmt::format("{} status, verify and plan at {}{}",
+                     found.size() == 1 ? "a sidecar answers" : "sidecars answer",
+                     fmt::join(found, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
 }  // namespace wsync::control

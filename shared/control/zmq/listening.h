@@ -15,5 +15,9 @@ namespace wsync::control {
 // 12 listens there", and what that may be. Empty for a port, and if no process listens. Thread:
 // any; does not wait.
 [[nodiscard]] std::string who_listens(const std::string& address);
+// Where sidecars answer requests, as a sentence for whoever has found no trainer at `address`: the
+// addresses of those that have sockets in the folder of this address (at most three are named), or
+// how such an address is made. Thread: any; reads the folder.
+[[nodiscard]] std::string where_sidecars_answer(const std::string& address);
 
 }  // namespace wsync::control

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <string_view>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -15,12 +16,26 @@
 namespace wsync::control {
 namespace {
 
-Error nobody_at(const std::string& address, const std::string& why) {
+constexpr std::string_view kTakeOver =
+    "if a trainer hangs there, start another one with --take-over (`take_over: true` in its "
+    "settings), which takes the fleet from it";
+
+// `takes_over`: a process listens there, so it may be a trainer that hangs.
+Error nobody_at(const std::string& address, const std::string& why, bool takes_over = false) {
   return Error(ErrorCode::kPeerLost,
-               fmt::format("no process answers at {}: {}; start `wsync trainer`, or give the "
-                           "address of one that runs; a sidecar answers status, verify and plan "
-                           "at ipc://<run_dir>/<name>.control",
-                           address, why));
+               fmt::format("no process answers at {}: {}; {}, or give the address of one that "
+                           "runs; {}",
+                           address, why, takes_over ? kTakeOver : "start `wsync trainer`",
+                           where_sidecars_answer(address)));
+}
+
+// The wait for the reply is over. A trainer that does not hang says at once what its status is.
+Error no_reply(const RequestOptions& options, MessageType type) {
+  return Error(
+      ErrorCode::kDeadline,
+      fmt::format("{}: no reply from {} within {} ms{}{}", message_name(type), options.address,
+                  options.deadline.count(), type == MessageType::kStatus ? "; " : "",
+                  type == MessageType::kStatus ? kTakeOver : ""));
 }
 
 }  // namespace
@@ -39,14 +54,14 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   };
   Timer deadline(*loop, [&] {
     if (!sent && broken) return end(fail(*broken));
-    if (!sent)
-      return end(fail(
-          nobody_at(options.address,
-                    fmt::format("nothing has accepted the connection within {} ms{}",
-                                options.connect_deadline.count(), who_listens(options.address)))));
-    end(fail(ErrorCode::kDeadline,
-             fmt::format("{}: no reply from {} within {} ms", message_name(type_of(message)),
-                         options.address, options.deadline.count())));
+    if (!sent) {
+      const std::string who = who_listens(options.address);
+      return end(fail(nobody_at(options.address,
+                                fmt::format("nothing has accepted the connection within {} ms{}",
+                                            options.connect_deadline.count(), who),
+                                !who.empty())));
+    }
+    end(fail(no_reply(options, type_of(message))));
   });
   Timer quiet(*loop, [&] { options.on_quiet(); });
   std::unique_ptr<Signals> signals;

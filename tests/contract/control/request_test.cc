@@ -260,11 +260,14 @@ TEST_F(Request, AListenerThatAcceptsNothingIsGivenUpAtTheDeadline) {
   impatient.connect_deadline = milliseconds(50);
   const auto reply = request(impatient, {}, Status{});
   EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
-  EXPECT_THAT(reply.error().message(),
-              HasSubstr("nothing has accepted the connection within 50 ms, although process " +
-                        std::to_string(::getpid()) +
-                        " listens there: it hangs, or it is no "
-                        "coordinator, as at the engine socket of a sidecar; start"));
+  EXPECT_THAT(
+      reply.error().message(),
+      HasSubstr("nothing has accepted the connection within 50 ms, although process " +
+                std::to_string(::getpid()) +
+                " listens there: it hangs, or it is no "
+                "coordinator, as at the engine socket of a sidecar; if a trainer hangs there, "
+                "start another one with --take-over (`take_over: true` in its settings), "
+                "which takes the fleet from it, or give the address of one that runs; "));
 }
 
 TEST_F(Request, APeerThatIsStartingIsWaitedFor) {
@@ -286,6 +289,34 @@ TEST_F(Request, NoReplyInTime) {
   const auto reply = request(impatient, {}, Verify{});
   EXPECT_EQ(reply.error().code(), ErrorCode::kDeadline);
   EXPECT_THAT(reply.error().message(), HasSubstr("Verify: no reply from"));
+  EXPECT_THAT(reply.error().message(), testing::Not(HasSubstr("--take-over")))
+      << "a verification may take as long as that";
+  const auto hangs = request(impatient, {}, Status{});
+  EXPECT_EQ(hangs.error().code(), ErrorCode::kDeadline);
+  EXPECT_THAT(hangs.error().message(),
+              HasSubstr(" within 50 ms; if a trainer hangs there, start another one with "
+                        "--take-over (`take_over: true` in its settings), which takes the fleet "
+                        "from it"));
+}
+
+TEST_F(Request, WhoFindsNoTrainerIsToldWhereSidecarsAnswer) {
+  const auto said = [this] { return request(options(), {}, Status{}).error().message(); };
+  EXPECT_THAT(said(), testing::EndsWith(fmt::format(
+                          "a sidecar NAME answers status, verify and plan at ipc://{}/NAME.control",
+                          directory_)));
+  std::ofstream(directory_ + "/b.control") << "";
+  EXPECT_THAT(said(), testing::EndsWith(fmt::format(
+                          "; a sidecar answers status, verify and plan at ipc://{}/b.control",
+                          directory_)));
+  for (const char* name : {"c", "a", "e", "d"})
+    std::ofstream(fmt::format("{}/{}.control", directory_, name)) << "";
+  EXPECT_THAT(said(), testing::EndsWith(fmt::format(
+                          "; sidecars answer status, verify and plan at ipc://{0}/a.control, "
+                          "ipc://{0}/b.control, ipc://{0}/c.control and 2 more",
+                          directory_)));
+  EXPECT_EQ(where_sidecars_answer("tcp://127.0.0.1:7000"),
+            "a sidecar answers status, verify and plan on its host, at the socket NAME.control in "
+            "its run_dir");
 }
 
 TEST_F(Request, ThePeerGoesAwayWhileItIsWaitedFor) {

@@ -69,7 +69,7 @@ TEST_P(EveryTakeMode, DigestsAreOfTheBytesAsHeld) {
   Rank rank(model, GetParam());
   rank.attach_unified();
   EXPECT_THAT(rank.peer.ask<control::Digests>(control::ReadDigests{}).failure,
-              HasSubstr("loading"));
+              HasSubstr("it has loaded no version yet"));
   const SharedArena arena = model.arena(kFirst);
   rank.peer.ask<control::Prepared>(prepare_of(model, kFirst), share(arena));
   rank.switch_to(kFirst);
@@ -130,7 +130,7 @@ TEST(EngineLink, ALoadEndsAReadingThatIsNotComplete) {
   for (int turn = 0; turn < 100; ++turn) ASSERT_TRUE(rank.link->poll(0).has_value());
   EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "");
   const auto digests = rank.peer.expect<control::Digests>();
-  EXPECT_THAT(digests.failure, HasSubstr("has no version"));
+  EXPECT_THAT(digests.failure, HasSubstr("it has loaded 1.1 and does not serve it yet"));
   EXPECT_TRUE(digests.tensors.empty());
 }
 

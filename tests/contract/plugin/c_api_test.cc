@@ -333,6 +333,12 @@ TEST_F(TrainerCApi, EveryWaitEnds) {
   EXPECT_EQ(status.step, 5U);
   wsync_publish again = 0;
   EXPECT_EQ(wsync_trainer_publish_async(trainer_, 5, &again), WSYNC_INVALID_INPUT);
+  constexpr std::uint64_t kTooHigh = std::uint64_t{1} << 62U;
+  EXPECT_EQ(wsync_trainer_publish_async(trainer_, kTooHigh, &again), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(),
+              HasSubstr("above the limit of 4611686018427387903, which leaves room"));
+  wsync_draft draft = 0;
+  EXPECT_EQ(wsync_trainer_begin(trainer_, kTooHigh, &draft), WSYNC_INVALID_INPUT);
   EXPECT_EQ(wsync_trainer_wait(trainer_, publish, WSYNC_PUBLISH_FAILED, 0, &status),
             WSYNC_INVALID_INPUT);
   EXPECT_EQ(wsync_trainer_poll(trainer_, 77, &status), WSYNC_NOT_FOUND);

@@ -160,7 +160,23 @@ TEST(VersionNames, StepsGoOnAboveAllThatAreKnown) {
   EXPECT_EQ(names.next(3, 0).value(), (Version{3, 9}));
   names.begin_epoch();
   EXPECT_EQ(names.next(4, 5).value(), (Version{4, 5}));
-  EXPECT_FALSE(names.next(4, limits::kStepMax + 1).has_value());
+}
+
+TEST(VersionNames, AGivenStepLeavesRoomForTheStepsAfterIt) {
+  VersionNames names;
+  const auto refused = names.next(4, kGivenStepMax + 1);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().message(),
+            "step 4611686018427387904 is above the limit of 4611686018427387903, which leaves room "
+            "for later versions: give a smaller step, or let wsync choose the next free one");
+  EXPECT_EQ(names.next(4, kGivenStepMax).value(), (Version{4, kGivenStepMax}));
+  names.note_used(kGivenStepMax);
+  EXPECT_EQ(names.next(4, 0).value(), (Version{4, kGivenStepMax + 1}));
+  names.note_seen({3, limits::kStepMax});
+  EXPECT_EQ(
+      names.next(4, 0).error().message(),
+      "no step is free above 9223372036854775807, the highest that is known: give a step of 1 "
+      "to 4611686018427387903");
 }
 
 }  // namespace

@@ -303,11 +303,41 @@ TEST_F(RoundTest, APartialUpdateSaysWhatIsServed) {
                 .outcome = control::SwitchOutcome::kBehind,
                 .version = {1, 1},
                 .reason = "rank 0 did not pause within 500 ms"}});
-  EXPECT_EQ(
+  EXPECT_EQ(round.finish_publish(context_, 1).reply.reason,
+            "replica 'b': rank 0 did not pause within 500 ms; it still serves 1.1; 1.2 stays the "
+            "target, and the sidecars go on trying: `wsync status` shows when every replica serves "
+            "it (now 1 of 2 replicas), `wsync rollback` takes it back");
+}
+
+// They were there when the version was staged, and gone before the decision came to their sidecar.
+TEST_F(RoundTest, APublishThatNobodySwitchesToSaysWhereTheEnginesAre) {
+  UpdateRound round = begin();
+  stage_all(round);
+  for (const char* name : {"a", "b"})
+    context_.roster.add(name).report.replicas = {
+        {.replica = std::string("r-") + name,
+         .world_size = 1,
+         .reason = "rank 0 is suspended (process 7): it loads the target when it resumes"}};
+  switch_with(context_, round, {}, {});
+  EXPECT_THAT(
       round.finish_publish(context_, 1).reply.reason,
-      "replica 'b', which still serves 1.1: rank 0 did not pause within 500 ms; 1.2 stays the "
-      "target, and the sidecars go on trying: `wsync status` shows when every replica serves "
-      "it (now 1 of 2 replicas), `wsync rollback` takes it back");
+      StartsWith("no replica has switched: replica 'r-a' has 0 of 1 ranks (rank 0 is suspended "
+                 "(process 7): it loads the target when it resumes); replica 'r-b' has 0 of 1 "
+                 "ranks (rank 0 is suspended (process 7): it loads the target when it resumes); "
+                 "1.2 stays the target, "));
+}
+
+TEST_F(RoundTest, AFailedLoadIsNamedBeforeTheVersionThatStays) {
+  UpdateRound round = begin();
+  stage_all(round);
+  switch_with(context_, round, outcomes_of(1),
+              {{.replica = "b",
+                .outcome = control::SwitchOutcome::kRolledBack,
+                .version = {1, 1},
+                .reason = "version 1.2 could not be loaded and committed: rank 3: no memory"}});
+  EXPECT_THAT(round.finish_publish(context_, 1).reply.reason,
+              StartsWith("replica 'b': version 1.2 could not be loaded and committed: rank 3: no "
+                         "memory; it still serves 1.1; 1.2 stays the target, "));
 }
 
 }  // namespace

@@ -158,8 +158,8 @@ TEST(Coordinator, StepsEndAndAreNeverNamedTwice) {
     return version ? std::nullopt : std::optional(version.error().code());
   };
   EXPECT_EQ(code(0), ErrorCode::kInvalidInput);  // there is none above
-  EXPECT_EQ(code(limits::kStepMax + 1), ErrorCode::kInvalidInput);
-  EXPECT_EQ(code(limits::kStepMax), std::nullopt);  // of another epoch than what is staged
+  EXPECT_EQ(code(kGivenStepMax + 1), ErrorCode::kInvalidInput);
+  EXPECT_EQ(code(kGivenStepMax), std::nullopt);  // of another epoch than what is staged
   EXPECT_EQ(code(7), std::nullopt);
 }
 

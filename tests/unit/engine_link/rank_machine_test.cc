@@ -304,6 +304,19 @@ TEST(RankMachine, ASidecarThatRefusesSaysWhyOnce) {
                           "note: nobody listens"));
 }
 
+TEST(RankMachine, ARefusalNamesATensorOnce) {
+  Rank rank(Rank::copying());
+  rank.send(control::Refuse{.reason = "it does not fit: a (is missing); it may attach later",
+                            .problems = {{.tensor = "a", .detail = "is missing"},
+                                         {.tensor = "b", .detail = "has another shape"},
+                                         {.detail = "and 5 more problems"}}});
+  rank.lose("the other side has closed");
+  EXPECT_THAT(rank.texts(),
+              ElementsAre("refused: the sidecar refuses this engine: it does not fit: a (is "
+                          "missing); it may attach later; b: has another shape; and 5 more "
+                          "problems"));
+}
+
 TEST(RankMachine, AVersionThatTheEngineRefusesIsAnsweredAndIsNoFailureOfTheLink) {
   Rank rank(Rank::copying());
   rank.welcome();

@@ -155,12 +155,22 @@ TEST(RankMachine, ACommandWithoutARowIsRefusedWithItsReasonAndChangesNothing) {
 }
 
 TEST(RankMachine, ARankIsReadWhileItHoldsTheVersionThatTheReadingBeganWith) {
-  for (const RankState state : {RankState::kLoading, RankState::kTainted, RankState::kLoaded}) {
+  for (const auto& [state, why] :
+       {std::pair{RankState::kLoading,
+                  "it has loaded no version yet: verify again when it serves one"},
+        std::pair{RankState::kTainted, "it is loading 1.1: verify again when it serves it"},
+        std::pair{RankState::kLoaded,
+                  "it has loaded 1.1 and does not serve it yet: verify again when it does"}}) {
     Rank rank(Rank::copying());
     rank.bring(state);
-    EXPECT_EQ(rank.machine.check_readable(kFirst).error().message(),
-              fmt::format("a rank that is {} has no version", rank_state_name(state)));
+    EXPECT_EQ(rank.machine.check_readable(kFirst).error().message(), why);
   }
+  Rank torn(Rank::copying());
+  torn.bring(RankState::kTainted);
+  torn.end_load(kFailed);
+  EXPECT_EQ(torn.machine.check_readable(kFirst).error().message(),
+            "its last load has not ended well, so its memory has no version until the next load: "
+            "`wsync status` says why");
   Rank rank(Rank::copying());
   rank.bring(RankState::kServing);
   EXPECT_TRUE(rank.machine.check_readable(kFirst));

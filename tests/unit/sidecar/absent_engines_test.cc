@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "inference_side/reload/switch_events.h"
+
 namespace wsync::agent {
 namespace {
 
@@ -144,6 +146,36 @@ TEST(AbsentEngines, ARefusalReplacesTheStartOfThatRank) {
   absent.refused("r", 0, "why", kRefusedAt);
   EXPECT_FALSE(absent.ended(kFirst));
   EXPECT_EQ(reported(absent, kRefusedAt).at(0).reason, "rank 0 was refused: why");
+}
+
+TEST(AbsentEngines, AnOutcomeSaysWhereItsEnginesAreAndWhatToDo) {
+  AbsentEngines absent;
+  absent.starting({.id = reload::EngineId{7}, .replica = "sleeps", .pid = 42, .is_suspended = true},
+                  kRefusedAt);
+  absent.starting({.id = reload::EngineId{8},
+                   .replica = "tp",
+                   .rank = 1,
+                   .world_size = 2,
+                   .pid = 43,
+                   .is_suspended = true},
+                  kRefusedAt);
+  const std::string none(reload::kNoEngineReason);
+  std::vector<control::ReplicaOutcome> outcomes = {
+      {.replica = "sleeps", .reason = none},
+      {.replica = "tp", .reason = "rank 1 is not attached"},
+      {.replica = "ended", .reason = none},
+      {.replica = "half", .reason = "rank 3 is not attached"},
+      {.replica = "sleeps", .reason = "out of memory"}};
+  absent.explain(outcomes, "s0", kRefusedAt);
+  std::vector<std::string> reasons;
+  for (const auto& outcome : outcomes) reasons.push_back(outcome.reason);
+  EXPECT_THAT(reasons,
+              testing::ElementsAre(
+                  "rank 0 is suspended (process 42): it loads the target when it resumes",
+                  "rank 1 is suspended (process 43): it loads the target when it resumes",
+                  "it has no engine any more: start it, or forget the replica with `wsync forget "
+                  "s0/ended`",
+                  "rank 3 is not attached", "out of memory"));
 }
 
 TEST(AbsentEngines, AnEngineWithoutANameIsNotReported) {

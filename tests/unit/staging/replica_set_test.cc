@@ -182,6 +182,19 @@ TEST_F(ReplicaSetTest, TwoReplicasThatFailGiveTheirTurnBack) {
   }
 }
 
+TEST_F(ReplicaSetTest, ARollbackSaysThatAReplicaHasNoEngine) {
+  ASSERT_TRUE(handle(hello("a")));
+  ASSERT_TRUE(handle(lost("a")));
+  (void)decide(kV2);
+  EXPECT_THAT(replicas.take_report()->switched.outcomes, testing::IsEmpty());
+  record.kind = control::DecisionKind::kRollback;
+  (void)decide(kV1);
+  const auto report = replicas.take_report();
+  ASSERT_TRUE(report.has_value());
+  ASSERT_EQ(report->switched.outcomes.size(), 1U);
+  EXPECT_EQ(report->switched.outcomes[0].reason, reload::kNoEngineReason);
+}
+
 class ForgottenReplicas : public ReplicaSetTest {
  protected:
   static constexpr std::chrono::minutes kForgetAfter{10};

@@ -199,7 +199,8 @@ WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
  * are there, the newest snapshot is kept, and `reason` of its status says what it waits for. The
  * same happens if all sidecars are lost before the version is decided. The call waits for memory at
  * most `deadlines.snapshot` (WSYNC_BUSY, with the processes that still read; the next publish may
- * succeed), and for the copy until `deadlines.publish`. `step` 0 selects the next free step; it is
+ * succeed), and for the copy until `deadlines.publish`. `step` is at most 2^62 - 1, which leaves
+ * room for later versions: WSYNC_INVALID_INPUT if it is higher. 0 selects the next free step; it is
  * allowed with one rank only. `*publish` (may be NULL) is set to the publish. */
 WSYNC_API wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step,
                                            wsync_publish* publish);
