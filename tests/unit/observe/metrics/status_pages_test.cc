@@ -41,7 +41,8 @@ class Pages : public testing::Test {
                 const std::vector<std::string>& without = {}) {
     StatusFacts facts;
     facts.readings = [this] {
-      return std::vector<Reading>{{.what = &kTargetStep, .value = static_cast<double>(++scrapes_), .labels = {}}};
+      return std::vector<Reading>{
+          {.what = &kTargetStep, .value = static_cast<double>(++scrapes_), .labels = {}}};
     };
     facts.readiness = [this] { return readiness_; };
     auto pages = StatusPages::create(
