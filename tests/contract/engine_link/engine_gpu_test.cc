@@ -325,7 +325,7 @@ TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
               HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
   EXPECT_EQ(rank.link->status().state, RankState::kTainted);
   EXPECT_THAT(rank.peer.ask<control::Digests>(control::ReadDigests{}).failure,
-              HasSubstr("tainted"));
+              HasSubstr("its last load has not ended well"));
 }
 
 TEST(EngineOnFailingGpu, ABucketFailsAndTheLinkStays) {
