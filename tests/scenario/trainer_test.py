@@ -222,7 +222,7 @@ class Ranks(unittest.TestCase):
             other = Rank(fleet, 1, 2, fleet.one)
             served = self.both(fleet, 1, lead, other)["version"]
             for step, (fault, sentence) in enumerate(
-                    {"shape": "describes it as", "gap": "overlap or leave a gap", "overlap": "overlap or leave a gap",
+                    {"shape": "describes it as", "gap": "no rank gives", "overlap": "overlaps",
                      "fail": "its read callback failed with 7"}.items(), start=2):
                 with self.subTest(fault):
                     other.end()

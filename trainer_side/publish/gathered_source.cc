@@ -110,24 +110,55 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
     return tensor;
   }
   std::ranges::stable_sort(tensor.shards, {}, &Shard::begin);
+  WSYNC_TRY(check_cover(info, *dim, tensor));
   const auto replicas = std::ranges::unique(tensor.shards, [](const Shard& a, const Shard& b) {
     return a.begin == b.begin && a.bytes == b.bytes;
   });
   tensor.shards.erase(replicas.begin(), replicas.end());
-  std::uint64_t covered = 0;
-  for (const Shard& shard : tensor.shards) {
-    if (shard.begin != covered)
-      return refuse(info, shard.rank,
-                    fmt::format("its range begins at byte {} of a row, expected "
-                                "{}: ranges overlap or leave a gap",
-                                shard.begin, covered));
-    covered += shard.bytes;
-  }
-  if (covered != tensor.row_bytes)
-    return refuse(info, tensor.shards.back().rank,
-                  fmt::format("the ranges of all ranks end at byte {} of a row of {}", covered,
-                              tensor.row_bytes));
   return tensor;
+}
+
+Result<> GatheredSource::check_cover(const TensorInfo& info, std::uint32_t dim,
+                                     const Tensor& tensor) {
+  const std::uint64_t unit = tensor.row_bytes / info.shape[dim];
+  const auto text = [unit](std::uint64_t begin, std::uint64_t end) {
+    return fmt::format("[{}, {})", begin / unit, end / unit);
+  };
+  std::uint64_t covered = 0;
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> gap;
+  const Shard* before = nullptr;
+  for (const Shard& shard : tensor.shards) {
+    const bool is_copy =
+        before != nullptr && before->begin == shard.begin && before->bytes == shard.bytes;
+    if (is_copy) continue;
+    if (shard.begin < covered)
+      return refuse(
+          info, shard.rank,
+          fmt::format("its range {} of dimension {} overlaps {} of rank {}; ranks may give the "
+                      "same range or ranges that do not overlap",
+                      text(shard.begin, shard.begin + shard.bytes), dim,
+                      text(before->begin, before->begin + before->bytes), before->rank));
+    if (shard.begin > covered) {
+      gap = {covered, shard.begin};
+      break;
+    }
+    covered += shard.bytes;
+    before = &shard;
+  }
+  if (!gap && covered == tensor.row_bytes) return {};
+  if (!gap) gap = {covered, tensor.row_bytes};
+  constexpr std::size_t kNamed = 4;
+  std::string given;
+  for (std::size_t i = 0; i < std::min(kNamed, tensor.shards.size()); ++i) {
+    const Shard& shard = tensor.shards[i];
+    given += fmt::format("{}rank {} {}", given.empty() ? "" : ", ", shard.rank,
+                         text(shard.begin, shard.begin + shard.bytes));
+  }
+  if (tensor.shards.size() > kNamed)
+    given += fmt::format(" and {} more", tensor.shards.size() - kNamed);
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("tensor {}: no rank gives {} of dimension {}: {}", describe(info),
+                          text(gap->first, gap->second), dim, given));
 }
 
 Result<> GatheredSource::start(const WritableArena& arena, const BucketPlan& plan) {

@@ -60,6 +60,10 @@ class GatheredSource final : public WeightSource {
     std::vector<Shard> shards;  // ordered by begin; together they form a row
   };
   GatheredSource() = default;
+  // Whether the shards of a tensor, ordered by their begin, form a row. Several ranks may have the
+  // same range. kInvalidInput names the range that is missing, or those that overlap.
+  [[nodiscard]] static Result<> check_cover(const TensorInfo& info, std::uint32_t dim,
+                                            const Tensor& tensor);
   [[nodiscard]] static Result<Tensor> assemble(
       const TensorInfo& info, const std::vector<std::pair<std::uint32_t, RankTensor*>>& parts);
   // Calls `take` for each part of the bytes that one rank has: with its shard, the offset in that,

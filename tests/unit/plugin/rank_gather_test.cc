@@ -220,10 +220,10 @@ TEST(RankGather, DescriptionsThatDisagreeAreRefusedWithRankAndTensor) {
   EXPECT_THAT(with(other_dtype), HasSubstr("tensor w I8 [6, 10], rank 1: rank 0 describes it"));
   RankTensor gap = half(1);
   gap.range->begin = 5, gap.range->length = 5;
-  EXPECT_THAT(with(gap), HasSubstr("tensor w U8 [6, 10], rank 1: its range begins at byte 5"));
+  EXPECT_THAT(with(gap), HasSubstr("tensor w U8 [6, 10]: no rank gives [4, 5) of dimension 1"));
   RankTensor short_end = half(1);
   short_end.range->length = 3;
-  EXPECT_THAT(with(short_end), HasSubstr("end at byte 7 of a row of 10"));
+  EXPECT_THAT(with(short_end), HasSubstr("no rank gives [7, 10) of dimension 1"));
   RankTensor other_dim = half(1);
   other_dim.range = publish::ShardRange{.dim = 0, .begin = 3, .length = 3};
   EXPECT_THAT(with(other_dim),

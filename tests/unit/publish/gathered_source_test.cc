@@ -125,11 +125,16 @@ TEST(GatheredSource, RangesThatDoNotMakeATensorAreRefusedByName) {
     return source ? std::string("accepted") : source.error().message();
   };
   const auto first = part(info, ShardRange{0, 0, 2}, half);
-  EXPECT_THAT(refusal({first}, {}), HasSubstr("end at byte 8 of a row of 16"));
-  EXPECT_THAT(refusal({first}, {part(info, ShardRange{0, 1, 2}, half)}),
-              HasSubstr("tensor w U8 [4, 4], rank 1: its range begins at byte 4 of a row, "
-                        "expected 8"));
-  EXPECT_THAT(refusal({first}, {part(info, ShardRange{0, 3, 1}, quarter)}), HasSubstr("gap"));
+  EXPECT_THAT(refusal({first}, {}),
+              HasSubstr("tensor w U8 [4, 4]: no rank gives [2, 4) of dimension 0: rank 0 [0, 2)"));
+  EXPECT_THAT(refusal({first}, {first}),
+              HasSubstr("no rank gives [2, 4) of dimension 0: rank 0 [0, 2), rank 1 [0, 2)"));
+  EXPECT_THAT(
+      refusal({first}, {part(info, ShardRange{0, 1, 2}, half)}),
+      HasSubstr("tensor w U8 [4, 4], rank 1: its range [1, 3) of dimension 0 overlaps [0, 2) "
+                "of rank 0"));
+  EXPECT_THAT(refusal({first}, {part(info, ShardRange{0, 3, 1}, quarter)}),
+              HasSubstr("no rank gives [2, 3) of dimension 0: rank 0 [0, 2), rank 1 [3, 4)"));
   EXPECT_THAT(refusal({first}, {part(info, ShardRange{1, 2, 2}, half)}),
               HasSubstr("another rank cuts along 0"));
   EXPECT_THAT(refusal({first}, {part(info, ShardRange{0, 2, 2}, quarter)}),
