@@ -235,9 +235,11 @@ RankActions RankMachine::handle_command(const control::Envelope& /*envelope*/,
   std::string sentence = "the sidecar refuses this engine: " + message.reason;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i) {
     const control::Problem& problem = message.problems[i];
-    // The reason of the sidecar usually has the first one.
-    if (!problem.detail.empty() && message.reason.find(problem.detail) != std::string::npos)
-      continue;
+    // The reason of the sidecar usually has the first one. Others may have the same detail.
+    const std::string said = problem.tensor.empty()
+                                 ? problem.detail
+                                 : fmt::format("{} ({})", problem.tensor, problem.detail);
+    if (!said.empty() && message.reason.find(said) != std::string::npos) continue;
     sentence += problem.tensor.empty() ? fmt::format("; {}", problem.detail)
                                        : fmt::format("; {}: {}", problem.tensor, problem.detail);
   }

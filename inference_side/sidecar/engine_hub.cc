@@ -1,7 +1,6 @@
 #include "inference_side/sidecar/engine_hub.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "inference_side/reload/layout_check.h"
@@ -49,7 +48,7 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
                      pid);
             absent_changed();
           }),
-      pacer_(std::thread::hardware_concurrency() / 2),
+      pacer_(options_.pauses),
       pacer_timer_(loop, [this] { send_pauses(pacer_.tick(now())); }),
       readback_worker_(loop,
                        WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount}),
@@ -228,7 +227,8 @@ void EngineHub::detach(const std::shared_ptr<EngineRank>& rank, const std::strin
   scrubbing_->detached(*rank);
   loaded_sums_.forget(rank->replica);
   loads_->engine_lost(rank->replica, rank->id);
-  send_pauses(pacer_.end(rank->replica, now()));
+  send_pauses(registry_->ranks_of(rank->replica).empty() ? pacer_.end(rank->replica, now())
+                                                         : pacer_.leave(rank->replica, now()));
   preparation_->detached(rank);
   preparation_->active_changed(attached());
   if (!rank->held_back || !absent_.was_refused(rank->replica, rank->rank))
@@ -704,7 +704,10 @@ void EngineHub::remove_version(const Version& version) {
 void EngineHub::send(const std::string& replica, const reload::SendPause& command) {
   const auto rank = find(replica, command.rank);
   if (!rank) return;
-  if (rank->adopts)
+  // The rank that is asked may be a controller, which has no weights.
+  const bool adopts = std::ranges::any_of(
+      ranks_, [&](const auto& one) { return one->replica == replica && one->adopts; });
+  if (adopts)
     send_pauses(pacer_.pause(replica, command, now()));
   else
     send_pause(replica, command);

@@ -73,6 +73,7 @@ struct EngineHubOptions {
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
   PatchOptions patches = {};
   ScrubTimes scrub = {};
+  PauseLimits pauses = {};  // of replicas that adopt
   // As in ScrubbingOptions.
   std::function<void(bool is_equal, std::chrono::nanoseconds cpu)> on_scrubbed =
       [](bool, std::chrono::nanoseconds) {};

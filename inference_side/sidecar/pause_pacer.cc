@@ -7,23 +7,30 @@
 
 namespace wsync::agent {
 
-PausePacer::PausePacer(std::size_t limit) : limit_(std::max<std::size_t>(limit, 1)) {}
+PausePacer::PausePacer(const PauseLimits& limits) : limits_(limits) {
+  limits_.at_once = std::max<std::size_t>(limits_.at_once, 1);
+}
 
 PausePacer::Pauses PausePacer::pause(const std::string& replica, const reload::SendPause& command,
                                      TimePoint at) {
-  std::erase_if(waiting_, [&](const Pause& one) { return one.replica == replica; });
+  std::erase_if(waiting_, [&](const Waiting& one) { return one.pause.replica == replica; });
   placed_.erase(replica);
-  waiting_.push_back({.replica = replica, .command = command});
+  waiting_.push_back({.pause = {.replica = replica, .command = command}, .since = at});
   return tick(at);
 }
 
 void PausePacer::paused(const std::string& replica, TimePoint at) {
   if (const auto found = placed_.find(replica); found != placed_.end())
-    found->second = at + kMaxWait;
+    found->second = at + limits_.max_wait;
+}
+
+PausePacer::Pauses PausePacer::leave(const std::string& replica, TimePoint at) {
+  placed_.erase(replica);
+  return tick(at);
 }
 
 PausePacer::Pauses PausePacer::end(const std::string& replica, TimePoint at) {
-  std::erase_if(waiting_, [&](const Pause& one) { return one.replica == replica; });
+  std::erase_if(waiting_, [&](const Waiting& one) { return one.pause.replica == replica; });
   placed_.erase(replica);
   return tick(at);
 }
@@ -32,9 +39,11 @@ PausePacer::Pauses PausePacer::tick(TimePoint at) {
   if (!planted("pause_waits_for_silent"))
     std::erase_if(placed_, [&](const auto& one) { return one.second <= at; });
   Pauses pauses;
-  while (!waiting_.empty() && placed_.size() < limit_) {
-    placed_.insert_or_assign(waiting_.front().replica, at + kMaxWait);
-    pauses.push_back(std::move(waiting_.front()));
+  while (!waiting_.empty() &&
+         (placed_.size() < limits_.at_once || waiting_.front().since + limits_.max_queued <= at)) {
+    Pause& next = waiting_.front().pause;
+    placed_.insert_or_assign(next.replica, at + limits_.max_wait);
+    pauses.push_back(std::move(next));
     waiting_.pop_front();
   }
   return pauses;
@@ -42,9 +51,8 @@ PausePacer::Pauses PausePacer::tick(TimePoint at) {
 
 std::optional<TimePoint> PausePacer::next_wake() const {
   if (waiting_.empty()) return std::nullopt;
-  std::optional<TimePoint> soonest;
-  for (const auto& [replica, until] : placed_)
-    if (!soonest || until < *soonest) soonest = until;
+  TimePoint soonest = waiting_.front().since + limits_.max_queued;
+  for (const auto& [replica, until] : placed_) soonest = std::min(soonest, until);
   return soonest;
 }
 

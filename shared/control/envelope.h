@@ -186,7 +186,7 @@ struct ReplicaOutcome {
   SwitchOutcome outcome = SwitchOutcome::kFailed;
   Version version;              // active version after the switch
   std::string reason;           // when committed: empty, or why its patch was not used
-  std::uint64_t wait_ns = 0;    // PAUSE sent to the last rank's PAUSED
+  std::uint64_t wait_ns = 0;    // PAUSE due to the last rank's PAUSED
   std::uint64_t paused_ns = 0;  // last rank's PAUSED to RESUME sent
   std::uint64_t load_ns = 0;    // LOAD sent to the last rank's LOADED
   std::uint64_t bytes = 0;      // loaded, summed over the ranks

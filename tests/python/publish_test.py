@@ -50,6 +50,16 @@ class Publishing(unittest.TestCase):
             equal(self, held, weights_of(step))
         self.assertEqual(replica.status().active, wsync.Version(1, 7))
 
+    def test_versions_go_on_above_the_highest_step_that_may_be_given(self):
+        held = empty_like(weights_of(0))
+        _, publisher = self.fleet_of(held)
+        highest = 2**62 - 1
+        publisher.publish(weights_of(1), step=highest).wait("committed", DEADLINE_S)
+        for step in (highest + 1, highest + 2):  # which wsync chooses
+            self.assertEqual(publisher.publish(weights_of(2)).wait("committed", DEADLINE_S).step, step)
+        with self.assertRaisesRegex(wsync.InvalidInput, "expected 1 to 4611686018427387903"):
+            publisher.publish(weights_of(3), step=highest + 3)
+
     def test_views_that_are_not_contiguous_arrive_as_they_look(self):
         base = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
         views = {"transposed": base.T, "strided": base[::3, 5:40:7], "reversed": base[::-1], "fortran": np.asfortranarray(base),

@@ -30,7 +30,8 @@ class VersionNames {
   // Another epoch has been claimed. None of its steps is used yet.
   void begin_epoch() noexcept { used_step_ = 0; }
   // The next name under `epoch`: one step above all known steps, or `step` if it is not 0. Returns
-  // kInvalidInput if that step was used or is invalid.
+  // kInvalidInput if that step was used or is above limits::kStepMax. A step of a caller must have
+  // passed check_given_step(); one that wsync has chosen may be above its limit.
   [[nodiscard]] Result<Version> next(std::uint32_t epoch, std::uint64_t step) const;
 
  private:

@@ -144,6 +144,10 @@ void TrainerAgent::publish(PublishJob job) {
 
 void TrainerAgent::handle_push(const std::string& peer, std::uint64_t request,
                                const control::Push& push) {
+  if (const Result<> may = coordinator::check_given_step(push.step); !may)
+    return coordinator_->reply(
+        peer, request,
+        control::ErrorReply{.code = may.error().code(), .message = may.error().message()});
   PublishJob job;
   job.open = [directory = push.directory] { return open_checkpoint_source(directory); };
   job.step = push.step != 0 ? push.step : named_step(push.directory);
@@ -168,7 +172,8 @@ std::uint64_t TrainerAgent::named_step(const std::string& directory) const {
   auto step = step_of(directory);
   if (!step) step = weight_directory_number(std::filesystem::path(directory).filename().string());
   if (!step || *step == 0) return 0;
-  const auto version = coordinator_->next_version(*step);
+  const Result<> may = coordinator::check_given_step(*step);
+  const Result<Version> version = may ? coordinator_->next_version(*step) : fail(may.error());
   if (version || version.error().code() == ErrorCode::kBusy) return *step;
   log_info("{}: its version gets the next free step, because {}", directory,
            version.error().message());

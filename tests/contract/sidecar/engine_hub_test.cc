@@ -16,13 +16,14 @@ namespace {
 
 class EngineHubTest : public testing::Test {
  protected:
-  explicit EngineHubTest(DeviceKind kind = DeviceKind::kSeparate)
+  explicit EngineHubTest(DeviceKind kind = DeviceKind::kSeparate, const PauseLimits& pauses = {})
       : kind_(kind),
         store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
     EngineHubOptions options;
     options.socket = bench_.directory() + "/engines";
     options.target = [this] { return target_; };
     options.devices.kind = kind_;
+    options.pauses = pauses;
     options.on_unusable = [this](const Version& version, const Error&) {
       unusable_.push_back(version);
     };
@@ -115,6 +116,71 @@ TEST_F(EngineHubTest, AVersionThatIsLetGoWhileItsReplicasWaitForTheRunFailsTheir
   hub_->send("a", reload::BeginLoad{
                       .request = 7, .version = {.epoch = 1, .step = 2}, .deadline_ms = 60'000});
   EXPECT_TRUE(a->next<control::BucketReady>());
+}
+
+class PacedHubTest : public EngineHubTest {
+ protected:
+  PacedHubTest()
+      : EngineHubTest(DeviceKind::kUnified, {.at_once = 1,
+                                             .max_wait = std::chrono::hours(1),
+                                             .max_queued = std::chrono::hours(1)}) {}
+  std::unique_ptr<RawEngine> adopting(const std::string& replica, std::uint32_t rank = 0,
+                                      std::uint32_t world_size = 1) {
+    auto made = std::make_unique<RawEngine>(bench_, hub_->socket(), replica, rank);
+    control::EngineHello hello;
+    hello.tensors = model_.tensors();
+    hello.take = control::TakeMode::kAdopt;
+    hello.world_size = world_size;
+    hello.leader = rank == 0;
+    made->say(hello);
+    EXPECT_TRUE(made->next<control::EngineWelcome>());
+    return made;
+  }
+  void pause(const std::string& replica, std::uint64_t request) {
+    hub_->send(replica, reload::SendPause{.request = request, .deadline_ms = 60'000});
+  }
+  static std::uint64_t paused(RawEngine& engine) {
+    const auto asked = engine.next<control::Pause>();
+    return asked ? asked->first.request : 0;
+  }
+};
+
+TEST_F(PacedHubTest, AReplicaThatAdoptsIsAskedWhenTheOneBeforeItIsResumed) {
+  const auto a = adopting("a");
+  const auto b = adopting("b");
+  const auto copies = engine("copies");
+  pause("a", 1);
+  EXPECT_EQ(paused(*a), 1U);
+  a->say(control::Paused{}, 1);
+  pause("b", 2);
+  pause("copies", 3);
+  EXPECT_EQ(paused(*copies), 3U) << "its pause is a copy, which all cores make together";
+  pause("b", 4);
+  hub_->send("a", reload::SendResume{.request = 5});
+  EXPECT_EQ(paused(*b), 4U) << "the one before it was not sent";
+}
+
+TEST_F(PacedHubTest, ARankThatIsLostFreesThePlaceAndTheWaitingPauseIsSent) {
+  const auto a = adopting("a");
+  auto follower = adopting("b", 1, 2);
+  const auto b = adopting("b", 0, 2);
+  pause("a", 1);
+  EXPECT_EQ(paused(*a), 1U);
+  pause("b", 2);
+  follower.reset();  // its replica waits for it, and for the answer of the leader
+  ASSERT_TRUE(bench_.until([&] { return !detached_.empty(); }));
+  hub_->send("a", reload::SendResume{.request = 3});
+  EXPECT_EQ(paused(*b), 2U);
+}
+
+TEST_F(PacedHubTest, AnEngineThatHasEndedHasNoPlace) {
+  auto a = adopting("a");
+  const auto b = adopting("b");
+  pause("a", 1);
+  EXPECT_EQ(paused(*a), 1U);
+  pause("b", 2);
+  a.reset();
+  EXPECT_EQ(paused(*b), 2U);
 }
 
 TEST_F(EngineHubTest, ARankThatSaysLoadedBeforeItsTurnLoadsOnceMoreLikeAnyOther) {

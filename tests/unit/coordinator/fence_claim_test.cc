@@ -163,15 +163,19 @@ TEST(VersionNames, StepsGoOnAboveAllThatAreKnown) {
 }
 
 TEST(VersionNames, AGivenStepLeavesRoomForTheStepsAfterIt) {
-  VersionNames names;
-  const auto refused = names.next(4, kGivenStepMax + 1);
+  const auto refused = check_given_step(kGivenStepMax + 1);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().message(),
             "step 4611686018427387904 is above the limit of 4611686018427387903, which leaves room "
             "for later versions: give a smaller step, or let wsync choose the next free one");
-  EXPECT_EQ(names.next(4, kGivenStepMax).value(), (Version{4, kGivenStepMax}));
+  EXPECT_TRUE(check_given_step(kGivenStepMax));
+  EXPECT_TRUE(check_given_step(0)) << "wsync chooses it";
+  VersionNames names;
   names.note_used(kGivenStepMax);
   EXPECT_EQ(names.next(4, 0).value(), (Version{4, kGivenStepMax + 1}));
+  EXPECT_EQ(names.next(4, kGivenStepMax + 1).value(), (Version{4, kGivenStepMax + 1}))
+      << "which wsync has chosen";
+  EXPECT_FALSE(names.next(4, limits::kStepMax + 1).has_value());
   names.note_seen({3, limits::kStepMax});
   EXPECT_EQ(
       names.next(4, 0).error().message(),

@@ -158,9 +158,20 @@ TEST(Coordinator, StepsEndAndAreNeverNamedTwice) {
     return version ? std::nullopt : std::optional(version.error().code());
   };
   EXPECT_EQ(code(0), ErrorCode::kInvalidInput);  // there is none above
-  EXPECT_EQ(code(kGivenStepMax + 1), ErrorCode::kInvalidInput);
-  EXPECT_EQ(code(kGivenStepMax), std::nullopt);  // of another epoch than what is staged
+  EXPECT_EQ(code(limits::kStepMax + 1), ErrorCode::kInvalidInput);
+  EXPECT_EQ(code(limits::kStepMax), std::nullopt);  // of another epoch than what is staged
   EXPECT_EQ(code(7), std::nullopt);
+}
+
+TEST(Coordinator, PublishesGoOnAboveTheHighestStepThatACallerMayGive) {
+  Fleet fleet;
+  fleet.join("a", Fleet::hello("a", {{1, kGivenStepMax + 5}}));
+  fleet.publish();
+  const auto announce = fleet.last<control::Announce>("a");
+  ASSERT_TRUE(announce.has_value());
+  EXPECT_EQ(announce->second.version,
+            (Version{fleet.coordinator.next_version()->epoch, kGivenStepMax + 6}));
+  EXPECT_TRUE(fleet.rounds.empty());
 }
 
 TEST(Coordinator, AHigherFenceStopsIt) {

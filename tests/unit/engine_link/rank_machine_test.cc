@@ -308,12 +308,12 @@ TEST(RankMachine, ARefusalNamesATensorOnce) {
   Rank rank(Rank::copying());
   rank.send(control::Refuse{.reason = "it does not fit: a (is missing); it may attach later",
                             .problems = {{.tensor = "a", .detail = "is missing"},
-                                         {.tensor = "b", .detail = "has another shape"},
+                                         {.tensor = "b", .detail = "is missing"},
                                          {.detail = "and 5 more problems"}}});
   rank.lose("the other side has closed");
   EXPECT_THAT(rank.texts(),
               ElementsAre("refused: the sidecar refuses this engine: it does not fit: a (is "
-                          "missing); it may attach later; b: has another shape; and 5 more "
+                          "missing); it may attach later; b: is missing; and 5 more "
                           "problems"));
 }
 
