@@ -13,9 +13,8 @@
 //   TCP streams: from the request until all buckets have arrived, for each --bucket and
 //     --connections. A digest of every bucket is computed at the source and checked at the sink.
 //     Baseline: one bare loopback connection without digests.
-//   TLS streams: the same with TLS 1.3 on each connection, as between hosts. Baseline: TCP streams
-//   of
-//     the same shape.
+//   TLS streams: the same with TLS 1.3 on each connection, as between hosts.
+//     Baseline: TCP streams of the same shape.
 //   TCP relay: the same through a sidecar that forwards each bucket as soon as it has received it,
 //     with the first --bucket and the last --connections. Both hops share this machine's cores.
 #pragma once

@@ -14,7 +14,9 @@
 namespace wsync::transport::tls {
 namespace {
 
-// What is encrypted before it is sent, and what is decrypted at once: it stays in the cache.
+// What is encrypted before it is sent, and what is decrypted at once: enough for a turn of the loop
+// at each end, and not more than the second cache of a core. A source keeps two such buffers for
+// each connection, and a receiver one.
 constexpr std::size_t kBatchBytes = 256 * limits::kKiB;
 constexpr std::size_t kRequestsBatchBytes = 20 * limits::kKiB;  // a source reads requests only
 constexpr std::size_t kRecordBytes = 16 * limits::kKiB;
