@@ -279,8 +279,13 @@ Result<> check_nobody_listens(const std::string& path) {
 Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
   WSYNC_TRY(check_socket_path(path));
   WSYNC_TRY(make_private_directory(parent_of(path)));
-  auto lock = how == Claim::kTakeOver ? LockFile::seize(path + ".lock")
-                                      : LockFile::acquire(path + ".lock", path);
+  bool is_held = false;  // by another process of wsync, whose socket is taken with the lock
+  auto lock = [&] {
+    auto acquired = LockFile::acquire(path + ".lock", path);
+    is_held = !acquired && acquired.error().code() == ErrorCode::kBusy;
+    return is_held && how == Claim::kTakeOver ? LockFile::seize(path + ".lock")
+                                              : std::move(acquired);
+  }();
   if (!lock) return fail(lock.error());
   struct stat status{};
   if (::lstat(path.c_str(), &status) == 0) {
@@ -288,7 +293,7 @@ Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
       return fail(
           ErrorCode::kRefused,
           fmt::format("{} exists and is not a socket: remove it, or use another path", path));
-    if (how != Claim::kTakeOver) WSYNC_TRY(check_nobody_listens(path));
+    if (!is_held) WSYNC_TRY(check_nobody_listens(path));
     if (::unlink(path.c_str()) != 0 && errno != ENOENT)
       return fail_errno(fmt::format("remove stale socket {}", path), errno);
   } else if (errno != ENOENT) {

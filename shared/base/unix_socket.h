@@ -88,8 +88,9 @@ enum class Claim : std::uint8_t {
 // file, then releases the lock. It does neither if the path was taken over.
 class SocketPath {
  public:
-  // kBusy while another process holds the path and `how` is kIfFree; kRefused if something other
-  // than a socket exists there.
+  // kBusy while another process holds the path and `how` is kIfFree, and if the socket of a program
+  // that is not of wsync is there, which is never taken over; kRefused if something other than a
+  // socket exists there.
   [[nodiscard]] static Result<SocketPath> claim(const std::string& path,
                                                 Claim how = Claim::kIfFree);
   SocketPath(SocketPath&&) noexcept = default;
