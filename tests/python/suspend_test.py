@@ -116,8 +116,8 @@ class Suspension(unittest.TestCase):
             self.assertEqual(
                 caught.exception.sentence,
                 f"1.2 is withdrawn, but these have not switched back yet: replica 'r0' (rank 0 is suspended (process {os.getpid()}): "
-                "it loads the target when it resumes), replica 'r1' (it has no engine any more: start it, or forget the replica "
-                "with `wsync forget host/r1`)")
+                "it loads the target when it resumes), replica 'r1' (rank 0 is not attached: start its engine, or forget the "
+                "replica with `wsync forget host/r1`)")
             equal(self, other, weights_of(1))
             sleeper.resume()
             until(lambda: sleeper.status().active == wsync.Version(1, 1), "the version before")
