@@ -89,12 +89,20 @@ bool RankTable::is_leader(std::uint32_t rank) const noexcept {
   return rank < ranks_.size() && ranks_[rank].leader;
 }
 
-std::string RankTable::missing() const {
+std::string not_attached(std::span<const std::uint32_t> ranks) {
+  return fmt::format("{} {} not attached", names_of(ranks), ranks.size() == 1 ? "is" : "are");
+}
+
+std::vector<std::uint32_t> RankTable::absent() const {
   std::vector<std::uint32_t> absent;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank)
     if (!is_attached(rank)) absent.push_back(rank);
-  if (absent.empty()) return "every rank is attached";
-  return fmt::format("{} {} not attached", names_of(absent), absent.size() == 1 ? "is" : "are");
+  return absent;
+}
+
+std::string RankTable::missing() const {
+  const std::vector<std::uint32_t> ranks = absent();
+  return ranks.empty() ? "every rank is attached" : not_attached(ranks);
 }
 
 std::string RankTable::unanswered() const {

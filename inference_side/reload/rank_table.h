@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,6 +30,10 @@ enum class RankMemory : std::uint8_t {
 // The transition table, for the protocol documentation.
 [[nodiscard]] TransitionTable rank_transitions();
 
+// "rank 1 is not attached", "ranks 0, 2 and 4 to 7 are not attached". The ranks rise; there is at
+// least one.
+[[nodiscard]] std::string not_attached(std::span<const std::uint32_t> ranks);
+
 // This class has more than 25 methods: most of them are questions of one line about the ranks.
 class RankTable {
  public:
@@ -43,6 +48,8 @@ class RankTable {
   [[nodiscard]] bool is_leader(std::uint32_t rank) const noexcept;
   // Whether every rank is attached.
   [[nodiscard]] bool complete() const noexcept { return attached() == ranks_.size(); }
+  // The ranks that are not attached, in order.
+  [[nodiscard]] std::vector<std::uint32_t> absent() const;
   // A sentence that names every rank that is not attached.
   [[nodiscard]] std::string missing() const;
   // The leader rank; 0 while it is not attached.

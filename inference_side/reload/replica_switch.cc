@@ -438,8 +438,7 @@ void ReplicaSwitch::advance_idle() {
   }
   if (!owes()) return;
   if (!ranks_.complete()) {
-    settle(SwitchOutcome::kFailed,
-           ranks_.attached() == 0 ? std::string(kNoEngineReason) : ranks_.missing());
+    settle(SwitchOutcome::kFailed, ranks_.missing());
   } else if (!needs_load() && serving()) {
     settle(SwitchOutcome::kCommitted, "");
   } else if (silent || is_given_up_ || !waiting) {

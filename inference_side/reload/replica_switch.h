@@ -65,6 +65,8 @@ class ReplicaSwitch {
   [[nodiscard]] bool owes() const noexcept { return outcome_.owed(); }
   [[nodiscard]] std::uint32_t world_size() const noexcept { return options_.world_size; }
   [[nodiscard]] std::uint32_t attached() const noexcept { return ranks_.attached(); }
+  // The ranks that are not attached, in order.
+  [[nodiscard]] std::vector<std::uint32_t> absent() const { return ranks_.absent(); }
   // Number of events that were late, duplicate or for another request.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
   // The time since which it has not served the target; std::nullopt while it serves the target,

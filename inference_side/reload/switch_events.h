@@ -185,8 +185,6 @@ struct SendResume {
   std::uint32_t rank = 0;  // the leader
   std::uint64_t request = 0;
 };
-// The reason of an outcome: no rank of the replica was attached when the decision arrived.
-inline constexpr std::string_view kNoEngineReason = "it has no engine any more";
 // The outcome of `decision`, for the coordinator.
 struct Done {
   control::Decision decision;

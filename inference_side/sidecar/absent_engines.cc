@@ -2,25 +2,11 @@
 
 #include <algorithm>
 
-#include "inference_side/reload/switch_events.h"
+#include "inference_side/reload/rank_table.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
 namespace wsync::agent {
-
-namespace {
-
-// Puts `sentence` in the place of the words about this rank in the reason of a replica, because
-// they say less of it.
-void explain_rank(std::string& reason, std::uint32_t rank, const std::string& sentence) {
-  const std::string plain = fmt::format("rank {} is not attached", rank);
-  if (const auto at = reason.find(plain); at != std::string::npos)
-    reason.replace(at, plain.size(), sentence);
-  else
-    reason += (reason.empty() ? "" : "; ") + sentence;
-}
-
-}  // namespace
 
 void AbsentEngines::add(const std::string& replica, std::uint32_t rank, Absent absent) {
   std::erase_if(ranks_, [&](const auto& entry) { return !is_reported(entry.second, absent.at); });
@@ -69,7 +55,7 @@ Result<> AbsentEngines::check_forget(const std::string& replica) const {
     if (name.first != replica) continue;
     is_known = true;
     if (absent.connection)
-      return fail(ErrorCode::kRefused, fmt::format("replica '{}' rank {} {}: stop its engine first",
+      return fail(ErrorCode::kRefused, fmt::format("replica '{}' rank {} {}; stop its engine first",
                                                    replica, name.second, absent.why));
     if (absent.pid != 0)
       return fail(
@@ -100,34 +86,74 @@ void AbsentEngines::attached(const std::string& replica, std::uint32_t rank, boo
   if (!is_on_trial || !was_refused(replica, rank)) ranks_.erase({replica, rank});
 }
 
-void AbsentEngines::add_to(std::vector<control::ReplicaReport>& reports, TimePoint now) const {
+const AbsentEngines::Absent* AbsentEngines::reported(const std::string& replica, std::uint32_t rank,
+                                                     TimePoint now) const {
+  const auto known = ranks_.find({replica, rank});
+  return known != ranks_.end() && is_reported(known->second, now) ? &known->second : nullptr;
+}
+
+std::string AbsentEngines::where(const std::string& replica,
+                                 const std::vector<std::uint32_t>& ranks, const std::string& advice,
+                                 TimePoint now) const {
+  std::vector<std::string> sentences;
+  std::vector<std::uint32_t> others;
+  for (const std::uint32_t rank : ranks) {
+    if (const Absent* absent = reported(replica, rank, now))
+      sentences.push_back(fmt::format("rank {} {}", rank, absent->why));
+    else
+      others.push_back(rank);
+  }
+  if (!others.empty()) sentences.push_back(reload::not_attached(others) + advice);
+  return fmt::format("{}", fmt::join(sentences, "; "));
+}
+
+void AbsentEngines::add_to(std::vector<control::ReplicaReport>& reports, const MissingOf& missing,
+                           TimePoint now) const {
+  for (control::ReplicaReport& report : reports) {
+    const std::vector<std::uint32_t> ranks = missing(report.replica).ranks;
+    if (ranks.empty()) continue;
+    const std::string plain = reload::not_attached(ranks);
+    if (const auto at = report.reason.find(plain); at != std::string::npos)
+      report.reason.replace(at, plain.size(), where(report.replica, ranks, {}, now));
+  }
+  const std::size_t known = reports.size();
   for (const auto& [name, absent] : ranks_) {
     if (!is_reported(absent, now)) continue;
+    const auto report = std::ranges::find(reports, name.first, &control::ReplicaReport::replica);
+    if (report < reports.begin() + static_cast<std::ptrdiff_t>(known)) continue;
     const std::string sentence = fmt::format("rank {} {}", name.second, absent.why);
-    const auto known = std::ranges::find(reports, name.first, &control::ReplicaReport::replica);
-    if (known == reports.end()) {
-      if (reports.size() < limits::kReplicaCount)
-        reports.push_back(
-            {.replica = name.first, .world_size = absent.world_size, .reason = sentence});
-    } else if (known->ranks_attached < known->world_size) {
-      explain_rank(known->reason, name.second, sentence);
-    }
+    if (report != reports.end())
+      report->reason += "; " + sentence;
+    else if (reports.size() < limits::kReplicaCount)
+      reports.push_back(
+          {.replica = name.first, .world_size = absent.world_size, .reason = sentence});
   }
 }
 
 void AbsentEngines::explain(std::vector<control::ReplicaOutcome>& outcomes,
-                            const std::string& sidecar, TimePoint now) const {
+                            const MissingOf& missing, const std::string& sidecar,
+                            TimePoint now) const {
   for (control::ReplicaOutcome& outcome : outcomes) {
-    const bool has_none = outcome.reason == reload::kNoEngineReason;
-    if (!has_none && !outcome.reason.ends_with("not attached")) continue;
-    std::string reason = has_none ? std::string() : outcome.reason;
-    for (const auto& [name, absent] : ranks_)
-      if (name.first == outcome.replica && is_reported(absent, now))
-        explain_rank(reason, name.second, fmt::format("rank {} {}", name.second, absent.why));
-    if (reason.empty())
-      reason = fmt::format("{}: start it, or forget the replica with `wsync forget {}/{}`",
-                           outcome.reason, sidecar, outcome.replica);
-    outcome.reason = std::move(reason);
+    const MissingRanks found = missing(outcome.replica);
+    if (found.ranks.empty()) continue;
+    const std::string plain = reload::not_attached(found.ranks);
+    if (!outcome.reason.ends_with(plain)) continue;
+    const auto unknown = std::ranges::count_if(found.ranks, [&](std::uint32_t rank) {
+      return reported(outcome.replica, rank, now) == nullptr;
+    });
+    // A replica is not forgotten while processes of it live.
+    const Result<> forgettable = check_forget(outcome.replica);
+    const bool may_be_forgotten =
+        found.are_all && (forgettable || forgettable.error().code() == ErrorCode::kNotFound);
+    outcome.reason.resize(outcome.reason.size() - plain.size());
+    outcome.reason +=
+        where(outcome.replica, found.ranks,
+              fmt::format(": start {}{}", unknown == 1 ? "its engine" : "their engines",
+                          may_be_forgotten
+                              ? fmt::format(", or forget the replica with `wsync forget {}/{}`",
+                                            sidecar, outcome.replica)
+                              : ""),
+              now);
   }
 }
 
@@ -135,9 +161,7 @@ std::vector<control::VerifyRank> AbsentEngines::unverified(TimePoint now) const 
   std::vector<control::VerifyRank> ranks;
   for (const auto& [name, absent] : ranks_)
     if (is_reported(absent, now))
-      ranks.push_back({.replica = name.first,
-                       .rank = name.second,
-                       .failure = "it is not attached: it " + absent.why});
+      ranks.push_back({.replica = name.first, .rank = name.second, .failure = "it " + absent.why});
   return ranks;
 }
 

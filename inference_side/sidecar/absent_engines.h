@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -29,6 +30,14 @@ struct StartingRank {
   std::uint64_t pid = 0;      // 0: in another PID namespace
   bool is_suspended = false;  // it was attached before, and has given its memory away
 };
+
+// The ranks of a replica that are not attached, in order, and whether they are all of its ranks.
+struct MissingRanks {
+  std::vector<std::uint32_t> ranks;
+  bool are_all = false;
+};
+// Returns those of the replica of this name; no ranks if it is not known.
+using MissingOf = std::function<MissingRanks(const std::string& replica)>;
 
 class AbsentEngines {
  public:
@@ -54,12 +63,15 @@ class AbsentEngines {
   // Names of the replicas that are known, reported or not.
   [[nodiscard]] std::set<std::string> replicas() const;
   // Adds the starting ranks, and the refusals of the last kept_for(), to the reports: to the reason
-  // of a replica that lacks ranks, or as an absent replica of its own.
-  void add_to(std::vector<control::ReplicaReport>& reports, TimePoint now) const;
-  // Completes the reasons of outcomes that say that ranks of a replica are not attached: where each
-  // of them is, and what to do about a replica that has no engine. `sidecar`: the name of this one.
-  void explain(std::vector<control::ReplicaOutcome>& outcomes, const std::string& sidecar,
-               TimePoint now) const;
+  // of a replica that lacks ranks, or as an absent replica of its own. A reason that says which
+  // ranks are not attached goes on to say that of those alone of which nothing is known here.
+  void add_to(std::vector<control::ReplicaReport>& reports, const MissingOf& missing,
+              TimePoint now) const;
+  // Completes the reasons of outcomes that end with the ranks of a replica that are not attached:
+  // where each of them is, and what to do about those of which nothing is known here. `sidecar`:
+  // the name of this one.
+  void explain(std::vector<control::ReplicaOutcome>& outcomes, const MissingOf& missing,
+               const std::string& sidecar, TimePoint now) const;
   // The same ranks, as the results of a verification.
   [[nodiscard]] std::vector<control::VerifyRank> unverified(TimePoint now) const;
   // A refused engine whose process cannot be watched may have ended, so it is not reported for
@@ -80,6 +92,14 @@ class AbsentEngines {
     return rank.connection || rank.pid != 0 || now - rank.at <= kept_for();
   }
   void add(const std::string& replica, std::uint32_t rank, Absent absent);
+  // What is known of the rank and reported; nullptr if nothing is.
+  [[nodiscard]] const Absent* reported(const std::string& replica, std::uint32_t rank,
+                                       TimePoint now) const;
+  // One sentence for each of these ranks that is known, and one for all the others, which ends with
+  // `advice`.
+  [[nodiscard]] std::string where(const std::string& replica,
+                                  const std::vector<std::uint32_t>& ranks,
+                                  const std::string& advice, TimePoint now) const;
 
   std::map<std::pair<std::string, std::uint32_t>, Absent> ranks_;  // by replica and rank
 };

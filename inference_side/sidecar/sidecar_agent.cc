@@ -266,7 +266,7 @@ Result<> SidecarAgent::open_pages() {
   };
   facts.readiness = [this] {
     std::vector<control::ReplicaReport> absent;
-    hub_->absent().add_to(absent, now());
+    hub_->absent().add_to(absent, missing_ranks(), now());
     metrics::Readiness ready = sidecar_readiness(replica_facts(*sidecar_, metrics_, now()), absent);
     if (!ready.ready && !no_transport_.empty()) ready.reason += "; " + no_transport_;
     return ready;
@@ -326,13 +326,21 @@ void SidecarAgent::execute(const staging::Reply& command) {
 control::Message SidecarAgent::with_engines(control::Message message) const {
   if (auto* hello = std::get_if<control::Hello>(&message)) add_engines(hello->replicas);
   if (auto* switched = std::get_if<control::Switched>(&message))
-    hub_->absent().explain(switched->outcomes, config_.name, now());
+    hub_->absent().explain(switched->outcomes, missing_ranks(), config_.name, now());
   return message;
+}
+
+MissingOf SidecarAgent::missing_ranks() const {
+  return [this](const std::string& replica) -> MissingRanks {
+    const auto known = sidecar_->replicas().find(replica);
+    if (known == sidecar_->replicas().end()) return {};
+    return {.ranks = known->second.absent(), .are_all = known->second.attached() == 0};
+  };
 }
 
 void SidecarAgent::add_engines(std::vector<control::ReplicaReport>& reports) const {
   hub_->add_to(reports);
-  hub_->absent().add_to(reports, now());
+  hub_->absent().add_to(reports, missing_ranks(), now());
 }
 
 bool SidecarAgent::leave() {

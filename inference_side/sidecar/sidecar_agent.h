@@ -66,6 +66,8 @@ class SidecarAgent {
   void add_engines(std::vector<control::ReplicaReport>& reports) const;
   // The same message; a Hello or a Switched also says what is known of engines that are absent.
   [[nodiscard]] control::Message with_engines(control::Message message) const;
+  // Borrows this object.
+  [[nodiscard]] MissingOf missing_ranks() const;
   void step(decltype(staging::SidecarEvent::what) what);
   void execute(const staging::Reply& command);
   void execute(const staging::Welcomed& command);

@@ -188,8 +188,8 @@ Result<> make_private_directory(const std::string& path) {
   return {};
 }
 
-Result<LockFile> LockFile::acquire(const std::string& path, const std::string& what,
-                                   Naming naming) {
+Result<LockFile> LockFile::acquire(const std::string& path, const std::string& what, Naming naming,
+                                   const std::string& advice) {
   for (;;) {
     UniqueFd fd = UniqueFd::made_by(
         [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); });
@@ -203,8 +203,9 @@ Result<LockFile> LockFile::acquire(const std::string& path, const std::string& w
                     fmt::format("{} is held by this process ({}) already: close what holds it "
                                 "first, or use another path",
                                 held, ::getpid()));
-      return fail(ErrorCode::kBusy, fmt::format("{} is held by {}: stop it, or use another path",
-                                                held, holder_of(fd.get())));
+      return fail(ErrorCode::kBusy,
+                  fmt::format("{} is held by {}: stop it, or use another path{}{}", held,
+                              holder_of(fd.get()), advice.empty() ? "" : "; ", advice));
     }
     // The last holder may have removed the file between our open() and our flock().
     if (!still_names(path, fd.get())) continue;
@@ -276,11 +277,17 @@ Result<> check_nobody_listens(const std::string& path) {
 
 }  // namespace
 
-Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
+Result<SocketPath> SocketPath::claim(const std::string& path, Claim how,
+                                     const std::string& advice) {
   WSYNC_TRY(check_socket_path(path));
   WSYNC_TRY(make_private_directory(parent_of(path)));
-  auto lock = how == Claim::kTakeOver ? LockFile::seize(path + ".lock")
-                                      : LockFile::acquire(path + ".lock", path);
+  bool is_held = false;  // by another process of wsync, whose socket is taken with the lock
+  auto lock = [&] {
+    auto acquired = LockFile::acquire(path + ".lock", path, LockFile::Naming::kRequired, advice);
+    is_held = !acquired && acquired.error().code() == ErrorCode::kBusy;
+    return is_held && how == Claim::kTakeOver ? LockFile::seize(path + ".lock")
+                                              : std::move(acquired);
+  }();
   if (!lock) return fail(lock.error());
   struct stat status{};
   if (::lstat(path.c_str(), &status) == 0) {
@@ -288,7 +295,7 @@ Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
       return fail(
           ErrorCode::kRefused,
           fmt::format("{} exists and is not a socket: remove it, or use another path", path));
-    if (how != Claim::kTakeOver) WSYNC_TRY(check_nobody_listens(path));
+    if (!is_held) WSYNC_TRY(check_nobody_listens(path));
     if (::unlink(path.c_str()) != 0 && errno != ENOENT)
       return fail_errno(fmt::format("remove stale socket {}", path), errno);
   } else if (errno != ENOENT) {

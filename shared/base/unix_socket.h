@@ -54,10 +54,12 @@ class LockFile {
   // error: the lock itself needs no room.
   enum class Naming : std::uint8_t { kRequired, kIfRoom };
   // kBusy while another holder lives; the sentence names its process id, and `what` the lock
-  // protects (empty: the file itself). Never waits.
+  // protects (empty: the file itself). `advice` follows it behind a semicolon if that holder is
+  // another process. Never waits.
   [[nodiscard]] static Result<LockFile> acquire(const std::string& path,
                                                 const std::string& what = {},
-                                                Naming naming = Naming::kRequired);
+                                                Naming naming = Naming::kRequired,
+                                                const std::string& advice = {});
   // The same, but takes the lock over from a live holder: a new file of ours replaces its file. The
   // old holder can detect this with taken_by().
   [[nodiscard]] static Result<LockFile> seize(const std::string& path);
@@ -88,10 +90,12 @@ enum class Claim : std::uint8_t {
 // file, then releases the lock. It does neither if the path was taken over.
 class SocketPath {
  public:
-  // kBusy while another process holds the path and `how` is kIfFree; kRefused if something other
-  // than a socket exists there.
-  [[nodiscard]] static Result<SocketPath> claim(const std::string& path,
-                                                Claim how = Claim::kIfFree);
+  // kBusy while another process holds the path and `how` is kIfFree, and if the socket of a program
+  // that is not of wsync is there, which is never taken over; kRefused if something other than a
+  // socket exists there.
+  // `advice`: as for LockFile::acquire().
+  [[nodiscard]] static Result<SocketPath> claim(const std::string& path, Claim how = Claim::kIfFree,
+                                                const std::string& advice = {});
   SocketPath(SocketPath&&) noexcept = default;
   SocketPath& operator=(SocketPath&&) = delete;
   ~SocketPath();

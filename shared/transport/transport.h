@@ -34,6 +34,7 @@ struct TransportOptions {
   // keys, or the network is trusted.
   std::optional<PairSecret> secret;
   Claim claim = Claim::kIfFree;  // of a socket in run_dir that another process serves
+  std::string advice = {};       // what else can be done then (SocketPath::claim())
   // How long a source waits for a requested version that is not offered yet.
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
 };

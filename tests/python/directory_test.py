@@ -161,6 +161,15 @@ class WrittenAndRead(Directories):
                                         "epoch is higher"):
                 wsync.directory.Writer(self.folder)
 
+    def test_the_highest_step(self):
+        with wsync.directory.Writer(self.folder) as writer:
+            self.assertEqual(writer.publish(weights_of(1), step=2**63 - 2).version.step, 2**63 - 2)
+            self.assertEqual(writer.publish(weights_of(2)).version.step, 2**63 - 1)
+            for step in (None, 2**63):
+                with self.assertRaisesRegex(wsync.InvalidInput, f"step is {2**63}, expected 1 to {2**63 - 1}$"):
+                    writer.publish(weights_of(3), step=step)
+            self.assertEqual(self.latest(), f"weight_v{2**63 - 1}")
+
     def test_what_cannot_be_written_changes_nothing(self):
         with wsync.directory.Writer(self.folder) as writer:
             writer.publish(weights_of(1), step=5)

@@ -458,13 +458,14 @@ class Refusals(unittest.TestCase):
         self.assertIn("tensor a: dtype 'F23' is unknown; did you mean 'F32'?", caught.exception.sentence)
         for step, said in (("14", "step is '14' (str), expected a whole number such as 14; did you mean 14?"),
                            ("x", "step is 'x' (str), expected a whole number such as 14"), (14.0, "step is 14.0 (float), expected"),
-                           (True, "step is True (bool)"), (b"1", "(bytes)"), (0, "step is 0, expected 1 to"), (-1, "step is -1"),
+                           (True, "step is True (bool)"), (b"1", "(bytes)"), (0, "step is 0, expected 1 to 4611686018427387903"), (-1, "step is -1"),
                            (2**62, "expected 1 to 4611686018427387903, which leaves room for later versions"), (2**63, "expected 1 to")):
             for call in (lambda: publisher.publish(weights, step=step), lambda: publisher.version(step)):
                 with self.assertRaises(ValueError) as caught:
                     call()
                 self.assertIsInstance(caught.exception, wsync.InvalidInput)
                 self.assertIn(said, str(caught.exception))
+                self.assertEqual("leaves room" in str(caught.exception), step in (2**62, 2**63), step)
         self.assertEqual(publisher.publish(weights, step=np.int64(14)).step, 14)
 
     def test_names_of_dtypes(self):

@@ -108,6 +108,11 @@ class Readers(unittest.TestCase):
                 reader.open(timeout=0.1)
             with self.assertRaisesRegex(wsync.DeadlineExceeded, "no version of step 5 has been staged"):
                 reader.open(5, timeout=0.1)
+            # A step that is looked up may be higher than those that may be given to a publish.
+            with self.assertRaisesRegex(wsync.DeadlineExceeded, f"no version of step {2**63 - 1} has been staged"):
+                reader.open(2**63 - 1, timeout=0.1)
+            with self.assertRaisesRegex(wsync.InvalidInput, f"step is {2**63}, expected 0 to {2**63 - 1}$"):
+                reader.open(2**63, timeout=0.1)
             version = self.committed(1)
             reader.open(timeout=DEADLINE_S).close()
             with self.assertRaisesRegex(wsync.DeadlineExceeded, f"no version has replaced {version}"):

@@ -116,11 +116,29 @@ class Suspension(unittest.TestCase):
             self.assertEqual(
                 caught.exception.sentence,
                 f"1.2 is withdrawn, but these have not switched back yet: replica 'r0' (rank 0 is suspended (process {os.getpid()}): "
-                "it loads the target when it resumes), replica 'r1' (it has no engine any more: start it, or forget the replica "
-                "with `wsync forget host/r1`)")
+                "it loads the target when it resumes), replica 'r1' (rank 0 is not attached: start its engine, or forget the "
+                "replica with `wsync forget host/r1`)")
             equal(self, other, weights_of(1))
             sleeper.resume()
             until(lambda: sleeper.status().active == wsync.Version(1, 1), "the version before")
+
+    def test_a_rollback_accounts_for_every_rank_of_a_replica(self):
+        with self.fleet.publisher() as publisher:
+            ranks = [self.replica("tp", rank=rank, world_size=3, leader=rank == 0)[0] for rank in range(3)]
+            _, other = self.replica("r1")
+            publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            ranks[0].suspend()
+            for rank in ranks[1:]:
+                rank.close()
+            missing = (f"rank 0 is suspended (process {os.getpid()}): it loads the target when it resumes; "
+                       "ranks 1 and 2 are not attached")
+            until(lambda: self.reason("tp") == missing, "that status says it of each")
+            publisher.publish(weights_of(2)).wait(timeout=DEADLINE_S)
+            with self.assertRaises(wsync.Partial) as caught:
+                publisher.roll_back(timeout=DEADLINE_S)
+            self.assertEqual(caught.exception.sentence, "1.2 is withdrawn, but these have not switched back yet: replica 'tp' "
+                                                        f"({missing}: start their engines)")
+            equal(self, other, weights_of(1))
 
     def test_a_fleet_that_sleeps_while_its_trainer_trains(self):
         with self.fleet.publisher() as publisher:

@@ -40,7 +40,7 @@ class Starting(unittest.TestCase):
             code, answer = fleet.ask("verify")
             self.assertNotEqual(code, 0, answer)
             self.assertEqual([r["failure"] for r in answer["result"]["ranks"]],
-                             [f"it is not attached: it {sentence.removeprefix('rank 0 ')}"])
+                             [f"it {sentence.removeprefix('rank 0 ')}"])
             fleet.tell(engine, "attach")
             fleet.event(engine, "attached")
             fleet.until(lambda: fleet.replicas()["slow"]["ranks_attached"] == 1, "the engine")

@@ -20,6 +20,7 @@
 #include "shared/observe/metrics/catalog.h"
 #include "trainer_side/coordinator/missing_replicas.h"
 #include "trainer_side/coordinator/page/page_routes.h"
+#include "trainer_side/publish/fleet_place.h"
 
 namespace wsync::publish {
 namespace {
@@ -180,7 +181,8 @@ Result<> CoordinatorAgent::listen() {
   control::RouterOptions options{.address = config_.listen,
                                  .times = {.heartbeat_interval = config_.heartbeat.interval,
                                            .silence_deadline = config_.heartbeat.deadline},
-                                 .take_over = config_.take_over};
+                                 .take_over = config_.take_over,
+                                 .advice = std::string(kTakeOverAdvice)};
   if (!config_.keys.empty()) {
     keys_ = WSYNC_TRY(KeyWatch::create(config_.keys));
     options.keys = keys_->router_keys();
@@ -200,7 +202,9 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
   // lock is taken after the address is bound, because operators identify a coordinator by its
   // address.
   const std::string path = (state_folder(config_) / "coordinator.lock").string();
-  auto lock = config_.take_over ? LockFile::seize(path) : LockFile::acquire(path);
+  auto lock = config_.take_over ? LockFile::seize(path)
+                                : LockFile::acquire(path, {}, LockFile::Naming::kRequired,
+                                                    std::string(kTakeOverAdvice));
   if (!lock) return fail(lock.error().with_context("the state of fleet '" + config_.fleet + "'"));
   state_lock_.emplace(std::move(*lock));
   if (record_before_) log_record(*record_before_, config_.deadlines.gather);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
@@ -19,6 +20,11 @@ struct PlaceHolder {
   std::string sentence;  // "PATH is held by process 12 (wsync push)"
   bool ends_by_itself = false;
 };
+// What else can be done if another process holds the lock of a place. It may hang instead of
+// serving the fleet. A TCP port has no lock and cannot be taken over.
+inline constexpr std::string_view kTakeOverAdvice =
+    "if that process hangs, start a trainer with --take-over (`take_over: true` in its settings), "
+    "which takes the fleet from it";
 // Returns a holder, a command that ends by itself first; std::nullopt if nobody holds a place. Any
 // thread.
 [[nodiscard]] std::optional<PlaceHolder> holder_of_place(const config::TrainerConfig& config);

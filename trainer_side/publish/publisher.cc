@@ -9,6 +9,7 @@
 #include "shared/config/address.h"
 #include "shared/config/trainer_config.h"
 #include "shared/transport/make_transport.h"
+#include "trainer_side/publish/fleet_place.h"
 
 namespace wsync::publish {
 namespace {
@@ -53,7 +54,8 @@ Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,
       .advertise = network.advertise,
       .security = network.data_security,
       .secret = publisher->secret_,
-      .claim = config.take_over ? Claim::kTakeOver : Claim::kIfFree};
+      .claim = config.take_over ? Claim::kTakeOver : Claim::kIfFree,
+      .advice = std::string(kTakeOverAdvice)};
   auto transports = WSYNC_TRY(transport::make_transports(
       network.transport,
       [&loop](std::function<void()> task, std::source_location made) {

@@ -16,19 +16,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
 
-// Another process has a place that this coordinator needs. It may hang instead of serving the
-// fleet.
-Error with_take_over(const Error& error, bool takes_over) {
-  const bool is_other = error.message().find("held by this process") == std::string::npos;
-  if (error.code() != ErrorCode::kBusy || takes_over || !is_other) return error;
-  return Error(error.code(),
-               error.message() +
-                   "; if that process hangs, start a trainer with --take-over "
-                   "(`take_over: true` in its settings), which takes the fleet from "
-                   "it",
-               error.where());
-}
-
 // An event that the queue refuses is a defect. It has changed nothing, so training continues.
 void log_refused(const Error& error) { log_error("publish queue: {}", error.message()); }
 
@@ -51,14 +38,11 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   agent->publisher_ = WSYNC_TRY(Publisher::create(loop, config));
   // Bind the control address before the sockets of this host and the lock, so that the error of a
   // second coordinator is about the control address.
-  const auto take_places = [&]() -> Result<> {
-    agent->coordinator_ = WSYNC_TRY(
-        CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
-    WSYNC_TRY(agent->publisher_->listen());
-    return agent->coordinator_->open(agent->publisher_->transports(), agent->publisher_->secret());
-  };
-  if (const Result<> taken = take_places(); !taken)
-    return fail(with_take_over(taken.error(), config.take_over));
+  agent->coordinator_ = WSYNC_TRY(
+      CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
+  WSYNC_TRY(agent->publisher_->listen());
+  WSYNC_TRY(
+      agent->coordinator_->open(agent->publisher_->transports(), agent->publisher_->secret()));
   if (!config.directory.publish.empty())
     agent->directory_ = WSYNC_TRY(DirectoryPublisher::create(
         loop, config.directory,

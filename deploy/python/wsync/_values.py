@@ -28,11 +28,14 @@ class Version:
         raise InvalidInput(f"'{text}' is no version; expected epoch.step, such as 1.3")
 
 
-_STEP_MAX = 2**62 - 1  # leaves room for the next free steps after it
+STEP_MAX = 2**63 - 1  # of any version
 
 
-def step_of(step: Any, what: str = "step", minimum: int = 1) -> int:
+def step_of(step: Any, minimum: int = 1, maximum: int = STEP_MAX, why_below: str = "") -> int:
     """A step that a user gives, as an integer: an int, or an integer of NumPy or torch.
+
+    Args:
+        why_below: of a step above `maximum`: why that is the limit; continues the sentence.
 
     Raises:
         InvalidInput: it is none, or out of range.
@@ -43,9 +46,9 @@ def step_of(step: Any, what: str = "step", minimum: int = 1) -> int:
         number = operator.index(step)
     except TypeError:
         text = f"; did you mean {int(step)}?" if isinstance(step, str) and step.isdecimal() else ""
-        raise InvalidInput(f"{what} is {step!r} ({type(step).__name__}), expected a whole number such as 14{text}") from None
-    if not minimum <= number <= _STEP_MAX:
-        raise InvalidInput(f"{what} is {number}, expected {minimum} to {_STEP_MAX}, which leaves room for later versions")
+        raise InvalidInput(f"step is {step!r} ({type(step).__name__}), expected a whole number such as 14{text}") from None
+    if not minimum <= number <= maximum:
+        raise InvalidInput(f"step is {number}, expected {minimum} to {maximum}{why_below if number > maximum else ''}")
     return number
 
 

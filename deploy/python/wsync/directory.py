@@ -121,7 +121,7 @@ class Writer:
             ResourceExhausted: the file system is full. The sentence has the directory, the bytes needed and those free.
             Error: the directory cannot be written. After any error `latest` and the directories are as before.
         """
-        step = self._step + 1 if step is None else step_of(step)
+        step = step_of(self._step + 1 if step is None else step)
         if step <= self._step:
             raise InvalidInput(f"step is {step}, expected more than {self._step}, the step of the version before")
         given: dict[Any, tuple] = {}

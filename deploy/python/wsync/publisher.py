@@ -49,8 +49,11 @@ def _texts(settings: Union[Mapping[str, Any], Iterable[str], None], prefix: str 
     return texts
 
 
+_STEP_MAX = 2**62 - 1  # of a publish: the next free steps after it are those of later versions
+
+
 def _step(step: Optional[int]) -> int:
-    return 0 if step is None else step_of(step)
+    return 0 if step is None else step_of(step, maximum=_STEP_MAX, why_below=", which leaves room for later versions")
 
 
 # The publishers of this process that coordinate a fleet and are not closed.

@@ -34,6 +34,14 @@ std::optional<std::string> why_not_at(const std::string& path) {
   return std::nullopt;
 }
 
+bool is_of_sidecar(const std::filesystem::path& socket) { return socket.extension() == ".control"; }
+
+// Whether a process of this user listens at the path. Its queue of connections may be full.
+bool has_listener(const std::string& path) {
+  const auto socket = connect_unix(path, TimePoint{});
+  return socket || socket.error().code() == ErrorCode::kDeadline;
+}
+
 // Connects a non-blocking socket. Returns the errno of the attempt; 0 if it is connected or
 // pending.
 int try_connect(const sockaddr* address, socklen_t size) {
@@ -70,6 +78,12 @@ std::optional<std::string> why_nobody_listens(const std::string& address) {
   return parsed->path.empty() ? why_not_on(parsed->endpoint) : why_not_at(parsed->path);
 }
 
+AddressKind address_kind(const std::string& address) {
+  const auto parsed = parse_port_address(address);
+  if (!parsed || parsed->path.empty()) return AddressKind::kPort;
+  return is_of_sidecar(parsed->path) ? AddressKind::kSidecar : AddressKind::kSocket;
+}
+
 std::string who_listens(const std::string& address) {
   const auto parsed = parse_port_address(address);
   if (!parsed || parsed->path.empty()) return {};
@@ -77,10 +91,10 @@ std::string who_listens(const std::string& address) {
   if (!socket) return {};
   const auto peer = peer_credentials(socket->get());
   if (!peer) return {};
-  return fmt::format(
-      ", although process {} listens there: it hangs, or it is no coordinator, as at the engine "
-      "socket of a sidecar",
-      peer->pid);
+  return fmt::format(", although process {} listens there: it hangs, or it is no {}", peer->pid,
+                     is_of_sidecar(parsed->path)
+                         ? "sidecar"
+                         : "coordinator, as at the engine socket of a sidecar");
 }
 
 std::string where_sidecars_answer(const std::string& address) {
@@ -94,8 +108,9 @@ std::string where_sidecars_answer(const std::string& address) {
   std::error_code error;
   for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
        at.increment(error))
-    if (at->path().extension() == ".control" && at->path() != parsed->path)
+    if (is_of_sidecar(at->path()) && at->path() != parsed->path && has_listener(at->path()))
       found.push_back("ipc://" + at->path().string());
+  if (found.empty() && is_of_sidecar(parsed->path)) return {};
   if (found.empty())
     return fmt::format("a sidecar NAME answers status, verify and plan at ipc://{}/NAME.control",
                        folder.string());

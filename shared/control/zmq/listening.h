@@ -1,6 +1,7 @@
 // Whether any process listens at an address, which the kernel knows without asking that process.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -15,9 +16,18 @@ namespace wsync::control {
 // 12 listens there", and what that may be. Empty for a port, and if no process listens. Thread:
 // any; does not wait.
 [[nodiscard]] std::string who_listens(const std::string& address);
-// Where sidecars answer requests, as a sentence for whoever has found no trainer at `address`: the
-// addresses of those that have sockets in the folder of this address (at most three are named), or
-// how such an address is made. Thread: any; reads the folder.
+// What answers requests at an address, as its form says.
+enum class AddressKind : std::uint8_t {
+  kSocket,   // a trainer, at a socket that another one can take over
+  kSidecar,  // a sidecar: the socket is named NAME.control
+  kPort,     // a trainer, at a TCP port
+};
+// kPort also for an address that is malformed. Thread: any.
+[[nodiscard]] AddressKind address_kind(const std::string& address);
+// Where sidecars answer requests, as a sentence for whoever has found nobody at `address`: the
+// addresses in the folder of this address at which processes listen (at most three are named). If
+// there are none, how such an address is made; empty if `address` is that of a sidecar. Thread:
+// any; reads the folder, does not wait.
 [[nodiscard]] std::string where_sidecars_answer(const std::string& address);
 
 }  // namespace wsync::control

@@ -23,6 +23,9 @@ struct RouterOptions {
   PortTimes times;
   // ipc:// only: take over an address that another process holds (Claim::kTakeOver)
   bool take_over = false;
+  // ipc:// only: what else can be done if another process holds the lock of the address
+  // (SocketPath::claim())
+  std::string advice = {};
   std::optional<RouterKeys> keys = {};  // none: everybody who reaches the address is admitted
 };
 // Starts to listen. kRefused for an address beyond this host without keys; kInvalidInput for a

@@ -16,26 +16,53 @@
 namespace wsync::control {
 namespace {
 
-constexpr std::string_view kTakeOver =
-    "if a trainer hangs there, start another one with --take-over (`take_over: true` in its "
-    "settings), which takes the fleet from it";
-
-// `takes_over`: a process listens there, so it may be a trainer that hangs.
-Error nobody_at(const std::string& address, const std::string& why, bool takes_over = false) {
-  return Error(ErrorCode::kPeerLost,
-               fmt::format("no process answers at {}: {}; {}, or give the address of one that "
-                           "runs; {}",
-                           address, why, takes_over ? kTakeOver : "start `wsync trainer`",
-                           where_sidecars_answer(address)));
+// What to do about a process at this address that takes a connection and says nothing.
+std::string_view against_hang(const std::string& address) {
+  switch (address_kind(address)) {
+    case AddressKind::kSocket:
+      return "if a trainer hangs there, start another one with --take-over (`take_over: true` in "
+             "its settings), which takes the fleet from it";
+    case AddressKind::kSidecar:
+      return "if the sidecar hangs there, stop its process and start it again";
+    case AddressKind::kPort:
+      break;
+  }
+  return "if a trainer hangs there, stop its process and start it again";
 }
 
-// The wait for the reply is over. A trainer that does not hang says at once what its status is.
+Error nobody_at(const std::string& address, const std::string& why, std::string_view what_to_do) {
+  const std::string elsewhere = where_sidecars_answer(address);
+  return Error(ErrorCode::kPeerLost,
+               fmt::format("no process answers at {}: {}; {}, or give the address of one that "
+                           "runs{}{}",
+                           address, why, what_to_do, elsewhere.empty() ? "" : "; ", elsewhere));
+}
+
+// The kernel knows that no process listens there.
+Error nobody_listens(const std::string& address, const std::string& why) {
+  return nobody_at(address, why,
+                   address_kind(address) == AddressKind::kSidecar ? "start its sidecar"
+                                                                  : "start `wsync trainer`");
+}
+
+// The wait for the connection is over.
+Error not_accepted(const RequestOptions& options) {
+  const std::string who = who_listens(options.address);
+  const std::string why = fmt::format("nothing has accepted the connection within {} ms{}",
+                                      options.connect_deadline.count(), who);
+  // A process may listen at a port even if nothing is known of it.
+  const bool may_hang = !who.empty() || address_kind(options.address) == AddressKind::kPort;
+  return may_hang ? nobody_at(options.address, why, against_hang(options.address))
+                  : nobody_listens(options.address, why);
+}
+
+// The wait for the reply is over. A process that does not hang says at once what its status is.
 Error no_reply(const RequestOptions& options, MessageType type) {
-  return Error(
-      ErrorCode::kDeadline,
-      fmt::format("{}: no reply from {} within {} ms{}{}", message_name(type), options.address,
-                  options.deadline.count(), type == MessageType::kStatus ? "; " : "",
-                  type == MessageType::kStatus ? kTakeOver : ""));
+  const bool hangs = type == MessageType::kStatus;
+  return Error(ErrorCode::kDeadline,
+               fmt::format("{}: no reply from {} within {} ms{}{}", message_name(type),
+                           options.address, options.deadline.count(), hangs ? "; " : "",
+                           hangs ? against_hang(options.address) : ""));
 }
 
 }  // namespace
@@ -54,13 +81,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   };
   Timer deadline(*loop, [&] {
     if (!sent && broken) return end(fail(*broken));
-    if (!sent) {
-      const std::string who = who_listens(options.address);
-      return end(fail(nobody_at(options.address,
-                                fmt::format("nothing has accepted the connection within {} ms{}",
-                                            options.connect_deadline.count(), who),
-                                !who.empty())));
-    }
+    if (!sent) return end(fail(not_accepted(options)));
     end(fail(no_reply(options, type_of(message))));
   });
   Timer quiet(*loop, [&] { options.on_quiet(); });
@@ -118,7 +139,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
                                std::move(callbacks)));
   if (!options.peer_is_starting)
     if (const auto why = why_nobody_listens(options.address))
-      return fail(nobody_at(options.address, *why));
+      return fail(nobody_listens(options.address, *why));
   deadline.start(options.connect_deadline);
   loop->run();
   return std::move(*outcome);

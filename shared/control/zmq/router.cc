@@ -399,8 +399,8 @@ Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop, const RouterOptions& 
   const auto address = WSYNC_TRY(parse_port_address(options.address, options.keys.has_value()));
   auto state = std::make_shared<RouterState>(loop, options, std::move(callbacks));
   if (!address.path.empty()) {
-    auto claimed = WSYNC_TRY(
-        SocketPath::claim(address.path, options.take_over ? Claim::kTakeOver : Claim::kIfFree));
+    auto claimed = WSYNC_TRY(SocketPath::claim(
+        address.path, options.take_over ? Claim::kTakeOver : Claim::kIfFree, options.advice));
     state->path.emplace(std::move(claimed));
   }
   auto socket = WSYNC_TRY(Socket::create(ZMQ_ROUTER, ""));

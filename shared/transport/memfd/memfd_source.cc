@@ -250,7 +250,7 @@ MemfdSource::MemfdSource(std::unique_ptr<Server> server) : server_(std::move(ser
 MemfdSource::~MemfdSource() = default;
 
 Result<std::unique_ptr<MemfdSource>> MemfdSource::listen(MemfdSourceOptions options, Post post) {
-  auto listener = WSYNC_TRY(listen_at(options.path, options.claim));
+  auto listener = WSYNC_TRY(listen_at(options.path, options.claim, options.advice));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return fail_errno("make an eventfd", errno);
   return std::unique_ptr<MemfdSource>(new MemfdSource(std::make_unique<Server>(

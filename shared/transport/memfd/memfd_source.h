@@ -15,6 +15,7 @@ namespace wsync::transport::memfd {
 struct MemfdSourceOptions {
   std::string path;  // of the socket; its directory belongs to this user alone
   Claim claim = Claim::kIfFree;
+  std::string advice = {};  // SocketPath::claim()
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
   // Called on the owner's thread when a process has connected, and when its connection has ended.
   std::function<void(int pid)> on_peer = [](int) {};

@@ -18,6 +18,7 @@ class MemfdTransport final : public Transport {
     return WSYNC_TRY(
         MemfdSource::listen({.path = options_.run_dir + "/" + options_.name + "-host.sock",
                              .claim = options_.claim,
+                             .advice = options_.advice,
                              .offer_wait = options_.offer_wait},
                             post_));
   }

@@ -115,10 +115,10 @@ Result<std::optional<Packet>> receive_packet(int socket) {
   return packet;
 }
 
-Result<Listener> listen_at(const std::string& path, Claim how) {
+Result<Listener> listen_at(const std::string& path, Claim how, const std::string& advice) {
   const auto address = address_of(path);
   if (!address) return fail(address.error());
-  auto claimed = WSYNC_TRY(SocketPath::claim(path, how));
+  auto claimed = WSYNC_TRY(SocketPath::claim(path, how, advice));
   auto socket = WSYNC_TRY(new_socket());
   const auto* any = reinterpret_cast<const sockaddr*>(&*address);
   // Before bind(), the mode of the socket itself becomes the mode of its path.

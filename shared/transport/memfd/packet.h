@@ -33,7 +33,8 @@ struct Listener {
   SocketPath path;
   UniqueFd socket;
 };
-[[nodiscard]] Result<Listener> listen_at(const std::string& path, Claim how);
+[[nodiscard]] Result<Listener> listen_at(const std::string& path, Claim how,
+                                         const std::string& advice = {});
 
 // Connects to `path`. kPeerLost if nobody serves it.
 [[nodiscard]] Result<UniqueFd> connect_to(const std::string& path);

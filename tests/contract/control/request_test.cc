@@ -9,10 +9,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mutex>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include "shared/base/format.h"
 #include "shared/base/unique_fd.h"
@@ -93,6 +95,7 @@ class Request : public testing::Test {
       router = listen_zmq(*loop, {.address = address_, .times = kRequestTimes},
                           {.on_message = on_message})
                    .value();
+      address_ = router->address();  // with the port that the system has chosen
       listening.set_value();
       loop->run();
       router.reset();
@@ -110,11 +113,12 @@ class Request : public testing::Test {
     server_.join();
   }
   // A socket at the path of address_ that nobody listens on.
-  UniqueFd bound_socket() const {
+  // Nobody listens at it yet.
+  UniqueFd bound_socket(const std::string& name = "control.sock") const {
     UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    (directory_ + "/control.sock").copy(address.sun_path, sizeof address.sun_path - 1);
+    (directory_ + "/" + name).copy(address.sun_path, sizeof address.sun_path - 1);
     EXPECT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
     return socket;
   }
@@ -301,15 +305,22 @@ TEST_F(Request, NoReplyInTime) {
 
 TEST_F(Request, WhoFindsNoTrainerIsToldWhereSidecarsAnswer) {
   const auto said = [this] { return request(options(), {}, Status{}).error().message(); };
-  EXPECT_THAT(said(), testing::EndsWith(fmt::format(
-                          "a sidecar NAME answers status, verify and plan at ipc://{}/NAME.control",
-                          directory_)));
-  std::ofstream(directory_ + "/b.control") << "";
+  const std::string none_is_there = fmt::format(
+      "; a sidecar NAME answers status, verify and plan at ipc://{}/NAME.control", directory_);
+  EXPECT_THAT(said(), testing::EndsWith(none_is_there));
+  const UniqueFd dead = bound_socket("0.control");
+  std::ofstream(directory_ + "/1.control") << "no socket";
+  EXPECT_THAT(said(), testing::EndsWith(none_is_there));
+  std::vector<UniqueFd> listening;
+  const auto sidecar = [&](const std::string& name) {
+    listening.push_back(bound_socket(name + ".control"));
+    ASSERT_EQ(::listen(listening.back().get(), 8), 0);
+  };
+  sidecar("b");
   EXPECT_THAT(said(), testing::EndsWith(fmt::format(
                           "; a sidecar answers status, verify and plan at ipc://{}/b.control",
                           directory_)));
-  for (const char* name : {"c", "a", "e", "d"})
-    std::ofstream(fmt::format("{}/{}.control", directory_, name)) << "";
+  for (const char* name : {"c", "a", "e", "d"}) sidecar(name);
   EXPECT_THAT(said(), testing::EndsWith(fmt::format(
                           "; sidecars answer status, verify and plan at ipc://{0}/a.control, "
                           "ipc://{0}/b.control, ipc://{0}/c.control and 2 more",
@@ -317,6 +328,71 @@ TEST_F(Request, WhoFindsNoTrainerIsToldWhereSidecarsAnswer) {
   EXPECT_EQ(where_sidecars_answer("tcp://127.0.0.1:7000"),
             "a sidecar answers status, verify and plan on its host, at the socket NAME.control in "
             "its run_dir");
+}
+
+TEST_F(Request, WhoFindsNoSidecarIsToldOfOthersAndOfNoTrainer) {
+  const std::string address = fmt::format("ipc://{}/s0.control", directory_);
+  const auto said = [&] {
+    return request({.address = address,
+                    .connect_deadline = milliseconds(50),
+                    .deadline = milliseconds(50),
+                    .times = kRequestTimes},
+                   {}, Status{})
+        .error()
+        .message();
+  };
+  const UniqueFd sidecar = bound_socket("s0.control");
+  const std::string dead = fmt::format(
+      "no process answers at {}: its socket is left over from a process that has ended; start its "
+      "sidecar, or give the address of one that runs",
+      address);
+  EXPECT_EQ(said(), dead);
+  const UniqueFd other = bound_socket("s1.control");
+  ASSERT_EQ(::listen(other.get(), 8), 0);
+  const std::string elsewhere =
+      fmt::format("; a sidecar answers status, verify and plan at ipc://{}/s1.control", directory_);
+  EXPECT_EQ(said(), dead + elsewhere);
+  ASSERT_EQ(::listen(sidecar.get(), 8), 0);
+  EXPECT_EQ(said(),
+            fmt::format("no process answers at {}: nothing has accepted the connection within 50 "
+                        "ms, although process {} listens there: it hangs, or it is no sidecar; if "
+                        "the sidecar hangs there, stop its process and start it again, or give "
+                        "the address of one that runs{}",
+                        address, ::getpid(), elsewhere));
+}
+
+TEST_F(Request, ASidecarThatSaysNothingIsNoTrainer) {
+  address_ = fmt::format("ipc://{}/s0.control", directory_);
+  serve([](RouterPort&, const std::string&, const Envelope&, const Message&) {});
+  auto impatient = options();
+  impatient.deadline = milliseconds(50);
+  EXPECT_THAT(request(impatient, {}, Status{}).error().message(),
+              testing::EndsWith(" within 50 ms; if the sidecar hangs there, stop its process and "
+                                "start it again"));
+}
+
+TEST_F(Request, ATrainerThatHangsAtAPortIsNotTakenOver) {
+  constexpr const char* kAgain = "; if a trainer hangs there, stop its process and start it again";
+  const UniqueFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in bound{};
+  bound.sin_family = AF_INET;
+  bound.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof bound;
+  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&bound), size), 0);
+  ASSERT_EQ(::listen(silent.get(), 8), 0);
+  ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&bound), &size), 0);
+  RequestOptions impatient{.address = fmt::format("tcp://127.0.0.1:{}", ntohs(bound.sin_port)),
+                           .connect_deadline = milliseconds(50),
+                           .deadline = milliseconds(50),
+                           .times = kRequestTimes};
+  const std::string not_accepted = request(impatient, {}, Status{}).error().message();
+  EXPECT_THAT(not_accepted, HasSubstr(std::string("within 50 ms") + kAgain + ", or give the"));
+  address_ = "tcp://127.0.0.1:0";
+  serve([](RouterPort&, const std::string&, const Envelope&, const Message&) {});
+  impatient.address = address_;
+  impatient.connect_deadline = std::chrono::hours(1);
+  EXPECT_THAT(request(impatient, {}, Status{}).error().message(),
+              testing::EndsWith(std::string(" within 50 ms") + kAgain));
 }
 
 TEST_F(Request, ThePeerGoesAwayWhileItIsWaitedFor) {

@@ -2,16 +2,20 @@
 #include "trainer_side/publish/trainer_agent.h"
 
 #include <algorithm>
+#include <fcntl.h>
 #include <filesystem>
 #include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/unix_socket.h"
 #include "shared/base/weight_limits.h"
 #include "shared/config/trainer_config.h"
 #include "shared/control/zmq/ports.h"
@@ -24,6 +28,7 @@ using control::Envelope;
 using control::Message;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 // What a coordinator that needs two sidecars waits for before the first one has connected.
 std::string missing_sidecars(const std::string& address) {
@@ -115,6 +120,51 @@ class Agent : public testing::Test {
     *port = ports_.back().get();
   }
 };
+
+constexpr const char* kTakeOver = "; if that process hangs, start a trainer with --take-over ";
+
+// The lock of another process: this process does not know that it has it.
+UniqueFd foreign_lock(const std::string& path) {
+  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  EXPECT_EQ(::flock(lock.get(), LOCK_EX | LOCK_NB), 0);
+  EXPECT_EQ(::write(lock.get(), "1234", 4), 4);
+  return lock;
+}
+
+TEST_F(Agent, WhoFindsALockOfTheFleetHeldIsToldOfTheTakeOver) {
+  ASSERT_TRUE(make_private_directory(directory_ + "/state/default").has_value());
+  for (const char* place : {"control", "trainer-host.sock", "state/default/coordinator"}) {
+    const UniqueFd lock = foreign_lock(fmt::format("{}/{}.lock", directory_, place));
+    const Result<> started = start();
+    ASSERT_FALSE(started.has_value()) << place;
+    EXPECT_EQ(started.error().code(), ErrorCode::kBusy);
+    EXPECT_THAT(started.error().message(),
+                AllOf(HasSubstr(std::string(place)), HasSubstr("is held by process 1234: stop it"),
+                      HasSubstr(kTakeOver)));
+  }
+}
+
+TEST_F(Agent, WhereATakeOverCannotHelpItIsNotAdvised) {
+  const auto refused = [&](const std::string& setting) {
+    const Result<> started = start({setting});
+    if (started) return setting + " is taken";
+    EXPECT_EQ(started.error().code(), ErrorCode::kBusy) << started.error().message();
+    return started.error().message();
+  };
+  const auto other = control::listen_zmq(*loop_, {.address = "tcp://127.0.0.1:0"}, {}).value();
+  EXPECT_THAT(refused("listen=" + other->address()),
+              AllOf(HasSubstr("the address is in use"), Not(HasSubstr("take-over"))));
+  EXPECT_THAT(refused("http.address=" + other->address()),
+              AllOf(HasSubstr("http.address"), Not(HasSubstr("take-over"))));
+  auto listener = ListeningSocket::bind(directory_ + "/other");
+  ASSERT_TRUE(listener.has_value()) << listener.error().message();
+  ASSERT_EQ(::unlink((directory_ + "/other.lock").c_str()), 0);  // so it is nobody's of wsync
+  EXPECT_THAT(refused("listen=ipc://" + directory_ + "/other"),
+              AllOf(HasSubstr("is a socket that is not of wsync"), Not(HasSubstr("take-over"))));
+  const UniqueFd lock = foreign_lock(directory_ + "/pages.lock");
+  EXPECT_THAT(refused("http.address=ipc://" + directory_ + "/pages"),
+              AllOf(HasSubstr("is held by process 1234"), Not(HasSubstr("take-over"))));
+}
 
 TEST_F(Agent, AStoredEpochAboveTheLimitIsRefusedWithItsFile) {
   ASSERT_TRUE(make_private_directory(directory_ + "/state/default").has_value());

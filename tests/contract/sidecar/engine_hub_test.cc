@@ -327,7 +327,7 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelMayAttachWhenNobodyTakesTheOldOneAnd
   EXPECT_EQ(attached.unfit[0].version, kV1);
   EXPECT_THAT(attached.unfit[0].why, testing::HasSubstr(wrong + " (the engine expects ["));
   std::vector<control::ReplicaReport> absent;
-  hub_->absent().add_to(absent, now());
+  hub_->absent().add_to(absent, {}, now());
   EXPECT_TRUE(absent.empty()) << "it was not refused";
 
   // A switch would not ask for it. If one did, the rank would not be sent anything.
@@ -364,7 +364,7 @@ TEST_F(EngineHubTest, AnEngineOfAnotherModelMayAttachWhenNobodyTakesTheOldOneAnd
   EXPECT_THAT(refused->second.reason,
               testing::HasSubstr("it may attach when every engine of that model has ended"));
   absent.clear();
-  hub_->absent().add_to(absent, now());
+  hub_->absent().add_to(absent, {}, now());
   ASSERT_EQ(absent.size(), 2U) << "each has been told one sentence";
   EXPECT_THAT(absent[1].reason, testing::HasSubstr("does not fit the model that is served"));
 }
@@ -479,7 +479,7 @@ TEST_F(LinkedHub, AnEngineThatDeclinesToPauseOrToResumeSaysWhy) {
 TEST_F(EngineHubTest, ARefusedEngineIsReportedBetweenItsAttemptsAndUntilItAttaches) {
   const auto reported = [&] {  // long after it was refused
     std::vector<control::ReplicaReport> absent;
-    hub_->absent().add_to(absent, now() + 3 * AbsentEngines::kept_for());
+    hub_->absent().add_to(absent, {}, now() + 3 * AbsentEngines::kept_for());
     return absent;
   };
   const auto a = engine("a");

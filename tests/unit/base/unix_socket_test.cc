@@ -130,20 +130,23 @@ TEST_F(UnixSocket, TheSocketOfAnotherProgramIsNotTaken) {
     return made;
   };
   const auto busy = [&](const std::string& at, const std::string& who) {
-    const auto refused = ListeningSocket::bind(at);
-    EXPECT_EQ(refused.error().code(), ErrorCode::kBusy);
-    EXPECT_EQ(refused.error().message(),
-              fmt::format("{} is a socket that is not of wsync, and {}: stop that program, or use "
-                          "another path",
-                          at, who));
-    EXPECT_TRUE(std::filesystem::exists(at));
-    EXPECT_FALSE(std::filesystem::exists(at + ".lock"));
+    for (const Claim how : {Claim::kIfFree, Claim::kTakeOver}) {
+      const auto refused = ListeningSocket::bind(at, how);
+      ASSERT_FALSE(refused.has_value());
+      EXPECT_EQ(refused.error().code(), ErrorCode::kBusy);
+      EXPECT_EQ(refused.error().message(),
+                fmt::format("{} is a socket that is not of wsync, and {}: stop that program, or "
+                            "use another path",
+                            at, who));
+      EXPECT_TRUE(std::filesystem::exists(at));
+      EXPECT_FALSE(std::filesystem::exists(at + ".lock"));
+    }
   };
   UniqueFd other = socket_at(path(), SOCK_STREAM);
   ASSERT_EQ(::listen(other.get(), 1), 0);
   busy(path(), fmt::format("process {} listens there", ::getpid()));
   other.reset();
-  EXPECT_TRUE(ListeningSocket::bind(path()).has_value()) << "it is left over";
+  EXPECT_TRUE(ListeningSocket::bind(path(), Claim::kTakeOver).has_value()) << "it is left over";
   const UniqueFd datagrams = socket_at(path("datagrams"), SOCK_DGRAM);
   busy(path("datagrams"), "another program has made it");
 }

@@ -2,17 +2,29 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <set>
 
-#include "inference_side/reload/switch_events.h"
+#include "inference_side/reload/rank_table.h"
 
 namespace wsync::agent {
 namespace {
 
 constexpr TimePoint kRefusedAt{1'000'000'000};
 
+// What a table of this many ranks says of a replica of which `attached` are there.
+MissingRanks lacks(std::uint32_t world_size, const std::set<std::uint32_t>& attached) {
+  MissingRanks missing{.ranks = {}, .are_all = attached.empty()};
+  for (std::uint32_t rank = 0; rank < world_size; ++rank)
+    if (!attached.contains(rank)) missing.ranks.push_back(rank);
+  return missing;
+}
+
+MissingRanks none_known(const std::string& /*replica*/) { return {}; }
+
 std::vector<control::ReplicaReport> reported(const AbsentEngines& refused, TimePoint at,
-                                             std::vector<control::ReplicaReport> reports = {}) {
-  refused.add_to(reports, at);
+                                             std::vector<control::ReplicaReport> reports = {},
+                                             const MissingOf& missing = none_known) {
+  refused.add_to(reports, missing, at);
   return reports;
 }
 
@@ -77,7 +89,7 @@ TEST(AbsentEngines, OnlyWhatMayHaveEndedIsForgotten) {
   absent.starting({.id = reload::EngineId{7}, .replica = "r", .pid = 43}, kRefusedAt);
   EXPECT_EQ(absent.check_forget("r").error().message(),
             "replica 'r' rank 0 is starting (process 43): it attaches when its memory is "
-            "allocated: stop its engine first");
+            "allocated; stop its engine first");
 }
 
 TEST(AbsentEngines, TheSameRefusalIsNewsOnce) {
@@ -107,13 +119,21 @@ TEST(AbsentEngines, TheSameRefusalIsNewsOnce) {
 TEST(AbsentEngines, ARankOfAReplicaThatIsThere) {
   AbsentEngines refused;
   refused.refused("r", 1, "why", kRefusedAt);
-  control::ReplicaReport lacks{
-      .replica = "r", .world_size = 2, .ranks_attached = 1, .reason = "rank 1 is not attached"};
-  EXPECT_EQ(reported(refused, kRefusedAt, {lacks}).at(0).reason, "rank 1 was refused: why");
-  lacks.ranks_attached = 2;
-  lacks.reason = "";
-  EXPECT_EQ(reported(refused, kRefusedAt, {lacks}).at(0).reason, "")
-      << "a second process of a rank is refused while the first one serves";
+  const auto said = [&](std::uint32_t world_size, const std::set<std::uint32_t>& attached) {
+    const MissingRanks missing = lacks(world_size, attached);
+    return reported(refused, kRefusedAt,
+                    {{.replica = "r",
+                      .world_size = world_size,
+                      .ranks_attached = static_cast<std::uint32_t>(attached.size()),
+                      .reason = missing.ranks.empty() ? "" : reload::not_attached(missing.ranks)}},
+                    [&](const std::string&) { return missing; })
+        .at(0)
+        .reason;
+  };
+  EXPECT_EQ(said(2, {0}), "rank 1 was refused: why");
+  EXPECT_EQ(said(3, {0}), "rank 1 was refused: why; rank 2 is not attached");
+  EXPECT_EQ(said(4, {}), "rank 1 was refused: why; ranks 0, 2 and 3 are not attached");
+  EXPECT_EQ(said(2, {0, 1}), "") << "a second process of a rank is refused while the first serves";
 }
 
 TEST(AbsentEngines, AStartingEngineSaysSoUntilItAttachesOrEnds) {
@@ -129,8 +149,7 @@ TEST(AbsentEngines, AStartingEngineSaysSoUntilItAttachesOrEnds) {
   EXPECT_EQ(reports[0].reason,
             "rank 1 is starting (process 42): it attaches when its memory is allocated");
   EXPECT_EQ(absent.unverified(later).at(0).failure,
-            "it is not attached: it is starting (process 42): it attaches when its memory is "
-            "allocated");
+            "it is starting (process 42): it attaches when its memory is allocated");
   EXPECT_FALSE(absent.ended(reload::EngineId{8})) << "another connection";
   EXPECT_TRUE(absent.ended(kFirst));
   EXPECT_TRUE(reported(absent, later).empty());
@@ -150,32 +169,48 @@ TEST(AbsentEngines, ARefusalReplacesTheStartOfThatRank) {
 
 TEST(AbsentEngines, AnOutcomeSaysWhereItsEnginesAreAndWhatToDo) {
   AbsentEngines absent;
-  absent.starting({.id = reload::EngineId{7}, .replica = "sleeps", .pid = 42, .is_suspended = true},
-                  kRefusedAt);
-  absent.starting({.id = reload::EngineId{8},
-                   .replica = "tp",
-                   .rank = 1,
-                   .world_size = 2,
-                   .pid = 43,
-                   .is_suspended = true},
-                  kRefusedAt);
-  const std::string none(reload::kNoEngineReason);
-  std::vector<control::ReplicaOutcome> outcomes = {
-      {.replica = "sleeps", .reason = none},
-      {.replica = "tp", .reason = "rank 1 is not attached"},
-      {.replica = "ended", .reason = none},
-      {.replica = "half", .reason = "rank 3 is not attached"},
-      {.replica = "sleeps", .reason = "out of memory"}};
-  absent.explain(outcomes, "s0", kRefusedAt);
-  std::vector<std::string> reasons;
-  for (const auto& outcome : outcomes) reasons.push_back(outcome.reason);
-  EXPECT_THAT(reasons,
-              testing::ElementsAre(
-                  "rank 0 is suspended (process 42): it loads the target when it resumes",
-                  "rank 1 is suspended (process 43): it loads the target when it resumes",
-                  "it has no engine any more: start it, or forget the replica with `wsync forget "
-                  "s0/ended`",
-                  "rank 3 is not attached", "out of memory"));
+  const auto suspended = [&](const std::string& replica, std::uint32_t rank, std::uint32_t pid) {
+    absent.starting({.id = reload::EngineId{pid},
+                     .replica = replica,
+                     .rank = rank,
+                     .pid = pid,
+                     .is_suspended = true},
+                    kRefusedAt);
+  };
+  suspended("sleeps", 0, 42);
+  suspended("tp", 0, 43);
+  suspended("tp", 2, 44);
+  absent.refused("refused", 1, "why", kRefusedAt);
+  const auto reason = [&](const std::string& replica, const MissingRanks& missing,
+                          const std::string& before = {}) {
+    std::vector<control::ReplicaOutcome> outcomes = {
+        {.replica = replica, .reason = before + reload::not_attached(missing.ranks)}};
+    absent.explain(outcomes, [&](const std::string&) { return missing; }, "s0", kRefusedAt);
+    return outcomes[0].reason;
+  };
+  EXPECT_EQ(reason("sleeps", lacks(1, {})),
+            "rank 0 is suspended (process 42): it loads the target when it resumes");
+  // What lives cannot be forgotten.
+  EXPECT_EQ(reason("tp", lacks(4, {})),
+            "rank 0 is suspended (process 43): it loads the target when it resumes; rank 2 is "
+            "suspended (process 44): it loads the target when it resumes; ranks 1 and 3 are not "
+            "attached: start their engines");
+  EXPECT_EQ(reason("tp", lacks(3, {1, 2}), "the load has failed; "),
+            "the load has failed; rank 0 is suspended (process 43): it loads the target when it "
+            "resumes");
+  EXPECT_EQ(reason("ended", lacks(1, {})),
+            "rank 0 is not attached: start its engine, or forget the replica with `wsync forget "
+            "s0/ended`");
+  EXPECT_EQ(reason("ended", lacks(2, {})),
+            "ranks 0 and 1 are not attached: start their engines, or forget the replica with "
+            "`wsync forget s0/ended`");
+  EXPECT_EQ(reason("refused", lacks(2, {})),
+            "rank 1 was refused: why; rank 0 is not attached: start its engine, or forget the "
+            "replica with `wsync forget s0/refused`");
+  EXPECT_EQ(reason("half", lacks(4, {0, 1, 2})), "rank 3 is not attached: start its engine");
+  std::vector<control::ReplicaOutcome> other = {{.replica = "ended", .reason = "out of memory"}};
+  absent.explain(other, [](const std::string&) { return lacks(2, {}); }, "s0", kRefusedAt);
+  EXPECT_EQ(other[0].reason, "out of memory");
 }
 
 TEST(AbsentEngines, AnEngineWithoutANameIsNotReported) {

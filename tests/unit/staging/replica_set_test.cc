@@ -192,7 +192,7 @@ TEST_F(ReplicaSetTest, ARollbackSaysThatAReplicaHasNoEngine) {
   const auto report = replicas.take_report();
   ASSERT_TRUE(report.has_value());
   ASSERT_EQ(report->switched.outcomes.size(), 1U);
-  EXPECT_EQ(report->switched.outcomes[0].reason, reload::kNoEngineReason);
+  EXPECT_EQ(report->switched.outcomes[0].reason, "rank 0 is not attached");
 }
 
 class ForgottenReplicas : public ReplicaSetTest {
