@@ -28,7 +28,13 @@ constexpr std::size_t kDescriptors = 1U << 20U;
 constexpr std::size_t kOwnedBits = 64;
 constexpr std::size_t kListeners = 256;  // of one process
 
+// How many ForkGates there are. fork() keeps the mutex, so that none begins meanwhile.
 std::mutex fork_gate;
+// Of pthread, because it must need no constructor and no destructor: descriptors are made before
+// main() begins, and closed after it has returned.
+constexpr pthread_cond_t kNobodyWaits = PTHREAD_COND_INITIALIZER;
+pthread_cond_t fork_gate_is_free = kNobodyWaits;
+std::size_t fork_gates = 0;
 std::array<std::atomic<std::uint64_t>, kDescriptors / kOwnedBits>
     owned_fds;  // one bit per descriptor
 // Number of forks between the first process and this one. It changes only in a forked child, which
@@ -130,7 +136,8 @@ void close_accepted(std::size_t listener_count) {
 void before_fork() {
   log_mutex()
       .lock();  // first: standard error may be slow, and others can create descriptors meanwhile
-  fork_gate.lock();
+  fork_gate.lock();  // after_fork() unlocks it
+  while (fork_gates != 0) ::pthread_cond_wait(&fork_gate_is_free, fork_gate.native_handle());
 }
 
 void after_fork() {
@@ -146,7 +153,8 @@ void in_forked_child() {
     for_each_owned([](int fd) { ::close(fd); });
   }
   for (auto& word : owned_fds)
-    if (word != 0) word = 0;  // no needless write, which would copy the page
+    if (word != 0) word = 0;         // no needless write, which would copy the page
+  fork_gate_is_free = kNobodyWaits;  // other threads that fork have waited in the parent only
   after_fork();
 }
 
@@ -171,8 +179,15 @@ void close_owned(int fd) noexcept {
   ::close(fd);
 }
 
-ForkGate::ForkGate() noexcept { fork_gate.lock(); }
-ForkGate::~ForkGate() { fork_gate.unlock(); }
+ForkGate::ForkGate() noexcept {
+  const std::lock_guard lock(fork_gate);
+  ++fork_gates;
+}
+
+ForkGate::~ForkGate() {
+  const std::lock_guard lock(fork_gate);
+  if (--fork_gates == 0) ::pthread_cond_broadcast(&fork_gate_is_free);
+}
 
 HomeProcess::HomeProcess() noexcept : forks_(fork_count), pid_(::getpid()) {}
 

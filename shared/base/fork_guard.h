@@ -29,9 +29,10 @@ namespace wsync {
 // create no handle fork without them. Returns false if there is not enough memory.
 bool close_descriptors_in_children();
 
-// fork() waits while a ForkGate exists. Hold one from the call that creates a descriptor until a
-// UniqueFd owns it. Meanwhile the thread must not wait for anything and must not destroy a
-// UniqueFd, because that takes the same lock.
+// fork() waits while a ForkGate exists, and a ForkGate waits while fork() runs. Hold one from the
+// call that creates a descriptor until a UniqueFd owns it. Meanwhile the thread must not log and
+// must not wait for another thread. Gates do not wait for each other: the call may take long, such
+// as opening a file on a busy disc, and other threads go on.
 class ForkGate {
  public:
   ForkGate() noexcept;

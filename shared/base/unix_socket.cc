@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <mutex>
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -70,12 +71,27 @@ struct HeldFile {
   ino_t inode;
   pid_t holder;  // a forked child has the list of its parent, but none of its locks
 };
-// Read and changed under a ForkGate, so that no child gets it in the middle of a change. It is
-// never destroyed, because a lock may be released after main() has returned.
-std::vector<HeldFile>& held_files() {
-  static auto& files = *new std::vector<HeldFile>;
-  return files;
-}
+// The lock files that this process holds. A ForkGate keeps a child from getting the list in the
+// middle of a change, or its lock while somebody holds it. The list is never destroyed, because a
+// lock may be released after main() has returned.
+class HeldFiles {
+ public:
+  HeldFiles() : lock_(mutex()) {}
+  std::vector<HeldFile>* operator->() const { return &files(); }
+  std::vector<HeldFile>& operator*() const { return files(); }
+
+ private:
+  static std::mutex& mutex() {
+    static auto& mutex = *new std::mutex;
+    return mutex;
+  }
+  static std::vector<HeldFile>& files() {
+    static auto& files = *new std::vector<HeldFile>;
+    return files;
+  }
+  const ForkGate gate_;
+  const std::lock_guard<std::mutex> lock_;
+};
 
 bool is_same_file(const HeldFile& file, const struct stat& status) {
   return file.device == status.st_dev && file.inode == status.st_ino && file.holder == ::getpid();
@@ -84,23 +100,22 @@ bool is_same_file(const HeldFile& file, const struct stat& status) {
 void note_held(int lock_fd) {
   struct stat status{};
   if (::fstat(lock_fd, &status) != 0) return;
-  const ForkGate gate;
-  held_files().push_back({.device = status.st_dev, .inode = status.st_ino, .holder = ::getpid()});
+  HeldFiles()->push_back({.device = status.st_dev, .inode = status.st_ino, .holder = ::getpid()});
 }
 
 void forget_held(int lock_fd) {
   struct stat status{};
   if (::fstat(lock_fd, &status) != 0) return;
-  const ForkGate gate;
-  std::erase_if(held_files(), [&](const HeldFile& file) { return is_same_file(file, status); });
+  const HeldFiles held;
+  std::erase_if(*held, [&](const HeldFile& file) { return is_same_file(file, status); });
 }
 
 // Whether this process holds the lock of the file that is open as `fd`.
 bool is_held_here(int fd) {
   struct stat status{};
   if (::fstat(fd, &status) != 0) return false;
-  const ForkGate gate;
-  return std::ranges::any_of(held_files(),
+  const HeldFiles held;
+  return std::ranges::any_of(*held,
                              [&](const HeldFile& file) { return is_same_file(file, status); });
 }
 
