@@ -196,6 +196,51 @@ class Stream(unittest.TestCase):
             self.assertEqual((waited["state"], waited["version"], waited["replicas"]), (COMMITTED, "1.2", 1), waited)
             fleet.until_ready("1.2", "rs2")
 
+    def test_a_copy_that_begins_during_another_round_streams_after_it(self):
+        with StreamFleet() as fleet:
+            model = fleet.checkpoint("one", 1)
+            trainer = self.serving(fleet, [("s0",), ("s1", *BY_TCP)], model)
+            engine = next(p for p in fleet.processes if "rs1" in p.args)
+            fleet.halt(engine.pid)  # so that 1.2 cannot end
+            fleet.tell(trainer, "change", 2)
+            fleet.tell(trainer, "publish", 2)
+            fleet.event(trainer, "gated")
+            fleet.open_gate(model)
+            self.assertEqual(fleet.event(trainer, "published")["code"], 0)
+            fleet.until(lambda: fleet.status()["activity"].startswith("switching"), "the switch to 1.2")
+            fleet.close_gate(model)
+            fleet.tell(trainer, "change", 3)
+            fleet.tell(trainer, "publish", 3)
+            fleet.event(trainer, "gated")
+            self.assertEqual(fleet.status()["update"]["version"], "1.2")
+            os.kill(engine.pid, signal.SIGCONT)
+            fleet.until(lambda: fleet.status()["activity"] == "staging 1.3, whose snapshot is under way", "the round of 1.3")
+            fleet.until(lambda: fleet.staged_bytes("s1") > 0, "the buckets that were complete before it")
+            fleet.open_gate(model)
+            self.assertEqual(fleet.event(trainer, "published")["code"], 0)
+            fleet.tell(trainer, "wait", COMMITTED, DEADLINE_MS)
+            waited = fleet.event(trainer, "waited")
+            self.assertEqual((waited["state"], waited["version"], waited["replicas"]), (COMMITTED, "1.3", 2), waited)
+            fleet.until_ready("1.3", "rs0", "rs1")
+            self.verified(fleet, "1.3")
+
+    def test_a_first_version_that_is_copied_before_any_sidecar_comes(self):
+        with StreamFleet() as fleet:
+            model = fleet.checkpoint("one", 1)
+            trainer = fleet.gated_trainer(model)
+            fleet.tell(trainer, "publish", 1)
+            fleet.event(trainer, "gated")
+            _, engines = fleet.sidecar("s1", *BY_TCP)
+            fleet.engine(engines, "rs1", model)
+            fleet.until(lambda: fleet.staged_bytes("s1") > 0, "a bucket while the snapshot is taken")
+            fleet.open_gate(model)
+            self.assertEqual(fleet.event(trainer, "published")["code"], 0)
+            fleet.tell(trainer, "wait", COMMITTED, DEADLINE_MS)
+            waited = fleet.event(trainer, "waited")
+            self.assertEqual((waited["state"], waited["version"], waited["replicas"]), (COMMITTED, "1.1", 1), waited)
+            fleet.until_ready("1.1", "rs1")
+            self.verified(fleet, "1.1")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -38,7 +38,7 @@ constexpr std::array<Transition<JobState>, 42> kTransitions = {{
      JobState::kFailed, "answer with the reason"},
     {JobState::kStopping, "the snapshot has returned after a newer publish has replaced its round",
      JobState::kSuperseded, "answer"},
-    {JobState::kSnapshotting, "the copy begins, and it may stream", JobState::kStreaming,
+    {JobState::kSnapshotting, "it is being copied, and may stream now", JobState::kStreaming,
      "give it to the coordinator without its content digest"},
     {JobState::kStreaming, "the snapshot has ended before the round has begun", JobState::kWaiting,
      "give the coordinator the content digest, or the reason"},

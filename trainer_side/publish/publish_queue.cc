@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "trainer_side/coordinator/version_names.h"
 
 namespace wsync::publish {
@@ -64,6 +65,8 @@ Result<> PublishQueue::publish(std::uint64_t request, std::uint64_t step, TimePo
 Result<PublishQueue::Commands> PublishQueue::advance(TimePoint now) {
   Commands out;
   WSYNC_TRY(release_held(now, out));
+  if (const auto request = snapshotting(); request && !planted("one_stream_only"))
+    WSYNC_TRY(begin_stream(jobs_.find(*request), out));
   while (!snapshotting()) {
     const auto job = first_queued();
     if (job == jobs_.end() || !WSYNC_TRY(begin_snapshot(job, now, out))) break;
@@ -302,21 +305,34 @@ bool PublishQueue::may_stream(Jobs::const_iterator job) const {
     const JobState state = entry.second.state;
     return state == JobState::kHeld || state == JobState::kWaiting || is_in_round(state);
   });
-  const Version& version = job->second.version;
+  return is_alone && facts_.may_stream();
+}
+
+Result<> PublishQueue::begin_stream(Jobs::iterator job, Commands& out) {
+  if (job->second.state != JobState::kSnapshotting || !job->second.is_copied || !may_stream(job))
+    return {};
+  // It has no name yet if nothing was claimed when its snapshot began, or one of another epoch.
   const Result<Version> next = facts_.next_version(0);
-  return is_alone && version.epoch != 0 && next && next->epoch == version.epoch &&
-         facts_.may_stream();
+  const bool is_named = next && next->epoch == job->second.version.epoch;
+  const Result<Version> version =
+      is_named ? Result<Version>(job->second.version) : name_version(job->second.step);
+  if (!version) return {};  // the end of the snapshot tells why
+  WSYNC_TRY(move(job, JobState::kStreaming));
+  job->second.version = *version;
+  named_ = std::max(named_, *version);
+  if (job->second.step == 0) taken_ = std::max(taken_, *version);
+  out.emplace_back(RequestRound{.request = job->first,
+                                .version = *version,
+                                .deadline = job->second.deadline,
+                                .streams = true});
+  return {};
 }
 
 Result<PublishQueue::Commands> PublishQueue::copy_began(std::uint64_t request) {
   const auto job = WSYNC_TRY(find(request));
   Commands out;
-  if (job->second.state != JobState::kSnapshotting || !may_stream(job)) return out;
-  WSYNC_TRY(move(job, JobState::kStreaming));
-  out.emplace_back(RequestRound{.request = request,
-                                .version = job->second.version,
-                                .deadline = job->second.deadline,
-                                .streams = true});
+  job->second.is_copied = true;
+  WSYNC_TRY(begin_stream(job, out));
   return out;
 }
 
@@ -423,6 +439,7 @@ Result<PublishQueue::Commands> PublishQueue::round_lost(std::uint64_t request,
                             job_state_name(from), job->second.is_kept ? "" : " and not kept"));
   if (from == JobState::kStreaming) {
     WSYNC_TRY(move(job, JobState::kSnapshotting));
+    job->second.is_copied = false;  // its next round begins with the complete snapshot
     return out;
   }
   // Only the newest one is kept.

@@ -2,9 +2,9 @@
 //
 // Publishes take their snapshots one after the other. The coordinator runs one round at a time: one
 // publish with a complete snapshot may wait for it, and a newer one replaces it. If a round may
-// begin at once and a sidecar receives copies, a publish streams: its round begins with the copy of
-// its snapshot, and is given the content digest at the end of it. The queue tracks
-// the state of each publish, limits its waits, names its version and decides the answers. Only the
+// begin while the snapshot is copied, and a sidecar receives copies, a publish streams: its round
+// begins at once, and is given the content digest at the end of the snapshot. The queue tracks the
+// state of each publish, limits its waits, names its version and decides the answers. Only the
 // coordinator begins and ends rounds; the queue checks that the reported ends are legal.
 //
 // Usage: call the function for each event, and execute the returned commands in order. Call
@@ -77,8 +77,8 @@ struct RequestRound {
   std::uint64_t request = 0;
   Version version;
   TimePoint deadline{};  // of the whole publish
-  // The snapshot is being taken: serve its buckets as they become complete. CompleteRound or
-  // AbandonRound follows, unless the round ends first.
+  // The snapshot is being taken: serve its buckets, those that are complete now and the others as
+  // they become so. CompleteRound or AbandonRound follows, unless the round ends first.
   bool streams = false;
 };
 // The snapshot of a publish that streams is complete: pass its content digest to the coordinator.
@@ -138,8 +138,9 @@ class PublishQueue {
   // deadline. Call advance() next.
   [[nodiscard]] Result<> publish(std::uint64_t request, std::uint64_t step, TimePoint now,
                                  bool is_kept = false);
-  // Begins the next snapshot if none is being taken, and the round of a held snapshot if the
-  // coordinator is ready. Ends publishes that can no longer begin.
+  // Begins the next snapshot if none is being taken, the round of a held snapshot if the
+  // coordinator is ready, and that of a snapshot that is being copied if it may stream now. Ends
+  // publishes that can no longer begin.
   [[nodiscard]] Result<Commands> advance(TimePoint now);
   // Ends the publish of this step if none of its weights has been read. `weights_read`: whether the
   // current snapshot has read any. All other publishes continue.
@@ -159,7 +160,8 @@ class PublishQueue {
   // this step (0: the next free one).
   [[nodiscard]] Result<Commands> draft_awaits_memory(std::uint64_t step);
   // The copy of the snapshot of BeginSnapshot begins: its layout is known, and it has an arena. The
-  // publish streams from now on if it may; its round is then requested.
+  // publish streams as soon as it may, which a round before it can delay; its round is then
+  // requested.
   [[nodiscard]] Result<Commands> copy_began(std::uint64_t request);
   // The snapshot of BeginSnapshot is complete or has failed.
   [[nodiscard]] Result<Commands> snapshot_ended(std::uint64_t request,
@@ -196,6 +198,7 @@ class PublishQueue {
     TimePoint deadline{};
     bool is_kept = false;
     bool had_round = false;  // with the complete snapshot, so that it keeps its version
+    bool is_copied = false;  // the copy of its snapshot has begun, and it may stream
     std::string why;         // what its round waits for
     bool wait_reported = false;
     JobState round = JobState::kWaiting;  // of one that streams: how far its round is
@@ -219,6 +222,8 @@ class PublishQueue {
   // What the round of this publish must wait for.
   [[nodiscard]] std::optional<std::string> why_held(const Job& job) const;
   [[nodiscard]] Result<> request_round(Jobs::iterator job, Commands& out);
+  // Begins the round of a publish whose snapshot is being copied, if it may.
+  [[nodiscard]] Result<> begin_stream(Jobs::iterator job, Commands& out);
   [[nodiscard]] bool may_stream(Jobs::const_iterator job) const;
   // The snapshot of a publish that streams has ended.
   [[nodiscard]] Result<> end_streaming(Jobs::iterator job, const std::optional<Error>& failure,

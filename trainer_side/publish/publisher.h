@@ -42,8 +42,9 @@ struct SnapshotOrder {
   std::optional<std::chrono::milliseconds> arena_wait;
   // Called on the loop if the snapshot must wait for an arena.
   std::function<void()> on_wait;
-  // Called on the loop when the copy begins, unless the bytes are in an arena already. After it,
-  // on_bucket is called on the loop for each bucket that is complete, before on_taken.
+  // Called on the loop when the copy begins, or the sums of bytes that are in an arena already,
+  // unless these are known as well. After it, on_bucket is called on the loop for each bucket that
+  // is complete, before on_taken.
   std::function<void(const CopiedSnapshot&)> on_copy;
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
   std::stop_token stop;

@@ -146,14 +146,15 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
     if (const Result<> started = source.start(*written, plan); !started)
       return fail(started.error().with_context(snapshot_name(request.version)));
   }
-  if (!is_written && request.on_copy)
+  const bool is_summed = is_written && source.is_summed();
+  if (!is_summed && request.on_copy)
     request.on_copy({.identity = identity,
                      .manifest = manifest,
                      .layout = layout,
                      .data = written->data(),
                      .hold = written->hold()});
   LeafCopier copier(source, layout, written->lease(), request);
-  auto digests = copier.run(is_written && source.is_summed() ? 1 : std::max(1U, options_.threads));
+  auto digests = copier.run(is_summed ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   if (const Result<> good = source.check(digests->root); !good)
     return fail(good.error().with_context(snapshot_name(request.version)));

@@ -135,8 +135,8 @@ struct SnapshotRequest {
   std::optional<std::chrono::nanoseconds> arena_wait = std::nullopt;
   // Called once, on the thread of take(), if no arena is free at once.
   std::function<void()> on_wait = nullptr;
-  // Called once, on the thread of take(), when the copy begins. It is not called if the bytes are
-  // in an arena already.
+  // Called once, on the thread of take(), when the copy begins, or the sums if the bytes are in an
+  // arena already. It is not called if their sums are known as well.
   std::function<void(const CopiedSnapshot&)> on_copy = nullptr;
   // Called when a bucket is complete, with bucket_digest() of its leaves, on the thread that has
   // written its last byte. Several threads may call it at the same time, each for another bucket.

@@ -59,6 +59,7 @@ TrainerAgent::~TrainerAgent() {
   // Stop the snapshots first, because the publisher waits for the current one.
   for (auto& [request, job] : jobs_) job.stop.request_stop();
   directory_.reset();  // it writes the newest version, and calls this object
+  for (auto& [request, job] : jobs_) job.copied.reset();
   held_.clear();
   coordinator_.reset();  // it calls this object
   publisher_.reset();
@@ -225,8 +226,9 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
                    request](const CopiedSnapshot& snapshot) { begin_copy(request, snapshot); },
        .on_bucket =
            [this, request](std::uint64_t bucket, const Digest& digest) {
-             if (const Job& streamed = jobs_.at(request); streamed.streams)
-               publisher_->bucket_complete(streamed.version, bucket, digest);
+             Job& copied = jobs_.at(request);
+             copied.complete.emplace_back(bucket, digest);
+             if (copied.streams) publisher_->bucket_complete(copied.version, bucket, digest);
            },
        .stop = job.stop.get_token(),
        .progress = job.snapshot},
@@ -243,6 +245,8 @@ void TrainerAgent::apply(const StopSnapshot& command) {
 void TrainerAgent::end_snapshot(std::uint64_t request, Result<std::shared_ptr<Snapshot>> snapshot,
                                 std::chrono::nanoseconds took) {
   std::optional<Error> failure;
+  jobs_.at(request).copied.reset();
+  jobs_.at(request).complete = {};
   if (snapshot) {
     jobs_.at(request).taken = std::move(*snapshot);
     jobs_.at(request).snapshot_time = took;
@@ -269,8 +273,6 @@ void TrainerAgent::lose_round(const coordinator::RoundLost& lost) {
 void TrainerAgent::begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot) {
   jobs_.at(request).copied = snapshot;
   execute(queue_->copy_began(request));
-  // The round may have ended at once, but the publish lasts until its snapshot has returned.
-  jobs_.at(request).copied.reset();
 }
 
 std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
@@ -288,12 +290,8 @@ std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
 
 void TrainerAgent::apply(const RequestRound& command) {
   if (command.streams) return request_stream(command);
-  Job& job = jobs_.at(command.request);
-  const control::Fence& fence = coordinator_->fence();
-  const ArenaIdentity& identity = job.taken->identity();
-  if (job.taken->version() != command.version || identity.fence_epoch != fence.epoch ||
-      identity.fence_run_id != fence.run_id)
-    publisher_->rename(*job.taken, fence, command.version);
+  const Job& job = jobs_.at(command.request);
+  give_name(*job.taken, command.version);
   // Before the round, because a sidecar may request its bytes as soon as the version is announced.
   const auto snapshot = serve(command.request);
   coordinator_->request_round({.request = command.request,
@@ -308,12 +306,28 @@ void TrainerAgent::apply(const RequestRound& command) {
                                .deadline = command.deadline});
 }
 
+// A snapshot that began before the fence was claimed has no name, or one of another epoch.
+void TrainerAgent::give_name(Snapshot& snapshot, const Version& version) {
+  const control::Fence& fence = coordinator_->fence();
+  const ArenaIdentity& identity = snapshot.identity();
+  if (snapshot.version() != version || identity.fence_epoch != fence.epoch ||
+      identity.fence_run_id != fence.run_id)
+    publisher_->rename(snapshot, fence, version);
+}
+
 void TrainerAgent::request_stream(const RequestRound& command) {
   Job& job = jobs_.at(command.request);
-  const CopiedSnapshot& snapshot = *job.copied;
+  CopiedSnapshot snapshot = *job.copied;
+  const control::Fence& fence = coordinator_->fence();
+  snapshot.identity.fence_epoch = fence.epoch;
+  snapshot.identity.fence_run_id = fence.run_id;
+  snapshot.identity.version_epoch = command.version.epoch;
+  snapshot.identity.version_step = command.version.step;
   job.version = command.version;
   job.streams = true;
   publisher_->offer_buckets(snapshot);
+  for (const auto& [bucket, digest] : job.complete)
+    publisher_->bucket_complete(command.version, bucket, digest);
   coordinator_->request_round({.request = command.request,
                                .version = command.version,
                                .layout_digest = snapshot.identity.layout,
@@ -329,6 +343,7 @@ void TrainerAgent::request_stream(const RequestRound& command) {
 
 void TrainerAgent::apply(const CompleteRound& command) {
   const std::chrono::nanoseconds time = jobs_.at(command.request).snapshot_time;
+  give_name(*jobs_.at(command.request).taken, command.version);
   const auto snapshot = serve(command.request);
   coordinator_->end_snapshot({.version = command.version,
                               .content_digest = snapshot->identity().content,

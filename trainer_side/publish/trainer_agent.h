@@ -12,6 +12,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "shared/config/trainer_config.h"
 #include "shared/control/messages.h"
@@ -134,10 +136,11 @@ class TrainerAgent {
     // Set from the end of the snapshot until its round has it. If the job is kept: until its end,
     // because its round may lose every sidecar.
     std::shared_ptr<Snapshot> taken;
-    std::optional<CopiedSnapshot> copied;  // while its round is being requested before its end
-    bool is_recorded = false;              // its snapshot, by the recorder
-    bool streams = false;                  // its buckets are served as they become complete
-    Version version;                       // from then on
+    std::optional<CopiedSnapshot> copied;  // from the beginning of the copy to its end
+    std::vector<std::pair<std::uint64_t, Digest>> complete;  // buckets of it, with their digests
+    bool is_recorded = false;                                // its snapshot, by the recorder
+    bool streams = false;  // its buckets are served as they become complete
+    Version version;       // from then on
     std::chrono::nanoseconds snapshot_time{};
   };
   TrainerAgent(Loop& loop, const config::TrainerConfig& config);
@@ -156,6 +159,7 @@ class TrainerAgent {
   void apply(const ReportWait& command);
   void lose_round(const coordinator::RoundLost& lost);
   void begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot);
+  void give_name(Snapshot& snapshot, const Version& version);
   void request_stream(const RequestRound& command);
   // The snapshot is complete: records it, tells the requester, and serves its bytes.
   std::shared_ptr<const Snapshot> serve(std::uint64_t request);

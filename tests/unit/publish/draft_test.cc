@@ -7,6 +7,9 @@
 #include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -450,6 +453,39 @@ TEST_F(DraftTest, ItsArenaIsNobodyElsesUntilItIsGivenUp) {
   EXPECT_EQ(second.error().code(), ErrorCode::kBusy);
   draft.reset();
   EXPECT_TRUE(snapshotter_->take(source, request()).has_value());
+}
+
+// Its version may be sent while the rest is summed, unless all sums are known.
+TEST_F(DraftTest, ReportsItsBucketsWhileItIsSummed) {
+  for (const bool is_put : {false, true}) {
+    const TensorInfo info{"w", DType::kU8, {5 * limits::kMiB + 7}};
+    const auto draft = begin({info});
+    const auto weights = random_bytes(1, *info.byte_size());
+    if (is_put)
+      ASSERT_TRUE(draft->put(part_of(info, {.bytes = weights, .range = {}})).has_value());
+    else
+      std::ranges::copy(weights, draft->pointer("w").value().begin());
+    ASSERT_TRUE(draft->seal().has_value());
+    SnapshotRequest wanted = request(is_put ? 2 : 1);
+    std::mutex mutex;
+    std::optional<CopiedSnapshot> copied;
+    std::map<std::uint64_t, Digest> found;
+    wanted.on_copy = [&](const CopiedSnapshot& snapshot) { copied = snapshot; };
+    wanted.on_bucket = [&](std::uint64_t bucket, const Digest& digest) {
+      const std::lock_guard lock(mutex);
+      EXPECT_TRUE(found.emplace(bucket, digest).second) << "once";
+    };
+    const auto taken = snapshotter_->take(*draft->source(), wanted);
+    ASSERT_TRUE(taken.has_value()) << taken.error().message();
+    EXPECT_EQ(copied.has_value(), !is_put);
+    if (!copied) continue;
+    EXPECT_EQ(copied->data.data(), (*taken)->data().data());
+    ASSERT_EQ(found.size(), (*taken)->plan()->bucket_count());
+    for (const auto& [bucket, digest] : found)
+      EXPECT_EQ(digest, bucket_digest(std::span((*taken)->digests().leaves)
+                                          .subspan((*taken)->leaves()->first(bucket),
+                                                   (*taken)->leaves()->bucket(bucket).size())));
+  }
 }
 
 TEST_F(DraftTest, HasOneSource) {

@@ -662,6 +662,10 @@ TEST_F(PublishQueueTest, AStreamWhoseRoundIsLostGoesOnAsASnapshot) {
   execute(queue_->round_lost(1, "sidecar 's0' was lost"));
   EXPECT_EQ(queue_->state(1), JobState::kSnapshotting);
   EXPECT_TRUE(all<StopSnapshot>().empty());
+  coordinator_.not_ready.reset();
+  advance();
+  EXPECT_EQ(queue_->state(1), JobState::kSnapshotting) << "it streams once";
+  coordinator_.not_ready = "nobody has joined";
   snapshot_ended(1);
   EXPECT_EQ(queue_->state(1), JobState::kHeld);
   coordinator_.not_ready.reset();
@@ -774,6 +778,60 @@ TEST_F(PublishQueueTest, APublishStreamsIfItsRoundMayBeginWithItsSnapshot) {
   enter(1, ProgressPhase::kSwitch);
   round_ended(1, {.reply = {.ok = true}});
   EXPECT_EQ(last_end().end, JobState::kServed);
+  advance();
+  ASSERT_EQ(all<RequestRound>().size(), 2U) << "its copy has begun, and no round runs any more";
+  EXPECT_TRUE(all<RequestRound>()[1].streams);
+  EXPECT_EQ(all<RequestRound>()[1].version, (Version{1, 2}));
+  EXPECT_EQ(queue_->state(2), JobState::kStreaming);
+  advance();
+  EXPECT_EQ(all<RequestRound>().size(), 2U) << "once";
+}
+
+TEST_F(PublishQueueTest, APublishThatIsHeldOrWaitsKeepsANewerOneFromStreaming) {
+  coordinator_.too_few_engines = "no engine is attached";
+  add(1, 0, true);
+  snapshot_ended(1);
+  ASSERT_EQ(queue_->state(1), JobState::kHeld);
+  add(2, 0, true);
+  execute(queue_->copy_began(2));
+  coordinator_.streams = true;
+  coordinator_.too_few_engines.reset();
+  advance();
+  EXPECT_EQ(queue_->state(1), JobState::kWaiting);
+  EXPECT_EQ(queue_->state(2), JobState::kSnapshotting);
+  round_ended(1, {.superseded = true});
+  advance();
+  EXPECT_EQ(queue_->state(2), JobState::kStreaming);
+}
+
+TEST_F(PublishQueueTest, AStreamThatBeganBeforeTheClaimIsNamedWhenItsRoundBegins) {
+  coordinator_.streams = true;
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 0, true);
+  EXPECT_EQ(all<BeginSnapshot>()[0].version.epoch, 0U);
+  execute(queue_->copy_began(1));
+  EXPECT_TRUE(all<RequestRound>().empty());
+  coordinator_.not_ready.reset();
+  advance();
+  ASSERT_EQ(all<RequestRound>().size(), 1U);
+  EXPECT_TRUE(all<RequestRound>()[0].streams);
+  EXPECT_EQ(all<RequestRound>()[0].version, (Version{1, 1}));
+  snapshot_ended(1);
+  EXPECT_EQ(all<CompleteRound>()[0].version, (Version{1, 1}));
+}
+
+TEST_F(PublishQueueTest, AStepThatWasUsedMeanwhileIsRefusedAtTheEndOfItsSnapshot) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 5, true);
+  execute(queue_->copy_began(1));
+  coordinator_.not_ready.reset();
+  coordinator_.streams = true;
+  coordinator_.used = 7;
+  advance();
+  EXPECT_EQ(queue_->state(1), JobState::kSnapshotting);
+  snapshot_ended(1);
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  EXPECT_THAT(last_end().reply.reason, HasSubstr("used"));
 }
 
 TEST_F(PublishQueueTest, ASnapshotThatEndsWhileItsRoundIsAnnouncedGoesOnFromThere) {
@@ -803,9 +861,8 @@ TEST_F(PublishQueueTest, APublishDoesNotStreamIfItsRoundWouldHaveToWait) {
   EXPECT_FALSE(streams());
   coordinator_.not_ready.reset();
   coordinator_.epoch = 2;
-  EXPECT_FALSE(streams()) << "it has a name of another epoch";
-  coordinator_.epoch = 1;
   EXPECT_TRUE(streams());
+  EXPECT_EQ(all<RequestRound>()[0].version.epoch, 2U) << "another one was claimed meanwhile";
   execute(queue_->copy_began(1));
   EXPECT_EQ(all<RequestRound>().size(), 1U) << "once";
 
@@ -814,14 +871,6 @@ TEST_F(PublishQueueTest, APublishDoesNotStreamIfItsRoundWouldHaveToWait) {
   coordinator_.too_few_engines = "no engine is attached";
   add(1, 0, true);
   EXPECT_FALSE(streams()) << "it is kept until there are engines";
-
-  start_anew();
-  coordinator_.streams = true;
-  coordinator_.too_few_engines.reset();
-  coordinator_.not_ready = "nobody has joined";
-  add(1, 0, true);
-  coordinator_.not_ready.reset();
-  EXPECT_FALSE(streams()) << "it has no name yet";
 }
 
 TEST_F(PublishQueueTest, AFailedSnapshotEndsItsRoundAndTheAnswerHasItsError) {
