@@ -3,7 +3,7 @@
 
 `wsync bench` starts this program with the given interpreter:
 
-    publish.py check --version 0.1.0 --protocol 18 [--tensors numpy,torch]    prints what the interpreter has, as one JSON object
+    publish.py check --version 0.1.0 --protocol 19 [--tensors numpy,torch]    prints what the interpreter has, as one JSON object
     publish.py publish JOB.json                                               publishes on request, one JSON object per line
 
 JOB.json has the settings of the trainer, the list of tensors, and the file with their bytes. After {"event": "ready"}, each line

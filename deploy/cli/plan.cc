@@ -11,6 +11,7 @@
 #include "inference_side/reload/buffer_limits.h"
 #include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/layout_check.h"
+#include "inference_side/sidecar/patch_shelf.h"
 #include "shared/base/format.h"
 #include "shared/base/huge_pages.h"
 #include "shared/base/limits.h"
@@ -57,6 +58,8 @@ struct PeakMemory {
   std::uint64_t staged = 0;   // arenas of the trainer, and those of sidecars that receive copies
   std::uint64_t buffers = 0;  // H2D and IPC buffers of separate devices, not of GPUs
   std::uint64_t engines = 0;  // private copies of the engines
+  // At most, beside the sum: patches exist where little changes from one version to the next.
+  std::uint64_t patches = 0;
   [[nodiscard]] std::uint64_t sum() const { return staged + buffers + engines; }
 };
 
@@ -84,15 +87,18 @@ std::vector<control::Problem> compare(const Manifest& offered, const Manifest& e
 Result<> report_memory(const PeakMemory& peak, Outcome& outcome) {
   const auto available = WSYNC_TRY(available_memory());
   outcome.text += fmt::format(
-      "  peak memory of a host with all of these: {} (staged {}, device buffers {}, engines {}); "
+      "  peak memory of a host with all of these: {} (staged {}, device buffers {}, engines {}){}; "
       "{} available now\n",
       human_bytes(peak.sum()), human_bytes(peak.staged), human_bytes(peak.buffers),
-      human_bytes(peak.engines), human_bytes(available.bytes));
-  outcome.result["peak_memory"] = {{"staged_bytes", peak.staged},
-                                   {"buffer_bytes", peak.buffers},
-                                   {"engine_bytes", peak.engines},
-                                   {"sum_bytes", peak.sum()},
-                                   {"available_bytes", available.bytes}};
+      human_bytes(peak.engines),
+      peak.patches == 0 ? ""
+                        : fmt::format(", and at most {} of patches, where versions differ little",
+                                      human_bytes(peak.patches)),
+      human_bytes(available.bytes));
+  outcome.result["peak_memory"] = {
+      {"staged_bytes", peak.staged},  {"buffer_bytes", peak.buffers},
+      {"engine_bytes", peak.engines}, {"sum_bytes", peak.sum()},
+      {"patch_bytes", peak.patches},  {"available_bytes", available.bytes}};
   return {};
 }
 
@@ -247,6 +253,9 @@ Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Ou
   const std::uint64_t own_arenas = options.copies ? options.versions_held + 1 : 0;
   PeakMemory peak{.staged = offer.buckets.arena_bytes() * (options.arenas + own_arenas),
                   .engines = offer.manifest.total_bytes() * options.engines.value_or(1)};
+  if (options.copies)  // by default patches are made of the changes by which a version has come
+    peak.patches = agent::PatchShelf::bytes_max(offer.buckets.arena_bytes(),
+                                                config::PatchConfig().max_share, true);
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
   report_pages(options, offer, options.arenas + own_arenas, outcome);
@@ -304,7 +313,9 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
   report["own_arenas"] = sidecar.own_arenas;
   report["engine_bytes"] = sidecar.engine_bytes;
   peak.staged += offer.buckets.arena_bytes() * sidecar.own_arenas;
+  report["patch_bytes"] = sidecar.patch_bytes;
   peak.engines += sidecar.engine_bytes;
+  peak.patches += sidecar.patch_bytes;
   if (sidecar.gpus.empty())
     peak.buffers += reload::buffers_take(DeviceKind::kSeparate, sidecar.devices, sidecar.devices,
                                          sidecar.buffer_bytes);

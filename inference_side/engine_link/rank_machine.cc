@@ -136,7 +136,8 @@ control::Envelope RankMachine::answer_to(const control::Envelope& request) const
           .round = request.round,
           .request = request.request,
           .replica = identity_.replica,
-          .rank = identity_.rank};
+          .rank = identity_.rank,
+          .capabilities = capabilities_};
 }
 
 std::string RankMachine::why_no_version() const {
@@ -223,7 +224,8 @@ RankActions RankMachine::handle(const control::Envelope& envelope,
 }
 
 RankActions RankMachine::handle_command(const control::Envelope& envelope,
-                                        const control::EngineWelcome& message) const {
+                                        const control::EngineWelcome& message) {
+  capabilities_ = message.capabilities & control::kCapabilities;
   return only(AcceptWelcome{.request = envelope, .message = &message});
 }
 
@@ -517,6 +519,7 @@ RankActions RankMachine::handle_loss(const std::string& why) {
     actions.push_back(NoteError{
         welcomed_ ? fmt::format("the connection to the sidecar is lost ({})", why) : why});
   welcomed_ = false;
+  capabilities_ = 0;
   refused_ = false;
   pending_pause_.reset();
   prepared_.clear();

@@ -258,7 +258,7 @@ class RankMachine {
                                                       const control::Message& message) const;
   // One overload for each message that a sidecar may send.
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
-                                           const control::EngineWelcome& message) const;
+                                           const control::EngineWelcome& message);
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
                                            const control::Refuse& message);
   [[nodiscard]] RankActions handle_command(const control::Envelope& envelope,
@@ -296,6 +296,8 @@ class RankMachine {
   std::uint64_t step_ = 0;
   control::Fence fence_;  // highest seen
   bool welcomed_ = false;
+  // Of this release, those that the sidecar of this connection has named.
+  control::Capabilities capabilities_ = 0;
   bool refused_ = false;                            // by the sidecar, on this connection
   std::optional<control::Envelope> pending_pause_;  // not answered yet
   std::set<Version> prepared_;

@@ -36,6 +36,7 @@ void AbsentEngines::starting(const StartingRank& rank, TimePoint at) {
                   ? fmt::format("is suspended{}: it loads the target when it resumes", process)
                   : fmt::format("is starting{}: it attaches when its memory is allocated", process),
        .world_size = rank.world_size,
+       .is_suspended = rank.is_suspended,
        .at = at,
        .pid = rank.pid,
        .connection = rank.id});
@@ -136,6 +137,11 @@ void AbsentEngines::explain(std::vector<control::ReplicaOutcome>& outcomes,
   for (control::ReplicaOutcome& outcome : outcomes) {
     const MissingRanks found = missing(outcome.replica);
     if (found.ranks.empty()) continue;
+    outcome.is_suspended =
+        found.are_all && std::ranges::all_of(found.ranks, [&](std::uint32_t rank) {
+          const Absent* absent = reported(outcome.replica, rank, now);
+          return absent != nullptr && absent->is_suspended;
+        });
     const std::string plain = reload::not_attached(found.ranks);
     if (!outcome.reason.ends_with(plain)) continue;
     const auto unknown = std::ranges::count_if(found.ranks, [&](std::uint32_t rank) {

@@ -68,8 +68,8 @@ class AbsentEngines {
   void add_to(std::vector<control::ReplicaReport>& reports, const MissingOf& missing,
               TimePoint now) const;
   // Completes the reasons of outcomes that end with the ranks of a replica that are not attached:
-  // where each of them is, and what to do about those of which nothing is known here. `sidecar`:
-  // the name of this one.
+  // where each of them is, and what to do about those of which nothing is known here. Says which
+  // replicas are suspended with all of their ranks. `sidecar`: the name of this one.
   void explain(std::vector<control::ReplicaOutcome>& outcomes, const MissingOf& missing,
                const std::string& sidecar, TimePoint now) const;
   // The same ranks, as the results of a verification.
@@ -84,6 +84,7 @@ class AbsentEngines {
   struct Absent {
     std::string why;  // completes "rank 0 ..."
     std::uint32_t world_size = 1;
+    bool is_suspended = false;
     TimePoint at{};
     std::uint64_t pid = 0;  // of a process whose end is told, or of a starting one; 0: not known
     std::optional<reload::EngineId> connection;  // of a starting rank

@@ -442,6 +442,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   // Set the name before a refusal too: an engine accepts only messages that name its replica.
   rank->replica = envelope.replica;
   rank->rank = envelope.rank;
+  rank->capabilities = hello.capabilities & control::kCapabilities;
   drop_dead(rank->replica, rank->rank);
   if (auto refusal = registry_->refusal_of(envelope, hello, fence_, preparation_->newest_layout()))
     return refuse(*rank, std::move(*refusal));

@@ -24,6 +24,7 @@ void EngineRank::send(std::uint64_t request, const control::Message& message,
   envelope.replica = replica;
   envelope.rank = rank;
   envelope.request = request;
+  envelope.capabilities = capabilities;
   if (const auto sent = stream->send(envelope, message, std::move(fds)); !sent)
     log_debug("to engine {} rank {}: {}", replica, rank, sent.error().message());
 }

@@ -29,6 +29,8 @@ struct EngineRank {
   // The process that has connected; 0 if it is in another PID namespace.
   pid_t pid = 0;
   std::unique_ptr<ProcessWatch> process;  // null if it cannot be watched
+  // Of this release, those that it has named.
+  control::Capabilities capabilities = 0;
   bool attached = false;
   bool refused = false;       // nothing of what it has sent before it knows so is heard
   bool is_reader = false;     // it has asked for a version to read, and is no rank

@@ -68,6 +68,13 @@ class PatchShelf {
                                                                const Version& target) const;
   // Size of all patches.
   [[nodiscard]] std::uint64_t bytes() const;
+  // The largest size of all patches to one version of a model of so many bytes. `comes_as_changes`:
+  // the changes by which it has come are held as well, until the patches are made of them.
+  [[nodiscard]] static constexpr std::uint64_t bytes_max(std::uint64_t model_bytes,
+                                                         double max_share, bool comes_as_changes) {
+    const std::size_t held = kBasesMax + (comes_as_changes ? 1 : 0);
+    return held * static_cast<std::uint64_t>(max_share * static_cast<double>(model_bytes));
+  }
 
  private:
   struct Entry {

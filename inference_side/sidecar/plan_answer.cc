@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "inference_side/sidecar/offered_layouts.h"
+#include "inference_side/sidecar/patch_shelf.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/transport/traits.h"
 
@@ -37,6 +38,20 @@ std::uint32_t own_arenas(std::uint64_t arena_bytes, const staging::Store& store,
       std::min<std::uint64_t>(most, config.host_memory / arena_bytes));
 }
 
+// host_memory limits them: a patch for which there is no room is not made.
+std::uint64_t patch_bytes(const control::Plan& plan, std::uint32_t own_arenas,
+                          const config::SidecarConfig& config) {
+  const bool copies = own_arenas > 0;
+  const bool makes_patches = config.patch.mode == config::SwitchPatches::kAuto ||
+                             (config.patch.mode == config::SwitchPatches::kChanges && copies);
+  if (!makes_patches) return 0;
+  const std::uint64_t most =
+      PatchShelf::bytes_max(plan.arena_bytes, config.patch.max_share, copies);
+  if (config.host_memory == 0) return most;
+  const std::uint64_t held = own_arenas * plan.arena_bytes;
+  return std::min(most, config.host_memory - std::min(config.host_memory, held));
+}
+
 }  // namespace
 
 control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub,
@@ -59,6 +74,7 @@ control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub
   }
   if (answer.gpus.empty()) answer.engine_bytes = hub.registry().copied_bytes();
   answer.own_arenas = own_arenas(plan.arena_bytes, store, config);
+  answer.patch_bytes = patch_bytes(plan, answer.own_arenas, config);
   const auto manifest = read_layout(plan.layout);
   if (!manifest) {
     answer.failure = manifest.error().message();

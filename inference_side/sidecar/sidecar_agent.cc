@@ -281,8 +281,7 @@ Result<> SidecarAgent::open_pages() {
 }
 
 std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
-  control::Envelope envelope;
-  envelope.fence = sidecar_->fence();
+  control::Envelope envelope = sidecar_->envelope();
   control::Heartbeat heartbeat = sidecar_->heartbeat(now());
   add_engines(heartbeat.replicas);
   heartbeat.sequence = ++heartbeats_;

@@ -56,6 +56,7 @@ void Registration::move(RegistrationState to) {
 void Registration::connect() {
   move(RegistrationState::kRegistering);
   awaited_ = 0;
+  first_ = 0;
 }
 
 void Registration::lose(TimePoint now) {
@@ -66,6 +67,7 @@ void Registration::lose(TimePoint now) {
 
 std::uint64_t Registration::send(const control::Fence& fence, TimePoint now) {
   ++request_;
+  if (first_ == 0) first_ = request_;
   // The answer to any repetition will do, but no answer to a Hello before the first one.
   if (awaited_ == 0 || hello_requested_ || fence_ != fence) awaited_ = request_;
   hello_requested_ = false;

@@ -35,6 +35,11 @@ class Registration {
   explicit Registration(std::chrono::milliseconds retry) : retry_(retry) {}
 
   [[nodiscard]] bool welcomed() const noexcept { return state_ == RegistrationState::kWelcomed; }
+  // Whether a Welcome answers a Hello of this connection. One that was sent on an earlier connection
+  // may come late, and from another coordinator.
+  [[nodiscard]] bool is_answer(std::uint64_t request) const noexcept {
+    return first_ != 0 && request >= first_;
+  }
   // When the last Hello is repeated; std::nullopt when it is answered.
   [[nodiscard]] const std::optional<TimePoint>& next_wake() const noexcept { return hello_at_; }
 
@@ -65,6 +70,7 @@ class Registration {
   std::optional<TimePoint> hello_at_;
   bool hello_requested_ = false;
   std::uint64_t request_ = 0;  // of the last Hello
+  std::uint64_t first_ = 0;    // of the first Hello on this connection; 0: it is still to be sent
   std::uint64_t awaited_ = 0;  // of the first Hello whose answer will do; 0: it is still to be sent
   control::Fence fence_;       // of the last Hello
 };

@@ -62,6 +62,7 @@ std::optional<TimePoint> Sidecar::next_wake() const {
 
 void Sidecar::handle(const LinkUp& /*event*/) {
   registration_.connect();
+  capabilities_ = 0;
   send_hello();
 }
 
@@ -162,6 +163,8 @@ void Sidecar::handle(const Persisted& event) {
 
 void Sidecar::apply(const control::Envelope& envelope, const control::Welcome& message) {
   const bool again = registration_.welcome(envelope.request, fence());
+  if (registration_.is_answer(envelope.request))
+    capabilities_ = message.capabilities & control::kCapabilities;
   out_.emplace_back(Welcomed{message});
   if (again) send_hello();
 }
@@ -191,10 +194,15 @@ void Sidecar::send_hello() {
   reply(0, registration_.send(fence(), now_), std::move(hello));
 }
 
+control::Envelope Sidecar::envelope() const {
+  return {.fence = fence(), .replica = {}, .capabilities = capabilities_};
+}
+
 void Sidecar::reply(std::uint64_t round, std::uint64_t request, control::Message message) {
-  out_.emplace_back(
-      Reply{.envelope = {.fence = fence(), .round = round, .request = request, .replica = {}},
-            .message = std::move(message)});
+  control::Envelope answer = envelope();
+  answer.round = round;
+  answer.request = request;
+  out_.emplace_back(Reply{.envelope = std::move(answer), .message = std::move(message)});
 }
 
 // ---- the incoming version ----

@@ -58,6 +58,8 @@ class Sidecar {
   [[nodiscard]] control::Heartbeat heartbeat(TimePoint now) const;
   [[nodiscard]] control::StatusReply status(TimePoint now) const;
   [[nodiscard]] const SidecarRecord& record() const noexcept { return record_.stored(); }
+  // Of a message that answers none: its fence, and what its coordinator understands.
+  [[nodiscard]] control::Envelope envelope() const;
   [[nodiscard]] const control::Fence& fence() const noexcept { return record_.stored().fence; }
   [[nodiscard]] bool welcomed() const noexcept { return registration_.welcomed(); }
   [[nodiscard]] const HeldVersions& held() const noexcept { return held_; }
@@ -130,6 +132,8 @@ class Sidecar {
 
   SidecarOptions options_;
   Registration registration_;
+  // Of this release, those that the coordinator of this connection has named.
+  control::Capabilities capabilities_ = 0;
   DecisionRecord record_;
   HeldVersions held_;
   ReceiveRound round_;

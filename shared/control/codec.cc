@@ -23,6 +23,7 @@ namespace {
 // It bounds the number of list elements that the remaining bytes can hold.
 class MinimumBytes {
  public:
+  [[nodiscard]] static bool has(Capability) noexcept { return false; }
   template <class T>
   void number(std::string_view, T&) {
     total_ += sizeof(T);
@@ -80,7 +81,10 @@ std::string_view shorten(std::string_view text, std::size_t max_bytes) {
 
 class Encoder {
  public:
-  explicit Encoder(ByteWriter& writer) : writer_(writer) {}
+  Encoder(ByteWriter& writer, Capabilities capabilities)
+      : writer_(writer), capabilities_(capabilities) {}
+
+  [[nodiscard]] bool has(Capability one) const noexcept { return contains(capabilities_, one); }
 
   template <std::integral T>
   void number(std::string_view, const T& value) {
@@ -153,12 +157,16 @@ class Encoder {
     if (violation_.empty()) violation_ = fmt::format("{}: {}", name, what);
   }
   ByteWriter& writer_;
+  const Capabilities capabilities_;
   std::string violation_;
 };
 
 class Decoder {
  public:
-  explicit Decoder(ByteReader& reader) : reader_(reader) {}
+  Decoder(ByteReader& reader, Capabilities capabilities)
+      : reader_(reader), capabilities_(capabilities) {}
+
+  [[nodiscard]] bool has(Capability one) const noexcept { return contains(capabilities_, one); }
 
   template <std::integral T>
   void number(std::string_view name, T& value) {
@@ -219,6 +227,7 @@ class Decoder {
 
  private:
   ByteReader& reader_;
+  const Capabilities capabilities_;
 };
 
 struct Header {
@@ -248,12 +257,18 @@ Result<Header> read_header(ByteReader& reader) {
   if (header.envelope.rank >= limits::kReplicaRankCount)
     reader.violate("rank", fmt::format("{}, at most {} allowed", header.envelope.rank,
                                        limits::kReplicaRankCount - 1));
-  Decoder decoder(reader);
+  Decoder decoder(reader, 0);
   fields(decoder, header.envelope.fence);
   header.envelope.round = reader.get<std::uint64_t>("round");
   header.envelope.request = reader.get<std::uint64_t>("request");
   const auto replica_bytes = reader.get<std::uint32_t>("replica length");
-  if (reader.get<std::uint32_t>("reserved") != 0) reader.violate("reserved", "must be zero");
+  header.envelope.capabilities = reader.get<Capabilities>("capabilities");
+  if (const Capabilities foreign = header.envelope.capabilities & ~kCapabilities;
+      reader.ok() && foreign != 0)
+    return fail(ErrorCode::kRefused,
+                fmt::format("message: has fields of the capabilities {:#x}, which this process "
+                            "lacks and has not named: the sender is at fault",
+                            foreign));
   if (replica_bytes > limits::kReplicaNameBytes)
     reader.violate("replica", fmt::format("{} bytes, at most {} allowed", replica_bytes,
                                           limits::kReplicaNameBytes));
@@ -268,9 +283,9 @@ Result<Header> read_header(ByteReader& reader) {
 
 // Entries in the order of the alternatives of Message: message type t is entry t - 1.
 template <std::size_t I>
-Message decode_alternative(ByteReader& reader) {
+Message decode_alternative(ByteReader& reader, Capabilities capabilities) {
   std::variant_alternative_t<I, Message> message;
-  Decoder decoder(reader);
+  Decoder decoder(reader, capabilities);
   fields(decoder, message);
   return message;
 }
@@ -279,7 +294,8 @@ constexpr auto make_decoders(std::index_sequence<I...>) {
   static_assert(
       ((static_cast<std::size_t>(std::variant_alternative_t<I, Message>::kType) == I + 1) && ...),
       "Message lists the structs in the order of MessageType");
-  return std::array<Message (*)(ByteReader&), sizeof...(I)>{&decode_alternative<I>...};
+  return std::array<Message (*)(ByteReader&, Capabilities), sizeof...(I)>{
+      &decode_alternative<I>...};
 }
 constexpr auto kDecoders = make_decoders(std::make_index_sequence<std::variant_size_v<Message>>());
 static_assert(kDecoders.size() == static_cast<std::size_t>(kLastMessageType));
@@ -323,6 +339,10 @@ Result<Bytes> encode(const Envelope& envelope, const Message& message) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: rank: {}, at most {} allowed", name, envelope.rank,
                             limits::kReplicaRankCount - 1));
+  if ((envelope.capabilities & ~kCapabilities) != 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: capabilities: {:#x}, this process has {:#x}", name,
+                            envelope.capabilities, kCapabilities));
   ByteWriter writer;
   writer.put(kMagic);
   writer.put(kProtocolVersion);
@@ -330,12 +350,12 @@ Result<Bytes> encode(const Envelope& envelope, const Message& message) {
   const std::size_t length_at = writer.size();
   writer.put(std::uint32_t{0});
   writer.put(envelope.rank);
-  Encoder encoder(writer);
+  Encoder encoder(writer, envelope.capabilities);
   fields(encoder, envelope.fence);
   writer.put(envelope.round);
   writer.put(envelope.request);
   writer.put(static_cast<std::uint32_t>(envelope.replica.size()));
-  writer.put(std::uint32_t{0});
+  writer.put(envelope.capabilities);
   WSYNC_CHECK(writer.size() == kEnvelopeBytes, "the header's size is part of the wire format");
   writer.put_raw(std::as_bytes(std::span(envelope.replica)));
   const std::size_t payload_at = writer.size();
@@ -363,7 +383,7 @@ Result<Decoded> decode(std::span<const std::byte> bytes) {
                 fmt::format("message: type {} is unknown, this process supports 1 to {}",
                             header.type, kDecoders.size()));
   const auto type = static_cast<MessageType>(header.type);
-  Message message = kDecoders[header.type - 1U](reader);
+  Message message = kDecoders[header.type - 1U](reader, header.envelope.capabilities);
   WSYNC_TRY(reader.finish(message_name(type)));
   return Decoded{std::move(header.envelope), std::move(message)};
 }

@@ -10,11 +10,12 @@
 //       56      8  round
 //       64      8  request
 //       72      4  length of the replica's name
-//       76      4  zero
+//       76      4  capabilities: the optional fields that the payload has (capability.h)
 //       80      n  the replica's name
 //     80+n      p  payload: the fields in the order of fields.h
 //
-// All integers are little-endian. Strings and lists begin with a u32 length. Nothing is optional.
+// All integers are little-endian. Strings and lists begin with a u32 length. No other
+// field is optional.
 // Thread: pure functions.
 #pragma once
 
@@ -50,6 +51,7 @@ struct Decoded {
 // Decodes exactly one message. Every byte must be used, and every length and enum is checked before
 // memory is allocated for it. kRefused: the protocol version or the message type is unknown, so the
 // peer is well-formed but newer or older; answer with an ErrorReply (see decode_envelope).
+// The same for fields of a capability that this process lacks, and has therefore not named.
 // kInvalidInput: anything else.
 [[nodiscard]] Result<Decoded> decode(std::span<const std::byte> bytes);
 

@@ -138,6 +138,7 @@ void fields(V& v, M& m) {
   v.number("versions_held", m.versions_held);
   v.number("own_arenas", m.own_arenas);
   v.number("engine_bytes", m.engine_bytes);
+  v.number("patch_bytes", m.patch_bytes);
   v.list("problems", m.problems, limits::kProblemCount);
   v.list("gpus", m.gpus, limits::kDeviceCount);
 }

@@ -127,6 +127,7 @@ struct SidecarPlan {
   std::uint32_t versions_held = 0;
   std::uint32_t own_arenas = 0;    // arenas of the sidecar itself, for versions that come as copies
   std::uint64_t engine_bytes = 0;  // weights that its engines copy into host memory
+  std::uint64_t patch_bytes = 0;   // of patches, at most; they exist where little changes
   std::vector<Problem> problems;   // reasons to refuse the layout; empty = accepted
   std::vector<GpuPlan> gpus;       // cuda
 };

@@ -43,6 +43,7 @@ void fields(V& v, M& m) {
   v.flag("takes_patches", m.takes_patches);
   v.sentence("not_scrubbed", m.not_scrubbed);
   v.flag("has_controller", m.has_controller);
+  v.number("capabilities", m.capabilities);
 }
 
 template <class V, class M>
@@ -74,6 +75,7 @@ void fields(V& v, M& m) {
   v.choice("device_kind", m.device_kind, DeviceKind::kCuda);
   v.number("buffer_bytes", m.buffer_bytes);
   v.list("buffers", m.buffers, limits::kIpcBufferCount);
+  v.number("capabilities", m.capabilities);
 }
 
 template <class V, class M>

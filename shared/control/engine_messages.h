@@ -62,6 +62,7 @@ struct EngineHello {
   // The last rank of the replica is its controller: it leads, and takes no tensor. All ranks of a
   // replica agree on this.
   bool has_controller = false;
+  Capabilities capabilities = kCapabilities;  // of the engine's library
 };
 // A process will attach as the rank that the envelope names as soon as it has allocated its memory,
 // which may take minutes. Sent once, on a connection of its own that stays open meanwhile. It has
@@ -97,6 +98,7 @@ struct EngineWelcome {
   std::uint64_t buffer_bytes = 0;  // of each IPC buffer
   // cuda: the two IPC buffers if they are kept between loads. Otherwise each Load carries them.
   std::vector<BufferHandle> buffers;
+  Capabilities capabilities = kCapabilities;  // of the sidecar
 };
 // A version is staged or about to be loaded. The engine maps it and prepares the load while it
 // continues to serve. Descriptors: the arena for unified devices; otherwise none.

@@ -6,13 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "shared/control/capability.h"
 #include "shared/control/fleet_id.h"
 #include "shared/weights/version.h"
 
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 18;
+inline constexpr std::uint16_t kProtocolVersion = 19;
 
 // Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
 // pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
@@ -109,6 +110,8 @@ struct Envelope {
   std::uint64_t request = 0;  // chosen by the requester; a reply echoes it
   std::string replica;        // empty: not about one replica. At most limits::kReplicaNameBytes
   std::uint32_t rank = 0;     // of that replica
+  // The message has the fields of these, which its receiver has named as its own.
+  Capabilities capabilities = 0;
 };
 
 // ---- shared parts ----
@@ -190,6 +193,8 @@ struct ReplicaOutcome {
   std::uint64_t paused_ns = 0;  // last rank's PAUSED to RESUME sent
   std::uint64_t load_ns = 0;    // LOAD sent to the last rank's LOADED
   std::uint64_t bytes = 0;      // loaded, summed over the ranks
+  // Every rank has given its memory away and serves nothing. It loads the target when it resumes.
+  bool is_suspended = false;
 };
 
 // One mismatch between the trainer's layout and an engine's.

@@ -81,6 +81,7 @@ void fields(V& v, M& m) {
   v.number("paused_ns", m.paused_ns);
   v.number("load_ns", m.load_ns);
   v.number("bytes", m.bytes);
+  if (v.has(Capability::kSuspendedOutcomes)) v.flag("is_suspended", m.is_suspended);
 }
 
 template <class V, class M>

@@ -1,8 +1,10 @@
 // The wire layout of every message: one list of its fields, in order. The encoder, the decoder and
-// the tests use the same list, so they cannot disagree. Add a new field at the end of its list and
-// raise kProtocolVersion.
+// the tests use the same list, so they cannot disagree. Add a new field at the end of its list. If
+// a receiver can do without it, put it behind a capability (capability.h); otherwise raise
+// kProtocolVersion.
 //
 // Calls to a visitor (the type on the wire is in brackets):
+//   has(capability)                 whether the message has the fields of that capability
 //   number(name, value)             any integer [its own width]
 //   bounded(name, value, greatest)  an integer that may not exceed `greatest`
 //   flag(name, value)               bool [u8: 0 or 1]

@@ -33,12 +33,14 @@ void fields(V& v, M& m) {
   v.part("origin", m.origin);
   v.number("pid_namespace", m.pid_namespace);
   v.blob("relay_secret", m.relay_secret);
+  v.number("capabilities", m.capabilities);
 }
 
 template <class V, class M>
   requires Is<M, Welcome>
 void fields(V& v, M& m) {
   v.list("transports", m.transports, limits::kTransportCount);
+  v.number("capabilities", m.capabilities);
 }
 
 template <class V, class M>

@@ -54,6 +54,7 @@ struct Hello {
   // 32 random bytes: what the keys of those who fetch from its relays are made of
   // (shared/transport/pair_key.h). Empty: it has no relay with keys. Never logged.
   Bytes relay_secret;
+  Capabilities capabilities = kCapabilities;  // of the sidecar
 };
 
 // Its envelope echoes the request of the Hello that it answers. The Welcome requests a new Hello in
@@ -63,6 +64,7 @@ struct Welcome {
   static constexpr MessageType kType = MessageType::kWelcome;
   std::vector<TransportAddress>
       transports;  // by which the trainer serves versions, preferred first
+  Capabilities capabilities = kCapabilities;  // of the coordinator
 };
 
 // Offers a version. The layout is included if the receiver does not know its digest.

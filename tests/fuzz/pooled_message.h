@@ -60,6 +60,7 @@ class Pooled {
   Pooled(Input& in, const control::Fence& fence, std::size_t every = 1)
       : in_(in), fence_(fence), every_(every) {}
 
+  [[nodiscard]] static bool has(control::Capability) { return true; }
   template <class T>
   void number(std::string_view, T& value) {
     if (keeps()) return;

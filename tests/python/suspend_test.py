@@ -101,7 +101,22 @@ class Suspension(unittest.TestCase):
             until(lambda: sleeper.serving, "that it serves")
             self.assertRaisesRegex(wsync.EngineRefused, "r0 rank 0 is not suspended", sleeper.resume)
 
-    def test_a_rollback_names_who_sleeps_and_who_has_ended(self):
+    def test_a_rollback_waits_for_no_replica_that_sleeps(self):
+        with self.fleet.publisher() as publisher:
+            sleeper, memory = self.replica("r0")
+            _, other = self.replica("r1")
+            for seed in (1, 2):
+                publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
+            sleeper.suspend()
+            until(lambda: "is suspended" in self.reason("r0"), "that status says it")
+            self.assertEqual(publisher.roll_back(timeout=DEADLINE_S), wsync.Version(1, 1))
+            equal(self, other, weights_of(1))
+            self.assertTrue(self.is_given_away(memory), "a load has written into memory that was given away")
+            sleeper.resume()
+            until(lambda: sleeper.status().active == wsync.Version(1, 1), "the version before")
+            equal(self, memory, weights_of(1))
+
+    def test_a_rollback_names_who_has_ended(self):
         with self.fleet.publisher() as publisher:
             sleeper, _ = self.replica("r0")
             ended, _ = self.replica("r1")
@@ -115,9 +130,8 @@ class Suspension(unittest.TestCase):
                 publisher.roll_back(timeout=DEADLINE_S)
             self.assertEqual(
                 caught.exception.sentence,
-                f"1.2 is withdrawn, but these have not switched back yet: replica 'r0' (rank 0 is suspended (process {os.getpid()}): "
-                "it loads the target when it resumes), replica 'r1' (rank 0 is not attached: start its engine, or forget the "
-                "replica with `wsync forget host/r1`)")
+                "1.2 is withdrawn, but these have not switched back yet: replica 'r1' (rank 0 is not attached: start its engine, or "
+                "forget the replica with `wsync forget host/r1`)")
             equal(self, other, weights_of(1))
             sleeper.resume()
             until(lambda: sleeper.status().active == wsync.Version(1, 1), "the version before")

@@ -83,6 +83,7 @@ MESSAGES = [  # whole messages that are wrong, by what is wrong with them
     wire.message(999),
     wire.message(0),
     wire.message(wire.STATUS, b"left over"),
+    wire.message(wire.STATUS, capabilities=2**31),
     wire.message(wire.STATUS, length=HUGE),
     wire.message(wire.HELLO, b"\xff" * 200),
     wire.message(wire.HEARTBEAT, struct.pack("<QQIQI", 1, 0, 0, 0, HUGE)),
@@ -91,7 +92,8 @@ MESSAGES = [  # whole messages that are wrong, by what is wrong with them
     b"",
 ]
 ENGINE_RANK = struct.pack("<IBIIBBBIQQ", 1, 1, 0, 1, 0, 0, 0, 0, 0, 0)
-HELLO_END = wire.text(b"") + b"\0" + wire.text(b"") + b"\0"  # not on a GPU, takes no patches, is scrubbed, no controller
+# Not on a GPU, takes no patches, is scrubbed, no controller, no capabilities.
+HELLO_END = wire.text(b"") + b"\0" + wire.text(b"") + b"\0" + bytes(4)
 ENGINE_HELLO = ENGINE_RANK + struct.pack("<I", 0) + HELLO_END  # without tensors
 UNASKED = {  # what an engine answers, with values that make no sense
     27: struct.pack("<IQ", 9, 9) + wire.text(b"") + b"\0", 30: struct.pack("<Q", 2**64 - 1), 33: struct.pack("<Q", 2**64 - 1) + wire.text(b""),
@@ -171,7 +173,7 @@ class Strangers(Case):
             dealer.until(wire.STATUS_REPLY)
             fence = dealer.fence
             hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + struct.pack("<I", 0)  # without transports
-            hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0) + wire.text(b"")
+            hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0) + wire.text(b"") + bytes(4)
             dealer.send(wire.message(wire.HELLO, hello, fence=fence))
             self.assertIn(b"'liar' cannot join: it reports decision 99", dealer.until(wire.ERROR))
 
@@ -532,7 +534,7 @@ class Rivals(Case):
                 own = fake.port.fence[3:]  # the fleet's id
                 record = content(fleet.environment["WSYNC_STATE_DIR"], "default", "s0.record")
                 back = struct.pack("<QBIQIIQBBIIQQQQQQQQI", 99, 1, 1, 1, 1, 1, 2, 0, 0, 1000, 1000, *[0] * 9)  # to 1.1; 1.2 is withdrawn
-                for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<I", 0)),
+                for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<II", 0, 0)),
                                       (wire.ANNOUNCE, struct.pack("<IQQQIQQQQ", 1, 3, 0, 0, 0, 0, 0, 2**20, 2**20))):
                     fake.send(wire.message(kind, payload, fence=(0, 2**64 - 1, 2**64 - 1, *own)))
                     said = fake.until(wire.ERROR)

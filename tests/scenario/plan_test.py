@@ -49,7 +49,10 @@ class Plan(unittest.TestCase):
         for name, (settings, engines) in FLEETS.items():
             with self.subTest(name), Fleet(WSYNC) as fleet:
                 fleet.start("trainer")
-                planned = self.pushed(fleet, settings, engines, 4)["peak_memory"]["sum_bytes"]
+                result = self.pushed(fleet, settings, engines, 4)
+                planned, patches = result["peak_memory"]["sum_bytes"], result["peak_memory"]["patch_bytes"]
+                copies = sum(sidecar["own_arenas"] > 0 for sidecar in result["sidecars"])
+                self.assertEqual(patches, copies * 3 * int(0.4 * result["arena_bytes"]))
                 self.assertAlmostEqual(memory_of(fleet.processes) / planned, 1, delta=0.05)
 
     def test_what_is_idle_is_given_back(self):

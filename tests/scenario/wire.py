@@ -3,7 +3,7 @@ import os
 import socket
 import struct
 
-MAGIC, PROTOCOL = 0x434E5357, 18
+MAGIC, PROTOCOL = 0x434E5357, 19
 HELLO, WELCOME, ANNOUNCE, DECIDE, HEARTBEAT, ERROR = 1, 2, 3, 8, 12, 14
 STATUS, STATUS_REPLY, ENGINE_HELLO, ENGINE_WELCOME = 22, 23, 24, 25
 DATA_MAGIC, DATA_PROTOCOL, DATA_GET = 0x54425357, 3, 1
@@ -11,10 +11,10 @@ PATIENCE_S = 60
 
 
 def message(kind, payload=b"", *, magic=MAGIC, protocol=PROTOCOL, length=None, fence=(0, 0, 0, 0, 0), request=7, replica=b"",
-            rank=0):
+            rank=0, capabilities=0):
     """One encoded message: envelope, replica's name, payload."""
     return struct.pack("<IHHIIQQQQQQQII", magic, protocol, kind, len(payload) if length is None else length, rank, *fence,
-                       0, request, len(replica), 0) + replica + payload
+                       0, request, len(replica), capabilities) + replica + payload
 
 
 def data_frame(kind=DATA_GET, *, magic=DATA_MAGIC, protocol=DATA_PROTOCOL, size=0):
@@ -101,11 +101,12 @@ class Port:
                 return body
 
     def until(self, kind):
-        """The payload of the next message of that kind; others (heartbeats) are passed over. Notes its fence."""
+        """The payload of the next message of that kind; others (heartbeats) are passed over. Notes its fence and capabilities."""
         while True:
             body = self.receive()
             if struct.unpack_from("<H", body, 6)[0] == kind:
                 self.fence = struct.unpack_from("<QQQQQ", body, 16)
+                self.capabilities = struct.unpack_from("<I", body, 76)[0]
                 return body[80:]
 
 

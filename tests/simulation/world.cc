@@ -117,6 +117,7 @@ void WorldStatistics::add(const WorldStatistics& other) {
   late_stores += other.late_stores;
   writes_failed += other.writes_failed;
   greetings_lost += other.greetings_lost;
+  to_older += other.to_older;
   adopted += other.adopted;
   for (const auto& [reason, count] : other.reasons) reasons[reason] += count;
   hubs.add(other.hubs);
@@ -191,6 +192,7 @@ void World::start_coordinator(std::size_t c) {
   if (process.machine) return;
   ++process.life;
   trace([&] { return fmt::format("c{} starts", c); });
+  process.is_older = (options_.seed + c + process.life) % 3 == 0;
   process.kept.clear();
   process.store_free_at = {};
   // A trainer sometimes starts on another host, where its own record is old or missing. This is
@@ -237,6 +239,7 @@ void World::start_sidecar(std::size_t s) {
   SidecarProcess& process = sidecars_[s];
   if (process.machine || !process.present) return;
   ++process.life;
+  process.is_older = (options_.seed + s + process.life) % 3 == 0;
   new_peer(s);
   process.machine = std::make_unique<staging::Sidecar>(
       sidecar_options(s, process.name, is_on_trainers_host(s), process.life), process.disc);
@@ -343,11 +346,26 @@ bool World::loses_greeting(const control::Message& message) {
   return true;
 }
 
+// What releases of one protocol version do: an older one names no capabilities. Returns whether the
+// receiver can read the message: only one that was sent to the process before it may not.
+bool World::suits(bool from_older, bool to_older, const control::Envelope& envelope,
+                  control::Message& message) {
+  if (from_older) {
+    if (auto* hello = std::get_if<control::Hello>(&message)) hello->capabilities = 0;
+    if (auto* welcome = std::get_if<control::Welcome>(&message)) welcome->capabilities = 0;
+    return true;
+  }
+  statistics_.to_older += to_older ? 1 : 0;
+  return !to_older || envelope.capabilities == 0;
+}
+
 void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope envelope,
                        control::Message message) {
   if (const auto process = process_of(peer)) {
     const std::size_t s = *process;
     if (sidecars_[s].peer != peer || !sidecars_[s].machine) return;
+    if (!suits(coordinators_[c].is_older, sidecars_[s].is_older, envelope, message))
+      violate(fmt::format("{} gets fields that its release lacks", peer));
     if (loses_greeting(message)) return;
     // Any other lost message also breaks its connection. Duplicates of it may still arrive later.
     const bool lost = faults_on_ && schedule_.chance(0.004 * intensity_);
@@ -379,17 +397,23 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
     const bool wanders = copy > 0;
     const auto delay = wanders ? schedule_.micros(50, 400'000) : schedule_.micros(50, 3'000);
     if (lost && !wanders) continue;
-    schedule_.after(delay, [=, this, life = coordinators_[c].life, peer = sidecars_[s].peer,
-                            connection = sidecars_[s].connection] {
-      if (coordinators_[c].life != life && !wanders) return;
-      if (!wanders && sidecars_[s].connection != connection) return;
-      // On the same host the coordinator sees that the last process of this name has ended.
-      const bool gone =
-          is_on_trainers_host(s) && peer == sidecars_[s].peer && is_owner(c, sidecars_[s].name, s);
-      if (wanders) lose_late(s, c, peer);  // no later event may depend on a duplicate
-      coordinator_step(c, {.now = schedule_.now(),
-                           .what = coordinator::PeerMessage{peer, envelope, message, gone}});
-    });
+    schedule_.after(
+        delay, [=, this, life = coordinators_[c].life, peer = sidecars_[s].peer,
+                connection = sidecars_[s].connection, is_older = sidecars_[s].is_older]() mutable {
+          if (coordinators_[c].life != life && !wanders) return;
+          if (!wanders && sidecars_[s].connection != connection) return;
+          if (!suits(is_older, coordinators_[c].is_older, envelope, message)) {
+            if (coordinators_[c].life == life)
+              violate(fmt::format("coordinator {} gets fields that its release lacks", c));
+            return;
+          }
+          // On the same host the coordinator sees that the last process of this name has ended.
+          const bool gone = is_on_trainers_host(s) && peer == sidecars_[s].peer &&
+                            is_owner(c, sidecars_[s].name, s);
+          if (wanders) lose_late(s, c, peer);  // no later event may depend on a duplicate
+          coordinator_step(c, {.now = schedule_.now(),
+                               .what = coordinator::PeerMessage{peer, envelope, message, gone}});
+        });
   }
   // Delayed, because the machine that sends is still inside its step.
   if (lost)
@@ -409,9 +433,7 @@ void World::heartbeat(std::size_t s) {
   schedule_.after(milliseconds(100), [this, s, life = sidecars_[s].life] {
     if (sidecars_[s].life == life)
       in_sidecar(s, [this, s] {
-        control::Envelope envelope;
-        envelope.fence = sidecars_[s].machine->fence();
-        to_coordinator(s, envelope, numbered_heartbeat(s));
+        to_coordinator(s, sidecars_[s].machine->envelope(), numbered_heartbeat(s));
         check_reports(s);
         heartbeat(s);
       });
@@ -577,9 +599,7 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
     process.leases.erase(release->version);
     process.hub->remove_version(release->version);
   } else if (std::holds_alternative<staging::BeatNow>(command)) {
-    control::Envelope envelope;
-    envelope.fence = process.machine->fence();
-    to_coordinator(s, envelope, numbered_heartbeat(s));
+    to_coordinator(s, process.machine->envelope(), numbered_heartbeat(s));
   } else if (const auto* suspect = std::get_if<staging::CheckCopy>(&command)) {
     trace([&] { return fmt::format("{} checks {}", process.peer, suspect->version.to_string()); });
     const auto copy = process.store.find(suspect->version);

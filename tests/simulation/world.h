@@ -89,6 +89,7 @@ struct WorldStatistics {
   std::uint64_t disks_hung = 0;         // disks whose writes did not return for seconds
   std::uint64_t late_stores = 0;  // publishes that ended at their deadline because of such a disk
   std::uint64_t writes_failed = 0;
+  std::uint64_t to_older = 0;        // messages to an older release, from one that is not
   std::uint64_t adopted = 0;         // versions that a rank has adopted
   std::uint64_t greetings_lost = 0;  // Hello or Welcome, on a connection that stayed open
   std::map<std::string, std::uint64_t> reasons;  // reasons of failed rounds and rollbacks
@@ -136,6 +137,7 @@ class World {
   };
   struct CoordinatorProcess {
     std::unique_ptr<coordinator::Coordinator> machine;  // null: down
+    bool is_older = false;                              // its release has no capabilities
     std::unique_ptr<Facts> facts;
     std::unique_ptr<publish::PublishQueue> queue;
     std::chrono::milliseconds publish_deadline{};
@@ -162,6 +164,7 @@ class World {
     std::string peer;     // its address on the control port, which each process has anew
     bool present = true;  // false: it has not joined yet, or has left
     bool was_there = false;
+    bool is_older = false;  // its release has no capabilities
     std::unique_ptr<staging::Sidecar> machine;
     // It stands still: what happens to it waits until it continues.
     bool stopped = false;
@@ -229,6 +232,8 @@ class World {
   void execute(std::size_t s, const staging::SidecarCommand& command);
   void persist(std::size_t s, const staging::Persist& command);
   void store(std::size_t c, const coordinator::Store& command);
+  [[nodiscard]] bool suits(bool from_older, bool to_older, const control::Envelope& envelope,
+                           control::Message& message);
   void lose_late(std::size_t s, std::size_t c, const std::string& peer);
   void stage(std::size_t s, const staging::StartStaging& command);
   void end_staging(std::size_t s, const staging::StartStaging& command);

@@ -494,6 +494,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.turns = member.turns_sent = 0;  // as in a sidecar that registers
   member.boot_id = hello.boot_id;
   member.pid_namespace = hello.pid_namespace;
+  member.capabilities = hello.capabilities & control::kCapabilities;
   member.transports = hello.transports;
   member.relay_secret = transport::pair_secret_of(hello.relay_secret);
   // An address of ours in its list would make its loss look like ours (RoundScheduler::bridge).

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "shared/base/planted.h"
+
 namespace wsync::coordinator {
 
 void CoordinatorContext::send(const Member& member, control::Message message, std::uint64_t round,
@@ -11,6 +13,8 @@ void CoordinatorContext::send(const Member& member, control::Message message, st
   envelope.fence = fence;
   envelope.round = round;
   envelope.request = request;
+  envelope.capabilities =
+      planted("unnamed_fields_are_sent") ? control::kCapabilities : member.capabilities;
   emit(SendTo{.peer = member.peer, .envelope = std::move(envelope), .message = std::move(message)});
 }
 

@@ -56,6 +56,7 @@ struct Member {
   bool knows_withdrawn = false;
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
+  control::Capabilities capabilities = 0;  // of this release, those that its process has named
   std::vector<control::TransportAddress> transports;  // of its last Hello
   std::optional<transport::PairSecret> relay_secret;  // the same
   Digest layout;                                      // digest of the layout that the sidecar knows

@@ -521,7 +521,8 @@ PromotionDone UpdateRound::finish_promotion(const CoordinatorContext& context, s
     }
     for (const control::ReplicaOutcome& outcome : member.outcomes) {
       reply.outcomes.push_back(outcome);
-      if (outcome.outcome != control::SwitchOutcome::kCommitted && why.empty())
+      if (outcome.outcome != control::SwitchOutcome::kCommitted && !outcome.is_suspended &&
+          why.empty())
         lacks(fmt::format("replica '{}' ({})", outcome.replica, outcome.reason));
     }
   }
@@ -556,7 +557,8 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
     }
     for (const control::ReplicaOutcome& outcome : member.outcomes) {
       reply.outcomes.push_back(outcome);
-      if (outcome.version != record.target)
+      // One that is suspended serves nothing, and loads the target when it resumes.
+      if (outcome.version != record.target && !outcome.is_suspended)
         lacks(fmt::format("replica '{}' ({})", outcome.replica, outcome.reason));
     }
   }

@@ -257,7 +257,8 @@ class Publisher(OfOneProcess):
         Raises:
             Busy: an update still travels at the end of `timeout`, and nothing changed.
             Refused: it is not possible, and nothing changed.
-            Partial: decided, but some replicas have not switched back yet; `error.roll_back` has the versions.
+            Partial: decided, but some replicas have not switched back yet; `error.roll_back` has the versions. A replica that is
+                suspended with all of its ranks is not one of them: it loads the version when it resumes.
             DeadlineExceeded: not done in time. A rollback that has begun continues, also after Ctrl-C.
         """
         if isinstance(to, str):

@@ -31,6 +31,7 @@ consteval std::size_t member_count() {
 
 class Counter {
  public:
+  [[nodiscard]] static constexpr bool has(Capability) { return true; }
   template <class... A>
   constexpr void number(A&&...) {
     ++count;
@@ -170,7 +171,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e4312002000"
+            "57534e4313002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "00000000000000000000000000000000"
@@ -289,7 +290,7 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
 
 TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
   const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
-  EXPECT_TRUE(hello.ends_with("02000000abcd")) << hello;
+  EXPECT_TRUE(hello.ends_with("02000000abcd01000000")) << hello;
   const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
   EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
   EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
@@ -332,7 +333,7 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "0900000000000000");
   const std::string hello = payload(
       EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x", .has_controller = true});
-  EXPECT_EQ(hello.substr(hello.size() - 22), "0000000001010000007801");
+  EXPECT_EQ(hello.substr(hello.size() - 30), "000000000101000000780101000000");
   const std::string beat =
       payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
                                       .last_load = LoadKind::kPatch,
@@ -496,8 +497,54 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 18"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, but this process uses 19"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
+}
+
+// ---- releases of one protocol version ----
+
+Switched suspended_outcome() {
+  return {.number = 1, .outcomes = {{.replica = "r", .is_suspended = true}, {.replica = "s"}}};
+}
+
+TEST(Capabilities, AReceiverThatHasNotNamedOneGetsNoFieldOfIt) {
+  const Bytes with = encode({.capabilities = kCapabilities}, suspended_outcome()).value();
+  const Bytes without = encode({}, suspended_outcome()).value();
+  EXPECT_EQ(with.size(), without.size() + 2) << "one byte for each outcome";
+  const Decoded found = decode(with).value();
+  EXPECT_EQ(found.envelope.capabilities, kCapabilities);
+  EXPECT_TRUE(std::get<Switched>(found.message).outcomes[0].is_suspended);
+  EXPECT_FALSE(std::get<Switched>(found.message).outcomes[1].is_suspended);
+  const Decoded lacks = decode(without).value();
+  EXPECT_EQ(lacks.envelope.capabilities, 0U);
+  ASSERT_EQ(std::get<Switched>(lacks.message).outcomes.size(), 2U);
+  EXPECT_FALSE(std::get<Switched>(lacks.message).outcomes[0].is_suspended);
+}
+
+TEST(Capabilities, BytesOfASuspendedOutcomeAreFixed) {
+  const Bytes bytes =
+      encode({.capabilities = kCapabilities}, Switched{.outcomes = {{.is_suspended = true}}})
+          .value();
+  EXPECT_EQ(bytes[76], std::byte{1}) << "the header names the capability";
+  EXPECT_EQ(bytes.back(), std::byte{1});
+  EXPECT_EQ(encode({}, Switched{.outcomes = {{}}}).value().size(), bytes.size() - 1);
+}
+
+TEST(Capabilities, TheHeaderAndTheFieldsMustAgree) {
+  Bytes bytes = encode({.capabilities = kCapabilities}, suspended_outcome()).value();
+  bytes[76] = std::byte{0};
+  EXPECT_EQ(decode(bytes).error().code(), ErrorCode::kInvalidInput);
+}
+
+TEST(Capabilities, OnesThatThisReleaseLacksAreRefusedAndNeverSent) {
+  Bytes bytes = sample();
+  bytes[79] = std::byte{0x80};
+  const auto decoded = decode(bytes);
+  EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(decoded.error().message(), HasSubstr("has fields of the capabilities 0x80000000"));
+  const auto encoded = encode({.capabilities = 0x80000000U}, Leave{});
+  EXPECT_EQ(encoded.error().code(), ErrorCode::kInvalidInput);
+  EXPECT_THAT(encoded.error().message(), HasSubstr("Leave: capabilities: 0x80000000"));
 }
 
 TEST(Codec, AnUnknownTypeIsRefusedAndItsEnvelopeCanBeEchoed) {
@@ -538,9 +585,6 @@ TEST(Codec, HeaderLimitsAreChecked) {
   bytes = sample();
   put_at(bytes, 72, 129);
   EXPECT_THAT(decode(bytes).error().message(), HasSubstr("replica: 129 bytes, at most 128"));
-  bytes = sample();
-  put_at(bytes, 76, 1);
-  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("reserved: must be zero"));
 }
 
 TEST(Codec, TheSenderIsToldWhatIsOverItsLimit) {

@@ -17,6 +17,7 @@ class Randomiser {
  public:
   explicit Randomiser(std::uint64_t seed) : random_(seed) {}
 
+  [[nodiscard]] static bool has(Capability) { return true; }
   template <class T>
   void number(std::string_view, T& value) {
     value = static_cast<T>(random_());
@@ -71,6 +72,7 @@ class Randomiser {
     envelope.request = random_();
     envelope.replica = text(limits::kReplicaNameBytes);
     envelope.rank = static_cast<std::uint32_t>(random_() % limits::kReplicaRankCount);
+    envelope.capabilities = kCapabilities;
     return envelope;
   }
   // The alternative of this index of Message.

@@ -529,6 +529,52 @@ TEST(Decisions, APublishThatWaitsForAStoreCanBeCancelled) {
   EXPECT_EQ(fleet.coordinator.target(), (Version{1, 1}));
 }
 
+// ---- releases of one protocol version ----
+
+TEST(Capabilities, ASidecarGetsTheFieldsThatItsProcessHasNamed) {
+  Fleet fleet;
+  auto older = Fleet::hello("a");
+  older.capabilities = 0;
+  auto newer = Fleet::hello("b");
+  newer.capabilities = ~control::Capabilities{0};
+  fleet.join("a", older);
+  fleet.join("b", newer);
+  EXPECT_EQ(fleet.last<control::Welcome>("a")->second.capabilities, control::kCapabilities);
+  EXPECT_EQ(fleet.last<control::Welcome>("a")->first.capabilities, 0U);
+  EXPECT_EQ(fleet.last<control::Welcome>("b")->first.capabilities, control::kCapabilities);
+  fleet.publish(5);
+  EXPECT_EQ(fleet.last<control::Announce>("a")->first.capabilities, 0U);
+  EXPECT_EQ(fleet.last<control::Announce>("b")->first.capabilities, control::kCapabilities);
+  // It is upgraded.
+  older.capabilities = control::kCapabilities;
+  fleet.restarted("a2", older);
+  EXPECT_EQ(fleet.last<control::Welcome>("a2")->first.capabilities, control::kCapabilities);
+}
+
+TEST(Decisions, ARollbackWaitsForNoReplicaThatIsSuspended) {
+  for (const bool is_suspended : {true, false}) {
+    Fleet fleet;
+    fleet.join("a");
+    fleet.full_round({"a"});
+    const Version first = fleet.coordinator.target();
+    fleet.full_round({"a"});
+    fleet.step(RollbackRequested{.request = 3});
+    const auto decide = fleet.last<control::Decide>("a");
+    ASSERT_TRUE(decide.has_value());
+    fleet.from("a", control::Decided{.number = decide->second.number});
+    fleet.from("a", control::Switched{.number = decide->second.number,
+                                      .target = first,
+                                      .outcomes = {{.replica = "r-a",
+                                                    .outcome = control::SwitchOutcome::kFailed,
+                                                    .reason = "rank 0 sleeps",
+                                                    .is_suspended = is_suspended}}});
+    ASSERT_EQ(fleet.rollbacks.size(), 1U);
+    EXPECT_EQ(fleet.rollbacks[0].reply.ok, is_suspended) << fleet.rollbacks[0].reply.reason;
+    EXPECT_EQ(fleet.rollbacks[0].reply.partial, !is_suspended);
+    EXPECT_EQ(fleet.rollbacks[0].reply.outcomes.size(), 1U);
+  }
+}
+
 TEST(Names, ASecondSidecarOfANameIsRefusedWhileTheFirstLives) {
   Fleet fleet;
   fleet.join("a");

@@ -54,6 +54,23 @@ TEST(Registration, ARequestedHelloIsOverOnceItIsSent) {
   EXPECT_FALSE(registration.hello_requested());
 }
 
+TEST(Registration, KnowsWhatAnswersAHelloOfThisConnection) {
+  Registration registration(milliseconds(10));
+  EXPECT_FALSE(registration.is_answer(1)) << "none was sent";
+  registration.connect();
+  const std::uint64_t before = registration.send(kWelcomeFence, TimePoint{0});
+  EXPECT_TRUE(registration.is_answer(before));
+  EXPECT_FALSE(registration.is_answer(0)) << "a Welcome that answers none";
+  registration.lose(TimePoint{1});
+  registration.connect();
+  EXPECT_FALSE(registration.is_answer(before));
+  const std::uint64_t first = registration.send(kWelcomeFence, TimePoint{2});
+  const std::uint64_t again = registration.send(kWelcomeFence, TimePoint{3});
+  EXPECT_FALSE(registration.is_answer(before)) << "it may be of another coordinator";
+  EXPECT_TRUE(registration.is_answer(first));
+  EXPECT_TRUE(registration.is_answer(again));
+}
+
 // Its Hello says something new, so that no Welcome before it will do.
 TEST(Registration, AWelcomedSidecarRepeatsItsHelloToo) {
   Registration registration(milliseconds(10));

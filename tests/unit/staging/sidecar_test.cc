@@ -203,6 +203,31 @@ TEST_F(SidecarTest, AHelloUnderTheCoordinatorsFenceIsSaidOnceWhenItIsAnswered) {
   EXPECT_NE(replied<control::Hello>(), nullptr);
 }
 
+// What it sends may have the fields that its coordinator has named, and no others.
+TEST_F(SidecarTest, SendsTheFieldsThatTheCoordinatorOfThisConnectionHasNamed) {
+  const auto greeted = [&](control::Capabilities named) {
+    step(CoordinatorLost{});
+    step(LinkUp{});
+    const auto* said = command<Reply>();
+    ASSERT_NE(said, nullptr);
+    EXPECT_EQ(said->envelope.capabilities, 0U) << "nothing is known of this coordinator";
+    EXPECT_EQ(std::get<control::Hello>(said->message).capabilities, control::kCapabilities);
+    step(CoordinatorMessage{.envelope = {.fence = kNow, .request = said->envelope.request},
+                            .message = control::Welcome{.capabilities = named}});
+  };
+  welcome(kNow);
+  greeted(~control::Capabilities{0});
+  EXPECT_EQ(sidecar.envelope().capabilities, control::kCapabilities) << "those of both";
+  announce(7, {1, 1});
+  step(LayoutChecked{.round = 7});
+  ASSERT_NE(replied<control::Accept>(), nullptr);
+  EXPECT_EQ(command<Reply>()->envelope.capabilities, control::kCapabilities);
+  greeted(0);
+  EXPECT_EQ(sidecar.envelope().capabilities, 0U) << "an older release";
+  message(kNow, 1, control::Welcome{.capabilities = control::kCapabilities});
+  EXPECT_EQ(sidecar.envelope().capabilities, 0U) << "it answers a Hello of an earlier connection";
+}
+
 // The Hello or its answer was lost on a connection that stays open.
 TEST_F(SidecarTest, AHelloUnderANewFenceIsRepeatedUntilItIsAnswered) {
   step(LinkUp{});

@@ -271,7 +271,8 @@ WSYNC_API wsync_code wsync_trainer_problem(wsync_trainer* trainer, wsync_publish
  * 10 s); -1: waits that long. WSYNC_DEADLINE: not done in time; the rollback continues.
  * WSYNC_BUSY: an update travels, or there was no time to begin, and nothing changed; call it again.
  * WSYNC_REFUSED, with the reason: not possible, and nothing changed. WSYNC_PARTIAL, with those that
- * have not switched back yet. `result` may be NULL. */
+ * have not switched back yet; a replica that is suspended with all of its ranks is not one of them,
+ * because it loads the version when it resumes. `result` may be NULL. */
 WSYNC_API wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to,
                                              int timeout_ms, wsync_rollback* result);
 /* Returns why this trainer can no longer publish: WSYNC_FENCED if a newer trainer controls the

@@ -1,0 +1,39 @@
+// Capabilities: what releases of one protocol version can have and lack.
+//
+// kProtocolVersion is raised only when a message changes for everyone. A field that a receiver can
+// do without gets a capability here instead, and stands behind it in its list of fields:
+//
+//   if (v.has(Capability::kSuspendedOutcomes)) v.flag("is_suspended", m.is_suspended);
+//
+// Each side names its own capabilities in its first message: Hello, Welcome, EngineHello,
+// EngineWelcome. A sender sets Envelope::capabilities to those that its receiver has named,
+// so the fields of the others stay out of the message. The header says which fields are in. So an
+// older release of the same protocol version goes on working, and reads every message strictly.
+//
+// A receiver without the field has the default value of its member, which must be right for it. A
+// bit that has been in a release is never used again for anything else.
+#pragma once
+
+#include <cstdint>
+
+namespace wsync::control {
+
+enum class Capability : std::uint32_t {
+  // ReplicaOutcome::is_suspended: a rollback and a promotion do not wait for a replica that sleeps.
+  kSuspendedOutcomes = 1U << 0U,
+};
+
+// A set of capabilities, as bits.
+using Capabilities = std::uint32_t;
+
+[[nodiscard]] constexpr Capabilities bits(Capability one) noexcept {
+  return static_cast<Capabilities>(one);
+}
+[[nodiscard]] constexpr bool contains(Capabilities set, Capability one) noexcept {
+  return (set & bits(one)) != 0;
+}
+
+// Those of this release.
+inline constexpr Capabilities kCapabilities = bits(Capability::kSuspendedOutcomes);
+
+}  // namespace wsync::control
