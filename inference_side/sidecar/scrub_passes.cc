@@ -21,6 +21,7 @@ void ScrubPasses::attached(const std::string& replica, std::uint32_t rank, std::
   known.ranks[rank] = {.not_scrubbed = not_scrubbed, .active = active};
   known.in_a_row = 0;
   known.is_mending = false;
+  known.is_serving = !active.none();
   known.failures = 0;
   end_pass(known);
   // Nobody has told this process what the memory of that one has gone through.
@@ -49,6 +50,11 @@ void ScrubPasses::committed(const std::string& replica, std::uint32_t rank, cons
   prove(known, version, now);
   // After a mismatch at once: the memory may not keep what is written there.
   known.due = known.in_a_row == 0 ? now + interval_ : now;
+}
+
+void ScrubPasses::set_serving(const std::string& replica, bool is_serving) {
+  if (const auto found = replicas_.find(replica); found != replicas_.end())
+    found->second.is_serving = is_serving;
 }
 
 std::optional<Version> ScrubPasses::uniform(const Replica& replica) {
@@ -109,8 +115,10 @@ std::optional<ScrubPasses::Complete> ScrubPasses::answered(const std::string& re
   Replica* const known = running(replica, answer.pass);
   if (known == nullptr || !known->ranks.contains(rank)) return std::nullopt;
   if (!answer.failure.empty()) {
-    ++known->failures;
-    known->failure = "rank " + std::to_string(rank) + ": " + answer.failure;
+    if (known->is_serving) {
+      ++known->failures;
+      known->failure = "rank " + std::to_string(rank) + ": " + answer.failure;
+    }
     dropped(replica, answer.pass, now);
     return std::nullopt;
   }

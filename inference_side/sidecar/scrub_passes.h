@@ -23,8 +23,8 @@ class ScrubPasses {
   // So many mismatches in a row may be found. After each but the last one, all bytes are loaded
   // again, and the next pass follows at once.
   static constexpr std::uint32_t kMismatchesMax = 3;
-  // After so many passes in a row without sums the replica counts as not scrubbed, until there is a
-  // proof. A single pass may end because all bytes were loaded meanwhile.
+  // After so many passes in a row without sums, while it served, the replica counts as not
+  // scrubbed, until there is a proof.
   static constexpr std::uint32_t kFailuresMax = 2;
 
   // Between the beginnings of two passes of a replica, and from a load of all bytes to a pass. 0:
@@ -40,6 +40,9 @@ class ScrubPasses {
   // The rank has committed what it has loaded. All of the replica's ranks load in the same way.
   void committed(const std::string& replica, std::uint32_t rank, const Version& version,
                  bool by_patch, TimePoint now);
+  // A rank of the replica has stopped, or one serves again. A rank that stands still may be loaded,
+  // and a pass that ends without sums meanwhile does not say that the rank cannot be read.
+  void set_serving(const std::string& replica, bool is_serving);
   // The replica has no engines, and is not shown any more.
   void forget(const std::string& replica) { replicas_.erase(replica); }
 
@@ -119,7 +122,8 @@ class ScrubPasses {
     TimePoint proved_at{};
     std::uint32_t in_a_row = 0;  // mismatches
     bool is_mending = false;     // all bytes are to be loaded, and have not been yet
-    std::uint32_t failures = 0;  // passes in a row without sums
+    bool is_serving = false;     // as far as its ranks have told
+    std::uint32_t failures = 0;  // passes in a row without sums, while it served
     std::string failure;         // of the newest one
     std::uint64_t mismatches = 0;
     std::string last_mismatch;

@@ -252,7 +252,8 @@ TEST_F(Passes, SaysWhichReplicasAreNotScrubbedAndWhy) {
   EXPECT_FALSE(passes_.is_scrubbed("r"));
 }
 
-// One pass may end because a load has come; several in a row say that it cannot be read.
+// A pass may end because a load has come; several in a row while it serves say that it cannot be
+// read.
 TEST_F(Passes, AReplicaWhosePassesReturnNoSumsIsNotScrubbedUntilOneDoes) {
   serve();
   const auto fail_pass = [&](const std::string& why) {
@@ -260,10 +261,17 @@ TEST_F(Passes, AReplicaWhosePassesReturnNoSumsIsNotScrubbedUntilOneDoes) {
     EXPECT_FALSE(passes_.answered("r", 1, {.pass = pass, .failure = why}, now_));
     EXPECT_FALSE(passes_.answered("r", 0, {.pass = pass, .failure = "later"}, now_));
   };
+  for (int turn = 0; turn < 3; ++turn) fail_pass("it has not loaded a version");
+  EXPECT_EQ(report().not_scrubbed, "") << "it has not served yet";
+  passes_.set_serving("r", true);
   fail_pass("all weights were loaded meanwhile");
-  EXPECT_EQ(report().not_scrubbed, "");
+  passes_.set_serving("r", false);
+  for (int turn = 0; turn < 3; ++turn) fail_pass("another version is being loaded");
+  EXPECT_EQ(report().not_scrubbed, "") << "a long load";
   EXPECT_TRUE(passes_.is_scrubbed("r"));
   commit(kV1, false);
+  passes_.set_serving("r", true);
+  passes_.set_serving("none", true);
   fail_pass("it cannot be read");
   EXPECT_EQ(report().not_scrubbed, "") << "a load of all bytes was between them";
   const TimePoint failed = now_;
