@@ -77,16 +77,10 @@ struct EngineDescription {
   return true;
 }
 
-// Why the library cannot read the rank's weights while it serves, in one sentence; empty: it can.
-[[nodiscard]] inline std::string why_not_scrubbed(const EngineDescription& description) {
-  if (description.gpu != nullptr) return "its weights are in the memory of a GPU";
-  if (description.take == control::TakeMode::kWhole ||
-      description.take == control::TakeMode::kBorrow)
-    return "only its engine can read its weights, because it takes tensors and not pieces";
-  for (const RankTensor& tensor : description.tensors)
-    if (tensor.held_as && *tensor.held_as != tensor.description.dtype)
-      return "it holds tensors in another dtype than the version";
-  return {};
+// Whether the weights are where only the engine can read them (Engine::read_tensor()).
+[[nodiscard]] inline bool is_held_by_engine(const EngineDescription& description) noexcept {
+  return description.take == control::TakeMode::kWhole ||
+         description.take == control::TakeMode::kBorrow;
 }
 
 // A tensor of a complete layer.
@@ -146,12 +140,13 @@ class Engine {
   // Leader only: start serving. A follower resumes when the leader's next step reaches it, and then
   // calls report_running(). This also cancels a pause() that has not taken effect yet.
   [[nodiscard]] virtual Result<> resume() = 0;
-  // kWhole and kBorrow: copies bytes of a tensor, as the engine holds them, for the digest.
-  // `offset` and `out` are within the rank's part. Not called if why_unreadable() gives a reason.
+  // kWhole and kBorrow: copies bytes of a tensor, as the engine holds them, for `wsync verify` and
+  // for scrubs, while the rank serves or is paused. They must be the bytes of the version. `offset`
+  // and `out` are within the rank's part. Not called if why_unreadable() gives a reason.
   [[nodiscard]] virtual Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                                              std::span<std::byte> out) = 0;
   // kWhole and kBorrow: why the engine cannot return the checkpoint's bytes, in one sentence.
-  // Empty: read_tensor() does.
+  // Empty: read_tensor() does. The answer does not change.
   [[nodiscard]] virtual std::string why_unreadable() const { return {}; }
 
   // ---- notifications of the link; an engine may ignore them ----
@@ -166,5 +161,18 @@ class Engine {
   // Every byte is in place; commit() follows if the sidecar finds that they are right.
   virtual void on_loaded(const Version& /*version*/, std::uint64_t /*bytes*/) {}
 };
+
+// Why the rank's weights cannot be read while it serves, in one sentence; empty: they can.
+[[nodiscard]] inline std::string why_not_scrubbed(const EngineDescription& description,
+                                                  const Engine& engine) {
+  // A controller, for example: there is nothing to read.
+  if (description.tensors.empty() && !description.any_layout) return {};
+  if (is_held_by_engine(description)) return engine.why_unreadable();
+  if (description.gpu != nullptr) return "its weights are in the memory of a GPU";
+  for (const RankTensor& tensor : description.tensors)
+    if (tensor.held_as && *tensor.held_as != tensor.description.dtype)
+      return "it holds tensors in another dtype than the version";
+  return {};
+}
 
 }  // namespace wsync::engine

@@ -256,9 +256,13 @@ Result<> EngineLink::poll(int timeout_ms) {
   }
   settled_.notify_all();
   WSYNC_TRY(polled);
-  if (reading_) read_tensors();
+  if (reading_)
+    read_tensors();
+  else
+    loader_->read_scrub([this] { return connection_->has_event(); });
   report_scrubbed();
   connection_->flush();
+  connection_->wake_at(loader_->scrub_due());
   return {};
 }
 
@@ -411,7 +415,7 @@ std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
   hello.has_controller = description_.has_controller;
   hello.any_layout = description_.any_layout;
   hello.takes_patches = takes_patches(description_);
-  hello.not_scrubbed = why_not_scrubbed(description_);
+  hello.not_scrubbed = why_not_scrubbed(description_, engine_);
   hello.tensors.reserve(description_.tensors.size());
   if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();
   for (const auto& tensor : description_.tensors) hello.tensors.push_back(tensor.description);

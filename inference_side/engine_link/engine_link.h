@@ -70,7 +70,8 @@ class EngineLink final : private LinkHandler {
   // Waits up to timeout_ms (-1: without limit) for an event and handles it. The only error is kIo,
   // because the loss of a sidecar is not an error here. During a `wsync verify`, each call reads
   // back at least one tensor. It begins no further tensor after 2 ms, or after another event has
-  // arrived.
+  // arrived. During a scrub of what only the engine can read, it reads when that is due
+  // (EngineScrub).
   [[nodiscard]] Result<> poll(int timeout_ms);
   // Serves the link on its own thread until stop(); must not be combined with poll(). Returns
   // kInvalidInput if it was started or stopped before: a link can be started only once.

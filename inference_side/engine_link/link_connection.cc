@@ -54,13 +54,27 @@ Result<> LinkConnection::make_descriptors() {
   if (!wake_.valid()) return fail_errno("engine link: eventfd", errno);
   timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (!timer_.valid()) return fail_errno("engine link: timerfd_create", errno);
+  alarm_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!alarm_.valid()) return fail_errno("engine link: timerfd_create", errno);
   WSYNC_TRY(watch(epoll_.get(), wake_.get(), EPOLLIN, EPOLL_CTL_ADD));
+  WSYNC_TRY(watch(epoll_.get(), alarm_.get(), EPOLLIN, EPOLL_CTL_ADD));
   return watch(epoll_.get(), timer_.get(), EPOLLIN, EPOLL_CTL_ADD);
 }
 
 void LinkConnection::wake() noexcept {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void LinkConnection::wake_at(std::optional<TimePoint> time) {
+  if (std::exchange(wake_at_, time) == time) return;
+  itimerspec spec{};
+  if (time) {
+    const std::int64_t delay = std::max<std::int64_t>((*time - now()).count(), 1);
+    spec.it_value.tv_sec = delay / 1'000'000'000;
+    spec.it_value.tv_nsec = delay % 1'000'000'000;
+  }
+  ::timerfd_settime(alarm_.get(), 0, &spec, nullptr);
 }
 
 bool LinkConnection::has_event() const {
@@ -76,7 +90,7 @@ void LinkConnection::arm_timer(std::int64_t delay_ms) {
 }
 
 Result<> LinkConnection::poll(int timeout_ms) {
-  std::array<epoll_event, 4> events{};
+  std::array<epoll_event, 8> events{};
   const int count =
       ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
   if (count < 0 && errno != EINTR) return fail_errno("engine link: epoll_wait", errno);
@@ -88,6 +102,10 @@ Result<> LinkConnection::poll(int timeout_ms) {
     } else if (event.data.fd == timer_.get()) {
       drain(timer_.get());
       handle_timer();
+    } else if (event.data.fd == alarm_.get()) {
+      // It has fired, so the same time may be set again: the owner sees whether it has come.
+      drain(alarm_.get());
+      wake_at_.reset();
     } else if (event.data.fd == socket_.get()) {
       if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
     }
@@ -148,6 +166,8 @@ void LinkConnection::suspend(const std::string& why) {
   constexpr itimerspec kNever{};
   ::timerfd_settime(timer_.get(), 0, &kNever, nullptr);
   drain(timer_.get());
+  wake_at(std::nullopt);
+  drain(alarm_.get());
   backoff_ms_ = 0;
 }
 

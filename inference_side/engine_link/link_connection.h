@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/unique_fd.h"
 #include "shared/control/frame.h"
@@ -59,6 +60,8 @@ class LinkConnection {
   [[nodiscard]] Result<> poll(int timeout_ms);
   // Makes the current or the next poll() return after handle_wake(). Any thread.
   void wake() noexcept;
+  // Makes the poll() at this time return, or the next one after it, once; std::nullopt: none.
+  void wake_at(std::optional<TimePoint> time);
   // Whether poll(0) would find an event.
   [[nodiscard]] bool has_event() const;
 
@@ -102,9 +105,11 @@ class LinkConnection {
   UniqueFd epoll_;
   UniqueFd wake_;
   UniqueFd timer_;   // connected: the deadline of the hello; otherwise the next attempt
+  UniqueFd alarm_;   // of wake_at()
   UniqueFd socket_;  // valid: connected
   control::FrameReader reader_;
   control::FrameWriter writer_;
+  std::optional<TimePoint> wake_at_;
   bool want_write_ = false;  // the socket did not accept everything
   bool confirmed_ = false;   // welcomed on the current connection
   bool is_refused_ = false;  // on the current connection

@@ -47,12 +47,6 @@ Result<Digest> digest_of_tensor(const HeldWeights& weights, std::uint32_t tensor
   return digest_of_whole(weights, tensor);
 }
 
-// Whether only the engine can return the bytes of its tensors.
-bool is_held_by_engine(const HeldWeights& weights) {
-  const control::TakeMode take = weights.description->take;
-  return take == control::TakeMode::kWhole || take == control::TakeMode::kBorrow;
-}
-
 // Digests of the tensors from `tensor` on: one, or on a GPU a whole batch.
 Result<std::vector<Digest>> digests_from(const HeldWeights& weights, std::uint32_t tensor) {
   if (weights.on_gpu != nullptr && weights.description->take == control::TakeMode::kPieces)
@@ -76,7 +70,7 @@ const control::EngineTensor& HeldWeights::tensor(std::size_t index) const {
 
 Result<bool> ReadBack::read_some(const HeldWeights& weights) {
   if (next_ >= WSYNC_TRY(weights.tensor_count())) return true;
-  if (is_held_by_engine(weights)) {
+  if (is_held_by_engine(*weights.description)) {
     if (auto why = weights.engine->why_unreadable(); !why.empty()) {
       unreadable_.push_back(std::move(why));
       return true;

@@ -31,13 +31,13 @@ bool has_rows_in_one_word(const reload::Shard& shard) {
 }  // namespace
 
 SplitSum sum_of_part(const reload::Shard& shard, std::uint64_t seed,
-                     std::span<const std::byte> memory, std::uint64_t at, std::uint64_t bytes) {
+                     std::span<const std::byte> bytes, std::uint64_t at) {
   SplitSum sum;
-  while (bytes != 0) {
-    const reload::Shard::Rows rows = shard.rows_at(at, bytes);
+  while (!bytes.empty()) {
+    const reload::Shard::Rows rows = shard.rows_at(at, bytes.size());
     const bool aligned = rows.offset % kSumWordBytes == 0 && rows.row_bytes % kSumWordBytes == 0 &&
                          rows.stride % kSumWordBytes == 0;
-    const auto read = memory.subspan(at, rows.bytes());
+    const auto read = bytes.first(rows.bytes());
     if (rows.rows > 1 && aligned) {
       sum.words +=
           word_sum_rows(read, rows.row_bytes, rows.stride, {.seed = seed, .position = rows.offset});
@@ -49,7 +49,7 @@ SplitSum sum_of_part(const reload::Shard& shard, std::uint64_t seed,
                           .tensor_bytes = shard.tensor_bytes()});
     }
     at += rows.bytes();
-    bytes -= rows.bytes();
+    bytes = bytes.subspan(rows.bytes());
   }
   return sum;
 }
@@ -62,7 +62,8 @@ ScrubPass::ScrubPass(std::uint64_t number, const Version& version, std::vector<T
       begin_(begin),
       sums_(tensors_.size()) {
   for (const Tensor& tensor : tensors_) {
-    WSYNC_CHECK(tensor.memory.size() == tensor.shard.bytes(), "the memory of a part has its size");
+    WSYNC_CHECK(tensor.memory.empty() || tensor.memory.size() == tensor.shard.bytes(),
+                "the memory of a part has its size");
     if (has_rows_in_one_word(tensor.shard)) adds_patches_ = false;
   }
   skip_empty();
@@ -83,14 +84,35 @@ void ScrubPass::skip_empty() {
 
 void ScrubPass::read_block() {
   if (complete()) return;
+  const Next block = next();
+  const auto memory = tensors_[tensor_].memory;
+  WSYNC_CHECK(!memory.empty(), "what is read lies in memory");
+  add(memory.subspan(block.offset, block.bytes));
+}
+
+ScrubPass::Next ScrubPass::next() const {
   const Tensor& tensor = tensors_[tensor_];
   const std::uint64_t begin = block_ * patch::kBlockBytes;
   const auto own = tensor.shard.clip(
       {.begin = begin,
        .end = std::min<std::uint64_t>(begin + patch::kBlockBytes, tensor.shard.tensor_bytes())});
-  sums_[tensor_] += sum_of_part(tensor.shard, tensor.seed, tensor.memory, own.begin, own.bytes());
+  return {.tensor = static_cast<std::uint32_t>(tensor_), .offset = own.begin, .bytes = own.bytes()};
+}
+
+void ScrubPass::add(std::span<const std::byte> bytes) {
+  const Tensor& tensor = tensors_[tensor_];
+  sums_[tensor_] += sum_of_part(tensor.shard, tensor.seed, bytes, next().offset);
   ++block_;
   skip_empty();
+}
+
+control::Scrubbed scrubbed_by(const ScrubPass& pass, std::chrono::nanoseconds cpu, TimePoint now) {
+  return {.pass = pass.number(),
+          .version = pass.version(),
+          .age_ns = static_cast<std::uint64_t>((now - pass.begin()).count()),
+          .cpu_ns = static_cast<std::uint64_t>(cpu.count()),
+          .failure = {},
+          .sums = pass.sums()};
 }
 
 std::vector<std::uint64_t> ScrubPass::read_blocks() const {

@@ -4,9 +4,12 @@
 // goes on, and its sums are those of the version that the rank serves now. That is no weaker than
 // reading again: both sums of the touched words are compared with the patch before it is committed.
 //
+// Where the library cannot reach the weights, the engine returns their bytes, and they are added.
+//
 // Pure, but for the memory that it reads. Thread: confined to one thread at a time.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,6 +17,7 @@
 #include "inference_side/reload/shard.h"
 #include "shared/base/clock.h"
 #include "shared/base/split_sum.h"
+#include "shared/control/messages.h"
 #include "shared/weights/version.h"
 
 namespace wsync::engine {
@@ -24,7 +28,8 @@ class ScrubPass {
   struct Tensor {
     std::uint64_t seed = 0;
     reload::Shard shard;
-    std::span<const std::byte> memory;  // shard.bytes() long; borrowed
+    // shard.bytes() long; borrowed. Empty where the bytes are given to add().
+    std::span<const std::byte> memory;
   };
   // The rank serves `version`. Nothing is read yet. `number`: the sidecar's.
   ScrubPass(std::uint64_t number, const Version& version, std::vector<Tensor> tensors,
@@ -33,6 +38,16 @@ class ScrubPass {
   // Reads the part of the next block of a tensor, at most patch::kBlockBytes. Does nothing if the
   // pass is complete.
   void read_block();
+  // What is read next: these bytes of the rank's part of a tensor, at most patch::kBlockBytes. Not
+  // for a pass that is complete.
+  struct Next {
+    std::uint32_t tensor = 0;  // index into the tensors of the pass
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+  };
+  [[nodiscard]] Next next() const;
+  // These are the bytes that next() has named.
+  void add(std::span<const std::byte> bytes);
   // Whether every byte was read.
   [[nodiscard]] bool complete() const noexcept { return tensor_ == tensors_.size(); }
 
@@ -64,10 +79,12 @@ class ScrubPass {
   std::uint64_t block_ = 0;   // of it, that is read next
 };
 
-// The sum of `bytes` bytes of a part from byte `at` of the part on, at their positions in the whole
-// tensor. `memory` is all of the part.
+// What a pass that is complete returns to the sidecar, after `cpu` of processor time.
+[[nodiscard]] control::Scrubbed scrubbed_by(const ScrubPass& pass, std::chrono::nanoseconds cpu,
+                                            TimePoint now);
+
+// The sum of the bytes of a part from its byte `at` on, at their positions in the whole tensor.
 [[nodiscard]] SplitSum sum_of_part(const reload::Shard& shard, std::uint64_t seed,
-                                   std::span<const std::byte> memory, std::uint64_t at,
-                                   std::uint64_t bytes);
+                                   std::span<const std::byte> bytes, std::uint64_t at);
 
 }  // namespace wsync::engine

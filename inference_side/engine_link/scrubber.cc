@@ -135,12 +135,7 @@ std::optional<control::Scrubbed> Scrubber::take_report() {
   if (reading_ || !serving_ || held_ || !pass_ || !pass_->complete()) return std::nullopt;
   if (reported_ == pass_->version()) return std::nullopt;
   reported_ = pass_->version();
-  return control::Scrubbed{.pass = pass_->number(),
-                           .version = pass_->version(),
-                           .age_ns = static_cast<std::uint64_t>((now() - pass_->begin()).count()),
-                           .cpu_ns = static_cast<std::uint64_t>(cpu_.count()),
-                           .failure = {},
-                           .sums = pass_->sums()};
+  return scrubbed_by(*pass_, cpu_, now());
 }
 
 bool Scrubber::may_read() const {

@@ -77,7 +77,7 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   scrubber_.hold();
   loaded_ = {};
   if (description_.take != TakeMode::kAdopt) committed_ = {};
-  if (!patch) scrubber_.end("all weights were loaded meanwhile");
+  if (!patch) end_scrub("all weights were loaded meanwhile");
   loading_ = found->second;
   session_ =
       std::make_unique<LoadSession>(description_, *loading_, engine_, deadline, weights_.get());
@@ -166,7 +166,7 @@ LoadOutcome VersionLoader::end_load(Result<> result) {
   if (result)
     loaded_ = {.version = loading_->version, .layout = loading_->layout};
   else
-    scrubber_.end("a load has failed");
+    end_scrub("a load has failed");
   LoadOutcome outcome{.bytes = session_->bytes(),
                       .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count()),
                       .sums = result ? session_->take_sums() : std::vector<SplitSum>(),
@@ -226,39 +226,46 @@ void VersionLoader::drop_loading() {
 }
 
 void VersionLoader::scrub(const control::Scrub& message) {
-  if (message.pass == 0) return scrubber_.drop();
+  if (message.pass == 0) return stop_scrub();
   if (const auto begun = begin_scrub(message); !begun)
     scrubber_.end(message.pass, begun.error().message());
 }
 
+// Where the rank's part of a tensor lies in memory that the library can read.
+Result<std::span<const std::byte>> VersionLoader::readable_part(std::size_t tensor) const {
+  const reload::LoadTensor& loaded = committed_.layout->plan.tensors()[tensor];
+  if (loaded.shard.bytes() == 0) return std::span<const std::byte>();
+  if (description_.take == TakeMode::kPieces)
+    return std::span<const std::byte>(description_.tensors[tensor].destination);
+  if (adopted_ && adopted_->arena && loaded.shard.contiguous())
+    return adopted_->arena->data().subspan(loaded.arena_offset + loaded.shard.run_at(0).offset,
+                                           loaded.shard.bytes());
+  return fail(ErrorCode::kRefused, "no version has been adopted");
+}
+
 Result<> VersionLoader::begin_scrub(const control::Scrub& message) {
-  if (std::string why = why_not_scrubbed(description_); !why.empty())
+  engine_scrub_.drop();
+  if (std::string why = why_not_scrubbed(description_, engine_); !why.empty())
     return fail(ErrorCode::kRefused, std::move(why));
   const Complete& held = committed_;
   if (!held.layout) return fail(ErrorCode::kRefused, "this rank has not loaded a version");
   if (loading_ && loading_ != adopted_)
     return fail(ErrorCode::kBusy, "another version is being loaded");
   std::vector<ScrubPass::Tensor> tensors;
+  const bool asks_engine = is_held_by_engine(description_);
   for (std::size_t t = 0; t < held.layout->plan.tensors().size(); ++t) {
     const reload::LoadTensor& tensor = held.layout->plan.tensors()[t];
-    std::span<const std::byte> memory;
-    if (tensor.shard.bytes() == 0)
-      memory = {};
-    else if (description_.take == TakeMode::kPieces)
-      memory = description_.tensors[t].destination;
-    else if (adopted_ && adopted_->arena && tensor.shard.contiguous())
-      memory = adopted_->arena->data().subspan(tensor.arena_offset + tensor.shard.run_at(0).offset,
-                                               tensor.shard.bytes());
-    else
-      return fail(ErrorCode::kRefused, "no version has been adopted");
-    tensors.push_back({.seed = tensor.seed, .shard = tensor.shard, .memory = memory});
+    tensors.push_back({.seed = tensor.seed, .shard = tensor.shard, .memory = {}});
+    if (!asks_engine) tensors.back().memory = WSYNC_TRY(readable_part(t));
   }
-  return scrubber_.begin(ScrubPass(message.pass, held.version, std::move(tensors), now()),
-                         message.share_ppm);
+  ScrubPass pass(message.pass, held.version, std::move(tensors), now());
+  if (!asks_engine) return scrubber_.begin(std::move(pass), message.share_ppm);
+  engine_scrub_.begin(std::move(pass), message.share_ppm);
+  return {};
 }
 
 void VersionLoader::release(bool keep_loaded) {
-  scrubber_.drop();  // nobody would compare the sums
+  stop_scrub();  // nobody would compare the sums
   // After the loss nobody would release these leases, and a trainer must not wait for them. Nobody
   // would say either that an arena has been freed.
   prepared_.clear();

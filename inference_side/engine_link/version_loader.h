@@ -15,6 +15,7 @@
 
 #include "inference_side/engine_link/device_weights.h"
 #include "inference_side/engine_link/engine.h"
+#include "inference_side/engine_link/engine_scrub.h"
 #include "inference_side/engine_link/ipc_buffers.h"
 #include "inference_side/engine_link/load_session.h"
 #include "inference_side/engine_link/patch_load.h"
@@ -110,10 +111,23 @@ class VersionLoader {
   // Begins to read all weights again, or ends that, as the message says. Whatever becomes of it is
   // told by take_scrubbed(). The rank has to be serving for anything to be read (set_serving()).
   void scrub(const control::Scrub& message);
-  void set_serving(bool serving) { scrubber_.set_serving(serving); }
-  [[nodiscard]] std::optional<control::Scrubbed> take_scrubbed() { return scrubber_.take_report(); }
+  void set_serving(bool serving) {
+    scrubber_.set_serving(serving);
+    engine_scrub_.set_serving(serving);
+  }
+  [[nodiscard]] std::optional<control::Scrubbed> take_scrubbed() {
+    auto report = scrubber_.take_report();
+    return report ? report : engine_scrub_.take_report();
+  }
   // Nothing is read again any more when it returns.
-  void stop_scrub() { scrubber_.drop(); }
+  void stop_scrub() {
+    scrubber_.drop();
+    engine_scrub_.drop();
+  }
+  // Of a scrub in which the engine is asked for its bytes: asks for some of them, and when the next
+  // ones are due. As EngineScrub::read() and due().
+  void read_scrub(const std::function<bool()>& has_event) { engine_scrub_.read(has_event); }
+  [[nodiscard]] std::optional<TimePoint> scrub_due() const { return engine_scrub_.due(); }
 
   // The layouts of the versions that are prepared, loaded or active.
   [[nodiscard]] std::map<Version, std::shared_ptr<const EngineLayout>> layouts() const;
@@ -130,8 +144,16 @@ class VersionLoader {
         weights_(std::move(weights)),
         preparer_(description),
         buffers_(weights_.get(), description.device),
+        engine_scrub_(engine),
         scrubber_(std::move(on_scrubbed)) {}
   [[nodiscard]] Result<> begin_scrub(const control::Scrub& message);
+  // For a pass of the memory that the library can read. kRefused if nothing has been adopted.
+  [[nodiscard]] Result<std::span<const std::byte>> readable_part(std::size_t tensor) const;
+  // Ends it, if there is one; its report says why.
+  void end_scrub(const std::string& why) {
+    scrubber_.end(why);
+    engine_scrub_.end(why);
+  }
   [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
   // Gives the lease of the loaded version back, unless the engine serves from it.
   void give_back_lease();
@@ -164,7 +186,8 @@ class VersionLoader {
   std::unique_ptr<ThreadPool> copiers_;   // kept for the next load
   std::unique_ptr<PatchLoad> patch_;      // of the load that starts next
   std::uint64_t copied_bytes_ = 0;
-  Scrubber scrubber_;  // destroyed first: it reads what the others hold
+  EngineScrub engine_scrub_;  // of what only the engine can read
+  Scrubber scrubber_;         // of the rest; destroyed first: it reads what the others hold
 };
 
 }  // namespace wsync::engine

@@ -338,6 +338,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](const control::Prepared& prepared) { handle_prepared(rank, prepared); },
           [&](const control::Paused&) {
             pacer_.paused(rank->replica, now());
+            scrubbing_->stopped(*rank);
             notify(rank->replica, reload::RankPaused{.rank = rank->rank, .request = request});
           },
           [&](const control::BucketAck& ack) { loads_->handle_bucket_ack(*rank, request, ack); },
@@ -354,6 +355,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
                                                         .failure = committed.failure});
           },
           [&](const control::Resumed&) {
+            scrubbing_->resumed(*rank);
             notify(rank->replica, reload::RankResumed{.rank = rank->rank, .request = request});
           },
           [&](control::Digests& digests) {

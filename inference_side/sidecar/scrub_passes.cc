@@ -21,6 +21,8 @@ void ScrubPasses::attached(const std::string& replica, std::uint32_t rank, std::
   known.ranks[rank] = {.not_scrubbed = not_scrubbed, .active = active};
   known.in_a_row = 0;
   known.is_mending = false;
+  known.is_serving = !active.none();
+  known.failures = 0;
   end_pass(known);
   // Nobody has told this process what the memory of that one has gone through.
   known.proved = {};
@@ -45,10 +47,14 @@ void ScrubPasses::committed(const std::string& replica, std::uint32_t rank, cons
   if (by_patch || uniform(known) != version) return;
   end_pass(known);
   known.is_mending = false;
-  known.proved = version;
-  known.proved_at = now;
+  prove(known, version, now);
   // After a mismatch at once: the memory may not keep what is written there.
   known.due = known.in_a_row == 0 ? now + interval_ : now;
+}
+
+void ScrubPasses::set_serving(const std::string& replica, bool is_serving) {
+  if (const auto found = replicas_.find(replica); found != replicas_.end())
+    found->second.is_serving = is_serving;
 }
 
 std::optional<Version> ScrubPasses::uniform(const Replica& replica) {
@@ -57,6 +63,12 @@ std::optional<Version> ScrubPasses::uniform(const Replica& replica) {
   for (const auto& [rank, each] : replica.ranks)
     if (each.active != first) return std::nullopt;
   return first;
+}
+
+void ScrubPasses::prove(Replica& replica, const Version& version, TimePoint when) {
+  replica.proved = version;
+  replica.proved_at = when;
+  replica.failures = 0;
 }
 
 void ScrubPasses::end_pass(Replica& replica) {
@@ -76,7 +88,7 @@ std::vector<ScrubPasses::Begin> ScrubPasses::due(TimePoint now) {
   for (auto& [name, replica] : replicas_) {
     if (!replica.due || *replica.due > now || replica.pass != 0) continue;
     const auto version = uniform(replica);
-    if (!version || version->none() || !not_scrubbed(replica).empty()) continue;
+    if (!version || version->none() || !why_no_pass(replica).empty()) continue;
     replica.due.reset();
     replica.pass = next_pass_++;
     begins.push_back({.replica = name, .pass = replica.pass});
@@ -89,7 +101,7 @@ std::optional<TimePoint> ScrubPasses::next_due() const {
   for (const auto& [name, replica] : replicas_) {
     const auto version = uniform(replica);
     if (!replica.due || replica.pass != 0 || !version || version->none() ||
-        !not_scrubbed(replica).empty())
+        !why_no_pass(replica).empty())
       continue;
     if (!next || *replica.due < *next) next = replica.due;
   }
@@ -103,6 +115,10 @@ std::optional<ScrubPasses::Complete> ScrubPasses::answered(const std::string& re
   Replica* const known = running(replica, answer.pass);
   if (known == nullptr || !known->ranks.contains(rank)) return std::nullopt;
   if (!answer.failure.empty()) {
+    if (known->is_serving) {
+      ++known->failures;
+      known->failure = "rank " + std::to_string(rank) + ": " + answer.failure;
+    }
     dropped(replica, answer.pass, now);
     return std::nullopt;
   }
@@ -137,8 +153,7 @@ bool ScrubPasses::proved(const std::string& replica, const Complete& complete, T
   if (known == nullptr) return false;
   end_pass(*known);
   known->in_a_row = 0;
-  known->proved = complete.version;
-  known->proved_at = complete.begin;
+  prove(*known, complete.version, complete.begin);
   known->due = std::max(now, complete.begin + interval_);
   return true;
 }
@@ -171,12 +186,18 @@ ScrubPasses::Verdict ScrubPasses::mismatched(Replica& replica, const std::string
   return replica.is_mending ? Verdict::kMend : Verdict::kGiveUp;
 }
 
-std::string ScrubPasses::not_scrubbed(const Replica& replica) const {
+std::string ScrubPasses::why_no_pass(const Replica& replica) const {
   if (interval_.count() == 0) return "scrub.interval is 0";
   for (const auto& [rank, each] : replica.ranks)
     if (!each.not_scrubbed.empty())
       return "rank " + std::to_string(rank) + ": " + each.not_scrubbed;
   return {};
+}
+
+std::string ScrubPasses::not_scrubbed(const Replica& replica) const {
+  std::string why = why_no_pass(replica);
+  const bool fails = replica.failures >= kFailuresMax && !planted("failing_scrubs_not_said");
+  return why.empty() && fails ? replica.failure : why;
 }
 
 bool ScrubPasses::is_proved(const std::string& replica) const {

@@ -23,6 +23,9 @@ class ScrubPasses {
   // So many mismatches in a row may be found. After each but the last one, all bytes are loaded
   // again, and the next pass follows at once.
   static constexpr std::uint32_t kMismatchesMax = 3;
+  // After so many passes in a row without sums, while it served, the replica counts as not
+  // scrubbed, until there is a proof.
+  static constexpr std::uint32_t kFailuresMax = 2;
 
   // Between the beginnings of two passes of a replica, and from a load of all bytes to a pass. 0:
   // there are no passes.
@@ -37,6 +40,9 @@ class ScrubPasses {
   // The rank has committed what it has loaded. All of the replica's ranks load in the same way.
   void committed(const std::string& replica, std::uint32_t rank, const Version& version,
                  bool by_patch, TimePoint now);
+  // A rank of the replica has stopped, or one serves again. A rank that stands still may be loaded,
+  // and a pass that ends without sums meanwhile does not say that the rank cannot be read.
+  void set_serving(const std::string& replica, bool is_serving);
   // The replica has no engines, and is not shown any more.
   void forget(const std::string& replica) { replicas_.erase(replica); }
 
@@ -60,7 +66,7 @@ class ScrubPasses {
     std::map<std::uint32_t, std::vector<SplitSum>> sums;  // by rank
   };
   // A rank has answered. Returns the sums if they are to be compared now. Answers of other passes
-  // are dropped. If the rank has no sums, the pass ends without a result.
+  // are dropped. If the rank has no sums, the pass ends without a result, and is repeated later.
   [[nodiscard]] std::optional<Complete> answered(const std::string& replica, std::uint32_t rank,
                                                  control::Scrubbed answer, TimePoint now);
   // They could not be compared; there is another pass later. The pass has ended, if it runs.
@@ -84,14 +90,15 @@ class ScrubPasses {
 
   // ---- views ----
 
-  // Whether every attached rank of the replica is scrubbed, so that what a patch leaves alone is
-  // looked at from time to time.
+  // Whether every attached rank of the replica is scrubbed, and its passes return sums, so that
+  // what a patch leaves alone is looked at from time to time.
   [[nodiscard]] bool is_scrubbed(const std::string& replica) const;
   // Whether all bytes of the replica were compared since its ranks attached here, by a load or by a
   // pass, and none was found to differ since then. Without that, nothing is known of what a patch
   // leaves alone.
   [[nodiscard]] bool is_proved(const std::string& replica) const;
-  // Why its ranks are not scrubbed; empty if they are.
+  // Why its ranks are not scrubbed, or why the newest of several passes has returned no sums; empty
+  // if they are.
   [[nodiscard]] std::string not_scrubbed(const std::string& replica) const;
   // Whether the replica may be switched by a patch: it is scrubbed, or, where it cannot be, all of
   // its bytes were loaded within the interval. So nowhere is a byte left alone for longer.
@@ -115,10 +122,18 @@ class ScrubPasses {
     TimePoint proved_at{};
     std::uint32_t in_a_row = 0;  // mismatches
     bool is_mending = false;     // all bytes are to be loaded, and have not been yet
+    bool is_serving = false;     // as far as its ranks have told
+    std::uint32_t failures = 0;  // passes in a row without sums, while it served
+    std::string failure;         // of the newest one
     std::uint64_t mismatches = 0;
     std::string last_mismatch;
   };
+  // Why no pass can begin; empty: one can.
+  [[nodiscard]] std::string why_no_pass(const Replica& replica) const;
+  // The same, or why passes return no sums.
   [[nodiscard]] std::string not_scrubbed(const Replica& replica) const;
+  // All bytes of it were compared with this version, as they were then.
+  static void prove(Replica& replica, const Version& version, TimePoint when);
   // What every rank holds; std::nullopt if ranks are missing or differ.
   [[nodiscard]] static std::optional<Version> uniform(const Replica& replica);
   static void end_pass(Replica& replica);

@@ -124,7 +124,11 @@ void Scrubbing::answered(const EngineRank& rank, control::Scrubbed answer) {
   if (!answer.failure.empty())
     log_debug("engine {} rank {}: scrub {}: {}", rank.replica, rank.rank, answer.pass,
               answer.failure);
+  const bool was_scrubbed = passes_.is_scrubbed(rank.replica);
   auto complete = passes_.answered(rank.replica, rank.rank, std::move(answer), now());
+  if (was_scrubbed && !passes_.is_scrubbed(rank.replica))
+    log_warning("replica {}: its weights are not scrubbed: {}", rank.replica,
+                passes_.not_scrubbed(rank.replica));
   if (!complete) return begin_due();
   compare(rank.replica, *std::move(complete));
 }

@@ -73,6 +73,8 @@ class Scrubbing {
   void attached(const EngineRank& rank, std::uint32_t world_size, const std::string& not_scrubbed);
   void detached(const EngineRank& rank);
   void committed(const EngineRank& rank, const Version& version, bool by_patch);
+  void stopped(const EngineRank& rank) { passes_.set_serving(rank.replica, false); }
+  void resumed(const EngineRank& rank) { passes_.set_serving(rank.replica, true); }
   void answered(const EngineRank& rank, control::Scrubbed answer);
   // `wsync verify` has found a difference. In a replica that is scrubbed, that is what a pass would
   // have found, and all bytes are loaded again. Of any other replica it is remembered until its

@@ -35,8 +35,8 @@ class Registration {
   explicit Registration(std::chrono::milliseconds retry) : retry_(retry) {}
 
   [[nodiscard]] bool welcomed() const noexcept { return state_ == RegistrationState::kWelcomed; }
-  // Whether a Welcome answers a Hello of this connection. One that was sent on an earlier connection
-  // may come late, and from another coordinator.
+  // Whether a Welcome answers a Hello of this connection. One that was sent on an earlier
+  // connection may come late, and from another coordinator.
   [[nodiscard]] bool is_answer(std::uint64_t request) const noexcept {
     return first_ != 0 && request >= first_;
   }

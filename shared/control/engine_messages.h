@@ -237,8 +237,9 @@ struct Scrubbed {
   std::uint64_t pass = 0;
   Version version;           // that the rank serves now
   std::uint64_t age_ns = 0;  // since the first word was read
-  std::uint64_t cpu_ns = 0;  // processor time of the pass
-  std::string failure;       // not empty: the pass has ended without sums
+  // Processor time of the pass; where the engine is asked for its bytes, the time of the calls.
+  std::uint64_t cpu_ns = 0;
+  std::string failure;  // not empty: the pass has ended without sums
   // Of each tensor of EngineHello, in its order: the sum of its words as they were read. What
   // patches have changed since is accounted for: they return sums of the words that they touch.
   std::vector<SplitSum> sums;

@@ -91,6 +91,39 @@ class EngineCase(CudaCase):
     def test_borrowed_tensors_by_buffers_that_are_not_kept(self):
         self.versions_and_a_rollback("borrow", "--set", "devices.keep_buffers=false")
 
+    def asked_for_its_bytes(self, take):
+        with self.fleet() as fleet:
+            one = fleet.checkpoint("one", 1)
+            sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER, "--set", "scrub.interval=200ms", "--set", "scrub.max_share=0.5")
+            loader = self.attach(fleet, socket, "a", one, take)
+            trainer = fleet.start("trainer", "--set", "arenas=4")
+            version = self.push(fleet, one)
+
+            def proof():
+                return fleet.replicas()["a"]["proof"]
+            fleet.until(lambda: proof()["version"] == version, "a proof")
+            self.assertEqual(proof()["not_scrubbed"], "")
+            self.assertEqual(loader.ask("damage"), "done damage")
+            fleet.until(lambda: proof()["mismatches"] == 1, "the scrub")
+            fleet.until_ready(version, "a")
+            fleet.until(lambda: proof()["version"] == version, "another proof")
+            self.assertRegex(proof()["last_mismatch"], f"^rank 0: its bytes of tensor .* are not those of {version}: expected sum ")
+            self.verified(fleet, version, 1)
+            # Nobody asks while the memory is someone else's.
+            self.assertEqual([loader.ask(command) for command in ("suspend", "sleep", "wake", "resume")],
+                             ["done suspend", "done sleep", "done wake", "done resume"])
+            fleet.until_ready(version, "a")
+            fleet.until(lambda: proof()["version"] == version, "a proof of the other memory")
+            self.assertEqual(proof()["mismatches"], 0, "since it attached anew")
+            self.ended(fleet, loader)
+            self.stopped(fleet, trainer, sidecar)
+
+    def test_an_engine_that_takes_whole_tensors_is_asked_for_its_bytes(self):
+        self.asked_for_its_bytes("whole")
+
+    def test_an_engine_that_borrows_is_asked_for_its_bytes(self):
+        self.asked_for_its_bytes("borrow")
+
     def killed_in_load_layer(self, take):
         """The other replica goes on, and what comes back gets the newest version."""
         with self.fleet() as fleet:

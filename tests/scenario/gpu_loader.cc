@@ -3,9 +3,9 @@
 //
 // Usage: gpu_loader SOCKET REPLICA CHECKPOINT pieces|whole|borrow GPU DEVICE_INDEX [hold]
 // Commands: hold: the next load_layer stays until `go` (as an argument: the first one); suspend;
-// resume; sleep: the memory is given away; wake: other memory is at its addresses. It ends with its
-// input. Each line that it says is a state: attached, layer N, given up V, committed V, done
-// COMMAND, failed: WHY.
+// resume; sleep: the memory is given away; wake: other memory is at its addresses; damage: bytes of
+// the first tensor become those of the last one. It ends with its input. Each line that it says is
+// a state: attached, layer N, given up V, committed V, done COMMAND, failed: WHY.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -141,6 +141,8 @@ void serve(Server& server) {
       server.memory->sleep();
     } else if (command == "wake") {
       server.memory->wake();
+    } else if (command == "damage") {
+      server.memory->copy(address(server, 0), address(server, server.places.size() - 1), 16);
     }
     say(failed == 0 ? "done " + command
                     : std::string("failed: ") + wsync_engine_error(server.link));

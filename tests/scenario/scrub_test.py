@@ -64,6 +64,35 @@ class Scrub(unittest.TestCase):
             self.assertEqual(fleet.pushed(fleet.checkpoint("v2", 2)), fleet.replicas()["b"]["version"])
             self.verified(fleet)
 
+    def test_an_engine_that_takes_whole_tensors_is_asked_for_them(self):
+        with ScrubFleet(WSYNC) as fleet:
+            sidecar, engines = fleet.sidecar("s0", *OFTEN)
+            fleet.start("trainer")
+            ranks = [fleet.engine(engines, "a", fleet.one, "--whole", "--rank", str(rank), "--world-size", "2") for rank in (0, 1)]
+            version = fleet.pushed(fleet.one)
+            fleet.until(lambda: fleet.proof("a")["version"] == version, "a proof")
+            self.assertEqual(fleet.proof("a")["not_scrubbed"], "")
+            self.assertNotIn("not scrubbed", fleet.text())
+            rows = bytes_of_tensor(fleet.one, TENSOR)
+            # In its weights, and in what a load may have left in freed memory.
+            self.assertGreaterEqual(flip_bit(ranks[1].pid, rows[len(rows) // 2:]), 1)
+            fleet.until(lambda: fleet.proof("a")["mismatches"] == 1, "the scrub")
+            fleet.until_ready(version, "a")
+            fleet.until(lambda: fleet.proof("a")["version"] == version, "another proof")
+            what = fleet.proof("a")["last_mismatch"]
+            for part in ("rank 1", TENSOR, version, "expected sum ", "found "):
+                self.assertIn(part, what)
+            self.assertEqual(fleet.replicas()["a"]["last_load"]["kind"], "full")
+            with open(sidecar.log_path, encoding="utf-8") as log:
+                self.assertIn("a scrub has found damaged memory: " + what, log.read())
+            self.verified(fleet)
+            # Switches go on beside scrubs.
+            for seed in (2, 3):
+                version = fleet.pushed(fleet.checkpoint(f"v{seed}", seed))
+                fleet.until(lambda: fleet.proof("a")["version"] == version, f"a proof of {version}")
+                self.verified(fleet)
+            self.assertEqual(fleet.proof("a")["mismatches"], 1)
+
     def test_engines_that_hang_or_end_within_a_scrub(self):
         with ScrubFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0", *OFTEN, "--set", "engine_deadline=1s")

@@ -228,7 +228,10 @@ Failure PolledEngine::begin_task(const std::shared_ptr<Task>& task) {
   if (Failure failure = check()) return failure;
   {
     const std::lock_guard lock(mutex_);
-    if (call_ || task_)
+    // A callback that only reads changes nothing, and comes at times that nobody chooses: the task
+    // follows it.
+    const bool is_called = call_ && call_->callback != Callback::kReadTensor;
+    if (is_called || task_)
       return {WSYNC_BUSY,
               "a callback of this replica is running, or another thread suspends or resumes it; do "
               "it outside of the callbacks"};

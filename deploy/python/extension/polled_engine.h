@@ -86,7 +86,8 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
 
   Failure create();
   Failure with_engine(int (*use)(wsync_engine*)) { return failure_of(use(engine_)); }
-  // Has the thread that serves the link do this. Fails while a callback runs. Then
+  // Has the thread that serves the link do this. Fails while a callback runs, except for
+  // read_tensor, whose end it awaits: so do not call it inside of that one. Then
   // wait_for_task() until it returns something.
   struct Task {
     std::function<int(wsync_engine*)> use;

@@ -167,6 +167,7 @@ class Replica(OfOneProcess):
         self._late_commits: set = set()  # versions whose commit is answered by committed()
         self._order = threading.Lock()  # of the two that follow: a callback, or the end of what callbacks were given
         self._is_answering = False
+        self._reader: Optional[int] = None  # the thread that runs read_tensor
         self._is_suspending = False
         self._mapped: dict = {}  # version -> the memory that its arrays look at
         self._thread: Optional[threading.Thread] = None
@@ -275,8 +276,12 @@ class Replica(OfOneProcess):
         """
 
     def on_read_tensor(self, name: str, offset: int, out: np.ndarray) -> None:
-        """"whole" and "borrow": write bytes of a tensor as held into `out`, for `wsync verify`. Without it, the fleet says that
-        the tensors of this engine cannot be read back.
+        """"whole" and "borrow": write bytes of a tensor as held into `out`, for `wsync verify` and for scrubs: from time to time, while
+        the replica serves, a `poll` calls this for about 1 ms, with at most 256 KiB at once, and for at most 1 % of the time. The
+        bytes must be those of the version, bit for bit. What differs counts as damaged memory: all bytes are loaded again, and after
+        three times in a row the replica is not used. So leave it out if you keep rounded or changed values. An exception ends the
+        scrub, which is repeated after a minute; `wsync status` has its text if that fails as well. Without this callback, the fleet
+        says that the replica is not scrubbed, and that its tensors cannot be read back.
 
         Args:
             name: the tensor.
@@ -430,7 +435,7 @@ class Replica(OfOneProcess):
         given its memory away, and no update waits for it. Call it on all ranks of a replica when none of them serves.
 
         Raises:
-            Busy: a callback runs. If one of another thread began meanwhile, arrays of "adopt" and "borrow" read zeros already, and
+            Busy: a callback runs, other than `on_read_tensor` on another thread, whose end is awaited. If one of another thread began meanwhile, arrays of "adopt" and "borrow" read zeros already, and
                 the sentence says so: do not serve from them, and call this again.
             EngineRefused: it is suspended already, or `LATER` was answered and is not reported yet.
             KeyboardInterrupt: Ctrl-C. The replica is suspended even so, unless it comes a second time.
@@ -449,7 +454,9 @@ class Replica(OfOneProcess):
         had_arrays = False
         try:
             with self._order:
-                if self._is_answering and not is_interrupted:
+                # What another thread reads for a scrub comes at any time, and is only awaited.
+                is_read = self._reader not in (None, threading.get_ident())
+                if self._is_answering and not is_read and not is_interrupted:
                     raise Busy("a callback of this replica is running; suspend it outside of the callbacks")
                 for late, what in ((self._late_loads, "load"), (self._late_commits, "commit")):
                     for version in late:
@@ -576,6 +583,7 @@ class Replica(OfOneProcess):
         """Runs a callback and answers it. Returns what must leave poll(), if anything: what is no Exception."""
         with self._order:
             self._is_answering = True
+            self._reader = threading.get_ident() if call.name == "read_tensor" else None
             is_suspending = self._is_suspending
         try:
             return self._answer_in_order(call, is_suspending)

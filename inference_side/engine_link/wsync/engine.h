@@ -16,12 +16,13 @@
  * _lead_step and _follow_step from one, the others only from the owner's thread or inside a
  * callback. While a version is being loaded, helper threads of the library may also write to the
  * tensors' memory. The sidecar limits their number for this rank; there are none if its engines
- * share few cores. While the rank serves, a thread of the library reads tensors that were taken as
- * PIECES into host memory or adopted, from time to time and for at most 1 % of the time
- * (scrub.interval and scrub.max_share of the sidecar): bits that flip there are found. When the
- * rank ceases to serve, it ends with the block of 256 KiB at most that it is reading. Nothing is
- * read from load_begin on until the rank serves again, nor after wsync_engine_suspend or _stop has
- * returned.
+ * share few cores. While the rank serves, the weights are scrubbed: they are read again, from time
+ * to time and for at most 1 % of the time (scrub.interval and scrub.max_share of the sidecar), so
+ * that bits that flip there are found. A thread of the library reads tensors that were taken as
+ * PIECES into host memory or adopted. When the rank ceases to serve, it ends with the block of 256
+ * KiB at most that it is reading. Nothing is read from load_begin on until the rank serves again,
+ * nor after wsync_engine_suspend or _stop has returned. WHOLE and BORROW: read_tensor is called for
+ * it on the thread that serves the link.
  *
  * fork: the parent continues without any change and keeps all of its handles. The child has no
  * resources of this library: its copies of the library's descriptors are closed before fork
@@ -131,9 +132,21 @@ typedef struct {
   int (*commit)(void* user, wsync_version version);
   /* Leader only: start serving. Also cancels a pause that has not taken effect yet. */
   int (*resume)(void* user);
-  /* WHOLE and BORROW, may be NULL: return bytes of a tensor as held, for `wsync verify`. `out` is
-   * host memory, also with CUDA: the copy to it must be complete on return. Without the callback,
-   * verify says that this engine cannot be read, never that it is equal. */
+  /* WHOLE and BORROW, may be NULL: return bytes of a tensor as held, for `wsync verify` and for
+   * scrubs. They must be the bytes of the version, bit for bit: what differs counts as damaged
+   * memory, all bytes are loaded again, and after three times in a row the replica is not used. So
+   * leave it NULL if the engine has rounded or changed them. `offset` is in the rank's own part of
+   * the tensor, dense and row-major. `out` is host memory, also with CUDA: the copy to it must be
+   * complete on return. `wsync verify` asks for up to 1 MiB at a time, while the rank serves or is
+   * paused. A scrub asks for up to 256 KiB, only while the rank serves: not once it was asked to
+   * pause or has reported a pause, and then not before it has committed and serves again, unless
+   * nothing was loaded. Its calls come in bursts of about 1 ms, or of one call that takes longer.
+   * Their time is at most scrub.max_share of all time, so slow calls make a scrub long. What the
+   * sidecar sends meanwhile waits for one call. A call that does not return holds the link up, and
+   * after engine_deadline the replica is not ready. An error ends the scrub, which is repeated
+   * after a minute. If that fails as well, `wsync status` says `not scrubbed` with the sentence of
+   * wsync_engine_fail. Without the callback, status says `not scrubbed`, and verify says that this
+   * engine cannot be read, never that it is equal. */
   int (*read_tensor)(void* user, uint32_t tensor, uint64_t offset, void* out, uint64_t bytes);
   /* May be NULL. A version is staged, and wsync_engine_tensor_info tells its tensors. An error
    * refuses it: the sidecar does not take it, and all its replicas keep what they serve. Called
@@ -283,8 +296,9 @@ WSYNC_API int wsync_engine_resume(wsync_engine* engine);
 /* Alternative to wsync_engine_start: waits at most timeout_ms (-1: without limit) and handles all
  * events. During a `wsync verify`, a call reads tensors back for about 2 ms, and at least one
  * tensor. A loop that calls this once per step spends that time in each step until all tensors have
- * been read. A sidecar that is not there, or that refuses the rank, is no failure: the link goes on
- * trying, and wsync_engine_refusal tells of a refusal. */
+ * been read. During a scrub of an engine that gives read_tensor, a call reads for about 1 ms when
+ * that is due. A sidecar that is not there, or that refuses the rank, is no failure: the link goes
+ * on trying, and wsync_engine_refusal tells of a refusal. */
 WSYNC_API int wsync_engine_poll(wsync_engine* engine, int timeout_ms);
 /* Readable when wsync_engine_poll has something to do; -1 before wsync_engine_attach. */
 WSYNC_API int wsync_engine_fd(const wsync_engine* engine);

@@ -152,7 +152,9 @@ inline constexpr Definition kScrubs{
 inline constexpr Definition kScrubSeconds{
     .name = "wsync_scrub_cpu_seconds_total",
     .kind = Kind::kCounter,
-    .help = "Processor time that ranks have spent on reading their weights again"};
+    .help =
+        "Processor time that ranks have spent on reading their weights again; where the engine "
+        "is asked for its bytes, the time of the calls"};
 inline constexpr Definition kStagedBytes{
     .name = "wsync_staged_bytes",
     .kind = Kind::kGauge,

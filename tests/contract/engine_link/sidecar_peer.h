@@ -2,6 +2,7 @@
 // arenas.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <gtest/gtest.h>
@@ -152,10 +153,19 @@ class FakeEngine : public Engine {
   }
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override {
+    ++reads;
+    if (const std::lock_guard lock(calls_mutex); !fail_read.empty())
+      return fail(ErrorCode::kIo, fail_read);
     std::copy_n(memory[tensor].begin() + static_cast<std::ptrdiff_t>(offset), out.size(),
                 out.begin());
     if (on_read) on_read(tensor);
     return {};
+  }
+  [[nodiscard]] std::string why_unreadable() const override { return unreadable; }
+  // While it is being asked for its bytes. Empty: it returns them.
+  void fail_reads(std::string why) {
+    const std::lock_guard lock(calls_mutex);
+    fail_read = std::move(why);
   }
   void on_bucket(const Version&, std::uint64_t, std::uint64_t) override {
     if (after_copy) after_copy();
@@ -191,7 +201,10 @@ class FakeEngine : public Engine {
   std::uint32_t fail_layer = UINT32_MAX;
   std::set<std::uint32_t> late_layers;  // answered with Answer::kLater
   bool late_commit = false;
-  std::string unfit;  // why check_version() refuses every version; empty: it does not
+  std::string unfit;       // why check_version() refuses every version; empty: it does not
+  std::string unreadable;  // as why_unreadable()
+  std::string fail_read;   // protected by calls_mutex
+  std::atomic<std::uint64_t> reads{};  // calls of read_tensor()
 };
 
 // One connection of one rank, driven by the test.

@@ -23,9 +23,11 @@ using EngineModel = engine::test::Model;
 
 // An engine that has a link to the hub.
 struct LinkedRank {
+  // `unreadable`: as Engine::why_unreadable().
   LinkedRank(const EngineModel& model, const std::string& socket, std::uint32_t rank,
-             std::uint32_t world, control::TakeMode take)
+             std::uint32_t world, control::TakeMode take, std::string unreadable = {})
       : engine(model, take, rank, world) {
+    engine.unreadable = std::move(unreadable);
     link = engine::EngineLink::create(engine.description, socket, engine).value();
     engine.on_pause = [this]() -> Result<> {
       link->report_paused(1);
@@ -67,9 +69,11 @@ class LinkedHub : public testing::Test {
                              })
                .value();
   }
-  void attach(std::uint32_t world, control::TakeMode take = control::TakeMode::kPieces) {
+  void attach(std::uint32_t world, control::TakeMode take = control::TakeMode::kPieces,
+              const std::string& unreadable = {}) {
     for (std::uint32_t rank = 0; rank < world; ++rank)
-      ranks_.push_back(std::make_unique<LinkedRank>(model_, hub_->socket(), rank, world, take));
+      ranks_.push_back(
+          std::make_unique<LinkedRank>(model_, hub_->socket(), rank, world, take, unreadable));
     EXPECT_EQ(wait<reload::RankAttached>(world).size(), world);
   }
   // Waits for so many events of a kind.
@@ -160,11 +164,18 @@ class LinkedHub : public testing::Test {
   }
   // A rank's own byte beside the first element of the embedding, which changes in each version.
   void damage(std::size_t rank) { ranks_[rank]->engine.memory[0][2] ^= std::byte{1}; }
-  void serve_first(std::uint32_t world) {
-    attach(world);
+  void serve_first(std::uint32_t world, control::TakeMode take = control::TakeMode::kPieces) {
+    attach(world, take);
     add(kV1);
-    expect_loaded(load(kV1), false);
-    commit(kV1);
+    load_all(kV1);
+  }
+  // Loads all bytes of a version, and commits it.
+  void load_all(Version version) {
+    for (const auto& one : load(version)) {
+      EXPECT_EQ(one.failure, "");
+      EXPECT_FALSE(one.by_patch);
+    }
+    commit(version);
   }
 
   // The ranks serve what they have committed.

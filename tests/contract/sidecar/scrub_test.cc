@@ -75,6 +75,59 @@ TEST_F(Scrub, AFlippedBitIsNamedAndMendedByALoadOfAllBytes) {
   EXPECT_EQ(proof().proved, kV2);
 }
 
+// The library cannot look into their memory, so they are asked for it.
+TEST_F(Scrub, AFlippedBitOfAnEngineThatHoldsItsOwnTensorsIsNamedAndMended) {
+  const std::string name = "model.layers.1.self_attn.q_proj.weight";
+  for (const auto& [take, world] : {std::pair{TakeMode::kWhole, 2U}, {TakeMode::kBorrow, 1U}}) {
+    open();
+    serve_first(world, take);
+    serve();
+    expect_equal(3);
+    EXPECT_EQ(proof().not_scrubbed, "");
+    EXPECT_GT(cpu_.count(), 0);
+    pause();
+    load_all(kV1);
+    ranks_.back()->engine.memory[tensor(name)][7'001] ^= std::byte{16};
+    serve();
+    const auto found = expect_damaged();
+    EXPECT_EQ(found.rank, world - 1);
+    EXPECT_TRUE(found.is_mendable);
+    EXPECT_FALSE(found.is_copy_suspect);
+    EXPECT_THAT(found.why,
+                AllOf(HasSubstr("rank " + std::to_string(world - 1)), HasSubstr(name),
+                      HasSubstr("1.1"), HasSubstr("expected sum "), HasSubstr("found ")));
+    EXPECT_EQ(proof().mismatches, 1U);
+    EXPECT_TRUE(proof().proved.none());
+    pause();
+    load_all(kV1);
+    expect_holds();
+    serve();
+    const std::size_t before = equal_;
+    EXPECT_TRUE(bench_.until([&] { return equal_ > before; }));
+    EXPECT_EQ(proof().proved, kV1);
+    for (const auto& rank : ranks_) rank->link->stop();
+    ranks_.clear();
+    hub_.reset();
+    events_.clear();
+    damaged_ = 0;
+  }
+}
+
+TEST_F(Scrub, AnEngineThatCannotReturnItsBytesIsNotScrubbedUntilItCan) {
+  open();
+  serve_first(1, TakeMode::kBorrow);
+  ranks_[0]->engine.fail_reads("its cache is being moved");
+  serve();
+  EXPECT_TRUE(bench_.until([&] { return !proof().not_scrubbed.empty(); }));
+  EXPECT_THAT(proof().not_scrubbed,
+              AllOf(HasSubstr("rank 0"), HasSubstr("its cache is being moved")));
+  EXPECT_EQ(proof().proved, kV1) << "by its load";
+  EXPECT_EQ(damaged_, 0U);
+  ranks_[0]->engine.fail_reads({});
+  expect_equal(1);
+  EXPECT_EQ(proof().not_scrubbed, "");
+}
+
 TEST_F(Scrub, WhatVerifyFindsIsMendedAsWell) {
   const std::string name = "model.layers.1.self_attn.q_proj.weight";
   scrub_.interval = std::chrono::hours(1);
@@ -222,7 +275,7 @@ TEST_F(Scrub, ARankThatIsLostWithinAPassEndsIt) {
 
 TEST_F(Scrub, ASuspendedEngineIsNotReadUntilItIsBack) {
   open();
-  serve_first(1);
+  serve_first(1, TakeMode::kWhole);
   serve();
   for (int turn = 0; turn < 5; ++turn) {
     expect_equal(1);
@@ -239,16 +292,14 @@ TEST_F(Scrub, ASuspendedEngineIsNotReadUntilItIsBack) {
   }
 }
 
-TEST_F(Scrub, AnEngineThatTakesWholeTensorsIsNotScrubbedAndSaysWhy) {
+TEST_F(Scrub, AnEngineThatCannotBeReadIsNotScrubbedAndSaysWhy) {
   open();
-  attach(1, TakeMode::kWhole);
+  attach(1, TakeMode::kWhole, "it keeps no bytes of a version");
   add(kV1);
-  expect_loaded(load(kV1), false);
-  commit(kV1);
+  load_all(kV1);
   serve();
   EXPECT_EQ(proof().proved, kV1);
-  EXPECT_THAT(proof().not_scrubbed,
-              AllOf(HasSubstr("rank 0"), HasSubstr("only its engine can read")));
+  EXPECT_EQ(proof().not_scrubbed, "rank 0: it keeps no bytes of a version");
 }
 
 TEST_F(Scrub, WhatIsStagedAndAdoptedIsReadAsWell) {

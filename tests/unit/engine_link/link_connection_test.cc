@@ -48,5 +48,30 @@ TEST(LinkConnection, ASidecarThatIsAwayIsLookedForOften) {
   EXPECT_EQ(connection->pause_ms(), limits::kReconnectMaxMs);
 }
 
+TEST(LinkConnection, AnAlarmEndsAPollOnceAndMayBeSetAgain) {
+  Losses losses;
+  const auto connection = LinkConnection::create("/nowhere/s.engines", losses).value();
+  ASSERT_TRUE(connection->poll(0));  // it has looked for the sidecar
+  connection->suspend("the test");
+  for (int turn = 0; turn < 3; ++turn) {
+    const TimePoint time = now() + std::chrono::milliseconds(5);
+    connection->wake_at(time);
+    connection->wake_at(time);
+    ASSERT_TRUE(connection->poll(60'000));
+    EXPECT_GE(now(), time);
+    EXPECT_FALSE(connection->has_event());
+  }
+  connection->wake_at(now());
+  ASSERT_TRUE(connection->poll(60'000));
+  connection->wake_at(now() + std::chrono::milliseconds(1));
+  connection->wake_at(std::nullopt);
+  ASSERT_TRUE(connection->poll(20));
+  EXPECT_FALSE(connection->has_event());
+  // What is set does not outlive a suspension.
+  connection->wake_at(now());
+  connection->suspend("the test");
+  EXPECT_FALSE(connection->has_event());
+}
+
 }  // namespace
 }  // namespace wsync::engine

@@ -252,6 +252,43 @@ TEST_F(Passes, SaysWhichReplicasAreNotScrubbedAndWhy) {
   EXPECT_FALSE(passes_.is_scrubbed("r"));
 }
 
+// A pass may end because a load has come; several in a row while it serves say that it cannot be
+// read.
+TEST_F(Passes, AReplicaWhosePassesReturnNoSumsIsNotScrubbedUntilOneDoes) {
+  serve();
+  const auto fail_pass = [&](const std::string& why) {
+    const std::uint64_t pass = begin();
+    EXPECT_FALSE(passes_.answered("r", 1, {.pass = pass, .failure = why}, now_));
+    EXPECT_FALSE(passes_.answered("r", 0, {.pass = pass, .failure = "later"}, now_));
+  };
+  for (int turn = 0; turn < 3; ++turn) fail_pass("it has not loaded a version");
+  EXPECT_EQ(report().not_scrubbed, "") << "it has not served yet";
+  passes_.set_serving("r", true);
+  fail_pass("all weights were loaded meanwhile");
+  passes_.set_serving("r", false);
+  for (int turn = 0; turn < 3; ++turn) fail_pass("another version is being loaded");
+  EXPECT_EQ(report().not_scrubbed, "") << "a long load";
+  EXPECT_TRUE(passes_.is_scrubbed("r"));
+  commit(kV1, false);
+  passes_.set_serving("r", true);
+  passes_.set_serving("none", true);
+  fail_pass("it cannot be read");
+  EXPECT_EQ(report().not_scrubbed, "") << "a load of all bytes was between them";
+  const TimePoint failed = now_;
+  fail_pass("it still cannot be read");
+  EXPECT_EQ(now_ - failed, minutes(1)) << "it is tried again soon";
+  EXPECT_EQ(report().not_scrubbed, "rank 1: it still cannot be read");
+  EXPECT_EQ(passes_.not_scrubbed("r"), "rank 1: it still cannot be read");
+  EXPECT_FALSE(passes_.is_scrubbed("r"));
+  EXPECT_EQ(report().proved, kV1) << "by its load";
+  EXPECT_FALSE(passes_.may_be_patched("r", now_)) << "its last proof is older than the interval";
+  const std::uint64_t pass = begin();
+  EXPECT_FALSE(answer(0, pass));
+  EXPECT_TRUE(passes_.proved("r", *answer(1, pass), now_));
+  EXPECT_EQ(report().not_scrubbed, "");
+  EXPECT_TRUE(passes_.is_scrubbed("r"));
+}
+
 TEST_F(Passes, WhatIsNotScrubbedIsPatchedWhileItsLastFullLoadIsRecent) {
   serve();
   EXPECT_TRUE(passes_.may_be_patched("r", now_ + minutes(6000))) << "it is scrubbed";
