@@ -22,6 +22,7 @@
 #include "shared/command/outcome.h"
 #include "shared/config/defaults.h"
 #include "shared/config/limits.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/config/units.h"
 #include "shared/control/zmq/request.h"
 #include "shared/weights/bucket_plan.h"
