@@ -28,7 +28,8 @@ double ms(std::uint64_t ns) { return static_cast<double>(ns) / 1e6; }
 // All rounds of one fleet, times in ms.
 struct WholeRounds {
   std::vector<double> copied, copied_floor, in_place, in_place_floor;
-  std::vector<double> unexplained;  // in percent, not of every round
+  std::vector<double> unexplained;                   // in percent, not of every round
+  std::vector<WorkTime> copied_work, in_place_work;  // of the update that was explained last
 };
 
 class WholeFleet {
@@ -70,11 +71,14 @@ class WholeFleet {
     return publish_in_place();
   }
 
-  // Publishes once more, and returns the percentage of this update that its trace does not explain.
+  // Publishes once more in each way, and keeps what the traces explain of these updates.
   Result<> explain() {
+    (void)WSYNC_TRY(publish(kPublishInPlace));
+    rounds_.in_place_work = WSYNC_TRY(work_times(WSYNC_TRY(fleet_->trace())));
     (void)WSYNC_TRY(publish(kCopied));
     const auto trace = WSYNC_TRY(fleet_->trace());
     rounds_.unexplained.push_back(WSYNC_TRY(unexplained_percent(trace)));
+    rounds_.copied_work = WSYNC_TRY(work_times(trace));
     return {};
   }
 
@@ -138,6 +142,16 @@ class WholeFleet {
   WholeRounds rounds_;
 };
 
+// One sentence: where the time of the update that was explained last went.
+std::string work_sentence(std::string_view name, const std::vector<WorkTime>& work) {
+  constexpr double kSmallestMs = 0.1;
+  std::vector<std::string> parts;
+  for (const WorkTime& one : work)
+    if (one.ms >= kSmallestMs) parts.push_back(fmt::format("{} {:.1f}", one.work, one.ms));
+  return fmt::format("where the time of one more update went, {}, in ms, by its spans: {}", name,
+                     fmt::join(parts, ", "));
+}
+
 void add_cases(const WholeBenchOptions& options, unsigned engines, const WholeRounds& rounds,
                SuiteResult& suite) {
   const bool is_small = options.bytes <= kSmallBytes;
@@ -155,6 +169,9 @@ void add_cases(const WholeBenchOptions& options, unsigned engines, const WholeRo
   CaseResult one = case_of("whole", "unexplained", counted(engines, "engine"), rounds.unexplained);
   if (!is_small) one.target = Target{.of = Target::Of::kMedian, .value = kUnexplainedPercent};
   suite.cases.push_back(std::move(one));
+  const std::string with = counted(engines, "engine");
+  suite.notes.push_back(work_sentence(fmt::format("publish, {}", with), rounds.copied_work));
+  suite.notes.push_back(work_sentence(fmt::format("in place, {}", with), rounds.in_place_work));
 }
 
 Result<SuiteResult> measure_all(const WholeBenchOptions& options, const Interrupt& interrupt,
@@ -183,7 +200,8 @@ Result<SuiteResult> measure_all(const WholeBenchOptions& options, const Interrup
     WSYNC_TRY(fleet.verify());
     add_cases(options, engines, fleet.rounds(), suite);
   }
-  suite.notes = load_sentences(busy, load.since_last().stolen);
+  for (std::string& note : load_sentences(busy, load.since_last().stolen))
+    suite.notes.push_back(std::move(note));
   return suite;
 }
 

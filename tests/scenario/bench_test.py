@@ -159,6 +159,10 @@ class BenchWhole(unittest.TestCase):
             self.assertGreater(case["baseline"]["value"]["min"], 0, case["name"])
         unexplained = [case for case in suite["cases"] if case not in cases]
         self.assertEqual(2 * len(unexplained), len(cases))
+        work = [note for note in suite["notes"] if note.startswith("where the time of one more update went")]
+        self.assertEqual(len(work), len(cases))
+        for note in work:
+            self.assertRegex(note, r"snapshot of bucket \d+\.\d.*, load \d+\.\d")
         for case in unexplained:
             self.assertTrue(0 <= case["value"]["min"] <= case["value"]["max"] < 100, case)
         return cases

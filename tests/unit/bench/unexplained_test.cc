@@ -52,6 +52,25 @@ TEST_F(Unexplained, WaitingForOthersExplainsNothing) {
   EXPECT_NEAR(percent().value(), 90, 1e-9);
 }
 
+TEST_F(Unexplained, TheTimeOfEachKindOfWork) {
+  span(kCoordinator, "snapshot of buckets", "snapshot of bucket 7", 0, 900);  // of an older update
+  span(kCoordinator, "snapshot", "snapshot of 1.2", 1000, 5000);
+  span(kCoordinator, "snapshot of buckets", "snapshot of bucket 0", 1000, 3000);
+  span(kCoordinator, "snapshot of buckets (2)", "snapshot of bucket 1", 2000, 5000);
+  span(kCoordinator, "round", "switch 1.2", 5000, 9000);
+  span(kSidecar, "staging", "staging of 1.2", 5000, 5500);
+  span(kSidecar, "records", "record with target 1.2", 5500, 6000);
+  span(kSidecar, "switch of r", "load", 6000, 8000);
+  span(kSidecar, "switch of r", "resume", 8000, 9000);
+  const json trace{{"traceEvents", events_}};
+  EXPECT_EQ(work_times(trace).value(), (std::vector<WorkTime>{{"snapshot of bucket", 4},
+                                                              {"staging", 0.5},
+                                                              {"record", 0.5},
+                                                              {"load", 2},
+                                                              {"resume", 1}}));
+  EXPECT_EQ(work_times(json::object()).error().code(), ErrorCode::kInvalidInput);
+}
+
 TEST_F(Unexplained, OnlyTheNewestUpdateCounts) {
   span(kCoordinator, "snapshot", "snapshot of 1.1", 0, 100);
   span(kSidecar, "switch of r", "resume", 100, 200);
