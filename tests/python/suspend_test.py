@@ -109,7 +109,7 @@ class Suspension(unittest.TestCase):
                 publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
             sleeper.suspend()
             until(lambda: "is suspended" in self.reason("r0"), "that status says it")
-            self.assertEqual(publisher.roll_back(timeout=DEADLINE_S), wsync.Version(1, 1))
+            self.assertEqual(publisher.roll_back(timeout=DEADLINE_S).after, wsync.Version(1, 1))
             equal(self, other, weights_of(1))
             self.assertTrue(self.is_given_away(memory), "a load has written into memory that was given away")
             sleeper.resume()
