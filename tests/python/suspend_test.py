@@ -40,6 +40,11 @@ class Interrupted:
         return getattr(self._raw, name)
 
 
+def calm(replica):
+    """Waits until no callback runs: a version is served when its last one is answered, which is just before that one ends."""
+    until(lambda: not replica._is_answering, "the end of its callback")
+
+
 class Suspension(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(PackageFleet())
@@ -56,6 +61,7 @@ class Suspension(unittest.TestCase):
             replica, memory = self.replica("r0")
             for seed, then in (1, None), (2, wsync.Busy("another thread suspends it")):
                 publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
+                calm(replica)
                 replica._raw = Interrupted(replica._raw, then)
                 self.assertRaises(KeyboardInterrupt, replica.suspend)
                 replica._raw = replica._raw._raw
@@ -64,6 +70,7 @@ class Suspension(unittest.TestCase):
                 self.give_away(memory)
                 replica.resume()
                 until(lambda: replica.serving, "that it serves again")
+                calm(replica)
                 equal(self, memory, weights_of(seed))
 
     def reason(self, name):
@@ -84,6 +91,7 @@ class Suspension(unittest.TestCase):
             _, other = self.replica("r1")
             publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
             equal(self, memory, weights_of(1))
+            calm(sleeper)
             sleeper.suspend()
             self.assertFalse(sleeper.serving)
             self.assertIsNone(sleeper.status().active)
@@ -99,6 +107,7 @@ class Suspension(unittest.TestCase):
             until(lambda: sleeper.status().active == wsync.Version(1, 4), "the newest version")
             equal(self, memory, weights_of(4))
             until(lambda: sleeper.serving, "that it serves")
+            calm(sleeper)
             self.assertRaisesRegex(wsync.EngineRefused, "r0 rank 0 is not suspended", sleeper.resume)
 
     def test_a_rollback_waits_for_no_replica_that_sleeps(self):
@@ -107,7 +116,9 @@ class Suspension(unittest.TestCase):
             _, other = self.replica("r1")
             for seed in (1, 2):
                 publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
+            calm(sleeper)
             sleeper.suspend()
+            self.give_away(memory)
             until(lambda: "is suspended" in self.reason("r0"), "that status says it")
             self.assertEqual(publisher.roll_back(timeout=DEADLINE_S).after, wsync.Version(1, 1))
             equal(self, other, weights_of(1))
@@ -123,6 +134,7 @@ class Suspension(unittest.TestCase):
             _, other = self.replica("r2")
             for seed in (1, 2):
                 publisher.publish(weights_of(seed)).wait(timeout=DEADLINE_S)
+            calm(sleeper)
             sleeper.suspend()
             ended.close()
             until(lambda: "is suspended" in self.reason("r0") and "not attached" in self.reason("r1"), "their reasons")
@@ -141,6 +153,7 @@ class Suspension(unittest.TestCase):
             ranks = [self.replica("tp", rank=rank, world_size=3, leader=rank == 0)[0] for rank in range(3)]
             _, other = self.replica("r1")
             publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            calm(ranks[0])
             ranks[0].suspend()
             for rank in ranks[1:]:
                 rank.close()
@@ -158,6 +171,7 @@ class Suspension(unittest.TestCase):
         with self.fleet.publisher() as publisher:
             sleeper, memory = self.replica("r0")
             publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            calm(sleeper)
             sleeper.suspend()
             waits = publisher.publish(weights_of(2))  # returns when the weights may change
             self.give_away(memory)
@@ -166,6 +180,7 @@ class Suspension(unittest.TestCase):
             sleeper.resume()
             self.assertEqual(waits.wait(timeout=DEADLINE_S).replicas, 1)
             equal(self, memory, weights_of(2))
+            calm(sleeper)
             sleeper.suspend()
         with self.fleet.publisher(min_replicas=0) as publisher:
             publish = publisher.publish(weights_of(3)).wait(timeout=DEADLINE_S)
@@ -178,6 +193,7 @@ class Suspension(unittest.TestCase):
         with self.fleet.publisher(min_replicas=0) as publisher:
             sleeper, memory = self.replica("r0")
             publisher.publish(weights_of(1)).wait(timeout=DEADLINE_S)
+            calm(sleeper)
             sleeper.suspend()
             self.sidecar.send_signal(signal.SIGKILL)
             self.sidecar.wait()

@@ -435,8 +435,9 @@ class Replica(OfOneProcess):
         given its memory away, and no update waits for it. Call it on all ranks of a replica when none of them serves.
 
         Raises:
-            Busy: a callback runs, other than `on_read_tensor` on another thread, whose end is awaited. If one of another thread began meanwhile, arrays of "adopt" and "borrow" read zeros already, and
-                the sentence says so: do not serve from them, and call this again.
+            Busy: a callback runs, other than `on_read_tensor` on another thread, whose end is awaited. If one of another thread began
+                meanwhile, arrays of "adopt" and "borrow" read zeros already, and the sentence says so: do not serve from them, and
+                call this again.
             EngineRefused: it is suspended already, or `LATER` was answered and is not reported yet.
             KeyboardInterrupt: Ctrl-C. The replica is suspended even so, unless it comes a second time.
         """
