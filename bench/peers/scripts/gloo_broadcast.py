@@ -6,13 +6,14 @@ import torch
 import torch.distributed as dist
 
 import member
+import torch_tensors
 
 BUCKET = 64 << 20
 
 
 def body(job):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (job.engines + 1)))
+    torch_tensors.share_cores(job)
     dist.init_process_group("gloo", init_method="file://" + os.path.join(job.directory, "store"), rank=job.rank,
                             world_size=job.engines + 1)
 

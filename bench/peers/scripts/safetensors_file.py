@@ -13,6 +13,7 @@ import torch_tensors
 
 
 def body(job):
+    torch_tensors.share_cores(job)
     bell = member.Bell(job)
     path = os.path.join(job.data_directory, "model.safetensors")
     models = [torch_tensors.tensors_of(memory) for memory in job.models]
