@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/sealed_memory.h"
 #include "shared/weights/patch/block_applier.h"
@@ -35,6 +36,7 @@ Result<std::unique_ptr<PatchLoad>> PatchLoad::open(int fd, std::uint64_t bytes,
   auto load = std::unique_ptr<PatchLoad>(new PatchLoad(prepared.layout, std::move(memory)));
   auto reader = WSYNC_TRY(patch::read_mapped(load->layout_, load->memory_.bytes(), helpers));
   load->reader_ = std::make_unique<const patch::PatchReader>(std::move(reader));
+  fail_point("patch_opened");
   return load;
 }
 
@@ -109,6 +111,7 @@ Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, Threa
         of_read.before += one.before;
         of_read.after += one.after;
       }
+      fail_point("patch_run");
       const std::lock_guard lock(mutex);
       sums.before[t] += total.before;
       sums.after[t] += total.after;
@@ -122,6 +125,7 @@ Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, Threa
   });
   if (is_late)
     return fail(ErrorCode::kDeadline, "the deadline passed while the patch was being written");
+  fail_point("patch_written");
   return sums;
 }
 

@@ -70,12 +70,29 @@ EngineHub::~EngineHub() {
   for (const auto& rank : std::exchange(ranks_, {})) rank->stream.reset();
 }
 
+namespace {
+
+std::uint64_t value_cost_of(const config::DevicesConfig& devices, const PatchOptions& patches) {
+  return devices.kind == DeviceKind::kCuda ? patch::kGpuValueCost : patches.value_cost;
+}
+
+}  // namespace
+
+std::uint32_t EngineHub::patch_value_cost() const {
+  const bool is_taken =
+      options_.patches.enabled && std::ranges::any_of(ranks_, [](const auto& rank) {
+        return rank->attached && rank->takes_patches;
+      });
+  return is_taken ? static_cast<std::uint32_t>(value_cost_of(options_.devices, options_.patches))
+                  : 0;
+}
+
 Result<> EngineHub::open() {
   if (options_.devices.kind != DeviceKind::kUnified) WSYNC_TRY(open_devices());
   registry_ =
       std::make_unique<EngineRegistry>(devices_ ? devices_->registry_devices() : RegistryDevices{});
   PatchOptions patches = options_.patches;
-  if (options_.devices.kind == DeviceKind::kCuda) patches.value_cost = staging::kGpuValueCost;
+  patches.value_cost = value_cost_of(options_.devices, patches);
   preparation_ = std::make_unique<VersionPreparation>(
       loop_, devices_ ? &devices_->group() : nullptr, std::move(patches),
       VersionPreparation::Callbacks{.on_rank_prepared =

@@ -101,6 +101,9 @@ class EngineHub {
   EngineHub(const EngineHub&) = delete;
   EngineHub& operator=(const EngineHub&) = delete;
 
+  // What a value of a patch costs the attached ranks that take patches; 0 if none of them does, or
+  // patches are not used.
+  [[nodiscard]] std::uint32_t patch_value_cost() const;
   // Which ranks are attached, and how they differ from a layout.
   [[nodiscard]] const EngineRegistry& registry() const noexcept { return *registry_; }
   [[nodiscard]] const AbsentEngines& absent() const noexcept { return absent_; }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "inference_side/reload/patch_sum_check.h"
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
@@ -92,6 +93,7 @@ std::optional<reload::SumMismatch> LoadedSums::add(const std::string& replica, s
                                                            .sums = load.sums.at(each.rank).now};
                                                      }))
                    .mismatch;
+  if (patch != nullptr) fail_point("patch_summed");
   if (patch != nullptr && planted("patch_commits_after_a_mismatch")) mismatch.reset();
   if (!mismatch) load.equal = version.version();
   return mismatch;

@@ -6,6 +6,7 @@
 // Thread: the loop's; callbacks are called on the loop. The loop must outlive this object.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,7 +29,7 @@ struct PatchOptions {
   bool compares = true;
   double max_share = 0.4;  // of the model: a larger patch is not made
   unsigned threads = 2;
-  std::uint64_t value_cost = staging::kHostValueCost;  // as in PatchLimits
+  std::uint64_t value_cost = patch::kHostValueCost;  // as in PatchLimits
   // Bytes that may be held beside everything else.
   std::function<std::uint64_t()> room = [] { return ~std::uint64_t{0}; };
   // The size of all patches is another one now.
@@ -69,11 +70,13 @@ class PatchShelf {
   // Size of all patches.
   [[nodiscard]] std::uint64_t bytes() const;
   // The largest size of all patches to one version of a model of so many bytes. `comes_as_changes`:
-  // the changes by which it has come are held as well, until the patches are made of them.
+  // the changes by which it has come are held as well, until the patches are made of them. Those
+  // that a trainer on this host has made are in its memory.
   [[nodiscard]] static constexpr std::uint64_t bytes_max(std::uint64_t model_bytes,
                                                          double max_share, bool comes_as_changes) {
     const std::size_t held = kBasesMax + (comes_as_changes ? 1 : 0);
-    return held * static_cast<std::uint64_t>(max_share * static_cast<double>(model_bytes));
+    return held * static_cast<std::uint64_t>(std::min(max_share, patch::kPatchShareMax) *
+                                             static_cast<double>(model_bytes));
   }
 
  private:

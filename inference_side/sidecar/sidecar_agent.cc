@@ -287,6 +287,8 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   heartbeat.sequence = ++heartbeats_;
   heartbeat.staged_bytes = receiver_->staged_bytes();
   heartbeat.last_copy = receiver_->last_copy();
+  if (config_.patch.transfer == config::PatchMode::kAuto && receiver_->maps_target())
+    heartbeat.patch_value_cost = hub_->patch_value_cost();
   return {std::move(envelope), std::move(heartbeat)};
 }
 

@@ -5,11 +5,13 @@
 #include <utility>
 
 #include "inference_side/staging/held_patch.h"
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/transport/make_transport.h"
+#include "shared/weights/patch/mapped_patch.h"
 
 namespace wsync::agent {
 
@@ -107,6 +109,11 @@ Result<const VersionReceiver::Link*> VersionReceiver::link_of(const std::string&
 
 std::uint64_t VersionReceiver::staged_bytes() const {
   return arriving_ ? store_->arrived_bytes() : 0;
+}
+
+bool VersionReceiver::maps_target() const {
+  const auto held = store_->find(options_.target());
+  return held != nullptr && held->is_mapped();
 }
 
 void VersionReceiver::watch(const std::vector<control::TransportAddress>& sources) {
@@ -252,7 +259,7 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   if (arriving_->own)
     expect_buckets(command, wanted, callbacks);
   else
-    expect_mapped(wanted, callbacks);
+    expect_mapped(command, wanted, callbacks);
   // Of an earlier attempt, which may have used another kind.
   stop();
   const Link* link = WSYNC_TRY(link_of(command.stage.transport));
@@ -284,16 +291,38 @@ void VersionReceiver::keep_changes(const transport::ArrivedBucket& arrived) {
   if (!arriving_->changes) return;
   const double kept = static_cast<double>(arriving_->travelled_bytes);
   if (!arrived.changes || arriving_->changes->base != arriving_->base ||
-      kept > std::min(options_.config->patch.max_share, staging::kPatchShareMax) *
+      kept > std::min(options_.config->patch.max_share, patch::kPatchShareMax) *
                  static_cast<double>(arriving_->destination.data.size()))
     arriving_->changes.reset();
   else
     arriving_->changes->buckets[arrived.bucket] = arrived.changes;
 }
 
-void VersionReceiver::expect_mapped(transport::FetchRequest& wanted,
+void VersionReceiver::keep_patch(std::shared_ptr<const SealedMemory> patch) {
+  const auto link = patch::link_of(patch->bytes());
+  if (!link) {
+    log_warning(
+        "version {}: its trainer has sent a patch that cannot be read, so engines load all "
+        "bytes: {}",
+        arriving_->version.to_string(), link.error().message());
+    return;
+  }
+  fail_point("patch_received");
+  arriving_->changes = std::make_shared<staging::ReceivedChanges>();
+  arriving_->changes->patch = std::move(patch);
+  arriving_->changes->patch_base = link->base;
+}
+
+void VersionReceiver::expect_mapped(const staging::StartStaging& command,
+                                    transport::FetchRequest& wanted,
                                     transport::SinkCallbacks& callbacks) {
   callbacks.on_bucket = [](const transport::ArrivedBucket&) {};
+  if (options_.keep_changes) {
+    wanted.base = find_base(command.announce);
+    callbacks.on_patch = [this](std::shared_ptr<const SealedMemory> patch) {
+      keep_patch(std::move(patch));
+    };
+  }
   callbacks.on_done = [this, version = arriving_->version, begin = now(),
                        bytes = wanted.data_bytes](std::optional<ArenaView>&& view) {
     options_.trace->received(

@@ -84,6 +84,9 @@ class VersionReceiver {
   // Bytes received as copies since the start.
   [[nodiscard]] std::uint64_t received_bytes() const noexcept { return received_bytes_; }
 
+  // Whether the target is in the arena of a trainer on this host.
+  [[nodiscard]] bool maps_target() const;
+
   // Commands of the state machine. StartStaging is answered by StagingDone or StagingFailed,
   // CheckCopy by CopyChecked.
   void start(const staging::StartStaging& command);
@@ -139,8 +142,10 @@ class VersionReceiver {
   [[nodiscard]] std::optional<transport::FetchBase> find_base(
       const control::Announce& announce) const;
   void keep_changes(const transport::ArrivedBucket& arrived);
+  void keep_patch(std::shared_ptr<const SealedMemory> patch);
   // Both complete the request and its callbacks.
-  void expect_mapped(transport::FetchRequest& wanted, transport::SinkCallbacks& callbacks);
+  void expect_mapped(const staging::StartStaging& command, transport::FetchRequest& wanted,
+                     transport::SinkCallbacks& callbacks);
   void expect_buckets(const staging::StartStaging& command, transport::FetchRequest& wanted,
                       transport::SinkCallbacks& callbacks);
   void staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);

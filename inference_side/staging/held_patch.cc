@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shared/base/check.h"
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/thread_pool.h"
@@ -15,30 +16,10 @@
 #include "shared/weights/patch/format.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "shared/weights/patch/mapped_patch.h"
+#include "shared/weights/patch/sum_link.h"
 
 namespace wsync::staging {
 namespace {
-
-// A bucket is read by one thread of an engine.
-constexpr std::uint64_t kPatchBucketBytes = limits::kBucketBytesMin;
-constexpr std::size_t kSampledBlocks = 32;
-// If so many times the limit is estimated, the patch is not made: with an estimate from so few
-// blocks it could be a little below the limit otherwise.
-constexpr double kSampleMargin = 1.5;
-
-// What a byte of a dense block costs, in bytes that a load of everything copies in the same time:
-// about 5 in the pause, because the engine maps it, checks the patch, and sums what it replaces.
-// Making it costs as much before.
-constexpr std::uint64_t kDenseByteCost = 10;
-// By this share of the model's bytes: a patch that saves less than the rest of a pause is not worth
-// its making, which the update waits for.
-constexpr double kCostShareMax = 0.7;
-// Dense blocks have the smallest cost for each byte of a patch.
-static_assert(kPatchShareMax * kDenseByteCost >= kCostShareMax);
-
-std::uint64_t cost_of(const patch::Block& block, std::uint64_t value_cost) {
-  return block.dense ? kDenseByteCost * block.payload.size() : value_cost * block.elements;
-}
 
 // The ranks then hold the target by its digest, whatever is staged.
 bool have_same_content(const HeldVersion& base, const HeldVersion& target) {
@@ -55,11 +36,7 @@ class Comparison {
         layout_(layout),
         limits_(limits),
         builder_(builder),
-        cost_max_(static_cast<std::uint64_t>(
-            kCostShareMax * static_cast<double>(layout.manifest().total_bytes()))) {
-    for (std::uint32_t tensor = 0; tensor < layout.manifest().size(); ++tensor)
-      for (std::uint32_t block = 0; block < layout.block_count(tensor); ++block)
-        blocks_.push_back({.tensor = tensor, .block = block});
+        worth_(layout.manifest().total_bytes(), limits.max_bytes, limits.value_cost) {
     const std::size_t leaves = target.leaves()->all().size();
     if (!base.is_verified()) base_sums_.resize(leaves);
     if (!target.is_verified()) target_sums_.resize(leaves);
@@ -67,31 +44,9 @@ class Comparison {
 
   // Fails if a few blocks show that the patch will be too large, or will be written too slowly.
   [[nodiscard]] Result<> sample() const {
-    if (blocks_.size() <= kSampledBlocks) return {};
     patch::BlockMaker maker;
-    std::uint64_t bytes = 0;
-    std::uint64_t cost = 0;
-    std::uint64_t of = 0;
-    for (std::size_t i = 0; i < kSampledBlocks; ++i) {
-      const patch::BlockPlace& place = blocks_[i * blocks_.size() / kSampledBlocks];
-      of += layout_.block_bytes(place);
-      const auto block = make(maker, place);
-      if (!block) continue;
-      bytes += size_of(*block);
-      cost += cost_of(*block, limits_.value_cost);
-    }
-    const auto model = static_cast<double>(layout_.manifest().total_bytes());
-    const double scale = model / static_cast<double>(of);
-    if (scale * static_cast<double>(bytes) <=
-            kSampleMargin * static_cast<double>(limits_.max_bytes) &&
-        scale * static_cast<double>(cost) <= kSampleMargin * kCostShareMax * model)
-      return {};
-    return fail(ErrorCode::kRefused,
-                fmt::format("too much has changed: a patch would have about {:.0f} bytes, at most "
-                            "{} are worth one, and take about {:.1f} times the time of all bytes, "
-                            "at most {} are worth one",
-                            scale * static_cast<double>(bytes), limits_.max_bytes,
-                            scale * static_cast<double>(cost) / model, kCostShareMax));
+    return worth_.sample(layout_,
+                         [&](const patch::BlockPlace& place) { return make(maker, place); });
   }
 
   // Takes the blocks by which the target has come.
@@ -122,29 +77,16 @@ class Comparison {
 
  private:
   void add(patch::Block block) {
-    bytes_ += size_of(block);
-    cost_ += cost_of(block, limits_.value_cost);
+    worth_.add(block.view());
     builder_.add(std::move(block));
   }
   [[nodiscard]] Result<> within_limits() const {
     if (limits_.stop.stop_requested())
       return fail(ErrorCode::kCancelled, "the patch is no longer needed");
-    if (bytes_ > limits_.max_bytes)
-      return fail(ErrorCode::kRefused,
-                  fmt::format("too much has changed: more than {} bytes", limits_.max_bytes));
-    if (cost_ > cost_max_)
-      return fail(
-          ErrorCode::kRefused,
-          fmt::format("too much has changed: a patch would take more than {} of the time of "
-                      "all bytes",
-                      kCostShareMax));
-    return {};
+    return worth_.check();
   }
   [[nodiscard]] bool is_over() const {
-    return limits_.stop.stop_requested() || bytes_ > limits_.max_bytes || cost_ > cost_max_;
-  }
-  [[nodiscard]] static std::uint64_t size_of(const patch::Block& block) {
-    return block.payload.size() + patch::kEntryBytesMax;
+    return limits_.stop.stop_requested() || worth_.is_exceeded();
   }
   [[nodiscard]] std::optional<patch::Block> make(patch::BlockMaker& maker,
                                                  const patch::BlockPlace& place) const {
@@ -178,12 +120,9 @@ class Comparison {
   const patch::Layout& layout_;
   const PatchLimits& limits_;
   patch::PatchBuilder& builder_;
-  const std::uint64_t cost_max_;
-  std::vector<patch::BlockPlace> blocks_;
+  patch::PatchWorth worth_;
   std::vector<WordSum> base_sums_;    // of the leaves; empty: proven before
   std::vector<WordSum> target_sums_;  // likewise
-  std::atomic<std::uint64_t> bytes_ = 0;
-  std::atomic<std::uint64_t> cost_ = 0;
 };
 
 }  // namespace
@@ -200,20 +139,32 @@ std::span<const std::byte> HeldPatch::tensor_bytes(const HeldVersion& version,
 bool HeldPatch::is_known(const HeldVersion& base, const HeldVersion& target,
                          const ReceivedChanges* changes) {
   if (have_same_content(base, target)) return true;
-  return changes != nullptr && changes->base == base.version() && base.is_verified() &&
-         target.is_verified();
+  if (changes == nullptr) return false;
+  if (changes->patch) return changes->patch_base == base.digests().root;
+  return changes->base == base.version() && base.is_verified() && target.is_verified();
 }
 
 HeldPatch::HeldPatch(std::shared_ptr<const HeldVersion> base,
-                     std::shared_ptr<const HeldVersion> target, SealedMemory memory)
+                     std::shared_ptr<const HeldVersion> target,
+                     std::shared_ptr<const SealedMemory> memory)
     : base_(std::move(base)),
       target_(std::move(target)),
       layout_(*target_->manifest()),
       memory_(std::move(memory)) {}
 
 Result<> HeldPatch::read() {
-  reader_.emplace(WSYNC_TRY(patch::read_mapped(layout_, memory_.bytes(), nullptr)));
+  reader_.emplace(WSYNC_TRY(patch::read_mapped(layout_, memory_->bytes(), nullptr)));
   return {};
+}
+
+Result<> HeldPatch::judge(const PatchLimits& limits) const {
+  if (reader_->index().link().target != target_->digests().root)
+    return fail(ErrorCode::kRefused, "the patch leads to another content than that of its version");
+  WSYNC_TRY(
+      patch::check_sum_link(layout_, reader_->blocks(), base_->digests(), target_->digests()));
+  patch::PatchWorth worth(layout_.manifest().total_bytes(), limits.max_bytes, limits.value_cost);
+  for (const patch::BlockView& block : reader_->blocks()) worth.add(block);
+  return worth.check();
 }
 
 Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const HeldVersion> base,
@@ -221,11 +172,20 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const H
                                                          const PatchLimits& limits,
                                                          const ReceivedChanges* changes) {
   WSYNC_CHECK(base->identity().layout == target->identity().layout, "both have the same layout");
+  const bool is_known = HeldPatch::is_known(*base, *target, changes);
+  if (is_known && changes != nullptr && changes->patch && !have_same_content(*base, *target)) {
+    std::shared_ptr<HeldPatch> sent(
+        new HeldPatch(std::move(base), std::move(target), changes->patch));
+    WSYNC_TRY(sent->read());
+    WSYNC_TRY(sent->judge(limits));
+    fail_point("patch_read");
+    return std::shared_ptr<const HeldPatch>(std::move(sent));
+  }
   const patch::Layout layout(*target->manifest());
-  auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, kPatchBucketBytes));
+  auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, patch::kPatchBucketBytes));
   Comparison comparison(*base, *target, layout, limits, builder);
   // Bytes that nobody has read yet are proven while they are compared.
-  if (!is_known(*base, *target, changes)) {
+  if (!is_known) {
     WSYNC_TRY(comparison.sample());
     WSYNC_TRY(comparison.run());
   } else if (!have_same_content(*base, *target)) {
@@ -236,9 +196,7 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const H
   if (patch.bytes() > limits.max_bytes)
     return fail(ErrorCode::kRefused, fmt::format("the patch has {} bytes, at most {} are worth one",
                                                  patch.bytes(), limits.max_bytes));
-  std::vector<std::span<const std::byte>> parts = {patch.index};
-  parts.insert(parts.end(), patch.buckets.begin(), patch.buckets.end());
-  auto memory = WSYNC_TRY(SealedMemory::create("wsync-patch", parts));
+  auto memory = WSYNC_TRY(patch::share_patch(patch));
   std::shared_ptr<HeldPatch> held(
       new HeldPatch(std::move(base), std::move(target), std::move(memory)));
   WSYNC_TRY(held->read());

@@ -1,8 +1,13 @@
 #include "shared/base/fail_point.h"
 
+#include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <csignal>
+#include <cstdlib>
 #include <utility>
+
+#include "shared/base/format.h"
 
 namespace wsync {
 namespace {
@@ -20,6 +25,26 @@ void arm_fail_point(std::string name, std::uint64_t hits) {
   auto* point = new ArmedPoint{.name = std::move(name)};
   point->left = hits;
   armed_point.store(point, std::memory_order_release);
+}
+
+Result<> arm_fail_point_of_environment() {
+  const char* variable = std::getenv("WSYNC_FAIL_POINT");
+  if (variable == nullptr) return {};
+  const std::string_view text = variable;
+  const std::size_t colon = text.find(':');
+  const std::string_view name = text.substr(0, colon);
+  std::uint64_t hits = 0;
+  const char* end = text.data() + text.size();
+  const bool is_number =
+      colon != text.npos && std::from_chars(text.data() + colon + 1, end, hits).ptr == end;
+  if (!is_number || hits == 0 ||
+      std::ranges::find(kPatchFailPoints, name) == kPatchFailPoints.end())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("WSYNC_FAIL_POINT: expected POINT:HITS with a point of {}, and hits "
+                            "from 1; found '{}'",
+                            fmt::join(kPatchFailPoints, ", "), text));
+  arm_fail_point(std::string(name), hits);
+  return {};
 }
 
 bool fail_point_is_next(std::string_view name) noexcept {

@@ -4,9 +4,12 @@
 // armed.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "shared/base/error.h"
 
 namespace wsync {
 
@@ -14,6 +17,14 @@ namespace wsync {
 // `hits`-th time from now, counted from 1. Only one fail point is armed at a time. Call this before
 // other threads reach fail points.
 void arm_fail_point(std::string name, std::uint64_t hits);
+// Those of a trainer (compared, made), a sidecar (received, read, summed) and an engine (opened,
+// run, written) on the way of a patch. "run" is reached after each few blocks that are written.
+inline constexpr std::array<std::string_view, 8> kPatchFailPoints{
+    "patch_compared", "patch_made",   "patch_received", "patch_read",
+    "patch_summed",   "patch_opened", "patch_run",      "patch_written"};
+// Arms the point that WSYNC_FAIL_POINT=POINT:HITS names, one of kPatchFailPoints, if it is set.
+// kInvalidInput if it says anything else. Call it before other threads reach fail points.
+[[nodiscard]] Result<> arm_fail_point_of_environment();
 // Returns whether the next thread that reaches this fail point is killed.
 [[nodiscard]] bool fail_point_is_next(std::string_view name) noexcept;
 // Marks a fail point. Thread: any.

@@ -44,6 +44,17 @@ Result<SealedMemory> SealedMemory::create(const std::string& name,
   return SealedMemory(std::move(fd), std::move(region));
 }
 
+Result<SealedMemory> SealedMemory::adopt(UniqueFd fd, std::uint64_t max_bytes) {
+  struct stat info{};
+  if (::fstat(fd.get(), &info) != 0) return fail_errno("look at sealed memory", errno);
+  const auto bytes = static_cast<std::uint64_t>(info.st_size);
+  if (bytes > max_bytes)
+    return fail(ErrorCode::kRefused,
+                fmt::format("the memory has {} bytes, at most {} are expected", bytes, max_bytes));
+  auto region = WSYNC_TRY(map(fd.get(), bytes));
+  return SealedMemory(std::move(fd), std::move(region));
+}
+
 Result<MappedRegion> SealedMemory::map(int fd, std::uint64_t bytes) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   struct stat info{};

@@ -21,6 +21,9 @@ class SealedMemory {
   // /proc. kResourceExhausted if there is not enough memory; kIo if a system call fails.
   [[nodiscard]] static Result<SealedMemory> create(
       const std::string& name, std::span<const std::span<const std::byte>> parts);
+  // Takes over the descriptor of sealed memory of at most so many bytes, and maps it. Errors as
+  // map(), and kRefused if it is larger.
+  [[nodiscard]] static Result<SealedMemory> adopt(UniqueFd fd, std::uint64_t max_bytes);
   // Maps the memory of a descriptor, which is borrowed for the call, with all its pages. kRefused
   // unless it is sealed and has exactly this size; errors as MappedRegion::map().
   [[nodiscard]] static Result<MappedRegion> map(int fd, std::uint64_t bytes);

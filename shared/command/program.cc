@@ -2,12 +2,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/command/programs.h"
 #include "shared/config/sidecar_config.h"
@@ -254,6 +257,15 @@ int run_program(const ProgramSpec& program, int argc, const char* const* argv) {
     return exit_code_of(error.code());
   }
   context.arguments = arguments;
+  // Tests kill these processes in the middle of what they do.
+  constexpr std::array<std::string_view, 3> kHaveFailPoints{"trainer", "sidecar", "engine"};
+  if (!arguments.empty() &&
+      std::ranges::find(kHaveFailPoints, arguments.front()) != kHaveFailPoints.end()) {
+    if (const auto armed = arm_fail_point_of_environment(); !armed) {
+      print_line(stderr, fmt::format("wsync {}: {}", arguments.front(), armed.error().message()));
+      return exit_code_of(armed.error().code());
+    }
+  }
   try {
     // CLI11 reads the arguments from the back of the vector.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

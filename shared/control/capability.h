@@ -21,6 +21,8 @@ namespace wsync::control {
 enum class Capability : std::uint32_t {
   // ReplicaOutcome::is_suspended: a rollback and a promotion do not wait for a replica that sleeps.
   kSuspendedOutcomes = 1U << 0U,
+  // Heartbeat::patch_value_cost: without it, a trainer makes no patches while it copies.
+  kPatchValueCost = 1U << 1U,
 };
 
 // A set of capabilities, as bits.
@@ -34,6 +36,7 @@ using Capabilities = std::uint32_t;
 }
 
 // Those of this release.
-inline constexpr Capabilities kCapabilities = bits(Capability::kSuspendedOutcomes);
+inline constexpr Capabilities kCapabilities =
+    bits(Capability::kSuspendedOutcomes) | bits(Capability::kPatchValueCost);
 
 }  // namespace wsync::control

@@ -148,6 +148,7 @@ void fields(V& v, M& m) {
   v.list("replicas", m.replicas, limits::kReplicaCount);
   v.number("turns", m.turns);
   v.part("last_copy", m.last_copy);
+  if (v.has(Capability::kPatchValueCost)) v.number("patch_value_cost", m.patch_value_cost);
 }
 
 template <class V, class M>

@@ -187,6 +187,9 @@ struct Heartbeat {
   std::vector<ReplicaReport> replicas;  // sidecar: current state; coordinator: empty
   std::uint32_t turns = 0;              // sidecar: as in the last Turns that counts
   CopyReport last_copy;                 // sidecar
+  // Sidecar that maps the arenas of its trainer: what a value of a patch costs its ranks
+  // (shared/weights/patch/worth.h); 0 if none of them would take one.
+  std::uint32_t patch_value_cost = 0;
 };
 // The sender ends in order. A sidecar answers the Leave of its coordinator with a Heartbeat that
 // has the same request, so that the coordinator knows that it was read.

@@ -89,8 +89,9 @@ Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
   const bool is_get = frame.type == FrameType::kGet;
   if (!is_get && frame.changes_max != 0)
     reader.violate("largest changes", "only a request has them");
-  if (frame.type == FrameType::kChanges ? frame.base.none() : !is_get && !frame.base.none())
-    reader.violate("base", "only a request for changes, and changes, have one");
+  const bool may_have_base = is_get || frame.type == FrameType::kArena;
+  if (frame.type == FrameType::kChanges ? frame.base.none() : !may_have_base && !frame.base.none())
+    reader.violate("base", "only a request for changes, changes, and arenas have one");
   WSYNC_TRY(reader.finish("data frame"));
   return frame;
 }

@@ -6,7 +6,8 @@
 //                              leaves (16 bytes)
 //   changes   source -> sink   the same bucket for a sink that holds the base which it has named:
 //                              `bytes` of leaf changes (shared/weights/patch), then the same digest
-//   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only)
+//   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only), and
+//                              for a sink that has named a base perhaps with that of a patch
 //   waiting   source -> sink   nothing. "Alive; the requested bucket has not arrived here yet."
 //   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes: the reason
 //
@@ -18,7 +19,7 @@
 //          56  bytes u64 (get: size of the bucket that the sink expects)
 //          64  layout digest, low u64, high u64
 //          80  base: epoch u32 | 0 u32 | step u64. get: a version of the same layout that the sink
-//              holds, or 0.0; changes: the one of the request; else 0.0
+//              holds, or 0.0; changes, arena: the one of the request; else 0.0
 //          96  changes_max u64. get: the largest changes that the sink wants; else 0
 #pragma once
 
@@ -45,7 +46,7 @@ struct Frame {
   ErrorCode code = ErrorCode::kInternal;  // failure only
   std::uint64_t bucket = 0;
   std::uint64_t bytes = 0;
-  Version base;                   // get and changes only
+  Version base;                   // get, changes and arena only
   std::uint64_t changes_max = 0;  // get only
 };
 

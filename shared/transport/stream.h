@@ -21,6 +21,7 @@
 #include "shared/base/bytes.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
+#include "shared/base/sealed_memory.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/thread_pool.h"
 #include "shared/base/unique_fd.h"
@@ -67,6 +68,9 @@ struct Offer {
   std::shared_ptr<const void> hold;
   // Returns a new read-only descriptor of the arena. Only kinds that map the source use it.
   std::function<Result<UniqueFd>()> share;
+  // A patch to this version (shared/weights/patch/mapped_patch.h) from the one before, or null.
+  // Kinds that map the source send it to a sink that names a base.
+  std::shared_ptr<const SealedMemory> patch = nullptr;
 };
 
 struct SourceCounters {
@@ -98,7 +102,8 @@ class BucketSource {
 };
 
 // A version that a sink holds, of the same layout as the one that it fetches. A kind that copies
-// asks for the changes from it.
+// asks for the changes from it. A kind that maps its source needs only the version, and may get a
+// patch, perhaps from another one.
 struct FetchBase {
   Version version;
   std::span<const std::byte> data;   // of its arena
@@ -146,6 +151,10 @@ struct ArrivedBucket {
 
 struct SinkCallbacks {
   std::function<void(const ArrivedBucket& arrived)> on_bucket;
+  // The source has a patch to this version. It is not read yet: it may be damaged, or lead from a
+  // version that is not held here. Called before on_done, by kinds that map the source. May be
+  // empty.
+  std::function<void(std::shared_ptr<const SealedMemory> patch)> on_patch = nullptr;
   // All buckets have arrived. `view`: the mapped arena, with its read lease held; std::nullopt if
   // the bytes are in FetchRequest::into.
   std::function<void(std::optional<ArenaView> view)> on_done;

@@ -482,6 +482,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   if (is_new_process) {
     member.failed_transports.clear();
     member.heartbeats = 0;
+    member.patch_value_cost = 0;
   }
   member.peer = member.last_peer = event.peer;
   member.has_left = false;

@@ -163,6 +163,7 @@ void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
   member.report.replicas = heartbeat.replicas;
   member.report.last_copy = heartbeat.last_copy;
   member.staged_bytes = heartbeat.staged_bytes;
+  member.patch_value_cost = heartbeat.patch_value_cost;
   member.turns = member.turns_sent = heartbeat.turns;
   judge(context, record, member);
 }

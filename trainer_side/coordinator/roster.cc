@@ -134,6 +134,14 @@ const Member* Roster::find_peer(const std::string& peer) const {
   return found(peers_, peer);
 }
 
+std::uint32_t Roster::patch_value_cost() const {
+  std::uint32_t least = 0;
+  for (const auto& [name, member] : members())
+    if (member.joined && member.patch_value_cost != 0)
+      least = least == 0 ? member.patch_value_cost : std::min(least, member.patch_value_cost);
+  return least;
+}
+
 std::size_t Roster::joined_count() const {
   update();
   return joined_;

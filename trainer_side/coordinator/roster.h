@@ -84,8 +84,9 @@ struct Member {
   std::vector<std::string> unreported;
   // Replicas to which requests could be routed when the newest decision was made.
   std::vector<std::string> ready_at_decision;
-  std::uint64_t heartbeats = 0;    // number of the newest one of its process
-  std::uint64_t staged_bytes = 0;  // progress of its delivery, from its heartbeats
+  std::uint64_t heartbeats = 0;        // number of the newest one of its process
+  std::uint64_t staged_bytes = 0;      // progress of its delivery, from its heartbeats
+  std::uint32_t patch_value_cost = 0;  // from its heartbeats; 0: it takes no patches
   control::SidecarReport report;
   std::uint32_t turns = 0;       // as its last heartbeat reports them (control::Turns)
   std::uint32_t turns_sent = 0;  // as it was last sent, or as a later heartbeat reports them
@@ -146,6 +147,8 @@ class Roster {
   [[nodiscard]] const Member* find(const std::string& name) const;
   [[nodiscard]] const Member* find_peer(const std::string& peer) const;
   [[nodiscard]] std::size_t joined_count() const;
+  // The least cost of a value of those joined sidecars that take patches; 0 if there is none.
+  [[nodiscard]] std::uint32_t patch_value_cost() const;
   // The newest version older than `target` that every joined sidecar holds and for which
   // `may_serve` is true.
   [[nodiscard]] std::optional<Version> rollback_target(

@@ -131,6 +131,10 @@ class CoordinatorAgent final : public CoordinatorFacts {
   [[nodiscard]] bool may_stream() const override { return coordinator_.may_stream(); }
 
   [[nodiscard]] const control::Fence& fence() const noexcept { return coordinator_.fence(); }
+  // See Roster::patch_value_cost().
+  [[nodiscard]] std::uint32_t patch_value_cost() const {
+    return coordinator_.roster().patch_value_cost();
+  }
   // Bytes moved in the running round.
   [[nodiscard]] PhaseBytes moved_bytes() const;
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }

@@ -6,6 +6,7 @@
 
 #include "shared/base/planted.h"
 #include "shared/base/weight_limits.h"
+#include "shared/weights/patch/format.h"
 
 namespace wsync::publish {
 namespace {
@@ -20,12 +21,13 @@ constexpr std::size_t kRun = 4;
 }  // namespace
 
 LeafCopier::LeafCopier(WeightSource& source, const ArenaLayout& layout, const WriteLease& arena,
-                       const SnapshotRequest& request)
+                       const SnapshotRequest& request, ChangeFinder* changes)
     : source_(source),
       plan_(*layout.plan),
       table_(*layout.leaves),
       arena_(arena),
       request_(request),
+      changes_(changes),
       digester_(*source.manifest()),
       clocks_(plan_.bucket_count()),
       sums_(table_.all().size()) {
@@ -84,11 +86,14 @@ std::pair<std::size_t, std::size_t> LeafCopier::take_leaves() {
 }
 
 void LeafCopier::copy_leaves() {
+  std::optional<patch::BlockMaker> maker;
+  if (changes_ != nullptr) maker.emplace();
   for (;;) {
     const auto [first, end] = take_leaves();
     if (first == end || is_over_) return;
     for (std::size_t i = first; i < end; ++i) {
-      auto copied = may_continue().and_then([&] { return copy_leaf(i); });
+      auto copied =
+          may_continue().and_then([&] { return copy_leaf(i, maker ? &*maker : nullptr); });
       if (!copied) return end_with(std::move(copied).error());
     }
   }
@@ -102,7 +107,29 @@ Result<> LeafCopier::may_continue() const {
   return {};
 }
 
-Result<> LeafCopier::copy_leaf(std::size_t index) {
+// A block is compared where the source has it, and copied from the cache then. If it is nowhere
+// before it is in the arena, it is compared there.
+Result<WordSum> LeafCopier::copy_bytes(std::uint32_t tensor, const SumPlace& place,
+                                       std::span<std::byte> into, patch::BlockMaker* maker) {
+  if (maker == nullptr || !changes_->is_comparing()) return source_.read_sum(tensor, place, into);
+  WordSum sum;
+  if (!source_.view(tensor, place.position, into.size())) {
+    sum = WSYNC_TRY(source_.read_sum(tensor, place, into));
+    changes_->compare(*maker, tensor, place.position, into);
+    return sum;
+  }
+  for (std::uint64_t at = 0; at < into.size(); at += patch::kBlockBytes) {
+    const auto block =
+        into.subspan(at, std::min<std::uint64_t>(patch::kBlockBytes, into.size() - at));
+    const SumPlace from{.seed = place.seed, .position = place.position + at};
+    changes_->compare(*maker, tensor, from.position,
+                      *source_.view(tensor, from.position, block.size()));
+    sum += WSYNC_TRY(source_.read_sum(tensor, from, block));
+  }
+  return sum;
+}
+
+Result<> LeafCopier::copy_leaf(std::size_t index, patch::BlockMaker* maker) {
   const Leaf& leaf = leaves_[index];
   const Piece& piece = plan_.pieces()[leaf.piece];
   const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
@@ -112,7 +139,7 @@ Result<> LeafCopier::copy_leaf(std::size_t index) {
   const bool skipped = planted("snapshot_skips_leaf") && leaf.piece == 1;
   const SumPlace place = digester_.place(piece.tensor, offset);
   WordSum sum;
-  if (!skipped) sum = WSYNC_TRY(source_.read_sum(piece.tensor, place, into));
+  if (!skipped) sum = WSYNC_TRY(copy_bytes(piece.tensor, place, into, maker));
   if (request_.done_bytes != nullptr) *request_.done_bytes += n;
   WSYNC_TRY(digester_.add_leaf(piece.tensor, offset / limits::kLeafBytes, sum));
   sums_[index] = sum;

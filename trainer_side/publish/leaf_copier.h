@@ -1,6 +1,7 @@
 // LeafCopier: copies the pieces of a model into an arena, leaf by leaf, and sums each leaf in the
-// same loop. A part of a bucket that is complete is protected at once, so that little is left to
-// protect when the last bytes are there.
+// same loop. Where it is asked to, it compares each block with an earlier version just before. A
+// part of a bucket that is complete is protected at once, so that little is left to protect when
+// the last bytes are there.
 #pragma once
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,8 @@
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/content_digest.h"
 #include "shared/weights/leaf_table.h"
+#include "shared/weights/patch/block_maker.h"
+#include "trainer_side/publish/change_finder.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/weight_source.h"
 
@@ -29,8 +33,9 @@ namespace wsync::publish {
 class LeafCopier {
  public:
   // `arena`: writable. Of the request, the callbacks, deadlines and counters of the copy count.
+  // `changes`: compares what is copied; null: nothing does.
   LeafCopier(WeightSource& source, const ArenaLayout& layout, const WriteLease& arena,
-             const SnapshotRequest& request);
+             const SnapshotRequest& request, ChangeFinder* changes = nullptr);
 
   // Copies all leaves with this number of threads (at least 1), the calling one included. Called
   // once. Errors: kDeadline, kCancelled, otherwise the first error of the source.
@@ -71,7 +76,9 @@ class LeafCopier {
   std::pair<std::size_t, std::size_t> take_leaves();
   void copy_leaves();
   [[nodiscard]] Result<> may_continue() const;
-  [[nodiscard]] Result<> copy_leaf(std::size_t index);
+  [[nodiscard]] Result<> copy_leaf(std::size_t index, patch::BlockMaker* maker);
+  [[nodiscard]] Result<WordSum> copy_bytes(std::uint32_t tensor, const SumPlace& place,
+                                           std::span<std::byte> into, patch::BlockMaker* maker);
   void offer(std::uint64_t bucket) const;
   void end_with(Error error);
 
@@ -80,6 +87,7 @@ class LeafCopier {
   const LeafTable& table_;
   const WriteLease& arena_;
   const SnapshotRequest& request_;
+  ChangeFinder* changes_;
   std::deque<Part> parts_;
   std::vector<Leaf> leaves_;         // in the order of table_
   ContentDigester digester_;         // needs no lock: each leaf has its own entry

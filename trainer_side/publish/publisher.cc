@@ -137,6 +137,8 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
         if (*alive) on_bucket(bucket, digest);
       });
     };
+  request.base = std::move(order.base);
+  request.value_cost = order.value_cost;
   request.stop = std::move(order.stop);
   request.done_bytes = &order.progress->done;
   request.total_bytes = &order.progress->total;
@@ -217,6 +219,7 @@ void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   // releases it when the last byte has been sent, which may be after withdraw().
   offer.hold = snapshot;
   offer.share = [snapshot] { return snapshot->share(); };
+  offer.patch = snapshot->patch();
   for (const Server& server : servers_) server.source->offer(offer);
 }
 

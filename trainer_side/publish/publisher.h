@@ -47,6 +47,9 @@ struct SnapshotOrder {
   // is complete, before on_taken.
   std::function<void(const CopiedSnapshot&)> on_copy;
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
+  // As in SnapshotRequest.
+  std::shared_ptr<const Snapshot> base;
+  std::uint64_t value_cost = 0;
   std::stop_token stop;
   std::shared_ptr<SnapshotProgress> progress;
 };

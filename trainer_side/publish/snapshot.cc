@@ -12,6 +12,7 @@
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
 #include "shared/base/weight_limits.h"
+#include "trainer_side/publish/change_finder.h"
 #include "trainer_side/publish/leaf_copier.h"
 
 namespace wsync::publish {
@@ -43,7 +44,8 @@ std::string snapshot_name(const Version& version) {
 
 Snapshot::Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
                    std::shared_ptr<const Manifest> manifest, ArenaLayout layout,
-                   ContentDigests digests, Times times, std::vector<BucketTime> bucket_times)
+                   ContentDigests digests, Times times, std::vector<BucketTime> bucket_times,
+                   std::shared_ptr<const SealedMemory> patch)
     : arena_(std::move(arena)),
       lease_(std::move(lease)),
       identity_(arena_->identity()),
@@ -51,7 +53,8 @@ Snapshot::Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
       layout_(std::move(layout)),
       digests_(std::move(digests)),
       times_(times),
-      bucket_times_(std::move(bucket_times)) {}
+      bucket_times_(std::move(bucket_times)),
+      patch_(std::move(patch)) {}
 
 Version Snapshot::version() const noexcept { return version_of(identity_); }
 
@@ -153,11 +156,28 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                      .layout = layout,
                      .data = written->data(),
                      .hold = written->hold()});
-  LeafCopier copier(source, layout, written->lease(), request);
-  auto digests = copier.run(is_summed ? 1 : std::max(1U, options_.threads));
+  std::unique_ptr<ChangeFinder> changes;
+  if (request.base && request.base->plan() == layout.plan)
+    changes = ChangeFinder::create(request.base, source, request.value_cost);
+  LeafCopier copier(source, layout, written->lease(), request, changes.get());
+  auto digests = copier.run(is_summed && !changes ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   if (const Result<> good = source.check(digests->root); !good)
     return fail(good.error().with_context(snapshot_name(request.version)));
+  std::shared_ptr<const SealedMemory> patch;
+  if (changes) {
+    auto made = changes->finish(*digests);
+    if (made)
+      patch = std::move(*made);
+    else if (made.error().code() == ErrorCode::kDigestMismatch)
+      log_warning(
+          "{}: the weights were changed while they were copied, so the version is a mixture, and "
+          "engines load all of it; change them only after the publish has returned ({})",
+          snapshot_name(request.version), made.error().message());
+    else
+      log_info("{}: engines load all of it, because there is no memory for a patch: {}",
+               snapshot_name(request.version), made.error().message());
+  }
   times.copy = now() - begun;
   {
     const std::lock_guard lock(names_mutex_);
@@ -167,7 +187,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   // snapshot has its read lease.
   auto lease = WSYNC_TRY(written->arena()->try_read_lease());
   auto snapshot = std::make_shared<Snapshot>(written->arena(), std::move(lease), manifest, layout,
-                                             std::move(*digests), times, copier.bucket_times());
+                                             std::move(*digests), times, copier.bucket_times(),
+                                             std::move(patch));
   const std::lock_guard lock(arenas_mutex_);
   std::ranges::find(arenas_, written->arena(), &Arena::memory)->snapshot = snapshot;
   return snapshot;

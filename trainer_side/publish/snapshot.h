@@ -28,6 +28,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
+#include "shared/base/sealed_memory.h"
 #include "shared/base/shared_memory.h"
 #include "shared/config/defaults.h"
 #include "shared/weights/bucket_plan.h"
@@ -65,7 +66,8 @@ class Snapshot {
   };
   Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
            std::shared_ptr<const Manifest> manifest, ArenaLayout layout, ContentDigests digests,
-           Times times, std::vector<BucketTime> bucket_times);
+           Times times, std::vector<BucketTime> bucket_times,
+           std::shared_ptr<const SealedMemory> patch);
 
   [[nodiscard]] Version version() const noexcept;
   [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
@@ -88,6 +90,9 @@ class Snapshot {
     return bucket_times_;
   }
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return arena_->data(); }
+  // What changes from the snapshot that was its base (SnapshotRequest::base); null if none was
+  // made.
+  [[nodiscard]] const std::shared_ptr<const SealedMemory>& patch() const noexcept { return patch_; }
   // A new read-only descriptor of the arena without any lock, for a sidecar on this host.
   [[nodiscard]] Result<UniqueFd> share() const { return arena_->share(); }
 
@@ -101,6 +106,7 @@ class Snapshot {
   ContentDigests digests_;
   Times times_;
   std::vector<BucketTime> bucket_times_;
+  std::shared_ptr<const SealedMemory> patch_;
 };
 
 struct SnapshotterOptions {
@@ -142,6 +148,10 @@ struct SnapshotRequest {
   // written its last byte. Several threads may call it at the same time, each for another bucket.
   // All calls return before take().
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket = nullptr;
+  // A patch from this snapshot is made as well, if it is worth it and both have the same layout.
+  // Null: none.
+  std::shared_ptr<const Snapshot> base = nullptr;
+  std::uint64_t value_cost = 0;  // of the ranks that will write the patch (patch/worth.h)
   // NUMA node of an arena that is created for it, unless the options set one.
   std::optional<std::uint32_t> numa_node = std::nullopt;
   std::optional<TimePoint> copy_deadline;  // for the copy; none = no limit

@@ -214,6 +214,7 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
   const std::uint64_t request = command.request;
   Job& job = jobs_.at(request);
   coordinator_->recorder().snapshot_began(request, command.version, now());
+  const std::uint64_t value_cost = coordinator_->patch_value_cost();
   const auto submitted = publisher_->snapshot(
       // Moved, because it may hold memory that the snapshot is the last to read.
       {.open = std::move(job.job.open),
@@ -230,6 +231,8 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
              copied.complete.emplace_back(bucket, digest);
              if (copied.streams) publisher_->bucket_complete(copied.version, bucket, digest);
            },
+       .base = value_cost == 0 ? nullptr : last_served_.lock(),
+       .value_cost = value_cost,
        .stop = job.stop.get_token(),
        .progress = job.snapshot},
       [this, request](Result<std::shared_ptr<Snapshot>> snapshot, std::chrono::nanoseconds took) {
@@ -284,6 +287,7 @@ std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
   job.version = snapshot->version();
   if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, {});
   publisher_->offer(snapshot);
+  last_served_ = snapshot;
   if (directory_) held_[job.version] = snapshot;
   return snapshot;
 }

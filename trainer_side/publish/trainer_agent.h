@@ -175,6 +175,8 @@ class TrainerAgent {
   std::unique_ptr<DirectoryPublisher> directory_;  // null: directory.publish is empty
   // With a directory: the versions that the coordinator may still send to sidecars.
   std::map<Version, std::shared_ptr<const Snapshot>> held_;
+  // The one that was last given to a round: sidecars hold it when the next one comes.
+  std::weak_ptr<const Snapshot> last_served_;
   std::optional<PublishQueue> queue_;  // created after the coordinator
   std::map<std::uint64_t, Job> jobs_;  // by request
   Timer progress_timer_;

@@ -91,6 +91,14 @@ Result<> MemorySource::read(std::uint32_t tensor, std::uint64_t offset, std::spa
   return {};
 }
 
+std::optional<std::span<const std::byte>> MemorySource::view(std::uint32_t tensor,
+                                                             std::uint64_t offset,
+                                                             std::uint64_t bytes) const {
+  const auto* from = std::get_if<std::span<const std::byte>>(&bytes_[tensor]);
+  if (from == nullptr) return std::nullopt;
+  return from->subspan(offset, bytes);
+}
+
 Result<WordSum> MemorySource::read_sum(std::uint32_t tensor, const SumPlace& place,
                                        std::span<std::byte> into) {
   if (std::holds_alternative<DeviceBytes>(bytes_[tensor])) {

@@ -31,6 +31,13 @@ class WeightSource {
   // sums in one loop.
   [[nodiscard]] virtual Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                                  std::span<std::byte> into);
+  // The same bytes where they lie in host memory, without a copy, or std::nullopt if they lie
+  // elsewhere or have to be converted. Valid until the last read. Of a source that has views, parts
+  // of a leaf may be read one by one; of all others, read_sum() is called for whole leaves.
+  [[nodiscard]] virtual std::optional<std::span<const std::byte>> view(
+      std::uint32_t /*tensor*/, std::uint64_t /*offset*/, std::uint64_t /*bytes*/) const {
+    return std::nullopt;
+  }
   // The NUMA node of the GPUs that have its bytes; none if they are on several, if it is not known,
   // or if the bytes are in host memory.
   [[nodiscard]] virtual std::optional<std::uint32_t> numa_node() const { return std::nullopt; }
@@ -83,6 +90,9 @@ class MemorySource final : public WeightSource {
                               std::span<std::byte> into) override;
   [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                          std::span<std::byte> into) override;
+  [[nodiscard]] std::optional<std::span<const std::byte>> view(std::uint32_t tensor,
+                                                               std::uint64_t offset,
+                                                               std::uint64_t bytes) const override;
   [[nodiscard]] std::optional<std::uint32_t> numa_node() const override;
   // kInvalidInput, with the tensor, if memory of a GPU has been freed.
   [[nodiscard]] Result<> start(const WritableArena& arena, const BucketPlan& plan) override;

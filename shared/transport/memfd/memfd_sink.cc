@@ -14,6 +14,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/process_fd.h"
+#include "shared/base/sealed_memory.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/memfd/packet.h"
 
@@ -92,7 +93,8 @@ class MemfdSink::Link {
   void run(const std::stop_token& stop);
   void read(const Socket& socket);
   void take(Packet packet);
-  void finish(Pending pending, Result<ArenaView> view);
+  void finish(Pending pending, Result<ArenaView> view,
+              std::shared_ptr<const SealedMemory> patch = nullptr);
   void lose(const Socket& socket, const Error& error);
   void release(std::shared_ptr<Result<ArenaView>> view);
   void give_up(std::vector<KeptMappings::Region> regions);
@@ -152,12 +154,13 @@ Result<> MemfdSink::Link::receive(FetchRequest wanted, SinkCallbacks callbacks) 
   if (session_ && session_->is_active)
     return fail(ErrorCode::kBusy, "a transfer is under way; cancel it first");
   WSYNC_TRY(connect(wanted.source));
-  const Frame request{.type = FrameType::kGet, .key = wanted.key};
+  Frame request{.type = FrameType::kGet, .key = wanted.key};
+  if (wanted.base) request.base = wanted.base->version;
   session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
   const std::lock_guard lock(mutex_);
   // Set before the request is sent, because the answer may arrive at once.
   pending_ = Pending{.wanted = std::move(wanted), .session = session_, .heard_at = now()};
-  if (auto sent = socket_ ? send_packet(socket_->socket.get(), request, {}, -1)
+  if (auto sent = socket_ ? send_packet(socket_->socket.get(), request, {})
                           : fail(ErrorCode::kPeerLost, "the host link has just ended");
       !sent) {
     pending_.reset();
@@ -250,21 +253,31 @@ void MemfdSink::Link::take(Packet packet) {
     return finish(std::move(pending),
                   fail(ErrorCode::kInvalidInput, "the host link answered with a wrong frame"));
   auto view = open_arena(pending, packet.fd.get(), options_.populate_threads, kept_);
+  std::shared_ptr<const SealedMemory> patch;
+  if (packet.patch.valid()) {
+    auto mapped = SealedMemory::adopt(std::move(packet.patch), pending.wanted.data_bytes);
+    if (mapped)
+      patch = std::make_shared<const SealedMemory>(std::move(*mapped));
+    else
+      log_warning("the patch that came with version {} is not used: {}",
+                  pending.wanted.key.version.to_string(), mapped.error().message());
+  }
   {
     // Mapping takes long. If the source was given up meanwhile, nobody would say that it frees this
     // arena.
     const std::lock_guard lock(mutex_);
     if (connection != connection_) give_up_later(kept_.take_all());
   }
-  finish(std::move(pending), std::move(view));
+  finish(std::move(pending), std::move(view), std::move(patch));
 }
 
-void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
+void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view,
+                             std::shared_ptr<const SealedMemory> patch) {
   auto shared = std::make_shared<Result<ArenaView>>(std::move(view));
   const std::string context =
       fmt::format("take over version {} from {}", pending.wanted.key.version.to_string(),
                   pending.wanted.source);
-  post_([this, alive = alive_, session = pending.session, shared, context,
+  post_([this, alive = alive_, session = pending.session, shared, context, patch = std::move(patch),
          buckets = pending.wanted.buckets.size()]() mutable {
     if (!session->is_active) {
       if (*alive) release(std::move(shared));
@@ -277,6 +290,8 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
     // A callback may cancel the transfer, so is_active is checked before each one.
     for (std::uint64_t bucket = 0; bucket < buckets && session->is_active; ++bucket)
       session->callbacks.on_bucket({.bucket = bucket, .digest = {}, .sums = {}});
+    if (session->is_active && patch && session->callbacks.on_patch)
+      session->callbacks.on_patch(std::move(patch));
     if (std::exchange(session->is_active, false)) session->callbacks.on_done(std::move(**shared));
   });
 }

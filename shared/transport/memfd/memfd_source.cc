@@ -86,7 +86,8 @@ class MemfdSource::Server {
   void read_peer(Peer& peer);
   void serve(Peer& peer, TimePoint at);
   void refuse(Peer& peer, const Error& error);
-  void send(Peer& peer, const Frame& frame, std::string_view text, int fd);
+  void send(Peer& peer, const Frame& frame, std::string_view text,
+            const Descriptors& descriptors = {});
   void drop_lost_peers();
   void wake() const { (void)eventfd_write(wake_.get(), 1); }
   void notify(const std::function<void(int)>& callback, int pid) {
@@ -212,9 +213,19 @@ void MemfdSource::Server::serve(Peer& peer, TimePoint at) {
       Frame frame = *peer.asked;
       frame.type = FrameType::kArena;
       frame.bytes = offered.offer.data.size();
+      frame.changes_max = 0;
       counters_.buckets += offered.offer.buckets.size();
+      UniqueFd patch;
+      if (!frame.base.none() && offered.offer.patch) {
+        // Without it the whole arena is loaded.
+        if (auto shared = offered.offer.patch->share(); shared)
+          patch = std::move(*shared);
+        else
+          log_warning("host link {}: the patch to version {} is not sent: {}", options_.path,
+                      frame.key.version.to_string(), shared.error().message());
+      }
       peer.asked.reset();
-      return send(peer, frame, {}, arena->get());
+      return send(peer, frame, {}, {.arena = arena->get(), .patch = patch.get()});
     }
   }
   if (at - peer.notified_at < std::chrono::milliseconds(limits::kStreamWaitingMs)) return;
@@ -222,18 +233,21 @@ void MemfdSource::Server::serve(Peer& peer, TimePoint at) {
   Frame waiting = *peer.asked;
   waiting.type = FrameType::kWaiting;
   waiting.bytes = 0;
-  send(peer, waiting, {}, -1);
+  waiting.base = {};
+  waiting.changes_max = 0;
+  send(peer, waiting, {});
 }
 
 void MemfdSource::Server::refuse(Peer& peer, const Error& error) {
   ++counters_.refused;
   const Frame frame = failure_frame(*peer.asked, error);
   peer.asked.reset();
-  send(peer, frame, failure_text(error), -1);
+  send(peer, frame, failure_text(error));
 }
 
-void MemfdSource::Server::send(Peer& peer, const Frame& frame, std::string_view text, int fd) {
-  if (send_packet(peer.socket.get(), frame, text, fd))
+void MemfdSource::Server::send(Peer& peer, const Frame& frame, std::string_view text,
+                               const Descriptors& descriptors) {
+  if (send_packet(peer.socket.get(), frame, text, descriptors))
     counters_.wire_bytes += kFrameBytes + text.size();
   else
     peer.is_lost = true;

@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <utility>
+#include <vector>
 
 #include "shared/base/format.h"
 #include "shared/transport/limits.h"
@@ -29,10 +31,11 @@ Result<UniqueFd> new_socket() {
   return fd;
 }
 
-// Takes every descriptor out of a message. Keeps the first and closes the others.
-UniqueFd take_descriptor(msghdr& message, bool& is_single) {
-  UniqueFd first;
-  is_single = true;
+constexpr std::size_t kDescriptorsMax = 2;  // of a packet
+
+// Takes every descriptor out of a message.
+std::vector<UniqueFd> take_descriptors(msghdr& message) {
+  std::vector<UniqueFd> taken;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -40,34 +43,33 @@ UniqueFd take_descriptor(msghdr& message, bool& is_single) {
     for (std::size_t i = 0; i < count; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof fd);
-      UniqueFd owned(fd);
-      if (first.valid())
-        is_single = false;
-      else
-        first = std::move(owned);
+      taken.emplace_back(fd);
     }
   }
-  return first;
+  return taken;
 }
 
 }  // namespace
 
-Result<> send_packet(int socket, const Frame& frame, std::string_view text, int fd) {
+Result<> send_packet(int socket, const Frame& frame, std::string_view text,
+                     const Descriptors& descriptors) {
   auto header = encode_frame(frame);
   std::array<iovec, 2> parts{iovec{header.data(), header.size()},
                              iovec{const_cast<char*>(text.data()), text.size()}};
-  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(kDescriptorsMax * sizeof(int))> control{};
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = parts.size();
-  if (fd >= 0) {
+  if (descriptors.arena >= 0) {
+    const std::array<int, kDescriptorsMax> sent{descriptors.arena, descriptors.patch};
+    const std::size_t bytes = (descriptors.patch >= 0 ? 2 : 1) * sizeof(int);
     message.msg_control = control.data();
-    message.msg_controllen = control.size();
+    message.msg_controllen = CMSG_SPACE(bytes);
     cmsghdr* part = CMSG_FIRSTHDR(&message);
     part->cmsg_level = SOL_SOCKET;
     part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(part), &fd, sizeof fd);
+    part->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(part), sent.data(), bytes);
   }
   ssize_t n = 0;
   do n = ::sendmsg(socket, &message, MSG_NOSIGNAL);
@@ -92,26 +94,29 @@ Result<std::optional<Packet>> receive_packet(int socket) {
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::nullopt;
   if (n < 0) return fail(ErrorCode::kPeerLost, fmt::format("host link: {}", std::strerror(errno)));
   if (n == 0) return fail(ErrorCode::kPeerLost, "the other end of the host link has gone");
-  bool is_single = true;
-  Packet packet{.fd = take_descriptor(message, is_single)};
+  std::vector<UniqueFd> descriptors = take_descriptors(message);
   const auto size = static_cast<std::size_t>(n);
   if ((message.msg_flags & MSG_CTRUNC) != 0)
     return fail(ErrorCode::kResourceExhausted,
                 "host link: the descriptor that came with a packet could not be taken: raise the "
                 "limit of open files of this process (ulimit -n), or let its sandbox pass "
                 "descriptors");
-  if (size < kFrameBytes || (message.msg_flags & MSG_TRUNC) != 0 || !is_single)
+  if (size < kFrameBytes || (message.msg_flags & MSG_TRUNC) != 0)
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("host link: a packet of {} bytes is no frame of {}", size, kFrameBytes));
   auto frame = WSYNC_TRY(decode_frame(header));
-  packet.frame = frame;
+  Packet packet{.frame = frame};
   text.resize(size - kFrameBytes);
   const std::uint64_t text_bytes = frame.type == FrameType::kFailure ? frame.bytes : 0;
-  if (text.size() != text_bytes || packet.fd.valid() != (frame.type == FrameType::kArena))
+  const std::size_t least = frame.type == FrameType::kArena ? 1 : 0;
+  const std::size_t most = least + (frame.type == FrameType::kArena && !frame.base.none() ? 1 : 0);
+  if (text.size() != text_bytes || descriptors.size() < least || descriptors.size() > most)
     return fail(ErrorCode::kInvalidInput,
-                "host link: text or descriptor do not belong to the frame's type");
+                "host link: text or descriptors do not belong to the frame's type");
   packet.text = std::move(text);
+  if (!descriptors.empty()) packet.fd = std::move(descriptors[0]);
+  if (descriptors.size() > 1) packet.patch = std::move(descriptors[1]);
   return packet;
 }
 

@@ -1,4 +1,4 @@
-// Packets of the host link: a frame, the text of a failure, and at most one descriptor. They use a
+// Packets of the host link: a frame, the text of a failure, and at most two descriptors. They use a
 // Unix socket that keeps packet boundaries (SOCK_SEQPACKET). No call blocks.
 #pragma once
 
@@ -17,11 +17,18 @@ struct Packet {
   Frame frame;
   std::string text;  // failure only
   UniqueFd fd;       // arena only
+  UniqueFd patch;    // arena only, if its frame has a base: sealed memory; may be missing
 };
 
-// Sends one packet. `fd` is borrowed; -1 means none. kPeerLost if the peer is gone or does not
-// read.
-[[nodiscard]] Result<> send_packet(int socket, const Frame& frame, std::string_view text, int fd);
+// The descriptors of a packet that is sent, borrowed; -1 means none. Without an arena no patch.
+struct Descriptors {
+  int arena = -1;
+  int patch = -1;
+};
+
+// Sends one packet. kPeerLost if the peer is gone or does not read.
+[[nodiscard]] Result<> send_packet(int socket, const Frame& frame, std::string_view text,
+                                   const Descriptors& descriptors = {});
 
 // Receives one packet; std::nullopt if none is available. kPeerLost at the end of the stream;
 // kResourceExhausted if the descriptor of the packet could not be received; kInvalidInput if the

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -159,7 +160,7 @@ TEST_F(MemfdPeer, KilledProcessIsLostAndItsLeaseGoesWithIt) {
     // A process with nothing but a socket and a view, as a sidecar that is killed has them.
     const auto socket = connect_to(path());
     const auto request = Frame{.type = FrameType::kGet, .key = version_.key()};
-    if (!socket || !send_packet(socket->get(), request, {}, -1)) ::_exit(1);
+    if (!socket || !send_packet(socket->get(), request, {})) ::_exit(1);
     pollfd waiting{.fd = socket->get(), .events = POLLIN, .revents = 0};
     if (::poll(&waiting, 1, 10'000) != 1) ::_exit(1);
     const auto packet = receive_packet(socket->get());
@@ -167,7 +168,7 @@ TEST_F(MemfdPeer, KilledProcessIsLostAndItsLeaseGoesWithIt) {
     const auto view = ArenaView::open((*packet)->fd.get());
     if (!view) ::_exit(1);
     const auto held = Frame{.type = FrameType::kGet, .key = {.version = {.epoch = 9, .step = 9}}};
-    if (!send_packet(socket->get(), held, {}, -1)) ::_exit(1);  // says: I hold it now
+    if (!send_packet(socket->get(), held, {})) ::_exit(1);  // says: I hold it now
     for (;;) ::pause();
   }
   // Its second request, for a version that is not there, is refused: then it holds the lease.
@@ -185,6 +186,86 @@ TEST_F(MemfdPeer, KilledProcessIsLostAndItsLeaseGoesWithIt) {
   EXPECT_TRUE(version_.arena().try_write_lease({}).has_value());
 }
 
+// Sealed memory with this byte in it.
+std::shared_ptr<const SealedMemory> sealed(std::byte byte, std::size_t bytes) {
+  const std::vector<std::byte> content(bytes, byte);
+  const std::array<std::span<const std::byte>, 1> parts = {content};
+  return std::make_shared<const SealedMemory>(SealedMemory::create("test", parts).value());
+}
+
+TEST_F(MemfdPeer, APatchComesWithTheArenaForWhoNamesABase) {
+  Offer offer = version_.offer();
+  offer.patch = sealed(std::byte{5}, 5000);
+  source_->offer(std::move(offer));
+  for (const bool names_a_base : {false, true}) {
+    Receiver receiver(sink(), 0);
+    FetchRequest wanted = receiver.wanted(version_, path());
+    if (names_a_base) wanted.base = FetchBase{.version = {.epoch = 1, .step = 7}};
+    ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
+    ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+    ASSERT_EQ(receiver.done, 1) << receiver.failure_text();
+    EXPECT_TRUE(receiver.holds(version_));
+    ASSERT_EQ(receiver.patch != nullptr, names_a_base);
+    if (!names_a_base) continue;
+    EXPECT_EQ(receiver.patch->bytes().size(), 5000U);
+    EXPECT_EQ(receiver.patch->bytes()[4999], std::byte{5});
+    EXPECT_TRUE(receiver.patch->share().has_value()) << "engines cannot map it";
+  }
+}
+
+TEST_F(MemfdPeer, AVersionWithoutAPatchComesAsBefore) {
+  source_->offer(version_.offer());
+  Receiver receiver(sink(), 0);
+  FetchRequest wanted = receiver.wanted(version_, path());
+  wanted.base = FetchBase{.version = {.epoch = 1, .step = 7}};
+  ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+  ASSERT_EQ(receiver.done, 1) << receiver.failure_text();
+  EXPECT_EQ(receiver.patch, nullptr);
+}
+
+// Its maker could change it, or it is larger than the version: the arena is complete without it.
+TEST_F(MemfdPeer, APatchThatIsNotSealedOrTooLargeIsNotUsed) {
+  const auto listener = listen_at(directory_.path() / "other.sock", Claim::kIfFree);
+  ASSERT_TRUE(listener.has_value());
+  const auto large = sealed(std::byte{1}, version_.data().size() + 1);
+  const UniqueFd sealed_fd = large->share().value();
+  const UniqueFd open_fd(::memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(open_fd.get(), 5000), 0);
+  for (const int patch : {sealed_fd.get(), open_fd.get(), listener->socket.get()}) {
+    Receiver receiver(sink(), 0);
+    FetchRequest wanted = receiver.wanted(version_, directory_.path() / "other.sock");
+    wanted.base = FetchBase{.version = {.epoch = 1, .step = 7}};
+    ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
+    const UniqueFd peer(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const auto arena = version_.arena().share();
+    const Frame answer{.type = FrameType::kArena,
+                       .key = version_.key(),
+                       .bytes = version_.data().size(),
+                       .base = {.epoch = 1, .step = 7}};
+    ASSERT_TRUE(send_packet(peer.get(), answer, {}, {.arena = arena->get(), .patch = patch}));
+    ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+    ASSERT_EQ(receiver.done, 1) << receiver.failure_text();
+    EXPECT_TRUE(receiver.holds(version_));
+    EXPECT_EQ(receiver.patch, nullptr);
+  }
+}
+
+TEST_F(MemfdPeer, APatchWithoutABaseIsGarbage) {
+  const auto listener = listen_at(directory_.path() / "other.sock", Claim::kIfFree);
+  ASSERT_TRUE(listener.has_value());
+  Receiver receiver(sink(), 0);
+  ASSERT_TRUE(
+      receiver.receive(receiver.wanted(version_, directory_.path() / "other.sock")).has_value());
+  const UniqueFd peer(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const auto arena = version_.arena().share();
+  const Frame answer{
+      .type = FrameType::kArena, .key = version_.key(), .bytes = version_.data().size()};
+  ASSERT_TRUE(send_packet(peer.get(), answer, {}, {.arena = arena->get(), .patch = arena->get()}));
+  ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+  EXPECT_THAT(receiver.failure_text(), HasSubstr("descriptors do not belong"));
+}
+
 TEST_F(MemfdPeer, GarbageClosesTheConnectionAndIsCounted) {
   const auto socket = connect_to(path());
   ASSERT_TRUE(socket.has_value());
@@ -200,7 +281,7 @@ TEST_F(MemfdPeer, RequestWithADescriptorIsGarbage) {
   const auto socket = connect_to(path());
   ASSERT_TRUE(socket.has_value());
   const Frame request{.type = FrameType::kGet, .key = version_.key()};
-  ASSERT_TRUE(send_packet(socket->get(), request, {}, socket->get()).has_value());
+  ASSERT_TRUE(send_packet(socket->get(), request, {}, {.arena = socket->get()}).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return !lost_.empty(); }));
   EXPECT_EQ(source_->counters().garbage_peers, 1U);
 }
@@ -258,7 +339,7 @@ TEST_F(MemfdPeer, ADescriptorThatCannotBeTakenFailsTheTransferAlone) {
   const UniqueFd first_free(::dup(0));
   const rlimit none{.rlim_cur = static_cast<rlim_t>(first_free.get()), .rlim_max = before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const bool sent = send_packet(peer.get(), answer, {}, arena->get()).has_value();
+  const bool sent = send_packet(peer.get(), answer, {}, {.arena = arena->get()}).has_value();
   const bool over = loop_.run_until([&] { return receiver.is_over(); });
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   ASSERT_TRUE(sent && over);

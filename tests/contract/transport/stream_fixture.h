@@ -144,6 +144,11 @@ struct Receiver {
                                   for (const WordSum& sum : arrived.sums) received += sum;
                                   if (relay) relay(arrived.bucket, arrived.digest);
                                 },
+                            .on_patch =
+                                [this](std::shared_ptr<const SealedMemory> arrived) {
+                                  EXPECT_EQ(done, 0);
+                                  patch = std::move(arrived);
+                                },
                             .on_done =
                                 [this](std::optional<ArenaView> arrived) {
                                   ++done;
@@ -169,6 +174,7 @@ struct Receiver {
   std::function<void(std::uint64_t, const Digest&)> relay;
   int done = 0;
   std::optional<ArenaView> view;
+  std::shared_ptr<const SealedMemory> patch;
   std::optional<StreamFailure> failure;
 };
 

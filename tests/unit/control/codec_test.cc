@@ -525,9 +525,21 @@ TEST(Capabilities, BytesOfASuspendedOutcomeAreFixed) {
   const Bytes bytes =
       encode({.capabilities = kCapabilities}, Switched{.outcomes = {{.is_suspended = true}}})
           .value();
-  EXPECT_EQ(bytes[76], std::byte{1}) << "the header names the capability";
+  EXPECT_EQ(bytes[76], std::byte{kCapabilities}) << "the header names the capabilities";
   EXPECT_EQ(bytes.back(), std::byte{1});
   EXPECT_EQ(encode({}, Switched{.outcomes = {{}}}).value().size(), bytes.size() - 1);
+}
+
+TEST(Capabilities, BytesOfThePatchCostOfAHeartbeatAreFixed) {
+  const Heartbeat beat{.patch_value_cost = 0x01020304};
+  const Bytes with = encode({.capabilities = kCapabilities}, beat).value();
+  const Bytes without =
+      encode({.capabilities = bits(Capability::kSuspendedOutcomes)}, beat).value();
+  ASSERT_EQ(with.size(), without.size() + 4);
+  EXPECT_THAT(std::vector(with.end() - 4, with.end()),
+              testing::ElementsAre(std::byte{4}, std::byte{3}, std::byte{2}, std::byte{1}));
+  EXPECT_EQ(std::get<Heartbeat>(decode(with).value().message).patch_value_cost, 0x01020304U);
+  EXPECT_EQ(std::get<Heartbeat>(decode(without).value().message).patch_value_cost, 0U);
 }
 
 TEST(Capabilities, TheHeaderAndTheFieldsMustAgree) {

@@ -10,6 +10,7 @@
 #include "shared/base/units.h"
 #include "shared/base/weight_limits.h"
 #include "shared/weights/patch/block_applier.h"
+#include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/format.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "shared/weights/patch/mapped_patch.h"
@@ -145,6 +146,66 @@ TEST_F(HeldPatchTest, IsTheSameOfTheChangesByWhichTheTargetHasCome) {
   EXPECT_TRUE(HeldPatch::make(hold(1, base_, base_), hold(2, target_, target_), limits, &changes));
 }
 
+// The trainer has sent it: the sums of both versions decide whether it is used. No byte of them is
+// read.
+TEST_F(HeldPatchTest, OneThatHasComeIsUsedIfItHasAllThatDiffers) {
+  change(500);
+  const auto base = hold(1, base_, base_);
+  const auto target = hold(2, target_, target_);
+  const PatchLimits limits{.max_bytes = kNoLimit};
+  const patch::Layout layout(*manifest_);
+  // All blocks that differ, but for the first `without`.
+  const auto send = [&](std::size_t without) {
+    auto builder = patch::PatchBuilder::create(layout, patch::kPatchBucketBytes).value();
+    patch::BlockMaker maker;
+    for (std::uint32_t tensor = 0; tensor < manifest_->size(); ++tensor)
+      for (std::uint32_t number = 0; number < layout.block_count(tensor); ++number) {
+        const patch::BlockPlace place{.tensor = tensor, .block = number};
+        const std::uint64_t at = patch::Layout::offset(place);
+        const std::uint64_t bytes = layout.block_bytes(place);
+        auto block =
+            maker.make(layout, place, HeldPatch::tensor_bytes(*base, tensor).subspan(at, bytes),
+                       HeldPatch::tensor_bytes(*target, tensor).subspan(at, bytes));
+        if (block && number >= without) builder.add(std::move(*block));
+      }
+    const auto patch = builder.finish(digests_of(base_).root, digests_of(target_).root).value();
+    ReceivedChanges changes;
+    changes.patch = patch::share_patch(patch).value();
+    changes.patch_base = digests_of(base_).root;
+    return changes;
+  };
+  const ReceivedChanges good = send(0);
+  EXPECT_TRUE(HeldPatch::is_known(*base, *target, &good));
+  const auto held = HeldPatch::make(base, target, limits, &good);
+  ASSERT_TRUE(held) << held.error().message();
+  EXPECT_EQ((*held)->bytes(), good.patch->bytes().size());
+  EXPECT_FALSE(base->is_verified() || target->is_verified());
+  EXPECT_EQ(HeldPatch::make(base, target, {.max_bytes = 100}, &good).error().code(),
+            ErrorCode::kRefused);
+
+  const ReceivedChanges incomplete = send(1);
+  const auto refused = HeldPatch::make(base, target, limits, &incomplete);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kDigestMismatch);
+  EXPECT_THAT(refused.error().message(), HasSubstr("tensor 'embed.weight', MiB 1 of"));
+
+  // To another version, from another version, and what is no patch.
+  const auto other = HeldPatch::make(base, hold(3, base_, target_), limits, &good);
+  EXPECT_TRUE(other) << "what it is called does not matter";
+  std::vector<std::byte> third = target_;
+  third[5] ^= std::byte{1};
+  EXPECT_THAT(HeldPatch::make(base, hold(3, third, third), limits, &good).error().message(),
+              HasSubstr("leads to another content"));
+  EXPECT_FALSE(HeldPatch::is_known(*hold(4, third, third), *target, &good));
+  ReceivedChanges garbage;
+  const std::vector<std::byte> noise(5000, std::byte{7});
+  const std::array<std::span<const std::byte>, 1> parts = {noise};
+  garbage.patch = std::make_shared<const SealedMemory>(SealedMemory::create("x", parts).value());
+  garbage.patch_base = good.patch_base;
+  EXPECT_EQ(HeldPatch::make(base, target, limits, &garbage).error().code(),
+            ErrorCode::kInvalidInput);
+}
+
 TEST_F(HeldPatchTest, EqualContentsGiveAPatchWithoutBlocksAndNothingIsRead) {
   const auto base = hold(1, base_, base_);
   const auto target = hold(2, target_, target_);
@@ -162,7 +223,7 @@ TEST_F(HeldPatchTest, ASampleShowsThatEverythingHasChanged) {
   const auto held = make({.max_bytes = base_.size() / 3});
   ASSERT_FALSE(held);
   EXPECT_EQ(held.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(held.error().message(), HasSubstr("a patch would have about"));
+  EXPECT_THAT(held.error().message(), HasSubstr("too much has changed: a patch would have"));
 }
 
 TEST_F(HeldPatchTest, ThatItIsTooLargeMayShowOnlyOnTheWay) {
@@ -181,13 +242,13 @@ TEST_F(HeldPatchTest, IsNotMadeIfItSavesTooLittle) {
   const auto sampled = make({.max_bytes = kNoLimit});
   ASSERT_FALSE(sampled);
   EXPECT_EQ(sampled.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(sampled.error().message(), HasSubstr("times the time of all bytes"));
+  EXPECT_THAT(sampled.error().message(), HasSubstr("times the time of all bytes or more"));
   target_ = base_;
   change(200);  // not clear from a few blocks
   const auto compared = make({.max_bytes = kNoLimit, .threads = 2});
   ASSERT_FALSE(compared);
   EXPECT_THAT(compared.error().message(), HasSubstr("more than 0.7 of the time of all bytes"));
-  EXPECT_TRUE(make({.max_bytes = kNoLimit, .value_cost = kGpuValueCost}));
+  EXPECT_TRUE(make({.max_bytes = kNoLimit, .value_cost = patch::kGpuValueCost}));
   target_ = base_;
   change(250);
   EXPECT_TRUE(make({.max_bytes = kNoLimit, .threads = 2}));
@@ -238,6 +299,12 @@ TEST(SealedMemoryTest, NobodyCanChangeItAndItsSizeIsCompared) {
   EXPECT_TRUE(SealedMemory::map(fd.get(), 5003));
   EXPECT_THAT(SealedMemory::map(fd.get(), 5004).error().message(), HasSubstr("expected 5004"));
   EXPECT_FALSE(MappedRegion::map(fd.get(), 5003, true)) << "it can be mapped for writing";
+  const auto adopted = SealedMemory::adopt(memory.share().value(), 5003);
+  ASSERT_TRUE(adopted) << adopted.error().message();
+  EXPECT_EQ(adopted->bytes()[5002], std::byte{2});
+  EXPECT_TRUE(SealedMemory::map(adopted->share()->get(), 5003)) << "it can be passed on";
+  EXPECT_THAT(SealedMemory::adopt(memory.share().value(), 5002).error().message(),
+              HasSubstr("at most 5002"));
   const auto arena = SharedArena::create({.name = "arena", .data_bytes = 4096}).value();
   EXPECT_THAT(SealedMemory::map(arena.share()->get(), 8192).error().message(),
               HasSubstr("sealed content"));

@@ -17,17 +17,18 @@ namespace {
 using ::testing::HasSubstr;
 
 Frame example(FrameType type) {
-  return {.type = type,
-          .key = {.fence = {.epoch = 1, .run_id = {2, 3}},
-                  .version = {.epoch = 4, .step = 5},
-                  .layout = {.low = 6, .high = 7}},
-          .code = type == FrameType::kFailure ? ErrorCode::kBusy : ErrorCode::kInternal,
-          .bucket = 8,
-          .bytes = type == FrameType::kWaiting ? 0U : 9U,
-          .base = type == FrameType::kGet || type == FrameType::kChanges
-                      ? Version{.epoch = 10, .step = 11}
-                      : Version(),
-          .changes_max = type == FrameType::kGet ? 12U : 0U};
+  return {
+      .type = type,
+      .key = {.fence = {.epoch = 1, .run_id = {2, 3}},
+              .version = {.epoch = 4, .step = 5},
+              .layout = {.low = 6, .high = 7}},
+      .code = type == FrameType::kFailure ? ErrorCode::kBusy : ErrorCode::kInternal,
+      .bucket = 8,
+      .bytes = type == FrameType::kWaiting ? 0U : 9U,
+      .base = type == FrameType::kGet || type == FrameType::kChanges || type == FrameType::kArena
+                  ? Version{.epoch = 10, .step = 11}
+                  : Version(),
+      .changes_max = type == FrameType::kGet ? 12U : 0U};
 }
 
 std::string refusal(std::array<std::byte, kFrameBytes> bytes) {
@@ -68,7 +69,8 @@ TEST(DataFrame, WrongFieldsAreRefusedByName) {
   EXPECT_THAT(refusal(with(84, 1)), HasSubstr("base epoch: 1 is behind it"));
   Frame bucket = example(FrameType::kBucket);
   bucket.base.step = 1;
-  EXPECT_THAT(refusal(encode_frame(bucket)), HasSubstr("only a request for changes, and changes"));
+  EXPECT_THAT(refusal(encode_frame(bucket)),
+              HasSubstr("only a request for changes, changes, and arenas"));
   Frame changes = example(FrameType::kChanges);
   changes.base = {};
   EXPECT_THAT(refusal(encode_frame(changes)), HasSubstr("base"));

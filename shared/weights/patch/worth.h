@@ -1,0 +1,57 @@
+// Whether a patch is worth making: it must have few bytes, and a rank must write it in less time
+// than it loads everything. Both who makes a patch beside a snapshot and who compares held versions
+// give up as soon as it is not.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "shared/base/error.h"
+#include "shared/weights/patch/block.h"
+#include "shared/weights/patch/layout.h"
+
+namespace wsync::patch {
+
+// What it costs in the pause to write one value that changes alone, in bytes that a load of
+// everything copies in the same time. In host memory it is written alone, and its word is read and
+// summed twice: with 0.25 and 0.5 % of BF16 values, 0.43 and 0.85 of the pause of a load of
+// everything were measured, which is 340 bytes a value.
+inline constexpr std::uint64_t kHostValueCost = 340;
+// On a GPU the host only reads the patch and makes words of it, several threads at once, and a load
+// of everything is limited by the bus. This is an estimate: it was not measured on a GPU.
+inline constexpr std::uint64_t kGpuValueCost = 100;
+// A patch that has a larger share of the model's bytes is never made: it would save too little.
+inline constexpr double kPatchShareMax = 0.07;
+
+// Counts the blocks of a patch against both limits. Thread: any.
+class PatchWorth {
+ public:
+  // `model_bytes`: of all tensors; `max_bytes`: of the patch; `value_cost`: as above.
+  PatchWorth(std::uint64_t model_bytes, std::uint64_t max_bytes, std::uint64_t value_cost) noexcept;
+
+  void add(const BlockView& block) noexcept;
+  [[nodiscard]] bool is_exceeded() const noexcept {
+    return bytes_ > max_bytes_ || cost_ > max_cost_;
+  }
+  // kRefused, with the limit, if a limit is exceeded.
+  [[nodiscard]] Result<> check() const;
+
+  // Estimates the whole patch from a few blocks from all over the model, which `make` compares: it
+  // returns std::nullopt for a block that does not change. kRefused if a limit will be exceeded by
+  // far. A small model is not sampled.
+  using MakeBlock = std::function<std::optional<Block>(const BlockPlace&)>;
+  [[nodiscard]] Result<> sample(const Layout& layout, const MakeBlock& make) const;
+
+ private:
+  [[nodiscard]] std::uint64_t cost_of(const BlockView& block) const noexcept;
+  std::uint64_t model_bytes_;
+  std::uint64_t max_bytes_;
+  std::uint64_t value_cost_;
+  std::uint64_t max_cost_;
+  std::atomic<std::uint64_t> bytes_ = 0;
+  std::atomic<std::uint64_t> cost_ = 0;
+};
+
+}  // namespace wsync::patch

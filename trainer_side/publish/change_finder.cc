@@ -1,0 +1,92 @@
+#include "trainer_side/publish/change_finder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/fail_point.h"
+#include "shared/base/log.h"
+#include "shared/base/planted.h"
+#include "shared/weights/patch/format.h"
+#include "shared/weights/patch/mapped_patch.h"
+#include "shared/weights/patch/sum_link.h"
+
+namespace wsync::publish {
+namespace {
+
+std::uint64_t max_bytes_of(const patch::Layout& layout) {
+  return static_cast<std::uint64_t>(patch::kPatchShareMax *
+                                    static_cast<double>(layout.manifest().total_bytes()));
+}
+
+}  // namespace
+
+ChangeFinder::ChangeFinder(std::shared_ptr<const Snapshot> base, patch::PatchBuilder builder,
+                           std::uint64_t value_cost)
+    : base_(std::move(base)),
+      layout_(*base_->blocks()),
+      builder_(std::move(builder)),
+      worth_(layout_.manifest().total_bytes(), max_bytes_of(layout_), value_cost) {}
+
+std::unique_ptr<ChangeFinder> ChangeFinder::create(std::shared_ptr<const Snapshot> base,
+                                                   const WeightSource& source,
+                                                   std::uint64_t value_cost) {
+  auto builder = patch::PatchBuilder::create(*base->blocks(), patch::kPatchBucketBytes);
+  if (!builder) {
+    log_debug("no patch is made beside the snapshot: {}", builder.error().message());
+    return nullptr;
+  }
+  auto finder = std::unique_ptr<ChangeFinder>(
+      new ChangeFinder(std::move(base), std::move(*builder), value_cost));
+  patch::BlockMaker maker;
+  const auto judged = finder->worth_.sample(
+      finder->layout_, [&](const patch::BlockPlace& place) -> std::optional<patch::Block> {
+        const auto bytes = source.view(place.tensor, patch::Layout::offset(place),
+                                       finder->layout_.block_bytes(place));
+        return bytes ? finder->make(maker, place, *bytes) : std::nullopt;
+      });
+  if (judged) return finder;
+  log_debug("no patch is made beside the snapshot: {}", judged.error().message());
+  return nullptr;
+}
+
+std::optional<patch::Block> ChangeFinder::make(patch::BlockMaker& maker,
+                                               const patch::BlockPlace& place,
+                                               std::span<const std::byte> target) const {
+  const auto pieces = base_->plan()->tensor_pieces(place.tensor);
+  const std::uint64_t at =
+      base_->plan()->arena_offset(pieces.front()) + patch::Layout::offset(place);
+  return maker.make(layout_, place, base_->data().subspan(at, target.size()), target);
+}
+
+void ChangeFinder::compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,
+                           std::span<const std::byte> target) {
+  for (std::uint64_t at = 0; at < target.size() && is_comparing(); at += patch::kBlockBytes) {
+    const patch::BlockPlace place{
+        .tensor = tensor, .block = static_cast<std::uint32_t>((offset + at) / patch::kBlockBytes)};
+    auto block =
+        make(maker, place,
+             target.subspan(at, std::min<std::uint64_t>(patch::kBlockBytes, target.size() - at)));
+    if (!block || (planted("snapshot_patch_skips_block") && place.block == 1)) continue;
+    worth_.add(block->view());
+    builder_.add(std::move(*block));
+  }
+}
+
+Result<std::shared_ptr<const SealedMemory>> ChangeFinder::finish(const ContentDigests& target) {
+  const ContentDigests& base = base_->digests();
+  if (base.root == target.root) return nullptr;
+  if (const auto worth = worth_.check(); !worth) {
+    log_debug("no patch is made beside the snapshot: {}", worth.error().message());
+    return nullptr;
+  }
+  fail_point("patch_compared");
+  const patch::Patch patch = WSYNC_TRY(builder_.finish(base.root, target.root));
+  const auto reader = WSYNC_TRY(patch::PatchReader::open(layout_, patch));
+  if (!planted("snapshot_patch_skips_block"))
+    WSYNC_TRY(patch::check_sum_link(layout_, reader.blocks(), base, target));
+  auto memory = patch::share_patch(patch);
+  fail_point("patch_made");
+  return memory;
+}
+
+}  // namespace wsync::publish

@@ -1,0 +1,59 @@
+// ChangeFinder: finds what changes from an earlier snapshot while a new one is copied, and makes a
+// patch of it. The bytes are compared while the copy has them in the cache anyway, so that nobody
+// has to read both versions again to switch engines by what differs.
+//
+// It gives up as soon as a patch is not worth it (shared/weights/patch/worth.h). The snapshot is
+// complete without it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "shared/base/error.h"
+#include "shared/base/sealed_memory.h"
+#include "shared/weights/content_digest.h"
+#include "shared/weights/patch/block_maker.h"
+#include "shared/weights/patch/layout.h"
+#include "shared/weights/patch/patch.h"
+#include "shared/weights/patch/worth.h"
+#include "trainer_side/publish/snapshot.h"
+#include "trainer_side/publish/weight_source.h"
+
+namespace wsync::publish {
+
+class ChangeFinder {
+ public:
+  // `base`: a snapshot with the layout of the new one. Some blocks of the source are compared first
+  // if it can show them. Returns null if a patch would not be worth it. Blocks.
+  [[nodiscard]] static std::unique_ptr<ChangeFinder> create(std::shared_ptr<const Snapshot> base,
+                                                            const WeightSource& source,
+                                                            std::uint64_t value_cost);
+
+  // False: it has given up, and nothing needs to be compared any more. Thread: any.
+  [[nodiscard]] bool is_comparing() const noexcept { return !worth_.is_exceeded(); }
+  // Compares a range of a tensor that begins and ends with a block, or with the tensor. `maker`
+  // belongs to the calling thread. Thread: several, each with ranges of its own.
+  void compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,
+               std::span<const std::byte> target);
+  // Call it once, after everything has been compared. Returns the patch from the base to the
+  // content with these digests; null if it was not worth it or there is no change. Errors:
+  // kDigestMismatch if the weights were changed while they were copied, so that what was compared
+  // is not what was copied; kResourceExhausted; kIo.
+  [[nodiscard]] Result<std::shared_ptr<const SealedMemory>> finish(const ContentDigests& target);
+
+ private:
+  ChangeFinder(std::shared_ptr<const Snapshot> base, patch::PatchBuilder builder,
+               std::uint64_t value_cost);
+  [[nodiscard]] std::optional<patch::Block> make(patch::BlockMaker& maker,
+                                                 const patch::BlockPlace& place,
+                                                 std::span<const std::byte> target) const;
+
+  const std::shared_ptr<const Snapshot> base_;
+  const patch::Layout& layout_;  // of base_
+  patch::PatchBuilder builder_;
+  patch::PatchWorth worth_;
+};
+
+}  // namespace wsync::publish
