@@ -1,9 +1,9 @@
 // `wsync bench delta` measures updates in which a part of the weights changes, beside updates in
 // which all change.
 //
-// The trainer is the C program of `wsync bench whole`, and the sidecar makes patches
-// (`patch.mode=auto`). In each round, for each share, two updates are published in alternating
-// order: one after a change of this share of the weights, and one after a change of all.
+// The trainer is the C program of `wsync bench whole`, and makes patches while it copies. In each
+// round, for each share, two updates are published in alternating order: one after a change of this
+// share of the weights, and one after a change of all.
 //
 // By `tcp`, the share of the model's bytes that have travelled is measured as well.
 //

@@ -1,5 +1,5 @@
-// The fleet of `wsync bench delta`: the C publisher of `wsync bench whole`, and a sidecar that
-// makes patches of everything that it can compare.
+// The fleet of `wsync bench delta`: the C publisher of `wsync bench whole`, and a sidecar
+// with the default settings of patches.
 #pragma once
 
 #include <cstdint>

@@ -254,9 +254,9 @@ Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Ou
   const std::uint64_t own_arenas = options.copies ? options.versions_held + 1 : 0;
   PeakMemory peak{.staged = offer.buckets.arena_bytes() * (options.arenas + own_arenas),
                   .engines = offer.manifest.total_bytes() * options.engines.value_or(1)};
-  if (options.copies)  // by default patches are made of the changes by which a version has come
-    peak.patches = agent::PatchShelf::bytes_max(offer.buckets.arena_bytes(),
-                                                config::PatchConfig().max_share, true);
+  // By default patches are made of the changes by which a version has come, or come with it.
+  peak.patches = agent::PatchShelf::bytes_max(offer.buckets.arena_bytes(),
+                                              config::PatchConfig().max_share, options.copies);
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
   report_pages(options, offer, options.arenas + own_arenas, outcome);
