@@ -29,6 +29,7 @@ ChangeFinder::ChangeFinder(std::shared_ptr<const Snapshot> base, patch::PatchBui
 
 std::unique_ptr<ChangeFinder> ChangeFinder::create(std::shared_ptr<const Snapshot> base,
                                                    const WeightSource& source,
+                                                   std::span<const std::byte> written,
                                                    std::uint64_t value_cost) {
   auto builder = patch::PatchBuilder::create(*base->blocks(), patch::kPatchBucketBytes);
   if (!builder) {
@@ -40,8 +41,9 @@ std::unique_ptr<ChangeFinder> ChangeFinder::create(std::shared_ptr<const Snapsho
   patch::BlockMaker maker;
   const auto judged = finder->worth_.sample(
       finder->layout_, [&](const patch::BlockPlace& place) -> std::optional<patch::Block> {
-        const auto bytes = source.view(place.tensor, patch::Layout::offset(place),
-                                       finder->layout_.block_bytes(place));
+        const std::uint64_t size = finder->layout_.block_bytes(place);
+        auto bytes = source.view(place.tensor, patch::Layout::offset(place), size);
+        if (!bytes && !written.empty()) bytes = written.subspan(finder->arena_offset(place), size);
         return bytes ? finder->make(maker, place, *bytes) : std::nullopt;
       });
   if (judged) return finder;
@@ -52,10 +54,13 @@ std::unique_ptr<ChangeFinder> ChangeFinder::create(std::shared_ptr<const Snapsho
 std::optional<patch::Block> ChangeFinder::make(patch::BlockMaker& maker,
                                                const patch::BlockPlace& place,
                                                std::span<const std::byte> target) const {
+  return maker.make(layout_, place, base_->data().subspan(arena_offset(place), target.size()),
+                    target);
+}
+
+std::uint64_t ChangeFinder::arena_offset(const patch::BlockPlace& place) const {
   const auto pieces = base_->plan()->tensor_pieces(place.tensor);
-  const std::uint64_t at =
-      base_->plan()->arena_offset(pieces.front()) + patch::Layout::offset(place);
-  return maker.make(layout_, place, base_->data().subspan(at, target.size()), target);
+  return base_->plan()->arena_offset(pieces.front()) + patch::Layout::offset(place);
 }
 
 void ChangeFinder::compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,

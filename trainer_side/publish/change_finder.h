@@ -25,10 +25,12 @@ namespace wsync::publish {
 
 class ChangeFinder {
  public:
-  // `base`: a snapshot with the layout of the new one. Some blocks of the source are compared first
-  // if it can show them. Returns null if a patch would not be worth it. Blocks.
+  // `base`: a snapshot with the layout of the new one. Some blocks are compared first, if the
+  // source can show them, or `written`, the data of the new arena, has them already (otherwise
+  // empty). Returns null if a patch would not be worth it. Blocks.
   [[nodiscard]] static std::unique_ptr<ChangeFinder> create(std::shared_ptr<const Snapshot> base,
                                                             const WeightSource& source,
+                                                            std::span<const std::byte> written,
                                                             std::uint64_t value_cost);
 
   // False: it has given up, and nothing needs to be compared any more. Thread: any.
@@ -46,6 +48,8 @@ class ChangeFinder {
  private:
   ChangeFinder(std::shared_ptr<const Snapshot> base, patch::PatchBuilder builder,
                std::uint64_t value_cost);
+  // Where a block lies in an arena of this layout.
+  [[nodiscard]] std::uint64_t arena_offset(const patch::BlockPlace& place) const;
   [[nodiscard]] std::optional<patch::Block> make(patch::BlockMaker& maker,
                                                  const patch::BlockPlace& place,
                                                  std::span<const std::byte> target) const;

@@ -158,7 +158,9 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                      .hold = written->hold()});
   std::unique_ptr<ChangeFinder> changes;
   if (request.base && request.base->plan() == layout.plan)
-    changes = ChangeFinder::create(request.base, source, request.value_cost);
+    changes = ChangeFinder::create(request.base, source,
+                                   is_written ? written->data() : std::span<const std::byte>(),
+                                   request.value_cost);
   LeafCopier copier(source, layout, written->lease(), request, changes.get());
   auto digests = copier.run(is_summed && !changes ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
