@@ -97,11 +97,14 @@ void Stream::serve() {
   finished_ = true;
 }
 
+// Nothing but the end of the process is waited for.
+constexpr std::chrono::milliseconds kHangPause{5};
+
 void Stream::execute(Op& op) {
   if (const std::uint64_t max = settings().delay_us; max > 0)
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % (max + 1)));
   const Injected fault = injected(op.kind, "work");
-  while (fault.hang && pause_unless_stopping()) {
+  while (fault.hang && pause_unless_stopping(kHangPause)) {
   }
   if (state().stopping) return;
   if (fault.error != CUDA_SUCCESS) context_->error = fault.error;
@@ -151,8 +154,8 @@ void wait_for_kernels(int device, const std::unique_lock<std::shared_mutex>& /*l
   for (const auto& stream : waited_for) stream->wait_idle();
 }
 
-bool pause_unless_stopping() {
-  std::this_thread::sleep_for(std::chrono::microseconds(100));
+bool pause_unless_stopping(std::chrono::microseconds pause) {
+  std::this_thread::sleep_for(pause);
   return !state().stopping;
 }
 

@@ -2,6 +2,7 @@
 // work is done, unless the driver's documentation says that it waits.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -73,6 +74,7 @@ class Stream {
 // held.
 void wait_for_kernels(int device, const std::unique_lock<std::shared_mutex>& locked);
 // True until the process is exiting, after a short sleep: for loops that wait.
-[[nodiscard]] bool pause_unless_stopping();
+[[nodiscard]] bool pause_unless_stopping(
+    std::chrono::microseconds pause = std::chrono::microseconds(100));
 
 }  // namespace emulated_cuda

@@ -7,6 +7,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/stream_copy.h"
+#include "shared/device/cuda/poll_pause.h"
 
 namespace wsync::device::cuda {
 namespace {
@@ -136,11 +137,12 @@ Result<> BounceRing::until_done(const Slot& slot, std::chrono::nanoseconds limit
     if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "a copy through a pinned buffer");
     if (stop.stop_requested())
       return fail(ErrorCode::kCancelled, "the stream was closed while the GPU used a buffer");
-    if (now() - begin >= limit)
+    const auto waited = now() - begin;
+    if (waited >= limit)
       context_->abandon(
           fmt::format("the GPU has not used a pinned buffer within {} s", seconds(limit)));
     if (context_->abandoned()) return fail(ErrorCode::kDeadline, context_->why_abandoned());
-    std::this_thread::sleep_for(kReadPause);
+    std::this_thread::sleep_for(poll_pause(waited, kReadPause));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "shared/base/format.h"
 #include "shared/device/cuda/bounce_ring.h"
 #include "shared/device/cuda/memory.h"
+#include "shared/device/cuda/poll_pause.h"
 #include "shared/device/cuda/registration.h"
 
 namespace wsync::device::cuda {
@@ -168,7 +169,7 @@ Result<> CudaStream::wait_for_gpu(const std::function<CUresult()>& query) {
     // Another stream has already waited for this GPU in vain.
     if (const auto usable = gpu_->usable(); !usable)
       return fail(ErrorCode::kDeadline, usable.error().message());
-    if (waited >= spin) std::this_thread::sleep_for(kPollPause);
+    if (waited >= spin) std::this_thread::sleep_for(poll_pause(waited, kPollPause));
   }
   gpu_->context()->abandon(
       fmt::format("the GPU did not complete its work within {} s", seconds(settle_limit_)));
