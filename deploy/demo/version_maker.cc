@@ -14,7 +14,9 @@ namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kMakeDeadline{900'000};
 constexpr std::uint64_t kRoomLeft = 64 * limits::kMiB;  // disk space to keep free beside a copy
-constexpr std::uint64_t kFlipEvery = 4096;
+// Little changes in version 2, as from one training step to the next, so that it may be loaded by a
+// patch. The others change everywhere, so that their loads take long enough to show what is shown.
+constexpr std::uint64_t kFlipEveryInSecond = 4096;
 
 }  // namespace
 
@@ -47,11 +49,16 @@ Result<std::string> VersionMaker::make(unsigned number) {
     return first_;
   }
   const std::string directory = fmt::format("{}/step_{}", work, number);
-  context_.say("making {}: a copy of {} with other bytes in every tensor", directory, first_);
+  const bool is_second = number == 2;
+  context_.say("making {}: a copy of {} with {} bytes in every tensor", directory, first_,
+               is_second ? "a few other" : "other");
   WSYNC_TRY(context_.children.in_thread(
       "the copy", kMakeDeadline, [&](const std::atomic<bool>& cancelled) {
-        return write_changed_copy(
-            {.from = first_, .to = directory, .bit = number - 2, .stride = kFlipEvery}, cancelled);
+        return write_changed_copy({.from = first_,
+                                   .to = directory,
+                                   .bit = number - 2,
+                                   .stride = is_second ? kFlipEveryInSecond : 1},
+                                  cancelled);
       }));
   return directory;
 }

@@ -89,7 +89,7 @@ class SwitchPatches(unittest.TestCase):
 
     def test_versions_that_are_mapped_are_not_compared_by_default(self):
         with PatchFleet(WSYNC) as fleet:
-            _, engines = fleet.sidecar("s0")
+            _, engines = fleet.sidecar("s0", "--set", "patch.transfer=off")
             fleet.start("trainer")
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)

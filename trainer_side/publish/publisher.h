@@ -48,7 +48,7 @@ struct SnapshotOrder {
   std::function<void(const CopiedSnapshot&)> on_copy;
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
   // As in SnapshotRequest.
-  std::shared_ptr<const Snapshot> base;
+  std::weak_ptr<const Snapshot> base;
   std::uint64_t value_cost = 0;
   std::stop_token stop;
   std::shared_ptr<SnapshotProgress> progress;

@@ -157,8 +157,8 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                      .data = written->data(),
                      .hold = written->hold()});
   std::unique_ptr<ChangeFinder> changes;
-  if (request.base && request.base->plan() == layout.plan)
-    changes = ChangeFinder::create(request.base, source,
+  if (auto base = request.base.lock(); base != nullptr && base->plan() == layout.plan)
+    changes = ChangeFinder::create(std::move(base), source,
                                    is_written ? written->data() : std::span<const std::byte>(),
                                    request.value_cost);
   LeafCopier copier(source, layout, written->lease(), request, changes.get());

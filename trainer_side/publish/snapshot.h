@@ -148,9 +148,9 @@ struct SnapshotRequest {
   // written its last byte. Several threads may call it at the same time, each for another bucket.
   // All calls return before take().
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket = nullptr;
-  // A patch from this snapshot is made as well, if it is worth it and both have the same layout.
-  // Null: none.
-  std::shared_ptr<const Snapshot> base = nullptr;
+  // A patch from this snapshot is made as well, if it is worth it, both have the same layout, and
+  // somebody else still needs it when there is an arena for the new one: its own may be that arena.
+  std::weak_ptr<const Snapshot> base;
   std::uint64_t value_cost = 0;  // of the ranks that will write the patch (patch/worth.h)
   // NUMA node of an arena that is created for it, unless the options set one.
   std::optional<std::uint32_t> numa_node = std::nullopt;

@@ -231,7 +231,7 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
              copied.complete.emplace_back(bucket, digest);
              if (copied.streams) publisher_->bucket_complete(copied.version, bucket, digest);
            },
-       .base = value_cost == 0 ? nullptr : last_served_.lock(),
+       .base = value_cost == 0 ? std::weak_ptr<const Snapshot>() : last_served_,
        .value_cost = value_cost,
        .stop = job.stop.get_token(),
        .progress = job.snapshot},

@@ -60,13 +60,13 @@ class ChangeFinderTest : public testing::Test {
     for (auto& bytes : tensors_)
       for (std::size_t at = 0; at < bytes.size(); at += 2 * every) bytes[at] ^= std::byte{1};
   }
-  std::shared_ptr<Snapshot> take(std::uint64_t step, std::shared_ptr<const Snapshot> base,
+  std::shared_ptr<Snapshot> take(std::uint64_t step, const std::shared_ptr<const Snapshot>& base,
                                  Gives gives = Gives::kViews,
                                  std::uint64_t bucket_bytes = limits::kBucketBytesMin) {
     ChangedWeights source(manifest_, tensors_, gives);
     auto taken = snapshotter_.take(source, {.version = {.epoch = 1, .step = step},
                                             .bucket_bytes = bucket_bytes,
-                                            .base = std::move(base),
+                                            .base = base,
                                             .value_cost = patch::kHostValueCost});
     EXPECT_TRUE(taken) << taken.error().message();
     return *taken;
@@ -138,6 +138,21 @@ TEST_F(ChangeFinderTest, ThereIsNoneFromAnotherLayout) {
   const auto base = take(1, nullptr);
   change(500);
   EXPECT_EQ(take(2, base, Gives::kViews, 2 * limits::kBucketBytesMin)->patch(), nullptr);
+}
+
+// The sidecars have released it, and the new version goes into its arena.
+TEST_F(ChangeFinderTest, ABaseThatNobodyNeedsAnyMoreHoldsNoArena) {
+  Snapshotter one({.arenas = 1});
+  ChangedWeights source(manifest_, tensors_, Gives::kViews);
+  SnapshotRequest wanted{.version = {.epoch = 1, .step = 1},
+                         .bucket_bytes = limits::kBucketBytesMin};
+  auto base = one.take(source, wanted).value();
+  change(500);
+  wanted.base = base;
+  base.reset();
+  const auto next = one.take(source, wanted);
+  ASSERT_TRUE(next) << next.error().message();
+  EXPECT_EQ((*next)->patch(), nullptr);
 }
 
 // A training loop that goes on before the publish has returned.
