@@ -42,11 +42,13 @@ class Comparison {
     if (!target.is_verified()) target_sums_.resize(leaves);
   }
 
-  // Fails if a few blocks show that the patch will be too large, or will be written too slowly.
+  // Fails if a few bytes show that the patch will be too large, or will be written too slowly.
   [[nodiscard]] Result<> sample() const {
-    patch::BlockMaker maker;
-    return worth_.sample(layout_,
-                         [&](const patch::BlockPlace& place) { return make(maker, place); });
+    return worth_.sample(layout_, [&](std::uint32_t tensor, std::uint64_t at, std::uint64_t bytes) {
+      return std::optional(patch::PatchWorth::Pair{
+          .base = HeldPatch::tensor_bytes(base_, tensor).subspan(at, bytes),
+          .target = HeldPatch::tensor_bytes(target_, tensor).subspan(at, bytes)});
+    });
   }
 
   // Takes the blocks by which the target has come.

@@ -38,13 +38,16 @@ std::unique_ptr<ChangeFinder> ChangeFinder::create(std::shared_ptr<const Snapsho
   }
   auto finder = std::unique_ptr<ChangeFinder>(
       new ChangeFinder(std::move(base), std::move(*builder), value_cost));
-  patch::BlockMaker maker;
   const auto judged = finder->worth_.sample(
-      finder->layout_, [&](const patch::BlockPlace& place) -> std::optional<patch::Block> {
-        const std::uint64_t size = finder->layout_.block_bytes(place);
-        auto bytes = source.view(place.tensor, patch::Layout::offset(place), size);
-        if (!bytes && !written.empty()) bytes = written.subspan(finder->arena_offset(place), size);
-        return bytes ? finder->make(maker, place, *bytes) : std::nullopt;
+      finder->layout_,
+      [&](std::uint32_t tensor, std::uint64_t offset,
+          std::uint64_t bytes) -> std::optional<patch::PatchWorth::Pair> {
+        const std::uint64_t at = finder->arena_offset(tensor, offset);
+        auto target = source.view(tensor, offset, bytes);
+        if (!target && !written.empty()) target = written.subspan(at, bytes);
+        if (!target) return std::nullopt;
+        return patch::PatchWorth::Pair{.base = finder->base_->data().subspan(at, bytes),
+                                       .target = *target};
       });
   if (judged) return finder;
   log_debug("no patch is made beside the snapshot: {}", judged.error().message());
@@ -54,13 +57,12 @@ std::unique_ptr<ChangeFinder> ChangeFinder::create(std::shared_ptr<const Snapsho
 std::optional<patch::Block> ChangeFinder::make(patch::BlockMaker& maker,
                                                const patch::BlockPlace& place,
                                                std::span<const std::byte> target) const {
-  return maker.make(layout_, place, base_->data().subspan(arena_offset(place), target.size()),
-                    target);
+  const std::uint64_t at = arena_offset(place.tensor, patch::Layout::offset(place));
+  return maker.make(layout_, place, base_->data().subspan(at, target.size()), target);
 }
 
-std::uint64_t ChangeFinder::arena_offset(const patch::BlockPlace& place) const {
-  const auto pieces = base_->plan()->tensor_pieces(place.tensor);
-  return base_->plan()->arena_offset(pieces.front()) + patch::Layout::offset(place);
+std::uint64_t ChangeFinder::arena_offset(std::uint32_t tensor, std::uint64_t offset) const {
+  return base_->plan()->arena_offset(base_->plan()->tensor_pieces(tensor).front()) + offset;
 }
 
 void ChangeFinder::compare(patch::BlockMaker& maker, std::uint32_t tensor, std::uint64_t offset,

@@ -25,7 +25,7 @@ namespace wsync::publish {
 
 class ChangeFinder {
  public:
-  // `base`: a snapshot with the layout of the new one. Some blocks are compared first, if the
+  // `base`: a snapshot with the layout of the new one. Some bytes are compared first, if the
   // source can show them, or `written`, the data of the new arena, has them already (otherwise
   // empty). Returns null if a patch would not be worth it. Blocks.
   [[nodiscard]] static std::unique_ptr<ChangeFinder> create(std::shared_ptr<const Snapshot> base,
@@ -48,8 +48,8 @@ class ChangeFinder {
  private:
   ChangeFinder(std::shared_ptr<const Snapshot> base, patch::PatchBuilder builder,
                std::uint64_t value_cost);
-  // Where a block lies in an arena of this layout.
-  [[nodiscard]] std::uint64_t arena_offset(const patch::BlockPlace& place) const;
+  // Where a byte of a tensor lies in an arena of this layout.
+  [[nodiscard]] std::uint64_t arena_offset(std::uint32_t tensor, std::uint64_t offset) const;
   [[nodiscard]] std::optional<patch::Block> make(patch::BlockMaker& maker,
                                                  const patch::BlockPlace& place,
                                                  std::span<const std::byte> target) const;

@@ -1,17 +1,18 @@
 #include "shared/weights/patch/worth.h"
 
-#include <cstddef>
-#include <vector>
+#include <bit>
 
 #include "shared/base/format.h"
+#include "shared/weights/patch/difference.h"
 #include "shared/weights/patch/format.h"
 
 namespace wsync::patch {
 namespace {
 
-constexpr std::size_t kSampledBlocks = 32;
+constexpr std::uint64_t kSampledChunks = 128;
+constexpr std::uint64_t kSampledFrom = 16 * kSampledChunks;  // chunks of a model: 8 MiB
 // If so many times the limit is estimated, the patch is not made: with an estimate from so few
-// blocks it could be a little below the limit otherwise.
+// bytes it could be a little below the limit otherwise.
 constexpr double kSampleMargin = 1.5;
 
 // What a byte of a dense block costs, in bytes that a load of everything copies in the same time:
@@ -26,6 +27,26 @@ static_assert(kPatchShareMax * kDenseByteCost >= kCostShareMax);
 
 std::uint64_t size_of(const BlockView& block) noexcept {
   return block.gaps.size() + block.values.size() + kEntryBytesMax;
+}
+
+// Bits 0, step, 2 step ... of a word. `step`: 1, 2, 4 or 8.
+constexpr std::uint64_t every_bit(std::uint64_t step) {
+  std::uint64_t bits = 0;
+  for (std::uint64_t at = 0; at < 64; at += step) bits |= std::uint64_t{1} << at;
+  return bits;
+}
+
+// How many elements of so many bytes differ.
+std::uint64_t changed_elements(const PatchWorth::Pair& pair, std::uint64_t element_bytes,
+                               DifferenceMasks& masks) {
+  if (find_differences(pair.base.data(), pair.target.data(), masks) == 0) return 0;
+  std::uint64_t changed = 0;
+  for (std::uint64_t mask : masks) {
+    // The bit of the first byte of an element becomes the disjunction of those of all its bytes.
+    for (std::uint64_t width = 1; width < element_bytes; width *= 2) mask |= mask >> width;
+    changed += static_cast<std::uint64_t>(std::popcount(mask & every_bit(element_bytes)));
+  }
+  return changed;
 }
 
 }  // namespace
@@ -58,32 +79,38 @@ Result<> PatchWorth::check() const {
   return {};
 }
 
-Result<> PatchWorth::sample(const Layout& layout, const MakeBlock& make) const {
-  std::vector<BlockPlace> blocks;
+Result<> PatchWorth::sample(const Layout& layout, const Read& read) const {
+  std::uint64_t chunks = 0;  // whole ones, of all tensors
   for (std::uint32_t tensor = 0; tensor < layout.manifest().size(); ++tensor)
-    for (std::uint32_t block = 0; block < layout.block_count(tensor); ++block)
-      blocks.push_back({.tensor = tensor, .block = block});
-  if (blocks.size() <= kSampledBlocks) return {};
-  std::uint64_t of = 0;
-  for (std::size_t i = 0; i < kSampledBlocks; ++i)
-    of += layout.block_bytes(blocks[i * blocks.size() / kSampledBlocks]);
-  const auto model = static_cast<double>(model_bytes_);
-  const double scale = model / static_cast<double>(of);
-  double bytes = 0;  // of the whole patch, if no other block changes
+    chunks += layout.tensor(tensor).bytes / kDifferenceBytes;
+  if (chunks < kSampledFrom) return {};
+  const double scale = static_cast<double>(chunks) / static_cast<double>(kSampledChunks);
+  double bytes = 0;  // of the whole patch, if nothing changes in what was not looked at yet
   double cost = 0;
-  // Where everything changes, the first few blocks show it.
-  for (std::size_t i = 0; i < kSampledBlocks; ++i) {
-    const auto block = make(blocks[i * blocks.size() / kSampledBlocks]);
-    if (!block) continue;
-    bytes += scale * static_cast<double>(size_of(block->view()));
-    cost += scale * static_cast<double>(cost_of(block->view()));
+  std::uint32_t tensor = 0;
+  std::uint64_t before = 0;  // chunks of the tensors before this one
+  DifferenceMasks masks{};
+  for (std::uint64_t i = 0; i < kSampledChunks; ++i) {
+    const std::uint64_t chunk = i * chunks / kSampledChunks;
+    while (chunk - before >= layout.tensor(tensor).bytes / kDifferenceBytes)
+      before += layout.tensor(tensor++).bytes / kDifferenceBytes;
+    const auto pair = read(tensor, (chunk - before) * kDifferenceBytes, kDifferenceBytes);
+    if (!pair) return {};
+    const std::uint64_t element = layout.tensor(tensor).element_bytes;
+    const std::uint64_t changed = changed_elements(*pair, element, masks);
+    // A value that changes alone takes a byte for its position.
+    const bool is_dense = changed * (element + 1) >= kDifferenceBytes;
+    bytes += scale * static_cast<double>(is_dense ? kDifferenceBytes : changed * (element + 1));
+    cost += scale * static_cast<double>(is_dense ? kDenseByteCost * kDifferenceBytes
+                                                 : changed * value_cost_);
     if (bytes > kSampleMargin * static_cast<double>(max_bytes_) ||
-        cost > kSampleMargin * kCostShareMax * model)
-      return fail(ErrorCode::kRefused,
-                  fmt::format("too much has changed: a patch would have {:.0f} bytes or more, at "
-                              "most {} are worth one, and take {:.1f} times the time of all bytes "
-                              "or more, at most {} are worth one",
-                              bytes, max_bytes_, cost / model, kCostShareMax));
+        cost > kSampleMargin * kCostShareMax * static_cast<double>(model_bytes_))
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("too much has changed: a patch would have {:.0f} bytes or more, at "
+                      "most {} are worth one, and take {:.1f} times the time of all bytes "
+                      "or more, at most {} are worth one",
+                      bytes, max_bytes_, cost / static_cast<double>(model_bytes_), kCostShareMax));
   }
   return {};
 }

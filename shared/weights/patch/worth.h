@@ -4,9 +4,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 
 #include "shared/base/error.h"
 #include "shared/weights/patch/block.h"
@@ -38,11 +40,16 @@ class PatchWorth {
   // kRefused, with the limit, if a limit is exceeded.
   [[nodiscard]] Result<> check() const;
 
-  // Estimates the whole patch from a few blocks from all over the model, which `make` compares: it
-  // returns std::nullopt for a block that does not change. kRefused if a limit will be exceeded by
-  // far. A small model is not sampled.
-  using MakeBlock = std::function<std::optional<Block>(const BlockPlace&)>;
-  [[nodiscard]] Result<> sample(const Layout& layout, const MakeBlock& make) const;
+  // Bytes of a tensor in the base and in the target; std::nullopt if the target cannot be read yet.
+  struct Pair {
+    std::span<const std::byte> base;
+    std::span<const std::byte> target;
+  };
+  using Read = std::function<std::optional<Pair>(std::uint32_t tensor, std::uint64_t at,
+                                                 std::uint64_t bytes)>;
+  // Estimates the whole patch from half a MiB from all over the model. kRefused if a limit will be
+  // exceeded by far. A small model is not sampled.
+  [[nodiscard]] Result<> sample(const Layout& layout, const Read& read) const;
 
  private:
   [[nodiscard]] std::uint64_t cost_of(const BlockView& block) const noexcept;

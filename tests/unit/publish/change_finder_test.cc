@@ -134,6 +134,24 @@ INSTANTIATE_TEST_SUITE_P(All, ChangeFinderSources, testing::Values(Gives::kViews
                            return one.param == Gives::kViews ? "InMemory" : "AfterTheCopy";
                          });
 
+// Before anything is copied, so that versions in which much changes cost next to nothing.
+TEST_F(ChangeFinderTest, AFewBytesShowThatAPatchIsNotWorthIt) {
+  const auto base = take(1, nullptr);
+  const auto begins = [&](Gives gives) {
+    const ChangedWeights source(manifest_, tensors_, gives);
+    return ChangeFinder::create(base, source, {}, patch::kHostValueCost) != nullptr;
+  };
+  EXPECT_TRUE(begins(Gives::kViews)) << "nothing has changed";
+  change(1000);
+  EXPECT_TRUE(begins(Gives::kViews));
+  change(100);
+  EXPECT_FALSE(begins(Gives::kViews));
+  EXPECT_TRUE(begins(Gives::kCopies)) << "nothing can be looked at before the copy";
+  change(100);
+  change(1);
+  EXPECT_FALSE(begins(Gives::kViews));
+}
+
 TEST_F(ChangeFinderTest, ThereIsNoneFromAnotherLayout) {
   const auto base = take(1, nullptr);
   change(500);
