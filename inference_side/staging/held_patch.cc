@@ -162,10 +162,13 @@ Result<> HeldPatch::read() {
 Result<> HeldPatch::judge(const PatchLimits& limits) const {
   if (reader_->index().link().target != target_->digests().root)
     return fail(ErrorCode::kRefused, "the patch leads to another content than that of its version");
-  WSYNC_TRY(
-      patch::check_sum_link(layout_, reader_->blocks(), base_->digests(), target_->digests()));
+  patch::SumLink link(layout_, base_->digests());
   patch::PatchWorth worth(layout_.manifest().total_bytes(), limits.max_bytes, limits.value_cost);
-  for (const patch::BlockView& block : reader_->blocks()) worth.add(block);
+  for (const patch::BlockView& block : reader_->blocks()) {
+    link.add(block);
+    worth.add(block);
+  }
+  WSYNC_TRY(link.check(target_->digests()));
   return worth.check();
 }
 

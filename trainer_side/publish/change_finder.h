@@ -17,6 +17,7 @@
 #include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/layout.h"
 #include "shared/weights/patch/patch.h"
+#include "shared/weights/patch/sum_link.h"
 #include "shared/weights/patch/worth.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/weight_source.h"
@@ -58,6 +59,7 @@ class ChangeFinder {
   const patch::Layout& layout_;  // of base_
   patch::PatchBuilder builder_;
   patch::PatchWorth worth_;
+  patch::SumLink link_;
 };
 
 }  // namespace wsync::publish

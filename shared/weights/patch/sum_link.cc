@@ -10,31 +10,28 @@
 
 namespace wsync::patch {
 
-Result<> check_sum_link(const Layout& layout, std::span<const BlockView> blocks,
-                        const ContentDigests& base, const ContentDigests& target) {
+SumLink::SumLink(const Layout& layout, const ContentDigests& base)
+    : layout_(&layout), base_(&base), leaves_(base.leaves.size()) {}
+
+void SumLink::add(const BlockView& block) {
   constexpr std::uint64_t kLeafBlocks = limits::kLeafBytes / kBlockBytes;
+  Leaf& leaf = leaves_[base_->first_leaf[block.place.tensor] + block.place.block / kLeafBlocks];
+  leaf.before += block.before;
+  leaf.after += block.after;
+}
+
+Result<> SumLink::check(const ContentDigests& target) const {
   if (planted("patch_link_not_compared")) return {};
-  auto block = blocks.begin();
-  for (std::uint32_t tensor = 0; tensor < layout.manifest().size(); ++tensor) {
-    const auto from = base.leaves_of(tensor);
-    const auto to = target.leaves_of(tensor);
-    for (std::size_t leaf = 0; leaf < from.size(); ++leaf) {
-      WordSum expected = from[leaf];
-      WordSum found = to[leaf];
-      for (; block != blocks.end() && block->place.tensor == tensor &&
-             block->place.block / kLeafBlocks == leaf;
-           ++block) {
-        expected += block->after;
-        found += block->before;
-      }
-      if (expected == found) continue;
-      return fail(ErrorCode::kDigestMismatch,
-                  fmt::format("tensor '{}', MiB {} of {}: the patch does not lead from the sum of "
-                              "its base to that of its target, so it does not have all that "
-                              "differs",
-                              layout.manifest().tensor(tensor).name, leaf + 1, from.size()));
-    }
-  }
+  for (std::uint32_t tensor = 0; tensor < layout_->manifest().size(); ++tensor)
+    for (std::size_t i = base_->first_leaf[tensor]; i < base_->first_leaf[tensor + 1]; ++i)
+      if (base_->leaves[i] + leaves_[i].after != target.leaves[i] + leaves_[i].before)
+        return fail(
+            ErrorCode::kDigestMismatch,
+            fmt::format("tensor '{}', MiB {} of {}: the patch does not lead from the sum "
+                        "of its base to that of its target, so it does not have all that "
+                        "differs",
+                        layout_->manifest().tensor(tensor).name, i + 1 - base_->first_leaf[tensor],
+                        base_->first_leaf[tensor + 1] - base_->first_leaf[tensor]));
   return {};
 }
 
