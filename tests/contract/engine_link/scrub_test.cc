@@ -87,8 +87,8 @@ TEST(LinkScrub, AnEngineIsAskedForItsBytesOnlyWhileItServes) {
     EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
     const std::uint64_t before = rank.engine.reads;
     rank.peer.send(control::Scrub{.pass = 5, .share_ppm = 1'000'000});
-    // Whatever else wakes the link up.
-    for (int turn = 0; turn < 5; ++turn)
+    // Whatever else wakes the link up, and whenever it has nothing else to do between these.
+    for (int turn = 0; turn < 200; ++turn)
       EXPECT_EQ(rank.peer.ask<control::Paused>(control::Pause{}).step, 0U);
     EXPECT_EQ(rank.engine.reads, before) << "it is asked while it is paused";
     rank.peer.ask<control::Resumed>(control::Resume{});
