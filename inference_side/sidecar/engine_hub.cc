@@ -24,6 +24,10 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
+std::uint64_t value_cost_of(const config::DevicesConfig& devices, const PatchOptions& patches) {
+  return devices.kind == DeviceKind::kCuda ? patch::kGpuValueCost : patches.value_cost;
+}
+
 }  // namespace
 
 // ---- creation and destruction ----
@@ -69,14 +73,6 @@ EngineHub::~EngineHub() {
   listener_.reset();
   for (const auto& rank : std::exchange(ranks_, {})) rank->stream.reset();
 }
-
-namespace {
-
-std::uint64_t value_cost_of(const config::DevicesConfig& devices, const PatchOptions& patches) {
-  return devices.kind == DeviceKind::kCuda ? patch::kGpuValueCost : patches.value_cost;
-}
-
-}  // namespace
 
 std::uint32_t EngineHub::patch_value_cost() const {
   const bool is_taken =
