@@ -14,9 +14,8 @@ namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kMakeDeadline{900'000};
 constexpr std::uint64_t kRoomLeft = 64 * limits::kMiB;  // disk space to keep free beside a copy
-// Little changes in version 2, as from one training step to the next, so that it may be loaded by a
-// patch. The others change everywhere, so that their loads take long enough to show what is shown.
-constexpr std::uint64_t kFlipEveryInSecond = 4096;
+// All bytes are others, so that engines load all of them: what is shown is the way of all bytes.
+constexpr std::uint64_t kFlipEvery = 1;
 
 }  // namespace
 
@@ -49,16 +48,11 @@ Result<std::string> VersionMaker::make(unsigned number) {
     return first_;
   }
   const std::string directory = fmt::format("{}/step_{}", work, number);
-  const bool is_second = number == 2;
-  context_.say("making {}: a copy of {} with {} bytes in every tensor", directory, first_,
-               is_second ? "a few other" : "other");
+  context_.say("making {}: a copy of {} in which every byte is another one", directory, first_);
   WSYNC_TRY(context_.children.in_thread(
       "the copy", kMakeDeadline, [&](const std::atomic<bool>& cancelled) {
-        return write_changed_copy({.from = first_,
-                                   .to = directory,
-                                   .bit = number - 2,
-                                   .stride = is_second ? kFlipEveryInSecond : 1},
-                                  cancelled);
+        return write_changed_copy(
+            {.from = first_, .to = directory, .bit = number - 2, .stride = kFlipEvery}, cancelled);
       }));
   return directory;
 }

@@ -1,5 +1,5 @@
 // The checkpoints of the versions that `wsync demo` publishes: the first one is given or generated,
-// the others are copies of it with other bytes, few of them in the second.
+// the others are copies of it with other bytes.
 #pragma once
 
 #include <string>
