@@ -14,7 +14,7 @@ Result<> add_broadcast(Workbench& bench, const std::vector<std::uint32_t>& gpus,
                        BaselineRows& rows) {
   const Buckets buckets{.bytes = bench.source(),
                         .bucket_bytes = std::min<std::uint64_t>(kBroadcastBytes, bench.bytes())};
-  auto made = WSYNC_TRY(LoneStages::create(gpus, buckets.bucket_bytes));
+  auto made = WSYNC_TRY(LoneStages::create(gpus, buckets.bucket_bytes, std::nullopt));
   const std::shared_ptr<LoneStages> stages = std::move(made);
   // Copies the bytes to the devices once, because the broadcasts need them there.
   (void)WSYNC_TRY(stages->copies_in(buckets));

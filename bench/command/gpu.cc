@@ -31,6 +31,7 @@ struct GpuArguments {
   std::string pause = "1GiB";
   std::uint64_t pause_bytes = 0;
   std::string directory;
+  std::string collective;
 };
 
 Result<> read_sizes(GpuArguments& arguments) {
@@ -52,6 +53,9 @@ Result<> read_sizes(GpuArguments& arguments) {
   if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--directory: {} is not a directory", arguments.directory));
+  if (!arguments.collective.empty())
+    arguments.options.collective = arguments.collective == "nccl" ? collective::GroupKind::kNccl
+                                                                  : collective::GroupKind::kLocal;
   arguments.options.bytes = *size;
   arguments.options.buffer_bytes = *buffer;
   return {};
@@ -152,6 +156,11 @@ void add_bench_gpu(CLI::App& parent, Context& context, BenchRun& run) {
                    "1,2,4)")
       ->delimiter(',')
       ->check(CLI::Range(1U, kLogicalDevicesMax));
+  command
+      ->add_option("--collective", arguments->collective,
+                   "What broadcasts in groups of several devices: nccl or local (default: NCCL for "
+                   "different GPUs, plain copies otherwise)")
+      ->check(CLI::IsMember({"nccl", "local"}));
   command->add_option("--size", arguments->size,
                       "Bytes of the model; reduced if there is not enough memory (default: 8GiB)");
   command->add_option("--buffer", arguments->buffer,

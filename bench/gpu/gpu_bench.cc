@@ -103,7 +103,8 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
                                                  .gpus = group,
                                                  .bytes = options.bytes,
                                                  .buffer_bytes = options.buffer_bytes,
-                                                 .rounds = options.updates},
+                                                 .rounds = options.updates,
+                                                 .collective = options.collective},
                                                 interrupt, on_progress));
     result.pipelines.push_back(std::move(pipeline));
   }

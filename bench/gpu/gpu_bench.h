@@ -51,14 +51,15 @@
 namespace wsync::bench {
 
 struct GpuBenchOptions {
-  std::string executable;                          // wsync
-  std::string directory;                           // for logs and sockets; the owner removes it
-  std::vector<std::uint32_t> gpus;                 // empty: all
-  std::uint64_t buffer_bytes = 0;                  // bytes per copy, and maximum bytes per buffer
-  std::uint64_t bytes = 0;                         // bytes of the model
-  std::vector<std::uint32_t> devices = {1, 2, 4};  // logical devices on the first GPU
-  unsigned rounds = 15;                            // pairs of samples
-  unsigned updates = 5;                            // rounds of the pipeline and of the pause
+  std::string executable;                           // wsync
+  std::string directory;                            // for logs and sockets; the owner removes it
+  std::vector<std::uint32_t> gpus;                  // empty: all
+  std::uint64_t buffer_bytes = 0;                   // bytes per copy, and maximum bytes per buffer
+  std::uint64_t bytes = 0;                          // bytes of the model
+  std::vector<std::uint32_t> devices = {1, 2, 4};   // logical devices on the first GPU
+  std::optional<collective::GroupKind> collective;  // as in PipelineCaseOptions
+  unsigned rounds = 15;                             // pairs of samples
+  unsigned updates = 5;                             // rounds of the pipeline and of the pause
   // two, with equal layouts, for the pause; empty: no pause
   std::vector<std::string> checkpoints;
 };

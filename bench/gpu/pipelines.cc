@@ -117,6 +117,10 @@ class Case {
   }
 
  private:
+  // A device that is alone has no group.
+  [[nodiscard]] std::optional<collective::GroupKind> group_kind() const {
+    return options_.gpus.size() > 1 ? options_.collective : std::nullopt;
+  }
   Result<> choose_sizes();
   Result<> make_arena();
   Result<> make_readers(const Interrupt& interrupt);
@@ -183,6 +187,7 @@ Result<std::unique_ptr<reload::PipelineRunner>> Case::make_runner(Stages stages)
   }
   wanted.buffer_bytes = buckets_.bucket_bytes;
   wanted.stages = stages;
+  wanted.collective = group_kind();
   return reload::PipelineRunner::create(std::move(wanted));
 }
 
@@ -211,7 +216,7 @@ Result<> Case::make_readers(const Interrupt& interrupt) {
 Result<> Case::prepare(const Interrupt& interrupt) {
   WSYNC_TRY(choose_sizes());
   WSYNC_TRY(make_arena());
-  lone_ = WSYNC_TRY(LoneStages::create(options_.gpus, buckets_.bucket_bytes));
+  lone_ = WSYNC_TRY(LoneStages::create(options_.gpus, buckets_.bucket_bytes, group_kind()));
   for (auto [runner, stages] :
        {std::pair{&two_, Stages::kTwo}, std::pair{&three_, Stages::kThree}}) {
     *runner = WSYNC_TRY(make_runner(stages));

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/gpu/copies.h"
 #include "bench/harness/spread.h"
 #include "shared/base/error.h"
+#include "shared/broadcast/communicator.h"
 
 namespace wsync::bench {
 
@@ -41,6 +43,8 @@ struct PipelineCaseOptions {
   std::uint64_t bytes = 0;
   std::uint64_t buffer_bytes = 0;  // maximum bytes per buffer
   unsigned rounds = 5;
+  // of groups of several devices; unset: NCCL for different GPUs, plain copies otherwise
+  std::optional<collective::GroupKind> collective;
 };
 
 // One engine process per device reads every bucket. Its result is checked each time:

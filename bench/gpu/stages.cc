@@ -30,8 +30,9 @@ Result<LoneStages::Member> LoneStages::make_member(std::uint32_t gpu, std::uint3
   return member;
 }
 
-Result<std::unique_ptr<LoneStages>> LoneStages::create(const std::vector<std::uint32_t>& gpus,
-                                                       std::uint64_t buffer_bytes) {
+Result<std::unique_ptr<LoneStages>> LoneStages::create(
+    const std::vector<std::uint32_t>& gpus, std::uint64_t buffer_bytes,
+    std::optional<collective::GroupKind> collective) {
   std::unique_ptr<LoneStages> made(new LoneStages);
   for (std::uint32_t i = 0; i < gpus.size(); ++i) {
     auto member = WSYNC_TRY(make_member(gpus[i], i, buffer_bytes));
@@ -39,8 +40,8 @@ Result<std::unique_ptr<LoneStages>> LoneStages::create(const std::vector<std::ui
   }
   std::vector<device::Device*> devices;
   for (Member& member : made->members_) devices.push_back(member.device.get());
-  auto joined = WSYNC_TRY(collective::join_all(collective::fitting_group(devices).kind, devices,
-                                               now() + kGpuWorkDeadline));
+  const auto kind = collective ? *collective : collective::fitting_group(devices).kind;
+  auto joined = WSYNC_TRY(collective::join_all(kind, devices, now() + kGpuWorkDeadline));
   for (std::size_t i = 0; i < joined.size(); ++i)
     made->members_[i].communicator = std::move(joined[i]);
   return made;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,9 +32,11 @@ struct Buckets {
 // buckets through one stage and returns the time. Thread: one.
 class LoneStages {
  public:
-  // Creates one device per entry of `gpus`. kResourceExhausted if the buffers do not fit.
+  // Creates one device per entry of `gpus`. `collective`: as in PipelineCaseOptions.
+  // kResourceExhausted if the buffers do not fit.
   [[nodiscard]] static Result<std::unique_ptr<LoneStages>> create(
-      const std::vector<std::uint32_t>& gpus, std::uint64_t buffer_bytes);
+      const std::vector<std::uint32_t>& gpus, std::uint64_t buffer_bytes,
+      std::optional<collective::GroupKind> collective);
   LoneStages(const LoneStages&) = delete;
   LoneStages& operator=(const LoneStages&) = delete;
   ~LoneStages();

@@ -1,6 +1,7 @@
 // The checks of `wsync doctor` for GPUs, the driver and NCCL.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sys/resource.h>
 
 #include "deploy/cli/doctor_checks.h"
@@ -119,19 +120,32 @@ void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
   }
 }
 
+Check found_nccl(const collective::NcclFacts& nccl, const CudaWanted& wanted) {
+  Check check{.name = "nccl",
+              .status = CheckStatus::kOk,
+              .found = fmt::format("{}, backend built with {}: {}; ranks meet on interface {}{}",
+                                   collective::nccl_version_text(nccl.version),
+                                   collective::nccl_version_text(nccl.built_with), nccl.library,
+                                   nccl.interface,
+                                   nccl.ranks_share_gpus ? "; several ranks may share a GPU" : ""),
+              .advice = "",
+              .facts = {{"library", nccl.library},
+                        {"version", collective::nccl_version_text(nccl.version)},
+                        {"built_with", collective::nccl_version_text(nccl.built_with)},
+                        {"interface", nccl.interface},
+                        {"ranks_share_gpus", nccl.ranks_share_gpus}}};
+  const std::set<std::uint32_t> different(wanted.gpus.begin(), wanted.gpus.end());
+  if (wanted.collective != Collective::kNccl || nccl.ranks_share_gpus ||
+      different.size() == wanted.gpus.size())
+    return check;
+  check.status = CheckStatus::kFail;
+  check.found += "; devices.gpus names a GPU several times, and NCCL allows each GPU only once";
+  check.advice = collective::kShareGpuAdvice;
+  return check;
+}
+
 Check nccl_check(const Result<collective::NcclFacts>& nccl, const CudaWanted& wanted) {
-  if (nccl)
-    return {.name = "nccl",
-            .status = CheckStatus::kOk,
-            .found = fmt::format("{}, backend built with {}: {}; ranks meet on interface {}",
-                                 collective::nccl_version_text(nccl->version),
-                                 collective::nccl_version_text(nccl->built_with), nccl->library,
-                                 nccl->interface),
-            .advice = "",
-            .facts = {{"library", nccl->library},
-                      {"version", collective::nccl_version_text(nccl->version)},
-                      {"built_with", collective::nccl_version_text(nccl->built_with)},
-                      {"interface", nccl->interface}}};
+  if (nccl) return found_nccl(*nccl, wanted);
   Check check{.name = "nccl",
               .status = CheckStatus::kOk,
               .found = fmt::format("no NCCL ({})", nccl.error().message()),

@@ -33,26 +33,28 @@ Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devic
 
 // If the user requests NCCL by name, anything that prevents its use is an error.
 Result<> check_nccl(const std::vector<std::unique_ptr<device::Device>>& devices) {
-  std::map<std::string, std::string> names;  // of GPUs
-  for (const auto& device : devices) {
+  for (const auto& device : devices)
     if (device->kind() != DeviceKind::kCuda)
       return fail(
           ErrorCode::kRefused,
           fmt::format("NCCL supports only GPUs, not {}; set devices.collective to auto or local",
                       device->name()));
+  if (devices.size() < 2)
+    return fail(ErrorCode::kRefused,
+                "NCCL needs several devices, but there is only one; set devices.collective to auto "
+                "or local");
+  const auto backend = WSYNC_TRY(collective::nccl_backend());
+  const auto facts = WSYNC_TRY(backend->facts());
+  if (facts.ranks_share_gpus) return {};
+  std::map<std::string, std::string> names;  // of GPUs
+  for (const auto& device : devices) {
     const auto [other, fresh] = names.emplace(device->uuid(), device->name());
     if (!fresh)
       return fail(ErrorCode::kRefused,
-                  fmt::format("NCCL allows each GPU only once, but {} and {} are both {}; set "
-                              "devices.collective to auto or local",
-                              other->second, device->name(), device->uuid()));
+                  fmt::format("NCCL {} allows each GPU only once, but {} and {} are both {}; {}",
+                              collective::nccl_version_text(facts.version), other->second,
+                              device->name(), device->uuid(), collective::kShareGpuAdvice));
   }
-  if (devices.size() < 2)
-    return fail(
-        ErrorCode::kRefused,
-        "NCCL needs several GPUs, but there is only one; set devices.collective to auto or local");
-  const auto backend = WSYNC_TRY(collective::nccl_backend());
-  (void)WSYNC_TRY(backend->facts());
   return {};
 }
 

@@ -18,7 +18,15 @@ struct NcclFacts {
   std::uint32_t version = 0;  // 22707 = 2.27.7
   std::uint32_t built_with = 0;
   std::string interface;  // NCCL_SOCKET_IFNAME: "lo" unless the user has set it
+  // Ranks of one group may use the same GPU: NCCL 2.30 and newer allow it if the user has set
+  // NCCL_MULTI_RANK_GPU_ENABLE=1. It is for tests on a machine with one GPU.
+  bool ranks_share_gpus = false;
 };
+
+// What a user can do about several ranks on one GPU. It follows a colon or a semicolon.
+inline constexpr const char* kShareGpuAdvice =
+    "set devices.collective to auto or local (only NCCL 2.30 and newer share a GPU, and only with "
+    "NCCL_MULTI_RANK_GPU_ENABLE=1)";
 
 // Formats a version: 22707 -> "2.27.7".
 [[nodiscard]] std::string nccl_version_text(std::uint32_t code);

@@ -1,7 +1,6 @@
 #include "shared/config/sidecar_config.h"
 
 #include <charconv>
-#include <set>
 
 #include "shared/base/format.h"
 #include "shared/base/host.h"
@@ -88,17 +87,12 @@ void bind_devices(Binder& binder, DevicesConfig& devices) {
     binder.refuse("devices.keep_buffers",
                   "false works only with GPUs: leave this key out, or set devices.kind: cuda");
   if (devices.collective != Collective::kNccl) return;
-  const std::set<std::uint32_t> different(devices.gpus.begin(), devices.gpus.end());
   if (devices.kind != DeviceKind::kCuda)
     binder.refuse("devices.collective",
                   "nccl works only with GPUs: choose auto or local, or set devices.kind: cuda");
   else if (devices.count < 2)
     binder.refuse("devices.collective",
-                  "nccl needs at least two GPUs: choose auto or local for one device");
-  else if (different.size() < devices.gpus.size())
-    binder.refuse("devices.collective",
-                  "nccl uses each GPU once, but devices.gpus names a GPU several times: choose "
-                  "auto or local");
+                  "nccl needs at least two devices: choose auto or local for one device");
 }
 
 void bind_sidecar(Binder& binder, SidecarConfig& c) {

@@ -11,6 +11,8 @@ from fleet import Fleet
 from patching import changed
 
 BUFFER = ["--set", "devices.buffer_bytes=2MiB"]  # of a model of 16 MiB
+BY_NCCL = ["--set", "devices.collective=nccl"]
+SHARED_GPUS = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # NCCL 2.30 and newer let ranks of a group use the same GPU
 
 
 def gpus_of_this_machine():
@@ -128,9 +130,9 @@ class CudaCase(unittest.TestCase):
             if '"torn"' in said:
                 self.assertIn('"torn":0', said)
 
-    def run_through(self, gpus, *settings):
+    def run_through(self, gpus, *settings, **environment):
         """Versions served and verified; an engine, then the sidecar killed and back."""
-        with self.fleet() as fleet:
+        with self.fleet(**environment) as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             settings = [*cuda(",".join(map(str, gpus))), *BUFFER, *settings]
             sidecar, socket = fleet.sidecar("s0", *settings)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import unittest
 
-from cuda_fleet import BUFFER, CudaCase, CudaFleet, cuda
+from cuda_fleet import BUFFER, BY_NCCL, SHARED_GPUS, CudaCase, CudaFleet, cuda
 from fleet import DEADLINE_S
 
 WSYNC, LIBRARY, DRIVER, NCCL = sys.argv[-4:]
@@ -22,7 +22,19 @@ class Cuda(CudaCase):
         self.run_through([0, 0])
 
     def test_two_gpus_by_nccl(self):
-        self.run_through([0, 1], "--set", "devices.collective=nccl")
+        self.run_through([0, 1], *BY_NCCL)
+
+    def test_devices_on_one_gpu_by_an_nccl_that_lets_them_share_it(self):
+        self.run_through([0, 0], *BY_NCCL, WSYNC_EMULATED_NCCL_VERSION="23007", **SHARED_GPUS)
+
+    def test_devices_on_one_gpu_are_refused_by_an_older_nccl(self):
+        for version, environment in (("22907", SHARED_GPUS), ("23007", {})):
+            with self.fleet(WSYNC_EMULATED_NCCL_VERSION=version, **environment) as fleet:
+                sidecar = fleet.start("sidecar", "--set", "name=s0", *cuda("0,0"), *BY_NCCL)
+                self.assertNotEqual(sidecar.wait(timeout=DEADLINE_S), 0)
+                said = fleet.said(sidecar)
+                self.assertIn("allows each GPU only once", said)
+                self.assertIn("only with NCCL_MULTI_RANK_GPU_ENABLE=1", said)
 
     def test_two_gpus_by_copies(self):
         self.run_through([1, 0], "--set", "devices.collective=local")

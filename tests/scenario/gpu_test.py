@@ -1,16 +1,29 @@
 """Real processes on the GPUs of this machine: a sidecar of kind cuda and engines with --device cuda take versions, are killed, and
 come back. Skipped where the driver shows no GPU. The emulated driver has the same cases, and more, in cuda_test.py."""
+import json
+import os
 import random
+import subprocess
 import sys
 import unittest
 
 import gpu_engines
-from cuda_fleet import CudaCase, CudaFleet, cuda, gpus_of_this_machine
+from cuda_fleet import BY_NCCL, SHARED_GPUS, CudaCase, CudaFleet, cuda, gpus_of_this_machine
 
 WSYNC, LIBRARY, LOADER = sys.argv[-3:]
 del sys.argv[-3:]
 GPUS, NONE = gpus_of_this_machine()
 KILLS = 8
+
+
+def why_not_shared():
+    """Why NCCL on this machine cannot have several ranks on one GPU; empty if it can."""
+    said = subprocess.run([WSYNC, "doctor", "--json", "--set", "devices.kind=cuda"], stdout=subprocess.PIPE, check=False,
+                          env={**os.environ, **SHARED_GPUS, "WSYNC_CUDA_LIBRARY": LIBRARY}).stdout
+    found = next(check for check in json.loads(said)["result"]["checks"] if check["name"] == "nccl")
+    if found["facts"].get("ranks_share_gpus"):
+        return ""
+    return f"NCCL: not tested ({GPUS} GPU, and this machine has {found['found']}; NCCL 2.30 and newer can share a GPU)"
 
 
 @unittest.skipIf(GPUS == 0, f"no GPU for the tests: {NONE}")
@@ -33,7 +46,19 @@ class Gpu(CudaCase):
 
     def test_two_gpus_by_nccl(self):
         self.several(2)
-        self.run_through([0, 1], "--set", "devices.collective=nccl")
+        self.run_through([0, 1], *BY_NCCL)
+
+    def shared(self):
+        if why := why_not_shared():
+            self.skipTest(why)
+
+    def test_two_devices_on_one_gpu_by_nccl(self):
+        self.shared()
+        self.run_through([0, 0], *BY_NCCL, **SHARED_GPUS)
+
+    def test_four_devices_on_one_gpu_by_nccl(self):
+        self.shared()
+        self.run_through([0, 0, 0, 0], *BY_NCCL, "--set", "devices.keep_buffers=false", **SHARED_GPUS)
 
     def test_two_gpus_by_copies(self):
         self.several(2)
@@ -62,12 +87,19 @@ class Gpu(CudaCase):
             self.stopped(fleet, engine, trainer, sidecar)
 
     def test_processes_that_are_killed_during_updates(self):
+        self.killed()
+
+    def test_processes_that_are_killed_during_updates_by_nccl(self):
+        self.shared()
+        self.killed(*BY_NCCL, **SHARED_GPUS)
+
+    def killed(self, *settings, **environment):
         """An engine or the sidecar is killed while versions are loaded. What is left serves a whole version, and what comes back
         gets the newest."""
         kills = random.Random(5)
-        with self.fleet() as fleet:
+        with self.fleet(**environment) as fleet:
             paths = [fleet.checkpoint("one", 1, size="256MiB"), fleet.checkpoint("two", 2, size="256MiB")]
-            settings = [*cuda("0,0"), "--set", "devices.buffer_bytes=16MiB"]
+            settings = [*cuda("0,0"), "--set", "devices.buffer_bytes=16MiB", *settings]
             sidecar, socket = fleet.sidecar("s0", *settings)
             engines = {name: fleet.gpu_engine(socket, name, paths[0], 0, device) for device, name in enumerate("ab")}
             trainer = fleet.start("trainer", "--set", "arenas=4")

@@ -88,7 +88,8 @@ Result<Site> this_site() {
                           .rank = {},
                           .gpu = {},
                           .driver_cuda = version,
-                          .build_cuda = CUDA_VERSION}};
+                          .build_cuda = CUDA_VERSION},
+              .ranks_share_gpus = ranks_share_gpus(*library)};
 }
 
 }  // namespace nccl
@@ -106,7 +107,8 @@ Result<NcclFacts> facts_here() {
   return NcclFacts{.library = library->path,
                    .version = library->version,
                    .built_with = NCCL_VERSION_CODE,
-                   .interface = named == nullptr ? "" : named};
+                   .interface = named == nullptr ? "" : named,
+                   .ranks_share_gpus = nccl::ranks_share_gpus(*library)};
 }
 
 constexpr NcclBackend kBackend{

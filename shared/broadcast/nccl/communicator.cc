@@ -276,7 +276,7 @@ class NcclGroup final : public Group {
     const std::lock_guard lock(shared_->mutex);
     auto members = shared_->members;
     members.push_back(std::move(member));
-    WSYNC_TRY(check_members(members));
+    WSYNC_TRY(check_members(members, shared_->site.ranks_share_gpus));
     shared_->members = std::move(members);
     auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(home));
     shared_->gpus.push_back(communicator->gpu());

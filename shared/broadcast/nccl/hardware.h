@@ -43,7 +43,8 @@ struct Hardware {
 struct Site {
   const Nccl* nccl = nullptr;
   Hardware hardware;
-  Member process;  // describes this process; rank and GPU are not set
+  Member process;                 // describes this process; rank and GPU are not set
+  bool ranks_share_gpus = false;  // library.h
   // Time limit for an orderly leave. After it, the rank aborts.
   std::chrono::nanoseconds leave_time = std::chrono::seconds(2);
   // Time limit for the call that frees the communicator. After it, the GPU is abandoned.

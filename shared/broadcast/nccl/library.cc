@@ -130,6 +130,11 @@ Result<Nccl> load_nccl(const std::vector<std::filesystem::path>& places) {
                           fmt::join(looked, ", "), kNamedBy, kSoname));
 }
 
+bool ranks_share_gpus(const Nccl& nccl) {
+  const char* set = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return set != nullptr && std::string_view(set) == "1" && nccl.version >= kOldestSharingNccl;
+}
+
 Result<const Nccl*> nccl() {
   static const Result<Nccl> once = [] {
     keep_to_loopback();

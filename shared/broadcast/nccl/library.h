@@ -35,6 +35,12 @@ struct Nccl {
 // struct of a newer header, which this code may have been compiled with.
 inline constexpr std::uint32_t kOldestNccl = 21800;
 
+// NCCL_MULTI_RANK_GPU_ENABLE exists since 2.30 (NCCL's user guide, environment variables).
+inline constexpr std::uint32_t kOldestSharingNccl = 23000;
+// Returns true if ranks of one group may use the same GPU: that variable is 1 and the library knows
+// it. Thread: any that does not change the environment meanwhile.
+[[nodiscard]] bool ranks_share_gpus(const Nccl& nccl);
+
 // Returns the places where NCCL is searched, in order: only WSYNC_NCCL_LIBRARY if it is set;
 // otherwise the system's search, the path found when wsync was built, and the packages of
 // VIRTUAL_ENV and of the python3 on PATH.

@@ -1,6 +1,7 @@
 #include "shared/broadcast/nccl/members.h"
 
 #include "shared/base/format.h"
+#include "shared/broadcast/nccl_library.h"
 
 namespace wsync::collective::nccl {
 namespace {
@@ -24,8 +25,8 @@ Result<> check_pair(const Member& a, const Member& b) {
   if (!a.rank || !b.rank || a.gpu != b.gpu) return {};
   return fail(ErrorCode::kRefused,
               fmt::format("{} and {} both use {}: NCCL needs one GPU for each rank; give each rank "
-                          "a GPU of its own, or use the local collective",
-                          who(a), who(b), a.gpu));
+                          "a GPU of its own, or {}",
+                          who(a), who(b), a.gpu, kShareGpuAdvice));
 }
 
 }  // namespace
@@ -35,8 +36,9 @@ std::string who(const Member& member) {
   return fmt::format("rank {} on host {}", static_cast<std::uint32_t>(*member.rank), member.host);
 }
 
-Result<> check_members(std::span<const Member> members) {
+Result<> check_members(std::span<const Member> members, bool ranks_share_gpus) {
   for (const Member& member : members) WSYNC_TRY(check_driver(member));
+  if (ranks_share_gpus) return {};
   for (std::size_t b = 1; b < members.size(); ++b)
     for (std::size_t a = 0; a < b; ++a) WSYNC_TRY(check_pair(members[a], members[b]));
   return {};

@@ -27,7 +27,8 @@ struct Member {
 [[nodiscard]] std::string who(const Member& member);
 
 // Returns kRefused if a member cannot take part in any group (its driver is older than the build),
-// or if two members cannot be in the same group (one GPU twice).
-[[nodiscard]] Result<> check_members(std::span<const Member> members);
+// or if two members cannot be in the same group (one GPU twice, unless `ranks_share_gpus`).
+[[nodiscard]] Result<> check_members(std::span<const Member> members,
+                                     bool ranks_share_gpus = false);
 
 }  // namespace wsync::collective::nccl

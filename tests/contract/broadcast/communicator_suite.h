@@ -38,6 +38,13 @@ inline std::uint32_t visible_gpus() {
   return facts ? static_cast<std::uint32_t>(facts->gpus.size()) : 0;
 }
 
+// Ranks of one NCCL group may use the same GPU.
+inline bool ranks_share_gpus() {
+  const auto backend = nccl_backend();
+  const auto facts = backend ? (*backend)->facts() : Result<NcclFacts>(fail(backend.error()));
+  return facts && facts->ranks_share_gpus;
+}
+
 // On a real machine (WSYNC_TEST_GPU): why a group of this kind cannot be tested there. Empty where
 // it can, and on emulated GPUs, where it must.
 inline std::string no_nccl_for_tests(GroupKind group) {
@@ -50,7 +57,8 @@ inline std::string no_nccl_for_tests(GroupKind group) {
 
 class CommunicatorContract : public ::testing::TestWithParam<CommunicatorBackend> {
  protected:
-  // GPUs: the local group may share them, an NCCL group has one for each rank.
+  // GPUs: the local group may share them, an NCCL group has one for each rank, unless a newer NCCL
+  // was told to share them.
   void SetUp() override {
     if (GetParam().devices != DeviceKind::kCuda) return;
     if (const auto why = device::no_gpu_for_tests(); !why.empty()) GTEST_SKIP() << why;
@@ -65,7 +73,8 @@ class CommunicatorContract : public ::testing::TestWithParam<CommunicatorBackend
   // A real machine (WSYNC_TEST_GPU) may have too few GPUs for a test, the emulated one has not.
   void need_devices(std::uint32_t size) {
     if (GetParam().devices != DeviceKind::kCuda) return;
-    const std::uint32_t needed = GetParam().group == GroupKind::kNccl ? size : 1;
+    const bool one_each = GetParam().group == GroupKind::kNccl && !ranks_share_gpus();
+    const std::uint32_t needed = one_each ? size : 1;
     if (gpus_ >= needed) return;
     if (std::getenv("WSYNC_TEST_GPU") != nullptr)
       GTEST_SKIP() << "too few GPUs: " << needed << " are needed, this machine shows " << gpus_;

@@ -183,6 +183,13 @@ TEST(DoctorCuda, NoNcclIsAWarningWhereGpusAreWanted) {
 TEST(DoctorCuda, NoNcclFailsWhereTheConfigNamesIt) {
   const CudaWanted nccl{.wanted = true, .gpus = {0, 1}, .collective = Collective::kNccl};
   EXPECT_EQ(failures(cuda_checks(two_gpus(), kNccl, nccl)), 0);
+  const CudaWanted twice{.wanted = true, .gpus = {0, 0}, .collective = Collective::kNccl};
+  EXPECT_EQ(named(cuda_checks(two_gpus(), kNccl, twice), "nccl").status, CheckStatus::kFail);
+  EXPECT_THAT(named(cuda_checks(two_gpus(), kNccl, twice), "nccl").advice,
+              HasSubstr("NCCL_MULTI_RANK_GPU_ENABLE=1"));
+  auto sharing = kNccl;
+  sharing.ranks_share_gpus = true;
+  EXPECT_EQ(failures(cuda_checks(two_gpus(), sharing, twice)), 0);
   const auto checks = cuda_checks(two_gpus(), kNoNccl, nccl);
   EXPECT_EQ(named(checks, "nccl").status, CheckStatus::kFail);
   EXPECT_THAT(named(checks, "nccl").advice, HasSubstr("set devices.collective"));

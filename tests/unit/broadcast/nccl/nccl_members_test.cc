@@ -38,6 +38,9 @@ TEST(NcclMembers, ThoseThatFitAreAccepted) {
 TEST(NcclMembers, WhatDoesNotFitIsNamedByHostAndRank) {
   expect_refused({member_of("A", 0, "GPU-7"), member_of("A", 3, "GPU-7")},
                  "rank 0 on host A and rank 3 on host A both use GPU-7");
+  EXPECT_TRUE(
+      check_members(std::vector{member_of("A", 0, "GPU-7"), member_of("A", 3, "GPU-7")}, true))
+      << "newer libraries let ranks share a GPU";
   auto old = member_of("B", 1, "GPU-1");
   old.driver_cuda = 12080;
   expect_refused({maker(), old},
