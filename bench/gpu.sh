@@ -8,10 +8,14 @@ usage() {
   cat <<'TEXT'
 Usage: bench/gpu.sh [options] [-- ARGUMENTS OF wsync bench gpu]
 
-On a machine with an NVIDIA GPU: builds the programs and tests (release, WSYNC_CUDA=ON), then runs five parts: `probe` asks the
+On a machine with an NVIDIA GPU: builds the programs and tests (release, WSYNC_CUDA=ON), then runs six parts: `probe` asks the
 driver what wsync relies on, `tests` runs the tests with the label gpu, `sanitizer` runs tests under compute-sanitizer, `python` runs
-tests/python/gpu_test.py with the machine's torch, and `bench` runs `wsync bench gpu`. Each part writes its results as soon as it has
-them. Needs no network and installs nothing.
+tests/python/gpu_test.py with the machine's torch, `mps` starts a daemon of the Multi-Process Service of its own, runs tests and a
+short benchmark under it and ends it, and `bench` runs `wsync bench gpu`. Each part writes its results as soon as it has them. Needs no
+network and installs nothing.
+
+NCCL is tested between the GPUs of the machine. With one GPU it is tested with several ranks on that GPU if the NCCL that is found is
+2.30 or newer, which wsync takes from WSYNC_NCCL_LIBRARY if that is set.
 
 `python` uses the wheel for Python 3.12 and newer, if it has been built (deploy/python/build.sh --python python3.12); its files are
 put into a folder of the results, and nothing is installed beside it.
@@ -19,7 +23,7 @@ put into a folder of the results, and nothing is installed beside it.
   --pack DIR        build, and put everything that the parts need into DIR, for a machine that has a GPU but no compiler
                     and none of our libraries; runs nothing. There, DIR/bench/gpu.sh runs the parts
   --prebuilt DIR    do not build: run what --pack has put into DIR
-  --only PART,...   only these of probe, tests, sanitizer, python and bench
+  --only PART,...   only these of probe, tests, sanitizer, python, mps and bench
   --results DIR     directory for results (default: build/gpu-results; with --prebuilt: DIR/results)
   --limit SECONDS   a part is stopped after this time (default: 480)
   --prefix DIR      directory of libraries and headers that the system does not have (CMAKE_PREFIX_PATH); may be repeated
@@ -43,7 +47,7 @@ folder=$root/build/gpu
 pack=
 kit=
 results=
-parts=probe,tests,sanitizer,python,bench
+parts=probe,tests,sanitizer,python,mps,bench
 limit=480
 [ ! -e "$root/kit.txt" ] || kit=$root
 while [ $# -gt 0 ]; do
@@ -72,7 +76,7 @@ done
 bench=("$@")
 [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--limit is '$limit', expected a number of seconds of at least 1"
 for part in ${parts//,/ }; do
-  [[ $part =~ ^(probe|tests|sanitizer|python|bench)$ ]] || die 2 "--only has '$part', expected probe, tests, sanitizer, python or bench"
+  [[ $part =~ ^(probe|tests|sanitizer|python|mps|bench)$ ]] || die 2 "--only has '$part', expected probe, tests, sanitizer, python, mps or bench"
 done
 [ -z "$pack" ] || [ -z "$kit" ] || die 2 "--pack builds, and --prebuilt does not; give one of them"
 if [ -n "$kit" ]; then
@@ -225,9 +229,43 @@ run_tests() {
   if [ "$gpus" -ge 2 ]; then
     run_case gpu_collective env WSYNC_TEST_GPU=1 "$kit/bin/contract_cuda_collective" '--gtest_filter=-NcclFaults*'
   else
-    report "gpu_collective: NCCL: not tested ($gpus GPU)"
+    run_case gpu_collective env WSYNC_TEST_GPU=1 NCCL_MULTI_RANK_GPU_ENABLE=1 "$kit/bin/contract_cuda_collective" '--gtest_filter=-NcclFaults*:FittingGroup*'
+    if grep -qE 'too few GPUs|no NCCL' "$results/gpu_collective.txt"; then report "gpu_collective: NCCL: not tested ($gpus GPU, and no NCCL 2.30 or newer)"; fi
   fi
-  run_case gpu_fleet env PYTHONPATH="$kit/python" python3 -B "$kit/tests/scenario/gpu_test.py" -v "$kit/bin/wsync" "$kit/lib/libwsync_cuda.so" "$kit/bin/gpu_loader"
+  run_fleet gpu_fleet
+}
+
+# run_fleet NAME TESTS...: these of gpu_test.py, or all.
+run_fleet() {
+  local name=$1
+  shift
+  run_case "$name" env PYTHONPATH="$kit/python" python3 -B "$kit/tests/scenario/gpu_test.py" -v "$@" "$kit/bin/wsync" "$kit/lib/libwsync_cuda.so" "$kit/bin/gpu_loader"
+}
+
+# A daemon of our own, whose sockets nobody else knows, so that no other process of the machine is under it. A client that is killed while it
+# has work on the GPU may harm the others, so only tests that kill nobody have to pass.
+run_mps() {
+  local tool sockets
+  for tool in nvidia-cuda-mps-control nvidia-cuda-mps-server; do
+    if ! command -v "$tool" >/dev/null; then
+      report "mps: not run: $tool is not in PATH (it is part of the driver)"
+      return
+    fi
+  done
+  sockets=$(mktemp -d /tmp/wsync-mps.XXXXXX)
+  mkdir -p "$results/mps-log"
+  export CUDA_MPS_PIPE_DIRECTORY=$sockets CUDA_MPS_LOG_DIRECTORY=$results/mps-log
+  if nvidia-cuda-mps-control -d; then
+    run_case mps_doctor "$kit/bin/wsync" doctor --set devices.kind=cuda
+    run_fleet mps_fleet Gpu.test_models_of_a_gigabyte_by_large_buffers Gpu.test_a_sidecar_that_ends_before_its_engines
+    run_case mps_bench "$kit/bin/wsync" bench gpu --quick --output "$results/bench-mps.json" "${bench[@]}"
+    run_case mps_end bash -c 'echo quit | nvidia-cuda-mps-control'
+  else
+    report "mps: failed: nvidia-cuda-mps-control -d did not start; its log is in $results/mps-log"
+    failed+=(mps)
+  fi
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  rm -rf "$sockets"
 }
 
 # Tests provoke errors of calls, so these are not reported. racecheck and synccheck look at shared memory and barriers, which the kernels do not have. initcheck takes bytes that another

@@ -95,6 +95,37 @@ void ask_attributes(const Gpu& gpu) {
   }
 }
 
+// H2D of rows of a matrix: of each row of eight parts, the first one. Then of as many bytes by one
+// call for each row.
+void ask_rows(const Gpu& gpu, const void* pinned) {
+  constexpr std::size_t kParts = 8;
+  for (const std::size_t width : {128U, 256U, 512U, 1024U, 2048U, 4096U, 16384U, 65536U}) {
+    const std::size_t rows = std::min<std::size_t>(kGiB / kParts / width, std::size_t{1} << 18U);
+    CUDA_MEMCPY2D copy{};
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = pinned;
+    copy.srcPitch = kParts * width;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = gpu.memory;
+    copy.dstPitch = kParts * width;
+    copy.WidthInBytes = width;
+    copy.Height = rows;
+    const auto all = [&] { return CU(cuMemcpy2DAsync)(&copy, gpu.stream); };
+    (void)rate(gpu, width * rows, 1, all);
+    const double together = rate(gpu, width * rows, 4, all);
+    const std::size_t calls = std::min<std::size_t>(rows, 4096);
+    std::size_t row = 0;
+    const double singly = rate(gpu, width, static_cast<int>(calls), [&] {
+      const std::size_t at = row++ * kParts * width;
+      return CU(cuMemcpyHtoDAsync)(gpu.memory + at, static_cast<const char*>(pinned) + at, width,
+                                   gpu.stream);
+    });
+    std::printf(
+        "H2D of %zu rows of %zu bytes, %zu apart: %.1f GB/s by one call, %.1f by calls of a row\n",
+        rows, width, kParts * width, together, singly);
+  }
+}
+
 void ask_ceilings(Gpu& gpu) {
   void* pinned = nullptr;
   const double begin = seconds();
@@ -112,6 +143,7 @@ void ask_ceilings(Gpu& gpu) {
                                                                   gpu.memory, gpu.memory + kGiB / 2,
                                                                   kGiB / 2, gpu.stream);
                                                             }));
+  ask_rows(gpu, pinned);
   CU_MUST(cuMemFreeHost, pinned);
 }
 
