@@ -12,7 +12,6 @@ import random
 import re
 import resource
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -20,10 +19,12 @@ import time
 import unittest
 
 import soak  # noqa: F401  (its import finds the scenarios' modules)
+import fault_figures
 from disc import Disc
 from fleet import DEADLINE_S, processes_of, short
 from kill_fleet import thread_states
-from plugin_fleet import PluginFleet
+from plugin_fleet import COMMITTED, DEADLINE_MS, PluginFleet
+from soak_weights import Checkpoint, Weights
 
 MIB = 2**20
 # Replica: its sidecar, the options of its engines, and the number of its ranks. None is a program over the C API that can fork.
@@ -39,6 +40,10 @@ WARM_UP = 8  # versions before what the processes use is noted
 # What a process may have beyond what it had after the warm-up, at rest. Another arena has two descriptors.
 MORE_DESCRIPTORS, MORE_BYTES, MORE_ARENAS = 8, 32 * MIB, 6
 LINES_KEPT = 40
+# What changes from a version to the next: how many places of the model, or every byte. Some are equal to the one before, most differ little,
+# some in too many places for a patch. Each with its share of the versions.
+CHANGES = {"nothing": (0, 5), "one place": (1, 20), "50 places": (50, 30), "1000 places": (1000, 25), "20000 places": (20000, 5),
+           "every byte": (None, 15)}
 WAYS = "", "again", "run", "spawn"
 
 
@@ -74,7 +79,7 @@ class Speech:
                 event = json.loads(line)
                 if event.get("event") == "torn":
                     self.torn.append(line.strip())
-                if event.get("event") in ("attached", "started", "published", "forked", "failed") or "result" in event:
+                if event.get("event") in ("attached", "started", "published", "waited", "forked", "dumped", "failed") or "result" in event:
                     self.events.put(event)
             self.process.stdout.close()
 
@@ -141,6 +146,10 @@ class FaultFleet(PluginFleet):
         self.halted = True  # processes are stopped, and that counts for the callback that each was in
         self.logs, self.speeches = 0, {}
         self.step, self.published, self.refused = 0, 0, 0
+        self.kinds = collections.Counter({kind: 0 for kind in CHANGES})  # of the versions that the trainer has taken
+        self.weights = None, None  # the process of a trainer, and what its weights are
+        self.loads, self.loads_at_rest = fault_figures.Loads(), collections.defaultdict(collections.Counter)
+        self.verified, self.ranks_verified, self.bytes_verified = 0, 0, 0
         self.talks = threading.Lock()  # one conversation with the trainer at a time
         self.publishes = False
         self.thread = threading.Thread(target=self.publish_on, daemon=True)
@@ -219,6 +228,7 @@ class FaultFleet(PluginFleet):
         self.model = self.path("model")
         subprocess.run([self.wsync, "make-checkpoint", self.model, "--size", "2MiB", "--seed", "1"], check=True,
                        stdout=subprocess.DEVNULL)
+        self.checkpoint = Checkpoint(self.wsync, self.model)
         quick = ["heartbeat.interval=100ms", f"heartbeat.deadline={short(1500)}"]
         for name, settings in SIDECARS.items():
             state, disc = self.disc(name)
@@ -279,16 +289,28 @@ class FaultFleet(PluginFleet):
         return speech and speech.expect(event, time.monotonic() + seconds)
 
     def publish_one(self):
+        """Changes the trainer's weights, and publishes them. The same is computed here."""
         self.step += 1
         trainer = self.members["trainer"]
+        process, weights = self.weights
+        if process is not trainer.process:  # another one starts from the checkpoint
+            weights = Weights(self.checkpoint)
+            self.weights = trainer.process, weights
+        kind = self.pauses.choices(list(CHANGES), [share for _, share in CHANGES.values()])[0]
+        places = CHANGES[kind][0]
         try:
-            self.tell(trainer.process, "change", self.step)
+            self.tell(trainer.process, *(("rewrite", self.step) if places is None else ("scatter", self.step, places)))
         except (BrokenPipeError, ValueError):
             return False
+        if places is None:
+            weights.rewrite(self.step)
+        else:
+            weights.scatter(self.step, places)
         answer = self.converse(trainer, "published", "publish_async", self.step)
         taken = bool(answer) and answer["code"] == 0
         self.published += taken
         self.refused += not taken
+        self.kinds[kind] += taken
         return taken
 
     def publish_on(self):
@@ -335,9 +357,46 @@ class FaultFleet(PluginFleet):
             assert code == 0, answer
             ranks = answer["result"]["ranks"]
             assert len(ranks) == RANKS and all(r["version"].endswith(f".{newest}") for r in ranks), ranks
+            self.compare(newest, ranks)
+            self.count_loads(SIDECARS)
             torn = {name: self.speeches[m.pid].torn for name, m in self.members.items() if self.speeches[m.pid].torn}
             assert not torn, f"torn steps: {torn}"
             return self.rest()
+
+    def compare(self, step, ranks):
+        """The weights of the version are those that were computed a second time: by the digest that the trainer has published and `verify`
+        has compared every rank with, and byte by byte in the memory of the program."""
+        process, weights = self.weights
+        trainer, program = self.members["trainer"], self.members["f"]
+        assert process is trainer.process, f"step {step} is of a trainer that has ended"
+        expected = self.checkpoint.digest_of(weights, self.path("recomputed"))
+        told = self.converse(trainer, "waited", "wait", COMMITTED, DEADLINE_MS)
+        assert told and told["digest"] == expected and told["version"].endswith(f".{step}"), \
+            f"step {step} was published as {told}; its weights have the digest {expected}"
+        path = self.path("dumped")
+        dumped = self.converse(program, "dumped", "dump", path)
+        assert dumped and dumped["ok"], f"{program} has not written its weights: {dumped}"
+        with open(path, "rb") as file:
+            for name in dumped["tensors"]:
+                found = file.read(len(weights.bytes_of[name]))
+                assert found == weights.bytes_of[name], f"{program} serves step {step}, and {name} has other bytes than the step"
+        os.unlink(path)
+        self.verified += 1
+        self.ranks_verified += len(ranks)
+        self.bytes_verified += sum(rank["bytes"] for rank in ranks)
+
+    def count_loads(self, names):
+        """Reads what these sidecars have counted. None of them stands still."""
+        for name in names:
+            self.loads.read(self.members[name].pid, os.path.join(self.run_dir, f"{name}.http"))
+
+    def count_last_loads(self):
+        """How each replica was loaded last. A coordinator hears of it late, so the sidecars are asked."""
+        for name in SIDECARS:
+            code, answer = self.ask("status", address=f"ipc://{self.run_dir}/{name}.control")
+            assert code == 0, answer
+            for replica in answer["result"]["sidecars"][0]["replicas"]:
+                self.loads_at_rest[replica["replica"]][replica["last_load"]["kind"]] += 1
 
     def rest(self):
         """What exists at rest: names of files, and what each process uses."""
@@ -376,6 +435,8 @@ class FaultFleet(PluginFleet):
 # ---- faults: each ends with a fleet in which no fault lasts ----
 
 def killed(fleet, member):
+    if member.kind == "sidecar":
+        fleet.count_loads([member.name])
     member.process.kill()
     member.process.wait()
     if member.kind != "trainer":
@@ -392,6 +453,8 @@ def stopped(fleet, member):
 
 
 def stopped_for_ever(fleet, member):
+    if member.kind == "sidecar":
+        fleet.count_loads([member.name])
     os.kill(member.pid, signal.SIGSTOP)
     fleet.until(lambda: all(state == "T" for state in thread_states(member.pid)), f"{member} that stands still")
     if member.kind != "trainer":
@@ -485,7 +548,9 @@ class FaultRun:
             except BaseException as error:
                 raise AssertionError(f"after {last} (seed {self.seed}): {error}") from error
             self.end(fleet)
-            self.publishes, self.refused = fleet.published, fleet.refused
+            self.publishes, self.refused, self.kinds = fleet.published, fleet.refused, fleet.kinds
+            self.loads, self.loads_at_rest = fleet.loads.sums(), fleet.loads_at_rest
+            self.verified, self.ranks_verified, self.bytes_verified = fleet.verified, fleet.ranks_verified, fleet.bytes_verified
         self.seconds = time.monotonic() - begin
         return self
 
@@ -497,6 +562,7 @@ class FaultRun:
         fleet.settle(member if fault is without_memory and member.kind != "trainer" else None)
         took = time.monotonic() - ended
         self.took[(fault.__name__, member.kind)].append(took)
+        fleet.count_last_loads()
         fleet.end_children()
         found = []
         def clean():
@@ -534,28 +600,22 @@ class FaultRun:
         assert not names, f"left in the run directory: {names}"
         assert not processes_of(fleet.directory), f"processes are left: {processes_of(fleet.directory)}"
 
-    def text(self):
-        lines = [f"{self.cycles} cycles in {self.seconds:.0f} s, seed {self.seed}: {self.publishes} versions published, "
-                 f"{self.refused} refused; 0 torn, nothing left",
-                 f"at rest a process had at most {self.most['descriptors']} descriptors and {self.most['bytes'] / MIB:.1f} MiB more "
-                 f"than before the faults, and the fleet {self.most['arenas']} arenas more",
-                 f"{'fault':<22} {'of':<8} {'times':>6} {'median s':>9} {'most s':>8}"]
-        for (fault, kind), took in sorted(self.took.items()):
-            lines.append(f"{fault:<22} {kind:<8} {len(took):>6} {statistics.median(took):>9.2f} {max(took):>8.2f}")
-        return "\n".join(lines)
-
 
 def main():
     parser = argparse.ArgumentParser(description="Random faults in a fleet under a trainer that publishes all the time.")
     for name in ("wsync", "trainer_rank", "forking_engine"):
         parser.add_argument(name, help="program of the build")
     parser.add_argument("--cycles", type=int, default=100, help="faults (default: 100)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after the cycle in which so much time has passed (default: never)")
+    parser.add_argument("--output", help="file for the figures, as a JSON object")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of faults, processes and times (default: 1)")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     run = FaultRun((options.wsync, options.trainer_rank, options.forking_engine), options.seed,
                    say=lambda line: print(line, flush=True))
-    print(run.run(options.cycles).text())
+    print(fault_figures.text_of(run.run(options.cycles, options.seconds)))
+    if options.output:
+        fault_figures.write(run, options.output)
 
 
 if __name__ == "__main__":

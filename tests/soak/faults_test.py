@@ -21,7 +21,7 @@ class Faults(unittest.TestCase):
         seed = int(os.environ.get("WSYNC_SOAK_SEED", "1"))
         print(f"seed {seed}", file=sys.stderr, flush=True)
         run = FaultRun(PROGRAMS, seed, say=lambda line: print(line, file=sys.stderr)).run(seconds=SECONDS)
-        print(run.text(), file=sys.stderr)
+        print(text_of(run), file=sys.stderr)
         self.assertGreater(run.cycles, 0)
         self.assertGreater(run.publishes, run.cycles)
 
