@@ -390,6 +390,14 @@ class FaultFleet(PluginFleet):
         for name in names:
             self.loads.read(self.members[name].pid, os.path.join(self.run_dir, f"{name}.http"))
 
+    def failed_patches(self):
+        """What the sidecars have said of patches that failed, the newest first."""
+        found = []
+        for name in SIDECARS:
+            with open(self.members[name].process.log_path, encoding="utf-8", errors="replace") as log:
+                found += re.findall(r"^\S+ warning .*its patch did not fit.*", log.read(), re.M)
+        return sorted(found, reverse=True)[:LINES_KEPT]
+
     def count_last_loads(self):
         """How each replica was loaded last. A coordinator hears of it late, so the sidecars are asked."""
         for name in SIDECARS:
@@ -557,12 +565,16 @@ class FaultRun:
     def cycle(self, fleet, fault, member, before):
         if fault is without_disc and member.disc is None:
             fault = without_files if member.kind == "sidecar" else killed
+        failed_before = fleet.loads.sums()[fault_figures.FALLBACKS]
         fault(fleet, member)
         ended = time.monotonic()
         fleet.settle(member if fault is without_memory and member.kind != "trainer" else None)
         took = time.monotonic() - ended
         self.took[(fault.__name__, member.kind)].append(took)
         fleet.count_last_loads()
+        # Every rank has what its patch is made for, unless it cannot have the memory to read it.
+        failed = fleet.loads.sums()[fault_figures.FALLBACKS] - failed_before
+        assert failed == 0 or fault is without_memory, f"{failed} patches failed: {fleet.failed_patches()}"
         fleet.end_children()
         found = []
         def clean():
