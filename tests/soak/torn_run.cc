@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "bench/harness/children.h"
-#include "bench/sync/scrape.h"
+#include "bench/harness/scrape.h"
 #include "deploy/fleet/fleet.h"
 #include "shared/base/format.h"
 #include "shared/weights/checkpoint_dir.h"
