@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "bench/harness/memory.h"
+#include "bench/harness/scrape.h"
 #include "bench/sync/measured_fleet.h"
-#include "bench/sync/scrape.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/config/defaults.h"

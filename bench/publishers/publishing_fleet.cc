@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/harness/process_usage.h"
-#include "bench/sync/scrape.h"
+#include "bench/harness/scrape.h"
 #include "shared/base/format.h"
 #include "shared/observe/trace/text_file.h"
 

@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "bench/harness/process_usage.h"
-#include "bench/sync/scrape.h"
+#include "bench/harness/scrape.h"
 #include "shared/base/format.h"
 #include "shared/base/units.h"
 

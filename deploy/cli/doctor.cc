@@ -1,5 +1,8 @@
 // `wsync doctor`: checks whether this host is ready for a configuration.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iterator>
+#include <vector>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/doctor_checks.h"
@@ -30,8 +33,8 @@ struct HostConfig {
   HugePages huge_pages = HugePages::kOff;
   CudaWanted cuda;
   std::string trace_file;  // empty: none
-  Check keys;
-  Check data;
+  // Of the role: keys, data, patches and scrubs.
+  std::vector<Check> own;
 };
 
 Result<HostConfig> read_config(const DoctorOptions& options) {
@@ -47,8 +50,8 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                       c.memory.huge_pages,
                       {},
                       c.trace_file,
-                      check_key_folder(c.keys),
-                      check_data_security(c.network)};
+                      {check_key_folder(c.keys), check_data_security(c.network),
+                       check_trainer_patches(c.network)}};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
   return HostConfig{c.run_dir,
@@ -62,12 +65,12 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                      .named = c.devices.gpus_named,
                      .collective = c.devices.collective},
                     c.trace_file,
-                    check_sidecar_key(c.key, c.name),
-                    check_data_security(c.network)};
+                    {check_sidecar_key(c.key, c.name), check_data_security(c.network),
+                     check_patches(c), check_scrub(c)}};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {
-  const auto wanted = WSYNC_TRY(read_config(options));
+  auto wanted = WSYNC_TRY(read_config(options));
   std::vector<Check> checks = {check_kernel(),
                                check_memory(wanted.host_memory),
                                check_sealed_memory(),
@@ -76,9 +79,8 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_cpu(),
                                check_descriptors(),
                                check_run_dir(wanted.run_dir),
-                               check_state_dir(wanted.state_dir),
-                               wanted.keys,
-                               wanted.data};
+                               check_state_dir(wanted.state_dir)};
+  std::ranges::move(wanted.own, std::back_inserter(checks));
   checks.push_back(check_pages(wanted.http, options.role == "trainer" ? "coordinator" : "sidecar",
                                kReachDeadline));
   if (!wanted.trace_file.empty()) checks.push_back(check_trace_setting(wanted.trace_file));

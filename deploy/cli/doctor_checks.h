@@ -14,6 +14,7 @@
 #include "shared/broadcast/nccl_library.h"
 #include "shared/config/http_config.h"
 #include "shared/config/network_config.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/device/cuda_library.h"
 #include "shared/device/mps.h"
 
@@ -64,6 +65,14 @@ struct Check {
 // Checks whether a trace can be written to `<path>.json`. A missing directory loses the trace at
 // the end of the process, and nothing else.
 [[nodiscard]] Check check_trace_setting(const std::string& path);
+
+// Says whether engines of a sidecar are switched by patches, and what memory these need at most
+// beside the arenas. A warning if a setting defeats them.
+[[nodiscard]] Check check_patches(const config::SidecarConfig& config);
+// Says whether a trainer makes patches for the sidecars of its host, and what memory these need.
+[[nodiscard]] Check check_trainer_patches(const config::NetworkConfig& network);
+// Says how often the memory of engines is read again. A warning if it never is.
+[[nodiscard]] Check check_scrub(const config::SidecarConfig& config);
 
 // GPU requirements of a configuration.
 struct CudaWanted {

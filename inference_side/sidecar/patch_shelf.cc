@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 #include "shared/base/units.h"
 #include "shared/observe/trace/progress.h"
 
@@ -105,12 +106,19 @@ void PatchShelf::drop(const Predicate& predicate) {
     entry.stop.request_stop();
     // Unmapping takes long. If the queue is full, it is done here.
     (void)worker_->submit([patch = std::move(entry.patch)] {});
+    // made() does not find the entry any more. A version must not wait for a patch that never
+    // comes.
+    if (!planted("dropped_patch_keeps_waiting"))
+      for (auto& done : entry.waiting) loop_.post(std::move(done));
     return true;
   });
   if (dropped != 0) options_.on_bytes(bytes());
 }
 
 void PatchShelf::forget(const Version& version) {
+  // Nobody waits for what leads to a version that is gone.
+  for (Entry& entry : entries_)
+    if (entry.target == version) entry.waiting.clear();
   drop([&](const Entry& entry) { return entry.base == version || entry.target == version; });
 }
 

@@ -54,15 +54,15 @@ class PatchShelf {
   PatchShelf& operator=(const PatchShelf&) = delete;
 
   // Makes the patch if there is none. `on_done` is called when it is there or known not to come,
-  // not inside the call; never if one of the versions is forgotten before. Returns false, and calls
-  // nothing, if there is nothing to make: patches are disabled, the layouts differ, both would have
-  // to be compared and are not, or there is no room. `changes` (may be null): by which the target
-  // has come; see HeldPatch::make().
+  // also because it was dropped, not inside the call; never if the target is forgotten before.
+  // Returns false, and calls nothing, if there is nothing to make: patches are disabled, the
+  // layouts differ, both would have to be compared and are not, or there is no room. `changes` (may
+  // be null): by which the target has come; see HeldPatch::make().
   bool make(const Held& base, const Held& target, std::function<void()> on_done,
             std::shared_ptr<const staging::ReceivedChanges> changes = nullptr);
   // Drops all patches from this version and to it.
   void forget(const Version& version);
-  // Drops all patches from other versions than these.
+  // Drops all patches from other versions than these. Who waits for one of them is called later.
   void keep_only(const std::set<Version>& bases);
   // Returns nullptr if it is not here.
   [[nodiscard]] std::shared_ptr<const staging::HeldPatch> find(const Version& base,

@@ -42,10 +42,7 @@ std::uint32_t own_arenas(std::uint64_t arena_bytes, const staging::Store& store,
 std::uint64_t patch_bytes(const control::Plan& plan, std::uint32_t own_arenas,
                           const config::SidecarConfig& config) {
   const bool copies = own_arenas > 0;
-  const bool has_patches = config.patch.mode == config::SwitchPatches::kAuto ||
-                           (config.patch.mode == config::SwitchPatches::kChanges &&
-                            config.patch.transfer == config::PatchMode::kAuto);
-  if (!has_patches) return 0;
+  if (config::patch_obstacle(config) != config::PatchObstacle::kNone) return 0;
   const std::uint64_t most =
       PatchShelf::bytes_max(plan.arena_bytes, config.patch.max_share, copies);
   if (config.host_memory == 0) return most;

@@ -144,6 +144,15 @@ Result<SidecarConfig> parse_sidecar(std::string_view text, std::string_view name
                                     const Sources& sources) {
   return parse_role(bind_sidecar, text, name, sources);
 }
+PatchObstacle patch_obstacle(const SidecarConfig& config) noexcept {
+  if (config.patch.mode == SwitchPatches::kOff) return PatchObstacle::kModeOff;
+  // Nobody would find a bit that flips in what a patch leaves alone.
+  if (config.scrub.interval.count() == 0) return PatchObstacle::kNoScrubs;
+  if (config.patch.mode == SwitchPatches::kChanges && config.patch.transfer == PatchMode::kOff)
+    return PatchObstacle::kNothingNew;
+  return PatchObstacle::kNone;
+}
+
 std::vector<std::string> sidecar_keys() { return keys_of_role(bind_sidecar); }
 
 std::string sidecar_command(std::string_view address) {

@@ -54,6 +54,15 @@ struct ScrubConfig {
   friend bool operator==(const ScrubConfig&, const ScrubConfig&) = default;
 };
 
+// The setting because of which no engine is ever switched by a patch that changes its bytes.
+enum class PatchObstacle : std::uint8_t {
+  kNone,
+  kModeOff,     // patch.mode: off
+  kNoScrubs,    // scrub.interval: 0
+  kNothingNew,  // patch.transfer: off, and patch.mode: changes: no changes come, none are looked
+                // for
+};
+
 struct SidecarConfig {
   std::string name;               // defaults to the host name; never empty after loading
   std::string coordinator;        // default ipc://<run_dir>/control
@@ -94,6 +103,8 @@ struct SidecarConfig {
 // Parses and checks a text. `name` stands for the file name in error messages.
 [[nodiscard]] Result<SidecarConfig> parse_sidecar(std::string_view text, std::string_view name,
                                                   const Sources& sources = {});
+// Returns the first obstacle in the order of PatchObstacle. Any thread.
+[[nodiscard]] PatchObstacle patch_obstacle(const SidecarConfig& config) noexcept;
 // Returns every key, in the order of the example file.
 [[nodiscard]] std::vector<std::string> sidecar_keys();
 // Returns the command that starts a sidecar for the coordinator at `address`, for a message from

@@ -4,10 +4,13 @@
 // With `starting` it tells the sidecar that it is starting, and does nothing else until `attach`.
 // Commands: fork [again | run | spawn]: a child that stays; fork_unnoticed: one that keeps the
 // descriptors; fork_and_call: one that calls every function; fork_engine REPLICA: one that is an
-// engine itself, says when it is attached, and stays; status; quit.
+// engine itself, says when it is attached, and stays; status; dump FILE: writes the bytes of all of
+// its tensors, one after the other, and says their names in this order; quit.
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <sstream>
+#include <string>
 #include <vector>
 #include <wsync/engine.h>
 
@@ -76,6 +79,19 @@ void begin(Server& server, const char* socket, const char* replica, const wsync:
   attach(server, manifest);
 }
 
+void dump(const Server& server, const wsync::Manifest& manifest, const std::string& path) {
+  std::ofstream file(path, std::ios::binary);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
+    const std::vector<std::byte>& bytes = server.memory.at(i);
+    file.write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+    names.push_back(manifest.tensor(i).name);
+  }
+  file.close();
+  say({{"event", "dumped"}, {"ok", static_cast<bool>(file)}, {"tensors", names}});
+}
+
 // In a child.
 void call_all(wsync_engine* engine) {
   const std::uint64_t shape = 1;
@@ -127,6 +143,8 @@ int main(int argc, char** argv) {
       Server other;
       begin(other, argv[1], argument.c_str(), directory->manifest(), take);
       for (;;) ::pause();
+    } else if (command == "dump") {
+      dump(server, directory->manifest(), argument);
     } else if (command == "status") {
       const auto status = wsync_engine_status(server.link);
       say({{"event", "status"}, {"attached", status.attached}, {"step", status.active.step}});

@@ -5,6 +5,7 @@ import sys
 import unittest
 
 from fleet import DEADLINE_S, Fleet
+from schema import validate
 
 WSYNC = sys.argv.pop()
 TENSOR = "model.layers.0.self_attn.q_proj.weight"
@@ -55,6 +56,28 @@ class Plan(unittest.TestCase):
                 held = sum(3 if sidecar["own_arenas"] > 0 else 2 for sidecar in result["sidecars"])
                 self.assertEqual(patches, held * int(0.07 * result["arena_bytes"]))
                 self.assertAlmostEqual(memory_of(fleet.processes) / planned, 1, delta=0.05)
+
+    def test_the_doctor_tells_the_share_for_patches(self):
+        for settings, used in ((["transport=memfd"], True), (["transport=tcp"], True), (["transport=tcp", "patch.max_share=0.02"], True),
+                               (["scrub.interval=0"], False), (["patch.mode=off"], False), (["patch.transfer=off"], False)):
+            with self.subTest(settings), Fleet(WSYNC) as fleet:
+                fleet.start("trainer")
+                words = [word for setting in settings for word in ("--set", setting)]
+                _, socket = fleet.sidecar("s0", *words)
+                model = fleet.checkpoint("one", 1)
+                fleet.engine(socket, "r0", model)
+                fleet.until(lambda: fleet.ask("plan", model)[0] == 0, "the sidecar at the coordinator")
+                _, answer = fleet.ask("plan", model)
+                result = answer["result"]
+                done = subprocess.run([WSYNC, "doctor", "--json", *words], env=fleet.environment, text=True, capture_output=True,
+                                      timeout=DEADLINE_S)
+                checks = {check["name"]: check for check in validate(done.args, done.stdout)["result"]["checks"]}
+                facts = checks["patches"]["facts"]
+                self.assertEqual((facts["used"], checks["patches"]["status"]), (used, "ok" if used else "warn"), checks["patches"])
+                self.assertEqual(checks["scrub"]["status"], "warn" if "scrub.interval=0" in settings else "ok")
+                share = facts["memory_share_mapped"] + facts["memory_share_copied"]  # one kind of transport: the other one is 0
+                self.assertAlmostEqual(share * result["arena_bytes"], result["peak_memory"]["patch_bytes"], delta=4)
+                self.assertEqual(share > 0, used)
 
     def test_what_is_idle_is_given_back(self):
         for name in "memfd", "tcp":

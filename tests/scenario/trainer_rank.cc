@@ -11,7 +11,9 @@
 // first_draft STEP: the same without a description, all put; stray: writes once more through the
 // last pointer of a draft;
 // change STEP: other values for every tensor, from the step's number, without an answer;
-// fork [again | run | spawn]: a child that stays; fork_and_call: one that calls every function.
+// scatter STEP PLACES: other values at so many places of the whole model, and rewrite STEP: in
+// every byte of it, without an answer. tests/soak/soak_weights.py computes the same; fork [again |
+// run | spawn]: a child that stays; fork_and_call: one that calls every function.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -131,6 +133,22 @@ void change(std::vector<Part>& parts, std::uint64_t step) {
     if (!part.bytes.empty()) part.bytes.front() = static_cast<std::byte>(step);
 }
 
+// The numbers are primes, so that the places of a step lie in many tensors, and those of the next
+// step are others.
+void scatter(std::vector<Part>& parts, std::uint64_t step, std::uint64_t places) {
+  for (std::uint64_t k = 0; k < places; ++k) {
+    std::vector<std::byte>& bytes = parts[(step * 31 + k * 7) % parts.size()].bytes;
+    if (!bytes.empty())
+      bytes[(step * 7919 + k * 104'729) % bytes.size()] = static_cast<std::byte>(step + 13 * k);
+  }
+}
+
+void rewrite(std::vector<Part>& parts, std::uint64_t step) {
+  const auto mask = static_cast<std::byte>(step | 1);  // never 0: every byte changes
+  for (Part& part : parts)
+    for (std::byte& byte : part.bytes) byte ^= mask;
+}
+
 wsync_trainer_part whole_part(const Part& part, const std::string& dtype) {
   return {.name = part.info.name.c_str(),
           .dtype = dtype.c_str(),
@@ -242,6 +260,15 @@ void obey(wsync_trainer* trainer, std::vector<Part>& parts) {
       std::uint64_t step = 0;
       words >> step;
       change(parts, step);
+    } else if (command == "scatter") {
+      std::uint64_t step = 0;
+      std::uint64_t places = 0;
+      words >> step >> places;
+      scatter(parts, step, places);
+    } else if (command == "rewrite") {
+      std::uint64_t step = 0;
+      words >> step;
+      rewrite(parts, step);
     } else if (command == "roll_back") {
       wsync_rollback result{};
       const auto code = wsync_trainer_roll_back(trainer, {}, 60'000, &result);

@@ -1,7 +1,8 @@
-// AlternatingTrainer publishes two sets of random weights of a tiny model in turn.
+// AlternatingTrainer publishes four sets of random weights of a tiny model in turn. Of every second
+// set, all matrices are others than those of the set before; each set after it differs from it in a
+// few values, so that a replica can be switched by a patch.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -34,7 +35,7 @@ class AlternatingTrainer {
       const moe::ModelSpec& spec, const std::string& checkpoint, const std::string& run_directory,
       const std::string& state_directory);
 
-  // Starts to publish the other set. The previous publish has ended.
+  // Starts to publish the next set. The previous publish has ended.
   [[nodiscard]] Result<> begin();
   // Waits for at most `wait`. Returns std::nullopt if the publish is still active, or the result if
   // the replica serves the version. kRefused, with the reason, if the publish failed.
@@ -49,8 +50,10 @@ class AlternatingTrainer {
     plugin::RankTensors tensors;
   };
   AlternatingTrainer() = default;
+  // Adds a set. `parameters` are rounded to bfloat16.
+  void add(training::ParameterSet parameters);
 
-  std::vector<Weights> weights_;              // two sets; the step modulo their count selects one
+  std::vector<Weights> weights_;              // the step modulo their count selects one
   std::uint64_t step_ = 0;                    // step of the last publish
   std::uint64_t publish_ = 0;                 // number of the last publish
   std::unique_ptr<plugin::Trainer> trainer_;  // destroyed before the weights that it reads

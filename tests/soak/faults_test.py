@@ -5,7 +5,9 @@ import subprocess
 import sys
 import unittest
 
-from faults import ALL, MIB, MORE_ARENAS, MORE_BYTES, MORE_DESCRIPTORS, FaultFleet, FaultRun
+from fault_fleet import MIB, MORE_ARENAS, MORE_BYTES, MORE_DESCRIPTORS, FaultFleet
+from fault_figures import object_of, text_of
+from faults import ALL, FaultRun
 
 PROGRAMS = sys.argv[-3:]  # wsync, trainer_rank, forking_engine
 del sys.argv[-3:]
@@ -21,9 +23,15 @@ class Faults(unittest.TestCase):
         seed = int(os.environ.get("WSYNC_SOAK_SEED", "1"))
         print(f"seed {seed}", file=sys.stderr, flush=True)
         run = FaultRun(PROGRAMS, seed, say=lambda line: print(line, file=sys.stderr)).run(seconds=SECONDS)
-        print(run.text(), file=sys.stderr)
+        print(text_of(run), file=sys.stderr)
         self.assertGreater(run.cycles, 0)
         self.assertGreater(run.publishes, run.cycles)
+        # Both ways of a switch were used, and a version of each cycle was computed a second time.
+        figures = object_of(run)
+        self.assertGreater(min(figures["loads"]["patch"], figures["loads"]["full"]), 0, figures)
+        self.assertEqual(sum(run.kinds.values()), run.publishes)
+        self.assertGreaterEqual(figures["verified"]["versions"], run.cycles)
+        self.assertEqual(figures["torn"], 0)
 
     def test_a_failure_names_the_fault_before_it(self):
         with self.assertRaisesRegex(AssertionError, r"^after cycle 1: goes_wrong on (\S+) \(process \d+\) \(seed 7\): \1 has gone wrong"):

@@ -40,6 +40,9 @@ nlohmann::json to_json(const TornResult& result) {
           {"torn_told", result.torn_told},
           {"aborted", result.aborted},
           {"switches", result.switches},
+          {"loads_by_patch", result.loads_by_patch},
+          {"loads_in_full", result.loads_in_full},
+          {"patches_failed", result.patches_failed},
           {"versions", result.versions},
           {"paused_ms", spread_json(result.paused_ms)},
           {"requests", result.load.answers},
@@ -74,6 +77,9 @@ std::string to_text(const TornResult& result) {
       line_of("switches", number(result.switches),
               fmt::format("paused {} (median), {} (most)", span_of(1e-3 * result.paused_ms.median),
                           span_of(1e-3 * result.paused_ms.max)));
+  text += line_of(
+      "loads by patch", number(result.loads_by_patch),
+      fmt::format("of ranks, {} in full, {} failed", result.loads_in_full, result.patches_failed));
   text += line_of("versions", number(result.versions), "that steps were run with");
   text += line_of(
       "requests", number(result.load.answers),
@@ -92,6 +98,9 @@ std::string complaint_of(const TornResult& result) {
     text += fmt::format("{} of {} were torn, the first of them:\n", result.torn,
                         counted(result.steps, "step"));
   for (const std::string& told : result.torn_told) text += fmt::format("  {}\n", told);
+  if (result.patches_failed != 0)
+    text += fmt::format("{} failed although nothing was damaged: the log of the sidecar says why\n",
+                        counted(result.patches_failed, "patch"));
   if (result.load.wrong != 0)
     text += fmt::format("{} of {} were wrong, the first of them:\n", result.load.wrong,
                         counted(result.load.answers, "answer"));

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "bench/harness/children.h"
+#include "bench/harness/scrape.h"
 #include "deploy/fleet/fleet.h"
 #include "shared/base/format.h"
 #include "shared/weights/checkpoint_dir.h"
@@ -192,6 +193,36 @@ class TornRun {
     WSYNC_TRY(trainer_->begin());
     const auto first = WSYNC_TRY(published());
     newest_ = first.version;
+    before_ = WSYNC_TRY(loads());
+    return {};
+  }
+
+  // Loads of ranks that the sidecar has counted so far.
+  struct Loads {
+    std::uint64_t by_patch = 0;
+    std::uint64_t in_full = 0;
+    std::uint64_t failed = 0;
+  };
+  Result<Loads> loads() const {
+    const auto page = WSYNC_TRY(bench::scrape(at("run/soak.http")));
+    const auto value = [&page](std::string_view series) {
+      return static_cast<std::uint64_t>(bench::metric_value(page, series).value_or(0));
+    };
+    return Loads{.by_patch = value("wsync_loads_total{kind=\"patch\"}"),
+                 .in_full = value("wsync_loads_total{kind=\"full\"}"),
+                 .failed = value("wsync_patch_fallbacks_total")};
+  }
+  Result<> count_loads() {
+    const auto after = WSYNC_TRY(loads());
+    result_.loads_by_patch = after.by_patch - before_.by_patch;
+    result_.loads_in_full = after.in_full - before_.in_full;
+    result_.patches_failed = after.failed - before_.failed;
+    const std::uint64_t found = result_.loads_by_patch + result_.loads_in_full;
+    if (found != result_.switches * options_.ranks)
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format("the sidecar has counted {} in {} switches, expected one of each of {}",
+                      counted(found, "load"), result_.switches, counted(options_.ranks, "rank")));
     return {};
   }
 
@@ -250,6 +281,7 @@ class TornRun {
     load_->stop_asking();
     WSYNC_TRY(until("the last answer", kEndDeadline, [&] { return load_->ended(); }));
     WSYNC_TRY(load_->check());
+    WSYNC_TRY(count_loads());
     result_.load = load_->figures();
     std::vector<std::uint64_t> told;
     for (const RankView& view : views_) told.push_back(view.stats_told);
@@ -309,8 +341,8 @@ class TornRun {
       return fail(ErrorCode::kRefused,
                   fmt::format("{} in {:.1f} s met {} of {}, and steps were run with {}: nothing is "
                               "shown; ask for more steps, or for a shorter --switch-ms",
-                              counted(result_.switches, "switch"), result_.seconds,
-                              result_.load.met, counted(result_.load.answers, "answer"),
+                              result_.switches, result_.seconds, result_.load.met,
+                              counted(result_.load.answers, "answer"),
                               counted(result_.versions, "version")));
     return {};
   }
@@ -320,6 +352,7 @@ class TornRun {
   const OnTornSteps& on_steps_;
   TornResult result_;
   Version newest_;
+  Loads before_;  // before the first switch under load
   std::vector<double> paused_ms_;
   std::unique_ptr<cli::ChildProcesses> children_;
   std::vector<RankView> views_;  // by rank

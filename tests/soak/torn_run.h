@@ -3,9 +3,10 @@
 // limits.
 //
 // Clients keep completions running over HTTP, with random prompts, random lengths (64 to 256
-// tokens) and temperature 1. The calling process is the trainer. It publishes two sets of random
+// tokens) and temperature 1. The calling process is the trainer. It publishes four sets of random
 // weights in turn through the trainer library with pause_mode keep, so that sequences continue with
-// the new weights after every switch.
+// the new weights after every switch. Every second set differs from the one before in a few values,
+// so that the replica is switched by a patch and in full in turn.
 //
 // In every step every rank reads the version word of each layer before and after it reads the
 // layer's weights. It compares both with the version in the step's header. A step is torn if any of
@@ -60,7 +61,12 @@ struct TornResult {
   std::uint64_t layers_compared = 0;  // total over all steps and ranks
   double seconds = 0;                 // from the first request to the last required step
   LoadFigures load;
-  std::uint64_t switches = 0;     // switches under load
+  std::uint64_t switches = 0;  // switches under load
+  // What the sidecar has counted of these switches: loads of ranks by a patch and of all bytes, and
+  // patches that failed, which were followed by a load of all bytes.
+  std::uint64_t loads_by_patch = 0;
+  std::uint64_t loads_in_full = 0;
+  std::uint64_t patches_failed = 0;
   std::vector<double> pauses_ms;  // pause of each switch, in order
   Spread paused_ms;
   std::uint64_t versions = 0;          // number of versions that executed steps
@@ -70,9 +76,9 @@ struct TornResult {
   // share of the cores' time that other processes used before the run
   double others_busy = 0;
   double stolen = 0;  // share that the host withheld during the run
-  // True if no step was torn, the spans of every answer are right, and all recomputed
-  // log-probabilities agree.
-  [[nodiscard]] bool passed() const { return torn == 0 && load.wrong == 0; }
+  // True if no step was torn, the spans of every answer are right, all recomputed
+  // log-probabilities agree, and every patch fitted.
+  [[nodiscard]] bool passed() const { return torn == 0 && load.wrong == 0 && patches_failed == 0; }
 };
 
 using OnTornSteps =

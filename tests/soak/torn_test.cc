@@ -291,6 +291,17 @@ TEST(TornReport, SaysWhatWasTornAndWhere) {
   EXPECT_EQ(to_json(result)["wrong_told"].at(0), "answer 2, of client 0: a gap");
 }
 
+TEST(TornReport, CountsLoadsAndAPatchThatFailedFailsTheRun) {
+  TornResult result{.loads_by_patch = 6, .loads_in_full = 4};
+  EXPECT_TRUE(result.passed());
+  EXPECT_THAT(to_text(result), HasSubstr("of ranks, 4 in full, 0 failed"));
+  EXPECT_EQ(to_json(result)["loads_by_patch"], 6);
+  result.patches_failed = 1;
+  EXPECT_FALSE(result.passed());
+  EXPECT_THAT(complaint_of(result), HasSubstr("1 patch failed"));
+  EXPECT_EQ(to_json(result)["passed"], false);
+}
+
 TEST(TornRun, RefusesWhatItCannotRun) {
   const auto interrupt = Interrupt::create().value();
   for (const TornOptions& bad :

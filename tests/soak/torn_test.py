@@ -36,6 +36,9 @@ class Torn(SoakCase):
         self.assertGreaterEqual(result["requests_met"], 1)
         self.assertLessEqual(result["requests_met"], result["requests"])
         self.assertEqual((result["requests_wrong"], result["wrong_told"]), (0, []))
+        # As the sidecar counts them: each switch loads every rank, by a patch or in full.
+        self.assertEqual(result["loads_by_patch"] + result["loads_in_full"], result["switches"] * ranks)
+        self.assertEqual(result["patches_failed"], 0)
         self.assertGreaterEqual(result["requests"], requests)
         # Every answer that a switch met, and some of the others, computed anew from the published bytes.
         self.assertGreaterEqual(result["requests_recomputed"], result["requests_met"])
@@ -55,6 +58,9 @@ class Torn(SoakCase):
         result = self.run_torn(100_000)
         # Every switch meets what runs.
         self.assertGreaterEqual(result["requests_met"], result["switches"])
+        # Every second version differs little from the one before.
+        self.assertGreaterEqual(result["loads_by_patch"], 2 * (result["switches"] // 2 - 1))
+        self.assertGreaterEqual(result["loads_in_full"], 2 * (result["switches"] // 2))
 
     def test_a_few_steps_with_many_switches(self):
         self.run_torn(3_000, switch_ms=20)

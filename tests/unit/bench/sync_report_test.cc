@@ -10,11 +10,11 @@
 #include "bench/harness/child.h"
 #include "bench/harness/machine.h"
 #include "bench/harness/median_interval.h"
+#include "bench/harness/scrape.h"
 #include "bench/harness/spread.h"
 #include "bench/overhead/report.h"
 #include "bench/publishers/report.h"
 #include "bench/sync/report.h"
-#include "bench/sync/scrape.h"
 
 namespace wsync::bench {
 namespace {

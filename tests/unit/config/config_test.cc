@@ -62,6 +62,17 @@ TEST(Config, ExampleFilesHoldEveryKeyWithItsDefault) {
   EXPECT_EQ(parse_trainer(example("trainer.yaml"), "e").value(), parse_trainer("", "").value());
 }
 
+TEST(Config, SomeSettingsDefeatPatches) {
+  const auto obstacle = [](std::vector<std::string> set) {
+    return patch_obstacle(load_sidecar({.file = {}, .environment = {}, .set = set}).value());
+  };
+  EXPECT_EQ(obstacle({}), PatchObstacle::kNone);
+  EXPECT_EQ(obstacle({"patch.mode=auto", "patch.transfer=off"}), PatchObstacle::kNone);
+  EXPECT_EQ(obstacle({"patch.transfer=off"}), PatchObstacle::kNothingNew);
+  EXPECT_EQ(obstacle({"scrub.interval=0", "patch.transfer=off"}), PatchObstacle::kNoScrubs);
+  EXPECT_EQ(obstacle({"scrub.interval=0", "patch.mode=off"}), PatchObstacle::kModeOff);
+}
+
 TEST(Config, ReadsEveryKindOfValue) {
   const SidecarConfig c = parse_sidecar(
                               "name: host7\nrun_dir: /run/w\n"

@@ -1,4 +1,4 @@
-#include "bench/sync/scrape.h"
+#include "bench/harness/scrape.h"
 
 #include <charconv>
 

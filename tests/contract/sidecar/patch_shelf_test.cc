@@ -1,0 +1,68 @@
+// Who waits for a patch is told that it is there, or that it never comes.
+#include "inference_side/sidecar/patch_shelf.h"
+
+#include <gtest/gtest.h>
+#include <memory>
+
+#include "tests/contract/sidecar/sidecar_fixture.h"
+#include "tests/support/versions.h"
+
+namespace wsync::agent::test {
+namespace {
+
+class PatchShelfTest : public ::testing::Test {
+ protected:
+  [[nodiscard]] PatchShelf::Held hold(Version version) {
+    auto arena =
+        SharedArena::create({.name = "trainer", .data_bytes = model_.plan->arena_bytes()}).value();
+    EXPECT_TRUE(model_.write(arena, version));
+    return staging::HeldVersion::make(
+        {.identity = model_.identity(version),
+         .manifest = model_.manifest,
+         .plan = model_.plan,
+         .leaves = model_.leaves},
+        model_.digests(version), ArenaView::open(arena.share()->get()).value(), false, nullptr);
+  }
+  // Returns a callback that counts.
+  [[nodiscard]] std::function<void()> count() {
+    return [this] { ++told_; };
+  }
+
+  Bench bench_;
+  Model model_;
+  PatchShelf shelf_{bench_.loop(), {}};
+  int told_ = 0;
+};
+
+TEST_F(PatchShelfTest, WhoWaitsIsToldWhenNobodyServesTheBaseAnyLonger) {
+  const auto one = hold(kV1);
+  const auto two = hold(kV2);
+  ASSERT_TRUE(shelf_.make(one, two, count()));
+  ASSERT_TRUE(shelf_.make(one, two, count()));  // the same patch
+  // Before the loop runs, so it is still being made.
+  shelf_.keep_only({kV2});
+  EXPECT_EQ(told_, 0) << "inside the call";
+  EXPECT_TRUE(bench_.until([&] { return told_ == 2; })) << "it waits for a patch that never comes";
+  EXPECT_EQ(shelf_.find(kV1, kV2), nullptr);
+}
+
+TEST_F(PatchShelfTest, WhoWaitsIsToldWhenTheBaseIsForgottenAndNotWhenTheTargetIs) {
+  const auto one = hold(kV1);
+  const auto two = hold(kV2);
+  const auto three = hold(kV3);
+  bool is_told = false;
+  ASSERT_TRUE(shelf_.make(one, two, count()));
+  ASSERT_TRUE(shelf_.make(two, three, [&] { is_told = true; }));
+  shelf_.forget(kV2);  // the target of the one, and the base of the other
+  EXPECT_TRUE(bench_.until([&] { return is_told; })) << "it waits for a patch that never comes";
+  EXPECT_EQ(told_, 0);
+}
+
+TEST_F(PatchShelfTest, APatchOfABaseThatIsServedIsMade) {
+  ASSERT_TRUE(shelf_.make(hold(kV1), hold(kV2), count()));
+  shelf_.keep_only({kV1});
+  EXPECT_TRUE(bench_.until([&] { return told_ == 1; }));
+}
+
+}  // namespace
+}  // namespace wsync::agent::test
