@@ -45,6 +45,22 @@ class PacedStream final : public device::Stream {
       return turn.copy(at, source.data(), source.size());
     });
   }
+  [[nodiscard]] Result<> copy_rows_to_device(const Region& to, std::span<const std::byte> source,
+                                             const device::RowShape& rows) override {
+    WSYNC_TRY(device::check_region(to, true));
+    WSYNC_TRY(device::check_rows(source.size(), rows));
+    return inner_->run([at = to.memory->address() + to.offset, source, rows,
+                        rate = rate_](device::StreamTurn& turn) -> Result<> {
+      const TimePoint begin = now();
+      std::uint64_t bytes = 0;
+      for (std::uint64_t row = 0; row < source.size(); row += rows.stride) {
+        WSYNC_TRY(turn.copy(at + row, source.data() + row, rows.row_bytes));
+        bytes += rows.row_bytes;
+      }
+      wait_for_link(begin, bytes, rate);
+      return {};
+    });
+  }
   [[nodiscard]] Result<> run(device::StreamWork work) override {
     return inner_->run([work = std::move(work), rate = rate_](device::StreamTurn& turn) {
       PacedTurn paced(turn, rate);

@@ -119,6 +119,12 @@ struct WordBlock {
   std::uint64_t position = 0;  // of word number 0 in the tensor: a multiple of 8
 };
 
+// Rows of bytes at the same places of host memory and of a device's memory.
+struct RowShape {
+  std::uint64_t row_bytes = 0;  // at least 1
+  std::uint64_t stride = 0;     // from row to row; at least row_bytes
+};
+
 // A point in a stream's work. It can be reused: each record() moves it. Thread: any.
 class Event {
  public:
@@ -183,6 +189,13 @@ class Stream {
   // source.size().
   [[nodiscard]] virtual Result<> copy_to_device(const Region& to,
                                                 std::span<const std::byte> source) = 0;
+  // Copies rows from host to device: the first one begins where `source` and `to` begin, the last
+  // one ends where they end. What lies between the rows may be copied too. to.bytes ==
+  // source.size(), and `source` must stay valid until the copy is complete. kInvalidInput for a
+  // size that such rows do not have.
+  [[nodiscard]] virtual Result<> copy_rows_to_device(const Region& to,
+                                                     std::span<const std::byte> source,
+                                                     const RowShape& rows) = 0;
   // Copies from device to host. `to` must stay valid until the copy is complete; from.bytes ==
   // to.size().
   [[nodiscard]] virtual Result<> copy_to_host(std::span<std::byte> to, const Region& from) = 0;

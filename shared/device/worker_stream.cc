@@ -191,6 +191,15 @@ Result<> WorkerStream::status() const {
   return {};
 }
 
+Result<> check_rows(std::uint64_t bytes, const RowShape& rows) {
+  if (rows.row_bytes > 0 && rows.stride >= rows.row_bytes && bytes >= rows.row_bytes &&
+      (bytes - rows.row_bytes) % rows.stride == 0)
+    return {};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("{} bytes are not rows of {} bytes that are {} bytes apart", bytes,
+                          rows.row_bytes, rows.stride));
+}
+
 Result<> check_region(const Region& region, bool to_be_written) {
   if (region.memory == nullptr)
     return fail(ErrorCode::kInvalidInput, "a device copy does not name its memory");

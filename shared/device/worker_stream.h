@@ -117,6 +117,8 @@ class WorkerStream : public Stream {
   std::jthread worker_;
 };
 
+// kInvalidInput unless `bytes` bytes begin with a row of that shape and end with one.
+[[nodiscard]] Result<> check_rows(std::uint64_t bytes, const RowShape& rows);
 // kInvalidInput unless the region lies inside its memory and, if `to_be_written`, is writable.
 [[nodiscard]] Result<> check_region(const Region& region, bool to_be_written);
 // Checks the same for the reads and writes of a batch, and its sums.

@@ -12,24 +12,33 @@
 namespace emulated_cuda {
 namespace {
 
-Op copy_op(const Place& to, const Place& from, std::size_t bytes) {
+// Of rows: the bytes of all of them and of what lies between.
+struct Rows {
+  std::size_t width = 0;
+  std::size_t height = 1;
+  std::size_t to_pitch = 0;
+  std::size_t from_pitch = 0;
+  std::size_t to_bytes() const { return (height - 1) * to_pitch + width; }
+  std::size_t from_bytes() const { return (height - 1) * from_pitch + width; }
+};
+
+void copy_rows(std::byte* to, const std::byte* from, const Rows& rows) {
+  for (std::size_t row = 0; row < rows.height; ++row)
+    std::memcpy(to + row * rows.to_pitch, from + row * rows.from_pitch, rows.width);
+}
+
+Op copy_op(const Place& to, const Place& from, const Rows& rows) {
   Op op{.kind = "copy"};
   op.holds.emplace_back(to.used);
   op.holds.emplace_back(from.used);
-  if (from.pageable) {
-    auto staged = std::make_shared<std::vector<std::byte>>(from.at, from.at + bytes);
-    op.work = [to = to.at, staged](std::byte*& written) {
-      std::memcpy(to, staged->data(), staged->size());
-      written = to + staged->size() / 2;
-      return CUDA_SUCCESS;
-    };
-  } else {
-    op.work = [to = to.at, from = from.at, bytes](std::byte*& written) {
-      std::memcpy(to, from, bytes);
-      written = to + bytes / 2;
-      return CUDA_SUCCESS;
-    };
-  }
+  std::shared_ptr<std::vector<std::byte>> staged;
+  if (from.pageable)
+    staged = std::make_shared<std::vector<std::byte>>(from.at, from.at + rows.from_bytes());
+  op.work = [to = to.at, from = from.at, staged, rows](std::byte*& written) {
+    copy_rows(to, staged ? staged->data() : from, rows);
+    written = to + rows.height / 2 * rows.to_pitch + rows.width / 2;
+    return CUDA_SUCCESS;
+  };
   return op;
 }
 
@@ -47,23 +56,28 @@ struct Engines {
   int reads = -1;
 };
 
-CUresult copy(const char* name, const Place& to, const Place& from, std::size_t bytes,
+CUresult copy(const char* name, const Place& to, const Place& from, const Rows& rows,
               CUstream handle, const Engines& engines = {}) {
   std::shared_ptr<Stream> stream;
   if (const CUresult bad = find_stream(name, handle, stream)) return bad;
   if (to.read_only)
     return misuse(name, CUDA_ERROR_INVALID_VALUE,
                   "copies to memory that is registered for reading");
-  if (to.at < from.at + bytes && from.at < to.at + bytes)
+  if (to.at < from.at + rows.from_bytes() && from.at < to.at + rows.to_bytes())
     return misuse(name, CUDA_ERROR_INVALID_VALUE, "source and destination overlap");
   if (to.pageable || from.pageable) add_count("pageable copy");
   const int own = stream->context().device;
   auto denied = why_denied(to, engines.writes < 0 ? own : engines.writes, true);
   if (denied.empty()) denied = why_denied(from, engines.reads < 0 ? own : engines.reads, false);
-  stream->push(denied.empty() ? copy_op(to, from, bytes) : denied_op(name, denied));
+  stream->push(denied.empty() ? copy_op(to, from, rows) : denied_op(name, denied));
   if (!to.pageable) return CUDA_SUCCESS;
   stream->wait_idle();
   return static_cast<CUresult>(stream->context().error.load());
+}
+
+CUresult copy(const char* name, const Place& to, const Place& from, std::size_t bytes,
+              CUstream handle, const Engines& engines = {}) {
+  return copy(name, to, from, Rows{.width = bytes}, handle, engines);
 }
 
 CUresult fill(const char* name, CUdeviceptr address, const void* pattern, std::size_t width,
@@ -112,6 +126,34 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstr
     if (const CUresult bad = device_place(kName, to, bytes, target)) return bad;
     if (const CUresult bad = host_place(kName, from, bytes, source)) return bad;
     return copy(kName, target, source, bytes, stream);
+  });
+}
+
+// As far as wsync uses it: rows from the host to the device, from their beginning on.
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* wanted, CUstream stream) {
+  constexpr const char* kName = "cuMemcpy2DAsync_v2";
+  constexpr std::size_t kMaxPitch = 2147483647;  // CU_DEVICE_ATTRIBUTE_MAX_PITCH
+  return call(kName, Needs::kContext, [&]() -> CUresult {
+    if (wanted->srcMemoryType != CU_MEMORYTYPE_HOST ||
+        wanted->dstMemoryType != CU_MEMORYTYPE_DEVICE || wanted->srcXInBytes != 0 ||
+        wanted->srcY != 0 || wanted->dstXInBytes != 0 || wanted->dstY != 0)
+      return misuse(kName, CUDA_ERROR_INVALID_VALUE, "copies other rows than those of the host");
+    if (wanted->WidthInBytes == 0 || wanted->Height == 0) return CUDA_SUCCESS;
+    if (wanted->srcPitch < wanted->WidthInBytes || wanted->dstPitch < wanted->WidthInBytes ||
+        wanted->srcPitch > kMaxPitch || wanted->dstPitch > kMaxPitch)
+      return misuse(kName, CUDA_ERROR_INVALID_VALUE,
+                    "a pitch is smaller than a row or larger than CU_DEVICE_ATTRIBUTE_MAX_PITCH");
+    const Rows rows{.width = wanted->WidthInBytes,
+                    .height = wanted->Height,
+                    .to_pitch = wanted->dstPitch,
+                    .from_pitch = wanted->srcPitch};
+    Place target;
+    Place source;
+    if (const CUresult bad = device_place(kName, wanted->dstDevice, rows.to_bytes(), target))
+      return bad;
+    if (const CUresult bad = host_place(kName, wanted->srcHost, rows.from_bytes(), source))
+      return bad;
+    return copy(kName, target, source, rows, stream);
   });
 }
 

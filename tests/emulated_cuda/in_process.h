@@ -42,6 +42,7 @@ namespace emulated_cuda_test {
   CALL(cuMemFreeHost) CALL(cuMemHostRegister) CALL(cuMemHostUnregister)                           \
   CALL(cuMemGetAddressRange) CALL(cuPointerGetAttribute) CALL(cuMemcpyHtoDAsync)                  \
   CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyDtoDAsync) CALL(cuMemcpyAsync) CALL(cuMemcpyPeerAsync)     \
+  CALL(cuMemcpy2DAsync)                                                                           \
   CALL(cuMemGetAllocationGranularity) CALL(cuMemCreate) CALL(cuMemRelease)                        \
   CALL(cuMemAddressReserve) CALL(cuMemAddressFree) CALL(cuMemMap) CALL(cuMemUnmap)                \
   CALL(cuMemSetAccess) CALL(cuMemExportToShareableHandle)                                         \

@@ -347,6 +347,40 @@ TEST(EmulatedCuda, ReadsPinnedMemoryLaterAndPageableAtTheCall) {
   EXPECT_EQ(cuda.cuMemFree(memory), CUDA_SUCCESS);
 }
 
+TEST(EmulatedCuda, CopiesRowsOfTheHostAndLeavesWhatIsBetween) {
+  if (const auto ended = in_process()) {
+    EXPECT_TRUE(succeeded(*ended));
+    EXPECT_THAT(ended->report, ElementsAre(HasSubstr("a pitch is smaller"), HasSubstr("outside"),
+                                           HasSubstr("pinned by one call")));
+    return;
+  }
+  const Session session;
+  const auto& cuda = session.cuda;
+  const CUdeviceptr memory = session.allocate(8);
+  EXPECT_EQ(cuda.cuMemsetD8Async(memory, 9, 8, session.stream), CUDA_SUCCESS);
+  std::vector<unsigned char> bytes = {1, 2, 3, 4, 5, 6, 7, 8};
+  CUDA_MEMCPY2D rows{};
+  rows.srcMemoryType = CU_MEMORYTYPE_HOST;
+  rows.srcHost = bytes.data();
+  rows.srcPitch = 3;
+  rows.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  rows.dstDevice = memory;
+  rows.dstPitch = 3;
+  rows.WidthInBytes = 2;
+  rows.Height = 3;
+  EXPECT_EQ(cuda.cuMemcpy2DAsync(&rows, session.stream), CUDA_SUCCESS);
+  EXPECT_THAT(session.read(memory, 8), ElementsAre(1, 2, 9, 4, 5, 9, 7, 8));
+  rows.dstPitch = 1;
+  EXPECT_EQ(cuda.cuMemcpy2DAsync(&rows, session.stream), CUDA_ERROR_INVALID_VALUE);
+  rows.dstPitch = 4;
+  EXPECT_EQ(cuda.cuMemcpy2DAsync(&rows, session.stream), CUDA_ERROR_INVALID_VALUE);
+  rows.dstPitch = 3;
+  EXPECT_EQ(cuda.cuMemHostRegister(bytes.data(), 5, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuMemcpy2DAsync(&rows, session.stream), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuda.cuMemHostUnregister(bytes.data()), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.cuMemFree(memory), CUDA_SUCCESS);
+}
+
 TEST(EmulatedCuda, PinsWholeRangesOnly) {
   if (const auto ended = in_process()) {
     EXPECT_TRUE(succeeded(*ended));

@@ -34,7 +34,7 @@ namespace wsync::device::cuda {
   CALL(cuMemAddressReserve) CALL(cuMemAddressFree) CALL(cuMemMap) CALL(cuMemUnmap)          \
   CALL(cuMemSetAccess) CALL(cuMemExportToShareableHandle)                                   \
   CALL(cuMemImportFromShareableHandle) CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync)      \
-  CALL(cuMemcpyAsync) CALL(cuMemcpyPeerAsync) CALL(cuMemsetD8Async)                         \
+  CALL(cuMemcpy2DAsync) CALL(cuMemcpyAsync) CALL(cuMemcpyPeerAsync) CALL(cuMemsetD8Async)                         \
   CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)                \
   CALL(cuStreamWaitEvent)                                                                   \
   CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord) CALL(cuEventQuery)

@@ -29,6 +29,9 @@ constexpr unsigned long kTimerSlack = 1'000;
 // because a GPU allocation may wait for running kernels.
 constexpr std::uint64_t kTablesBytesMin = std::uint64_t{1} << 20U;
 
+// The least that a driver allows (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
+constexpr std::uint64_t kMaxPitch = (std::uint64_t{1} << 31U) - 1;
+
 // Smaller copies from and to memory that is not pinned are left to the driver.
 constexpr std::uint64_t kBounceBytesMin = std::uint64_t{1} << 20U;
 
@@ -263,6 +266,44 @@ Result<> CudaStream::copy_in(CUdeviceptr to, std::span<const std::byte> source,
   return {};
 }
 
+// One call for many rows: on an H200, rows of 128 bytes travel at 49 GB/s so, and a call for each
+// of them at 0.1 GB/s. A call must lie in one registration. Rows of memory that is not pinned
+// travel through the ring, with what lies between them.
+Result<> CudaStream::copy_rows_in(CUdeviceptr to, std::span<const std::byte> source,
+                                  const RowShape& rows, const std::stop_token& stop) {
+  for (std::uint64_t at = 0; at < source.size();) {
+    if (stop.stop_requested()) return fail(stopped(at, source.size()));
+    const std::uint64_t left = source.size() - at;
+    const auto part = first_part(source.data() + at, left);
+    std::uint64_t height =
+        part.bytes < rows.row_bytes ? 0 : (part.bytes - rows.row_bytes) / rows.stride + 1;
+    if (part.is_pinned && height > 0 && rows.stride <= kMaxPitch) {
+      WSYNC_TRY(copy_pinned_rows(to + at, source.data() + at, rows, height));
+    } else {
+      // Up to the row that begins behind this part. A row may lie in two parts.
+      height = part.is_pinned ? 1 : (part.bytes + rows.stride - 1) / rows.stride;
+      const std::uint64_t bytes = part.is_pinned ? rows.row_bytes : height * rows.stride;
+      WSYNC_TRY(copy_in(to + at, source.subspan(at, std::min(left, bytes)), stop));
+    }
+    at += height * rows.stride;
+  }
+  return {};
+}
+
+Result<> CudaStream::copy_pinned_rows(CUdeviceptr to, const std::byte* from, const RowShape& rows,
+                                      std::uint64_t height) {
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcHost = from;
+  copy.srcPitch = rows.stride;
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = to;
+  copy.dstPitch = rows.stride;
+  copy.WidthInBytes = rows.row_bytes;
+  copy.Height = height;
+  return submit(gpu_->cuda().cuMemcpy2DAsync(&copy, stream_.get()), "a copy of rows to the GPU");
+}
+
 Result<> CudaStream::copy_out(std::span<std::byte> to, CUdeviceptr from,
                               const std::stop_token& stop) {
   BounceRing* ring = gpu_->bounce_ring();
@@ -290,6 +331,21 @@ Result<> CudaStream::copy_to_device(const Region& to, std::span<const std::byte>
                             source.size(), to.bytes));
   enqueue([this, at = device_address(to.memory->address() + to.offset),
            source](const std::stop_token& stop) { return copy_in(at, source, stop); });
+  return {};
+}
+
+Result<> CudaStream::copy_rows_to_device(const Region& to, std::span<const std::byte> source,
+                                         const RowShape& rows) {
+  WSYNC_TRY(check_region(to, true));
+  WSYNC_TRY(is_gpu_memory(to.memory, name()));
+  if (to.bytes != source.size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: a copy of rows in {} bytes into a region of {} bytes", name(),
+                            source.size(), to.bytes));
+  if (auto checked = check_rows(source.size(), rows); !checked)
+    return fail(checked.error().with_context(name()));
+  enqueue([this, at = device_address(to.memory->address() + to.offset), source,
+           rows](const std::stop_token& stop) { return copy_rows_in(at, source, rows, stop); });
   return {};
 }
 

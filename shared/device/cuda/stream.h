@@ -46,6 +46,8 @@ class CudaStream final : public WorkerStream {
   // pinned buffers (bounce_ring.h; the driver's own, if it is little), which blocks the worker.
   [[nodiscard]] Result<> copy_to_device(const Region& to,
                                         std::span<const std::byte> source) override;
+  [[nodiscard]] Result<> copy_rows_to_device(const Region& to, std::span<const std::byte> source,
+                                             const RowShape& rows) override;
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
                                      std::span<SplitSum> sums) override;
@@ -80,6 +82,10 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<std::shared_ptr<const Gpu>> gpu_at(const std::byte* address) const;
   [[nodiscard]] Result<> copy_in(CUdeviceptr to, std::span<const std::byte> source,
                                  const std::stop_token& stop);
+  [[nodiscard]] Result<> copy_rows_in(CUdeviceptr to, std::span<const std::byte> source,
+                                      const RowShape& rows, const std::stop_token& stop);
+  [[nodiscard]] Result<> copy_pinned_rows(CUdeviceptr to, const std::byte* from,
+                                          const RowShape& rows, std::uint64_t height);
   [[nodiscard]] Result<> copy_out(std::span<std::byte> to, CUdeviceptr from,
                                   const std::stop_token& stop);
   // Starts the kernel of a batch, whose table and sums lie at these addresses.

@@ -61,6 +61,24 @@ Result<> HostStream::copy_to_device(const Region& to, std::span<const std::byte>
   return {};
 }
 
+Result<> HostStream::copy_rows_to_device(const Region& to, std::span<const std::byte> source,
+                                         const RowShape& rows) {
+  WSYNC_TRY(check_region(to, true));
+  if (to.bytes != source.size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: a copy of rows in {} bytes into a region of {} bytes", name(),
+                            source.size(), to.bytes));
+  if (auto checked = check_rows(source.size(), rows); !checked)
+    return fail(checked.error().with_context(name()));
+  enqueue([this, at = to.memory->address() + to.offset, source,
+           rows](const std::stop_token& stop) -> Result<> {
+    for (std::uint64_t row = 0; row < source.size(); row += rows.stride)
+      WSYNC_TRY(copy(at + row, source.data() + row, rows.row_bytes, stop));
+    return {};
+  });
+  return {};
+}
+
 Result<> HostStream::copy_to_host(std::span<std::byte> to, const Region& from) {
   WSYNC_TRY(check_region(from, false));
   if (to.size() != from.bytes)

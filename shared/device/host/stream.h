@@ -16,6 +16,8 @@ class HostStream final : public WorkerStream {
 
   [[nodiscard]] Result<> copy_to_device(const Region& to,
                                         std::span<const std::byte> source) override;
+  [[nodiscard]] Result<> copy_rows_to_device(const Region& to, std::span<const std::byte> source,
+                                             const RowShape& rows) override;
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
   [[nodiscard]] Result<> copy_pieces(std::span<const Piece> pieces,
                                      std::span<SplitSum> sums) override;

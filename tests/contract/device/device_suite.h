@@ -85,6 +85,62 @@ TEST_P(DeviceContract, CopiesReachExactlyTheirRegion) {
   EXPECT_EQ(back, expected);
 }
 
+TEST_P(DeviceContract, CopiesOfRowsReachExactlyThoseRows) {
+  // From memory that is registered in chunks, from memory that is not, and from both.
+  constexpr std::uint64_t kBytes = 3 * limits::kMiB + 40;
+  const auto data = pattern(kBytes, 5);
+  const auto base = pattern(kBytes, 6);
+  const auto part = device_->register_host(std::span(data).first(kBytes / 2));
+  ASSERT_TRUE(part.has_value());
+  auto on_device = memory(kBytes);
+  auto work = stream();
+  Bytes back(kBytes);
+  const auto begins = {std::uint64_t{0}, std::uint64_t{kBytes / 4}, std::uint64_t{kBytes / 2 + 7}};
+  for (const std::uint64_t begin : begins)
+    for (const RowShape rows :
+         {RowShape{.row_bytes = 40, .stride = 104}, RowShape{.row_bytes = 4096, .stride = 4096},
+          RowShape{.row_bytes = 3000, .stride = 70'001},
+          RowShape{.row_bytes = 1, .stride = 900'000}}) {
+      const std::uint64_t count = (kBytes - begin - rows.row_bytes) / rows.stride + 1;
+      const std::uint64_t bytes = (count - 1) * rows.stride + rows.row_bytes;
+      ASSERT_TRUE(work->copy_to_device(whole(*on_device), base));
+      ASSERT_TRUE(
+          work->copy_rows_to_device({.memory = on_device.get(), .offset = begin, .bytes = bytes},
+                                    std::span(data).subspan(begin, bytes), rows));
+      ASSERT_TRUE(work->copy_to_host(back, whole(*on_device)));
+      ASSERT_TRUE(drain(*work));
+      EXPECT_TRUE(std::equal(back.begin(), back.begin() + std::ptrdiff_t(begin), base.begin()));
+      EXPECT_TRUE(std::equal(back.begin() + std::ptrdiff_t(begin + bytes), back.end(),
+                             base.begin() + std::ptrdiff_t(begin + bytes)));
+      for (std::uint64_t row = 0; row < bytes; row += rows.stride) {
+        const auto at = std::ptrdiff_t(begin + row);
+        ASSERT_TRUE(std::equal(back.begin() + at,
+                               back.begin() + at + std::ptrdiff_t(rows.row_bytes),
+                               data.begin() + at))
+            << "the row at " << at << " of rows of " << rows.row_bytes << " bytes";
+      }
+    }
+}
+
+TEST_P(DeviceContract, SizesThatAreNotThoseOfRowsAreRefused) {
+  auto on_device = memory(4096);
+  auto work = stream();
+  const Bytes host(4096);
+  const auto refused = [&](std::uint64_t bytes, const RowShape& rows) {
+    const auto copied =
+        work->copy_rows_to_device({.memory = on_device.get(), .offset = 0, .bytes = bytes},
+                                  std::span(host).first(bytes), rows);
+    return !copied && copied.error().code() == ErrorCode::kInvalidInput;
+  };
+  EXPECT_TRUE(refused(4096, {.row_bytes = 0, .stride = 8}));
+  EXPECT_TRUE(refused(4096, {.row_bytes = 9, .stride = 8}));
+  EXPECT_TRUE(refused(4096, {.row_bytes = 8, .stride = 9}));
+  EXPECT_TRUE(refused(7, {.row_bytes = 8, .stride = 9}));
+  EXPECT_FALSE(refused(17, {.row_bytes = 8, .stride = 9}));
+  EXPECT_TRUE(work->status().has_value()) << "a refused call must not break the stream";
+  EXPECT_TRUE(drain(*work));
+}
+
 TEST_P(DeviceContract, CopiesBetweenMemories) {
   const auto data = pattern(70'000, 3);
   auto from = memory(data.size());
