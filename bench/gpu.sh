@@ -114,7 +114,7 @@ fill() {
   cp "$root/bench/gpu.sh" "$1/bench"
   cp "$root/deploy/lib.sh" "$1/deploy"
   cp -r "$root/deploy/cli/schema" "$1/deploy/cli"
-  cp "$root"/tests/scenario/{gpu_test,gpu_engines,cuda_fleet,fleet,patching,schema,tensors}.py "$1/tests/scenario"
+  cp "$root"/tests/scenario/{gpu_test,gpu_engines,cuda_fleet,fleet,pages,patching,schema,tensors}.py "$1/tests/scenario"
   local wheels
   mapfile -t wheels < <(compgen -G "$root/build/python*/dist/*abi3*.whl")
   if [ ${#wheels[@]} -gt 0 ]; then

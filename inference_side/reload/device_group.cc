@@ -321,6 +321,26 @@ Result<> DeviceGroup::copy_in(DeviceIndex device, std::optional<SlotIndex> slot,
   return member.h2d_stream->notify(std::move(done));
 }
 
+Result<std::uint64_t> DeviceGroup::copy_needed(const NeededCopy& copy,
+                                               device::StreamCallback done) {
+  const Member& member = at(copy.device);
+  WSYNC_CHECK(index_of(copy.slot) < kIpcSlots, "no such IPC slot");
+  device::Memory* to = member.ipc[index_of(copy.slot)].get();
+  std::uint64_t bytes = 0;
+  for (const auto& needed : copy.needed)
+    for (const NeededRows& rows : needed->of_bucket(copy.bucket)) {
+      const device::Region region{.memory = to, .offset = rows.from, .bytes = rows.span_bytes()};
+      const auto source = copy.bytes.subspan(rows.from, rows.span_bytes());
+      bytes += rows.bytes();
+      WSYNC_TRY(rows.rows == 1
+                    ? member.h2d_stream->copy_to_device(region, source)
+                    : member.h2d_stream->copy_rows_to_device(
+                          region, source, {.row_bytes = rows.row_bytes, .stride = rows.stride}));
+    }
+  WSYNC_TRY(member.h2d_stream->notify(std::move(done)));
+  return bytes;
+}
+
 Result<> DeviceGroup::broadcast(const Share& share, device::StreamCallback done) {
   WSYNC_CHECK(static_cast<std::size_t>(share.device) < members_.size(), "no such device");
   Member& member = members_[static_cast<std::size_t>(share.device)];

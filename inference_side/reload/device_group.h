@@ -6,11 +6,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/buffer_state.h"
+#include "inference_side/reload/needed_bytes.h"
 #include "shared/base/error.h"
 #include "shared/base/ipc_buffers.h"
 #include "shared/broadcast/communicator.h"
@@ -109,6 +111,18 @@ class DeviceGroup {
   // Copies into the device's H2D buffer, or into the IPC buffer `slot`; `done` as Stream::notify.
   [[nodiscard]] Result<> copy_in(DeviceIndex device, std::optional<SlotIndex> slot,
                                  std::span<const std::byte> bytes, device::StreamCallback done);
+  // What one rank or several ones need of a bucket. Thread: any.
+  struct NeededCopy {
+    DeviceIndex device{};
+    SlotIndex slot{};
+    std::uint64_t bucket = 0;
+    std::span<const std::byte> bytes;  // of the bucket
+    std::span<const std::shared_ptr<const NeededBytes>> needed;
+  };
+  // Copies that into the device's own IPC buffer, to the places that it has in the bucket; `done`
+  // as Stream::notify. Returns the number of bytes.
+  [[nodiscard]] Result<std::uint64_t> copy_needed(const NeededCopy& copy,
+                                                  device::StreamCallback done);
   // One device's part of a broadcast from the source's H2D buffer into the device's own IPC buffer.
   struct Share {
     DeviceIndex device{};

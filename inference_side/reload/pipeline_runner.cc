@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -20,13 +21,14 @@ constexpr std::chrono::milliseconds kPoll{50};
 struct PipelineRunner::Run {
   PipelineJob job;
   PipelineListener& listener;
-  WeightPipeline pipeline;
+  PipelineSet pipeline;
   PipelineTrace trace;
   TimePoint begin{};
   TimePoint next_check{};
   std::uint64_t bytes = 0;
-  // Buckets that are being copied or broadcast.
-  std::map<std::uint64_t, std::uint64_t> bucket_bytes;
+  std::map<std::uint64_t, std::uint64_t> bucket_bytes;  // of those that were begun
+  // Of copies that have not ended. Less than the bucket with own links.
+  std::map<std::pair<DeviceIndex, std::uint64_t>, std::uint64_t> copied_bytes;
   std::map<EngineId, TimePoint> heard;  // time of the newest bucket acknowledgement
   // The shorter of the options' and the job's deadline.
   std::chrono::nanoseconds bucket_ack_deadline{};
@@ -63,7 +65,36 @@ Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions o
 PipelineRunner::PipelineRunner(PipelineOptions options, std::unique_ptr<DeviceGroup> group)
     : options_(std::move(options)),
       group_(std::move(group)),
-      choice_(options_.stages, group_->size()) {}
+      choice_(options_.stages, group_->size()) {
+  std::map<std::string, std::size_t> of_gpu;
+  for (std::uint32_t d = 0; d < group_->size(); ++d) {
+    const std::string uuid = group_->device(DeviceIndex{d}).uuid();
+    // Host devices have no UUID, and each has a link of its own.
+    const auto [link, is_new] =
+        of_gpu.try_emplace(uuid.empty() ? std::to_string(d) : uuid, link_count_);
+    if (is_new) ++link_count_;
+    links_.push_back(link->second);
+  }
+}
+
+Result<bool> PipelineRunner::choose_own_links(const PipelineJob& job) const {
+  if (job.needed.empty() || group_->unified()) return false;
+  if (job.needed.size() != group_->size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("what {} devices need was given for a group of {}", job.needed.size(),
+                            group_->size()));
+  std::vector<std::uint64_t> links(link_count_);
+  for (std::size_t d = 0; d < job.needed.size(); ++d)
+    for (const auto& needed : job.needed[d]) {
+      if (needed->bucket_count() != job.buckets)
+        return fail(ErrorCode::kInvalidInput,
+                    fmt::format("what device {} needs has {} buckets, and the version has {}", d,
+                                needed->bucket_count(), job.buckets));
+      links[links_[d]] += needed->bytes();
+    }
+  if (options_.transfer != Transfer::kAuto) return options_.transfer == Transfer::kOwnLinks;
+  return own_links_pay(job.version_bytes, links);
+}
 
 PipelineRunner::~PipelineRunner() {
   abort({ErrorCode::kCancelled, "the weight pipeline was closed"});
@@ -87,6 +118,7 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
   }
   if (!group_->unified() && !group_->holds_buffers())
     return fail(ErrorCode::kRefused, "the device buffers are not allocated");
+  const bool own_links = WSYNC_TRY(choose_own_links(job));
   PipelineShape shape{.devices = group_->size(),
                       .buckets = job.buckets,
                       .ipc_slots = kIpcSlots,
@@ -94,7 +126,7 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
                       .engines = job.engines};
   if (group_->unified())
     shape.ipc_slots = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, job.buckets));
-  auto pipeline = WeightPipeline::create(std::move(shape), choice_);
+  auto pipeline = PipelineSet::create(std::move(shape), choice_, own_links);
   if (!pipeline) return fail(std::move(pipeline).error());
   {
     const std::lock_guard lock(mutex_);
@@ -183,7 +215,7 @@ void PipelineRunner::post(Event event) {
   changed_.notify_all();
 }
 
-void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPipeline pipeline) {
+void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, PipelineSet pipeline) {
   const auto gate = device::MemoryGate::run();
   PipelineTraceJob traced{.names = std::move(job.engine_names),
                           .version = std::move(job.version),
@@ -195,6 +227,7 @@ void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPi
       .trace = PipelineTrace(options_.trace, group_->size(), group_->unified(), std::move(traced)),
       .begin = now(),
       .bucket_bytes = {},
+      .copied_bytes = {},
       .heard = {},
       .at_once = {}};
   run.bucket_ack_deadline = std::min(options_.bucket_ack_deadline, run.job.bucket_ack_deadline);
@@ -259,7 +292,10 @@ void PipelineRunner::step(Run& run, const Event& event, TimePoint at) {
     return found == run.bucket_bytes.end() ? 0 : found->second;
   };
   if (const auto* ack = std::get_if<BucketAck>(&event)) run.heard[ack->engine] = at;
-  if (const auto* copied = std::get_if<H2DDone>(&event)) bytes = bytes_of(copied->bucket);
+  if (const auto* copied = std::get_if<H2DDone>(&event)) {
+    const auto node = run.copied_bytes.extract({copied->device, copied->bucket});
+    bytes = node.empty() ? 0 : node.mapped();
+  }
   if (const auto* sent = std::get_if<BroadcastDone>(&event)) bytes = bytes_of(sent->bucket);
   if (!group_->unified()) {
     if (std::holds_alternative<H2DDone>(event)) h2d_bytes_ += bytes;
@@ -285,19 +321,36 @@ void PipelineRunner::execute(Run& run, const StartH2D& command) {
                    fmt::format("bucket {} has {} bytes, but a device buffer has only {}",
                                command.bucket, bytes->size(), group_->buffer_bytes()));
   } else {
-    run.bytes += bytes->size();
-    run.bucket_bytes[command.bucket] = bytes->size();
-    const H2DDone done{.device = command.device, .bucket = command.bucket};
-    if (group_->unified()) {
-      run.at_once.push_back({.event = done, .at = now()});
-    } else {
-      started = group_->copy_in(command.device, command.slot, *bytes,
-                                [this, done](const Result<>& ended) {
-                                  post(ended ? Event(done) : Event(Failed{ended.error()}));
-                                });
-    }
+    if (run.bucket_bytes.emplace(command.bucket, bytes->size()).second) run.bytes += bytes->size();
+    auto copied = copy(run, command, *bytes);
+    if (copied)
+      run.copied_bytes[{command.device, command.bucket}] = *copied;
+    else
+      started = fail(std::move(copied).error());
   }
   if (!started) run.at_once.push_front({.event = Failed{started.error()}, .at = now()});
+}
+
+// Returns how many bytes travel.
+Result<std::uint64_t> PipelineRunner::copy(Run& run, const StartH2D& command,
+                                           std::span<const std::byte> bytes) {
+  const H2DDone done{.device = command.device, .bucket = command.bucket};
+  if (group_->unified()) {
+    run.at_once.push_back({.event = done, .at = now()});
+    return bytes.size();
+  }
+  const auto on_end = [this, done](const Result<>& ended) {
+    post(ended ? Event(done) : Event(Failed{ended.error()}));
+  };
+  if (run.pipeline.own_links())
+    return group_->copy_needed({.device = command.device,
+                                .slot = *command.slot,
+                                .bucket = command.bucket,
+                                .bytes = bytes,
+                                .needed = run.job.needed[index_of(command.device)]},
+                               on_end);
+  WSYNC_TRY(group_->copy_in(command.device, command.slot, bytes, on_end));
+  return bytes.size();
 }
 
 void PipelineRunner::execute(Run& run, const StartBroadcast& command) {
@@ -372,7 +425,7 @@ Error PipelineRunner::deadline_error(const Run& run) const {
   return {ErrorCode::kDeadline,
           fmt::format("the weight pipeline reached its deadline with {} of {} buckets done, "
                       "waiting for{}",
-                      run.pipeline.buckets_done(), run.pipeline.shape().buckets,
+                      run.pipeline.buckets_done(), run.job.buckets,
                       waits.empty() ? " device copies" : waits)};
 }
 
@@ -403,6 +456,7 @@ void PipelineRunner::finish(Run& run) {
                               .end = now(),
                               .lost = lost_,
                               .stray_bucket_acks = run.pipeline.stray_bucket_acks(),
+                              .own_links = run.pipeline.own_links(),
                               .overlapped_rounds = run.pipeline.overlapped_rounds(),
                               .stages = choice_.decided(),
                               .timings = choice_.timings()};

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "inference_side/reload/device_group.h"
+#include "inference_side/reload/pipeline_set.h"
 #include "inference_side/reload/pipeline_trace.h"
 #include "inference_side/reload/weight_pipeline.h"
 #include "shared/base/switch_deadlines.h"
@@ -53,6 +54,7 @@ struct PipelineReport {
   TimePoint end{};
   std::vector<LostEngine> lost;  // all other engines have every bucket
   std::uint64_t stray_bucket_acks = 0;
+  bool own_links = false;               // each device took its bytes by its own link
   std::uint64_t overlapped_rounds = 0;  // rounds that ran in three-stage form
   std::optional<Stages> stages;         // the chosen form; std::nullopt while measuring
   StageTimings timings;
@@ -88,15 +90,21 @@ struct PipelineOptions {
   trace::Recorder* trace = nullptr;  // may be null; outlives the runner
   bool keep_buffers = true;          // see DeviceGroupOptions
   std::optional<collective::GroupKind> collective = std::nullopt;
+  Transfer transfer = Transfer::kAuto;
 };
 
 // One version to load into the engines.
 struct PipelineJob {
   std::uint64_t buckets = 0;
-  // The staged bytes of a bucket. Called on the driver thread, once for each bucket. The bytes must
-  // stay valid until on_finished. An error fails the run.
+  // The staged bytes of a bucket. Called on the driver thread, once for each bucket, or with own
+  // links once for each device and bucket. The bytes must stay valid until on_finished. An error
+  // fails the run.
   std::function<Result<std::span<const std::byte>>(std::uint64_t bucket)> bucket_bytes;
-  std::vector<EngineSeat> engines;               // an engine must keep its id in all runs
+  std::vector<EngineSeat> engines;  // an engine must keep its id in all runs
+  // By device: what its engines need. Empty: they need all of each bucket, and own links are not
+  // used.
+  std::vector<std::vector<std::shared_ptr<const NeededBytes>>> needed = {};
+  std::uint64_t version_bytes = 0;               // of all buckets; with `needed`
   std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
   // Also for the trace: the version, and the offset of each bucket in its arena. Without them the
   // spans are not assigned to an update.
@@ -162,13 +170,16 @@ class PipelineRunner {
 
   PipelineRunner(PipelineOptions options, std::unique_ptr<DeviceGroup> group);
   void post(Event event);
-  void drive(PipelineJob job, PipelineListener& listener, WeightPipeline pipeline);
+  [[nodiscard]] Result<bool> choose_own_links(const PipelineJob& job) const;
+  void drive(PipelineJob job, PipelineListener& listener, PipelineSet pipeline);
   [[nodiscard]] Result<> settle_debts(Run& run);
   void loop(Run& run);
   [[nodiscard]] std::deque<Posted> next_events(TimePoint until);
   void step(Run& run, const Event& event, TimePoint at);
   void execute(Run& run, const Command& command);
   void execute(Run& run, const StartH2D& command);
+  [[nodiscard]] Result<std::uint64_t> copy(Run& run, const StartH2D& command,
+                                           std::span<const std::byte> bytes);
   void execute(Run& run, const StartBroadcast& command);
   void execute(Run& run, const StartReload& command);
   void check_clock(Run& run, TimePoint at);
@@ -178,6 +189,8 @@ class PipelineRunner {
 
   PipelineOptions options_;
   std::unique_ptr<DeviceGroup> group_;
+  std::vector<std::size_t> links_;  // by device: its link; devices of one GPU have the same one
+  std::size_t link_count_ = 0;
   StageChoice choice_;  // driver thread
   std::atomic<std::uint64_t> h2d_bytes_ = 0;
   std::atomic<std::uint64_t> broadcast_bytes_ = 0;

@@ -122,6 +122,7 @@ Result<> EngineDevices::open_runner() {
   pipeline.buffer_bytes = config.buffer_bytes;
   pipeline.keep_buffers = buffers_.kept();
   pipeline.collective = group_kind(config.collective);
+  pipeline.transfer = config.transfer;
   pipeline.stages = options_.stages;
   pipeline.trace = options_.trace;
   runner_ = WSYNC_TRY(reload::PipelineRunner::create(std::move(pipeline)));

@@ -26,6 +26,7 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(const staging::HeldVers
       *version.manifest(), *load->buckets,
       tensors.list ? *tensors.list : reload::whole_tensors(*version.manifest())));
   load->plan = std::move(plan);
+  load->needed = reload::NeededBytes::of(load->plan);
   if (tensors.maps_version && !planted("mapped_version_not_verified"))
     WSYNC_TRY(version.verify(std::min(kVerifyThreads, std::thread::hardware_concurrency()), stop));
   return load;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "inference_side/reload/load_plan.h"
+#include "inference_side/reload/needed_bytes.h"
 #include "inference_side/staging/store.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
@@ -22,6 +23,7 @@ namespace wsync::agent {
 struct PreparedLoad {
   std::shared_ptr<const BucketPlan> buckets;  // device buffers; unified devices: transfer buckets
   reload::LoadPlan plan;
+  reload::NeededBytes needed;  // of the device buffers
 };
 
 // Identifies the list of tensors that a rank takes. Equal lists have equal keys.

@@ -269,6 +269,25 @@ void LoadDriver::execute(const StartRun& command) {
   if (const auto started = start_pipeline(command); !started) run_finished(fail(started.error()));
 }
 
+// Ranks that take the same tensors have the same plan. If what one of them needs is not known (it
+// is gone, or a new version has just replaced this one), every device gets all.
+std::vector<std::vector<std::shared_ptr<const reload::NeededBytes>>> LoadDriver::needed_by_devices(
+    const StartRun& run) const {
+  std::vector<std::vector<std::shared_ptr<const reload::NeededBytes>>> devices(
+      options_.devices->group().size());
+  for (const RunSeat& seat : run.seats) {
+    const auto connection = options_.find(seat.rank.engine);
+    if (!connection) return {};
+    const auto prepared = connection->prepared.find(run.version);
+    if (prepared == connection->prepared.end() || !prepared->second) return {};
+    const std::shared_ptr<const PreparedLoad> load = *prepared->second;
+    auto& of_device = devices.at(reload::index_of(seat.rank.device));
+    std::shared_ptr<const reload::NeededBytes> needed(load, &load->needed);
+    if (std::ranges::count(of_device, needed) == 0) of_device.push_back(std::move(needed));
+  }
+  return devices;
+}
+
 Result<> LoadDriver::start_pipeline(const StartRun& run) {
   // The devices were prepared for the version before its loads were sent, and it is still held.
   const auto staged = options_.preparation->on_devices(run.version);
@@ -287,7 +306,9 @@ Result<> LoadDriver::start_pipeline(const StartRun& run) {
     job.engine_names[seat.rank.engine] =
         traced_name(seat.replica, rank == nullptr ? 1 : rank->world_size, seat.rank.rank);
   }
+  job.needed = needed_by_devices(run);
   job.version = run.version.to_string();
+  job.version_bytes = staged->version->manifest()->total_bytes();
   for (std::size_t i = 0; i < job.buckets; ++i)
     job.bucket_offsets.push_back(staged->buckets->bucket_offset(i));
   job.deadline = run.deadline;

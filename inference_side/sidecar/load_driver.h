@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "inference_side/reload/pipeline_runner.h"
 #include "inference_side/sidecar/engine_devices.h"
@@ -98,6 +99,9 @@ class LoadDriver {
   [[nodiscard]] Result<> send_load(const SendLoad& load, const LoadRank& seat,
                                    const staging::HeldPatch* patch);
   [[nodiscard]] Result<> start_pipeline(const StartRun& run);
+  // By device: what its ranks need of the version. Empty if that is not known.
+  [[nodiscard]] std::vector<std::vector<std::shared_ptr<const reload::NeededBytes>>>
+  needed_by_devices(const StartRun& run) const;
 
   Loop& loop_;
   const LoadDriverOptions options_;

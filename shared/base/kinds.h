@@ -15,6 +15,11 @@ enum class DeviceKind : std::uint8_t {
 // How the devices of a host broadcast to each other.
 enum class Collective : std::uint8_t { kAuto, kNccl, kLocal };
 
+// How a version reaches the devices of a host in a load: each takes what its engines need by its
+// own link, or each byte crosses one link and is broadcast. kAuto takes what is predicted to be
+// faster.
+enum class Transfer : std::uint8_t { kAuto, kOwnLinks, kBroadcast };
+
 // Huge pages for arenas. kAdvise asks for them where the system gives them on request
 // (shmem_enabled), kExplicit takes them from the reserved pool.
 enum class HugePages : std::uint8_t { kOff, kAdvise, kExplicit };

@@ -18,6 +18,7 @@ struct DevicesConfig {
   std::uint64_t buffer_bytes = 0;  // size of each buffer of a separate device or GPU; 0 = auto
   bool keep_buffers = true;        // cuda: keep the buffers between updates
   Collective collective = Collective::kAuto;
+  Transfer transfer = Transfer::kAuto;
   friend bool operator==(const DevicesConfig&, const DevicesConfig&) = default;
 };
 

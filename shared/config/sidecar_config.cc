@@ -83,6 +83,10 @@ void bind_devices(Binder& binder, DevicesConfig& devices) {
   binder.choice(
       "devices.collective", devices.collective,
       {{"auto", Collective::kAuto}, {"nccl", Collective::kNccl}, {"local", Collective::kLocal}});
+  binder.choice("devices.transfer", devices.transfer,
+                {{"auto", Transfer::kAuto},
+                 {"own_links", Transfer::kOwnLinks},
+                 {"broadcast", Transfer::kBroadcast}});
   if (!devices.keep_buffers && devices.kind != DeviceKind::kCuda)
     binder.refuse("devices.keep_buffers",
                   "false works only with GPUs: leave this key out, or set devices.kind: cuda");

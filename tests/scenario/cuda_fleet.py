@@ -8,6 +8,7 @@ import time
 import unittest
 
 from fleet import Fleet
+from pages import copied_bytes
 from patching import changed
 
 BUFFER = ["--set", "devices.buffer_bytes=2MiB"]  # of a model of 16 MiB
@@ -212,6 +213,33 @@ class CudaCase(unittest.TestCase):
             version = self.push(fleet, paths[4])
             self.verified(fleet, version, 3)
             self.stopped(fleet, a, *b, trainer, sidecar)
+
+    def ranks_by_own_links(self, gpus, *settings, size="64MiB"):
+        """Ranks of a replica on devices of their own: each device copies the part of its rank, and nothing is broadcast. A rank that
+        is killed comes back. A rank says a line for each bucket, and nobody reads them, so there must be few."""
+        with self.fleet() as fleet:
+            paths = [fleet.checkpoint(name, seed, size=size) for seed, name in enumerate(("one", "two", "three"), start=1)]
+            sidecar, socket = fleet.sidecar("s0", *cuda(",".join(map(str, gpus))), *BUFFER, *settings)
+
+            def rank(number):
+                return fleet.gpu_engine(socket, "tp", paths[0], gpus[number], number, "--rank", str(number), "--world-size", str(len(gpus)))
+            ranks = [rank(number) for number in range(len(gpus))]
+            trainer = fleet.start("trainer", "--set", "arenas=4")
+            for path in paths[:2]:
+                self.verified(fleet, self.push(fleet, path), len(gpus))
+            copied = copied_bytes(fleet, "s0")
+            self.assertEqual(copied["broadcast"], 0)
+            # A fifth of the model is of every rank, because its vocabulary is odd.
+            model = sum(os.path.getsize(os.path.join(paths[0], file)) for file in os.listdir(paths[0]) if file.endswith(".safetensors"))
+            self.assertLess(copied["h2d"] / (2 * model), 0.9 + 0.2 * len(gpus))
+            ranks[-1].kill()
+            ranks[-1].wait()
+            ranks[-1] = rank(len(gpus) - 1)
+            version = self.push(fleet, paths[2])
+            fleet.until_ready(version, "tp")
+            self.verified(fleet, version, len(gpus))
+            self.assertEqual(copied_bytes(fleet, "s0")["broadcast"], 0)
+            self.stopped(fleet, *ranks, trainer, sidecar)
 
     def sidecar_ends_first(self):
         """The engines go on with what they have."""

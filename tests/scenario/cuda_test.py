@@ -39,6 +39,12 @@ class Cuda(CudaCase):
     def test_two_gpus_by_copies(self):
         self.run_through([1, 0], "--set", "devices.collective=local")
 
+    def test_ranks_of_a_replica_take_their_parts_by_their_own_links(self):
+        self.ranks_by_own_links([0, 1])
+
+    def test_ranks_of_a_replica_on_one_gpu_take_their_parts(self):
+        self.ranks_by_own_links([0, 0, 0, 0], "--set", "devices.transfer=own_links")
+
     def test_four_devices_on_two_gpus(self):
         self.run_through([0, 1, 0, 1])
 

@@ -265,7 +265,7 @@ class GpuScript(unittest.TestCase):
     def test_bad_arguments(self):
         for bad, sentence in ((["--what"], "unknown argument '--what'"), (["--build"], "--build needs a value"),
                               (["--prefix", "/nowhere"], "/nowhere is not a directory"),
-                              (["--only", "probe,all"], "--only has 'all', expected probe, tests, sanitizer, python or bench"),
+                              (["--only", "probe,all"], "--only has 'all', expected probe, tests, sanitizer, python, mps or bench"),
                               (["--limit", "0"], "--limit is '0', expected a number of seconds"),
                               (["--prebuilt", "/nowhere"], "--prebuilt /nowhere has no kit.txt"),
                               (["--pack", "/tmp/x", "--prebuilt", "/tmp/y"], "give one of them"),

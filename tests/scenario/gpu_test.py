@@ -64,6 +64,14 @@ class Gpu(CudaCase):
         self.several(2)
         self.run_through([1, 0], "--set", "devices.collective=local")
 
+    def test_ranks_of_a_replica_on_one_gpu_take_their_parts(self):
+        self.ranks_by_own_links([0, 0, 0, 0], "--set", "devices.transfer=own_links")
+        self.ranks_by_own_links([0, 0], "--set", "devices.buffer_bytes=64MiB", size="512MiB")
+
+    def test_ranks_of_a_replica_take_their_parts_by_their_own_links(self):
+        self.several(2)
+        self.ranks_by_own_links([0, 1])
+
     def test_buffers_that_are_not_kept(self):
         self.run_through([0, 0], "--set", "devices.keep_buffers=false")
 

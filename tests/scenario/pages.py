@@ -1,5 +1,6 @@
 """The pages that a process serves over HTTP, and a fleet whose processes say where theirs are."""
 import http.client
+import os
 import re
 import socket
 import subprocess
@@ -35,6 +36,13 @@ def get(where, path, method="GET"):
     """Status and text of a page."""
     status, _, text = answer_of(where, path, method)
     return status, text
+
+
+def copied_bytes(fleet, sidecar):
+    """Bytes that a sidecar of this fleet has copied, by stage: receive, h2d and broadcast."""
+    status, text = get(os.path.join(fleet.run_dir, f"{sidecar}.http"), "/metrics")
+    assert status == 200, text
+    return {stage: float(value) for stage, value in re.findall(r'^wsync_copied_bytes_total\{stage="(\w+)"\} (\S+)$', text, re.MULTILINE)}
 
 
 class LoggedFleet(Fleet):

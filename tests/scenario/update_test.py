@@ -6,6 +6,7 @@ import sys
 import unittest
 
 from fleet import DEADLINE_S, Fleet
+from pages import copied_bytes
 
 WSYNC = sys.argv.pop()
 SEPARATE = ["--set", "devices.kind=separate", "--set", "devices.count=2"]
@@ -99,6 +100,49 @@ class Update(unittest.TestCase):
             for rank in ranks:
                 code, said = fleet.stop(rank)
                 self.assertEqual(code, 0, said)
+
+    def test_ranks_on_devices_of_their_own_take_their_parts(self):
+        """By default each device copies the part of its rank from host memory; by a broadcast both get all. A fifth of this model is
+        of every rank, because its vocabulary is odd."""
+        for transfer, copies, broadcasts in (("auto", 1.2, 0), ("own_links", 1.2, 0), ("broadcast", 1, 2)):
+            with self.subTest(transfer), Fleet(WSYNC) as fleet:
+                one, two = (fleet.checkpoint(name, seed, size="64MiB") for seed, name in enumerate(("one", "two"), start=1))
+                _, engines = fleet.sidecar("s0", *SEPARATE, "--set", "devices.buffer_bytes=4MiB", "--set", f"devices.transfer={transfer}")
+                ranks = [fleet.engine(engines, "tp", one, "--rank", str(r), "--world-size", "2", "--device-index", str(r)) for r in (0, 1)]
+                fleet.start("trainer")
+                for path in (one, two):
+                    self.verified(fleet, self.push(fleet, path), 2)
+                copied = copied_bytes(fleet, "s0")
+                model = sum(os.path.getsize(os.path.join(one, file)) for file in os.listdir(one) if file.endswith(".safetensors"))
+                self.assertAlmostEqual(copied["h2d"] / (2 * model), copies, delta=0.1)
+                self.assertAlmostEqual(copied["broadcast"] / (2 * model), broadcasts, delta=0.1)
+                for rank in ranks:
+                    code, said = fleet.stop(rank)
+                    self.assertEqual(code, 0, said)
+
+    def test_a_replica_loses_a_rank_while_its_devices_copy_their_parts(self):
+        """The others go on, and the replica serves one version when the rank is back."""
+        with Fleet(WSYNC) as fleet:
+            paths = [fleet.checkpoint(name, seed, size="64MiB") for seed, name in enumerate(("one", "two"), start=1)]
+            _, engines = fleet.sidecar("s0", *SEPARATE, "--set", "devices.buffer_bytes=4MiB")
+
+            def rank(r):
+                return fleet.engine(engines, "tp", paths[0], "--rank", str(r), "--world-size", "2", "--device-index", str(r))
+            ranks = [rank(0), rank(1)]
+            fleet.start("trainer", "--set", "arenas=4")
+            version = self.push(fleet, paths[0])
+            for turn in range(4):
+                loaded = copied_bytes(fleet, "s0")["h2d"]
+                push = fleet.start("push", paths[(turn + 1) % 2], "--coordinator", fleet.address)
+                fleet.until(lambda: copied_bytes(fleet, "s0")["h2d"] > loaded or push.poll() is not None, "a copy to a device")
+                ranks[turn % 2].kill()
+                ranks[turn % 2].wait()
+                push.communicate(timeout=DEADLINE_S)
+                ranks[turn % 2] = rank(turn % 2)
+                version = self.push(fleet, paths[turn % 2])
+                fleet.until_ready(version, "tp")
+                self.verified(fleet, version, 2)
+            self.assertEqual(copied_bytes(fleet, "s0")["broadcast"], 0)
 
     def test_a_sidecar_by_tcp(self):
         with Fleet(WSYNC) as fleet:

@@ -11,6 +11,7 @@
 #include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
 #include "tests/support/bytes.h"
+#include "tests/unit/reload/random_model.h"
 
 namespace wsync::reload {
 namespace {
@@ -19,17 +20,6 @@ using control::DimRange;
 using control::EngineTensor;
 using control::ProblemKind;
 using testing::HasSubstr;
-
-TensorInfo info(std::string name, std::vector<std::uint64_t> shape, DType dtype = DType::kBF16) {
-  return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
-}
-
-EngineTensor wanted(const TensorInfo& tensor, std::vector<DimRange> ranges = {}) {
-  return {.name = tensor.name,
-          .dtype = tensor.dtype,
-          .shape = tensor.shape,
-          .ranges = std::move(ranges)};
-}
 
 // The shard's bytes element by element, in row-major order: slow, and right by construction.
 std::vector<std::byte> reference_shard(const TensorInfo& tensor,
@@ -52,44 +42,6 @@ std::vector<std::byte> reference_shard(const TensorInfo& tensor,
                  bytes.begin() + static_cast<std::ptrdiff_t>((i + 1) * element));
   }
   return out;
-}
-
-struct RandomModel {
-  Manifest manifest;
-  BucketPlan plan;
-  std::vector<std::byte> arena;
-  std::vector<EngineTensor> tensors;  // of one rank, in random order, with random ranges
-};
-
-RandomModel random_model(std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const auto below = [&](std::uint64_t n) { return random() % n; };
-  std::vector<TensorInfo> infos;
-  const std::array dtypes{DType::kU8, DType::kBF16, DType::kF32};
-  for (std::uint64_t i = 0, n = 1 + below(12); i < n; ++i) {
-    std::vector<std::uint64_t> shape(below(4));
-    for (auto& size : shape) size = below(8) == 0 ? 1 : below(40);
-    // Now and then one that is larger than a bucket.
-    if (below(6) == 0) shape = {1 + below(3), 600 + below(400), 512 + below(512)};
-    infos.push_back(info("model.layers." + std::to_string(i / 3) + ".w" + std::to_string(i), shape,
-                         dtypes[below(dtypes.size())]));
-  }
-  RandomModel model;
-  model.manifest = Manifest::create(infos).value();
-  model.plan = BucketPlan::create(model.manifest, limits::kBucketBytesMin).value();
-  model.arena.resize(model.plan.arena_bytes());
-  fill_random(random, model.arena);
-  for (const TensorInfo& tensor : model.manifest.tensors()) {
-    std::vector<DimRange> ranges;
-    for (std::uint32_t d = 0; d < tensor.shape.size(); ++d) {
-      if (below(3) != 0) continue;
-      const std::uint64_t begin = below(tensor.shape[d] + 1);
-      ranges.push_back({.dim = d, .begin = begin, .length = below(tensor.shape[d] - begin + 1)});
-    }
-    model.tensors.push_back(wanted(tensor, ranges));
-  }
-  std::ranges::shuffle(model.tensors, random);
-  return model;
 }
 
 TEST(LoadPlan, LoadsEveryShardExactlyAndSumsWhatItReads) {
