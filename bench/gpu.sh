@@ -242,6 +242,12 @@ run_fleet() {
   run_case "$name" env PYTHONPATH="$kit/python" python3 -B "$kit/tests/scenario/gpu_test.py" -v "$@" "$kit/bin/wsync" "$kit/lib/libwsync_cuda.so" "$kit/bin/gpu_loader"
 }
 
+# Also when this script is interrupted: a daemon without its sockets could not be ended any more.
+end_mps() {
+  [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || return 0
+  echo quit | timeout 30 nvidia-cuda-mps-control || report "mps: the daemon did not end; its sockets are in $CUDA_MPS_PIPE_DIRECTORY"
+}
+
 # A daemon of our own, whose sockets nobody else knows, so that no other process of the machine is under it. A client that is killed while it
 # has work on the GPU may harm the others, so only tests that kill nobody have to pass.
 run_mps() {
@@ -256,14 +262,16 @@ run_mps() {
   mkdir -p "$results/mps-log"
   export CUDA_MPS_PIPE_DIRECTORY=$sockets CUDA_MPS_LOG_DIRECTORY=$results/mps-log
   if nvidia-cuda-mps-control -d; then
+    trap end_mps EXIT
     run_case mps_doctor "$kit/bin/wsync" doctor --set devices.kind=cuda
     run_fleet mps_fleet Gpu.test_models_of_a_gigabyte_by_large_buffers Gpu.test_a_sidecar_that_ends_before_its_engines
     run_case mps_bench "$kit/bin/wsync" bench gpu --quick --output "$results/bench-mps.json" "${bench[@]}"
-    run_case mps_end bash -c 'echo quit | nvidia-cuda-mps-control'
+    end_mps
   else
     report "mps: failed: nvidia-cuda-mps-control -d did not start; its log is in $results/mps-log"
     failed+=(mps)
   fi
+  trap - EXIT
   unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
   rm -rf "$sockets"
 }

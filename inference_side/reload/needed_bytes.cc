@@ -32,10 +32,15 @@ NeededBytes NeededBytes::of(const LoadPlan& plan) {
     for (const CopyGroup& group : groups)
       for (const GroupRows& rows : plan.rows(group)) {
         needed.bytes_ += rows.bytes();
-        of_bucket.push_back({.from = rows.from,
-                             .row_bytes = rows.row_bytes,
-                             .rows = rows.rows,
-                             .stride = rows.rows == 1 ? 0 : rows.stride});
+        // Rows within little space are one copy.
+        const NeededRows next{.from = rows.from,
+                              .row_bytes = rows.row_bytes,
+                              .rows = rows.rows,
+                              .stride = rows.rows == 1 ? 0 : rows.stride};
+        if (next.span_bytes() <= kCallBytes)
+          of_bucket.push_back({.from = next.from, .row_bytes = next.span_bytes()});
+        else
+          of_bucket.push_back(next);
       }
     std::ranges::sort(of_bucket, {}, &NeededRows::from);
     for (const NeededRows& rows : of_bucket) add(needed.rows_, needed.first_.back(), rows);

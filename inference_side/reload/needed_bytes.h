@@ -30,8 +30,8 @@ struct NeededRows {
 class NeededBytes {
  public:
   NeededBytes() = default;
-  // Single rows with less than kCallBytes between them become one, because a copy of its own would
-  // take longer than what lies between.
+  // Rows within kCallBytes, and single rows with less than that between them, become one, because a
+  // copy of its own would take longer than what lies between.
   [[nodiscard]] static NeededBytes of(const LoadPlan& plan);
   // Far less than what a link moves while a call for a copy is made: on an H200, 3 us at 55 GB/s
   // (the probe of bench/gpu.sh: rows of 16 KiB, a call for each).

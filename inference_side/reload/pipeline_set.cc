@@ -33,6 +33,8 @@ DeviceIndex* device_in(Command& command) {
 
 bool own_links_pay(std::uint64_t version_bytes, std::span<const std::uint64_t> links) {
   if (links.empty()) return false;
+  // Nothing is broadcast behind one link.
+  if (links.size() == 1) return links.front() <= version_bytes;
   const auto most = static_cast<double>(*std::ranges::max_element(links));
   return most * static_cast<double>(links.size()) <=
          kOwnLinksMax * static_cast<double>(version_bytes);
@@ -72,9 +74,20 @@ Result<PipelineSet> PipelineSet::create(PipelineShape shape, StageChoice choice,
 std::vector<Command> PipelineSet::step(const Event& event, TimePoint at) {
   if (phase_ == PipelinePhase::kFinished || phase_ == PipelinePhase::kFailed) return {};
   std::vector<Command> commands;
-  const bool to_all = std::holds_alternative<Begin>(event) || std::holds_alternative<Failed>(event);
-  if (to_all) {
-    if (std::holds_alternative<Begin>(event)) phase_ = PipelinePhase::kRunning;
+  if (const auto* failed = std::get_if<Failed>(&event)) {
+    // Whatever the parts say: those that have ended hear nothing any more, and a copy to a device
+    // without engines may be what has failed.
+    for (Part& part : parts_) step(part, event, at, commands);
+    if (planted("failure_after_loss_ignored")) {
+      settle();
+      return {};
+    }
+    phase_ = PipelinePhase::kFailed;
+    error_ = failed->error;
+    return {};
+  }
+  if (std::holds_alternative<Begin>(event)) {
+    phase_ = PipelinePhase::kRunning;
     for (Part& part : parts_) step(part, event, at, commands);
   } else if (Part* part = part_of(event)) {
     step(*part, event, at, commands);

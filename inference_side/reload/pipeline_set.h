@@ -29,7 +29,8 @@ namespace wsync::reload {
 // Thread: confined to its driver.
 class PipelineSet {
  public:
-  // Errors as WeightPipeline::create. `own_links` needs the shape of a group, without `direct`.
+  // Errors as WeightPipeline::create. With `own_links` every device has a
+  // pipeline of the form `direct`, whatever the shape says.
   [[nodiscard]] static Result<PipelineSet> create(PipelineShape shape, StageChoice choice,
                                                   bool own_links);
 

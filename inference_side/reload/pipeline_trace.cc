@@ -28,13 +28,18 @@ void PipelineTrace::started(const Command& command, TimePoint at) {
   if (recorder_ == nullptr) return;
   if (const auto* copy = std::get_if<StartH2D>(&command)) {
     copies_[copy->device] = at;
+    own_links_ = copy->slot.has_value();
+    if (own_links_)
+      buckets_[{copy->bucket, copy->device}] = {
+          .source = copy->device, .slot = *copy->slot, .begin = at, .broadcasts_left = 0};
   } else if (const auto* broadcast = std::get_if<StartBroadcast>(&command)) {
-    buckets_[broadcast->bucket] = {.source = broadcast->source,
-                                   .slot = broadcast->slot,
-                                   .begin = at,
-                                   .broadcasts_left = devices_};
+    buckets_[{broadcast->bucket, std::nullopt}] = {.source = broadcast->source,
+                                                   .slot = broadcast->slot,
+                                                   .begin = at,
+                                                   .broadcasts_left = devices_};
   } else if (const auto* reload = std::get_if<StartReload>(&command)) {
-    buckets_[reload->bucket].readers[reload->engine] = at;
+    const auto device = own_links_ ? std::optional(reload->device) : std::nullopt;
+    buckets_[{reload->bucket, device}].readers[reload->engine] = at;
   }
 }
 
@@ -47,29 +52,35 @@ void PipelineTrace::ended(const Event& event, TimePoint at, std::uint64_t bytes)
   } else if (const auto* ack = std::get_if<BucketAck>(&event)) {
     reload_ended(ack->engine, ack->bucket, at);
   } else if (const auto* lost = std::get_if<EngineLost>(&event)) {
-    std::vector<std::uint64_t> open;
-    for (const auto& [bucket, state] : buckets_)
-      if (state.readers.contains(lost->engine)) open.push_back(bucket);
-    for (const std::uint64_t bucket : open) {
-      buckets_[bucket].readers.erase(lost->engine);
-      close_if_over(bucket, at);
+    std::vector<Key> open;
+    for (const auto& [key, state] : buckets_)
+      if (state.readers.contains(lost->engine)) open.push_back(key);
+    for (const Key& key : open) {
+      buckets_[key].readers.erase(lost->engine);
+      close_if_over(key, at);
     }
   }
 }
 
 void PipelineTrace::copy_ended(const H2DDone& event, TimePoint at, std::uint64_t bytes) {
   if (unified_) return;
+  TimePoint begin = copies_[event.device];
+  if (const auto own = buckets_.find({event.bucket, event.device}); own != buckets_.end()) {
+    own->second.bytes = bytes;
+    own->second.broadcast_end = at;
+    begin = own->second.begin;  // the next copy to this device may have begun
+  }
   recorder_->record({.name = fmt::format("H2D copy of bucket {}", event.bucket),
                      .lane = h2d_lane(event.device),
                      .category = trace::Category::kH2D,
-                     .begin = copies_[event.device],
+                     .begin = begin,
                      .end = at,
                      .label = {},
                      .args = args_of(trace::Stage::kH2D, event.bucket, bytes)});
 }
 
 void PipelineTrace::broadcast_ended(const BroadcastDone& event, TimePoint at, std::uint64_t bytes) {
-  const auto found = buckets_.find(event.bucket);
+  const auto found = buckets_.find({event.bucket, std::nullopt});
   if (found == buckets_.end()) return;
   Bucket& bucket = found->second;
   bucket.bytes = bytes;
@@ -87,14 +98,15 @@ void PipelineTrace::broadcast_ended(const BroadcastDone& event, TimePoint at, st
                        .label = std::to_string(source),
                        .args = std::move(args)});
   }
-  close_if_over(event.bucket, at);
+  close_if_over(found->first, at);
 }
 
 void PipelineTrace::reload_ended(EngineId engine, std::uint64_t bucket, TimePoint at) {
-  const auto found = buckets_.find(bucket);
+  const auto found = std::ranges::find_if(buckets_, [&](const auto& open) {
+    return open.first.first == bucket && open.second.readers.contains(engine);
+  });
   if (found == buckets_.end()) return;
   const auto reader = found->second.readers.find(engine);
-  if (reader == found->second.readers.end()) return;
   TimePoint& free_at = engine_free_at_[engine];
   const std::string name = engine_name(engine);
   std::vector<trace::Arg> args = args_of(
@@ -109,7 +121,7 @@ void PipelineTrace::reload_ended(EngineId engine, std::uint64_t bucket, TimePoin
                      .args = std::move(args)});
   free_at = at;
   found->second.readers.erase(reader);
-  close_if_over(bucket, at);
+  close_if_over(found->first, at);
 }
 
 std::string PipelineTrace::engine_name(EngineId engine) const {
@@ -132,8 +144,9 @@ std::vector<trace::Arg> PipelineTrace::args_of(std::optional<trace::Stage> stage
 }
 
 // On the IPC lane a reload begins at the end of the broadcast on the last device.
-void PipelineTrace::close_if_over(std::uint64_t bucket, TimePoint at) {
-  const auto found = buckets_.find(bucket);
+void PipelineTrace::close_if_over(const Key& key, TimePoint at) {
+  const auto found = buckets_.find(key);
+  const std::uint64_t bucket = key.first;
   const Bucket& state = found->second;
   if (state.broadcasts_left != 0 || !state.readers.empty()) return;
   if (!unified_ && at > state.broadcast_end)

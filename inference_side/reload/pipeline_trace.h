@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "inference_side/reload/weight_pipeline.h"
@@ -40,6 +41,8 @@ class PipelineTrace {
   [[nodiscard]] static std::vector<std::string> chart_lanes(std::uint32_t devices);
 
  private:
+  // Of a bucket, and of one device if it takes the bucket by its own link.
+  using Key = std::pair<std::uint64_t, std::optional<DeviceIndex>>;
   struct Bucket {
     DeviceIndex source{};
     SlotIndex slot{};
@@ -52,7 +55,7 @@ class PipelineTrace {
   void copy_ended(const H2DDone& event, TimePoint at, std::uint64_t bytes);
   void broadcast_ended(const BroadcastDone& event, TimePoint at, std::uint64_t bytes);
   void reload_ended(EngineId engine, std::uint64_t bucket, TimePoint at);
-  void close_if_over(std::uint64_t bucket, TimePoint at);
+  void close_if_over(const Key& key, TimePoint at);
   [[nodiscard]] std::string engine_name(EngineId engine) const;
   [[nodiscard]] std::vector<trace::Arg> args_of(std::optional<trace::Stage> stage,
                                                 std::uint64_t bucket, std::uint64_t bytes) const;
@@ -62,7 +65,8 @@ class PipelineTrace {
   bool unified_;
   PipelineTraceJob job_;
   std::map<DeviceIndex, TimePoint> copies_;
-  std::map<std::uint64_t, Bucket> buckets_;       // not ended yet
+  std::map<Key, Bucket> buckets_;                 // not ended yet
+  bool own_links_ = false;                        // copies go straight into IPC buffers
   std::map<EngineId, TimePoint> engine_free_at_;  // an engine copies one bucket at a time
 };
 

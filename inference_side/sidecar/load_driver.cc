@@ -138,6 +138,12 @@ void LoadDriver::run_finished(const Result<reload::PipelineReport>& result) {
     log_warning("weight pipeline: {}", result.error().message());
     execute(queue_.run_finished(fail(result.error())));
   } else {
+    // Said when it changes, because it depends on which engines load.
+    if (options_.devices->group().size() > 1 &&
+        std::exchange(own_links_, result->own_links) != result->own_links)
+      log_info("loads: {}", result->own_links
+                                ? "each device copies what its engines need by its own link"
+                                : "each byte is copied to one device and broadcast to all");
     LoadQueue::LostEngines lost;
     for (const reload::LostEngine& engine : result->lost)
       lost.emplace_back(engine.engine, engine.reason);

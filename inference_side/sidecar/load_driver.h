@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -112,6 +113,7 @@ class LoadDriver {
   };
   // By replica; until every rank has answered, or the load is cancelled or replaced.
   std::map<std::string, PatchInUse> patches_;
+  std::optional<bool> own_links_;  // of the last run
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

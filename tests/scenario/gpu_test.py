@@ -21,7 +21,7 @@ def why_not_shared():
     said = subprocess.run([WSYNC, "doctor", "--json", "--set", "devices.kind=cuda"], stdout=subprocess.PIPE, check=False,
                           env={**os.environ, **SHARED_GPUS, "WSYNC_CUDA_LIBRARY": LIBRARY}).stdout
     found = next(check for check in json.loads(said)["result"]["checks"] if check["name"] == "nccl")
-    if found["facts"].get("ranks_share_gpus"):
+    if found.get("facts", {}).get("ranks_share_gpus"):
         return ""
     return f"NCCL: not tested ({GPUS} GPU, and this machine has {found['found']}; NCCL 2.30 and newer can share a GPU)"
 

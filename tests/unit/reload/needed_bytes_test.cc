@@ -74,6 +74,18 @@ TEST(NeededBytes, OfColumnsAreRowsAndOfRowsOneRange) {
   EXPECT_EQ(rows.bytes(), 2 * limits::kMiB);
 }
 
+TEST(NeededBytes, SmallRowsInLittleSpaceAreOneCopy) {
+  const Manifest manifest =
+      Manifest::create({{.name = "a", .dtype = DType::kU8, .shape = {4096, 16, 16}}}).value();
+  const BucketPlan buckets = BucketPlan::create(manifest, 16 * limits::kMiB).value();
+  const auto tensor = wanted(manifest.tensor(0), {{.dim = 1, .begin = 4, .length = 8},
+                                                  {.dim = 2, .begin = 4, .length = 8}});
+  const NeededBytes needed =
+      NeededBytes::of(LoadPlan::make(manifest, buckets, std::array{tensor}).value());
+  EXPECT_EQ(needed.of_bucket(0).size(), 1U) << "not a call for each of 4096 places";
+  EXPECT_EQ(needed.bytes(), 4096U * 8 * 8);
+}
+
 TEST(NeededBytes, RangesWithLittleBetweenAreOneCopy) {
   const NeededBytes nearly_all = of_range({.dim = 0, .begin = 10, .length = 4086});
   ASSERT_EQ(nearly_all.of_bucket(0).size(), 1U);

@@ -38,9 +38,12 @@ struct Model {
   std::vector<std::shared_ptr<const NeededBytes>> needed;
 };
 
-std::unique_ptr<PipelineRunner> make_runner(std::uint32_t devices, Transfer transfer) {
-  PipelineOptions options{
-      .devices = {}, .buffer_bytes = limits::kBucketBytesMin, .transfer = transfer};
+std::unique_ptr<PipelineRunner> make_runner(std::uint32_t devices, Transfer transfer,
+                                            trace::Recorder* recorder = nullptr) {
+  PipelineOptions options{.devices = {},
+                          .buffer_bytes = limits::kBucketBytesMin,
+                          .trace = recorder,
+                          .transfer = transfer};
   for (std::uint32_t d = 0; d < devices; ++d)
     options.devices.push_back(
         std::move(*device::make_device({.kind = DeviceKind::kSeparate, .index = DeviceIndex{d}})));
@@ -59,9 +62,12 @@ class Ranks final : public PipelineListener {
                 ->import_memory(runner.group().ipc_handle(DeviceIndex{d}, SlotIndex{slot}).value())
                 .value();
       }
-      for (const LoadTensor& tensor : model.plans[d].tensors())
-        held_[d].emplace_back(tensor.shard.bytes());
+      add_rank(d);
     }
+  }
+  void add_rank(std::uint32_t rank) {
+    for (const LoadTensor& tensor : model_.plans[rank].tensors())
+      held_[rank].emplace_back(tensor.shard.bytes());
   }
   void on_bucket_ready(const BucketReady& ready) override {
     const std::uint32_t rank = number(ready.engine);
@@ -148,6 +154,64 @@ TEST(OwnLinksRun, TheConfigurationChoosesTheForm) {
   EXPECT_FALSE(report->own_links);
   for (std::uint32_t rank = 0; rank < kDevices; ++rank) ranks.expect_all(rank);
   EXPECT_EQ(runner->copies().broadcast_bytes, kDevices * model.arena.size());
+}
+
+TEST(OwnLinksRun, SpansTellOfEachDevice) {
+  const Model model;
+  trace::Recorder recorder;
+  auto runner = make_runner(kDevices, Transfer::kOwnLinks, &recorder);
+  Ranks ranks(*runner, model);
+  ASSERT_TRUE(runner->start(job_of(model), ranks));
+  const auto report = runner->wait();
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  std::map<std::string, std::uint64_t> spans;
+  for (const trace::Span& span : recorder.spans()) {
+    ++spans[span.lane];
+    EXPECT_GE(span.begin, report->begin) << span.name;
+    EXPECT_LE(span.begin, span.end) << span.name;
+    EXPECT_LE(span.end, report->end) << span.name;
+    for (const trace::Arg& arg : span.args)
+      if (arg.name == "bytes") {
+        EXPECT_GT(std::get<std::int64_t>(arg.value), 0) << span.lane << ": " << span.name;
+      }
+  }
+  const std::uint64_t buckets = model.buckets.bucket_count();
+  for (std::uint32_t d = 0; d < kDevices; ++d) {
+    EXPECT_EQ(spans["H2D " + std::to_string(d)], buckets);
+    EXPECT_EQ(spans["engine " + std::to_string(d)], buckets);
+  }
+  EXPECT_GT(spans["IPC 0"], 0U);
+  EXPECT_GT(spans["IPC 1"], 0U);
+}
+
+TEST(OwnLinksRun, BothFormsTakeTurns) {
+  const Model model;
+  auto runner = make_runner(kDevices, Transfer::kAuto);
+  for (int run = 0; run < 4; ++run) {
+    Ranks ranks(*runner, model);
+    auto job = job_of(model);
+    if (run % 2 == 0) job.needed.clear();
+    ASSERT_TRUE(runner->start(std::move(job), ranks));
+    const auto report = runner->wait();
+    ASSERT_TRUE(report.has_value()) << report.error().message();
+    EXPECT_EQ(report->own_links, run % 2 == 1);
+    for (std::uint32_t rank = 0; rank < kDevices; ++rank) ranks.expect_all(rank);
+  }
+}
+
+TEST(OwnLinksRun, RanksOfTwoReplicasOnOneDeviceGetWhatEachNeeds) {
+  const Model model;
+  auto runner = make_runner(1, Transfer::kOwnLinks);
+  Ranks ranks(*runner, model);
+  ranks.add_rank(1);
+  auto job = job_of(model, 1);
+  job.engines.push_back({.engine = EngineId{1}, .device = DeviceIndex{0}});
+  job.needed[0].push_back(model.needed[1]);
+  ASSERT_TRUE(runner->start(std::move(job), ranks));
+  const auto report = runner->wait();
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  ranks.expect_all(0);
+  ranks.expect_all(1);
 }
 
 TEST(OwnLinksRun, ALostRankHoldsUpNobody) {

@@ -15,7 +15,7 @@ constexpr TimePoint when(std::int64_t t) { return TimePoint{t}; }
 PipelineShape group_of(std::uint32_t devices, std::uint64_t buckets, std::uint32_t engines) {
   PipelineShape shape{.devices = devices, .buckets = buckets, .ipc_slots = 2, .engines = {}};
   for (std::uint32_t e = 0; e < engines; ++e)
-    shape.engines.push_back({.engine = EngineId{10 + e}, .device = DeviceIndex{e * 2 % devices}});
+    shape.engines.push_back({.engine = EngineId{10 + e}, .device = DeviceIndex{e % devices}});
   return shape;
 }
 
@@ -52,7 +52,7 @@ class OwnLinksWorld {
         EXPECT_EQ((held_[{reload.device, reload.slot}]), reload.bucket)
             << "an engine reads a buffer that holds another bucket";
         seen_[reload.engine].push_back(reload.bucket);
-        reading_.erase({reload.device, reload.slot});
+        stop_reading({reload.device, reload.slot});
         take(set_.step(BucketAck{.engine = reload.engine, .bucket = reload.bucket}, when(t)));
       }
     }
@@ -87,7 +87,7 @@ class OwnLinksWorld {
     std::erase_if(open_, [&](const Command& command) {
       const auto* reload = std::get_if<StartReload>(&command);
       if (reload == nullptr || reload->engine != engine) return false;
-      reading_.erase({reload->device, reload->slot});
+      stop_reading({reload->device, reload->slot});
       return true;
     });
     take(set_.step(EngineLost{.engine = engine}, now));
@@ -99,6 +99,12 @@ class OwnLinksWorld {
   }
 
   using Buffer = std::pair<DeviceIndex, SlotIndex>;
+  // One of its readers.
+  void stop_reading(const Buffer& buffer) {
+    const auto one = reading_.find(buffer);
+    ASSERT_NE(one, reading_.end());
+    reading_.erase(one);
+  }
   const PipelineShape shape_;
   PipelineSet set_;
   std::mt19937_64 random_;
@@ -139,12 +145,33 @@ TEST(PipelineSet, EachDeviceTakesEveryBucketByItsOwnLinkWhoeverIsLost) {
 
 TEST(PipelineSet, AFailureOfADeviceEndsTheRunOfAll) {
   auto set = make_set(group_of(2, 4, 2), true);
-  EXPECT_EQ(set.step(Begin{}, when(0)).size(), 1U) << "both engines are on device 0";
+  EXPECT_EQ(set.step(Begin{}, when(0)).size(), 2U) << "one copy to each device";
   EXPECT_TRUE(
       set.step(Failed{{ErrorCode::kIo, "the GPU has fallen off the bus"}}, when(1)).empty());
   EXPECT_EQ(set.phase(), PipelinePhase::kFailed);
   EXPECT_EQ(set.error().message(), "the GPU has fallen off the bus");
   EXPECT_TRUE(set.step(H2DDone{.device = DeviceIndex{0}, .bucket = 0}, when(2)).empty());
+}
+
+TEST(PipelineSet, AFailureEndsARunThatAwaitsACopyToADeviceWithoutEngines) {
+  for (const std::uint32_t devices : {1U, 2U}) {
+    auto set = make_set(group_of(devices, 4, devices), true);
+    (void)set.step(Begin{}, when(0));
+    for (std::uint32_t d = 0; d < devices; ++d)
+      EXPECT_TRUE(set.step(EngineLost{.engine = EngineId{10 + d}}, when(1)).empty());
+    EXPECT_EQ(set.phase(), PipelinePhase::kRunning) << "the copies still read the version";
+    (void)set.step(Failed{{ErrorCode::kCancelled, "the sidecar ends"}}, when(2));
+    EXPECT_EQ(set.phase(), PipelinePhase::kFailed) << "a run that nobody can end";
+    EXPECT_EQ(set.error().message(), "the sidecar ends");
+  }
+}
+
+TEST(PipelineSet, AFailureBeforeTheRunIsNoSuccess) {
+  auto set = make_set(group_of(2, 4, 2), true);
+  for (const std::uint32_t engine : {10U, 11U})
+    (void)set.step(EngineLost{.engine = EngineId{engine}}, when(0));
+  (void)set.step(Failed{{ErrorCode::kIo, "the devices cannot be connected"}}, when(1));
+  EXPECT_EQ(set.phase(), PipelinePhase::kFailed);
 }
 
 TEST(PipelineSet, AnEndThatWasNotBegunFailsTheRun) {
@@ -199,6 +226,7 @@ TEST(OwnLinks, PayWhereDevicesNeedDifferentParts) {
   EXPECT_FALSE(own_links_pay(1000, Links{1000, 1000})) << "two replicas";
   EXPECT_FALSE(own_links_pay(1000, Links{900, 100})) << "one link would do nearly all";
   EXPECT_FALSE(own_links_pay(1000, Links{2000})) << "two replicas behind one link";
+  EXPECT_FALSE(own_links_pay(1000, Links{1200})) << "behind one link nothing is broadcast";
   EXPECT_FALSE(own_links_pay(1000, Links{}));
 }
 
