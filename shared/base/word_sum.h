@@ -39,6 +39,11 @@ struct WordSum {
     sum += part.sum;
     return *this;
   }
+  WordSum& operator-=(const WordSum& part) noexcept {
+    product -= part.product;
+    sum -= part.sum;
+    return *this;
+  }
   friend WordSum operator+(WordSum a, const WordSum& b) noexcept { return a += b; }
   friend bool operator==(const WordSum&, const WordSum&) = default;
 };

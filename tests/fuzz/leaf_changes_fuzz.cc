@@ -1,10 +1,13 @@
 // Any bytes as the changes of a bucket: the reader refuses them, or what it accepts is applied to
-// the leaves of the bucket alone, and gives sums of what is there then.
+// the leaves of the bucket alone, and gives sums of what is there then. The sums that are told
+// before anything is written are the same, and the arena that is changed in place has the same
+// bytes, and can be changed back.
 //
 // Input: 1 byte, which bucket; the changes.
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "shared/base/check.h"
 #include "shared/weights/bucket_plan.h"
@@ -15,6 +18,8 @@ namespace {
 using wsync::Bytes;
 using wsync::DType;
 using wsync::LeafPlace;
+using wsync::WordSum;
+using wsync::patch::BlockView;
 
 struct Model {
   wsync::Manifest manifest =
@@ -44,6 +49,37 @@ void check_outside(std::span<const LeafPlace> leaves, std::span<const std::byte>
   WSYNC_CHECK(is_untouched_until(arena.size()), "nothing is written behind the leaves");
 }
 
+std::vector<WordSum> sums_of(std::span<const LeafPlace> leaves, std::span<const std::byte> arena) {
+  std::vector<WordSum> sums;
+  for (const LeafPlace& leaf : leaves)
+    sums.push_back(wsync::word_sum(arena.subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+  return sums;
+}
+
+// `applied`: what apply_leaf_changes() said, and `into` what it wrote within the leaves.
+void check_in_place(const Model& model, std::span<const LeafPlace> leaves,
+                    std::span<const BlockView> blocks, std::span<const std::byte> changes,
+                    const wsync::Result<std::vector<WordSum>>& applied,
+                    std::span<const std::byte> into) {
+  const auto told = wsync::patch::sum_leaf_changes(model.layout, leaves, blocks, model.base,
+                                                   sums_of(leaves, model.base));
+  WSYNC_CHECK(told.has_value() == applied.has_value(), "both prove the same");
+  Bytes data = model.base;
+  const auto back = wsync::patch::exchange_leaf_changes(model.layout, leaves, blocks, data);
+  WSYNC_CHECK(back.has_value() == applied.has_value(), "all prove the same");
+  if (!applied) return;
+  WSYNC_CHECK(*told == *applied, "the sums are told before anything is written");
+  for (const LeafPlace& leaf : leaves)
+    WSYNC_CHECK(std::ranges::equal(std::span(data).subspan(leaf.arena_offset, leaf.bytes),
+                                   into.subspan(leaf.arena_offset, leaf.bytes)),
+                "in place there are the same bytes");
+  const auto reverse = wsync::patch::read_leaf_changes(model.layout, leaves, *back);
+  WSYNC_CHECK(reverse.has_value(), "what leads back can be read");
+  const auto again = wsync::patch::exchange_leaf_changes(model.layout, leaves, *reverse, data);
+  WSYNC_CHECK(again.has_value() && std::ranges::equal(*again, changes), "the changes come back");
+  WSYNC_CHECK(data == model.base, "the base comes back");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -67,5 +103,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                                 leaves[i].place),
                   "the sums are of what is there");
   check_outside(leaves, into);
+  check_in_place(model, leaves, *blocks, bytes, sums, into);
   return 0;
 }

@@ -141,6 +141,25 @@ WordSum BlockApplier::sum(const BlockView& block, std::span<const std::byte> byt
   return total;
 }
 
+WordSum BlockApplier::sum_with_values(const BlockView& block,
+                                      std::span<const std::byte> bytes) const {
+  // All bytes of a dense block are values.
+  if (block.dense) return sum(block, block.values);
+  const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
+  const std::uint64_t size = tensor.element_bytes;
+  TouchedSum total(tensor.seed);
+  for (std::size_t i = 0; i < positions_.size();) {
+    const std::uint64_t begin = positions_[i] * size / kSumWordBytes * kSumWordBytes;
+    std::uint64_t word = read_word(bytes, begin);
+    std::byte* in_word = std::as_writable_bytes(std::span(&word, 1)).data();
+    for (; i < positions_.size() && positions_[i] * size < begin + kSumWordBytes; ++i)
+      copy_element(in_word + (positions_[i] * size - begin), block.values.data() + i * size,
+                   tensor.element_bytes);
+    total.add(word, (Layout::offset(block.place) + begin) / kSumWordBytes);
+  }
+  return total.total();
+}
+
 void BlockApplier::write(const BlockView& block, std::span<std::byte> bytes) const {
   if (block.dense) {
     std::memcpy(bytes.data(), block.values.data(), bytes.size());
@@ -189,6 +208,20 @@ Result<> BlockApplier::apply(const BlockView& block, std::span<std::byte> bytes,
   if (rule == BeforeRule::kBase) WSYNC_TRY(check_before(block, bytes));
   write(block, bytes);
   return check_after(block, bytes);
+}
+
+Result<> BlockApplier::check(const BlockView& block, std::span<const std::byte> bytes) {
+  WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
+  read(block);
+  WSYNC_TRY(check_before(block, bytes));
+  const WordSum found = sum_with_values(block, bytes);
+  if (found == block.after) return {};
+  return fail(ErrorCode::kDigestMismatch,
+              fmt::format("{}: with the values of the patch the words that it changes have the sum "
+                          "{:016x}{:016x}, expected {:016x}{:016x}: the patch is damaged. Nothing "
+                          "was written",
+                          layout_->describe(block.place), found.product, found.sum,
+                          block.after.product, block.after.sum));
 }
 
 Block BlockApplier::reverse(const BlockView& block, std::span<const std::byte> bytes) const {

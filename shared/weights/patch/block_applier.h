@@ -46,6 +46,11 @@ class BlockApplier {
   // As apply() with kBase, and returns the block that undoes it, with the old values.
   [[nodiscard]] Result<Block> apply_reversibly(const BlockView& block, std::span<std::byte> bytes);
 
+  // Proves the block without writing: kDigestMismatch, with tensor and block, if the touched words
+  // of `bytes` have another sum than those of the base, or if they would have another one than the
+  // target with the values of the block.
+  [[nodiscard]] Result<> check(const BlockView& block, std::span<const std::byte> bytes);
+
   // Writes what lies in the part; `bytes` is the memory of the part, part.bytes() of it. Compares
   // nothing, because a rank sees only its own bytes: the caller adds the sums of all ranks. If
   // their parts divide the tensor, the sum of all `words` and of sum_of_cut_words() is the block's,
@@ -69,6 +74,9 @@ class BlockApplier {
   [[nodiscard]] SplitSum split_sum_of(const BlockView& block, const TensorPart& part,
                                       Address&& address);
   [[nodiscard]] WordSum sum(const BlockView& block, std::span<const std::byte> bytes) const;
+  // As sum(), of what would be there with the values of the block.
+  [[nodiscard]] WordSum sum_with_values(const BlockView& block,
+                                        std::span<const std::byte> bytes) const;
   void write(const BlockView& block, std::span<std::byte> bytes) const;
   // Returns how many bytes were written.
   std::uint64_t write_part(const BlockView& block, const TensorPart& part,

@@ -45,6 +45,43 @@ bool lies_in(const BlockPlace& place, const LeafPlace& leaf) {
          offset < leaf.place.position + leaf.bytes;
 }
 
+// The blocks of these leaves lie one after the other in an arena, as in their tensor.
+std::uint64_t arena_offset(const BlockPlace& place, const LeafPlace& leaf) {
+  return leaf.arena_offset + (Layout::offset(place) - leaf.place.position);
+}
+
+// Writes the format: head, directory, payloads.
+class LeafChangesWriter {
+ public:
+  // In ascending order.
+  void add(const Block& block) {
+    put_entry(directory_, block, last_);
+    last_ = block.place;
+    ++count_;
+    payload_.insert(payload_.end(), block.payload.begin(), block.payload.end());
+  }
+  [[nodiscard]] std::size_t size() const noexcept {
+    return kHeadBytes + directory_.size() + payload_.size();
+  }
+  [[nodiscard]] Bytes finish() const {
+    ByteWriter head;
+    head.put(count_);
+    head.put(static_cast<std::uint32_t>(directory_.size()));
+    Bytes bytes;
+    bytes.reserve(size());
+    bytes.insert(bytes.end(), head.buffer().begin(), head.buffer().end());
+    bytes.insert(bytes.end(), directory_.begin(), directory_.end());
+    bytes.insert(bytes.end(), payload_.begin(), payload_.end());
+    return bytes;
+  }
+
+ private:
+  Bytes directory_;
+  Bytes payload_;
+  std::optional<BlockPlace> last_;
+  std::uint32_t count_ = 0;
+};
+
 }  // namespace
 
 std::optional<Bytes> LeafChangesMaker::make(const Layout& layout, std::span<const LeafPlace> leaves,
@@ -67,29 +104,13 @@ std::optional<Bytes> LeafChangesMaker::make(const Layout& layout, std::span<cons
       is_too_large(blocks[blocks.size() * 2 / 3]))
     return std::nullopt;
 
-  Bytes directory;
-  Bytes payload;
-  std::optional<BlockPlace> last;
-  std::uint32_t count = 0;
+  LeafChangesWriter writer;
   for (const PlacedBlock& block : blocks) {
-    const auto made = make_block(block);
-    if (!made) continue;
-    put_entry(directory, *made, last);
-    last = made->place;
-    ++count;
-    payload.insert(payload.end(), made->payload.begin(), made->payload.end());
-    if (kHeadBytes + directory.size() + payload.size() > max_bytes) return std::nullopt;
+    if (const auto made = make_block(block)) writer.add(*made);
+    if (writer.size() > max_bytes) return std::nullopt;
   }
-  if (kHeadBytes > max_bytes) return std::nullopt;
-  ByteWriter head;
-  head.put(count);
-  head.put(static_cast<std::uint32_t>(directory.size()));
-  Bytes bytes;
-  bytes.reserve(kHeadBytes + directory.size() + payload.size());
-  bytes.insert(bytes.end(), head.buffer().begin(), head.buffer().end());
-  bytes.insert(bytes.end(), directory.begin(), directory.end());
-  bytes.insert(bytes.end(), payload.begin(), payload.end());
-  return bytes;
+  if (writer.size() > max_bytes) return std::nullopt;
+  return writer.finish();
 }
 
 Result<std::vector<BlockView>> read_leaf_changes(const Layout& layout,
@@ -146,6 +167,40 @@ Result<std::vector<WordSum>> apply_leaf_changes(const Layout& layout,
   }
   WSYNC_CHECK(change == changes.end(), "changes are read before they are applied");
   return sums;
+}
+
+Result<std::vector<WordSum>> sum_leaf_changes(const Layout& layout,
+                                              std::span<const LeafPlace> leaves,
+                                              std::span<const BlockView> changes,
+                                              std::span<const std::byte> base,
+                                              std::span<const WordSum> base_sums) {
+  WSYNC_CHECK(base_sums.size() == leaves.size(), "each leaf of the base has a sum");
+  BlockApplier applier(layout);
+  std::vector<WordSum> sums(base_sums.begin(), base_sums.end());
+  auto change = changes.begin();
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    for (; change != changes.end() && lies_in(change->place, leaves[i]); ++change) {
+      WSYNC_TRY(applier.check(*change, base.subspan(arena_offset(change->place, leaves[i]),
+                                                    layout.block_bytes(change->place))));
+      sums[i] -= change->before;
+      sums[i] += change->after;
+    }
+  WSYNC_CHECK(change == changes.end(), "changes are read before they are summed");
+  return sums;
+}
+
+Result<Bytes> exchange_leaf_changes(const Layout& layout, std::span<const LeafPlace> leaves,
+                                    std::span<const BlockView> changes, std::span<std::byte> data) {
+  BlockApplier applier(layout);
+  LeafChangesWriter back;
+  auto change = changes.begin();
+  for (const LeafPlace& leaf : leaves)
+    for (; change != changes.end() && lies_in(change->place, leaf); ++change)
+      back.add(WSYNC_TRY(applier.apply_reversibly(
+          *change,
+          data.subspan(arena_offset(change->place, leaf), layout.block_bytes(change->place)))));
+  WSYNC_CHECK(change == changes.end(), "changes are read before they are applied");
+  return back.finish();
 }
 
 }  // namespace wsync::patch

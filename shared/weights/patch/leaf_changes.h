@@ -3,7 +3,9 @@
 // bytes.
 //
 // The receiver trusts neither its base nor the sender: each block proves the words that it touches,
-// before and after, and the sums of the leaves are those of every byte of the result.
+// before and after, and the sums of the leaves are compared with those of the sender. They are
+// those of every byte of the result, or, if the result is not made yet, they follow from the sums
+// of the base.
 #pragma once
 
 #include <cstddef>
@@ -51,5 +53,27 @@ class LeafChangesMaker {
                                                               std::span<const BlockView> changes,
                                                               std::span<const std::byte> base,
                                                               std::span<std::byte> into);
+
+// The sums that these leaves have in the target. Writes nothing: they are those of the base less
+// what each block had before, plus what it has after. `base` is the data of an arena, and
+// `base_sums` are the sums of these leaves in the base, in order. Each block is proven with its
+// words in `base` and its values; kDigestMismatch with the block if the base is not the one of the
+// changes, or if the values are damaged. Bytes that no block touches are not read, so for them
+// `base_sums` are believed. The caller compares the result with what the target must have: blocks
+// that are left out are only found there. Blocks; any thread.
+[[nodiscard]] Result<std::vector<WordSum>> sum_leaf_changes(const Layout& layout,
+                                                            std::span<const LeafPlace> leaves,
+                                                            std::span<const BlockView> changes,
+                                                            std::span<const std::byte> base,
+                                                            std::span<const WordSum> base_sums);
+
+// Makes the leaves of the base those of the target, in place: `data` is the data of an arena.
+// Returns the changes that lead back, with the same blocks. kDigestMismatch with the block, as
+// apply_leaf_changes(); the leaves then have the blocks before it as they are in the target, and
+// must be written again. Blocks; one thread at a time for the same leaves.
+[[nodiscard]] Result<Bytes> exchange_leaf_changes(const Layout& layout,
+                                                  std::span<const LeafPlace> leaves,
+                                                  std::span<const BlockView> changes,
+                                                  std::span<std::byte> data);
 
 }  // namespace wsync::patch

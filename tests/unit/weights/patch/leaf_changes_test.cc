@@ -45,6 +45,17 @@ class LeafChanges : public ::testing::Test {
     }
     return bytes;
   }
+  [[nodiscard]] std::vector<WordSum> sums_of(std::span<const LeafPlace> leaves,
+                                             const Bytes& arena) const {
+    std::vector<WordSum> sums;
+    for (const LeafPlace& leaf : leaves)
+      sums.push_back(word_sum(std::span(arena).subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+    return sums;
+  }
+  [[nodiscard]] Bytes changes_of(std::span<const LeafPlace> leaves, const Bytes& base,
+                                 const Bytes& target) {
+    return maker_.make(layout_, leaves, base, target, ~std::uint64_t{0}).value();
+  }
 
   Manifest manifest_ = every_dtype();
   Layout layout_{manifest_};
@@ -65,6 +76,50 @@ TEST_F(LeafChanges, GiveTheTargetOfEveryTypeAndDensity) {
     if (share == 0.0) {
       EXPECT_EQ(bytes, 8 * plan_.bucket_count());
     }
+  }
+}
+
+// The sums of blocks and of leaves are of the same words at the same positions.
+TEST_F(LeafChanges, LeadFromTheSumsOfTheBaseToThoseOfTheTarget) {
+  const Bytes base = arena_of(base_);
+  for (const double share : {0.0, 0.0001, 0.01, 0.1, 0.3, 0.6, 1.0}) {
+    const Bytes target = arena_of(changed(layout_, base_, share, random_));
+    for (std::size_t b = 0; b < plan_.bucket_count(); ++b) {
+      const auto leaves = leaves_.bucket(b);
+      const Bytes made = changes_of(leaves, base, target);
+      const auto blocks = read_leaf_changes(layout_, leaves, made).value();
+      const auto sums = sum_leaf_changes(layout_, leaves, blocks, base, sums_of(leaves, base));
+      ASSERT_TRUE(sums.has_value()) << sums.error().message();
+      EXPECT_EQ(*sums, sums_of(leaves, target)) << "share " << share << ", bucket " << b;
+    }
+  }
+}
+
+TEST_F(LeafChanges, AreExchangedForThoseThatLeadBack) {
+  const Bytes base = arena_of(base_);
+  for (const double share : {0.0, 0.0001, 0.01, 0.1, 0.3, 0.6, 1.0}) {
+    const Bytes target = arena_of(changed(layout_, base_, share, random_));
+    Bytes data = base;
+    const auto exchange = [&](std::span<const LeafPlace> leaves, const Bytes& changes) {
+      const auto blocks = read_leaf_changes(layout_, leaves, changes);
+      EXPECT_TRUE(blocks.has_value()) << blocks.error().message();
+      auto back = exchange_leaf_changes(layout_, leaves, *blocks, data);
+      EXPECT_TRUE(back.has_value()) << back.error().message();
+      return std::move(back).value();
+    };
+    std::vector<Bytes> there;
+    std::vector<Bytes> back;
+    for (std::size_t b = 0; b < plan_.bucket_count(); ++b) {
+      there.push_back(changes_of(leaves_.bucket(b), base, target));
+      back.push_back(exchange(leaves_.bucket(b), there[b]));
+    }
+    EXPECT_EQ(data, target) << "share " << share;
+    for (std::size_t b = 0; b < plan_.bucket_count(); ++b) {
+      EXPECT_EQ(back[b].size(), there[b].size());
+      EXPECT_EQ(exchange(leaves_.bucket(b), back[b]), there[b])
+          << "share " << share << ", bucket " << b;
+    }
+    EXPECT_EQ(data, base) << "share " << share;
   }
 }
 
@@ -95,6 +150,63 @@ TEST_F(LeafChanges, AnotherBaseIsRefusedWithTheBlock) {
   ASSERT_FALSE(applied.has_value());
   EXPECT_EQ(applied.error().code(), ErrorCode::kDigestMismatch);
   EXPECT_THAT(applied.error().message(), HasSubstr("the base is another one"));
+}
+
+TEST_F(LeafChanges, WhatDoesNotFitIsRefusedBeforeAndWhileItIsExchanged) {
+  const Bytes base = arena_of(base_);
+  for (const double share : {0.01, 1.0}) {
+    const Bytes target = arena_of(changed(layout_, base_, share, random_));
+    const auto leaves = leaves_.bucket(0);
+    const auto base_sums = sums_of(leaves, base);
+    const Bytes made = changes_of(leaves, base, target);
+    const auto good = read_leaf_changes(layout_, leaves, made).value();
+    const auto refused = [&](const std::vector<BlockView>& blocks, const Bytes& arena,
+                             const std::string& says) {
+      const auto sums = sum_leaf_changes(layout_, leaves, blocks, arena, base_sums);
+      ASSERT_FALSE(sums.has_value());
+      EXPECT_EQ(sums.error().code(), ErrorCode::kDigestMismatch);
+      EXPECT_THAT(sums.error().message(), HasSubstr(says));
+      Bytes data = arena;
+      const auto back = exchange_leaf_changes(layout_, leaves, blocks, data);
+      ASSERT_FALSE(back.has_value());
+      EXPECT_EQ(back.error().code(), ErrorCode::kDigestMismatch);
+    };
+    refused(good, target, "they have been patched already");
+    Bytes damaged = base;
+    const auto at = std::ranges::mismatch(base, target).in1 - base.begin();
+    damaged[static_cast<std::size_t>(at)] ^= std::byte{0x10};
+    refused(good, damaged, "the base is another one");
+    auto wrong = good;
+    wrong.back().after.sum += 1;
+    refused(wrong, base, "with the values of the patch");
+    wrong = good;
+    wrong.back().after.product += 1;
+    refused(wrong, base, layout_.describe(good.back().place));
+    wrong = good;
+    wrong.front().before.product += 1;
+    refused(wrong, base, layout_.describe(good.front().place));
+    Bytes values(good.back().values.begin(), good.back().values.end());
+    values.back() ^= std::byte{0x20};
+    wrong = good;
+    wrong.back().values = values;
+    refused(wrong, base, "with the values of the patch");
+  }
+}
+
+// What no block has is found by whoever compares the sums with those of the target.
+TEST_F(LeafChanges, ABlockThatIsLeftOutGivesOtherSums) {
+  const Bytes base = arena_of(base_);
+  const Bytes target = arena_of(changed(layout_, base_, 0.01, random_));
+  const auto leaves = leaves_.bucket(0);
+  const Bytes made = changes_of(leaves, base, target);
+  const auto good = read_leaf_changes(layout_, leaves, made).value();
+  for (std::size_t left_out = 0; left_out < good.size(); ++left_out) {
+    auto blocks = good;
+    blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(left_out));
+    const auto sums = sum_leaf_changes(layout_, leaves, blocks, base, sums_of(leaves, base));
+    ASSERT_TRUE(sums.has_value());
+    EXPECT_NE(bucket_digest(*sums), bucket_digest(sums_of(leaves, target)));
+  }
 }
 
 TEST_F(LeafChanges, WhatIsNotAsThePageSaysIsRefused) {
