@@ -14,6 +14,13 @@ inline constexpr std::uint64_t kStreamRequestsPending = 8;  // a source closes a
 inline constexpr std::uint64_t kStreamConnectionCount = 512;  // per source
 // Of a larger bucket no changes are made: the thread that sends would keep others waiting.
 inline constexpr std::uint64_t kStreamChangesBucketBytes = 1 * kGiB;
+// Changes of so many bytes are always wanted: those of a bucket of a few bytes are larger than it.
+inline constexpr std::uint64_t kStreamChangesSmallBytes = 64 * kKiB;
+// Of a version that comes as changes alone, those of a bucket may be larger than the bucket: all of
+// its elements may have changed, and each of its blocks has an entry.
+[[nodiscard]] constexpr std::uint64_t stream_changes_bytes_max(std::uint64_t bucket_bytes) {
+  return 2 * bucket_bytes + kStreamChangesSmallBytes;
+}
 inline constexpr std::uint64_t kStreamSliceBytes =
     1 * kMiB;  // digested, then written while in cache
 inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure

@@ -1,5 +1,7 @@
 #include "shared/transport/offered.h"
 
+#include <utility>
+
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
@@ -28,7 +30,35 @@ Result<> Offered::judge_bucket(const Frame& get) const {
         fmt::format("bucket {} of {} bytes asked for, version {} is cut differently: {} "
                     "buckets; both ends need the same bucket_bytes",
                     get.bucket, get.bytes, offer.key.version.to_string(), offer.buckets.size()));
+  if (!has_changes_alone()) return {};
+  const auto elsewhere = [&](std::string_view why) {
+    return fail(
+        ErrorCode::kPeerLost,
+        fmt::format("of version {} only what changes from {} is here, and {}: another "
+                    "source has to send bucket {}",
+                    offer.key.version.to_string(), offer.base.to_string(), why, get.bucket));
+  };
+  if (get.base != offer.base && !planted("changes_sent_to_another_base"))
+    return elsewhere(get.base.none()
+                         ? "no base was named"
+                         : fmt::format("{} was named as the base", get.base.to_string()));
+  if (!ready[get.bucket]) return {};
+  if (!changes[get.bucket]) return elsewhere("not of this bucket");
+  if (changes[get.bucket]->size() > get.changes_max)
+    return elsewhere(fmt::format("of this bucket it is {} bytes, where at most {} are wanted",
+                                 changes[get.bucket]->size(), get.changes_max));
   return {};
+}
+
+void Offered::set_ready(std::uint64_t bucket, const Digest& digest,
+                        std::shared_ptr<const Bytes> bucket_changes) {
+  if (bucket >= ready.size()) return;
+  if (has_changes_alone())
+    changes[bucket] = std::move(bucket_changes);
+  else if (offer.data.empty() && offer.buckets[bucket].bytes != 0)
+    return;
+  ready[bucket] = true;
+  digests[bucket] = digest;
 }
 
 bool Offered::changes_from(const Offered& base, std::uint64_t bucket) const {

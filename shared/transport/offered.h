@@ -1,6 +1,7 @@
 // What a source knows about one offered version. Not synchronised.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,14 +14,25 @@ namespace wsync::transport {
 struct Offered {
   explicit Offered(Offer given)
       : offer(std::move(given)),
-        ready(offer.buckets.size(), offer.complete),
-        digests(offer.buckets.size()) {}
+        ready(offer.buckets.size(), offer.complete && !has_changes_alone()),
+        digests(offer.buckets.size()),
+        changes(has_changes_alone() ? offer.buckets.size() : 0) {}
 
   // Checks that a request means these bytes. kFenced if its fence is lower; kRefused if its layout
   // differs.
   [[nodiscard]] Result<> judge_key(const StreamKey& asked) const;
-  // Like judge_key(); also checks that the bucket exists with this size. kRefused if not.
+  // Like judge_key(); also checks that the bucket exists with this size. kRefused if not. kPeerLost
+  // if only the changes of the version are here, and they are not what is asked for.
   [[nodiscard]] Result<> judge_bucket(const Frame& get) const;
+
+  // Whether the version is held as its changes alone.
+  [[nodiscard]] bool has_changes_alone() const noexcept {
+    return offer.data.empty() && !offer.base.none();
+  }
+  // The bucket is complete; see BucketSource::bucket_ready(). Ignored if there is none, or if the
+  // offer is one without memory.
+  void set_ready(std::uint64_t bucket, const Digest& digest,
+                 std::shared_ptr<const Bytes> bucket_changes);
 
   // Whether the changes of this bucket from `base` can be told: both are of one layout, cut alike,
   // and have the bucket.
@@ -34,6 +46,8 @@ struct Offered {
   // Digests of the buckets that were received here. Those of a complete offer are computed from its
   // sums.
   std::vector<std::optional<Digest>> digests;
+  // Of the buckets that are ready, if the version is held as its changes alone; else empty.
+  std::vector<std::shared_ptr<const Bytes>> changes;
 };
 
 // Returns the answer to a request that cannot be served.

@@ -54,7 +54,12 @@ struct StreamKey {
 struct Offer {
   StreamKey key;
   std::vector<BucketWindow> buckets;
+  // Of its arena. Empty without `base`: the version has no memory yet, so every request waits for
+  // another offer of it. Empty with `base`: it is held as its changes alone.
   std::span<const std::byte> data;
+  // The version that the changes of bucket_ready() lead from, if there is no `data`. Kinds that map
+  // the source ignore it.
+  Version base = {};
   // Its leaves. A source of copies sends what changes in those of a bucket to a sink that has the
   // base, if that is offered as well; for this it needs them and the blocks. A complete offer also
   // has their sums in the same order, which live as long as `hold`; a digest of each bucket's sums
@@ -62,7 +67,9 @@ struct Offer {
   std::shared_ptr<const LeafTable> leaves = nullptr;
   std::span<const WordSum> sums = {};
   std::shared_ptr<const patch::Layout> blocks = nullptr;
-  bool complete = true;  // false: bucket_ready() reports the buckets one by one
+  // false: bucket_ready() reports the buckets one by one. Always so for one that is held as its
+  // changes alone.
+  bool complete = true;
   // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent,
   // on any thread; withdraw() releases it at once if nothing is being sent.
   std::shared_ptr<const void> hold;
@@ -91,7 +98,14 @@ class BucketSource {
   virtual void offer(Offer offer) = 0;
   // Reports that a bucket of an incomplete offer is complete: it has arrived and was verified, or
   // was written here. Its digest is sent together with it.
-  virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) = 0;
+  //
+  // `changes`: of an offer that is held as its changes alone, the leaf changes of this bucket
+  // (shared/weights/patch/leaf_changes.h) from Offer::base. A sink that names that base, and wants
+  // as many bytes, gets these. Any other request for a bucket of such an offer is answered with
+  // kPeerLost, so that its sink looks for another source. Other offers, and kinds that map the
+  // source, ignore them.
+  virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
+                            std::shared_ptr<const Bytes> changes = nullptr) = 0;
   // Ends an offer. Sinks that still wait for it get `reason`.
   virtual void withdraw(Version version, const std::string& reason) = 0;
   // A fence is in force. offer() does the same with its own. A kind with keys admits no receiver
@@ -109,7 +123,13 @@ struct FetchBase {
   std::span<const std::byte> data;   // of its arena
   std::shared_ptr<const void> hold;  // keeps `data` alive
   std::shared_ptr<const patch::Layout> blocks;
-  double max_share = 0;  // of a bucket's bytes: larger changes are not wanted
+  // Of a bucket's bytes: larger changes are not wanted. Of a version that comes as changes alone,
+  // what the buckets that have arrived have left counts as well, because one bucket may have
+  // changed as a whole.
+  double max_share = 0;
+  // The sums of all its leaves, in order; they live as long as `hold`. Only needed, and only used,
+  // to fetch a version as its changes alone.
+  std::span<const WordSum> sums = {};
 };
 
 // A version that a sink fetches.
@@ -124,17 +144,28 @@ struct FetchRequest {
   std::vector<bool> have;  // empty: none; true: already present and verified
   // Data of the staging arena, data_bytes long. It is written to until done, failure or cancel().
   // Empty for a kind that maps the source.
+  //
+  // A kind that copies takes a request with an empty one as one for the changes alone: `base` must
+  // have sums then. Every bucket must come as changes from `base`. They are proven against it, and
+  // nothing is written. If one cannot come so, the transfer ends with StreamFailure::needs_memory.
   std::span<std::byte> into;
   std::shared_ptr<const void> hold;  // keeps `into` alive
   std::optional<FetchBase> base = std::nullopt;
   std::optional<PairKey> pair = std::nullopt;  // a kind with keys needs it
   // The source is lost if it is silent for longer than this.
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
+  // Whether a kind that copies fetches only what changes.
+  [[nodiscard]] bool wants_changes_alone() const noexcept {
+    return into.empty() && base && !base->sums.empty();
+  }
 };
 
 struct StreamFailure {
   Error error;
   std::uint64_t first_missing = 0;  // lowest missing bucket, where the next attempt resumes
+  // The version was asked for as its changes alone, and cannot come so: a bucket came in full, or
+  // its changes do not fit the base. The error is kRefused. Begin again with memory.
+  bool needs_memory = false;
 };
 
 // A bucket that has arrived and was checked.
@@ -142,7 +173,9 @@ struct ArrivedBucket {
   std::uint64_t bucket = 0;
   // bucket_digest() of its sums. Of a mapped arena, zero and none: its header has the sums.
   Digest digest;
-  std::vector<WordSum> sums;  // of its leaves, of the bytes that are in `into` now
+  // Of its leaves: of the bytes that are in `into` now, or, of changes alone, of those that the
+  // base has with them.
+  std::vector<WordSum> sums;
   // Leaf changes (shared/weights/patch/leaf_changes.h), if only what differs from the base has
   // travelled; else null.
   std::shared_ptr<const Bytes> changes;

@@ -273,7 +273,8 @@ Result<std::unique_ptr<MemfdSource>> MemfdSource::listen(MemfdSourceOptions opti
 
 std::string MemfdSource::address() const { return server_->path(); }
 void MemfdSource::offer(Offer offer) { server_->offer(std::move(offer)); }
-void MemfdSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& /*digest*/) {
+void MemfdSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& /*digest*/,
+                               std::shared_ptr<const Bytes> /*changes*/) {
   server_->bucket_ready(version, bucket);
 }
 void MemfdSource::withdraw(Version version, const std::string& reason) {

@@ -32,7 +32,9 @@ class MemfdSource final : public BucketSource {
 
   [[nodiscard]] std::string address() const override;
   void offer(Offer offer) override;
-  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) override;
+  // The sink maps the arena, so neither digest nor changes are sent.
+  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
+                    std::shared_ptr<const Bytes> changes = nullptr) override;
   void withdraw(Version version, const std::string& reason) override;
   [[nodiscard]] SourceCounters counters() const override;
 

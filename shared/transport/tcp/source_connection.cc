@@ -126,15 +126,18 @@ void SourceConnection::withdraw(Version version, const std::string& reason) {
   pump();
 }
 
-std::optional<Bytes> SourceConnection::changes_of(const Offered& offered, const Frame& get) const {
+std::shared_ptr<const Bytes> SourceConnection::changes_of(const Offered& offered,
+                                                          const Frame& get) const {
+  if (offered.has_changes_alone()) return offered.changes[get.bucket];
   if (get.base.none() || get.base == get.key.version ||
       get.bytes > limits::kStreamChangesBucketBytes)
-    return std::nullopt;
+    return nullptr;
   const auto base = shared_->find(get.base);
-  if (!base || !offered.changes_from(*base, get.bucket)) return std::nullopt;
-  return shared_->changes.make(*offered.offer.blocks, offered.offer.leaves->bucket(get.bucket),
-                               base->offer.data, offered.offer.data,
-                               std::min(get.changes_max, get.bytes));
+  if (!base || !offered.changes_from(*base, get.bucket)) return nullptr;
+  auto made = shared_->changes.make(
+      *offered.offer.blocks, offered.offer.leaves->bucket(get.bucket), base->offer.data,
+      offered.offer.data, std::min(get.changes_max, limits::stream_changes_bytes_max(get.bytes)));
+  return made ? std::make_shared<const Bytes>(std::move(*made)) : nullptr;
 }
 
 void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Request& request) {

@@ -6,7 +6,6 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <uv.h>
 
@@ -57,8 +56,9 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   void close_as_garbage(const Error& error);
   void answer(const Request& request, const Error& error);
   void start_bucket(std::shared_ptr<Offered> offered, const Request& request);
-  // The changes of a bucket that can be sent instead of it.
-  [[nodiscard]] std::optional<Bytes> changes_of(const Offered& offered, const Frame& get) const;
+  // The changes of a bucket that are sent instead of it, or null.
+  [[nodiscard]] std::shared_ptr<const Bytes> changes_of(const Offered& offered,
+                                                        const Frame& get) const;
   void write_next_slice();
   void write(std::initializer_list<std::span<const std::byte>> pieces);
   void on_written();
@@ -70,14 +70,14 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   FrameReader reader_;
   std::deque<Request> pending_;
   Writing writing_ = Writing::kNothing;
-  Bytes outbox_;                       // complete small frames that wait
-  Bytes small_;                        // complete small frames that the current write borrows
-  std::shared_ptr<Offered> offered_;   // kBucket
-  std::uint64_t bucket_ = 0;           // kBucket
-  std::optional<Bytes> changes_;       // kBucket: sent instead of the bucket
-  std::uint64_t sent_ = 0;             // kBucket: payload bytes handed to the socket
-  bool trailer_sent_ = false;          // kBucket
-  std::uint64_t in_flight_bytes_ = 0;  // of the current write
+  Bytes outbox_;                          // complete small frames that wait
+  Bytes small_;                           // complete small frames that the current write borrows
+  std::shared_ptr<Offered> offered_;      // kBucket
+  std::uint64_t bucket_ = 0;              // kBucket
+  std::shared_ptr<const Bytes> changes_;  // kBucket: sent instead of the bucket
+  std::uint64_t sent_ = 0;                // kBucket: payload bytes handed to the socket
+  bool trailer_sent_ = false;             // kBucket
+  std::uint64_t in_flight_bytes_ = 0;     // of the current write
   std::array<std::byte, kFrameBytes> header_{};
   std::array<std::byte, kTrailerBytes> trailer_{};
   TimePoint last_progress_;

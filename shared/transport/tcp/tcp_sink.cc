@@ -12,16 +12,33 @@
 namespace wsync::transport::tcp {
 namespace {
 
-Result<> check_wanted(const FetchRequest& wanted) {
-  if (wanted.into.size() != wanted.data_bytes)
+// The base of a version that is wanted as its changes alone.
+Result<> check_base(const FetchRequest& wanted) {
+  const FetchBase& base = *wanted.base;
+  if (base.data.size() != wanted.data_bytes || base.sums.size() != wanted.leaves->all().size() ||
+      !base.blocks)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("the staging arena has {} bytes, the version needs {}",
-                            wanted.into.size(), wanted.data_bytes));
+                fmt::format("the base {} has {} bytes and the sums of {} leaves, the version that "
+                            "is wanted as changes from it has {} bytes and {} leaves",
+                            base.version.to_string(), base.data.size(), base.sums.size(),
+                            wanted.data_bytes, wanted.leaves->all().size()));
+  return {};
+}
+
+Result<> check_wanted(const FetchRequest& wanted) {
+  if (!wanted.wants_changes_alone() && wanted.into.size() != wanted.data_bytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the staging arena has {} bytes, the version needs {}{}",
+                            wanted.into.size(), wanted.data_bytes,
+                            wanted.into.empty() ? ", or the sums of a base, if it shall come as "
+                                                  "changes alone"
+                                                : ""));
   if (!wanted.leaves || wanted.leaves->bucket_count() != wanted.buckets.size())
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("the leaves of {} buckets are known, the version has {}",
                     wanted.leaves ? wanted.leaves->bucket_count() : 0, wanted.buckets.size()));
+  if (wanted.wants_changes_alone()) WSYNC_TRY(check_base(wanted));
   if (!wanted.have.empty() && wanted.have.size() != wanted.buckets.size())
     return fail(ErrorCode::kInvalidInput, fmt::format("{} buckets are marked, the version has {}",
                                                       wanted.have.size(), wanted.buckets.size()));

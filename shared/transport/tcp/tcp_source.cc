@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -45,11 +46,11 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
     offers_[version] = std::make_shared<Offered>(std::move(offer));
     pump();
   }
-  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) {
+  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
+                    std::shared_ptr<const Bytes> changes) {
     const auto found = offers_.find(version);
-    if (found == offers_.end() || bucket >= found->second->ready.size()) return;
-    found->second->ready[bucket] = true;
-    found->second->digests[bucket] = digest;
+    if (found == offers_.end()) return;
+    found->second->set_ready(bucket, digest, std::move(changes));
     pump();
   }
   void withdraw(Version version, const std::string& reason) {
@@ -196,8 +197,9 @@ void TcpSource::offer(Offer offer) {
     server->offer(std::move(*shared));
   });
 }
-void TcpSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) {
-  thread_.post([=, server = server_] { server->bucket_ready(version, bucket, digest); });
+void TcpSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
+                             std::shared_ptr<const Bytes> changes) {
+  thread_.post([=, server = server_] { server->bucket_ready(version, bucket, digest, changes); });
 }
 void TcpSource::raise_fence(const StreamFence& fence) {
   thread_.post([=, server = server_] { server->raise_fence(fence); });

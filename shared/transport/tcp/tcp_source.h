@@ -46,7 +46,8 @@ class TcpSource final : public BucketSource {
 
   [[nodiscard]] std::string address() const override { return address_.to_string(); }
   void offer(Offer offer) override;
-  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) override;
+  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
+                    std::shared_ptr<const Bytes> changes = nullptr) override;
   void withdraw(Version version, const std::string& reason) override;
   void raise_fence(const StreamFence& fence) override;
   [[nodiscard]] SourceCounters counters() const override;

@@ -14,7 +14,8 @@
 namespace wsync::transport::tcp {
 Transfer::Transfer(FetchRequest wanted, TcpAddress source, ChannelMaker make_channel,
                    TransferEvents events)
-    : wanted_(std::move(wanted)),
+    : is_alone_(wanted.wants_changes_alone()),
+      wanted_(std::move(wanted)),
       source_(std::move(source)),
       make_channel_(std::move(make_channel)),
       events_(std::move(events)) {
@@ -63,7 +64,8 @@ void Transfer::fail_with(Error error) {
   events_.on_failure(
       {.error = error.with_context(fmt::format(
            "receive version {} from {}", wanted_.key.version.to_string(), source_.to_string())),
-       .first_missing = static_cast<std::uint64_t>(first - wanted_.have.begin())});
+       .first_missing = static_cast<std::uint64_t>(first - wanted_.have.begin()),
+       .needs_memory = needs_memory_});
 }
 
 std::optional<std::uint64_t> Transfer::next_to_ask() {
@@ -94,35 +96,70 @@ Frame Transfer::request_for(std::uint64_t bucket) const {
             .bytes = wanted_.buckets[bucket].bytes};
   if (!wanted_.base) return get;
   get.base = wanted_.base->version;
-  get.changes_max =
-      static_cast<std::uint64_t>(wanted_.base->max_share * static_cast<double>(get.bytes));
+  get.changes_max = is_alone_ ? changes_allowed(get.bytes) : share_of(get.bytes);
   return get;
 }
 
-bool Transfer::apply_changes(ArrivedFrame& arrived, std::span<const std::byte> changes) {
-  if (!wanted_.base) return false;  // another bucket has found that it cannot be used
+std::uint64_t Transfer::share_of(std::uint64_t bytes) const {
+  return static_cast<std::uint64_t>(wanted_.base->max_share * static_cast<double>(bytes));
+}
+
+// A bucket may have changed as a whole if those before it have left enough. If all of them have,
+// the first one tells it, and its source needs to compare only a few blocks for that.
+std::uint64_t Transfer::changes_allowed(std::uint64_t bucket_bytes) const {
+  const std::uint64_t share = share_of(covered_bytes_ + bucket_bytes);
+  const std::uint64_t left = share - std::min(share, changes_bytes_);
+  return std::min(limits::stream_changes_bytes_max(bucket_bytes),
+                  std::max(limits::kStreamChangesSmallBytes, left));
+}
+
+Result<std::vector<WordSum>> Transfer::sums_with(std::uint64_t bucket,
+                                                 std::span<const std::byte> changes) const {
   const FetchBase& base = *wanted_.base;
-  const auto leaves = wanted_.leaves->bucket(arrived.frame.bucket);
-  const auto apply = [&]() -> Result<std::vector<WordSum>> {
-    const auto blocks = WSYNC_TRY(patch::read_leaf_changes(*base.blocks, leaves, changes));
+  const auto leaves = wanted_.leaves->bucket(bucket);
+  const auto blocks = WSYNC_TRY(patch::read_leaf_changes(*base.blocks, leaves, changes));
+  if (!is_alone_)
     return patch::apply_leaf_changes(*base.blocks, leaves, blocks, base.data, wanted_.into);
-  };
-  auto sums = apply();
+  return patch::sum_leaf_changes(*base.blocks, leaves, blocks, base.data,
+                                 base.sums.subspan(wanted_.leaves->first(bucket), leaves.size()));
+}
+
+bool Transfer::use_changes(ArrivedFrame& arrived, std::span<const std::byte> changes) {
+  if (!wanted_.base) return false;  // another bucket has found that it cannot be used
+  const std::uint64_t bucket = arrived.frame.bucket;
+  auto sums = sums_with(bucket, changes);
   if (sums) {
     arrived.computed = bucket_digest(*sums);
     arrived.sums = std::move(*sums);
     if (arrived.computed == arrived.promised || planted("changes_not_proven")) return true;
+    if (is_alone_ && planted("changes_alone_not_proven")) {
+      arrived.computed = arrived.promised;
+      return true;
+    }
+  }
+  const std::string why =
+      sums ? fmt::format("it has digest {}, its source says {}", arrived.computed.to_string(),
+                         arrived.promised.to_string())
+           : sums.error().message();
+  const std::string version = wanted_.base->version.to_string();
+  if (is_alone_) {
+    fail_with(needs_memory(fmt::format(
+        "bucket {} is not what {} has with its changes: {}; `wsync verify` says whether the copy "
+        "of {} is damaged",
+        bucket, version, why, version)));
+    return false;
   }
   log_warning(
       "bucket {} of version {} cannot be made of {} and its changes: {}. The rest is fetched in "
       "full; `wsync verify` says whether the copy of {} is damaged",
-      arrived.frame.bucket, wanted_.key.version.to_string(), base.version.to_string(),
-      sums ? fmt::format("it has digest {}, its source says {}", arrived.computed.to_string(),
-                         arrived.promised.to_string())
-           : sums.error().message(),
-      base.version.to_string());
+      bucket, wanted_.key.version.to_string(), version, why, version);
   wanted_.base.reset();
   return false;
+}
+
+Error Transfer::needs_memory(std::string_view why) {
+  needs_memory_ = true;
+  return {ErrorCode::kRefused, fmt::format("the version cannot come as changes alone: {}", why)};
 }
 
 void Transfer::bucket_arrived(ArrivedFrame arrived, std::shared_ptr<const Bytes> changes) {
@@ -135,6 +172,8 @@ void Transfer::bucket_arrived(ArrivedFrame arrived, std::shared_ptr<const Bytes>
                           arrived.computed.to_string(), arrived.promised.to_string())));
   wanted_.have[bucket] = true;
   --missing_;
+  covered_bytes_ += wanted_.buckets[bucket].bytes;
+  changes_bytes_ += arrived.frame.bytes;
   events_.on_bucket({.bucket = bucket,
                      .digest = arrived.promised,
                      .sums = std::move(arrived.sums),
@@ -244,6 +283,12 @@ Result<PayloadPlace> TransferStream::accept(const Frame& frame) {
     return PayloadPlace{.bytes = changes_};
   }
   if (frame.type != FrameType::kBucket) return PayloadPlace{};
+  // There is no place for its payload, so it is not read.
+  if (transfer_->wants_changes_alone())
+    return fail(transfer_->needs_memory(
+        fmt::format("the source sends bucket {} in full, because it does not hold {} or because "
+                    "too much has changed",
+                    frame.bucket, asked->base.to_string())));
   const auto destination = transfer_->destination(frame.bucket);
   if (destination.bytes.size() != frame.bytes)
     return fail(ErrorCode::kInvalidInput,
@@ -259,7 +304,8 @@ void TransferStream::handle(ArrivedFrame arrived) {
     case FrameType::kFailure:
       return transfer_->fail_with(Error(arrived.frame.code, arrived.text));
     case FrameType::kChanges:
-      if (!transfer_->apply_changes(arrived, changes_)) {
+      if (!transfer_->use_changes(arrived, changes_)) {
+        if (is_closing_) return;
         Frame& again = *asked_for(arrived.frame.bucket);
         again = transfer_->request_for(arrived.frame.bucket);
         return send(again);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <uv.h>
 #include <vector>
 
@@ -41,31 +42,48 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // For the streams:
   [[nodiscard]] const FetchRequest& wanted() const noexcept { return wanted_; }
+  // Also after the transfer has let go of the base.
+  [[nodiscard]] bool wants_changes_alone() const noexcept { return is_alone_; }
   // Returns the next bucket that no stream has requested.
   [[nodiscard]] std::optional<std::uint64_t> next_to_ask();
   [[nodiscard]] PayloadPlace destination(std::uint64_t bucket) const;
   // The request for a bucket: as changes from the base as long as there is one.
   [[nodiscard]] Frame request_for(std::uint64_t bucket) const;
-  // Makes a bucket of its changes, at its destination. False: the base cannot be used, now and
-  // later; the bucket is asked for again, in full.
-  [[nodiscard]] bool apply_changes(ArrivedFrame& arrived, std::span<const std::byte> changes);
+  // Makes a bucket of its changes, at its destination, or, if the changes alone are wanted, proves
+  // them. False: the base cannot be used, now and later. The bucket must be asked for again, in
+  // full; if the changes alone are wanted, the transfer has ended.
+  [[nodiscard]] bool use_changes(ArrivedFrame& arrived, std::span<const std::byte> changes);
   void bucket_arrived(ArrivedFrame arrived, std::shared_ptr<const Bytes> changes = nullptr);
+  // kRefused: the version is wanted as its changes alone, and cannot come so. fail_with() must
+  // follow, and tells it to the owner.
+  [[nodiscard]] Error needs_memory(std::string_view why);
   void fail_with(Error error);
 
  private:
+  // The sums of the leaves of a bucket with its changes.
+  [[nodiscard]] Result<std::vector<WordSum>> sums_with(std::uint64_t bucket,
+                                                       std::span<const std::byte> changes) const;
   void tick();
   void finish();
+  // This share of so many bytes (FetchBase::max_share).
+  [[nodiscard]] std::uint64_t share_of(std::uint64_t bytes) const;
+  // The largest changes of a bucket that are wanted of a version that comes as changes alone.
+  [[nodiscard]] std::uint64_t changes_allowed(std::uint64_t bucket_bytes) const;
 
+  const bool is_alone_;
   FetchRequest wanted_;
   TcpAddress source_;
   ChannelMaker make_channel_;
   TransferEvents events_;
-  std::uint64_t cursor_ = 0;   // all buckets below it have arrived or were requested
-  std::uint64_t missing_ = 0;  // number of buckets that have not arrived
+  std::uint64_t cursor_ = 0;         // all buckets below it have arrived or were requested
+  std::uint64_t missing_ = 0;        // number of buckets that have not arrived
+  std::uint64_t covered_bytes_ = 0;  // of the buckets that have arrived in this transfer
+  std::uint64_t changes_bytes_ = 0;  // that have come for them
   std::vector<std::shared_ptr<TransferStream>> streams_;
   uv_timer_t timer_{};
   std::shared_ptr<Transfer> timer_holds_;
   bool is_attached_again_ = false;
+  bool needs_memory_ = false;
   bool is_over_ = false;
 };
 

@@ -12,13 +12,6 @@
 namespace wsync::transport {
 namespace {
 
-std::vector<TransportTraits> kinds_that_copy() {
-  std::vector<TransportTraits> kinds;
-  for (const TransportTraits& traits : transport_kinds())
-    if (!traits.maps_source) kinds.push_back(traits);
-  return kinds;
-}
-
 class Changes : public ::testing::TestWithParam<TransportTraits> {
  protected:
   // A source, and a receiver for versions of this size.

@@ -14,13 +14,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kOfferWait{5'000};
 
-std::vector<TransportTraits> copying_kinds() {
-  std::vector<TransportTraits> kinds;
-  for (const TransportTraits& traits : transport_kinds())
-    if (!traits.maps_source) kinds.push_back(traits);
-  return kinds;
-}
-
 // One process's data side: what it serves and what it receives.
 struct Host {
   Host(std::unique_ptr<Transport> made, std::uint64_t bytes)
@@ -247,7 +240,7 @@ TEST_P(Relay, UnwatchEndsATransferAndNothingIsWrittenAfterwards) {
   EXPECT_TRUE(first.receiver.holds(version));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Relay, ::testing::ValuesIn(copying_kinds()),
+INSTANTIATE_TEST_SUITE_P(Kinds, Relay, ::testing::ValuesIn(kinds_that_copy()),
                          [](const auto& traits) { return std::string(traits.param.kind); });
 
 }  // namespace

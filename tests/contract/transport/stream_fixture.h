@@ -14,11 +14,20 @@
 #include "shared/base/shared_memory.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/units.h"
+#include "shared/transport/make_transport.h"
 #include "shared/transport/stream.h"
 #include "tests/support/bytes.h"
 #include "tests/support/owner_loop.h"
 
 namespace wsync::transport {
+
+// The kinds of this build whose sinks write into their own memory.
+inline std::vector<TransportTraits> kinds_that_copy() {
+  std::vector<TransportTraits> kinds;
+  for (const TransportTraits& traits : transport_kinds())
+    if (!traits.maps_source) kinds.push_back(traits);
+  return kinds;
+}
 
 // Of every source in these tests; TransportOptions::secret.
 inline constexpr PairSecret kTestSecret{std::byte{1}, std::byte{2}, std::byte{3}};
@@ -143,6 +152,7 @@ struct Receiver {
                                   payload_bytes += arrived.payload_bytes;
                                   for (const WordSum& sum : arrived.sums) received += sum;
                                   if (relay) relay(arrived.bucket, arrived.digest);
+                                  if (on_arrived) on_arrived(arrived);
                                 },
                             .on_patch =
                                 [this](std::shared_ptr<const SealedMemory> arrived) {
@@ -172,6 +182,7 @@ struct Receiver {
   std::uint64_t payload_bytes = 0;
   WordSum received;  // of all leaves
   std::function<void(std::uint64_t, const Digest&)> relay;
+  std::function<void(const ArrivedBucket&)> on_arrived;
   int done = 0;
   std::optional<ArenaView> view;
   std::shared_ptr<const SealedMemory> patch;
