@@ -1,6 +1,7 @@
 #include "inference_side/reload/patch_sum_check.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -109,6 +110,7 @@ class PatchedTensorParts {
   // Adds the touched words that no part holds as a whole. Returns false if the share of a rank in
   // them is another one.
   [[nodiscard]] bool add_cut(const std::vector<const PatchedPart*>& parts, PartSums& sum) {
+    if (!patch_.base) return false;
     std::vector<TensorPart> made;
     made.reserve(parts.size());
     for (const PatchedPart* part : parts) made.push_back(part_of(*part));
@@ -130,10 +132,10 @@ class PatchedTensorParts {
   // What a part must have, computed from the held versions.
   [[nodiscard]] PartSums share_of(const TensorPart& part) {
     PartSums share;
-    const auto base = patch_.base(index_);
+    const auto base = patch_.base ? patch_.base(index_) : std::span<const std::byte>();
     const auto target = patch_.target(index_);
     for (const patch::BlockView& block : blocks_) {
-      share.before += applier_.share_of_part(block, part, bytes_of(base, block));
+      if (patch_.base) share.before += applier_.share_of_part(block, part, bytes_of(base, block));
       share.after += applier_.share_of_part(block, part, bytes_of(target, block));
     }
     return share;
@@ -143,7 +145,9 @@ class PatchedTensorParts {
     SumCheck check;
     const std::string& name = patch_.layout->manifest().tensor(index_).name;
     for (const PatchedPart& part : parts_) {
-      const PartSums share = share_of(part_of(part));
+      PartSums share = share_of(part_of(part));
+      // What cannot be told of one rank is told of all of them below.
+      if (!patch_.base) share.before = part.sums.before;
       for (const patch::BlockView& block : blocks_)
         check.read_bytes += patch_.layout->block_bytes(block.place);
       if (same(share, part.sums)) continue;
@@ -159,6 +163,13 @@ class PatchedTensorParts {
                              part.rank)};
       break;
     }
+    if (!check.mismatch && !patch_.base)
+      check.mismatch = SumMismatch{
+          .tensor = name,
+          .rank = parts_.front().rank,
+          .why = fmt::format("tensor {}: the words that the patch changes were not those of the "
+                             "version before in the memory of some rank",
+                             name)};
     return check;
   }
 
@@ -171,6 +182,36 @@ class PatchedTensorParts {
 };
 
 }  // namespace
+
+bool needs_bytes_of_base(std::span<const PatchedRank> ranks) {
+  struct Part {
+    const LoadTensor* tensor;
+    const control::EngineTensor* ranges;
+  };
+  std::map<std::uint32_t, std::vector<Part>> different;  // by tensor: one of equal parts
+  for (const PatchedRank& rank : ranks)
+    for (std::size_t t = 0; t < rank.tensors.size(); ++t) {
+      const LoadTensor& tensor = rank.tensors[t];
+      const std::uint64_t own = tensor.shard.bytes();
+      if (own == tensor.shard.tensor_bytes() || own == 0) continue;
+      std::vector<std::uint64_t> words;
+      add_cut_words(tensor, words);
+      if (!words.empty()) return true;
+      std::vector<Part>& parts = different[tensor.manifest_index];
+      bool repeats = false;
+      for (const Part& other : parts) {
+        const PartRelation relation = relation_of(rank.ranges[t], *other.ranges);
+        if (relation == PartRelation::kOverlapping) return true;
+        repeats = repeats || relation == PartRelation::kEqual;
+      }
+      if (!repeats) parts.push_back({.tensor = &tensor, .ranges = &rank.ranges[t]});
+    }
+  return std::ranges::any_of(different, [](const auto& entry) {
+    std::uint64_t bytes = 0;
+    for (const Part& part : entry.second) bytes += part.tensor->shard.bytes();
+    return bytes != entry.second.front().tensor->shard.tensor_bytes();
+  });
+}
 
 SumCheck check_patch_sums(const AppliedPatch& patch, std::span<const PatchedRank> ranks) {
   SumCheck check;

@@ -40,10 +40,15 @@ struct PatchedRank {
 struct AppliedPatch {
   const patch::Layout* layout = nullptr;
   const patch::PatchReader* reader = nullptr;
-  // The bytes of a tensor of the manifest in the base and in the target.
+  // The bytes of a tensor of the manifest in the base and in the target. `base` is empty if the
+  // bytes of the base are not here: the ranks must not cut words of its tensors then.
   std::function<std::span<const std::byte>(std::uint32_t tensor)> base;
   std::function<std::span<const std::byte>(std::uint32_t tensor)> target;
 };
+
+// Whether check_patch_sums() would read the bytes of the base for these ranks, because their parts
+// of a tensor cut words, overlap, or do not make up the tensor. Their sums are not read.
+[[nodiscard]] bool needs_bytes_of_base(std::span<const PatchedRank> ranks);
 
 // `ranks`: all ranks of the replica. `read_bytes` are those of the blocks that were read in the
 // held versions, apart from words that ranges cut.

@@ -323,7 +323,11 @@ void ReplicaSwitch::leave_load() {
     enter(SwitchPhase::kIdle, std::nullopt);
 }
 
-void ReplicaSwitch::handle(const StagedSet& event) { candidates_.set_staged(event.versions); }
+void ReplicaSwitch::handle(const StagedSet& event) {
+  candidates_.set_staged(event.versions);
+  coming_ = event.coming;
+  changes_ = event.changes;
+}
 
 void ReplicaSwitch::handle(const Tick& /*event*/) {
   if (retry_at_ && now_ >= *retry_at_) retry_at_.reset();
@@ -424,6 +428,7 @@ void ReplicaSwitch::advance_idle() {
   const std::optional<std::string> silent = ranks_.silent();
   if (silent && needs_load()) last_failure_ = *silent;
   const bool waiting = silent || is_given_up_ || (retry_at_ && now_ < *retry_at_);
+  const bool comes = !target_.target.none() && coming_ == target_.target;
   if (ranks_.complete() && !waiting) {
     if (candidates_.loadable(target_.target) && needs_load()) {
       if (!needs_turn()) begin_pause();
@@ -441,7 +446,7 @@ void ReplicaSwitch::advance_idle() {
     settle(SwitchOutcome::kFailed, ranks_.missing());
   } else if (!needs_load() && serving()) {
     settle(SwitchOutcome::kCommitted, "");
-  } else if (silent || is_given_up_ || !waiting) {
+  } else if (silent || is_given_up_ || (!waiting && !comes)) {
     const auto damaged = ranks_.damaged();
     const auto unfit = candidates_.unfit(target_.target);
     const std::string why =
@@ -529,13 +534,20 @@ void ReplicaSwitch::load_failed(const std::string& why) {
   }
   candidates_.postpone(goal_, now_);
   out_.push_back(CopySuspect{.version = goal_});
-  if (goal_ != target_.target && candidates_.loadable(target_.target)) {
+  const bool comes = coming_ == target_.target && !candidates_.unfit(target_.target);
+  if (goal_ != target_.target && (candidates_.loadable(target_.target) || comes)) {
     begin_load(target_.target);
-  } else if (candidates_.loadable(previous_)) {
+  } else if (candidates_.loadable(previous_) || leads_back(previous_)) {
     begin_load(previous_);
   } else {
     give_up(SwitchOutcome::kTainted, last_failure_);
   }
+}
+
+// Whether the version before can be loaded once it is complete again.
+bool ReplicaSwitch::leads_back(const Version& version) const {
+  return std::ranges::find(changes_, version) != changes_.end() &&
+         !candidates_.withdrawn(version) && !candidates_.unfit(version);
 }
 
 void ReplicaSwitch::begin_commit() {

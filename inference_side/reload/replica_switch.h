@@ -109,6 +109,7 @@ class ReplicaSwitch {
   void begin_load(const Version& version);
   void load_failed(const std::string& why);
   void patch_failed(const std::string& why);
+  [[nodiscard]] bool leads_back(const Version& version) const;
   void begin_commit();
   void all_committed();
   void begin_resume();
@@ -134,6 +135,8 @@ class ReplicaSwitch {
   SwitchOptions options_;
   RankTable ranks_;
   LoadCandidates candidates_;
+  Version coming_;                // as in StagedSet
+  std::vector<Version> changes_;  // likewise
   PendingOutcome outcome_;
   TargetSet target_;
   SwitchPhase phase_ = SwitchPhase::kIdle;

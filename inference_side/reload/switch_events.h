@@ -140,6 +140,12 @@ struct WithdrawnSet {
 // The complete and verified versions that can be loaded now.
 struct StagedSet {
   std::vector<Version> versions;
+  // This one can be loaded in a moment, or it is known soon that it cannot. An outcome that is owed
+  // waits for it, and so does a BeginLoad. None = 0.0.
+  Version coming = {};
+  // Only what changes to these is here. A BeginLoad of one waits until it can be loaded, which
+  // needs memory beside that of the others: only for a replica that has nothing else to load.
+  std::vector<Version> changes = {};
 };
 struct Tick {};
 

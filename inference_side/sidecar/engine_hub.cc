@@ -615,9 +615,10 @@ std::optional<reload::SumMismatch> EngineHub::check_loaded(const EngineRank& ran
     const auto found = connection->prepared.find(loaded.version);
     if (found != connection->prepared.end() && found->second) ranks.back().load = *found->second;
   }
+  const auto base = patch == nullptr ? nullptr : preparation_->find(patch->base().version());
   return loaded_sums_.add(rank.replica, rank.rank,
                           {.now = std::move(loaded.sums), .before = std::move(loaded.before)},
-                          ranks, *version, patch);
+                          ranks, *version, patch, base.get());
 }
 
 void EngineHub::handle_loaded(const EngineRank& rank, std::uint64_t request,
@@ -684,14 +685,27 @@ void EngineHub::notify_unfit(const Version& version, const Manifest& manifest) {
 
 void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                             std::function<void()> on_ready,
-                            const std::shared_ptr<const staging::ReceivedChanges>& changes) {
+                            const std::shared_ptr<const staging::ReceivedChanges>& changes,
+                            std::chrono::milliseconds wait) {
   if (devices_) devices_->connect();
   // Before anything is told that the version is staged. A rank may have attached since the layout
   // was compared with those of the engines.
   notify_unfit(version->version(), *version->manifest());
-  preparation_->add(version, attached(), std::move(on_ready), changes);
+  preparation_->add(version, attached(), std::move(on_ready), changes, wait);
   readers_->advance();
   refuse_misfits();
+}
+
+void EngineHub::add_changes(const std::shared_ptr<const staging::HeldVersion>& version,
+                            std::function<void()> on_ready,
+                            const std::shared_ptr<const staging::ReceivedChanges>& changes) {
+  notify_unfit(version->version(), *version->manifest());
+  preparation_->add_changes(version, attached(), std::move(on_ready), changes);
+}
+
+bool EngineHub::serves_from_memory() const {
+  return std::ranges::any_of(ranks_,
+                             [](const auto& rank) { return rank->attached && rank->adopts; });
 }
 
 void EngineHub::arenas_retired() {
@@ -706,8 +720,8 @@ void EngineHub::unmap_arenas() {
     if (rank->attached && rank->silence.empty()) rank->send(0, control::UnmapArenas{});
 }
 
-void EngineHub::remove_version(const Version& version) {
-  if (preparation_->remove(version, attached())) loads_->release(version);
+void EngineHub::remove_version(const Version& version, bool is_lent) {
+  if (preparation_->remove(version, attached(), is_lent)) loads_->release(version);
   // It may be the one that a rank was asked about.
   for (const auto& rank : attached()) announce_attached(*rank);
   refuse_misfits();

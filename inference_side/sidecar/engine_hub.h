@@ -114,8 +114,16 @@ class EngineHub {
   // The version can be loaded from now on. `on_ready`, `changes`: see VersionPreparation::add.
   void add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                    std::function<void()> on_ready,
-                   const std::shared_ptr<const staging::ReceivedChanges>& changes = nullptr);
-  void remove_version(const Version& version);
+                   const std::shared_ptr<const staging::ReceivedChanges>& changes = nullptr,
+                   std::chrono::milliseconds wait = VersionPreparation::kAnswerWait);
+  // See VersionPreparation::add_changes.
+  void add_changes(const std::shared_ptr<const staging::HeldVersion>& version,
+                   std::function<void()> on_ready,
+                   const std::shared_ptr<const staging::ReceivedChanges>& changes);
+  // `is_lent`: see VersionPreparation::remove.
+  void remove_version(const Version& version, bool is_lent = false);
+  // Whether an attached rank serves from the memory of a version.
+  [[nodiscard]] bool serves_from_memory() const;
   // Arenas have been freed, or their writer is gone: engines give up the mappings that they keep.
   void arenas_retired();
   // EngineHubOptions::target may return another version now.

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "inference_side/reload/patch_sum_check.h"
 #include "inference_side/sidecar/switch_trace.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -60,6 +61,7 @@ bool LoadDriver::is_loading(const std::string& replica) const {
 void LoadDriver::engine_lost(const std::string& replica, reload::EngineId engine) {
   queue_.engine_lost(replica, engine);
   patches_.erase(replica);
+  patched_plans_.erase(replica);
 }
 
 std::shared_ptr<const staging::HeldPatch> LoadDriver::patch_of(const std::string& replica,
@@ -206,7 +208,35 @@ std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const std::st
   if (!options_.is_proved(replica) && !planted("patch_on_unproved_memory")) return nullptr;
   for (const AttachedRank& attached : options_.registry->ranks_of(replica))
     if (!options_.find(attached.id)->takes_patches) return nullptr;
-  return options_.preparation->patch(base, target);
+  auto patch = options_.preparation->patch(base, target);
+  const bool has_base =
+      !patch || patch->base().is_complete() || options_.preparation->find(base) != nullptr;
+  return has_base || may_lack_base(replica, target) ? patch : nullptr;
+}
+
+// Whether what the ranks have changed by a patch can be compared although the bytes of its base are
+// not here any more.
+bool LoadDriver::may_lack_base(const std::string& replica, const Version& target) const {
+  const auto attached = options_.registry->ranks_of(replica);
+  std::vector<std::shared_ptr<const PreparedLoad>> plans;
+  std::vector<reload::PatchedRank> ranks;
+  for (const AttachedRank& each : attached) {
+    const auto rank = options_.find(each.id);
+    const auto prepared = rank->prepared.find(target);
+    if (prepared == rank->prepared.end() || !prepared->second) return false;
+    if (!each.copies) continue;
+    if (!each.tensors) return false;  // of any layout
+    plans.push_back(*prepared->second);
+    ranks.push_back({.rank = each.rank,
+                     .tensors = plans.back()->plan.tensors(),
+                     .ranges = *each.tensors,
+                     .before = {},
+                     .after = {}});
+  }
+  PatchedPlans& known = patched_plans_[replica];
+  if (known.plans != plans)
+    known = {.plans = std::move(plans), .needs_base = reload::needs_bytes_of_base(ranks)};
+  return !known.needs_base;
 }
 
 void LoadDriver::execute(const SendLoad& command) {

@@ -94,6 +94,7 @@ class LoadDriver {
   void execute(const SendAbort& command);
   void execute(const ReportLoadFailed& command);
   void execute(const StartRun& command);
+  [[nodiscard]] bool may_lack_base(const std::string& replica, const Version& target) const;
   [[nodiscard]] std::shared_ptr<const staging::HeldPatch> choose_patch(const std::string& replica,
                                                                        const Version& base,
                                                                        const Version& target) const;
@@ -113,6 +114,13 @@ class LoadDriver {
   };
   // By replica; until every rank has answered, or the load is cancelled or replaced.
   std::map<std::string, PatchInUse> patches_;
+  // By replica: the plans of its ranks, and whether the sums of a patch by these can be compared
+  // without the bytes of its base.
+  struct PatchedPlans {
+    std::vector<std::shared_ptr<const PreparedLoad>> plans;
+    bool needs_base = false;
+  };
+  mutable std::map<std::string, PatchedPlans> patched_plans_;
   std::optional<bool> own_links_;  // of the last run
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -24,17 +24,19 @@ std::vector<Returned> list_returned(
   return list;
 }
 
-reload::AppliedPatch applied(const staging::HeldPatch& patch) {
-  return {.layout = &patch.layout(),
-          .reader = &patch.reader(),
-          .base =
-              [&patch](std::uint32_t tensor) {
-                return staging::HeldPatch::tensor_bytes(patch.base(), tensor);
-              },
-          .target =
-              [&patch](std::uint32_t tensor) {
-                return staging::HeldPatch::tensor_bytes(patch.target(), tensor);
-              }};
+// `base`: null if its bytes are not here.
+reload::AppliedPatch applied(const staging::HeldPatch& patch, const staging::HeldVersion* base,
+                             const staging::HeldVersion& target) {
+  const auto bytes_of = [](const staging::HeldVersion& version) {
+    return [&version](std::uint32_t tensor) {
+      return staging::HeldPatch::tensor_bytes(version, tensor);
+    };
+  };
+  if (patch.base().is_complete()) base = &patch.base();
+  reload::AppliedPatch applied{
+      .layout = &patch.layout(), .reader = &patch.reader(), .target = bytes_of(target)};
+  if (base != nullptr) applied.base = bytes_of(*base);
+  return applied;
 }
 
 }  // namespace
@@ -42,7 +44,8 @@ reload::AppliedPatch applied(const staging::HeldPatch& patch) {
 std::optional<reload::SumMismatch> LoadedSums::add(const std::string& replica, std::uint32_t rank,
                                                    Sums sums, const std::vector<Rank>& ranks,
                                                    const staging::HeldVersion& version,
-                                                   const staging::HeldPatch* patch) {
+                                                   const staging::HeldPatch* patch,
+                                                   const staging::HeldVersion* base) {
   const auto own = std::ranges::find(ranks, rank, &Rank::rank);
   if (own == ranks.end()) return std::nullopt;
   const auto unusable = [rank](std::string_view why) {
@@ -66,19 +69,19 @@ std::optional<reload::SumMismatch> LoadedSums::add(const std::string& replica, s
     if (!load.sums.contains(each.rank)) return std::nullopt;
   std::optional<reload::SumMismatch> mismatch;
   if (patch != nullptr)
-    mismatch =
-        reload::check_patch_sums(
-            applied(*patch), list_returned<reload::PatchedRank>(
-                                 ranks,
-                                 [&](const Rank& each) {
-                                   const Sums& returned = load.sums.at(each.rank);
-                                   return reload::PatchedRank{.rank = each.rank,
-                                                              .tensors = each.load->plan.tensors(),
-                                                              .ranges = *each.tensors,
-                                                              .before = returned.before,
-                                                              .after = returned.now};
-                                 }))
-            .mismatch;
+    mismatch = reload::check_patch_sums(applied(*patch, base, version),
+                                        list_returned<reload::PatchedRank>(
+                                            ranks,
+                                            [&](const Rank& each) {
+                                              const Sums& returned = load.sums.at(each.rank);
+                                              return reload::PatchedRank{
+                                                  .rank = each.rank,
+                                                  .tensors = each.load->plan.tensors(),
+                                                  .ranges = *each.tensors,
+                                                  .before = returned.before,
+                                                  .after = returned.now};
+                                            }))
+                   .mismatch;
   else
     mismatch = reload::check_sums(
                    {.manifest = version.manifest().get(),

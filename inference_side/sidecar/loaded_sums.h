@@ -44,7 +44,8 @@ class LoadedSums {
                                                        std::uint32_t rank, Sums sums,
                                                        const std::vector<Rank>& ranks,
                                                        const staging::HeldVersion& version,
-                                                       const staging::HeldPatch* patch = nullptr);
+                                                       const staging::HeldPatch* patch = nullptr,
+                                                       const staging::HeldVersion* base = nullptr);
   // Whether the sums of all ranks were compared in the load that began last, which was of this
   // version, and were equal.
   [[nodiscard]] bool is_equal(const std::string& replica, const Version& version) const;

@@ -157,7 +157,7 @@ void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digest
     verdict->failure =
         digests.version.none()
             ? "the rank has no version"
-            : fmt::format("the rank has {}, which is no longer staged on this sidecar",
+            : fmt::format("the rank has {}, whose bytes are no longer staged on this sidecar",
                           digests.version.to_string());
     finish_rank();
     return;

@@ -132,10 +132,17 @@ Result<> SidecarAgent::open() {
   receiver.step = [this](auto what) { step(std::move(what)); };
   receiver.keep_changes = patch_options().enabled;
   receiver.prepare = [this](const auto& version, const auto& changes,
-                            std::function<void()> on_ready) {
-    hub_->add_version(version, std::move(on_ready), changes);
+                            std::function<void()> on_ready, std::chrono::milliseconds wait) {
+    hub_->add_version(version, std::move(on_ready), changes, wait);
   };
-  receiver.forget = [this](const Version& version) { hub_->remove_version(version); };
+  receiver.prepare_changes = [this](const auto& version, const auto& changes,
+                                    std::function<void()> on_ready) {
+    hub_->add_changes(version, std::move(on_ready), changes);
+  };
+  receiver.forget = [this](const Version& version, bool is_lent) {
+    hub_->remove_version(version, is_lent);
+  };
+  receiver.serves_from_memory = [this] { return hub_->serves_from_memory(); };
   receiver.arenas_retired = [this] {
     if (hub_) hub_->arenas_retired();
   };
@@ -403,6 +410,9 @@ void SidecarAgent::execute(const staging::StartStaging& command) { receiver_->st
 void SidecarAgent::execute(const staging::ExpectContent& command) { receiver_->expect(command); }
 void SidecarAgent::execute(const staging::CancelStaging& command) { receiver_->cancel(command); }
 void SidecarAgent::execute(const staging::ReleaseVersion& command) { receiver_->release(command); }
+void SidecarAgent::execute(const staging::CompleteVersion& command) {
+  receiver_->complete(command);
+}
 void SidecarAgent::execute(const staging::CheckCopy& command) { receiver_->check_copy(command); }
 
 // ---- replicas ----
@@ -424,7 +434,7 @@ void SidecarAgent::handle_rank(const std::string& replica, std::uint32_t world_s
   if (loaded != nullptr && (hub_->devices() == nullptr || loaded->by_patch)) {
     const auto version = receiver_->store().find(loaded->version);
     traced = version != nullptr;
-    if (traced) arena_bytes = version->data().size();
+    if (traced) arena_bytes = version->arena_bytes();
   }
   if (traced) switch_trace_.heard(replica, world_size, event, arena_bytes, now());
   step(staging::ReplicaEvent{

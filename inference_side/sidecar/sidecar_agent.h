@@ -79,6 +79,7 @@ class SidecarAgent {
   void execute(const staging::CancelStaging& command);
   void execute(const staging::ReleaseVersion& command);
   void execute(const staging::BeatNow& command);
+  void execute(const staging::CompleteVersion& command);
   void execute(const staging::CheckCopy& command);
   void execute(const staging::ReplicaForgotten& command);
   using Reply = std::function<void(control::Message)>;

@@ -45,6 +45,9 @@ SidecarMetrics::SidecarMetrics()
       patch_loads_(registry_.counter(metrics::kLoads, {"patch"})),
       patch_fallbacks_(registry_.counter(metrics::kPatchFallbacks)),
       patch_bytes_(registry_.counter(metrics::kUpdateBytes, {"patch"})),
+      changed_in_place_(registry_.counter(metrics::kCopiesChanged, {"in_place"})),
+      changed_beside_(registry_.counter(metrics::kCopiesChanged, {"beside"})),
+      changes_lost_(registry_.counter(metrics::kCopiesChanged, {"lost"})),
       failures_(metrics::failure_counters(registry_)) {
   for (const auto& [outcome, name] : kOutcomes)
     switched_.emplace(outcome, registry_.counter(metrics::kSwitches, {std::string(name)}));

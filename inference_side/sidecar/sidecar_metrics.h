@@ -40,6 +40,10 @@ class SidecarMetrics {
   void loaded(const reload::RankLoaded& event);
   // A patch was made, or could not be made (0 bytes).
   void patch_made(std::uint64_t bytes);
+  // A version of which only what changes was here is complete.
+  void completed(bool in_place) { (in_place ? changed_in_place_ : changed_beside_).add(); }
+  // It could not be made complete.
+  void completion_failed() { changes_lost_.add(); }
   // All bytes of a replica were read again and compared.
   void scrubbed(bool is_equal, std::chrono::nanoseconds cpu);
   void staged(std::uint64_t bytes, std::chrono::nanoseconds duration);
@@ -66,6 +70,7 @@ class SidecarMetrics {
   metrics::Counter staged_bytes_, loaded_bytes_;
   metrics::Counter equal_scrubs_, damaged_scrubs_, scrub_seconds_;
   metrics::Counter full_loads_, patch_loads_, patch_fallbacks_, patch_bytes_;
+  metrics::Counter changed_in_place_, changed_beside_, changes_lost_;
   std::map<control::SwitchOutcome, metrics::Counter> switched_;
   std::map<ErrorCode, metrics::Counter> failures_;
   std::map<std::string, Switch> switches_;  // in progress, by replica

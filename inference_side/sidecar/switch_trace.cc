@@ -153,6 +153,21 @@ void SwitchTrace::patch_made(const Version& base, const Version& target, std::ui
                              {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}}});
 }
 
+void SwitchTrace::completed(const Version& version, const Version& base, std::uint64_t bytes,
+                            bool in_place, TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
+  recorder_.record({.name = fmt::format("{} {} to {}", in_place ? "changing" : "copying",
+                                        base.to_string(), version.to_string()),
+                    .lane = "staging",
+                    .category = Category::kStage,
+                    .begin = begin,
+                    .end = end,
+                    .label = {},
+                    .args = {{.name = "version", .value = version.to_string()},
+                             {.name = "base", .value = base.to_string()},
+                             {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}}});
+}
+
 void SwitchTrace::verified(TimePoint begin, TimePoint end) {
   recorder_.record({.name = "verify",
                     .lane = "verifying",

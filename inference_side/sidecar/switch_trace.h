@@ -50,6 +50,9 @@ class SwitchTrace {
   // A patch was made, or it turned out not to be worth making (0 bytes).
   void patch_made(const Version& base, const Version& target, std::uint64_t bytes, TimePoint begin,
                   TimePoint end);
+  // A version of which only what changes from its base was here is complete.
+  void completed(const Version& version, const Version& base, std::uint64_t bytes, bool in_place,
+                 TimePoint begin, TimePoint end);
   // The engines' weights were read back and compared.
   void verified(TimePoint begin, TimePoint end);
 

@@ -12,11 +12,6 @@
 #include "shared/base/log.h"
 
 namespace wsync::agent {
-namespace {
-
-// A rank that is silent for this long after Prepare is no longer awaited.
-constexpr std::chrono::milliseconds kPrepareDeadline{5'000};
-}  // namespace
 
 VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* devices,
                                        PatchOptions patches, Callbacks callbacks)
@@ -38,21 +33,37 @@ VersionPreparation::~VersionPreparation() {
 
 void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& version,
                              const Ranks& ranks, std::function<void()> on_ready,
-                             const std::shared_ptr<const staging::ReceivedChanges>& changes) {
+                             const std::shared_ptr<const staging::ReceivedChanges>& changes,
+                             std::chrono::milliseconds wait) {
   const Version name = version->version();
   versions_[name] = version;
-  Waiting waiting;
+  Waiting waiting{.wait = wait};
   std::ranges::copy_if(ranks, std::back_inserter(waiting.ranks),
                        [](const auto& rank) { return rank->silence.empty(); });
   waiting.devices_ready = device_staging_ == nullptr;
   waiting.on_ready = std::move(on_ready);
   waiting.deadline = std::make_unique<Timer>(loop_, [this, name] { pass_over_silent(name); });
-  waiting.deadline->start(kPrepareDeadline);
+  waiting.deadline->start(wait);
   waiting_[name] = std::move(waiting);
   if (device_staging_) device_staging_->add(version, [this, name] { devices_staged(name); });
   const Ranks asked = waiting_.at(name).ranks;
   for (const auto& rank : asked) request_plan(rank, version);
   make_patches(version, ranks, changes);
+  answered(nullptr, &name);
+}
+
+void VersionPreparation::add_changes(
+    const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
+    std::function<void()> on_ready,
+    const std::shared_ptr<const staging::ReceivedChanges>& changes) {
+  const Version name = version->version();
+  Waiting waiting{.wait = kAnswerWait};
+  waiting.devices_ready = true;
+  waiting.on_ready = std::move(on_ready);
+  waiting.deadline = std::make_unique<Timer>(loop_, [this, name] { pass_over_silent(name); });
+  waiting.deadline->start(waiting.wait);
+  waiting_[name] = std::move(waiting);
+  if (changes) make_patches(version, ranks, changes);
   answered(nullptr, &name);
 }
 
@@ -69,9 +80,15 @@ void VersionPreparation::make_patches(
   for (const auto& [base, count] : bases) order.emplace_back(count, base);
   std::ranges::sort(order, std::greater<>());
   for (const auto& [count, base] :
-       std::span(order).first(std::min(order.size(), PatchShelf::kBasesMax)))
+       std::span(order).first(std::min(order.size(), PatchShelf::kBasesMax))) {
+    auto from = versions_.at(base);
+    if (!version->is_complete()) {
+      // The patch must not keep the memory of its base from being changed.
+      if (!staging::HeldPatch::is_known(*from, *version, changes.get())) continue;
+      from = from->with_memory(staging::NoMemory{});
+    }
     if (patches_->make(
-            versions_.at(base), version,
+            std::move(from), version,
             [this, alive = alive_, name] {
               if (!*alive) return;
               if (const auto found = waiting_.find(name);
@@ -81,6 +98,7 @@ void VersionPreparation::make_patches(
             },
             changes))
       ++waiting_.at(name).patches;
+  }
 }
 
 void VersionPreparation::active_changed(const Ranks& ranks) {
@@ -90,11 +108,11 @@ void VersionPreparation::active_changed(const Ranks& ranks) {
   patches_->keep_only(bases);
 }
 
-bool VersionPreparation::remove(const Version& version, const Ranks& ranks) {
-  if (versions_.erase(version) == 0) return false;
+bool VersionPreparation::remove(const Version& version, const Ranks& ranks, bool is_lent) {
   waiting_.erase(version);
+  if (!is_lent) patches_->forget(version);
+  if (versions_.erase(version) == 0) return false;
   cache_->forget(version);
-  patches_->forget(version);
   if (device_staging_) device_staging_->remove(version);
   for (const auto& rank : ranks) {
     rank->declined.erase(version);
@@ -173,7 +191,7 @@ Result<> VersionPreparation::send_prepare(EngineRank& rank, const staging::HeldV
     rank.layout_sent = message.layout_digest;
   }
   message.bucket_bytes = load.buckets->bucket_bytes();
-  message.arena_bytes = version.data().size();
+  message.arena_bytes = version.arena_bytes();
   message.is_verified = version.is_verified();
   rank.send(0, message, std::move(fds));
   return {};
@@ -215,7 +233,7 @@ void VersionPreparation::pass_over_silent(const Version& version) {
   Waiting& waiting = found->second;
   std::erase_if(waiting.ranks, [&](const auto& rank) { return rank->prepared.contains(version); });
   waiting.patches = 0;  // one that is still being made is used if it comes in time
-  if (!waiting.ranks.empty()) waiting.deadline->start(kPrepareDeadline);
+  if (!waiting.ranks.empty()) waiting.deadline->start(waiting.wait);
   answered(nullptr, &version);
 }
 

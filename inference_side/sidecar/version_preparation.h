@@ -29,6 +29,8 @@ namespace wsync::agent {
 class VersionPreparation {
  public:
   using Ranks = std::vector<std::shared_ptr<EngineRank>>;
+  // A rank that is silent for this long after Prepare is no longer awaited.
+  static constexpr std::chrono::milliseconds kAnswerWait{5'000};
   struct Callbacks {
     // The plan of a rank is known now, or cannot be made. May be called inside a call.
     std::function<void(const std::string& replica)> on_rank_prepared;
@@ -51,12 +53,20 @@ class VersionPreparation {
   // is also called after the patches from what these ranks serve are there, or are known not to
   // come, but at the latest after these few seconds. `changes` (may be null): by which the version
   // has come.
+  // `wait`: those few seconds.
   void add(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
            std::function<void()> on_ready,
-           const std::shared_ptr<const staging::ReceivedChanges>& changes = nullptr);
+           const std::shared_ptr<const staging::ReceivedChanges>& changes = nullptr,
+           std::chrono::milliseconds wait = kAnswerWait);
+  // Only what changes to the version is here, so it can be loaded by nobody before add() is called.
+  // `on_ready` is called as by add() when the patches are there, or are known not to come.
+  void add_changes(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
+                   std::function<void()> on_ready,
+                   const std::shared_ptr<const staging::ReceivedChanges>& changes);
   // Sends Release to each of `ranks` that was sent Prepare for the version. Returns false if the
-  // version is not here.
-  bool remove(const Version& version, const Ranks& ranks);
+  // version is not here. `is_lent`: the patches from it are kept, because its memory is going to be
+  // that of their target.
+  bool remove(const Version& version, const Ranks& ranks, bool is_lent = false);
   // A rank has attached, or is no longer silent. Prepares it for every version that is here and for
   // which it has not been prepared.
   void attached(const std::shared_ptr<EngineRank>& rank);
@@ -101,6 +111,7 @@ class VersionPreparation {
  private:
   // Ranks that have not answered the Prepare of a version yet.
   struct Waiting {
+    std::chrono::milliseconds wait{};
     Ranks ranks;
     std::size_t patches = 0;
     bool devices_ready = false;

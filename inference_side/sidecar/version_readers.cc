@@ -26,7 +26,7 @@ Result<> send_version(EngineRank& reader, std::uint64_t request,
   message.layout_digest = version.identity().layout;
   message.layout = std::move(layout).take();
   message.bucket_bytes = version.plan()->bucket_bytes();
-  message.arena_bytes = version.data().size();
+  message.arena_bytes = version.arena_bytes();
   message.is_verified = version.is_verified();
   reader.send(request, message, std::move(fds));
   return {};

@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "inference_side/sidecar/version_preparation.h"
 #include "inference_side/staging/held_patch.h"
 #include "shared/base/fail_point.h"
 #include "shared/base/format.h"
@@ -14,6 +15,17 @@
 #include "shared/weights/patch/mapped_patch.h"
 
 namespace wsync::agent {
+namespace {
+
+// What reads the memory of a version that is to be changed, such as a load that is cancelled, soon
+// ends. Then other memory is taken, and if there is none, the reader is awaited.
+constexpr std::chrono::milliseconds kReaderWait{1'000};
+constexpr std::chrono::milliseconds kMemoryWait{30'000};
+constexpr std::chrono::milliseconds kReaderPoll{5};
+// Replicas wait for the version then, so that an engine that does not answer is not awaited long.
+constexpr std::chrono::milliseconds kEngineWait{500};
+
+}  // namespace
 
 Result<std::unique_ptr<VersionReceiver>> VersionReceiver::create(Loop& loop,
                                                                  VersionReceiverOptions options) {
@@ -23,7 +35,10 @@ Result<std::unique_ptr<VersionReceiver>> VersionReceiver::create(Loop& loop,
 }
 
 VersionReceiver::VersionReceiver(Loop& loop, VersionReceiverOptions options)
-    : loop_(loop), options_(std::move(options)), idle_(loop, [this] { release_unused(); }) {}
+    : loop_(loop),
+      options_(std::move(options)),
+      retry_(loop, [this] { try_to_complete(); }),
+      idle_(loop, [this] { release_unused(); }) {}
 
 VersionReceiver::~VersionReceiver() {
   *alive_ = false;
@@ -148,8 +163,9 @@ void VersionReceiver::start(const staging::StartStaging& command) {
 }
 
 void VersionReceiver::expect(const staging::ExpectContent& command) {
-  if (arriving_ && arriving_->version == command.version)
-    store_->expect_content(command.content_digest);
+  if (!arriving_ || arriving_->version != command.version) return;
+  arriving_->command.announce.content_digest = command.content_digest;
+  store_->expect_content(command.content_digest);
 }
 
 void VersionReceiver::count_idle_time() {
@@ -164,7 +180,6 @@ void VersionReceiver::release_unused() {
 }
 
 Result<> VersionReceiver::begin(const staging::StartStaging& command) {
-  count_idle_time();
   const control::Announce& announce = command.announce;
   const bool same = arriving_ && arriving_->version == announce.version;
   // From here on, every end of the staging answers this attempt.
@@ -178,6 +193,7 @@ Result<> VersionReceiver::begin(const staging::StartStaging& command) {
   if (!command.resume || !same || arriving_->held || arriving_->own != own)
     WSYNC_TRY(begin_job(command, own));
   arriving_->attempt = command.attempt;
+  arriving_->command = command;
   if (!arriving_->waiting) return receive(command);
   arriving_->waiting = command;  // continue from this source when the memory is available
   return {};
@@ -198,13 +214,75 @@ Result<> VersionReceiver::begin_job(const staging::StartStaging& command, bool o
   const auto on_done = [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
     if (arriving_) staged(arriving_->attempt, std::move(held));
   };
-  if (!own) return store_->begin(make_job(announce), on_done);
+  if (!own) {
+    count_idle_time();
+    return store_->begin(make_job(announce), on_done);
+  }
+  // A free arena is not needed for what comes as changes alone.
+  if (!may_hold_changes(command)) return begin_own(command);
+  WSYNC_TRY(store_->begin_changes(make_job(announce), command.base, on_done));
+  arriving_->held_on = command.base;
+  offer_relay(command);
+  return {};
+}
+
+Result<> VersionReceiver::begin_own(const staging::StartStaging& command) {
+  count_idle_time();
   WSYNC_TRY(store_->begin_own(
-      make_job(announce),
-      [this](Result<staging::Destination> memory) { memory_ready(std::move(memory)); }, on_done));
+      make_job(command.announce),
+      [this](Result<staging::Destination> memory) { memory_ready(std::move(memory)); },
+      [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
+        if (arriving_) staged(arriving_->attempt, std::move(held));
+      }));
   arriving_->waiting = command;
   offer_relay(command);
   return {};
+}
+
+bool VersionReceiver::may_hold_changes(const staging::StartStaging& command) const {
+  const config::PatchConfig& patch = options_.config->patch;
+  const auto base = store_->find(command.base);
+  return patch.in_place == config::PatchMode::kAuto && patch.transfer == config::PatchMode::kAuto &&
+         base != nullptr && base->is_complete() && !base->is_mapped() &&
+         base->identity().layout == command.announce.layout_digest &&
+         base->plan()->bucket_bytes() == command.announce.bucket_bytes &&
+         !options_.serves_from_memory();
+}
+
+// Whether the changes are larger than they may be in all.
+bool VersionReceiver::are_too_large(const BucketPlan& plan) const {
+  return static_cast<double>(arriving_->travelled_bytes) >
+         options_.config->patch.max_share * static_cast<double>(plan.arena_bytes());
+}
+
+// Later, because the transport that reports the bucket must be stopped.
+void VersionReceiver::give_up_changes() {
+  loop_.post([this, alive = alive_, attempt = arriving_->attempt,
+              why = Error(ErrorCode::kRefused,
+                          fmt::format("what changes is more than patch.max_share of it: {} have "
+                                      "come so far",
+                                      trace::format_bytes(arriving_->travelled_bytes)))] {
+    const bool is_current = *alive && arriving_ && arriving_->attempt == attempt;
+    if (!is_current || arriving_->held_on.none()) return;
+    stop();
+    begin_with_memory(why);
+  });
+}
+
+// It has turned out that more than changes must travel, or that they do not fit the base.
+void VersionReceiver::begin_with_memory(const Error& why) {
+  log_info("version {} needs memory beside that of {}: {}", arriving_->version.to_string(),
+           arriving_->held_on.to_string(), why.message());
+  store_->abort();
+  const staging::StartStaging command = arriving_->command;
+  arriving_ = Arriving{.attempt = command.attempt,
+                       .version = arriving_->version,
+                       .begin = arriving_->begin,
+                       .have = std::vector<bool>(arriving_->have.size(), false),
+                       .own = true,
+                       .travelled_bytes = arriving_->travelled_bytes,
+                       .command = command};
+  if (const auto begun = begin_own(command); !begun) failed(command.attempt, begun.error());
 }
 
 staging::StagingJob VersionReceiver::make_job(const control::Announce& announce) {
@@ -220,6 +298,7 @@ staging::StagingJob VersionReceiver::make_job(const control::Announce& announce)
   job.manifest = layout.manifest;
   job.plan = layout.plan;
   job.leaves = layout.leaves;
+  job.blocks = layout.blocks;
   return job;
 }
 
@@ -254,7 +333,10 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
     wanted.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
   transport::SinkCallbacks callbacks;
   callbacks.on_failure = [this, attempt = command.attempt](transport::StreamFailure failure) {
-    failed(attempt, failure.error);
+    if (failure.needs_memory && arriving_ && !arriving_->held_on.none())
+      begin_with_memory(failure.error);
+    else
+      failed(attempt, failure.error);
   };
   if (arriving_->own)
     expect_buckets(command, wanted, callbacks);
@@ -274,14 +356,18 @@ std::optional<transport::FetchBase> VersionReceiver::find_base(
   std::vector<Version> candidates = store_->versions_held();
   std::ranges::sort(candidates, std::greater());
   candidates.insert(candidates.begin(), options_.target());
+  if (!arriving_->held_on.none()) candidates = {arriving_->held_on};
   for (const Version& version : candidates) {
     const auto held = store_->find(version);
-    if (!held || held->identity().layout != announce.layout_digest) continue;
+    if (!held || !held->is_complete() || held->identity().layout != announce.layout_digest ||
+        held->plan()->bucket_bytes() != announce.bucket_bytes)
+      continue;
     return transport::FetchBase{.version = version,
                                 .data = held->data(),
                                 .hold = held,
                                 .blocks = options_.layouts->at(announce.layout_digest).blocks,
-                                .max_share = patch.max_share};
+                                .max_share = patch.max_share,
+                                .sums = held->digests().leaves};
   }
   return std::nullopt;
 }
@@ -292,7 +378,8 @@ void VersionReceiver::keep_changes(const transport::ArrivedBucket& arrived) {
   const double kept = static_cast<double>(arriving_->travelled_bytes);
   if (!arrived.changes || arriving_->changes->base != arriving_->base ||
       kept > std::min(options_.config->patch.max_share, patch::kPatchShareMax) *
-                 static_cast<double>(arriving_->destination.data.size()))
+                 static_cast<double>(options_.layouts->at(arriving_->command.announce.layout_digest)
+                                         .plan->arena_bytes()))
     arriving_->changes.reset();
   else
     arriving_->changes->buckets[arrived.bucket] = arrived.changes;
@@ -339,7 +426,8 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
   wanted.into = arriving_->destination.data;
   wanted.hold = arriving_->destination.hold;
   // The earlier offer was made without memory and names no bytes, so offer again.
-  if (std::ranges::none_of(arriving_->have, std::identity())) offer_relay(command);
+  if (arriving_->held_on.none() && std::ranges::none_of(arriving_->have, std::identity()))
+    offer_relay(command);
   wanted.base = find_base(command.announce);
   // What came before from another source may have been complete.
   if (options_.keep_changes && wanted.base && std::ranges::none_of(wanted.have, std::identity())) {
@@ -370,9 +458,16 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
                               .bytes = plan->bucket_size(bucket)},
                              std::exchange(arriving_->last_received, at), at);
     keep_changes(arrived);
-    store_->bucket_arrived(bucket, arrived.sums);
+    const bool is_alone = !arriving_->held_on.none();
+    if (is_alone && are_too_large(*plan)) return give_up_changes();
+    if (is_alone)
+      store_->changes_arrived(bucket, arrived.sums, arrived.changes);
+    else
+      store_->bucket_arrived(bucket, arrived.sums);
     for (const Link& link : links_)
-      if (link.relay) link.relay->bucket_ready(version, bucket, arrived.digest);
+      if (link.relay)
+        link.relay->bucket_ready(version, bucket, arrived.digest,
+                                 is_alone ? arrived.changes : nullptr);
   };
   callbacks.on_done = [this](const std::optional<ArenaView>&) { store_->all_arrived(); };
 }
@@ -383,27 +478,33 @@ void VersionReceiver::staged(std::uint64_t attempt,
                              Result<std::shared_ptr<const staging::HeldVersion>> held) {
   if (!held) return failed(attempt, held.error());
   arriving_->held = *held;
-  options_.prepare(*held, std::exchange(arriving_->changes, nullptr), [this, held = *held] {
+  const auto changes = std::exchange(arriving_->changes, nullptr);
+  auto on_ready = [this, held = *held] {
     if (!arriving_ || arriving_->held != held) return;  // dropped in the meantime
     const Arriving arrived = *std::exchange(arriving_, std::nullopt);
     const TimePoint end = now();
     if (arrived.by_changes != 0)
       log_info("version {}: {} of {} have travelled, because {} of {} buckets came as changes",
                arrived.version.to_string(), trace::format_bytes(arrived.travelled_bytes),
-               trace::format_bytes(held->data().size()), arrived.by_changes, arrived.have.size());
+               trace::format_bytes(held->arena_bytes()), arrived.by_changes, arrived.have.size());
     if (arrived.own)
       last_copy_ = {.version = arrived.version,
                     .base = arrived.base,
-                    .bytes = held->data().size(),
+                    .bytes = held->arena_bytes(),
                     .travelled_bytes = arrived.travelled_bytes};
-    options_.trace->staged(arrived.version, held->data().size(), arrived.begin, end);
-    options_.metrics->staged(held->data().size(), end - arrived.begin);
+    options_.trace->staged(arrived.version, held->arena_bytes(), arrived.begin, end);
+    options_.metrics->staged(held->arena_bytes(), end - arrived.begin);
     options_.step(staging::StagingDone{
         .attempt = arrived.attempt,
         .content_digest = held->digests().root,
-        .bytes = held->data().size(),
-        .staging_ns = static_cast<std::uint64_t>((end - arrived.begin).count())});
-  });
+        .bytes = held->arena_bytes(),
+        .staging_ns = static_cast<std::uint64_t>((end - arrived.begin).count()),
+        .base = arrived.held_on});
+  };
+  if ((*held)->is_complete())
+    options_.prepare(*held, changes, std::move(on_ready), VersionPreparation::kAnswerWait);
+  else
+    options_.prepare_changes(*held, changes, std::move(on_ready));
 }
 
 void VersionReceiver::unusable(const Version& version, const Error& why) {
@@ -441,7 +542,7 @@ void VersionReceiver::drop_arriving() {
   store_->abort();
   const std::optional<Arriving> dropped = std::exchange(arriving_, std::nullopt);
   if (!dropped || !dropped->held) return;
-  options_.forget(dropped->version);
+  options_.forget(dropped->version, false);
   store_->release(dropped->version);
 }
 
@@ -449,8 +550,78 @@ void VersionReceiver::drop_arriving() {
 
 void VersionReceiver::release(const staging::ReleaseVersion& command) {
   withdraw_relay(command.version, "this sidecar has released the version");
-  options_.forget(command.version);
+  options_.forget(command.version, false);
   store_->release(command.version);
+}
+
+// ---- versions of which only what changes is here ----
+
+void VersionReceiver::complete(const staging::CompleteVersion& command) {
+  completing_ = Completing{.command = command, .begin = now()};
+  if (command.in_place) {
+    withdraw_relay(command.base, "the memory of the version is being changed to a newer one");
+    options_.forget(command.base, true);
+  }
+  // Not in this call, which may answer.
+  retry_.start(std::chrono::milliseconds(0));
+}
+
+void VersionReceiver::try_to_complete() {
+  const staging::CompleteVersion& command = completing_->command;
+  const auto waited = now() - completing_->begin;
+  const bool waits = completing_->had_no_memory && waited < kMemoryWait;
+  const bool in_place = command.in_place && (waited < kReaderWait || waits);
+  const auto begun =
+      store_->complete(command.version, in_place,
+                       [this](const staging::Store::Completed& outcome) { completed(outcome); });
+  if (begun) return;
+  if (begun.error().code() == ErrorCode::kBusy) return retry_.start(kReaderPoll);
+  end_completion({.version = command.version, .failure = begun.error().message()});
+}
+
+void VersionReceiver::completed(const staging::Store::Completed& completed) {
+  const staging::CompleteVersion& command = completing_->command;
+  const bool is_beside = command.in_place && !completed.in_place;
+  if (!completed.held && is_beside && !completing_->had_no_memory &&
+      completed.held.error().code() != ErrorCode::kDigestMismatch) {
+    log_warning("{}; the end of its readers is awaited", completed.held.error().message());
+    completing_->had_no_memory = true;
+    return retry_.start(kReaderPoll);
+  }
+  // The base has kept its memory, and may be loaded again.
+  if (const auto base = store_->find(command.base);
+      is_beside && base != nullptr && base->is_complete()) {
+    offer_relay(*base);
+    options_.prepare(base, nullptr, [] {}, kEngineWait);
+  }
+  if (!completed.held)
+    return end_completion({.version = command.version,
+                           .failure = completed.held.error().message(),
+                           .in_place = completed.in_place,
+                           .base_lost = completed.base_lost});
+  const auto& held = *completed.held;
+  options_.trace->completed(command.version, command.base, held->arena_bytes(), completed.in_place,
+                            completing_->begin, now());
+  log_info("{} is complete: the copy of {} was {} in {}", command.version.to_string(),
+           command.base.to_string(), completed.in_place ? "changed in place" : "copied and changed",
+           trace::format_duration(now() - completing_->begin));
+  options_.metrics->completed(completed.in_place);
+  offer_relay(*held);
+  options_.prepare(
+      held, nullptr,
+      [this, version = command.version, in_place = completed.in_place] {
+        end_completion({.version = version, .failure = {}, .in_place = in_place});
+      },
+      kEngineWait);
+}
+
+void VersionReceiver::end_completion(staging::VersionCompleted outcome) {
+  completing_.reset();
+  if (!outcome.failure.empty()) {
+    log_error("{}; it is fetched again", outcome.failure);
+    options_.metrics->completion_failed();
+  }
+  options_.step(std::move(outcome));
 }
 
 void VersionReceiver::check_copy(const staging::CheckCopy& command) {
@@ -487,10 +658,40 @@ void VersionReceiver::offer_relay(const staging::StartStaging& command) const {
                          .complete = false,
                          .hold = arriving_->destination.hold,
                          .share = {}};
+  offer.base = arriving_->held_on;
   for (std::size_t i = 0; i < plan.bucket_count(); ++i)
     offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
   for (const Link& link : links_)
     if (link.relay) link.relay->offer(offer);
+}
+
+// A version that has become complete in memory, in place of what changes to it.
+void VersionReceiver::offer_relay(const staging::HeldVersion& version) const {
+  const control::Fence& fence = options_.fence();
+  const OfferedLayout& layout = options_.layouts->at(version.identity().layout);
+  transport::Offer offer{.key = {.fence = {.epoch = fence.epoch, .run_id = fence.run_id},
+                                 .version = version.version(),
+                                 .layout = version.identity().layout},
+                         .buckets = {},
+                         .data = version.data(),
+                         .leaves = version.leaves(),
+                         .sums = {},
+                         .blocks = layout.blocks,
+                         .complete = false,
+                         .hold = version.hold(),
+                         .share = {}};
+  const BucketPlan& plan = *version.plan();
+  for (std::size_t i = 0; i < plan.bucket_count(); ++i)
+    offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
+  const std::span<const WordSum> sums = version.digests().leaves;
+  for (const Link& link : links_) {
+    if (!link.relay) continue;
+    link.relay->offer(offer);
+    for (std::size_t i = 0; i < plan.bucket_count(); ++i)
+      link.relay->bucket_ready(
+          version.version(), i,
+          bucket_digest(sums.subspan(offer.leaves->first(i), offer.leaves->bucket(i).size())));
+  }
 }
 
 void VersionReceiver::withdraw_relay(const Version& version, const std::string& why) const {

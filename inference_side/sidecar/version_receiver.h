@@ -5,6 +5,9 @@
 // buckets may arrive while the trainer takes the snapshot; the version is complete when its content
 // digest is known as well.
 //
+// A copy of which only what changes from the target arrives needs no arena: it is held as these
+// changes, and after its decision the arena of the target is changed in place (complete()).
+//
 // At most one version arrives at a time.
 //
 // Thread: the loop's. Transports and the store have their own threads and post to the loop. The
@@ -45,13 +48,23 @@ struct VersionReceiverOptions {
   // Whether `changes` are of use below.
   bool keep_changes = false;
   // A version is complete and verified. The callee prepares the engines, then calls `on_ready`.
-  // `changes`: by which it has come; null if it has come otherwise.
+  // `changes`: by which it has come; null if it has come otherwise. `wait`: how long the
+  // answers of engines are awaited.
+  std::function<void(const std::shared_ptr<const staging::HeldVersion>&,
+                     const std::shared_ptr<const staging::ReceivedChanges>& changes,
+                     std::function<void()> on_ready, std::chrono::milliseconds wait)>
+      prepare;
+  // The same for a version of which only what changes from another one is here. It cannot be loaded
+  // before `prepare` is called for it as well.
   std::function<void(const std::shared_ptr<const staging::HeldVersion>&,
                      const std::shared_ptr<const staging::ReceivedChanges>& changes,
                      std::function<void()> on_ready)>
-      prepare;
-  // A version can no longer be loaded.
-  std::function<void(const Version&)> forget;
+      prepare_changes;
+  // A version can no longer be loaded. `is_lent`: what leads from it to another one is kept,
+  // because engines serve it.
+  std::function<void(const Version&, bool is_lent)> forget;
+  // Whether an engine serves from the memory of a version, which can therefore not be changed.
+  std::function<bool()> serves_from_memory = [] { return false; };
   // Arenas have been freed. Who keeps mappings of arenas gives them up.
   std::function<void()> arenas_retired;
 };
@@ -94,6 +107,9 @@ class VersionReceiver {
   void cancel(const staging::CancelStaging& command);
   void release(const staging::ReleaseVersion& command);
   void check_copy(const staging::CheckCopy& command);
+  // Answered by VersionCompleted. If somebody goes on using the memory of the base, other memory is
+  // taken; if there is none, it waits for some time.
+  void complete(const staging::CompleteVersion& command);
   // The bytes of a version are not those of its digest, or an engine refuses it (kRefused). If it
   // is still arriving, its staging fails.
   void unusable(const Version& version, const Error& why);
@@ -119,9 +135,18 @@ class VersionReceiver {
     Version base;                       // from which
     // The changes themselves, while they are of use: all buckets come so, and they are small.
     std::shared_ptr<staging::ReceivedChanges> changes;
+    // It arrives as what changes from this version, and without memory; none: with memory.
+    Version held_on;
+    staging::StartStaging command;                 // the last one
     std::optional<staging::StartStaging> waiting;  // waits for memory
     // Set when the version is verified, while the engines are prepared for it.
     std::shared_ptr<const staging::HeldVersion> held;
+  };
+  // A version that is being made complete.
+  struct Completing {
+    staging::CompleteVersion command;
+    TimePoint begin{};
+    bool had_no_memory = false;  // beside its base
   };
   // One kind of transport.
   struct Link {
@@ -135,6 +160,14 @@ class VersionReceiver {
   [[nodiscard]] Result<const Link*> link_of(const std::string& kind) const;
   [[nodiscard]] Result<> begin(const staging::StartStaging& command);
   [[nodiscard]] Result<> begin_job(const staging::StartStaging& command, bool own);
+  [[nodiscard]] Result<> begin_own(const staging::StartStaging& command);
+  [[nodiscard]] bool may_hold_changes(const staging::StartStaging& command) const;
+  [[nodiscard]] bool are_too_large(const BucketPlan& plan) const;
+  void give_up_changes();
+  void begin_with_memory(const Error& why);
+  void try_to_complete();
+  void completed(const staging::Store::Completed& completed);
+  void end_completion(staging::VersionCompleted outcome);
   [[nodiscard]] staging::StagingJob make_job(const control::Announce& announce);
   void memory_ready(Result<staging::Destination> memory);
   [[nodiscard]] Result<> receive(const staging::StartStaging& command);
@@ -154,6 +187,7 @@ class VersionReceiver {
   void count_idle_time();
   void release_unused();
   void offer_relay(const staging::StartStaging& command) const;
+  void offer_relay(const staging::HeldVersion& version) const;
   void withdraw_relay(const Version& version, const std::string& why) const;
   [[nodiscard]] transport::StreamKey key_of(const control::Announce& announce) const;
 
@@ -163,6 +197,8 @@ class VersionReceiver {
   std::uint64_t received_bytes_ = 0;
   control::CopyReport last_copy_;
   std::optional<Arriving> arriving_;
+  std::optional<Completing> completing_;
+  Timer retry_;                   // of try_to_complete()
   control::Fence watched_fence_;  // fence under which the trainer's sources were connected
   std::vector<Link> links_;       // the preferred kind first
   std::optional<transport::PairSecret> secret_;  // of its relays

@@ -16,8 +16,8 @@
 #include <span>
 #include <stop_token>
 
+#include "inference_side/staging/held_version.h"
 #include "inference_side/staging/received_changes.h"
-#include "inference_side/staging/store.h"
 #include "shared/base/error.h"
 #include "shared/base/sealed_memory.h"
 #include "shared/weights/patch/layout.h"

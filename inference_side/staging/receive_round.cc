@@ -136,13 +136,15 @@ bool ReceiveRound::assign(std::uint64_t request, const control::Stage& stage) {
   return begins;
 }
 
-StartStaging ReceiveRound::start() {
+StartStaging ReceiveRound::start(const Version& base) {
   move(ReceiveState::kStaging);
   attempt_ = ++attempts_;
+  if (!begun_) base_ = base;
   return {.attempt = attempt_,
           .announce = announce_,
           .stage = stage_,
-          .resume = std::exchange(begun_, true)};
+          .resume = std::exchange(begun_, true),
+          .base = base_};
 }
 
 void ReceiveRound::complete() { move(ReceiveState::kStaged); }
@@ -153,6 +155,7 @@ void ReceiveRound::close() {
   move(ReceiveState::kIdle);
   round_ = request_ = attempt_ = 0;
   begun_ = false;
+  base_ = {};
   announce_ = {};
   stage_ = {};
 }

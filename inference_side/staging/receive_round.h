@@ -63,8 +63,13 @@ class ReceiveRound {
   // The coordinator names a source: -> waiting, if bytes must come from it. Returns false and
   // starts nothing if the version is staged, is waiting, or already comes from this source.
   [[nodiscard]] bool assign(std::uint64_t request, const control::Stage& stage);
-  // waiting -> staging.
-  [[nodiscard]] StartStaging start();
+  // waiting -> staging. `base`: a complete copy that is kept meanwhile, or none; at the first start
+  // of a version.
+  [[nodiscard]] StartStaging start(const Version& base);
+  // Whether what is being staged may come as what changes from this copy.
+  [[nodiscard]] bool reads(const Version& version) const noexcept {
+    return begun_ && !base_.none() && base_ == version && state_ != ReceiveState::kStaged;
+  }
   // staging -> staged.
   void complete();
   // staging -> stalled.
@@ -86,6 +91,7 @@ class ReceiveRound {
   std::uint64_t request_ = 0;
   std::uint64_t attempt_ = 0;
   bool begun_ = false;
+  Version base_;
   control::Announce announce_;
   control::Stage stage_;
 };

@@ -89,7 +89,7 @@ std::optional<std::string> ReplicaSet::activity() const {
 
 std::optional<ReplicaSet::Commands> ReplicaSet::handle(const ReplicaEvent& event,
                                                        const SidecarRecord& record,
-                                                       const std::vector<Version>& staged,
+                                                       const reload::StagedSet& staged,
                                                        TimePoint now) {
   const auto* attached = std::get_if<reload::RankAttached>(&event.what);
   auto found = replicas_.find(event.replica);
@@ -107,7 +107,7 @@ std::optional<ReplicaSet::Commands> ReplicaSet::handle(const ReplicaEvent& event
     options.replica = event.replica;
     options.world_size = event.world_size;
     replicas_.emplace(event.replica, reload::ReplicaSwitch(std::move(options)));
-    step(event.replica, {.now = now, .what = reload::StagedSet{staged}}, record, out);
+    step(event.replica, {.now = now, .what = staged}, record, out);
     step(event.replica, {.now = now, .what = reload::WithdrawnSet{record.withdrawn}}, record, out);
     // No outcome is owed: the coordinator counts only the replicas that existed at its decision.
     if (!record.target.none())
@@ -162,11 +162,10 @@ ReplicaSet::Commands ReplicaSet::tick(const SidecarRecord& record, TimePoint now
   return out;
 }
 
-ReplicaSet::Commands ReplicaSet::notify_staged(const std::vector<Version>& staged,
+ReplicaSet::Commands ReplicaSet::notify_staged(const reload::StagedSet& staged,
                                                const SidecarRecord& record, TimePoint now) {
   Commands out;
-  for (const std::string& name : names())
-    step(name, {.now = now, .what = reload::StagedSet{staged}}, record, out);
+  for (const std::string& name : names()) step(name, {.now = now, .what = staged}, record, out);
   return out;
 }
 

@@ -79,7 +79,7 @@ class ReplicaSet {
   // world size than that of a replica in use.
   [[nodiscard]] std::optional<Commands> handle(const ReplicaEvent& event,
                                                const SidecarRecord& record,
-                                               const std::vector<Version>& staged, TimePoint now);
+                                               const reload::StagedSet& staged, TimePoint now);
   // Passes the time to every replica whose timer is due.
   [[nodiscard]] Commands tick(const SidecarRecord& record, TimePoint now);
   // A replica without an attached rank that owes no outcome is forgotten after `forget_after`.
@@ -88,8 +88,8 @@ class ReplicaSet {
   [[nodiscard]] std::vector<std::string> due_to_forget(TimePoint now) const;
   [[nodiscard]] Result<> check_forget(const std::string& name) const;
   void forget(const std::string& name);
-  [[nodiscard]] Commands notify_staged(const std::vector<Version>& staged,
-                                       const SidecarRecord& record, TimePoint now);
+  [[nodiscard]] Commands notify_staged(const reload::StagedSet& staged, const SidecarRecord& record,
+                                       TimePoint now);
   [[nodiscard]] Commands notify_withdrawn(const SidecarRecord& record, TimePoint now);
   // The decision in `record` was stored. Every replica switches and owes an outcome.
   [[nodiscard]] Commands decide(const control::Envelope& envelope, const control::Decide& decide,

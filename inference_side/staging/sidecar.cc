@@ -26,10 +26,14 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
   std::visit([this](const auto& what) { handle(what); }, event.what);
   // Any event may have released the copy that occupied the memory, for example the end of a switch
   // or a decision.
-  if (round_.state() == ReceiveState::kWaiting && (round_.begun() || make_room()))
-    out_.emplace_back(round_.start());
+  // A version waits until the target is complete, because it may then come as what changes from it.
+  if (round_.state() == ReceiveState::kWaiting && held_.completing().none() &&
+      (round_.begun() || make_room()))
+    out_.emplace_back(round_.start(base_to_keep()));
   release_surplus();
   while (std::exchange(notify_replicas_, false)) notify_staged();
+  give_loads();
+  complete_wanted();
   give_turns();
   // Send the heartbeat before a report that ends a round, because the next round may begin at once.
   if (std::exchange(beat_due_, false) && welcomed()) out_.emplace_back(BeatNow{});
@@ -88,6 +92,7 @@ void Sidecar::handle(const ForgetReplica& event) {
 
 void Sidecar::forget(const std::string& replica) {
   replicas_.forget(replica);
+  held_back_.erase(replica);
   out_.emplace_back(ReplicaForgotten{replica});
   beat_due_ = true;
 }
@@ -307,6 +312,14 @@ void Sidecar::handle(const StagingDone& event) {
     return;
   }
   const Version version = round_.version();
+  if (!event.base.none() && !held_.is_complete(event.base)) {
+    out_.emplace_back(ReleaseVersion{version});
+    reply_staged({.reason = fmt::format("it has come as what changes from {}, which has been "
+                                        "released meanwhile",
+                                        event.base.to_string())});
+    round_.close();
+    return;
+  }
   const Digest expected = round_.announce().content_digest;
   // Without the digest of the trainer nothing proves these bytes, so they are not kept.
   if (!round_.has_content() || event.content_digest != expected) {
@@ -320,7 +333,8 @@ void Sidecar::handle(const StagingDone& event) {
   held_.add({.version = version,
              .content = event.content_digest,
              .bytes = event.bytes,
-             .was_target = version == record().target});
+             .was_target = version == record().target,
+             .base = event.base});
   round_.complete();
   reply(round_.round(), round_.request(),
         control::Staged{.version = version,
@@ -381,13 +395,120 @@ void Sidecar::drop_incoming() {
 // Whether a copy must be kept: the target, a copy that a switch reads, or one that is decided but
 // not stored yet.
 bool Sidecar::needed(const Version& version) const {
-  return record_.targets(version) || replicas_.needs(version);
+  if (record_.targets(version) || replicas_.needs(version) || round_.reads(version) ||
+      held_.is_changing(version))
+    return true;
+  if (planted("base_released_before_what_leads_from_it")) return false;
+  const std::vector<Version> dependents = held_.dependents(version);
+  return std::ranges::any_of(dependents, [this](const Version& each) { return needed(each); });
 }
 
-// A copy that need not be kept: one that was never decided, otherwise the one that was staged
-// first.
+reload::StagedSet Sidecar::loadable() const {
+  const Version& target = record().target;
+  const bool comes = held_.find(target) != nullptr && !held_.is_complete(target);
+  return {.versions = held_.complete_versions(),
+          .coming = comes ? target : Version{},
+          .changes = held_.changes()};
+}
+
+// What is being staged may be held as what changes from the target, which is needed anyway.
+Version Sidecar::base_to_keep() const {
+  const Version& target = record().target;
+  return held_.is_complete(target) && target != round_.version() ? target : Version{};
+}
+
+// The target after its decision is stored, and before any pause: from then on it is what replicas
+// load, also to be repaired. For a canary the other replicas may still need the version before.
+// Otherwise what a replica goes back to that could not load the target, beside the target.
+void Sidecar::complete_wanted() {
+  if (record_.state() != RecordState::kStored) return;
+  const Version target =
+      planted("base_changed_before_the_decision") && round_.state() == ReceiveState::kStaged
+          ? round_.version()
+          : record().target;
+  auto version = held_.next_to_complete(target);
+  const bool is_target = version.has_value();
+  for (auto load = held_back_.begin(); load != held_back_.end() && !version; ++load)
+    version = held_.next_to_complete(load->second.version);
+  if (!version) return;
+  const Version base = held_.find(*version)->base;
+  const bool in_place = is_target && record().kind != control::DecisionKind::kSwitchCanary &&
+                        !record_.targets(base) && !round_.reads(base);
+  const CompleteVersion command = held_.begin_completion(*version, in_place);
+  notify_staged();  // first, so that no switch begins to read the base
+  out_.emplace_back(command);
+}
+
+// Whether a load waits until its version is complete, or was waiting so and is cancelled.
+bool Sidecar::is_held_back(const ForReplica& command) {
+  if (const auto* begin = std::get_if<reload::BeginLoad>(&command.command)) {
+    held_back_.erase(command.replica);  // it is replaced
+    if (held_.find(begin->version) == nullptr || held_.is_complete(begin->version)) return false;
+    held_back_.emplace(command.replica, *begin);
+    return true;
+  }
+  const auto* cancel = std::get_if<reload::CancelLoad>(&command.command);
+  const auto waiting = held_back_.find(command.replica);
+  if (cancel == nullptr || waiting == held_back_.end() ||
+      waiting->second.request != cancel->request)
+    return false;
+  held_back_.erase(waiting);
+  return true;
+}
+
+// Passes loads on whose versions are complete, and reports those whose versions are lost.
+void Sidecar::give_loads() {
+  for (const auto& [replica, load] : std::map(held_back_)) {
+    const bool is_lost = held_.find(load.version) == nullptr;
+    if (!is_lost && !held_.is_complete(load.version)) continue;
+    held_back_.erase(replica);
+    if (!is_lost) {
+      out_.emplace_back(ForReplica{.replica = replica, .command = load});
+      continue;
+    }
+    const reload::LoadNotBegun lost{
+        .request = load.request,
+        .why = fmt::format("the copy of {} could not be made complete", load.version.to_string())};
+    auto commands = replicas_.handle({.replica = replica, .world_size = 1, .what = lost}, record(),
+                                     loadable(), now_);
+    if (commands) forward(std::move(*commands));
+  }
+}
+
+void Sidecar::handle(const VersionCompleted& event) {
+  if (event.version != held_.completing() || event.version.none()) {
+    ++dropped_;
+    return;
+  }
+  notify_replicas_ = true;
+  if (event.failure.empty()) {
+    release_lost(held_.complete(event.in_place));
+    return;
+  }
+  release_lost(held_.fail_completion(event.base_lost));
+}
+
+// They are requested from the coordinator again.
+void Sidecar::release_lost(const std::vector<Version>& versions) {
+  for (const Version& version : versions) {
+    out_.emplace_back(ReleaseVersion{version});
+    if (round_.state() == ReceiveState::kStaged && round_.version() == version) round_.close();
+  }
+  if (!versions.empty()) registration_.request_hello();
+  notify_replicas_ = true;
+}
+
+// In the order in which copies are let go: those that were withdrawn can never be the target again.
+std::vector<Version> Sidecar::release_order() const {
+  std::vector<Version> versions = held_.oldest_first();
+  std::ranges::stable_partition(
+      versions, [this](const Version& version) { return record_.is_withdrawn(version); });
+  return versions;
+}
+
+// A copy that need not be kept: one that was never decided, otherwise the first in order.
 std::optional<Version> Sidecar::oldest_unneeded() const {
-  for (const std::vector<Version>& held : {held_.never_decided(), held_.oldest_first()})
+  for (const std::vector<Version>& held : {held_.never_decided(), release_order()})
     for (const Version& version : held)
       if (!needed(version)) return version;
   return std::nullopt;
@@ -406,19 +527,20 @@ bool Sidecar::make_room() {
   return true;
 }
 
-// The version that was held in addition has been decided, so the oldest one is let go. It is not
-// replaced by a newer one as long as a switch needs it.
+// The version that was held in addition has been decided, so another one is let go. It is not
+// replaced by a more useful one as long as a switch needs it.
 void Sidecar::release_surplus() {
   if (held_.size() <= options_.versions_held || !held_.never_decided().empty()) return;
-  const Version oldest = held_.oldest_first().front();
-  if (!needed(oldest)) release(oldest);
+  const Version first = release_order().front();
+  if (!needed(first)) release(first);
 }
 
 void Sidecar::release(const Version& version) {
-  if (!held_.remove(version)) return;
+  const std::vector<Version> removed = held_.remove(version);
+  if (removed.empty()) return;
   beat_due_ = true;
   notify_staged();  // first, so that no switch begins to read a copy that is about to be released
-  out_.emplace_back(ReleaseVersion{version});
+  for (const Version& each : removed) out_.emplace_back(ReleaseVersion{each});
 }
 
 // Releases copies that were staged but never decided, because their publish failed or was cancelled
@@ -443,12 +565,7 @@ void Sidecar::handle(const CopyChecked& event) {
     held_.confirm(*version);
     return;
   }
-  // The copy has changed: release it, and request it from the coordinator again.
-  (void)held_.remove(*version);
-  out_.emplace_back(ReleaseVersion{*version});
-  registration_.request_hello();
-  notify_replicas_ = true;
-  if (round_.state() != ReceiveState::kIdle && round_.version() == *version) round_.close();
+  release_lost(held_.lose(*version));
 }
 
 // ---- decisions ----
@@ -506,6 +623,7 @@ void Sidecar::apply_decision(const control::Envelope& envelope, const control::D
       !round_.has_content())
     learn_content(decide.content_digest);
   reply(envelope.round, envelope.request, control::Decided{.number = decide.number});
+  notify_staged();  // first: the target may be one that is made complete now
   forward(replicas_.decide(envelope, decide, record(), now_));
 }
 
@@ -515,16 +633,14 @@ void Sidecar::handle(const ReplicaEvent& event) {
   // The coordinator counts replicas when it decides, so it is told at once.
   beat_due_ |= std::holds_alternative<reload::RankAttached>(event.what) ||
                std::holds_alternative<reload::RankDetached>(event.what);
-  auto commands = replicas_.handle(event, record(), held_.versions(), now_);
+  auto commands = replicas_.handle(event, record(), loadable(), now_);
   if (commands)
     forward(std::move(*commands));
   else
     ++dropped_;
 }
 
-void Sidecar::notify_staged() {
-  forward(replicas_.notify_staged(held_.versions(), record(), now_));
-}
+void Sidecar::notify_staged() { forward(replicas_.notify_staged(loadable(), record(), now_)); }
 
 void Sidecar::give_turns() {
   forward(replicas_.give_turns(record(), now_));
@@ -535,7 +651,7 @@ void Sidecar::give_turns() {
 void Sidecar::forward(ReplicaSet::Commands commands) {
   for (ReplicaCommand& command : commands) {
     if (auto* to_replica = std::get_if<ForReplica>(&command)) {
-      out_.emplace_back(std::move(*to_replica));
+      if (!is_held_back(*to_replica)) out_.emplace_back(std::move(*to_replica));
     } else if (auto check = held_.check(std::get<reload::CopySuspect>(command).version)) {
       // The engines may also be at fault, so only a copy that has changed is released.
       out_.emplace_back(*check);
@@ -583,10 +699,15 @@ control::StatusReply Sidecar::status(TimePoint now) const {
     reply.can_roll_back = true;
     reply.rollback_target = *older;
   }
-  const std::string receiving = round_.activity();
-  reply.activity = receiving.empty() || round_.state() == ReceiveState::kStaged
-                       ? replicas_.activity().value_or(receiving.empty() ? "idle" : receiving)
-                       : receiving;
+  std::string receiving = round_.activity();
+  if (!held_.completing().none())
+    receiving = fmt::format("changing the copy of {} to {}",
+                            held_.find(held_.completing())->base.to_string(),
+                            held_.completing().to_string());
+  const bool is_idle =
+      receiving.empty() || (held_.completing().none() && round_.state() == ReceiveState::kStaged);
+  reply.activity =
+      is_idle ? replicas_.activity().value_or(receiving.empty() ? "idle" : receiving) : receiving;
   control::SidecarReport self{.name = options_.name,
                               .host = options_.host,
                               .pid = options_.pid,

@@ -15,7 +15,7 @@
 // The sidecar also works without a coordinator: it accepts engines, and brings them to the target
 // from the held copies.
 //
-// This class has more than 25 methods and some 400 lines, because each of the eleven events and of
+// This class has more than 25 methods and some 400 lines, because each of the twelve events and of
 // the seven messages that it handles has an overload. The overloads are short and keep no state of
 // their own.
 //
@@ -23,6 +23,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -91,6 +92,7 @@ class Sidecar {
   void handle(const StagingDone& event);
   void handle(const StagingFailed& event);
   void handle(const CopyChecked& event);
+  void handle(const VersionCompleted& event);
   void handle(const ReplicaEvent& event);
   void handle(const reload::Tick& event);
   void handle(const ForgetReplica& event);
@@ -113,7 +115,14 @@ class Sidecar {
   // The content digest of the incoming version, which may follow its bytes.
   void learn_content(const Digest& content);
   [[nodiscard]] bool needed(const Version& version) const;
+  [[nodiscard]] reload::StagedSet loadable() const;
+  [[nodiscard]] Version base_to_keep() const;
+  void complete_wanted();
+  [[nodiscard]] bool is_held_back(const ForReplica& command);
+  void give_loads();
+  void release_lost(const std::vector<Version>& versions);
   [[nodiscard]] bool make_room();
+  [[nodiscard]] std::vector<Version> release_order() const;
   [[nodiscard]] std::optional<Version> oldest_unneeded() const;
   void release_surplus();
   // An empty reason: the version is staged.
@@ -143,6 +152,8 @@ class Sidecar {
   bool beat_due_ = false;         // the next heartbeat cannot wait
   bool notify_replicas_ = false;  // the held versions have changed
   TurnCounts turn_counts_;        // at the end of the last event
+  // Loads of versions that are not complete yet, by replica.
+  std::map<std::string, reload::BeginLoad> held_back_;
   std::uint64_t dropped_ = 0;
   TimePoint now_{};
   std::vector<SidecarCommand> out_;

@@ -69,6 +69,7 @@ struct StagingDone {
   Digest content_digest;  // computed over the held bytes
   std::uint64_t bytes = 0;
   std::uint64_t staging_ns = 0;
+  Version base = {};  // only what changes from it is here: that of StartStaging, or none
 };
 struct StagingFailed {
   std::uint64_t attempt = 0;
@@ -80,6 +81,13 @@ struct StagingFailed {
 struct CopyChecked {
   std::uint64_t check = 0;
   bool intact = false;  // the bytes still have their content digest
+};
+// The answer to CompleteVersion.
+struct VersionCompleted {
+  Version version;
+  std::string failure = {};  // if not empty: it could not be made complete
+  bool in_place = false;     // its bytes are where those of its base were
+  bool base_lost = false;    // it failed when the memory of its base had been changed already
 };
 using RankEvent = std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused,
                                reload::RankLoaded, reload::LoadNotBegun, reload::RankCommitted,
@@ -100,7 +108,8 @@ struct ForgetReplica {
 struct SidecarEvent {
   TimePoint now{};
   std::variant<LinkUp, CoordinatorLost, CoordinatorMessage, Persisted, LayoutChecked, StagingDone,
-               StagingFailed, CopyChecked, ReplicaEvent, reload::Tick, ForgetReplica>
+               StagingFailed, CopyChecked, VersionCompleted, ReplicaEvent, reload::Tick,
+               ForgetReplica>
       what;
 };
 
@@ -133,6 +142,9 @@ struct StartStaging {
   control::Announce announce;
   control::Stage stage;
   bool resume = false;  // buckets of an earlier attempt are here: fetch the missing ones
+  // A complete copy that is kept while this one is staged, so that it may be held as what changes
+  // from it; none = 0.0.
+  Version base = {};
 };
 // The content digest of the version that is being staged is known now. StagingDone follows when its
 // bytes are here and have this digest.
@@ -151,6 +163,15 @@ struct ReleaseVersion {
 // A version was released, or a rank has attached or detached. Send heartbeat() now, so that the
 // coordinator neither chooses a copy that no longer exists nor waits for an engine that is here.
 struct BeatNow {};
+// Of this version only what changes from `base` is here, and it has become the target: make it
+// complete. Answered by VersionCompleted. Until then neither of them is released.
+struct CompleteVersion {
+  Version version;
+  Version base;
+  // In the memory of the base, which nothing loads any more, if nobody else reads it. False: in
+  // memory of its own.
+  bool in_place = false;
+};
 // A replica could not load this version: compute the content digest of the copy again.
 struct CheckCopy {
   std::uint64_t check = 0;
@@ -168,6 +189,6 @@ struct ReplicaForgotten {
 };
 using SidecarCommand =
     std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging, ExpectContent, CancelStaging,
-                 ReleaseVersion, BeatNow, CheckCopy, ForReplica, ReplicaForgotten>;
+                 ReleaseVersion, CompleteVersion, BeatNow, CheckCopy, ForReplica, ReplicaForgotten>;
 
 }  // namespace wsync::staging

@@ -11,84 +11,6 @@
 #include "shared/base/planted.h"
 
 namespace wsync::staging {
-namespace {
-
-Version version_of(const ArenaIdentity& identity) {
-  return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
-          .step = identity.version_step};
-}
-
-std::span<const std::byte> data_of(const HeldVersion::Memory& memory) {
-  if (const auto* view = std::get_if<ArenaView>(&memory)) return view->data();
-  return std::get<std::shared_ptr<OwnArena>>(memory)->arena.data();
-}
-
-}  // namespace
-
-HeldVersion::HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory,
-                         bool is_verified)
-    : identity_(job.identity),
-      manifest_(job.manifest),
-      plan_(job.plan),
-      leaves_(job.leaves),
-      digests_(std::move(digests)),
-      memory_(std::move(memory)),
-      data_(data_of(memory_)),
-      is_verified_(is_verified) {}
-
-std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, ContentDigests digests,
-                                                     Memory memory, bool is_verified,
-                                                     const std::shared_ptr<ThreadPool>& unmapper) {
-  const auto unmap = [unmapper = std::weak_ptr(unmapper)](HeldVersion* held) {
-    const std::unique_ptr<HeldVersion> owned(held);
-    auto* view = std::get_if<ArenaView>(&owned->memory_);
-    const auto pool = unmapper.lock();
-    if (view == nullptr || !pool) return;
-    // A shared pointer, because tasks must be copyable. The arena is unmapped when the task is
-    // destroyed, whether it was executed or dropped.
-    pool->post([mapping = std::move(*view).end()] {});
-  };
-  return {new HeldVersion(job, std::move(digests), std::move(memory), is_verified), unmap};
-}
-
-Result<> HeldVersion::verify(unsigned threads, const std::stop_token& stop) const {
-  const std::lock_guard lock(verify_mutex_);
-  if (is_verified_) return {};
-  WSYNC_TRY(compare(sum_leaves(*leaves_, data_, threads, stop)));
-  is_verified_ = true;
-  return {};
-}
-
-Result<> HeldVersion::compare(const Result<std::vector<WordSum>>& found) const {
-  if (!found) return fail(found.error());
-  auto same = compare_leaves(*manifest_, *leaves_, digests_.leaves, *found);
-  if (!same) return fail(same.error().with_context("version " + version().to_string()));
-  return {};
-}
-
-Result<> HeldVersion::prove(std::vector<WordSum> found) const {
-  WSYNC_TRY(compare(std::move(found)));
-  is_verified_ = true;
-  return {};
-}
-
-std::shared_ptr<const void> HeldVersion::hold() const {
-  if (const auto* view = std::get_if<ArenaView>(&memory_)) return view->region();
-  return std::get<std::shared_ptr<OwnArena>>(memory_);
-}
-
-const MappedRegion& HeldVersion::mapping() const noexcept {
-  if (const auto* view = std::get_if<ArenaView>(&memory_)) return *view->region();
-  return std::get<std::shared_ptr<OwnArena>>(memory_)->arena.region();
-}
-
-Version HeldVersion::version() const noexcept { return version_of(identity_); }
-
-Result<UniqueFd> HeldVersion::share() const {
-  if (const auto* view = std::get_if<ArenaView>(&memory_)) return view->share();
-  return std::get<std::shared_ptr<OwnArena>>(memory_)->arena.share();
-}
-
 // The result of an allocation on the memory thread.
 struct Store::Making {
   Result<SharedArena> arena = fail(ErrorCode::kCancelled, "not made");
@@ -100,12 +22,14 @@ Store::Store(StoreOptions options, Post post)
       post_(std::move(post)),
       memory_(std::make_shared<ThreadPool>(1)),
       alive_(std::make_shared<bool>(true)),
-      checker_(std::make_unique<ThreadPool>(1)) {}
+      checker_(std::make_unique<ThreadPool>(1)),
+      changer_(std::make_unique<ThreadPool>(1)) {}
 
 Store::~Store() {
   *alive_ = false;
   abort();
   for (auto& [version, recheck] : rechecks_) recheck.request_stop();
+  stop_changing_.request_stop();
 }
 
 // Destroys the object on the memory thread, because unmapping and freeing would block the loop.
@@ -224,17 +148,55 @@ bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
   if (!lease) return false;
   own->lease.emplace<WriteLease>(std::move(*lease));
   arriving_->own = own;
-  arriving_->sums.resize(job.leaves->all().size());
-  arriving_->arrived.resize(job.plan->bucket_count());
+  expect_sums();
   const OnMemory on_memory = std::exchange(arriving_->on_memory, {});
   on_memory(Destination{.data = std::get<WriteLease>(own->lease).data(), .hold = own});
   return true;
 }
 
+void Store::expect_sums() {
+  arriving_->sums.resize(arriving_->job.leaves->all().size());
+  arriving_->arrived.resize(arriving_->job.plan->bucket_count());
+}
+
+Result<> Store::begin_changes(StagingJob job, Version base, OnStaged on_staged) {
+  WSYNC_TRY(may_begin(job));
+  const auto held = find(base);
+  if (!held || !held->is_complete() || held->is_mapped() || !job.blocks ||
+      held->identity().layout != job.identity.layout ||
+      held->plan()->bucket_bytes() != job.plan->bucket_bytes())
+    return fail(ErrorCode::kRefused,
+                fmt::format("{} cannot be held as what changes from {}: that is not here complete, "
+                            "in memory of this sidecar, and with the same layout and buckets",
+                            version_of(job.identity).to_string(), base.to_string()));
+  ++generation_;
+  HeldChanges changes{.base = base, .leaves = job.leaves, .blocks = job.blocks, .buckets = {}};
+  changes.buckets.resize(job.plan->bucket_count());
+  arriving_.emplace(Arriving{.job = std::move(job), .on_staged = std::move(on_staged)});
+  arriving_->changes = std::move(changes);
+  expect_sums();
+  return {};
+}
+
+void Store::changes_arrived(std::uint64_t bucket, std::span<const WordSum> sums,
+                            std::shared_ptr<const Bytes> changes) {
+  if (!arriving_ || !arriving_->changes || bucket >= arriving_->arrived.size()) return;
+  if (arriving_->arrived[bucket]) return;
+  bucket_arrived(bucket, sums);
+  if (arriving_->arrived[bucket]) arriving_->changes->buckets[bucket] = std::move(changes);
+}
+
 void Store::make_own_arena(std::uint64_t arena_bytes) {
   arriving_->bytes_beside = arena_bytes;
+  make_arena(
+      arena_bytes, arriving_->making.get_token(),
+      [this, generation = generation_](Making& making) { own_arena_made(making, generation); });
+}
+
+void Store::make_arena(std::uint64_t arena_bytes, std::stop_token stop,
+                       std::function<void(Making&)> on_made) {
   auto make = [this, options = options_, arena_bytes, post = post_, alive = alive_,
-               generation = generation_, stop = arriving_->making.get_token()] {
+               stop = std::move(stop), on_made = std::move(on_made)] {
     auto making = std::make_shared<Making>();
     making->arena =
         SharedArena::create({.name = options.name,
@@ -244,8 +206,10 @@ void Store::make_own_arena(std::uint64_t arena_bytes) {
                              .numa_node = options.numa_node,
                              .on_fallback = [&](const Error& why) { making->fallback = why; },
                              .stop = stop});
-    post([this, alive, making, generation] {
-      if (*alive) own_arena_made(*making, generation);
+    post([this, alive, making, on_made] {
+      if (!*alive) return;
+      if (making->fallback) say_fallback(*making->fallback);
+      on_made(*making);
     });
   };
   if (planted("arena_made_on_the_loop"))
@@ -255,7 +219,6 @@ void Store::make_own_arena(std::uint64_t arena_bytes) {
 }
 
 void Store::own_arena_made(Making& making, std::uint64_t generation) {
-  if (making.fallback) say_fallback(*making.fallback);
   const bool is_wanted = arriving_ && generation == generation_;
   if (is_wanted) arriving_->bytes_beside = 0;
   if (!making.arena) {
@@ -321,7 +284,7 @@ std::uint64_t Store::release_unused() {
 }
 
 void Store::bucket_arrived(std::uint64_t bucket, std::span<const WordSum> sums) {
-  if (!arriving_ || !arriving_->own || bucket >= arriving_->arrived.size()) return;
+  if (!arriving_ || bucket >= arriving_->arrived.size()) return;  // or a mapped arena
   const StagingJob& job = arriving_->job;
   if (sums.size() != job.leaves->bucket(bucket).size() || arriving_->arrived[bucket]) return;
   arriving_->arrived[bucket] = true;
@@ -331,7 +294,7 @@ void Store::bucket_arrived(std::uint64_t bucket, std::span<const WordSum> sums) 
 }
 
 void Store::all_arrived() {
-  if (!arriving_ || !arriving_->own) return;
+  if (!arriving_ || arriving_->arrived.empty()) return;
   arriving_->has_arrived = true;
   compare_sums();
 }
@@ -343,7 +306,7 @@ void Store::expect_content(const Digest& content) {
 }
 
 void Store::view_arrived(ArenaView view) {
-  if (!arriving_ || arriving_->on_memory || arriving_->own || arriving_->view) return;
+  if (!arriving_ || arriving_->on_memory || !arriving_->arrived.empty() || arriving_->view) return;
   arriving_->view.emplace(std::move(view));
   arriving_->is_verified = !arriving_->view->is_protected();
   arriving_->has_arrived = true;
@@ -416,12 +379,167 @@ void Store::finish(Result<ContentDigests> verdict) {
         fail(verdict.error().with_context("stage version " + version.to_string())));
   }
   arrived.job.identity.content = verdict->root;
-  HeldVersion::Memory memory = arrived.own ? HeldVersion::Memory(std::move(arrived.own))
-                                           : HeldVersion::Memory(std::move(*arrived.view));
+  HeldVersion::Memory memory = NoMemory{};
+  if (arrived.own) memory = std::move(arrived.own);
+  if (arrived.view) memory = std::move(*arrived.view);
+  if (arrived.changes) changes_.insert_or_assign(version, std::move(*arrived.changes));
   const auto held = HeldVersion::make(arrived.job, std::move(*verdict), std::move(memory),
                                       arrived.is_verified, memory_);
   held_.emplace(version, held);
   arrived.on_staged(held);
+}
+
+// ---- versions of which only what changes is here ----
+
+// A version that is being made complete.
+struct Store::Completing {
+  std::shared_ptr<const HeldVersion> version;  // without memory
+  HeldChanges changes;
+  bool in_place = false;
+  OnCompleted done;
+  std::shared_ptr<const HeldVersion> base;  // not in place: with its memory
+  std::shared_ptr<OwnArena> arena;          // that gets the bytes, with its write lease
+  Result<ChangedBuckets> back = fail(ErrorCode::kCancelled, "not made");  // in place: to the base
+};
+
+Result<> Store::complete(Version version, bool in_place, OnCompleted done) {
+  const HeldChanges* changes = changes_of(version);
+  auto base = changes == nullptr ? nullptr : find(changes->base);
+  if (!base || !base->is_complete())
+    return fail(ErrorCode::kNotFound,
+                fmt::format("of {} there is nothing that leads from a complete version",
+                            version.to_string()));
+  auto completing = std::make_shared<Completing>();
+  completing->version = find(version);
+  completing->changes = *changes;
+  completing->in_place = in_place;
+  completing->done = std::move(done);
+  if (in_place) {
+    base.reset();
+    WSYNC_TRY(take_base_arena(*completing));
+    change(completing);
+    return {};
+  }
+  completing->base = std::move(base);
+  // As in begin_own(): everything released earlier is free then.
+  memory_->post([this, post = post_, alive = alive_, completing] {
+    post([this, alive, completing] {
+      if (*alive) find_other_arena(completing);
+    });
+  });
+  return {};
+}
+
+// Takes the arena of the base if nobody but this store has a pointer to the version or to the
+// arena, and no engine has a read lease.
+Result<> Store::take_base_arena(Completing& completing) {
+  const Version name = completing.changes.base;
+  std::shared_ptr<const HeldVersion>& base = held_.at(name);
+  if (auto recheck = rechecks_.extract(name)) recheck.mapped().request_stop();
+  const auto own = std::ranges::find_if(
+      own_, [&](const auto& each) { return each->arena.data().data() == base->data().data(); });
+  const auto in_use = [&](std::string_view who) {
+    return fail(ErrorCode::kBusy, fmt::format("{} uses the memory of {}", who, name.to_string()));
+  };
+  if (own == own_.end()) return in_use("another process");
+  // The store has one pointer to the version, and two to the arena: one of them in the version.
+  if ((base.use_count() != 1 || own->use_count() != 2) && !planted("base_changed_in_use"))
+    return in_use("this process");
+  (*own)->lease = std::monostate{};
+  auto lease = (*own)->arena.try_write_lease(completing.version->identity());
+  if (!lease) {
+    if (auto again = (*own)->arena.try_read_lease())
+      (*own)->lease.emplace<ReadLease>(std::move(*again));
+    return in_use("an engine");
+  }
+  (*own)->lease.emplace<WriteLease>(std::move(*lease));
+  completing.arena = *own;
+  base = base->with_memory(NoMemory{});
+  return {};
+}
+
+void Store::find_other_arena(const std::shared_ptr<Completing>& completing) {
+  const std::uint64_t arena_bytes = completing->version->arena_bytes();
+  const auto take = [&](const std::shared_ptr<OwnArena>& own) {
+    if (own.use_count() != 1 || own->arena.data_bytes() != arena_bytes) return false;
+    own->lease = std::monostate{};
+    auto lease = own->arena.try_write_lease(completing->version->identity());
+    if (!lease) return false;
+    own->lease.emplace<WriteLease>(std::move(*lease));
+    completing->arena = own;
+    change(completing);
+    return true;
+  };
+  if (std::ranges::any_of(own_, take)) return;
+  const std::uint64_t needed = bytes() + arena_bytes;
+  if (options_.memory_bytes != 0 && needed > options_.memory_bytes) {
+    completing->back =
+        fail(ErrorCode::kResourceExhausted,
+             fmt::format("{} is still used, and memory beside it needs {} bytes, but host_memory "
+                         "allows {}",
+                         completing->changes.base.to_string(), needed, options_.memory_bytes));
+    return completed(*completing);
+  }
+  completing_bytes_ = arena_bytes;
+  make_arena(arena_bytes, stop_changing_.get_token(), [this, completing](Making& making) {
+    completing_bytes_ = 0;
+    if (!making.arena) {
+      completing->back = fail(making.arena.error());
+      return completed(*completing);
+    }
+    own_.push_back(
+        std::make_shared<OwnArena>(OwnArena{.arena = std::move(*making.arena), .lease = {}}));
+    find_other_arena(completing);
+  });
+}
+
+void Store::change(const std::shared_ptr<Completing>& completing) {
+  changer_->post([this, completing, post = post_, alive = alive_, threads = options_.threads,
+                  stop = stop_changing_.get_token()] {
+    const std::span<std::byte> data = std::get<WriteLease>(completing->arena->lease).data();
+    if (completing->in_place) {
+      completing->back = change_in_place(completing->changes, data, threads, stop);
+    } else {
+      const auto copied = copy_with_changes(completing->changes, completing->base->data(), data,
+                                            completing->version->digests().leaves, threads, stop);
+      completing->back = copied ? Result<ChangedBuckets>(ChangedBuckets()) : fail(copied.error());
+    }
+    post([this, alive, completing] {
+      if (*alive) completed(*completing);
+    });
+  });
+}
+
+void Store::completed(Completing& completing) {
+  const Version version = completing.version->version();
+  const bool in_place = completing.in_place;
+  std::shared_ptr<OwnArena> arena = std::move(completing.arena);
+  completing.base.reset();
+  Result<> outcome = completing.back ? Result<>{} : Result<>(fail(completing.back.error()));
+  if (outcome) {
+    std::get<WriteLease>(std::move(arena->lease)).complete(completing.version->digests().root);
+    if (auto lease = arena->arena.try_read_lease())
+      arena->lease.emplace<ReadLease>(std::move(*lease));
+    else
+      outcome = fail(lease.error());  // a lease needs a descriptor
+  }
+  if (!outcome) {
+    if (arena) arena->lease = std::monostate{};
+    return completing.done(
+        {.held = fail(outcome.error().with_context("make " + version.to_string() + " complete")),
+         .in_place = in_place,
+         .base_lost = in_place});
+  }
+  if (in_place) {
+    HeldChanges back = completing.changes;
+    back.base = version;
+    if (!planted("changes_back_are_those_there")) back.buckets = std::move(*completing.back);
+    changes_.insert_or_assign(completing.changes.base, std::move(back));
+  }
+  changes_.erase(version);
+  const auto held = completing.version->with_memory(std::move(arena));
+  held_.insert_or_assign(version, held);
+  completing.done({.held = held, .in_place = in_place});
 }
 
 void Store::abort() {
@@ -448,6 +566,11 @@ std::shared_ptr<const HeldVersion> Store::find(Version version) const {
   return found == held_.end() ? nullptr : found->second;
 }
 
+const HeldChanges* Store::changes_of(Version version) const {
+  const auto found = changes_.find(version);
+  return found == changes_.end() ? nullptr : &found->second;
+}
+
 std::uint64_t Store::room() const {
   const auto available = available_memory();
   // What is left of the machine's memory is for others, too.
@@ -463,13 +586,15 @@ std::uint64_t Store::bytes() const {
   for (const auto& own : own_) total += own->arena.data_bytes();
   for (const auto& [version, held] : held_)
     if (held->is_mapped()) total += held->data().size();
+  for (const auto& [version, changes] : changes_) total += changes.bytes();
   if (arriving_) total += arriving_->bytes_beside;
-  return total;
+  return total + completing_bytes_;
 }
 
 Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checked) {
   const auto held = find(version);
-  if (!held) return fail(ErrorCode::kNotFound, version.to_string() + " is not held");
+  if (!held || !held->is_complete())
+    return fail(ErrorCode::kNotFound, version.to_string() + " is not held");
   if (rechecks_.contains(version))
     return fail(ErrorCode::kBusy, version.to_string() + " is being checked");
   std::stop_source stop;
@@ -495,6 +620,7 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
 
 void Store::release(Version version) {
   if (auto recheck = rechecks_.extract(version)) recheck.mapped().request_stop();
+  changes_.erase(version);
   held_.erase(version);
 }
 

@@ -4,6 +4,11 @@
 // copying, or an arena of the store, which is touched when it is created and reused for later
 // versions. A separate thread allocates and frees memory, because that takes seconds for a few GiB.
 //
+// A version may also arrive as what changes from one in an own arena, and be held so, without
+// memory of its own. complete() changes the arena then, so that it holds this version, and what
+// leads back is held of the other one. So a sidecar needs little more than the memory of one
+// version.
+//
 // The transport sums the bytes of a copy while they arrive. The bytes of a mapped arena are not
 // read if its writer cannot change them any more: it has summed them while it wrote them. In both
 // cases the sums must give the announced content digest, which may come after the bytes. Whoever
@@ -23,9 +28,10 @@
 #include <span>
 #include <stop_token>
 #include <string>
-#include <variant>
 #include <vector>
 
+#include "inference_side/staging/held_changes.h"
+#include "inference_side/staging/held_version.h"
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
 #include "shared/base/shared_memory.h"
@@ -48,79 +54,6 @@ struct StoreOptions {
   std::function<void()> on_freed = [] {};
 };
 
-// An arena of the store, with its current lease.
-struct OwnArena {
-  SharedArena arena;
-  std::variant<std::monostate, WriteLease, ReadLease> lease;
-};
-
-// A version to be staged.
-struct StagingJob {
-  // Fence, version, layout, content as announced, bucket_bytes. A content of zero follows by
-  // expect_content(), and until then the version is not complete.
-  ArenaIdentity identity;
-  std::shared_ptr<const Manifest> manifest;
-  std::shared_ptr<const BucketPlan> plan;
-  std::shared_ptr<const LeafTable> leaves;  // of this plan
-};
-
-// A complete version. Immutable: its memory does not change while a pointer to it exists. Its sums
-// have been compared with the announced content digest, its bytes as is_verified() says.
-class HeldVersion {
- public:
-  using Memory = std::variant<ArenaView, std::shared_ptr<OwnArena>>;
-  // `unmapper` may be null. Otherwise its thread unmaps the arena of another process when the last
-  // pointer is released. The lease ends with the last pointer, in the thread that releases it.
-  static std::shared_ptr<const HeldVersion> make(const StagingJob& job, ContentDigests digests,
-                                                 Memory memory, bool is_verified,
-                                                 const std::shared_ptr<ThreadPool>& unmapper);
-
-  [[nodiscard]] Version version() const noexcept;
-  [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
-  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const noexcept {
-    return manifest_;
-  }
-  [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept { return plan_; }
-  // Content digests, of each tensor and of the whole.
-  [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
-  [[nodiscard]] std::span<const std::byte> data() const noexcept { return data_; }
-  // Keeps the memory mapped and prevents the reuse of an own arena. It keeps no lease: the arena of
-  // another process may be written again when the version is released.
-  [[nodiscard]] std::shared_ptr<const void> hold() const;
-  [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const noexcept { return leaves_; }
-  // The mapping in which data() lies. Versions that are in the same memory one after the other have
-  // the same mapping.
-  [[nodiscard]] const MappedRegion& mapping() const noexcept;
-  // Whether the memory is another process's arena.
-  [[nodiscard]] bool is_mapped() const noexcept { return memory_.index() == 0; }
-  // Whether every byte has been read and compared with digests(). Thread: any.
-  [[nodiscard]] bool is_verified() const noexcept { return is_verified_; }
-  // Reads every byte with so many threads, unless it has been done. Blocks. Thread: any.
-  // kDigestMismatch names the first tensor that differs; kCancelled, soon, when `stop` is
-  // requested.
-  [[nodiscard]] Result<> verify(unsigned threads, const std::stop_token& stop = {}) const;
-  // Compares sums of its leaves with digests(). kDigestMismatch as verify(); an error that is
-  // given is returned.
-  [[nodiscard]] Result<> compare(const Result<std::vector<WordSum>>& found) const;
-  // Takes sums of all leaves that were read elsewhere, and counts as verified if they are those of
-  // digests(). Thread: any. kDigestMismatch as verify().
-  [[nodiscard]] Result<> prove(std::vector<WordSum> found) const;
-  // A new read-only descriptor of the arena without any lock, for an engine.
-  [[nodiscard]] Result<UniqueFd> share() const;
-
- private:
-  HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory, bool is_verified);
-  ArenaIdentity identity_;
-  std::shared_ptr<const Manifest> manifest_;
-  std::shared_ptr<const BucketPlan> plan_;
-  std::shared_ptr<const LeafTable> leaves_;
-  ContentDigests digests_;
-  Memory memory_;
-  std::span<const std::byte> data_;
-  mutable std::mutex verify_mutex_;
-  mutable std::atomic<bool> is_verified_;
-};
-
 // Where the buckets of a version are written.
 struct Destination {
   std::span<std::byte> data;
@@ -131,6 +64,13 @@ struct Destination {
 // within one budget.
 class Store {
  public:
+  // The end of complete().
+  struct Completed {
+    Result<std::shared_ptr<const HeldVersion>> held;
+    bool in_place = false;   // it is where its base was
+    bool base_lost = false;  // it failed, and the memory of its base holds no version any more
+  };
+  using OnCompleted = std::function<void(Completed completed)>;
   using OnStaged = std::function<void(Result<std::shared_ptr<const HeldVersion>>)>;
   using OnMemory = std::function<void(Result<Destination>)>;
   Store(StoreOptions options, Post post);
@@ -154,14 +94,26 @@ class Store {
   // kResourceExhausted if an arena must be created and host_memory or the machine has no room;
   // staging has then ended. After abort(), which also stops the allocation, no callback is called.
   [[nodiscard]] Result<> begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged);
+  // The same for a version that arrives as what changes from `base`, which is held in an own arena.
+  // It needs no memory but that of the changes. kRefused if `base` is not so held.
+  [[nodiscard]] Result<> begin_changes(StagingJob job, Version base, OnStaged on_staged);
   // Reports of the transport about the version that is being staged; ignored when there is none.
   // `sums`: of the leaves of the bucket, of the bytes that are in the arena now.
   void bucket_arrived(std::uint64_t bucket, std::span<const WordSum> sums);
+  // `sums`: of the leaves that the changes lead to, compared with the base.
+  void changes_arrived(std::uint64_t bucket, std::span<const WordSum> sums,
+                       std::shared_ptr<const Bytes> changes);
   void all_arrived();                 // own arena: on_staged comes when the sums are compared
   void view_arrived(ArenaView view);  // mapped arena: likewise
   // The content digest of the version that is being staged. Does nothing if it is known already, or
   // if no version is being staged.
   void expect_content(const Digest& content);
+  // Makes a version complete of which only what changes from another one is here. In place: in the
+  // arena of that one, of which what leads back is held from then on. Otherwise in another own
+  // arena, as begin_own(). kBusy, with nothing begun, if it shall be in place and somebody uses the
+  // arena: try again, or not in place. kNotFound if there are no such changes. One at a time; the
+  // caller releases neither version before `done`, which is never called inside the call.
+  [[nodiscard]] Result<> complete(Version version, bool in_place, OnCompleted done);
   // Drops the version being staged; on_staged is not called. The transport must be stopped before.
   void abort();
 
@@ -170,7 +122,10 @@ class Store {
   [[nodiscard]] bool makes_memory() const { return arriving_ && arriving_->on_memory; }
   [[nodiscard]] std::uint64_t arrived_bytes() const;  // of the version that is being staged
   [[nodiscard]] std::vector<Version> versions_held() const;
+  // A version that is held, complete or not.
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
+  // What is held of a version that is not complete; null if it is, or is not held.
+  [[nodiscard]] const HeldChanges* changes_of(Version version) const;
   // Whether versions come as copies into arenas of the store.
   [[nodiscard]] bool has_own_arenas() const noexcept { return !own_.empty(); }
   // Total size of all memory that is held, is being filled, or is kept for reuse, with patches.
@@ -202,20 +157,30 @@ class Store {
     std::stop_source making = {};
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
-    bool is_verified = true;          // once it is complete
-    bool has_arrived = false;         // every byte
-    std::vector<WordSum> sums = {};   // own arena: of its leaves
-    std::vector<bool> arrived = {};   // own arena: by bucket
-    std::uint64_t arrived_bytes = 0;  // own arena
+    bool is_verified = true;                  // once it is complete
+    bool has_arrived = false;                 // every byte
+    std::optional<HeldChanges> changes = {};  // in place of memory
+    std::vector<WordSum> sums = {};           // own arena and changes: of its leaves
+    std::vector<bool> arrived = {};           // the same: by bucket
+    std::uint64_t arrived_bytes = 0;          // the same
   };
+  struct Completing;
   struct Making;
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
   void on_loop(std::function<void()> work, std::uint64_t generation);
   void find_own_arena();
   void make_own_arena(std::uint64_t arena_bytes);
   void own_arena_made(Making& making, std::uint64_t generation);
+  // `on_made` is called on the loop.
+  void make_arena(std::uint64_t arena_bytes, std::stop_token stop,
+                  std::function<void(Making&)> on_made);
   [[nodiscard]] static bool is_free(OwnArena& own);
   [[nodiscard]] bool take_own_arena(const std::shared_ptr<OwnArena>& own);
+  void expect_sums();
+  [[nodiscard]] Result<> take_base_arena(Completing& completing);
+  void find_other_arena(const std::shared_ptr<Completing>& completing);
+  void change(const std::shared_ptr<Completing>& completing);
+  void completed(Completing& completing);
   void no_memory(const Error& why);
   void say_fallback(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
@@ -230,6 +195,7 @@ class Store {
 
   StoreOptions options_;
   std::uint64_t patch_bytes_ = 0;
+  std::uint64_t completing_bytes_ = 0;  // of an arena that is being made for complete()
   bool said_fallback_ = false;
   const Post post_;
   // One thread, so that memory released earlier is free when memory is allocated. It has normal
@@ -242,8 +208,11 @@ class Store {
   std::vector<std::shared_ptr<OwnArena>> own_;  // in use by a version, or free
   std::uint64_t generation_ = 0;                // of versions being staged
   std::optional<Arriving> arriving_;
-  // Reads held copies again. Declared last, so that it ends first.
+  std::map<Version, HeldChanges> changes_;  // of versions that are not complete
+  // Read held copies again, and make versions complete. Declared last, so that they end first.
   std::unique_ptr<ThreadPool> checker_;
+  std::stop_source stop_changing_;
+  std::unique_ptr<ThreadPool> changer_;
 };
 
 }  // namespace wsync::staging

@@ -117,6 +117,8 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.count("versions_held", c.versions_held, {kVersionsHeldMin, kVersionsHeldMax});
   binder.choice("patch.transfer", c.patch.transfer,
                 {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
+  binder.choice("patch.in_place", c.patch.in_place,
+                {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
   binder.choice("patch.mode", c.patch.mode,
                 {{"auto", SwitchPatches::kAuto},
                  {"changes", SwitchPatches::kChanges},

@@ -43,6 +43,9 @@ enum class SwitchPatches : std::uint8_t {
 struct PatchConfig {
   PatchMode transfer = PatchMode::kAuto;
   SwitchPatches mode = SwitchPatches::kChanges;
+  // kAuto: a version that comes as changes alone is held as these, and the copy of the version
+  // before is changed in place after the decision. kOff: it gets memory of its own.
+  PatchMode in_place = PatchMode::kAuto;
   double max_share = 0.4;  // of the bytes of a bucket that travels, and of the model for a switch
   friend bool operator==(const PatchConfig&, const PatchConfig&) = default;
 };

@@ -267,7 +267,7 @@ class SidecarRun {
 
   // Of what stands around the machine: disc, layouts, arenas.
   void answer() {
-    switch (in_.below(4)) {
+    switch (in_.below(5)) {
       case 0:
         if (!persists_.empty())
           step(staging::Persisted{.token = in_.recent(persists_).token,
@@ -288,8 +288,18 @@ class SidecarRun {
                                              .source_lost = in_.one_in(2)});
         Digest content = begun.announce.content_digest;
         if (in_.one_in(8)) Pooled(in_, {}).digest("", content);
-        return step(
-            staging::StagingDone{.attempt = begun.attempt, .content_digest = content, .bytes = 64});
+        staging::StagingDone done{.attempt = begun.attempt, .content_digest = content, .bytes = 64};
+        if (in_.one_in(2)) done.base = begun.base;
+        if (in_.one_in(16)) Pooled(in_, {}).version("", done.base);
+        return step(std::move(done));
+      }
+      case 3: {
+        staging::VersionCompleted completed{.version = machine_.held().completing()};
+        if (in_.one_in(8)) Pooled(in_, {}).version("", completed.version);
+        if (in_.one_in(8)) completed.failure = "why";
+        completed.in_place = in_.one_in(2);
+        completed.base_lost = !completed.failure.empty() && in_.one_in(2);
+        return step(std::move(completed));
       }
       default:
         if (!checks_.empty())

@@ -331,6 +331,11 @@ void EngineGroup::copy(std::uint32_t index) {
   rank.loaded = {};
   rank.taking = std::exchange(rank.ordered, {});
   rank.reads = rank.taking->lease.lock();
+  // Its memory belongs to another version by now, which the rank sees when it maps it.
+  const std::weak_ptr<const int> none;
+  const bool had_lease =
+      none.owner_before(rank.taking->lease) || rank.taking->lease.owner_before(none);
+  if (had_lease && !rank.reads) rank.taking->spoiled = true;
   rank.taken = 0;
   if (rank.taking->brings_buffers) rank.mapped_link = rank.link;
   const std::uint64_t load = ++rank.load;

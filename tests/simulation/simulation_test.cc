@@ -148,6 +148,13 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.held),
       static_cast<unsigned long long>(total.lost_rounds),
       static_cast<unsigned long long>(total.repeated));
+  std::printf(
+      "changes: %llu versions were staged as what changes; %llu were completed in place, %llu in "
+      "other memory, and %llu bases were lost\n",
+      static_cast<unsigned long long>(total.as_changes),
+      static_cast<unsigned long long>(total.in_place),
+      static_cast<unsigned long long>(total.beside),
+      static_cast<unsigned long long>(total.bases_lost));
   // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
     EXPECT_GT(total.forgotten, 0U);
@@ -172,6 +179,10 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.greetings_lost, 0U);
     EXPECT_GT(total.disks_hung, 0U);
     EXPECT_GT(total.adopted, 0U);
+    EXPECT_GT(total.as_changes, 0U);
+    EXPECT_GT(total.in_place, 0U);
+    EXPECT_GT(total.beside, 0U);
+    EXPECT_GT(total.bases_lost, 0U);
     EXPECT_GT(total.to_older, 0U);
     EXPECT_GT(total.streamed, 0U);
     EXPECT_GT(total.stream_failures, 0U);

@@ -119,6 +119,10 @@ void WorldStatistics::add(const WorldStatistics& other) {
   greetings_lost += other.greetings_lost;
   to_older += other.to_older;
   adopted += other.adopted;
+  as_changes += other.as_changes;
+  in_place += other.in_place;
+  beside += other.beside;
+  bases_lost += other.bases_lost;
   for (const auto& [reason, count] : other.reasons) reasons[reason] += count;
   hubs.add(other.hubs);
 }
@@ -261,6 +265,8 @@ void World::crash_sidecar(std::size_t s) {
   ++process.stops;
   process.waiting.clear();
   process.leases.clear();
+  process.own_leases.clear();
+  process.changes.clear();
   const std::string peer = process.peer;
   ++process.life;
   new_peer(s);
@@ -467,6 +473,7 @@ void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event)
     if (!process.machine || process.life != life) return;
     execute(c, command);
   }
+  process.dropped.clear();
   if (!process.machine || process.life != life) return;
   // The time of a publish stands still while a canary is held, so it has no deadline here.
   if (process.machine->canary_waiting() > 0)
@@ -522,7 +529,8 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
   } else if (const auto* forgotten = std::get_if<coordinator::Forgotten>(&command)) {
     check_forgotten(*forgotten, withdrawn_before_);
   } else if (const auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
-    process.snapshots.erase(drop->version);
+    if (auto dropped = process.snapshots.extract(drop->version); !dropped.empty())
+      process.dropped.insert(std::move(dropped));
   }
 }
 
@@ -597,7 +605,12 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
         [&] { return fmt::format("{} releases {}", process.peer, release->version.to_string()); });
     process.store.erase(release->version);
     process.leases.erase(release->version);
+    process.own_leases.erase(release->version);
+    process.changes.erase(release->version);
     process.hub->remove_version(release->version);
+  } else if (const auto* change = std::get_if<staging::CompleteVersion>(&command)) {
+    if (change->in_place) process.hub->remove_version(change->base);
+    complete(s, *change, schedule_.now());
   } else if (std::holds_alternative<staging::BeatNow>(command)) {
     to_coordinator(s, process.machine->envelope(), numbered_heartbeat(s));
   } else if (const auto* suspect = std::get_if<staging::CheckCopy>(&command)) {

@@ -68,6 +68,10 @@ struct WorldStatistics {
   std::uint64_t streamed = 0;         // rounds that began before their snapshot was complete
   std::uint64_t stream_failures = 0;  // of these, snapshots that failed
   std::uint64_t stream_cancels = 0;   // of these, rounds that ended before their snapshot
+  std::uint64_t as_changes = 0;       // versions that were staged as what changes
+  std::uint64_t in_place = 0;         // of these, completed in the memory of their base
+  std::uint64_t beside = 0;           // or in memory of their own
+  std::uint64_t bases_lost = 0;       // or not at all
   std::uint64_t bytes_first = 0;      // stagings whose digest came after the bytes
   std::uint64_t cancelled = 0;        // cancelled publishes
   // the decision was already made, or no update was running
@@ -151,6 +155,8 @@ class World {
     // when the last write ends; writes run one after the other
     TimePoint store_free_at{};
     std::map<Version, Snapshot> snapshots;      // offered snapshots; each occupies an arena
+    // Those that were dropped by the same commands: the job that took one still has it.
+    std::map<Version, Snapshot> dropped;
     std::set<std::uint64_t> kept;               // publishes without a deadline while they are held
     std::set<std::uint64_t> keeps;              // publishes whose snapshots may be held
     std::map<std::uint64_t, TrainerHold> held;  // complete snapshots that are not offered yet
@@ -177,9 +183,12 @@ class World {
     std::uint64_t timer = 0;
     staging::SidecarRecord disc;
     std::map<Version, Digest> store;
-    std::optional<Incoming> incoming;  // the version that it stages
-    std::map<Version, Lease> leases;   // of the trainer's arenas, instead of memory of its own
-    std::optional<std::size_t> home;   // the coordinator to which it is connected
+    std::optional<Incoming> incoming;     // the version that it stages
+    std::map<Version, Lease> leases;      // of the trainer's arenas, instead of memory of its own
+    std::map<Version, Lease> own_leases;  // of memory of its own
+    // Versions of which only what changes from another one is here, and that one.
+    std::map<Version, Version> changes;
+    std::optional<std::size_t> home;  // the coordinator to which it is connected
     std::uint64_t connection = 0;
     std::vector<std::unique_ptr<EngineGroup>> groups;
     std::unique_ptr<SimulatedHub> hub;
@@ -238,6 +247,8 @@ class World {
   void stage(std::size_t s, const staging::StartStaging& command);
   void end_staging(std::size_t s, const staging::StartStaging& command);
   void bytes_arrived(std::size_t s, const staging::StartStaging& command, const Fetched& fetched);
+  void complete(std::size_t s, const staging::CompleteVersion& command, TimePoint begin);
+  void end_completion(std::size_t s, const staging::CompleteVersion& command, bool in_place);
   void expect_content(std::size_t s, const staging::ExpectContent& command);
   void promote(std::size_t c);
   void check_may_pause(std::size_t s, const EngineGroup& group);

@@ -127,9 +127,10 @@ void World::begin_copy(std::size_t c) {
 // A process that stands still keeps the versions that it held, and no more.
 void World::check_arenas(std::size_t c) {
   std::size_t read = 0;
-  for (const SidecarProcess& process : sidecars_) {
-    read += process.leases.size();
-    for (const auto& group : process.groups) read += group->leases();
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    if (!is_on_trainers_host(s)) continue;
+    read += sidecars_[s].leases.size();
+    for (const auto& group : sidecars_[s].groups) read += group->leases();
   }
   if (coordinators_[c].arenas->size() > coordinators_[c].arenas->count() + read)
     violate(fmt::format("there are {} arenas for {} of the trainer and {} that are read",
@@ -224,9 +225,9 @@ void World::lose_round(std::size_t c, const coordinator::RoundLost& lost) {
   CoordinatorProcess& process = coordinators_[c];
   ++statistics_.lost_rounds;
   process.lost[lost.request] = lost.version;
-  const auto snapshot = process.snapshots.find(lost.version);
-  if (snapshot == process.snapshots.end())
-    return violate(fmt::format("the snapshot of {} was dropped before its round was lost",
+  const auto snapshot = process.dropped.find(lost.version);
+  if (snapshot == process.dropped.end())
+    return violate(fmt::format("the round of {} was lost, and its snapshot is still offered",
                                lost.version.to_string()));
   if (snapshot->second.complete) process.held[lost.request] = snapshot->second.hold;
   execute(c, process.queue->round_lost(lost.request, lost.reason));

@@ -47,6 +47,10 @@ std::optional<World::Fetched> World::fetch(std::size_t reader, const control::St
     const SidecarProcess& process = sidecars_[s];
     if (!process.machine || process.stopped || stage.source != fmt::format("s{}", s)) continue;
     const auto found = process.store.find(stage.version);
+    // Only who has the base can use what changes from it.
+    if (const auto change = process.changes.find(stage.version);
+        change != process.changes.end() && !sidecars_[reader].store.contains(change->second))
+      continue;
     if (found != process.store.end()) return Fetched{.content = found->second, .lease = {}};
     if (process.machine->incoming() == stage.version)
       return Fetched{.content = contents_.at(stage.version), .lease = {}};
@@ -100,16 +104,74 @@ void World::bytes_arrived(std::size_t s, const staging::StartStaging& command,
   }
   if (is_current) process.incoming.reset();
   const Version& version = command.announce.version;
-  process.hub->add_version(version);
+  // Its base is another copy of its own, which has its bytes.
+  const bool as_changes =
+      !fetched.lease && process.own_leases.contains(command.base) && schedule_.chance(0.8);
+  if (!as_changes) process.hub->add_version(version);
   sidecar_step(s, {.now = schedule_.now(),
-                   .what = staging::StagingDone{
-                       .attempt = command.attempt, .content_digest = fetched.content, .bytes = 1}});
+                   .what = staging::StagingDone{.attempt = command.attempt,
+                                                .content_digest = fetched.content,
+                                                .bytes = 1,
+                                                .base = as_changes ? command.base : Version{}}});
   if (process.machine && process.machine->held().find(version) != nullptr) {
     process.store[version] = fetched.content;
-    if (fetched.lease) process.leases[version] = fetched.lease;
+    if (as_changes) {
+      ++statistics_.as_changes;
+      process.changes[version] = command.base;
+    } else {
+      (fetched.lease ? process.leases : process.own_leases)[version] =
+          fetched.lease ? fetched.lease : std::make_shared<const int>(0);
+    }
   } else {
     process.hub->remove_version(version);
   }
+}
+
+// As the receiver: in place when nobody reads the base any more, or in other memory after a while.
+void World::complete(std::size_t s, const staging::CompleteVersion& command, TimePoint begin) {
+  schedule_.after(schedule_.micros(100, 5'000), [=, this, life = sidecars_[s].life] {
+    if (sidecars_[s].life != life) return;
+    in_sidecar(s, [=, this] {
+      const auto lease = sidecars_[s].own_leases.find(command.base);
+      const bool is_read = lease != sidecars_[s].own_leases.end() && lease->second.use_count() > 1;
+      if (command.in_place && is_read && schedule_.now() - begin < std::chrono::milliseconds(50))
+        return complete(s, command, begin);
+      const bool in_place = command.in_place && !is_read;
+      // While the memory is changed it belongs to nobody.
+      if (in_place) sidecars_[s].own_leases.erase(command.base);
+      schedule_.after(schedule_.micros(500, 20'000), [=, this] {
+        if (sidecars_[s].life == life)
+          in_sidecar(s, [=, this] { end_completion(s, command, in_place); });
+      });
+    });
+  });
+}
+
+void World::end_completion(std::size_t s, const staging::CompleteVersion& command, bool in_place) {
+  SidecarProcess& process = sidecars_[s];
+  // What has changed in the base may be among the words that are compared, or not.
+  const bool has_changed = process.store[command.base] != contents_[command.base];
+  const bool fails = faults_on_ && schedule_.chance(has_changed ? 0.5 : 0.02);
+  if (fails) {
+    if (in_place) ++statistics_.bases_lost;
+    if (command.in_place && !in_place) process.hub->add_version(command.base);
+    sidecar_step(s, {.now = schedule_.now(),
+                     .what = staging::VersionCompleted{.version = command.version,
+                                                       .failure = "a block differs",
+                                                       .in_place = in_place,
+                                                       .base_lost = in_place}});
+    return;
+  }
+  ++(in_place ? statistics_.in_place : statistics_.beside);
+  if (has_changed) process.store[command.version] = Digest{.low = 4};
+  if (in_place) process.changes[command.base] = command.version;
+  if (command.in_place && !in_place) process.hub->add_version(command.base);
+  process.changes.erase(command.version);
+  process.own_leases[command.version] = std::make_shared<const int>(0);
+  process.hub->add_version(command.version);
+  sidecar_step(s, {.now = schedule_.now(),
+                   .what = staging::VersionCompleted{
+                       .version = command.version, .failure = {}, .in_place = in_place}});
 }
 
 void World::expect_content(std::size_t s, const staging::ExpectContent& command) {
@@ -146,8 +208,8 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
     }
   } else if (const auto* load = std::get_if<reload::BeginLoad>(&command.command)) {
     const auto copy = process.store.find(load->version);
-    if (process.machine->held().find(load->version) == nullptr)
-      violate(fmt::format("{} loads {}, which is not held", command.replica,
+    if (!process.machine->held().is_complete(load->version))
+      violate(fmt::format("{} loads {}, whose bytes are not here", command.replica,
                           load->version.to_string()));
     // A bit of the copy flips, or an engine fails to load for an unrelated reason. A copy that is
     // loaded in the same step that staged it is not in the store yet.
@@ -156,9 +218,12 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
       copy->second = Digest{.low = 4};
     const bool changed = stored && copy->second != contents_[load->version];
     const bool spoiled = changed || (faults_on_ && schedule_.chance(0.02 * intensity_));
-    const auto lease = process.leases.find(load->version);
+    Lease lease;
+    for (const auto* leases : {&process.leases, &process.own_leases})
+      if (const auto found = leases->find(load->version); found != leases->end())
+        lease = found->second;
     process.hub->begin(command.replica, *load, stored ? copy->second : contents_[load->version],
-                       lease == process.leases.end() ? Lease{} : lease->second, spoiled);
+                       lease, spoiled);
   } else if (const auto* cancel = std::get_if<reload::CancelLoad>(&command.command)) {
     process.hub->cancel(command.replica, cancel->request);
   } else if (const auto* commit = std::get_if<reload::SendCommit>(&command.command)) {

@@ -142,6 +142,12 @@ inline constexpr Definition kPatchFallbacks{
     .name = "wsync_patch_fallbacks_total",
     .kind = Kind::kCounter,
     .help = "Loads by a patch that failed, so that the version was loaded in full"};
+inline constexpr Definition kCopiesChanged{
+    .name = "wsync_copies_changed_total",
+    .kind = Kind::kCounter,
+    .help = "Versions that had come as changes alone and were made complete: in place of the version "
+            "before, or beside it; lost: they could not be, and were fetched in full",
+    .labels = {"how"}};
 inline constexpr Definition kScrubs{
     .name = "wsync_scrubs_total",
     .kind = Kind::kCounter,
@@ -286,6 +292,7 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kSwitches,
                                         &kLoads,
                                         &kPatchFallbacks,
+                                        &kCopiesChanged,
                                         &kScrubs,
                                         &kScrubSeconds,
                                         &kStagedBytes,

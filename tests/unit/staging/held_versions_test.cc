@@ -22,8 +22,8 @@ TEST(HeldVersions, KeepsTheOrderInWhichCopiesCame) {
   ASSERT_NE(held.find(kV3), nullptr);
   EXPECT_EQ(held.find(kV3)->content.low, 3U);
   EXPECT_EQ(held.find(kV2), nullptr);
-  EXPECT_TRUE(held.remove(kV3));
-  EXPECT_FALSE(held.remove(kV3));
+  EXPECT_EQ(held.remove(kV3), std::vector{kV3});
+  EXPECT_TRUE(held.remove(kV3).empty());
   EXPECT_EQ(held.size(), 1U);
 }
 
@@ -53,9 +53,58 @@ TEST(HeldVersions, ACheckIsVoidOnceItsCopyIsReleased) {
   const auto second = held.check(kV1);
   ASSERT_TRUE(second);
   EXPECT_NE(second->check, first->check);
-  EXPECT_TRUE(held.remove(kV1));
+  EXPECT_EQ(held.remove(kV1), std::vector{kV1});
   held.add(copy_of(kV1));
   EXPECT_FALSE(held.checked_by(second->check)) << "that was another copy";
+}
+
+HeldCopy changes_of(const Version& version, const Version& base) {
+  HeldCopy copy = copy_of(version);
+  copy.base = base;
+  return copy;
+}
+
+TEST(HeldVersions, CompletesWhatIsNearestToTheBytesFirst) {
+  HeldVersions held(3, {copy_of(kV1), changes_of(kV2, kV1), changes_of(kV3, kV2)});
+  EXPECT_EQ(held.complete_versions(), std::vector{kV1});
+  EXPECT_EQ(held.next_to_complete(kV1), std::nullopt) << "it is complete";
+  EXPECT_EQ(held.next_to_complete(kV3), kV2);
+  const CompleteVersion command = held.begin_completion(kV2, true);
+  EXPECT_EQ(command.base, kV1);
+  EXPECT_EQ(held.next_to_complete(kV3), std::nullopt) << "one at a time";
+  EXPECT_TRUE(held.is_changing(kV1));
+  EXPECT_TRUE(held.is_changing(kV2));
+  EXPECT_FALSE(held.check(kV1)) << "its bytes belong to nobody";
+  EXPECT_TRUE(held.complete(true).empty());
+  EXPECT_EQ(held.complete_versions(), std::vector{kV2});
+  EXPECT_EQ(held.find(kV1)->base, kV2);
+  EXPECT_EQ(held.next_to_complete(kV3), kV3);
+  EXPECT_TRUE(held.invariants().has_value());
+}
+
+TEST(HeldVersions, RemovesWhatLeadsFromACopyWithIt) {
+  HeldVersions held(3, {copy_of(kV1), changes_of(kV2, kV1), changes_of(kV3, kV2)});
+  EXPECT_EQ(held.dependents(kV1), std::vector{kV2});
+  EXPECT_EQ(held.remove(kV2), (std::vector{kV3, kV2}));
+  EXPECT_EQ(held.versions(), std::vector{kV1});
+}
+
+TEST(HeldVersions, AFailedCompletionLosesTheBaseOnlyIfItsMemoryWasChanged) {
+  HeldVersions beside(2, {copy_of(kV1), changes_of(kV2, kV1)});
+  EXPECT_EQ(beside.begin_completion(kV2, true).version, kV2);
+  EXPECT_EQ(beside.fail_completion(false), std::vector{kV2});
+  EXPECT_EQ(beside.complete_versions(), std::vector{kV1});
+  HeldVersions lost(2, {copy_of(kV1), changes_of(kV2, kV1)});
+  EXPECT_TRUE(lost.begin_completion(kV2, true).in_place);
+  EXPECT_EQ(lost.fail_completion(true), (std::vector{kV2, kV1}));
+  EXPECT_TRUE(lost.empty());
+  EXPECT_TRUE(lost.invariants().has_value());
+}
+
+TEST(HeldVersions, ChangesThatLeadFromNoCopyBreakARule) {
+  const HeldVersions held(2, {changes_of(kV2, kV1)});
+  ASSERT_FALSE(held.invariants().has_value());
+  EXPECT_EQ(held.invariants().error().message(), "what changes in 1.2 leads from no copy");
 }
 
 TEST(HeldVersions, InvariantsNameWhatIsTooMuchOrHeldTwice) {

@@ -35,7 +35,7 @@ TEST(ReceiveRound, GoesFromItsOfferToAHeldCopy) {
   EXPECT_TRUE(round.assign(11, from("a")));
   EXPECT_EQ(round.state(), ReceiveState::kWaiting);
   EXPECT_EQ(round.request(), 11U);
-  const StartStaging start = round.start();
+  const StartStaging start = round.start({});
   EXPECT_FALSE(start.resume);
   EXPECT_EQ(start.stage.source, "a");
   EXPECT_TRUE(round.stages(start.attempt));
@@ -64,17 +64,17 @@ TEST(ReceiveRound, ResumesFromAnotherSource) {
   round.accept();
   ASSERT_TRUE(round.assign(1, from("a")));
   EXPECT_FALSE(round.assign(2, from("b"))) << "it waits already";
-  const StartStaging first = round.start();
+  const StartStaging first = round.start({});
   EXPECT_EQ(first.stage.source, "b") << "the newest source";
   EXPECT_FALSE(round.assign(3, from("b"))) << "it comes from there";
   EXPECT_TRUE(round.assign(4, from("c")));
-  const StartStaging second = round.start();
+  const StartStaging second = round.start({});
   EXPECT_TRUE(second.resume);
   EXPECT_FALSE(round.stages(first.attempt));
   round.stall();
   EXPECT_EQ(round.state(), ReceiveState::kStalled);
   EXPECT_TRUE(round.assign(5, from("c"))) << "the same source may be back";
-  EXPECT_GT(round.start().attempt, second.attempt);
+  EXPECT_GT(round.start({}).attempt, second.attempt);
 }
 
 TEST(ReceiveRound, LearnsItsContentOnce) {
@@ -85,7 +85,7 @@ TEST(ReceiveRound, LearnsItsContentOnce) {
   EXPECT_FALSE(round.has_content());
   round.accept();
   ASSERT_TRUE(round.assign(1, from("a")));
-  EXPECT_EQ(round.start().announce.content_digest, Digest{});
+  EXPECT_EQ(round.start({}).announce.content_digest, Digest{});
   EXPECT_EQ(round.activity(), "staging " + kV1.to_string() + ", whose snapshot is under way");
   EXPECT_FALSE(round.learn_content({})) << "it is not known yet";
   EXPECT_TRUE(round.learn_content({.low = 7}));
@@ -93,7 +93,7 @@ TEST(ReceiveRound, LearnsItsContentOnce) {
   EXPECT_FALSE(round.learn_content({.low = 7}));
   EXPECT_EQ(round.activity(), "staging " + kV1.to_string());
   ASSERT_TRUE(round.assign(2, from("b")));
-  EXPECT_EQ(round.start().announce.content_digest, (Digest{.low = 7}));
+  EXPECT_EQ(round.start({}).announce.content_digest, (Digest{.low = 7}));
 }
 
 TEST(ReceiveRound, OnlyANewerRoundCountsUnderOneFence) {
@@ -108,7 +108,7 @@ TEST(ReceiveRound, OnlyANewerRoundCountsUnderOneFence) {
 TEST(ReceiveRoundDeathTest, AMoveWithoutARowAborts) {
   ReceiveRound round;
   round.open(round_of(1), offer(), false);
-  EXPECT_DEATH((void)round.start(), "cannot go from checking to staging");
+  EXPECT_DEATH((void)round.start({}), "cannot go from checking to staging");
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ class ReplicaSetTest : public testing::Test {
     return {.replica = name, .what = reload::RankDetached{.rank = 0}};
   }
   bool handle(const ReplicaEvent& event) {
-    return replicas.handle(event, record, {kV1, kV2}, now).has_value();
+    return replicas.handle(event, record, {.versions = {kV1, kV2}}, now).has_value();
   }
   ReplicaSet::Commands decide(const Version& target, const std::string& canary = {}) {
     record.decision.number += 1;
