@@ -138,7 +138,7 @@ struct RoundDone {
   control::PushReply reply;
 };
 // The round of a publish that is kept has lost every sidecar before its decision, and no newer
-// publish waits for its round.
+// publish waits for its round. Its version was dropped before, so that it may be offered again.
 struct RoundLost {
   std::uint64_t request = 0;
   Version version;

@@ -139,8 +139,8 @@ void RoundScheduler::start(CoordinatorContext& context, const DecisionLog& log,
   if (context.roster.joined_count() == 0) {
     const std::string why = "no sidecar is connected to this coordinator";
     if (!publish.is_kept) return refuse_publish(context, publish, why);
-    report_lost(context, publish, why);
-    return context.emit(DropVersion{publish.version});
+    context.emit(DropVersion{publish.version});
+    return report_lost(context, publish, why);
   }
   if (publish.deadline && context.now >= *publish.deadline)
     return refuse_publish(context, publish,
@@ -453,6 +453,10 @@ void RoundScheduler::lose(CoordinatorContext& context, DecisionLog& log) {
   UpdateRound round = take_round(context);
   withdraw_offer(context, publish.version, why);
   round.end_lost();
+  // First: who hears that the round is lost may publish the version again at once, and what is
+  // dropped after that would be the new offer.
+  if (!planted("lost_round_is_dropped_later"))
+    held_.keep_only(context, [&](const Version& version) { return version != publish.version; });
   report_lost(context, publish, why);
   conclude(context, log);
 }

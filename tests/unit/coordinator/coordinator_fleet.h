@@ -49,9 +49,12 @@ class Fleet {
         sends.push_back(std::move(*sent));
       else if (auto* done = std::get_if<RoundDone>(&command))
         rounds.push_back(std::move(*done));
-      else if (auto* one = std::get_if<RoundLost>(&command))
+      else if (auto* one = std::get_if<RoundLost>(&command)) {
+        // Who hears of it may publish the version again at once.
+        EXPECT_NE(std::ranges::find(dropped, one->version), dropped.end())
+            << "what is dropped later would be the new offer";
         lost.push_back(std::move(*one));
-      else if (auto* back = std::get_if<RollbackDone>(&command))
+      } else if (auto* back = std::get_if<RollbackDone>(&command))
         rollbacks.push_back(std::move(*back));
       else if (auto* promotion = std::get_if<PromotionDone>(&command))
         promotions.push_back(std::move(*promotion));
