@@ -8,7 +8,8 @@ from plugin_fleet import COMMITTED, DEADLINE_MS, PluginFleet
 
 WSYNC, TRAINER_RANK = sys.argv[-2:]
 del sys.argv[-2:]
-HELD_UP = ("--set", "engine_deadline=10m")
+# A version that is held as changes alone would be staged without the word of an engine.
+HELD_UP = ("--set", "engine_deadline=10m", "--set", "patch.in_place=off")
 
 
 class RoundLost(unittest.TestCase):
