@@ -88,6 +88,7 @@ void explain(config::PatchObstacle obstacle, Check& check) {
 Check check_patches(const config::SidecarConfig& config) {
   const Arrivals arrive = arrivals(config.network);
   const bool transfers = config.patch.transfer == config::PatchMode::kAuto;
+  const bool in_place = config.patch.in_place == config::PatchMode::kAuto;
   const config::PatchObstacle obstacle = config::patch_obstacle(config);
   const bool is_on = obstacle == config::PatchObstacle::kNone;
   const double mapped = is_on && arrive.mapped ? memory_share(config.patch.max_share, false) : 0;
@@ -102,8 +103,16 @@ Check check_patches(const config::SidecarConfig& config) {
               .facts = {{"used", is_on},
                         {"mode", mode_name(config.patch.mode)},
                         {"transfer", transfers ? "auto" : "off"},
+                        {"in_place", in_place ? "auto" : "off"},
                         {"memory_share_mapped", mapped},
                         {"memory_share_copied", copied}}};
+  if (arrive.copied && transfers)
+    check.found += in_place ? fmt::format(
+                                  "; a version that is copied and comes as changes alone is "
+                                  "held as these, at most {:.3g} % of the model, in place "
+                                  "of an arena (patch.in_place: auto)",
+                                  100 * config.patch.max_share)
+                            : "; every version that is copied has an arena (patch.in_place: off)";
   if (is_on && config.devices.kind == DeviceKind::kCuda)
     check.found += fmt::format(
         ". Engines on GPUs are not scrubbed, so all of their bytes are loaded again when the last "

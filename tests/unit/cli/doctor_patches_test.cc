@@ -56,7 +56,13 @@ TEST(DoctorPatches, NeedLessWithASmallerShareAndOneKindOfTransport) {
                    "at most 3 % of the model where versions are copied, within "
                    "host_memory (1GiB)"))
       << tcp.found;
+  EXPECT_TRUE(says(tcp.found, "held as these, at most 1 % of the model, in place of an arena"))
+      << tcp.found;
+  const Check arenas = check_patches(sidecar_with({"transport=tcp", "patch.in_place=off"}));
+  EXPECT_TRUE(says(arenas.found, "every version that is copied has an arena")) << arenas.found;
+  EXPECT_EQ(arenas.facts.at("in_place"), "off");
   const Check memfd = check_patches(sidecar_with({"transport=memfd"}));
+  EXPECT_FALSE(says(memfd.found, "patch.in_place")) << memfd.found;
   EXPECT_EQ(memfd.facts.at("memory_share_copied"), 0);
   EXPECT_FALSE(says(memfd.found, "copied")) << memfd.found;
 }
