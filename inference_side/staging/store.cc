@@ -424,7 +424,7 @@ Result<> Store::complete(Version version, bool in_place, OnCompleted done) {
   // As in begin_own(): everything released earlier is free then.
   memory_->post([this, post = post_, alive = alive_, completing] {
     post([this, alive, completing] {
-      if (*alive) find_other_arena(completing);
+      if (*alive) find_other_arena(completing, false);
     });
   });
   return {};
@@ -458,7 +458,7 @@ Result<> Store::take_base_arena(Completing& completing) {
   return {};
 }
 
-void Store::find_other_arena(const std::shared_ptr<Completing>& completing) {
+void Store::find_other_arena(const std::shared_ptr<Completing>& completing, bool was_made) {
   const std::uint64_t arena_bytes = completing->version->arena_bytes();
   const auto take = [&](const std::shared_ptr<OwnArena>& own) {
     if (own.use_count() != 1 || own->arena.data_bytes() != arena_bytes) return false;
@@ -471,7 +471,13 @@ void Store::find_other_arena(const std::shared_ptr<Completing>& completing) {
     return true;
   };
   if (std::ranges::any_of(own_, take)) return;
-  const std::uint64_t needed = bytes() + arena_bytes;
+  if (was_made) {  // a lease needs a descriptor; one more arena would not help
+    completing->back = fail(ErrorCode::kInternal, "an arena that was just made is in use");
+    return completed(*completing);
+  }
+  // What changes is given back when the version is complete. Otherwise it would not fit where as
+  // many versions are held as check_budget() admits.
+  const std::uint64_t needed = bytes() - completing->changes.bytes() + arena_bytes;
   if (options_.memory_bytes != 0 && needed > options_.memory_bytes) {
     completing->back =
         fail(ErrorCode::kResourceExhausted,
@@ -489,7 +495,7 @@ void Store::find_other_arena(const std::shared_ptr<Completing>& completing) {
     }
     own_.push_back(
         std::make_shared<OwnArena>(OwnArena{.arena = std::move(*making.arena), .lease = {}}));
-    find_other_arena(completing);
+    find_other_arena(completing, true);
   });
 }
 
@@ -588,6 +594,7 @@ std::uint64_t Store::bytes() const {
     if (held->is_mapped()) total += held->data().size();
   for (const auto& [version, changes] : changes_) total += changes.bytes();
   if (arriving_) total += arriving_->bytes_beside;
+  if (arriving_ && arriving_->changes) total += arriving_->changes->bytes();
   return total + completing_bytes_;
 }
 

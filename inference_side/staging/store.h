@@ -178,7 +178,8 @@ class Store {
   [[nodiscard]] bool take_own_arena(const std::shared_ptr<OwnArena>& own);
   void expect_sums();
   [[nodiscard]] Result<> take_base_arena(Completing& completing);
-  void find_other_arena(const std::shared_ptr<Completing>& completing);
+  // `was_made`: an arena was made for it.
+  void find_other_arena(const std::shared_ptr<Completing>& completing, bool was_made);
   void change(const std::shared_ptr<Completing>& completing);
   void completed(Completing& completing);
   void no_memory(const Error& why);

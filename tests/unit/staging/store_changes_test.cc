@@ -260,6 +260,29 @@ TEST_F(StoreChangesTest, WithoutMemoryBesideTheBaseItStays) {
   expect_bytes(kV2);
 }
 
+// What check_budget() admits is enough: what changes is given back when the version is complete.
+TEST_F(StoreChangesTest, TwoVersionsFitWhereTwoAreAllowed) {
+  store_ = std::make_unique<Store>(
+      StoreOptions{.name = "test", .memory_bytes = plan_->arena_bytes() * 2}, loop_.post());
+  ASSERT_TRUE(store_->check_budget(plan_->arena_bytes(), 2));
+  stage(kV1);
+  ASSERT_TRUE(stage_changes(kV2, kV1));
+  const auto completed = complete(kV2, false);
+  ASSERT_TRUE(completed.held) << completed.held.error().message();
+  expect_bytes(kV1);
+  expect_bytes(kV2);
+}
+
+TEST_F(StoreChangesTest, WhatArrivesAsChangesCountsAsHeld) {
+  stage(kV1);
+  const std::uint64_t one = store_->bytes();
+  ASSERT_TRUE(store_->begin_changes(job(kV2), kV1, [](const Result<Held>&) {}));
+  store_->changes_arrived(0, sums_of(kV2, 0), std::make_shared<const Bytes>(100));
+  EXPECT_EQ(store_->bytes(), one + 100);
+  store_->abort();
+  EXPECT_EQ(store_->bytes(), one);
+}
+
 TEST_F(StoreChangesTest, OnlyAnOwnVersionOfTheSameLayoutIsABase) {
   EXPECT_EQ(store_->begin_changes(job(kV2), kV1, [](const Result<Held>&) {}).error().code(),
             ErrorCode::kRefused);
