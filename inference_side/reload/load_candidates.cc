@@ -21,7 +21,11 @@ bool LoadCandidates::withdrawn(const Version& version) const {
 
 bool LoadCandidates::loadable(const Version& version) const {
   return !version.none() && contains(staged_, version) && !withdrawn(version) && !unfit(version) &&
-         std::ranges::find(postponed_, version, &Postponed::version) == postponed_.end();
+         !postponed(version);
+}
+
+bool LoadCandidates::postponed(const Version& version) const {
+  return std::ranges::find(postponed_, version, &Postponed::version) != postponed_.end();
 }
 
 std::optional<std::string> LoadCandidates::unfit(const Version& version) const {

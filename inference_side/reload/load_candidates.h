@@ -31,6 +31,8 @@ class LoadCandidates {
 
   [[nodiscard]] bool withdrawn(const Version& version) const;
   [[nodiscard]] bool loadable(const Version& version) const;
+  // Whether it is deferred. One that is not staged is no longer so after set_staged().
+  [[nodiscard]] bool postponed(const Version& version) const;
   // Why an attached rank cannot take the version, in one sentence with the rank, the tensor and
   // what to do; std::nullopt if it fits, as far as is known.
   [[nodiscard]] std::optional<std::string> unfit(const Version& version) const;

@@ -534,7 +534,7 @@ void ReplicaSwitch::load_failed(const std::string& why) {
   }
   candidates_.postpone(goal_, now_);
   out_.push_back(CopySuspect{.version = goal_});
-  const bool comes = coming_ == target_.target && !candidates_.unfit(target_.target);
+  const bool comes = coming_ == target_.target && may_come(target_.target);
   if (goal_ != target_.target && (candidates_.loadable(target_.target) || comes)) {
     begin_load(target_.target);
   } else if (candidates_.loadable(previous_) || leads_back(previous_)) {
@@ -544,10 +544,15 @@ void ReplicaSwitch::load_failed(const std::string& why) {
   }
 }
 
+// Whether a version that is not complete is worth waiting for.
+bool ReplicaSwitch::may_come(const Version& version) const {
+  return !candidates_.withdrawn(version) && !candidates_.unfit(version) &&
+         !candidates_.postponed(version);
+}
+
 // Whether the version before can be loaded once it is complete again.
 bool ReplicaSwitch::leads_back(const Version& version) const {
-  return std::ranges::find(changes_, version) != changes_.end() &&
-         !candidates_.withdrawn(version) && !candidates_.unfit(version);
+  return std::ranges::find(changes_, version) != changes_.end() && may_come(version);
 }
 
 void ReplicaSwitch::begin_commit() {

@@ -109,6 +109,7 @@ class ReplicaSwitch {
   void begin_load(const Version& version);
   void load_failed(const std::string& why);
   void patch_failed(const std::string& why);
+  [[nodiscard]] bool may_come(const Version& version) const;
   [[nodiscard]] bool leads_back(const Version& version) const;
   void begin_commit();
   void all_committed();

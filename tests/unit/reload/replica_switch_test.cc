@@ -90,6 +90,21 @@ class Switch : public testing::Test {
   std::vector<SwitchCommand> last;
 };
 
+// A version whose bytes are not here yet is tried like any other one: an engine that answers what
+// it was not asked cannot make the replica begin it again and again.
+TEST_F(Switch, FailedLoadsOfVersionsThatAreNotHereYetEndAsThoseOfOthers) {
+  serve_v1();
+  step(StagedSet{.versions = {kV2}, .changes = {kV1}});
+  decide(kV2);
+  paused();
+  step(StagedSet{.versions = {}, .coming = kV2, .changes = {kV1}});
+  std::size_t loads = 1;
+  for (; loads < 20 && machine.phase() == SwitchPhase::kLoading; ++loads)
+    step(RankLoaded{.rank = 0, .request = request, .failure = "no memory"});
+  EXPECT_EQ(machine.phase(), SwitchPhase::kIdle);
+  EXPECT_LT(loads, 6U);
+}
+
 TEST_F(Switch, PausesLoadsCommitsAndResumesInThisOrder) {
   serve_v1();
   decide(kV2);
