@@ -595,10 +595,12 @@ void VersionReceiver::completed(const staging::Store::Completed& completed) {
     options_.prepare(base, nullptr, [] {}, kEngineWait);
   }
   if (!completed.held)
-    return end_completion({.version = command.version,
-                           .failure = completed.held.error().message(),
-                           .in_place = completed.in_place,
-                           .base_lost = completed.base_lost});
+    return end_completion(
+        {.version = command.version,
+         .failure = completed.held.error().message(),
+         .in_place = completed.in_place,
+         .base_lost = completed.base_lost,
+         .no_memory = completed.held.error().code() == ErrorCode::kResourceExhausted});
   const auto& held = *completed.held;
   options_.trace->completed(command.version, command.base, held->arena_bytes(), completed.in_place,
                             completing_->begin, now());
@@ -618,7 +620,9 @@ void VersionReceiver::completed(const staging::Store::Completed& completed) {
 void VersionReceiver::end_completion(staging::VersionCompleted outcome) {
   completing_.reset();
   if (!outcome.failure.empty()) {
-    log_error("{}; it is fetched again", outcome.failure);
+    log_error("{}; {}", outcome.failure,
+              outcome.version == options_.target() ? "it is fetched again"
+                                                   : "engines cannot load it now");
     options_.metrics->completion_failed();
   }
   options_.step(std::move(outcome));

@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kCopyTransitions = [] {
   using enum CopyState;
-  return std::array<Transition<CopyState>, 15>{{
+  return std::array<Transition<CopyState>, 16>{{
       {kAbsent, "its bytes are staged and verified", kHeld, "Staged"},
       {kAbsent, "what changes from another copy is staged and verified", kChanges, "Staged"},
       {kHeld, "two loads of it failed", kChecking, "CheckCopy"},
@@ -28,6 +28,7 @@ constexpr auto kCopyTransitions = [] {
       {kChecking, "its memory is to hold the target", kLent, ""},
       {kCompleting, "all its bytes are here", kHeld, ""},
       {kCompleting, "it cannot be made complete", kAbsent, "ReleaseVersion; Hello"},
+      {kCompleting, "there is no memory for it, and the target does not need it", kChanges, ""},
       {kLent, "its memory holds the other copy", kChanges, ""},
       {kLent, "the other copy has memory of its own, or could not be made", kHeld, ""},
       {kLent, "its memory was changed, and holds no version", kAbsent, "ReleaseVersion; Hello"},
@@ -219,6 +220,16 @@ std::vector<Version> HeldVersions::fail_completion(bool base_lost) {
     return remove(base);  // and all that leads from it
   if (lent != entries_.end() && lent->state == CopyState::kLent) move(*lent, CopyState::kHeld);
   return remove(version);
+}
+
+std::vector<Version> HeldVersions::put_off_completion() {
+  const auto entry = at(std::exchange(completing_, {}));
+  move(*entry, CopyState::kChanges);
+  const auto base = at(entry->copy.base);
+  if (base == entries_.end()) return {};
+  if (base->is_lost) return remove(base->copy.version);
+  if (base->state == CopyState::kLent) move(*base, CopyState::kHeld);
+  return {};
 }
 
 // ---- checks ----

@@ -101,6 +101,9 @@ class HeldVersions {
   // It could not be made complete. `base_lost`: its memory had been changed already. Returns the
   // versions that are no longer held, as remove().
   [[nodiscard]] std::vector<Version> fail_completion(bool base_lost);
+  // There was no memory for it, so what changes to it stays, and its base as it was. Returns the
+  // versions that are no longer held, as complete().
+  [[nodiscard]] std::vector<Version> put_off_completion();
 
   // A replica could not load this version. Returns the check to run; std::nullopt if the version is
   // not held or is already being checked.

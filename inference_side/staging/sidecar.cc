@@ -466,12 +466,34 @@ void Sidecar::give_loads() {
       out_.emplace_back(ForReplica{.replica = replica, .command = load});
       continue;
     }
-    const reload::LoadNotBegun lost{
-        .request = load.request,
-        .why = fmt::format("the copy of {} could not be made complete", load.version.to_string())};
-    auto commands = replicas_.handle({.replica = replica, .world_size = 1, .what = lost}, record(),
-                                     loadable(), now_);
-    if (commands) forward(std::move(*commands));
+    refuse_load(replica, load, "could not be made complete");
+  }
+}
+
+void Sidecar::refuse_load(const std::string& replica, const reload::BeginLoad& load,
+                          std::string_view why) {
+  const reload::LoadNotBegun refused{
+      .request = load.request,
+      .why = fmt::format("the copy of {} {}", load.version.to_string(), why)};
+  auto commands = replicas_.handle({.replica = replica, .world_size = 1, .what = refused}, record(),
+                                   loadable(), now_);
+  if (commands) forward(std::move(*commands));
+}
+
+// Whether the target is this version, or is made of it.
+bool Sidecar::leads_to_target(const Version& version) const {
+  const HeldCopy* copy = held_.find(record().target);
+  while (copy != nullptr && copy->version != version) copy = held_.find(copy->base);
+  return copy != nullptr;
+}
+
+// A version to go back to is not lost because one replica needs it beside the target.
+void Sidecar::put_off_completion(const Version& version) {
+  release_lost(held_.put_off_completion());
+  for (const auto& [replica, load] : std::map(held_back_)) {
+    if (held_.next_to_complete(load.version) != version) continue;
+    held_back_.erase(replica);
+    refuse_load(replica, load, "has no memory beside the others");
   }
 }
 
@@ -485,6 +507,8 @@ void Sidecar::handle(const VersionCompleted& event) {
     release_lost(held_.complete(event.in_place));
     return;
   }
+  if (event.no_memory && !event.base_lost && !leads_to_target(event.version))
+    return put_off_completion(event.version);
   release_lost(held_.fail_completion(event.base_lost));
 }
 

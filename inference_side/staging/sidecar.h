@@ -26,6 +26,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "inference_side/reload/replica_switch.h"
@@ -120,6 +121,9 @@ class Sidecar {
   void complete_wanted();
   [[nodiscard]] bool is_held_back(const ForReplica& command);
   void give_loads();
+  void refuse_load(const std::string& replica, const reload::BeginLoad& load, std::string_view why);
+  [[nodiscard]] bool leads_to_target(const Version& version) const;
+  void put_off_completion(const Version& version);
   void release_lost(const std::vector<Version>& versions);
   [[nodiscard]] bool make_room();
   [[nodiscard]] std::vector<Version> release_order() const;

@@ -88,6 +88,7 @@ struct VersionCompleted {
   std::string failure = {};  // if not empty: it could not be made complete
   bool in_place = false;     // its bytes are where those of its base were
   bool base_lost = false;    // it failed when the memory of its base had been changed already
+  bool no_memory = false;    // it failed for want of memory, and what changes is intact
 };
 using RankEvent = std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused,
                                reload::RankLoaded, reload::LoadNotBegun, reload::RankCommitted,

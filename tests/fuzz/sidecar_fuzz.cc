@@ -299,6 +299,7 @@ class SidecarRun {
         if (in_.one_in(8)) completed.failure = "why";
         completed.in_place = in_.one_in(2);
         completed.base_lost = !completed.failure.empty() && in_.one_in(2);
+        completed.no_memory = !completed.failure.empty() && in_.one_in(2);
         return step(std::move(completed));
       }
       default:

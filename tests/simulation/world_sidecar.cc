@@ -159,7 +159,8 @@ void World::end_completion(std::size_t s, const staging::CompleteVersion& comman
                      .what = staging::VersionCompleted{.version = command.version,
                                                        .failure = "a block differs",
                                                        .in_place = in_place,
-                                                       .base_lost = in_place}});
+                                                       .base_lost = in_place,
+                                                       .no_memory = schedule_.chance(0.5)}});
     return;
   }
   ++(in_place ? statistics_.in_place : statistics_.beside);

@@ -328,6 +328,24 @@ TEST_F(FailedLoadTest, WithoutMemoryTheReplicaIsToldSo) {
   EXPECT_EQ(sidecar.held().versions(), std::vector{kV2});
 }
 
+TEST_F(FailedLoadTest, WithoutMemoryTheVersionBeforeIsStillOneToGoBackTo) {
+  step(VersionCompleted{.version = kV1, .failure = "no memory", .no_memory = true});
+  ASSERT_NE(outcome(), nullptr);
+  EXPECT_EQ(outcome()->outcome, control::SwitchOutcome::kTainted);
+  EXPECT_EQ(outcome()->reason,
+            "version 1.1 could not be loaded: the copy of 1.1 has no memory beside the others");
+  EXPECT_EQ(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(command<CompleteVersion>(), nullptr) << "not again at once";
+  EXPECT_EQ(sidecar.status(now).rollback_target, kV1);
+  decide(3, kV1, {kV2});
+  persisted();
+  ASSERT_NE(command<CompleteVersion>(), nullptr);
+  EXPECT_TRUE(command<CompleteVersion>()->in_place);
+  // As the target it is fetched again, because nothing else would bring it.
+  step(VersionCompleted{.version = kV1, .failure = "no memory", .no_memory = true});
+  EXPECT_EQ(sidecar.held().find(kV1), nullptr);
+}
+
 TEST_F(FailedLoadTest, ADamagedTargetIsReleasedWhenNothingIsMadeOfItAnyMore) {
   const auto* check = command<CheckCopy>();
   ASSERT_NE(check, nullptr);
