@@ -338,6 +338,10 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
     else
       failed(attempt, failure.error);
   };
+  if (!arriving_->held_on.none() && !find_base(command.announce)) {
+    begin_with_memory(Error(ErrorCode::kNotFound, "that version is no longer held"));
+    return {};
+  }
   if (arriving_->own)
     expect_buckets(command, wanted, callbacks);
   else
@@ -459,7 +463,10 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
                              std::exchange(arriving_->last_received, at), at);
     keep_changes(arrived);
     const bool is_alone = !arriving_->held_on.none();
-    if (is_alone && are_too_large(*plan)) return give_up_changes();
+    if (is_alone && are_too_large(*plan)) {
+      arriving_->have[bucket] = false;  // it is not passed on
+      return give_up_changes();
+    }
     if (is_alone)
       store_->changes_arrived(bucket, arrived.sums, arrived.changes);
     else
@@ -582,6 +589,8 @@ void VersionReceiver::try_to_complete() {
 void VersionReceiver::completed(const staging::Store::Completed& completed) {
   const staging::CompleteVersion& command = completing_->command;
   const bool is_beside = command.in_place && !completed.in_place;
+  const bool is_beside_damaged = !completed.held && !completed.in_place &&
+                                 completed.held.error().code() == ErrorCode::kDigestMismatch;
   if (!completed.held && is_beside && !completing_->had_no_memory &&
       completed.held.error().code() != ErrorCode::kDigestMismatch) {
     log_warning("{}; the end of its readers is awaited", completed.held.error().message());
@@ -600,6 +609,7 @@ void VersionReceiver::completed(const staging::Store::Completed& completed) {
          .failure = completed.held.error().message(),
          .in_place = completed.in_place,
          .base_lost = completed.base_lost,
+         .base_suspect = is_beside_damaged,
          .no_memory = completed.held.error().code() == ErrorCode::kResourceExhausted});
   const auto& held = *completed.held;
   options_.trace->completed(command.version, command.base, held->arena_bytes(), completed.in_place,

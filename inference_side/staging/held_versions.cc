@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kCopyTransitions = [] {
   using enum CopyState;
-  return std::array<Transition<CopyState>, 16>{{
+  return std::array<Transition<CopyState>, 15>{{
       {kAbsent, "its bytes are staged and verified", kHeld, "Staged"},
       {kAbsent, "what changes from another copy is staged and verified", kChanges, "Staged"},
       {kHeld, "two loads of it failed", kChecking, "CheckCopy"},
@@ -25,7 +25,6 @@ constexpr auto kCopyTransitions = [] {
       {kChanges, "it has become the target, or leads to it", kCompleting, "CompleteVersion"},
       {kChanges, "it is released, or its base is lost", kAbsent, "ReleaseVersion; heartbeat"},
       {kHeld, "its memory is to hold the target", kLent, ""},
-      {kChecking, "its memory is to hold the target", kLent, ""},
       {kCompleting, "all its bytes are here", kHeld, ""},
       {kCompleting, "it cannot be made complete", kAbsent, "ReleaseVersion; Hello"},
       {kCompleting, "there is no memory for it, and the target does not need it", kChanges, ""},
@@ -93,6 +92,11 @@ bool HeldVersions::is_complete(const Version& version) const {
          (entry->state == CopyState::kHeld ||
           (entry->state == CopyState::kChecking && !entry->is_lost) ||
           (entry->state == CopyState::kLent && planted("base_loaded_while_it_changes")));
+}
+
+bool HeldVersions::is_checking(const Version& version) const {
+  const Entry* entry = entry_of(version);
+  return entry != nullptr && entry->state == CopyState::kChecking;
 }
 
 bool HeldVersions::is_changing(const Version& version) const {

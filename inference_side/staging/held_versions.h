@@ -84,6 +84,8 @@ class HeldVersions {
   [[nodiscard]] std::vector<Version> dependents(const Version& version) const;
   // Whether its bytes are here. False if it is not held.
   [[nodiscard]] bool is_complete(const Version& version) const;
+  // Whether its digest is being computed again.
+  [[nodiscard]] bool is_checking(const Version& version) const;
   // Whether the copy is being made complete, or its memory is being changed.
   [[nodiscard]] bool is_changing(const Version& version) const;
   // The copy that must be made complete now, so that `version` is complete in the end: itself, or a

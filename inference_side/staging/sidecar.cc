@@ -434,6 +434,8 @@ void Sidecar::complete_wanted() {
   const Version base = held_.find(*version)->base;
   const bool in_place = is_target && record().kind != control::DecisionKind::kSwitchCanary &&
                         !record_.targets(base) && !round_.reads(base);
+  // What is changed in place must not be suspect, because only the bytes that change are compared.
+  if (in_place && held_.is_checking(base)) return;
   const CompleteVersion command = held_.begin_completion(*version, in_place);
   notify_staged();  // first, so that no switch begins to read the base
   out_.emplace_back(command);
@@ -509,7 +511,11 @@ void Sidecar::handle(const VersionCompleted& event) {
   }
   if (event.no_memory && !event.base_lost && !leads_to_target(event.version))
     return put_off_completion(event.version);
+  const Version base = held_.find(event.version)->base;
   release_lost(held_.fail_completion(event.base_lost));
+  // Bytes of the base were found to be others, or what changes does not fit it.
+  if (event.base_suspect)
+    if (const auto check = held_.check(base)) out_.emplace_back(*check);
 }
 
 // They are requested from the coordinator again.
@@ -725,9 +731,11 @@ control::StatusReply Sidecar::status(TimePoint now) const {
   }
   std::string receiving = round_.activity();
   if (!held_.completing().none())
-    receiving = fmt::format("changing the copy of {} to {}",
-                            held_.find(held_.completing())->base.to_string(),
-                            held_.completing().to_string());
+    receiving = fmt::format(
+        "{} the copy of {} to {}",
+        held_.is_changing(held_.find(held_.completing())->base) ? "changing"
+                                                                : "copying and changing",
+        held_.find(held_.completing())->base.to_string(), held_.completing().to_string());
   const bool is_idle =
       receiving.empty() || (held_.completing().none() && round_.state() == ReceiveState::kStaged);
   reply.activity =

@@ -85,10 +85,11 @@ struct CopyChecked {
 // The answer to CompleteVersion.
 struct VersionCompleted {
   Version version;
-  std::string failure = {};  // if not empty: it could not be made complete
-  bool in_place = false;     // its bytes are where those of its base were
-  bool base_lost = false;    // it failed when the memory of its base had been changed already
-  bool no_memory = false;    // it failed for want of memory, and what changes is intact
+  std::string failure = {};   // if not empty: it could not be made complete
+  bool in_place = false;      // its bytes are where those of its base were
+  bool base_lost = false;     // it failed when the memory of its base had been changed already
+  bool base_suspect = false;  // it failed because bytes of its base are others: they are checked
+  bool no_memory = false;     // it failed for want of memory, and what changes is intact
 };
 using RankEvent = std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused,
                                reload::RankLoaded, reload::LoadNotBegun, reload::RankCommitted,

@@ -145,8 +145,9 @@ inline constexpr Definition kPatchFallbacks{
 inline constexpr Definition kCopiesChanged{
     .name = "wsync_copies_changed_total",
     .kind = Kind::kCounter,
-    .help = "Versions that had come as changes alone and were made complete: in place of the version "
-            "before, or beside it; lost: they could not be, and were fetched in full",
+    .help =
+        "Versions that had come as changes alone and were made complete: in place of the version "
+        "before, or beside it; lost: they could not be",
     .labels = {"how"}};
 inline constexpr Definition kScrubs{
     .name = "wsync_scrubs_total",
@@ -267,54 +268,19 @@ inline constexpr Definition kStartTime{
     .help = "Start time of the process since unix epoch in seconds"};
 
 // All metrics above.
-inline constexpr std::array kCatalog = {&kBuildInfo,
-                                        &kUpdateStageSeconds,
-                                        &kUpdateBytes,
-                                        &kFailures,
-                                        &kTargetEpoch,
-                                        &kTargetStep,
-                                        &kFenceEpoch,
-                                        &kArenaBytes,
-                                        &kDroppedMessages,
-                                        &kKeyRefusals,
-                                        &kPageRefusals,
-                                        &kDataRefusals,
-                                        &kLoopLongest,
-                                        &kLoopSlowCallbacks,
-                                        &kReplicaEpoch,
-                                        &kReplicaStep,
-                                        &kReplicaReady,
-                                        &kReplicaState,
-                                        &kReplicaRanks,
-                                        &kReplicaRanksExpected,
-                                        &kStaleness,
-                                        &kPausedSeconds,
-                                        &kSwitches,
-                                        &kLoads,
-                                        &kPatchFallbacks,
-                                        &kCopiesChanged,
-                                        &kScrubs,
-                                        &kScrubSeconds,
-                                        &kStagedBytes,
-                                        &kCopiedBytes,
-                                        &kVersionsHeld,
-                                        &kCoordinatorConnected,
-                                        &kUpdates,
-                                        &kRollbacks,
-                                        &kCanaryWaiting,
-                                        &kQueueDepth,
-                                        &kPhase,
-                                        &kSidecars,
-                                        &kReplicas,
-                                        &kReplicasReady,
-                                        &kReplicasCurrent,
-                                        &kReplicasRequired,
-                                        &kWireBytes,
-                                        &kResidentMemory,
-                                        &kVirtualMemory,
-                                        &kCpuSeconds,
-                                        &kOpenFds,
-                                        &kMaxFds,
-                                        &kStartTime};
+inline constexpr std::array kCatalog = {
+    &kBuildInfo,       &kUpdateStageSeconds, &kUpdateBytes,   &kFailures,
+    &kTargetEpoch,     &kTargetStep,         &kFenceEpoch,    &kArenaBytes,
+    &kDroppedMessages, &kKeyRefusals,        &kPageRefusals,  &kDataRefusals,
+    &kLoopLongest,     &kLoopSlowCallbacks,  &kReplicaEpoch,  &kReplicaStep,
+    &kReplicaReady,    &kReplicaState,       &kReplicaRanks,  &kReplicaRanksExpected,
+    &kStaleness,       &kPausedSeconds,      &kSwitches,      &kLoads,
+    &kPatchFallbacks,  &kCopiesChanged,      &kScrubs,        &kScrubSeconds,
+    &kStagedBytes,     &kCopiedBytes,        &kVersionsHeld,  &kCoordinatorConnected,
+    &kUpdates,         &kRollbacks,          &kCanaryWaiting, &kQueueDepth,
+    &kPhase,           &kSidecars,           &kReplicas,      &kReplicasReady,
+    &kReplicasCurrent, &kReplicasRequired,   &kWireBytes,     &kResidentMemory,
+    &kVirtualMemory,   &kCpuSeconds,         &kOpenFds,       &kMaxFds,
+    &kStartTime};
 
 }  // namespace wsync::metrics

@@ -169,6 +169,29 @@ TEST_F(SidecarChangesTest, WithoutMemoryTheVersionIsLostAndTheBaseStays) {
   EXPECT_EQ(sidecar.held().complete_versions(), std::vector{kV1});
 }
 
+TEST_F(SidecarChangesTest, ASuspectBaseIsNotChangedBeforeItWasChecked) {
+  as_changes = false;
+  const std::uint64_t check = fail_to_load_v2();
+  as_changes = true;
+  stage(3, kV3, true);
+  decide(3, kV3);
+  persisted();
+  EXPECT_EQ(command<CompleteVersion>(), nullptr) << "1.2 is being checked";
+  step(CopyChecked{.check = check, .intact = true});
+  ASSERT_NE(command<CompleteVersion>(), nullptr);
+  EXPECT_EQ(command<CompleteVersion>()->version, kV3);
+  EXPECT_TRUE(command<CompleteVersion>()->in_place);
+}
+
+TEST_F(SidecarChangesTest, ABaseThatDoesNotFitIsChecked) {
+  decide_changes();
+  step(VersionCompleted{.version = kV2, .failure = "a bucket differs", .base_suspect = true});
+  ASSERT_NE(command<CheckCopy>(), nullptr);
+  EXPECT_EQ(command<CheckCopy>()->version, kV1);
+  step(CopyChecked{.check = command<CheckCopy>()->check, .intact = false});
+  EXPECT_TRUE(sidecar.held().empty());
+}
+
 TEST_F(SidecarChangesTest, ACancelledVersionIsReleasedAndItsBaseStays) {
   serve(kV1);
   stage(2, kV2);
@@ -329,6 +352,8 @@ TEST_F(FailedLoadTest, WithoutMemoryTheReplicaIsToldSo) {
 }
 
 TEST_F(FailedLoadTest, WithoutMemoryTheVersionBeforeIsStillOneToGoBackTo) {
+  ASSERT_NE(command<CheckCopy>(), nullptr);
+  const std::uint64_t check = command<CheckCopy>()->check;
   step(VersionCompleted{.version = kV1, .failure = "no memory", .no_memory = true});
   ASSERT_NE(outcome(), nullptr);
   EXPECT_EQ(outcome()->outcome, control::SwitchOutcome::kTainted);
@@ -339,6 +364,8 @@ TEST_F(FailedLoadTest, WithoutMemoryTheVersionBeforeIsStillOneToGoBackTo) {
   EXPECT_EQ(sidecar.status(now).rollback_target, kV1);
   decide(3, kV1, {kV2});
   persisted();
+  EXPECT_EQ(command<CompleteVersion>(), nullptr) << "the copy of 1.2 is being checked";
+  step(CopyChecked{.check = check, .intact = true});
   ASSERT_NE(command<CompleteVersion>(), nullptr);
   EXPECT_TRUE(command<CompleteVersion>()->in_place);
   // As the target it is fetched again, because nothing else would bring it.
