@@ -138,27 +138,10 @@ void SwitchTrace::record_stored(const Version& target, TimePoint begin, TimePoin
                     .args = {{.name = "version", .value = target.to_string()}}});
 }
 
-void SwitchTrace::patch_made(const Version& base, const Version& target, std::uint64_t bytes,
-                             TimePoint begin, TimePoint end) {
-  if (!recorder_.wanted()) return;
-  recorder_.record({.name = fmt::format("{} patch {} to {}", bytes == 0 ? "no" : "making",
-                                        base.to_string(), target.to_string()),
-                    .lane = "patches",
-                    .category = Category::kStage,
-                    .begin = begin,
-                    .end = end,
-                    .label = {},
-                    .args = {{.name = "version", .value = target.to_string()},
-                             {.name = "base", .value = base.to_string()},
-                             {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}}});
-}
-
-void SwitchTrace::completed(const Version& version, const Version& base, std::uint64_t bytes,
-                            bool in_place, TimePoint begin, TimePoint end) {
-  if (!recorder_.wanted()) return;
-  recorder_.record({.name = fmt::format("{} {} to {}", in_place ? "changing" : "copying",
-                                        base.to_string(), version.to_string()),
-                    .lane = "staging",
+void SwitchTrace::led(const char* lane, std::string name, const Version& base,
+                      const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end) {
+  recorder_.record({.name = std::move(name),
+                    .lane = lane,
                     .category = Category::kStage,
                     .begin = begin,
                     .end = end,
@@ -166,6 +149,24 @@ void SwitchTrace::completed(const Version& version, const Version& base, std::ui
                     .args = {{.name = "version", .value = version.to_string()},
                              {.name = "base", .value = base.to_string()},
                              {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}}});
+}
+
+void SwitchTrace::patch_made(const Version& base, const Version& target, std::uint64_t bytes,
+                             TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
+  led("patches",
+      fmt::format("{} patch {} to {}", bytes == 0 ? "no" : "making", base.to_string(),
+                  target.to_string()),
+      base, target, bytes, begin, end);
+}
+
+void SwitchTrace::completed(const Version& version, const Version& base, std::uint64_t bytes,
+                            bool in_place, TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
+  led("staging",
+      fmt::format("{} {} to {}", in_place ? "changing" : "copying", base.to_string(),
+                  version.to_string()),
+      base, version, bytes, begin, end);
 }
 
 void SwitchTrace::verified(TimePoint begin, TimePoint end) {

@@ -57,6 +57,9 @@ class SwitchTrace {
   void verified(TimePoint begin, TimePoint end);
 
  private:
+  // A span of what leads from one version to another one.
+  void led(const char* lane, std::string name, const Version& base, const Version& version,
+           std::uint64_t bytes, TimePoint begin, TimePoint end);
   struct Switch {
     Version version;
     bool loading = false;  // the pause has begun

@@ -211,19 +211,22 @@ Result<> VersionReceiver::begin_job(const staging::StartStaging& command, bool o
                              .begin = now(),
                              .have = std::vector<bool>(buckets, false),
                              .own = own});
-  const auto on_done = [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
-    if (arriving_) staged(arriving_->attempt, std::move(held));
-  };
   if (!own) {
     count_idle_time();
-    return store_->begin(make_job(announce), on_done);
+    return store_->begin(make_job(announce), when_staged());
   }
   // A free arena is not needed for what comes as changes alone.
   if (!may_hold_changes(command)) return begin_own(command);
-  WSYNC_TRY(store_->begin_changes(make_job(announce), command.base, on_done));
+  WSYNC_TRY(store_->begin_changes(make_job(announce), command.base, when_staged()));
   arriving_->held_on = command.base;
   offer_relay(command);
   return {};
+}
+
+staging::Store::OnStaged VersionReceiver::when_staged() {
+  return [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
+    if (arriving_) staged(arriving_->attempt, std::move(held));
+  };
 }
 
 Result<> VersionReceiver::begin_own(const staging::StartStaging& command) {
@@ -231,9 +234,7 @@ Result<> VersionReceiver::begin_own(const staging::StartStaging& command) {
   WSYNC_TRY(store_->begin_own(
       make_job(command.announce),
       [this](Result<staging::Destination> memory) { memory_ready(std::move(memory)); },
-      [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
-        if (arriving_) staged(arriving_->attempt, std::move(held));
-      }));
+      when_staged()));
   arriving_->waiting = command;
   offer_relay(command);
   return {};

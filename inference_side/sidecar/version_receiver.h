@@ -160,6 +160,7 @@ class VersionReceiver {
   [[nodiscard]] Result<const Link*> link_of(const std::string& kind) const;
   [[nodiscard]] Result<> begin(const staging::StartStaging& command);
   [[nodiscard]] Result<> begin_job(const staging::StartStaging& command, bool own);
+  [[nodiscard]] staging::Store::OnStaged when_staged();
   [[nodiscard]] Result<> begin_own(const staging::StartStaging& command);
   [[nodiscard]] bool may_hold_changes(const staging::StartStaging& command) const;
   [[nodiscard]] bool are_too_large(const BucketPlan& plan) const;

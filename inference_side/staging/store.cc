@@ -138,15 +138,22 @@ void Store::find_own_arena() {
   make_own_arena(arena_bytes);
 }
 
-// Takes the arena for the version being staged, if no pointer to it exists in this process and no
-// engine holds a read lease. Returns whether it did.
-bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
-  const StagingJob& job = arriving_->job;
-  if (own.use_count() != 1 || own->arena.data_bytes() != job.plan->arena_bytes()) return false;
+// Locks the arena for a version, if it has this size, no pointer to it exists in this process and
+// no engine holds a read lease. Returns whether it did.
+bool Store::lock_free_arena(const std::shared_ptr<OwnArena>& own, std::uint64_t arena_bytes,
+                            const ArenaIdentity& identity) {
+  if (own.use_count() != 1 || own->arena.data_bytes() != arena_bytes) return false;
   own->lease = std::monostate{};
-  auto lease = own->arena.try_write_lease(job.identity);
+  auto lease = own->arena.try_write_lease(identity);
   if (!lease) return false;
   own->lease.emplace<WriteLease>(std::move(*lease));
+  return true;
+}
+
+// Takes the arena for the version being staged, if it is free. Returns whether it did.
+bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
+  const StagingJob& job = arriving_->job;
+  if (!lock_free_arena(own, job.plan->arena_bytes(), job.identity)) return false;
   arriving_->own = own;
   expect_sums();
   const OnMemory on_memory = std::exchange(arriving_->on_memory, {});
@@ -461,11 +468,7 @@ Result<> Store::take_base_arena(Completing& completing) {
 void Store::find_other_arena(const std::shared_ptr<Completing>& completing, bool was_made) {
   const std::uint64_t arena_bytes = completing->version->arena_bytes();
   const auto take = [&](const std::shared_ptr<OwnArena>& own) {
-    if (own.use_count() != 1 || own->arena.data_bytes() != arena_bytes) return false;
-    own->lease = std::monostate{};
-    auto lease = own->arena.try_write_lease(completing->version->identity());
-    if (!lease) return false;
-    own->lease.emplace<WriteLease>(std::move(*lease));
+    if (!lock_free_arena(own, arena_bytes, completing->version->identity())) return false;
     completing->arena = own;
     change(completing);
     return true;

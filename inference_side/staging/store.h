@@ -175,6 +175,9 @@ class Store {
   void make_arena(std::uint64_t arena_bytes, std::stop_token stop,
                   std::function<void(Making&)> on_made);
   [[nodiscard]] static bool is_free(OwnArena& own);
+  [[nodiscard]] static bool lock_free_arena(const std::shared_ptr<OwnArena>& own,
+                                            std::uint64_t arena_bytes,
+                                            const ArenaIdentity& identity);
   [[nodiscard]] bool take_own_arena(const std::shared_ptr<OwnArena>& own);
   void expect_sums();
   [[nodiscard]] Result<> take_base_arena(Completing& completing);
