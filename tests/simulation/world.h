@@ -154,7 +154,7 @@ class World {
     std::size_t store = 0;  // index of the store that holds its record
     // when the last write ends; writes run one after the other
     TimePoint store_free_at{};
-    std::map<Version, Snapshot> snapshots;      // offered snapshots; each occupies an arena
+    std::map<Version, Snapshot> snapshots;  // offered snapshots; each occupies an arena
     // Those that were dropped by the same commands: the job that took one still has it.
     std::map<Version, Snapshot> dropped;
     std::set<std::uint64_t> kept;               // publishes without a deadline while they are held
