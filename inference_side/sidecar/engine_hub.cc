@@ -243,7 +243,7 @@ void EngineHub::detach(const std::shared_ptr<EngineRank>& rank, const std::strin
   send_pauses(registry_->ranks_of(rank->replica).empty() ? pacer_.end(rank->replica, now())
                                                          : pacer_.leave(rank->replica, now()));
   preparation_->detached(rank);
-  preparation_->active_changed(attached());
+  active_changed();
   if (!rank->held_back || !absent_.was_refused(rank->replica, rank->rank))
     log_info("engine {} rank {} disconnected: {}", rank->replica, rank->rank, why);
   if (!rank->held_back) notify(rank->replica, reload::RankDetached{.rank = rank->rank});
@@ -359,7 +359,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](const control::Committed& committed) {
             if (committed.failure.empty()) {
               rank->active = committed.version;
-              preparation_->active_changed(attached());
+              active_changed();
               scrubbing_->committed(*rank, committed.version, rank->loaded_by_patch);
             }
             notify(rank->replica, reload::RankCommitted{.rank = rank->rank,
@@ -718,6 +718,13 @@ void EngineHub::unmap_arenas() {
   if (devices_) return;  // engines with devices of their own map no arena
   for (const auto& rank : ranks_)
     if (rank->attached && rank->silence.empty()) rank->send(0, control::UnmapArenas{});
+}
+
+void EngineHub::active_changed() {
+  const Ranks ranks = attached();
+  preparation_->active_changed(ranks, std::ranges::none_of(ranks, [this](const auto& rank) {
+                                 return loads_->is_loading(rank->replica);
+                               }));
 }
 
 void EngineHub::remove_version(const Version& version, bool is_lent) {

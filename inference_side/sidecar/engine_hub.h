@@ -194,6 +194,7 @@ class EngineHub {
   [[nodiscard]] static Refusal declined_refusal(const EngineRank& rank, const Version& version);
   void absent_changed() const;
   void close_starting(const EngineRank& attached);
+  void active_changed();
   void unmap_arenas();
   void send_pause(const std::string& replica, const reload::SendPause& command);
   void send_pauses(const PausePacer::Pauses& pauses);

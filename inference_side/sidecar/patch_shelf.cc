@@ -37,26 +37,56 @@ bool PatchShelf::make(const Held& base, const Held& target, std::function<void()
       found->waiting.push_back(std::move(on_done));
     return true;
   }
-  const auto worth = static_cast<std::uint64_t>(
-      options_.max_share * static_cast<double>(target->manifest()->total_bytes()));
-  // While it is written to the memory that is shared, it is there twice.
-  const std::uint64_t max_bytes = std::min(worth, options_.room() / 2);
-  Entry entry{.base = base->version(),
-              .target = target->version(),
+  // The way back is the first to make room.
+  if (options_.room() / 2 < worth(*target)) drop(leads_back);
+  return submit(base->version(), target->version(), max_bytes(*target), std::move(on_done),
+                [base, target, changes = std::move(changes)](const staging::PatchLimits& limits) {
+                  return staging::HeldPatch::make(base, target, limits, changes.get());
+                });
+}
+
+void PatchShelf::make_back(const std::shared_ptr<const staging::HeldPatch>& forward,
+                           const Held& base) {
+  const Version from = forward->target().version();
+  const auto is_here = [&](const Entry& entry) {
+    return entry.base == from && entry.target == base->version();
+  };
+  const std::uint64_t max = max_bytes(*base);
+  if (std::ranges::any_of(entries_, is_here) || forward->bytes() > max) return;
+  (void)submit(
+      from, base->version(), max, [] {},
+      [forward, base](const staging::PatchLimits& limits) {
+        return staging::HeldPatch::make_back(*forward, *base, limits);
+      });
+}
+
+std::uint64_t PatchShelf::worth(const staging::HeldVersion& target) const {
+  return static_cast<std::uint64_t>(options_.max_share *
+                                    static_cast<double>(target.manifest()->total_bytes()));
+}
+
+// While it is written to the memory that is shared, it is there twice.
+std::uint64_t PatchShelf::max_bytes(const staging::HeldVersion& target) const {
+  return std::min(worth(target), options_.room() / 2);
+}
+
+bool PatchShelf::submit(const Version& base, const Version& target, std::uint64_t max_bytes,
+                        std::function<void()> on_done,
+                        std::function<Outcome(const staging::PatchLimits&)> make) {
+  Entry entry{.base = base,
+              .target = target,
               .number = next_++,
               .stop = {},
               .patch = nullptr,
               .waiting = {}};
-  using Outcome = Result<std::shared_ptr<const staging::HeldPatch>>;
   auto outcome = std::make_shared<Outcome>(fail(ErrorCode::kCancelled, "not made"));
   const auto submitted = worker_->submit(
-      [base, target, outcome, changes = std::move(changes),
+      [outcome, make = std::move(make),
        limits = staging::PatchLimits{.max_bytes = max_bytes,
                                      .threads = options_.threads,
                                      .value_cost = options_.value_cost,
                                      .stop = entry.stop.get_token()}]() mutable {
-        *outcome =
-            staging::HeldPatch::make(std::move(base), std::move(target), limits, changes.get());
+        *outcome = std::exchange(make, nullptr)(limits);
       },
       [this, alive = alive_, number = entry.number, outcome, begin = now()] {
         if (*alive) made(number, *outcome, begin);
@@ -71,9 +101,7 @@ bool PatchShelf::make(const Held& base, const Held& target, std::function<void()
   return true;
 }
 
-void PatchShelf::made(std::uint64_t number,
-                      const Result<std::shared_ptr<const staging::HeldPatch>>& outcome,
-                      TimePoint begin) {
+void PatchShelf::made(std::uint64_t number, const Outcome& outcome, TimePoint begin) {
   const auto found = std::ranges::find(entries_, number, &Entry::number);
   if (found == entries_.end()) return;
   const std::vector<std::function<void()>> waiting = std::move(found->waiting);
@@ -131,6 +159,13 @@ std::shared_ptr<const staging::HeldPatch> PatchShelf::find(const Version& base,
   for (const Entry& entry : entries_)
     if (entry.base == base && entry.target == target) return entry.patch;
   return nullptr;
+}
+
+std::vector<std::shared_ptr<const staging::HeldPatch>> PatchShelf::all() const {
+  std::vector<std::shared_ptr<const staging::HeldPatch>> patches;
+  for (const Entry& entry : entries_)
+    if (entry.patch) patches.push_back(entry.patch);
+  return patches;
 }
 
 std::uint64_t PatchShelf::bytes() const {

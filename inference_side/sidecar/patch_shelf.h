@@ -60,6 +60,10 @@ class PatchShelf {
   // be null): by which the target has come; see HeldPatch::make().
   bool make(const Held& base, const Held& target, std::function<void()> on_done,
             std::shared_ptr<const staging::ReceivedChanges> changes = nullptr);
+  // Makes the patch from the target of `forward`, which is on the shelf, back to `base`, its base
+  // with its bytes. It does nothing if there is one, or if it would not fit. It is dropped when a
+  // patch to another version needs its room.
+  void make_back(const std::shared_ptr<const staging::HeldPatch>& forward, const Held& base);
   // Drops all patches from this version and to it.
   void forget(const Version& version);
   // Drops all patches from other versions than these. Who waits for one of them is called later.
@@ -67,9 +71,12 @@ class PatchShelf {
   // Returns nullptr if it is not here.
   [[nodiscard]] std::shared_ptr<const staging::HeldPatch> find(const Version& base,
                                                                const Version& target) const;
+  // Those that are there.
+  [[nodiscard]] std::vector<std::shared_ptr<const staging::HeldPatch>> all() const;
   // Size of all patches.
   [[nodiscard]] std::uint64_t bytes() const;
-  // The largest size of all patches to one version of a model of so many bytes. `comes_as_changes`:
+  // The largest size of all patches to one version of a model of so many bytes. One that leads back
+  // is not counted, because it is dropped first. `comes_as_changes`:
   // the changes by which it has come are held as well, until the patches are made of them. Those
   // that a trainer on this host has made are in its memory.
   [[nodiscard]] static constexpr std::uint64_t bytes_max(std::uint64_t model_bytes,
@@ -88,8 +95,18 @@ class PatchShelf {
     std::shared_ptr<const staging::HeldPatch> patch;  // null while it is made
     std::vector<std::function<void()>> waiting;
   };
-  void made(std::uint64_t number, const Result<std::shared_ptr<const staging::HeldPatch>>& outcome,
-            TimePoint begin);
+  using Outcome = Result<std::shared_ptr<const staging::HeldPatch>>;
+  // Whether it leads to an older version.
+  [[nodiscard]] static bool leads_back(const Entry& entry) noexcept {
+    return entry.target < entry.base;
+  }
+  [[nodiscard]] std::uint64_t worth(const staging::HeldVersion& target) const;
+  [[nodiscard]] std::uint64_t max_bytes(const staging::HeldVersion& target) const;
+  // `make` is called on the worker's thread.
+  [[nodiscard]] bool submit(const Version& base, const Version& target, std::uint64_t max_bytes,
+                            std::function<void()> on_done,
+                            std::function<Outcome(const staging::PatchLimits&)> make);
+  void made(std::uint64_t number, const Outcome& outcome, TimePoint begin);
   template <class Predicate>
   void drop(const Predicate& predicate);
 

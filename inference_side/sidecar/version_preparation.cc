@@ -101,10 +101,18 @@ void VersionPreparation::make_patches(
   }
 }
 
-void VersionPreparation::active_changed(const Ranks& ranks) {
+void VersionPreparation::active_changed(const Ranks& ranks, bool is_quiet) {
   std::set<Version> bases;
   for (const auto& rank : ranks)
     if (rank->takes_patches) bases.insert(rank->active);
+  for (const auto& patch : patches_->all()) {
+    const Version from = patch->base().version();
+    const Version to = patch->target().version();
+    const auto base = find(from);  // null: its memory is that of a newer version
+    const bool is_due = is_quiet || !bases.contains(from);
+    if (base != nullptr && from < to && bases.contains(to) && is_due)
+      patches_->make_back(patch, base);
+  }
   patches_->keep_only(bases);
 }
 

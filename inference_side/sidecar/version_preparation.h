@@ -88,8 +88,10 @@ class VersionPreparation {
   void verify(const std::shared_ptr<const staging::HeldVersion>& version,
               std::function<void(Result<>)> done);
 
-  // What `ranks` have committed is another version now, or one of them has gone.
-  void active_changed(const Ranks& ranks);
+  // What `ranks` have committed is another version now, or one of them has gone. `is_quiet`: none
+  // of them is loading. What leads back from a version that is served is made then, so that a
+  // rollback is a patch as well, or at the latest when nobody serves the version before any longer.
+  void active_changed(const Ranks& ranks, bool is_quiet);
   // Returns nullptr if there is no such patch, or not yet.
   [[nodiscard]] std::shared_ptr<const staging::HeldPatch> patch(const Version& base,
                                                                 const Version& target) const {

@@ -566,6 +566,18 @@ void VersionReceiver::release(const staging::ReleaseVersion& command) {
 
 void VersionReceiver::complete(const staging::CompleteVersion& command) {
   completing_ = Completing{.command = command, .begin = now()};
+  const staging::HeldChanges* changes = store_->changes_of(command.version);
+  // What leads to a newer version was made when that version came.
+  if (!options_.keep_changes || changes == nullptr || command.base < command.version)
+    return begin_completion();
+  auto back = std::make_shared<staging::ReceivedChanges>();
+  back->base = changes->base;
+  back->buckets = changes->buckets;
+  options_.prepare_changes(store_->find(command.version), back, [this] { begin_completion(); });
+}
+
+void VersionReceiver::begin_completion() {
+  const staging::CompleteVersion& command = completing_->command;
   if (command.in_place) {
     withdraw_relay(command.base, "the memory of the version is being changed to a newer one");
     options_.forget(command.base, true);

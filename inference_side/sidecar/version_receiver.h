@@ -166,6 +166,7 @@ class VersionReceiver {
   [[nodiscard]] bool are_too_large(const BucketPlan& plan) const;
   void give_up_changes();
   void begin_with_memory(const Error& why);
+  void begin_completion();
   void try_to_complete();
   void completed(const staging::Store::Completed& completed);
   void end_completion(staging::VersionCompleted outcome);

@@ -12,6 +12,7 @@
 #include "shared/base/stream_copy.h"
 #include "shared/base/thread_pool.h"
 #include "shared/base/weight_limits.h"
+#include "shared/weights/patch/block_applier.h"
 #include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/format.h"
 #include "shared/weights/patch/leaf_changes.h"
@@ -196,6 +197,13 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const H
   } else if (!have_same_content(*base, *target)) {
     WSYNC_TRY(comparison.take(*changes));
   }
+  return share(std::move(base), std::move(target), builder, limits);
+}
+
+Result<std::shared_ptr<const HeldPatch>> HeldPatch::share(std::shared_ptr<const HeldVersion> base,
+                                                          std::shared_ptr<const HeldVersion> target,
+                                                          patch::PatchBuilder& builder,
+                                                          const PatchLimits& limits) {
   const patch::Patch patch =
       WSYNC_TRY(builder.finish(base->digests().root, target->digests().root));
   if (patch.bytes() > limits.max_bytes)
@@ -206,6 +214,25 @@ Result<std::shared_ptr<const HeldPatch>> HeldPatch::make(std::shared_ptr<const H
       new HeldPatch(std::move(base), std::move(target), std::move(memory)));
   WSYNC_TRY(held->read());
   return std::shared_ptr<const HeldPatch>(std::move(held));
+}
+
+Result<std::shared_ptr<const HeldPatch>> HeldPatch::make_back(const HeldPatch& forward,
+                                                              const HeldVersion& base,
+                                                              const PatchLimits& limits) {
+  WSYNC_CHECK(base.digests().root == forward.base().digests().root,
+              "the bytes are those of the base");
+  const patch::Layout& layout = forward.layout();
+  auto builder = WSYNC_TRY(patch::PatchBuilder::create(layout, patch::kPatchBucketBytes));
+  patch::BlockApplier applier(layout);
+  for (const patch::BlockView& block : forward.reader().blocks()) {
+    if (limits.stop.stop_requested())
+      return fail(ErrorCode::kCancelled, "the patch is no longer needed");
+    builder.add(WSYNC_TRY(applier.make_reverse(
+        block, tensor_bytes(base, block.place.tensor)
+                   .subspan(patch::Layout::offset(block.place), layout.block_bytes(block.place)))));
+  }
+  return share(forward.target().with_memory(NoMemory{}), base.with_memory(NoMemory{}), builder,
+               limits);
 }
 
 }  // namespace wsync::staging

@@ -46,6 +46,13 @@ class HeldPatch {
       std::shared_ptr<const HeldVersion> base, std::shared_ptr<const HeldVersion> target,
       const PatchLimits& limits, const ReceivedChanges* changes = nullptr);
 
+  // The patch from the target of `forward` back to its base. It changes the same elements, and
+  // takes their values from `base`, which is the base of `forward` with its bytes. It is as large.
+  // Blocks. kDigestMismatch if words that it changes are not those of the base; kRefused if it is
+  // larger than limits.max_bytes; kCancelled and kResourceExhausted as make().
+  [[nodiscard]] static Result<std::shared_ptr<const HeldPatch>> make_back(
+      const HeldPatch& forward, const HeldVersion& base, const PatchLimits& limits);
+
   // Whether make() compares nothing: both have the same content, or the target has come as changes
   // from the base, or with a patch.
   [[nodiscard]] static bool is_known(const HeldVersion& base, const HeldVersion& target,
@@ -67,6 +74,10 @@ class HeldPatch {
  private:
   HeldPatch(std::shared_ptr<const HeldVersion> base, std::shared_ptr<const HeldVersion> target,
             std::shared_ptr<const SealedMemory> memory);
+  // Writes the blocks of the builder into memory that engines can map.
+  [[nodiscard]] static Result<std::shared_ptr<const HeldPatch>> share(
+      std::shared_ptr<const HeldVersion> base, std::shared_ptr<const HeldVersion> target,
+      patch::PatchBuilder& builder, const PatchLimits& limits);
   // Whether the memory, which its trainer has filled, is a patch between both that is worth it.
   [[nodiscard]] Result<> judge(const PatchLimits& limits) const;
   [[nodiscard]] Result<> read();

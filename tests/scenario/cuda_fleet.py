@@ -206,10 +206,11 @@ class CudaCase(unittest.TestCase):
             self.expect_loads(fleet, "patch", "a", "b")
             self.verified(fleet, version, 3)
 
-            # The version before is held, and no patch leads to it.
+            # What leads back was made of what led there.
+            fleet.until(lambda: f"patch from {version} to " in fleet.said(sidecar), "what leads back")
             code, answer = fleet.ask("rollback")
             self.assertEqual(code, 0, answer)
-            self.expect_loads(fleet, "full", "a", "b")
+            self.expect_loads(fleet, "patch", "a", "b")
             version = self.push(fleet, paths[4])
             self.verified(fleet, version, 3)
             self.stopped(fleet, a, *b, trainer, sidecar)

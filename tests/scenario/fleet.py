@@ -205,6 +205,12 @@ class Fleet:
             answer.get("result", {}).pop(name, None)
         return code, answer
 
+    @staticmethod
+    def log_text(process):
+        """What a process of the fleet has logged."""
+        with open(process.log_path, encoding="utf-8") as log:
+            return log.read()
+
     def until(self, holds, what):
         end = time.monotonic() + DEADLINE_S
         while not holds():

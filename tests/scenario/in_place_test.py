@@ -212,6 +212,8 @@ class ThereAndBack(InPlaceCase):
                 code, answer = fleet.ask("rollback")
                 self.assertEqual(code, 0, answer)
                 fleet.is_told("s0", f"{first} is complete: " + IN_PLACE.format(second))
+                for replica in ("a", "b"):
+                    self.assertEqual(fleet.load_of(replica)["kind"], "full" if settings else "patch")
                 self.verified(fleet, first, "a", "b")
                 third = fleet.updated()
                 self.came_as_changes(fleet, "s0", third, first)
@@ -492,6 +494,7 @@ class Kills(InPlaceCase):
             push.result()
             fleet.engines["a1"].thaw()
             fleet.begin_trainer("--set", "min_sidecars=2", "--set", "min_replicas=2")
+            fleet.until_ready(first, "a", "a1")
             self.verified(fleet, first, "a", "a1")
             # This trainer does not hold what they serve.
             version = fleet.updated()

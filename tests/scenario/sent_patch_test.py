@@ -47,10 +47,12 @@ class SentPatches(unittest.TestCase):
             for every in (1000, 500):
                 fleet.pushed(fleet.next(every))
                 self.expect(fleet, "patch", "a", "b")
-            # What the patch leads from is not what is served after a rollback.
+            # What leads back was made of what led there.
+            newest = fleet.replicas()["a"]["version"]
+            fleet.until(lambda: f"patch from {newest} to " in fleet.log_text(sidecar), "what leads back")
             code, answer = fleet.ask("rollback")
             self.assertEqual(code, 0, answer)
-            self.expect(fleet, "full", "a", "b")
+            self.expect(fleet, "patch", "a", "b")
             fleet.pushed(fleet.next(500))
             self.verified(fleet)
             fleet.pushed(fleet.next(500))
@@ -58,8 +60,7 @@ class SentPatches(unittest.TestCase):
             # Everything has changed.
             fleet.pushed(fleet.checkpoint("other", 9))
             self.expect(fleet, "full", "a", "b")
-            with open(sidecar.log_path, encoding="utf-8") as log:
-                self.assertNotIn("cannot be read", log.read())
+            self.assertNotIn("cannot be read", fleet.log_text(sidecar))
 
     def test_who_switches_patches_off_gets_none(self):
         for settings in (("--set", "patch.mode=off"), ("--set", "patch.transfer=off"), ("--set", "scrub.interval=0")):

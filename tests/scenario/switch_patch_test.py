@@ -46,17 +46,18 @@ class SwitchPatches(unittest.TestCase):
                 self.expect(fleet, "patch", "a", "b")
             fleet.until(lambda: fleet.replicas()["a"]["last_load"]["kind"] == "patch", "what the coordinator says")
             self.assertIn(" by a patch (", fleet.said("status"))
-            # The version before is held, and no patch leads to it.
+            # What leads back was made of what led there.
+            newest = fleet.replicas()["a"]["version"]
+            fleet.until(lambda: f"patch from {newest} to " in fleet.log_text(sidecar), "what leads back")
             code, answer = fleet.ask("rollback")
             self.assertEqual(code, 0, answer)
-            self.expect(fleet, "full", "a", "b")
+            self.expect(fleet, "patch", "a", "b")
             fleet.pushed(fleet.next(500))
             self.verified(fleet)
             # Everything has changed.
             fleet.pushed(fleet.checkpoint("other", 9))
             self.expect(fleet, "full", "a", "b")
-            with open(sidecar.log_path, encoding="utf-8") as log:
-                self.assertIn(" by a patch, ", log.read())
+            self.assertIn(" by a patch, ", fleet.log_text(sidecar))
 
     def test_engines_of_separate_devices_are_patched_and_a_patch_that_does_not_fit_is_followed_by_all_bytes(self):
         with PatchFleet(WSYNC) as fleet:

@@ -256,6 +256,16 @@ Result<Block> BlockApplier::apply_reversibly(const BlockView& block, std::span<s
   return undo;
 }
 
+Result<Block> BlockApplier::make_reverse(const BlockView& block, std::span<const std::byte> bytes) {
+  WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
+  read(block);
+  WSYNC_TRY(check_before(block, bytes));
+  Block back = reverse(block, bytes);
+  if (planted("way_back_has_new_values"))
+    std::ranges::copy(block.values, back.payload.begin() + back.gap_bytes);
+  return back;
+}
+
 std::uint64_t BlockApplier::write_part(const BlockView& block, const TensorPart& part,
                                        std::span<std::byte> bytes) const {
   std::uint64_t written = 0;

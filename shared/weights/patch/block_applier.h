@@ -51,6 +51,12 @@ class BlockApplier {
   // target with the values of the block.
   [[nodiscard]] Result<> check(const BlockView& block, std::span<const std::byte> bytes);
 
+  // The block that leads back from the target, with the old values. `bytes` are those of the block
+  // in the base; they are not written. kDigestMismatch as apply(), if they are not those of the
+  // base.
+  [[nodiscard]] Result<Block> make_reverse(const BlockView& block,
+                                           std::span<const std::byte> bytes);
+
   // Writes what lies in the part; `bytes` is the memory of the part, part.bytes() of it. Compares
   // nothing, because a rank sees only its own bytes: the caller adds the sums of all ranks. If
   // their parts divide the tensor, the sum of all `words` and of sum_of_cut_words() is the block's,

@@ -23,6 +23,19 @@ class PatchShelfTest : public ::testing::Test {
          .leaves = model_.leaves},
         model_.digests(version), ArenaView::open(arena.share()->get()).value(), false, nullptr);
   }
+  // A version with the bytes of kV1, so that a patch to it is small.
+  [[nodiscard]] PatchShelf::Held hold_same(Version version) {
+    ArenaIdentity identity = model_.identity(kV1);
+    identity.version_epoch = version.epoch;
+    identity.version_step = version.step;
+    auto arena = model_.arena(kV1);
+    return staging::HeldVersion::make(
+        {.identity = identity,
+         .manifest = model_.manifest,
+         .plan = model_.plan,
+         .leaves = model_.leaves},
+        model_.digests(kV1), ArenaView::open(arena.share()->get()).value(), false, nullptr);
+  }
   // Returns a callback that counts.
   [[nodiscard]] std::function<void()> count() {
     return [this] { ++told_; };
@@ -56,6 +69,47 @@ TEST_F(PatchShelfTest, WhoWaitsIsToldWhenTheBaseIsForgottenAndNotWhenTheTargetIs
   shelf_.forget(kV2);  // the target of the one, and the base of the other
   EXPECT_TRUE(bench_.until([&] { return is_told; })) << "it waits for a patch that never comes";
   EXPECT_EQ(told_, 0);
+}
+
+TEST_F(PatchShelfTest, WhatLeadsBackIsMadeOfWhatLeadsThere) {
+  const auto one = hold(kV1);
+  const auto two = hold_same(kV2);
+  ASSERT_TRUE(shelf_.make(one, two, count()));
+  ASSERT_TRUE(bench_.until([&] { return told_ == 1; }));
+  const auto there = shelf_.find(kV1, kV2);
+  ASSERT_NE(there, nullptr);
+  shelf_.make_back(there, one);
+  shelf_.make_back(there, one);  // it is being made
+  shelf_.keep_only({kV2});
+  EXPECT_EQ(shelf_.find(kV1, kV2), nullptr);
+  ASSERT_TRUE(bench_.until([&] { return shelf_.find(kV2, kV1) != nullptr; }));
+  EXPECT_EQ(shelf_.all().size(), 1U);
+  EXPECT_EQ(shelf_.bytes(), there->bytes());
+  shelf_.forget(kV1);
+  EXPECT_EQ(shelf_.find(kV2, kV1), nullptr);
+}
+
+TEST_F(PatchShelfTest, WhatLeadsBackIsDroppedForAPatchThatNeedsItsRoom) {
+  std::uint64_t room = ~std::uint64_t{0};
+  PatchShelf shelf(bench_.loop(), {.room = [&] { return room; }});
+  const auto one = hold(kV1);
+  const auto two = hold_same(kV2);
+  ASSERT_TRUE(shelf.make(one, two, count()));
+  ASSERT_TRUE(bench_.until([&] { return told_ == 1; }));
+  shelf.make_back(shelf.find(kV1, kV2), one);
+  shelf.keep_only({kV2});
+  ASSERT_TRUE(bench_.until([&] { return shelf.find(kV2, kV1) != nullptr; }));
+  room = 0;
+  ASSERT_TRUE(shelf.make(two, hold_same(kV3), count()));
+  EXPECT_EQ(shelf.find(kV2, kV1), nullptr);
+  // And it is not made where it does not fit.
+  ASSERT_TRUE(bench_.until([&] { return told_ == 2; }));
+  room = ~std::uint64_t{0};
+  ASSERT_TRUE(shelf.make(one, two, count()));
+  ASSERT_TRUE(bench_.until([&] { return told_ == 3; }));
+  room = 0;
+  shelf.make_back(shelf.find(kV1, kV2), one);
+  EXPECT_EQ(shelf.all().size(), 1U);
 }
 
 TEST_F(PatchShelfTest, APatchOfABaseThatIsServedIsMade) {

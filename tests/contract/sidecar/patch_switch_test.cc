@@ -19,8 +19,48 @@ TEST_F(PatchSwitch, TwoRanksWriteOnlyWhatDiffers) {
     expect_loaded(load(version, version == kV2 ? kV1 : kV2), true);
     commit(version);
     expect_holds();
-    EXPECT_TRUE(bench_.until([&] { return patch_bytes_ == 0; })) << "nobody serves its base";
+    hub_->remove_version(version == kV2 ? kV1 : kV2);
+    EXPECT_EQ(patch_bytes_, 0U) << "nobody serves its base, and nothing leads back";
   }
+}
+
+TEST_F(PatchSwitch, TwoRanksGoBackByWhatLeadsBack) {
+  open();
+  serve_first(2);
+  change(250);
+  add(kV2);
+  const std::uint64_t bytes = patch_bytes_;
+  expect_loaded(load(kV2, kV1), true);
+  EXPECT_EQ(made_, 1U) << "not while a load may use the processors";
+  commit(kV2);
+  ASSERT_TRUE(bench_.until([&] { return made_ == 2; }));
+  EXPECT_EQ(patch_bytes_, bytes) << "it is there in place of what led there";
+  expect_loaded(load(kV1, kV2), true);
+  commit(kV1);
+  content_.pop_back();
+  expect_holds();
+  EXPECT_EQ(patch_bytes_, 0U);
+  // A version that was taken back is not led to again.
+  EXPECT_EQ(tried_, 2U);
+}
+
+TEST_F(PatchSwitch, DamagedMemoryGoesBackInFull) {
+  open();
+  serve_first(1);
+  change(250);
+  add(kV2);
+  expect_loaded(load(kV2, kV1), true);
+  commit(kV2);
+  ASSERT_TRUE(bench_.until([&] { return made_ == 2; }));
+  // Memory that is found to differ is loaded in full, whatever leads there.
+  damage(0);
+  const auto loaded = load(kV1, kV2);
+  EXPECT_THAT(loaded[0].failure, HasSubstr("were not those of the version before"));
+  hub_->send("r0", reload::CancelLoad{.request = request_});
+  expect_loaded(load(kV1), false);
+  commit(kV1);
+  content_.pop_back();
+  expect_holds();
 }
 
 TEST_F(PatchSwitch, AnotherBaseIsFoundBeforeCommitAndEverythingIsLoaded) {
@@ -67,10 +107,11 @@ TEST_F(PatchSwitch, IsNotUsedWhereItDoesNotFit) {
   EXPECT_EQ(made_, 1U);
   expect_loaded(load(kV2), false);  // a rank of the replica holds no version
   commit(kV2);
+  ASSERT_TRUE(bench_.until([&] { return made_ == 2; })) << "what leads back";
   change(1);
   add(kV3);  // everything has changed
-  EXPECT_EQ(tried_, 2U);
-  EXPECT_EQ(made_, 1U);
+  EXPECT_EQ(tried_, 3U);
+  EXPECT_EQ(made_, 2U);
   expect_loaded(load(kV3, kV2), false);
   commit(kV3);
   expect_holds();

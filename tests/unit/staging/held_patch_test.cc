@@ -112,6 +112,56 @@ TEST_F(HeldPatchTest, LeadsFromTheBaseToTheTarget) {
   EXPECT_EQ(base_, target_);
 }
 
+TEST_F(HeldPatchTest, LeadsBack) {
+  for (const std::size_t every : {500U, 5000U, 100'000U}) {
+    target_ = base_;
+    change(every);
+    // A dense block.
+    const std::uint64_t dense = plan_->arena_offset(plan_->tensor_pieces(1).front());
+    for (std::byte& byte : std::span(target_).subspan(dense, 4 * 100 * 30)) byte ^= std::byte{2};
+    const auto forward = make({.max_bytes = kNoLimit, .threads = 2});
+    ASSERT_TRUE(forward) << every << ": " << forward.error().message();
+    const auto back = HeldPatch::make_back(**forward, (*forward)->base(), {.max_bytes = kNoLimit});
+    ASSERT_TRUE(back) << every << ": " << back.error().message();
+    EXPECT_EQ((*back)->reader().index().link().base, digests_of(target_).root);
+    EXPECT_EQ((*back)->reader().index().link().target, digests_of(base_).root);
+    EXPECT_EQ((*back)->bytes(), (*forward)->bytes());
+    // It keeps neither version's memory.
+    EXPECT_FALSE((*back)->base().is_complete());
+    EXPECT_FALSE((*back)->target().is_complete());
+    patch::BlockApplier applier((*back)->layout());
+    std::vector<std::byte> bytes = target_;
+    for (const patch::BlockView& block : (*back)->reader().blocks()) {
+      const std::uint64_t at =
+          plan_->arena_offset(plan_->tensor_pieces(block.place.tensor).front()) +
+          patch::Layout::offset(block.place);
+      ASSERT_TRUE(applier.apply(
+          block, std::span(bytes).subspan(at, (*back)->layout().block_bytes(block.place))));
+    }
+    EXPECT_EQ(bytes, base_) << every;
+  }
+}
+
+TEST_F(HeldPatchTest, NothingLeadsBackToOtherBytesThanThoseOfTheBase) {
+  change(500);
+  const auto forward = make({.max_bytes = kNoLimit, .threads = 1}).value();
+  auto damaged = base_;
+  damaged[0] ^= std::byte{4};
+  const auto back =
+      HeldPatch::make_back(*forward, *hold(1, damaged, base_), {.max_bytes = kNoLimit});
+  ASSERT_FALSE(back);
+  EXPECT_EQ(back.error().code(), ErrorCode::kDigestMismatch);
+  const auto too_large = HeldPatch::make_back(*forward, forward->base(), {.max_bytes = 1000});
+  ASSERT_FALSE(too_large);
+  EXPECT_EQ(too_large.error().code(), ErrorCode::kRefused);
+  std::stop_source stop;
+  stop.request_stop();
+  const auto stopped = HeldPatch::make_back(*forward, forward->base(),
+                                            {.max_bytes = kNoLimit, .stop = stop.get_token()});
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(stopped.error().code(), ErrorCode::kCancelled);
+}
+
 // The changes by which the target comes from version 1.1.
 TEST_F(HeldPatchTest, IsTheSameOfTheChangesByWhichTheTargetHasCome) {
   change(500);
