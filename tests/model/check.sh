@@ -29,6 +29,7 @@ if ((deep)); then LIMIT_S=${LIMIT_S:-600} LIMIT_MIB=${LIMIT_MIB:-6000}; else LIM
 # they are worth the compiler's optimizer.
 one="-DNREP=1 -DNCO=1"
 late="-DNREP=2 -DCOARSE -DLATE"   # sidecars whose Hello comes late
+copies="-DIN_PLACE"              # the copies of one sidecar
 hosts="-DRESTART -DNHOST=2"       # one coordinator after the other, on two hosts with a record each
 runs="
 two_replicas         | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
@@ -91,6 +92,16 @@ replies              | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE -DREPLIES
 replies_ranks        | clean     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 -DREPLIES
 replies_late         | clean     | $late $hosts -DNF=1 -DNCO=2 -DREPLIES
 three_ranks          | clean     | -DTHREE_RANKS -DNF=3 -DMAXSTEP=2
+in_place             | clean     | $copies -DNF=1
+in_place_three_held  | clean     | $copies -DNF=1 -DMAXV=4 -DNROLL=2 -DNHELD=3
+in_place_one_arena   | clean     | $copies -DNF=1 -DMAXV=4 -DNROLL=2 -DNARENA=1 -DNO_CANARY
+BUG_CHANGE_EARLY     | decided   | $copies -DNF=1
+BUG_CANARY_IN_PLACE  | decided   | $copies -DNF=1
+BUG_NO_LOCK          | whole     | $copies -DNF=1
+BUG_LOAD_LENT        | whole     | $copies -DNF=1
+BUG_BACK_SAME        | whole     | $copies -DNF=1
+BUG_LOST_IS_HELD     | whole     | $copies -DNF=1
+BUG_DROP_ROOT        | rest      | $copies -DNF=1
 BUG_ASK_ONCE         | rest      | $late $hosts -DNF=1 -DNCO=1 -DREPLIES
 BUG_OUTCOME_FENCE    | answered  | $late $hosts -DNF=1 -DNCO=2 -DMAXV=2 -DREPLIES
 BUG_TWO_OF_THREE     | resume    | -DTHREE_RANKS -DNF=1
@@ -101,6 +112,7 @@ WITNESS_SERVED       | reached   | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
 WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_FAILED       | reached   | $one -DNF=1 -DMAXSTEP=2 -DLOAD_FAILS
 WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
+WITNESS_BACK         | reached   | $copies -DNF=1
 WITNESS_STEPS        | reached   | -DTHREE_RANKS -DNF=1
 WITNESS_NO_TARGET    | reached   | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 "
@@ -111,6 +123,9 @@ deep_coarse          | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE
 deep_three_faults    | clean     | $one -DNF=3 -DMAXSTEP=1
 deep_replies         | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE -DMAXD=2 -DMAXV=2 -DREPLIES
 deep_three_ranks     | clean     | -DTHREE_RANKS -DNF=6 -DMAXSTEP=3
+deep_in_place_four   | clean     | $copies -DNF=1 -DMAXV=4 -DNROLL=2
+deep_in_place        | clean     | $copies -DNF=2 -DMAXV=4 -DNROLL=2
+deep_in_place_arenas | clean     | $copies -DNF=1 -DMAXV=4 -DNARENA=3
 deep_load_fails      | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1 -DLOAD_FAILS
 deep_no_target       | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 deep_late_three      | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DNROLL=1
@@ -127,6 +142,10 @@ export here work
 # The property that an expression of the model states, from the text in which SPIN reports that it failed.
 property_of() {
   case $1 in
+    *"!(back)"*) echo reached ;;
+    *"(b!=deciding)"*) echo decided ;;
+    *"(mem[at[b]]==b)"*|*"(mem[la[r]]==lv[r])"*|*"(mem[ra]==rv)"*) echo whole ;;
+    *"(comp==0)"*|*"st[target]"*|*"lv[r]"*|*"ld[0]"*) echo rest ;;
     *"met["*|*"gdone[0]!=0"*|*"steps[0]"*|*"(cwd[c]>>tgt[c])"*|"0") echo reached ;;
     *gO*) echo kept ;;
     *gall*) echo back ;;
@@ -158,9 +177,12 @@ check_one() {
   local variant=()
   case $name in AW_*|BUG_*|WITNESS_*) variant=("-D$name") ;; esac
   local level=-O0
-  case $name in deep_*|two_replicas*|zombie|replies|AW_COMMIT) level=-O1 ;; esac
+  case $name in deep_*|in_place_*|two_replicas*|zombie|replies|AW_COMMIT) level=-O1 ;; esac
   local model=update_protocol.pml
-  case $flags in *-DTHREE_RANKS*) model=three_ranks.pml ;; esac
+  case $flags in
+    *-DTHREE_RANKS*) model=three_ranks.pml ;;
+    *-DIN_PLACE*) model=in_place.pml ;;
+  esac
   mkdir "$work/$name" && cd "$work/$name" || return 1
   # shellcheck disable=SC2086  # the flags are words
   if ! { spin "${variant[@]}" $flags -a "$here/$model" &&
