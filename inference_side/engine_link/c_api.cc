@@ -464,6 +464,7 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
                                 .device = options->device,
                                 .take = *take,
                                 .any_layout = options->any_layout != 0,
+                                .takes_changed_layers = options->changed_layers != 0,
                                 .serving = options->serving != 0,
                                 .tensors = {}});
 }

@@ -50,6 +50,9 @@ struct EngineDescription {
   // The rank takes all tensors of a version as a whole, whatever the layout; `tensors` is empty.
   // Only kAdopt and kBorrow.
   bool any_layout = false;
+  // kWhole and kBorrow, in host memory: a load may bring only the layers in which something has
+  // changed, if the rank holds the version before. See Engine::load_layer().
+  bool takes_changed_layers = false;
   // The engine serves weights without a version when it attaches; otherwise it waits for a load.
   bool serving = false;
   std::vector<RankTensor> tensors;
@@ -66,10 +69,12 @@ struct EngineDescription {
   return control::maps_version(description.take) && description.gpu == nullptr;
 }
 
-// Whether patches can be written into the memory of the rank: it holds its parts, in host memory or
-// on a GPU, as they are in the version. Two tensors of one memory would be patched twice, and a
+// Whether the rank takes a patch in place of all bytes: it takes the layers that the patch changes,
+// or patches can be written into its memory. There it holds its parts, in host memory or on a GPU,
+// as they are in the version. Two tensors of one memory would be patched twice, and a
 // patch does not tell whether both are equal afterwards.
 [[nodiscard]] inline bool takes_patches(const EngineDescription& description) noexcept {
+  if (description.takes_changed_layers) return true;
   if (description.take != control::TakeMode::kPieces || !description.same_memory.empty())
     return false;
   for (const RankTensor& tensor : description.tensors)
@@ -117,15 +122,16 @@ class Engine {
   // commit().
   [[nodiscard]] virtual Result<> load_begin(const Version& version) = 0;
   // A complete layer, in layer order; each layer once in a load, also if a patch changes nothing in
-  // it. kPieces: the bytes are at their destinations, and no work
-  // that writes there is in progress, on a GPU either. kWhole: `bytes` are valid during the call.
-  // kAdopt: they are mapped read-only and valid until another version has been committed. kBorrow:
-  // the same, until the commit of this version is answered, or the load has failed. kLater (kAdopt,
-  // kBorrow): the engine has not used this layer yet; the load ends with report_loaded(), once for
-  // all layers, and the bytes stay valid until then. With a `gpu`, `bytes` are addresses of that
-  // GPU, on which all copies to them are complete, and the engine's work on the GPU that reads them
-  // must be complete when they cease to be valid: when the call returns (kWhole), or when the
-  // commit or the load is answered (kBorrow).
+  // it. With `takes_changed_layers` a load by a patch has only the layers in which it changes
+  // something, which may be none; the others are those of the version before. kPieces: the bytes
+  // are at their destinations, and no work that writes there is in progress, on a GPU either.
+  // kWhole: `bytes` are valid during the call. kAdopt: they are mapped read-only and valid until
+  // another version has been committed. kBorrow: the same, until the commit of this version is
+  // answered, or the load has failed. kLater (kAdopt, kBorrow): the engine has not used this layer
+  // yet; the load ends with report_loaded(), once for all layers, and the bytes stay valid until
+  // then. With a `gpu`, `bytes` are addresses of that GPU, on which all copies to them are
+  // complete, and the engine's work on the GPU that reads them must be complete when they cease to
+  // be valid: when the call returns (kWhole), or when the commit or the load is answered (kBorrow).
   [[nodiscard]] virtual Result<Answer> load_layer(const Version& version, std::uint32_t layer,
                                                   std::span<const LayerTensor> tensors) = 0;
   // With a `gpu`, after kLater: the load gets no further layer, although the last one is missing.

@@ -72,6 +72,20 @@ Result<> check_any_layout(const EngineDescription& description) {
   return {};
 }
 
+Result<> check_changed_layers(const EngineDescription& description, const Engine& engine) {
+  if (!description.takes_changed_layers) return {};
+  const auto refuse = [](std::string_view why) {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("changed_layers is for a rank that takes whole tensors or borrows, in "
+                            "host memory, and returns their bytes: {}",
+                            why));
+  };
+  if (!is_held_by_engine(description)) return refuse("this one takes pieces, or adopts");
+  if (description.gpu != nullptr) return refuse("the weights of this one are on a GPU");
+  if (std::string why = engine.why_unreadable(); !why.empty()) return refuse(why);
+  return {};
+}
+
 }  // namespace
 
 EngineLink::EngineLink(EngineDescription description, Engine& engine)
@@ -105,6 +119,7 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
   WSYNC_TRY(check_gpu(description));
   WSYNC_TRY(check_any_layout(description));
   WSYNC_TRY(check_casts(description));
+  WSYNC_TRY(check_changed_layers(description, engine));
   description.same_memory = WSYNC_TRY(find_same_memory(description.tensors));
   std::unique_ptr<EngineLink> link(new EngineLink(std::move(description), engine));
   link->connection_ = WSYNC_TRY(LinkConnection::create(std::move(socket_path), *link));

@@ -163,11 +163,66 @@ Result<> LoadSession::load_patch(PatchLoad& patch, ThreadPool* helpers,
   read_before_ = std::move(sums.read_before);
   read_after_ = std::move(sums.read_after);
   // What the patch does not name is in place already.
+  mark_all();
+  return hand_over_complete_layers();
+}
+
+void LoadSession::mark_all() {
   for (std::size_t g = 0; g < prepared_->layout->plan.groups().size(); ++g) coverage_.mark(g);
   std::ranges::fill(groups_left_, 0U);
   taken_.assign(taken_.size(), true);
   taken_count_ = taken_.size();
-  return hand_over_complete_layers();
+}
+
+Result<> LoadSession::load_changed_layers(const PatchLoad& patch) {
+  const bool copies = description_->take == TakeMode::kWhole;
+  const TimePoint begin = now();
+  const std::size_t layers = prepared_->layout->layers.size();
+  const std::size_t skipped = planted("changed_layer_skipped") ? 1 : 0;
+  for (std::size_t left = skipped; next_layer_ < layers; ++next_layer_) {
+    if (!patch.changes_layer(next_layer_)) continue;
+    if (left != 0) {
+      --left;
+      continue;
+    }
+    if (now() > deadline_)
+      return fail(ErrorCode::kDeadline, "the deadline passed while changed layers were loaded");
+    const std::vector<LayerTensor> tensors =
+        copies ? copied_layer(next_layer_) : mapped_layer(next_layer_);
+    for (const LayerTensor& tensor : tensors) copied_bytes_ += tensor.bytes.size();
+    WSYNC_TRY(pass_layer(tensors));
+    if (awaits_engine_)
+      return fail(ErrorCode::kInvalidInput,
+                  "the engine answers a layer later, which one that takes changed layers cannot: "
+                  "it is not told how many there are");
+    for (const LayerTensor& tensor : tensors)
+      if (copies) std::vector<std::byte>().swap(assembled_[tensor.tensor]);
+  }
+  copy_time_ += now() - begin;
+  // What they were before a whole layer was loaded is not known here.
+  if (copies) before_.resize(sums_.size());
+  mark_all();
+  return {};
+}
+
+// Puts the rank's parts of the tensors of a layer together, and sums them.
+std::vector<LayerTensor> LoadSession::copied_layer(std::size_t layer) {
+  const auto arena = prepared_->arena->data();
+  std::vector<LayerTensor> tensors;
+  for (const std::uint32_t t : prepared_->layout->layers[layer]) {
+    const reload::LoadTensor& tensor = prepared_->layout->plan.tensors()[t];
+    auto& whole = assembled_[t];
+    whole.resize(tensor.shard.bytes());
+    for (std::size_t at = 0; at < whole.size();) {
+      const auto run = tensor.shard.run_at(at);
+      std::ranges::copy(arena.subspan(tensor.arena_offset + run.offset, run.bytes),
+                        whole.begin() + static_cast<std::ptrdiff_t>(at));
+      at += run.bytes;
+    }
+    sums_[t] = held_sum(tensor, whole);
+    tensors.push_back({.tensor = t, .bytes = whole});
+  }
+  return tensors;
 }
 
 // The bytes of a group are in place.
@@ -227,21 +282,24 @@ void LoadSession::give_up() {
   engine_->load_given_up(prepared_->version);
 }
 
+std::vector<LayerTensor> LoadSession::mapped_layer(std::size_t layer) const {
+  const auto arena = prepared_->arena->data();
+  std::vector<LayerTensor> tensors;
+  for (const std::uint32_t t : prepared_->layout->layers[layer]) {
+    const reload::LoadTensor& tensor = prepared_->layout->plan.tensors()[t];
+    const std::uint64_t bytes = tensor.shard.bytes();
+    const auto part =
+        bytes == 0 ? std::span<const std::byte>()
+                   : arena.subspan(tensor.arena_offset + tensor.shard.run_at(0).offset, bytes);
+    tensors.push_back({.tensor = t, .bytes = part});
+  }
+  return tensors;
+}
+
 Result<> LoadSession::pass_mapped_layers() {
   const EngineLayout& layout = *prepared_->layout;
-  const auto arena = prepared_->arena->data();
-  for (; next_layer_ < layout.layers.size(); ++next_layer_) {
-    std::vector<LayerTensor> tensors;
-    for (const std::uint32_t t : layout.layers[next_layer_]) {
-      const reload::LoadTensor& tensor = layout.plan.tensors()[t];
-      const std::uint64_t bytes = tensor.shard.bytes();
-      const auto part =
-          bytes == 0 ? std::span<const std::byte>()
-                     : arena.subspan(tensor.arena_offset + tensor.shard.run_at(0).offset, bytes);
-      tensors.push_back({.tensor = t, .bytes = part});
-    }
-    WSYNC_TRY(pass_layer(tensors));
-  }
+  for (; next_layer_ < layout.layers.size(); ++next_layer_)
+    WSYNC_TRY(pass_layer(mapped_layer(next_layer_)));
   // The sidecar has verified the version before it was prepared. Nothing has written to the arena
   // since, because this process holds a read lock on it.
   for (std::size_t g = 0; g < layout.plan.groups().size(); ++g) coverage_.mark(g);

@@ -19,6 +19,8 @@
 
 namespace wsync::engine {
 
+// This class has more than 25 methods: arenas, buckets, patches and changed layers are loaded in
+// ways of their own, and end in the same proof.
 class LoadSession {
  public:
   // All arguments are borrowed and outlive the session. `on_gpu`: the rank's weights, in which the
@@ -40,6 +42,10 @@ class LoadSession {
   // PatchLoad::apply(), and those of the engine.
   [[nodiscard]] Result<> load_patch(PatchLoad& patch, ThreadPool* helpers,
                                     std::span<const std::uint64_t> read = {});
+  // Passes the layers that the patch changes to an engine that takes them (takes_changed_layers),
+  // out of the version's mapped arena, with all their bytes. kInvalidInput if the engine answers
+  // one later; otherwise its errors, and kDeadline.
+  [[nodiscard]] Result<> load_changed_layers(const PatchLoad& patch);
   // Whether every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;
   // Proves that nothing is missing; otherwise returns kInternal with what is missing. Tensors that
@@ -75,6 +81,9 @@ class LoadSession {
   [[nodiscard]] Result<> copy_pieces(ThreadPool* helpers);
   [[nodiscard]] Result<> copy_whole();
   [[nodiscard]] Result<> pass_mapped_layers();
+  [[nodiscard]] std::vector<LayerTensor> mapped_layer(std::size_t layer) const;
+  [[nodiscard]] std::vector<LayerTensor> copied_layer(std::size_t layer);
+  void mark_all();
   [[nodiscard]] Result<> pass_layer(std::span<const LayerTensor> tensors);
   [[nodiscard]] Destination destination_of(std::uint32_t tensor);
   [[nodiscard]] Result<> take_group(std::size_t index, const SplitSum& sum);

@@ -40,6 +40,13 @@ Result<std::unique_ptr<PatchLoad>> PatchLoad::open(int fd, std::uint64_t bytes,
   return load;
 }
 
+bool PatchLoad::changes_layer(std::size_t layer) const {
+  return std::ranges::any_of(engine_layout_->layers[layer], [this](std::uint32_t tensor) {
+    const std::uint32_t index = engine_layout_->plan.tensors()[tensor].manifest_index;
+    return !reader_->blocks(index, 0, layout_.block_count(index)).empty();
+  });
+}
+
 Result<PatchLoad::Targets> PatchLoad::targets(const EngineDescription& description) const {
   const auto tensors = engine_layout_->plan.tensors();
   Targets targets;

@@ -1,4 +1,5 @@
-// PatchLoad: writes a patch into the memory of a rank that takes pieces. In host memory, blocks are
+// PatchLoad: the patch of a load. It writes it into the memory of a rank that takes pieces, or says
+// which layers it changes. In host memory, blocks are
 // written by several threads, each block by one of them. On a GPU, these threads make the words of
 // the blocks, and the GPU writes them (device_patch.h).
 //
@@ -32,6 +33,9 @@ class PatchLoad {
   [[nodiscard]] static Result<std::unique_ptr<PatchLoad>> open(int fd, std::uint64_t bytes,
                                                                const PreparedVersion& prepared,
                                                                ThreadPool* helpers);
+  // Whether the patch changes something in a layer of the rank: in its tensors as a whole, whatever
+  // part of them the rank takes.
+  [[nodiscard]] bool changes_layer(std::size_t layer) const;
   // Host memory: writes what lies in the rank's parts. kDeadline if the deadline passes; then some
   // blocks are written and others are not. No thread writes any more when it returns. Call it once.
   // `read`: so many blocks of each tensor, counted from its first byte, were read by a scrub that

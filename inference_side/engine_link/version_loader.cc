@@ -36,6 +36,9 @@ Result<> VersionLoader::map_patch(const control::Load& message, std::span<const 
   const auto found = prepared_.find(message.version);
   if (found == prepared_.end() || !takes_patches(description_))
     return fail(ErrorCode::kRefused, "this rank takes no patches");
+  if (description_.takes_changed_layers && !found->second->arena)
+    return fail(ErrorCode::kRefused,
+                "this rank takes changed layers only out of a version that it maps");
   if (fds.size() != 1)
     return fail(ErrorCode::kRefused,
                 fmt::format("the patch carried {} descriptors, expected 1", fds.size()));
@@ -77,7 +80,8 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   scrubber_.hold();
   loaded_ = {};
   if (description_.take != TakeMode::kAdopt) committed_ = {};
-  if (!patch) end_scrub("all weights were loaded meanwhile");
+  if (!patch || description_.takes_changed_layers)
+    end_scrub(patch ? "layers were loaded meanwhile" : "all weights were loaded meanwhile");
   loading_ = found->second;
   session_ =
       std::make_unique<LoadSession>(description_, *loading_, engine_, deadline, weights_.get());
@@ -87,6 +91,14 @@ std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, Tim
   // Until now the engine could read what it had borrowed of a load that has failed.
   if (weights_)
     if (auto begun = weights_->begin(*loading_->layout); !begun) return end_load(std::move(begun));
+  if (patch && description_.takes_changed_layers) {
+    auto loaded = session_->load_changed_layers(*patch);
+    if (session_->awaits_engine()) {  // it still reads what it was given
+      late_failure_ = loaded ? Result<>{} : std::move(loaded);
+      return std::nullopt;
+    }
+    return end_load(std::move(loaded));
+  }
   if (patch) {
     const std::vector<std::uint64_t> read = scrubber_.read_blocks();
     auto loaded = session_->load_patch(*patch, copiers(copy_threads), read);

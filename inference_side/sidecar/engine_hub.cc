@@ -478,6 +478,7 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   rank->adopts = hello.take == control::TakeMode::kAdopt;
   rank->any_layout = hello.any_layout;
   rank->takes_patches = hello.takes_patches;
+  rank->takes_layers = hello.takes_patches && hello.take != control::TakeMode::kPieces;
   rank->is_controller = is_controller(rank->rank, hello);
   rank->active = hello.active;
   rank->hello_deadline.reset();
@@ -612,6 +613,7 @@ std::optional<reload::SumMismatch> EngineHub::check_loaded(const EngineRank& ran
       ranks.back().tensors = std::make_shared<const std::vector<control::EngineTensor>>(
           reload::whole_tensors(*version->manifest()));
     const auto connection = find(each.id);
+    ranks.back().takes_layers = connection->takes_layers;
     const auto found = connection->prepared.find(loaded.version);
     if (found != connection->prepared.end() && found->second) ranks.back().load = *found->second;
   }

@@ -38,6 +38,7 @@ struct EngineRank {
   bool adopts = false;        // likewise, and serves from it: its load copies nothing
   bool any_layout = false;    // it takes all tensors of each version; `tensors` is empty
   bool takes_patches = false;
+  bool takes_layers = false;     // by a patch: all bytes of the layers that it changes
   bool is_controller = false;    // of its replica: it has no weights
   bool loaded_by_patch = false;  // the load that it has completed last
   Version active;                // what it has committed; 0.0 = none

@@ -206,8 +206,11 @@ std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const std::st
                                                                    const Version& target) const {
   if (base.none() || !options_.may_be_patched(replica)) return nullptr;
   if (!options_.is_proved(replica) && !planted("patch_on_unproved_memory")) return nullptr;
-  for (const AttachedRank& attached : options_.registry->ranks_of(replica))
-    if (!options_.find(attached.id)->takes_patches) return nullptr;
+  for (const AttachedRank& attached : options_.registry->ranks_of(replica)) {
+    const auto rank = options_.find(attached.id);
+    // Layers are read in the staged version, which a rank with a device of its own does not map.
+    if (!rank->takes_patches || (rank->takes_layers && options_.devices != nullptr)) return nullptr;
+  }
   auto patch = options_.preparation->patch(base, target);
   const bool has_base =
       !patch || patch->base().is_complete() || options_.preparation->find(base) != nullptr;
@@ -224,7 +227,7 @@ bool LoadDriver::may_lack_base(const std::string& replica, const Version& target
     const auto rank = options_.find(each.id);
     const auto prepared = rank->prepared.find(target);
     if (prepared == rank->prepared.end() || !prepared->second) return false;
-    if (!each.copies) continue;
+    if (!each.copies || rank->takes_layers) continue;
     if (!each.tensors) return false;  // of any layout
     plans.push_back(*prepared->second);
     ranks.push_back({.rank = each.rank,

@@ -13,15 +13,41 @@ namespace wsync::agent {
 
 namespace {
 
-// A list of the sums that one rank has returned, with the rank.
+// A list of the sums that some ranks have returned, with the rank. `by_layers`: only those that
+// take layers, or only the others.
 template <class Returned>
 std::vector<Returned> list_returned(
     const std::vector<LoadedSums::Rank>& ranks,
-    const std::function<Returned(const LoadedSums::Rank& rank)>& make) {
+    const std::function<Returned(const LoadedSums::Rank& rank)>& make,
+    std::optional<bool> by_layers = std::nullopt) {
   std::vector<Returned> list;
   for (const LoadedSums::Rank& each : ranks)
-    if (each.returns_sums) list.push_back(make(each));
+    if (each.returns_sums && each.takes_layers == by_layers.value_or(each.takes_layers))
+      list.push_back(make(each));
   return list;
+}
+
+// What a rank that takes layers has returned of the tensors that the patch changes. Its other sums
+// are of no use: a layer in which nothing changes has not been loaded.
+struct ChangedTensors {
+  std::uint32_t rank = 0;
+  std::vector<reload::LoadTensor> tensors;
+  std::vector<control::EngineTensor> ranges;
+  std::vector<SplitSum> sums;
+};
+
+ChangedTensors changed_of(const LoadedSums::Rank& rank, const std::vector<SplitSum>& sums,
+                          const staging::HeldPatch& patch) {
+  ChangedTensors changed{.rank = rank.rank, .tensors = {}, .ranges = {}, .sums = {}};
+  const auto tensors = rank.load->plan.tensors();
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::uint32_t index = tensors[t].manifest_index;
+    if (patch.reader().blocks(index, 0, patch.layout().block_count(index)).empty()) continue;
+    changed.tensors.push_back(tensors[t]);
+    changed.ranges.push_back((*rank.tensors)[t]);
+    changed.sums.push_back(sums[t]);
+  }
+  return changed;
 }
 
 // `base`: null if its bytes are not here.
@@ -68,7 +94,9 @@ std::optional<reload::SumMismatch> LoadedSums::add(const std::string& replica, s
   for (const Rank& each : ranks)
     if (!load.sums.contains(each.rank)) return std::nullopt;
   std::optional<reload::SumMismatch> mismatch;
-  if (patch != nullptr)
+  const reload::StagedSums staged{
+      .manifest = version.manifest().get(), .digests = &version.digests(), .arena = version.data()};
+  if (patch != nullptr) {
     mismatch = reload::check_patch_sums(applied(*patch, base, version),
                                         list_returned<reload::PatchedRank>(
                                             ranks,
@@ -80,22 +108,31 @@ std::optional<reload::SumMismatch> LoadedSums::add(const std::string& replica, s
                                                   .ranges = *each.tensors,
                                                   .before = returned.before,
                                                   .after = returned.now};
-                                            }))
+                                            },
+                                            false))
                    .mismatch;
-  else
-    mismatch = reload::check_sums(
-                   {.manifest = version.manifest().get(),
-                    .digests = &version.digests(),
-                    .arena = version.data()},
-                   list_returned<reload::LoadedRank>(ranks,
-                                                     [&](const Rank& each) {
-                                                       return reload::LoadedRank{
-                                                           .rank = each.rank,
-                                                           .tensors = each.load->plan.tensors(),
-                                                           .ranges = *each.tensors,
-                                                           .sums = load.sums.at(each.rank).now};
-                                                     }))
+    const auto changed = list_returned<ChangedTensors>(
+        ranks,
+        [&](const Rank& each) { return changed_of(each, load.sums.at(each.rank).now, *patch); },
+        true);
+    std::vector<reload::LoadedRank> layers;
+    for (const ChangedTensors& each : changed)
+      layers.push_back(
+          {.rank = each.rank, .tensors = each.tensors, .ranges = each.ranges, .sums = each.sums});
+    if (!mismatch && !layers.empty() && !planted("layer_sums_not_compared"))
+      mismatch = reload::check_sums(staged, layers).mismatch;
+  } else {
+    mismatch = reload::check_sums(staged, list_returned<reload::LoadedRank>(
+                                              ranks,
+                                              [&](const Rank& each) {
+                                                return reload::LoadedRank{
+                                                    .rank = each.rank,
+                                                    .tensors = each.load->plan.tensors(),
+                                                    .ranges = *each.tensors,
+                                                    .sums = load.sums.at(each.rank).now};
+                                              }))
                    .mismatch;
+  }
   if (patch != nullptr) fail_point("patch_summed");
   if (patch != nullptr && planted("patch_commits_after_a_mismatch")) mismatch.reset();
   if (!mismatch) load.equal = version.version();

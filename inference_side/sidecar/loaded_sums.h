@@ -25,7 +25,8 @@ class LoadedSums {
   // A rank of the replica that is attached.
   struct Rank {
     std::uint32_t rank = 0;
-    bool returns_sums = true;  // it has copied into memory of its own
+    bool returns_sums = true;   // it has copied into memory of its own
+    bool takes_layers = false;  // by a patch: all bytes of the layers that it changes
     std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
     std::shared_ptr<const PreparedLoad> load;  // of the version; null: it was not prepared for it
   };

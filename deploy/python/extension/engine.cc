@@ -28,7 +28,7 @@ class Engine {
   Engine(const std::string& socket, const std::string& replica, std::uint32_t rank,
          std::uint32_t world_size, bool leader, std::uint32_t device, int take, bool serving,
          bool any_layout, bool has_controller, bool led_steps, bool can_read, bool can_check,
-         std::optional<std::uint32_t> gpu)
+         std::optional<std::uint32_t> gpu, bool changed_layers)
       : polled_(std::make_shared<PolledEngine>(EngineOptions{.socket = socket,
                                                              .replica = replica,
                                                              .rank = rank,
@@ -42,7 +42,8 @@ class Engine {
                                                              .led_steps = led_steps,
                                                              .can_read = can_read,
                                                              .can_check = can_check,
-                                                             .gpu = gpu})) {
+                                                             .gpu = gpu,
+                                                             .changed_layers = changed_layers})) {
     raise_if(polled_->create());
   }
   ~Engine() {
@@ -217,11 +218,12 @@ void bind_engine(nb::module_& module) {
   nb::class_<Engine>(module, "Engine")
       .def(nb::init<const std::string&, const std::string&, std::uint32_t, std::uint32_t, bool,
                     std::uint32_t, int, bool, bool, bool, bool, bool, bool,
-                    std::optional<std::uint32_t>>(),
+                    std::optional<std::uint32_t>, bool>(),
            nb::arg("socket"), nb::arg("replica"), nb::arg("rank"), nb::arg("world_size"),
            nb::arg("leader"), nb::arg("device"), nb::arg("take"), nb::arg("serving"),
            nb::arg("any_layout"), nb::arg("has_controller"), nb::arg("led_steps"),
-           nb::arg("can_read"), nb::arg("can_check"), nb::arg("gpu").none())
+           nb::arg("can_read"), nb::arg("can_check"), nb::arg("gpu").none(),
+           nb::arg("changed_layers"))
       .def("add_tensor", &Engine::add_tensor, nb::arg("name"), nb::arg("dtype"), nb::arg("shape"),
            nb::arg("ranges"), nb::arg("destination"), nb::arg("destination_dtype").none())
       .def("report_starting", &Engine::report_starting)

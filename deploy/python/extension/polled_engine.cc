@@ -48,7 +48,8 @@ Failure PolledEngine::create() {
       .gpu = static_cast<int>(options_.gpu.value_or(0)),
       .any_layout = options_.any_layout ? 1 : 0,
       .has_controller = options_.has_controller ? 1 : 0,
-      .led_steps = options_.led_steps ? 1 : 0};
+      .led_steps = options_.led_steps ? 1 : 0,
+      .changed_layers = options_.changed_layers ? 1 : 0};
   engine_ = wsync_engine_create(&options);
   if (engine_ == nullptr)
     return {WSYNC_RESOURCE_EXHAUSTED, "the engine cannot be created: there is no memory"};

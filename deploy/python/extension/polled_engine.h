@@ -72,6 +72,7 @@ struct EngineOptions {
   bool can_read = false;
   bool can_check = false;
   std::optional<std::uint32_t> gpu;  // that has the tensors; none: the memory of the host
+  bool changed_layers = false;
 };
 
 // One engine and its thread. Shared by the Python object and the thread, so that a thread that must

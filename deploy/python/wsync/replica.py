@@ -104,6 +104,10 @@ class Replica(OfOneProcess):
         led_steps: True on all ranks of a replica, and on its controller, if its leader calls `lead_step` before each step and the
             other ranks call `follow_step` with its header. The ranks then pause and run by that: `on_pause` and `on_resume` only
             tell what is asked for, and nobody calls `paused` and `running`.
+        changed_layers: with "whole" and "borrow", in the memory of the host: True lets a load bring only the layers in which
+            something has changed since the version that the replica holds. `on_load_layer` is called for these, which may be none; all
+            other layers stay as they are, so keep every layer as it was loaded. It needs `read_tensor`, and `on_load_layer` must
+            not return `LATER`.
         tied: with "pieces", what becomes of several names for the same memory. "once": the first of them is expected in versions, as
             `Publisher.publish` gives it. "every": each name is, for a publisher with `tied="every"`.
         pause, load_begin, load_layer, commit, resume, read_tensor, check_version: functions in the place of the methods `on_pause`
@@ -128,6 +132,7 @@ class Replica(OfOneProcess):
     def __init__(self, sidecar: str, name: str, tensors: Any = None, *, rank: int = 0, world_size: int = 1, leader: bool = True,
                  has_controller: bool = False, take: str = "pieces", serving: bool = False, device: int = 0,
                  gpu: Optional[int] = None, casts: Optional[Mapping[str, Any]] = None, led_steps: bool = False, tied: str = "once",
+                 changed_layers: bool = False,
                  pause: Optional[Callable[[Pause], None]] = None,
                  load_begin: Optional[Callable[[Version], None]] = None,
                  load_layer: Optional[Callable[[Version, int, Mapping[str, Any]], Any]] = None,
@@ -141,6 +146,8 @@ class Replica(OfOneProcess):
             raise InvalidInput(f"take is '{take}', expected one of {', '.join(_TAKE)}")
         if casts and take != "pieces":
             raise InvalidInput(f"casts are for tensors that are taken as 'pieces'; take is '{take}'")
+        if changed_layers and take not in ("whole", "borrow"):
+            raise InvalidInput(f"changed_layers is for 'whole' and 'borrow'; take is '{take}'")
         if gpu is not None and take != "pieces":
             raise InvalidInput(f"gpu is for tensors that are taken as 'pieces'; take is '{take}'")
         self.name = name
@@ -180,7 +187,8 @@ class Replica(OfOneProcess):
                                ("" if take in ("pieces", "whole") else ", or None for every tensor of a version"))
         described = describe_without_memory if self._destinations is None else self._destinations.describe
         self._raw = core.Engine(engine_socket(sidecar), name, rank, world_size, leader, device, _TAKE[take], serving, any_layout,
-                                has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu)
+                                has_controller, led_steps, self._has("read_tensor"), self._has("check_version"), self.gpu,
+                                changed_layers)
         close_at_exit(self)
         try:
             self._raw.report_starting()

@@ -195,6 +195,14 @@ typedef struct {
    * wsync_engine_lead_step says when. `pause` and `resume` may then be NULL. If they are given,
    * they only tell what is asked for: they must not report, because the library does. */
   int led_steps;
+  /* WHOLE and BORROW in host memory: 1 lets a load bring only the layers in which something has
+   * changed since the version that the rank holds; load_layer is called for these, which may be
+   * none. All others stay as they are, so the engine must hold every layer as it was loaded, and
+   * take any of them alone. It needs read_tensor, by which the rest is looked at from time to time,
+   * and load_layer must not return WSYNC_LATER. All layers come, as ever, for a rank that holds no
+   * version or has not been read since it attached, and if too much has changed. The layers of a
+   * version are numbered as in a full load. */
+  int changed_layers;
 } wsync_engine_options;
 
 typedef struct {

@@ -50,16 +50,20 @@ struct MadePatch {
       : layout(model.manifest) {
     auto builder = patch::PatchBuilder::create(layout, limits::kBucketBytesMin).value();
     patch::BlockMaker maker;
+    bool is_empty = true;
     for (std::uint32_t t = 0; t < model.manifest.size(); ++t)
       for (std::uint32_t b = 0; b < layout.block_count(t); ++b) {
         const patch::BlockPlace place{.tensor = t, .block = b};
         const std::uint64_t at = patch::Layout::offset(place);
         const std::uint64_t bytes = layout.block_bytes(place);
         if (auto block = maker.make(layout, place, tensor_in(model, base, t).subspan(at, bytes),
-                                    tensor_in(model, target, t).subspan(at, bytes)))
+                                    tensor_in(model, target, t).subspan(at, bytes))) {
           builder.add(std::move(*block));
+          is_empty = false;
+        }
       }
-    patch = builder.finish({.low = 1, .high = 1}, {.low = 2, .high = 1}).value();
+    const Digest from{.low = 1, .high = 1};
+    patch = builder.finish(from, is_empty ? from : Digest{.low = 2, .high = 1}).value();
     reader.emplace(patch::PatchReader::open(layout, patch).value());
   }
   [[nodiscard]] Bytes bytes() const {

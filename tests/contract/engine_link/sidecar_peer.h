@@ -143,8 +143,9 @@ class FakeEngine : public Engine {
     note("commit " + version.to_string());
     // The last moment at which borrowed bytes may be read.
     if (description.take == control::TakeMode::kBorrow)
-      for (std::size_t t = 0; t < adopted.size(); ++t)
-        memory[t].assign(adopted[t].begin(), adopted[t].end());
+      for (std::size_t t = 0; t < adopted.size(); ++t)  // of the layers that were given
+        if (const auto given = std::exchange(adopted[t], {}); !given.empty())
+          memory[t].assign(given.begin(), given.end());
     return late_commit ? Answer::kLater : Answer::kNow;
   }
   Result<> resume() override {

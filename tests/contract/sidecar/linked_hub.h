@@ -25,8 +25,10 @@ using EngineModel = engine::test::Model;
 struct LinkedRank {
   // `unreadable`: as Engine::why_unreadable().
   LinkedRank(const EngineModel& model, const std::string& socket, std::uint32_t rank,
-             std::uint32_t world, control::TakeMode take, std::string unreadable = {})
+             std::uint32_t world, control::TakeMode take, std::string unreadable = {},
+             bool takes_changed_layers = false)
       : engine(model, take, rank, world) {
+    engine.description.takes_changed_layers = takes_changed_layers;
     engine.unreadable = std::move(unreadable);
     link = engine::EngineLink::create(engine.description, socket, engine).value();
     engine.on_pause = [this]() -> Result<> {
@@ -70,10 +72,10 @@ class LinkedHub : public testing::Test {
                .value();
   }
   void attach(std::uint32_t world, control::TakeMode take = control::TakeMode::kPieces,
-              const std::string& unreadable = {}) {
+              const std::string& unreadable = {}, bool takes_changed_layers = false) {
     for (std::uint32_t rank = 0; rank < world; ++rank)
-      ranks_.push_back(
-          std::make_unique<LinkedRank>(model_, hub_->socket(), rank, world, take, unreadable));
+      ranks_.push_back(std::make_unique<LinkedRank>(model_, hub_->socket(), rank, world, take,
+                                                    unreadable, takes_changed_layers));
     EXPECT_EQ(wait<reload::RankAttached>(world).size(), world);
   }
   // Waits for so many events of a kind.
