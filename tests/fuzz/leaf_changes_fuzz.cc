@@ -1,12 +1,14 @@
 // Any bytes as the changes of a bucket: the reader refuses them, or what it accepts is applied to
 // the leaves of the bucket alone, and gives sums of what is there then. The sums that are told
 // before anything is written are the same, and the arena that is changed in place has the same
-// bytes, and can be changed back.
+// bytes, and can be changed back. Merged with what leads on to a third content, they lead there;
+// merged with what leads back, they are none.
 //
 // Input: 1 byte, which bucket; the changes.
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "shared/base/check.h"
@@ -80,6 +82,30 @@ void check_in_place(const Model& model, std::span<const LeafPlace> leaves,
   WSYNC_CHECK(data == model.base, "the base comes back");
 }
 
+// `there`: what the changes make of the base.
+void check_merged(const Model& model, std::span<const LeafPlace> leaves,
+                  std::span<const BlockView> blocks, const Bytes& there) {
+  Bytes third = model.base;
+  for (const LeafPlace& leaf : leaves)
+    for (std::uint64_t at = 0; at < leaf.bytes; at += 777)
+      third[leaf.arena_offset + at] ^= std::byte{0x11};
+  wsync::patch::LeafChangesMaker maker;
+  for (const Bytes* end : {&std::as_const(third), &model.base}) {
+    const Bytes on = maker.make(model.layout, leaves, there, *end, ~std::uint64_t{0}).value();
+    const auto merged = wsync::patch::merge_leaf_changes(
+        model.layout, leaves, blocks,
+        wsync::patch::read_leaf_changes(model.layout, leaves, on).value(), there);
+    WSYNC_CHECK(merged.has_value(), "changes that were proven can be merged with what follows");
+    const auto read = wsync::patch::read_leaf_changes(model.layout, leaves, *merged);
+    WSYNC_CHECK(read.has_value(), "merged changes can be read");
+    Bytes data = model.base;
+    WSYNC_CHECK(
+        wsync::patch::exchange_leaf_changes(model.layout, leaves, *read, data).has_value() &&
+            data == *end,
+        "merged changes lead where both lead together");
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -104,5 +130,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                   "the sums are of what is there");
   check_outside(leaves, into);
   check_in_place(model, leaves, *blocks, bytes, sums, into);
+  if (!sums) return 0;
+  Bytes there = model.base;
+  for (const LeafPlace& leaf : leaves)
+    std::ranges::copy(std::span(into).subspan(leaf.arena_offset, leaf.bytes),
+                      there.begin() + static_cast<std::ptrdiff_t>(leaf.arena_offset));
+  check_merged(model, leaves, *blocks, there);
   return 0;
 }

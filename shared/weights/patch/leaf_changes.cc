@@ -11,6 +11,7 @@
 #include "shared/weights/patch/block_applier.h"
 #include "shared/weights/patch/directory.h"
 #include "shared/weights/patch/format.h"
+#include "shared/weights/patch/merge.h"
 
 namespace wsync::patch {
 namespace {
@@ -55,6 +56,7 @@ class LeafChangesWriter {
  public:
   // In ascending order.
   void add(const Block& block) {
+    WSYNC_CHECK(!last_ || *last_ < block.place, "blocks are written in ascending order");
     put_entry(directory_, block, last_);
     last_ = block.place;
     ++count_;
@@ -201,6 +203,34 @@ Result<Bytes> exchange_leaf_changes(const Layout& layout, std::span<const LeafPl
           data.subspan(arena_offset(change->place, leaf), layout.block_bytes(change->place)))));
   WSYNC_CHECK(change == changes.end(), "changes are read before they are applied");
   return back.finish();
+}
+
+Result<Bytes> merge_leaf_changes(const Layout& layout, std::span<const LeafPlace> leaves,
+                                 std::span<const BlockView> first,
+                                 std::span<const BlockView> second,
+                                 std::span<const std::byte> middle) {
+  LeafChangesWriter writer;
+  auto a = first.begin();
+  auto b = second.begin();
+  for (const LeafPlace& leaf : leaves) {
+    const auto is_here = [&](auto at, auto end) { return at != end && lies_in(at->place, leaf); };
+    while (is_here(a, first.end()) || is_here(b, second.end())) {
+      if (!is_here(b, second.end()) || (is_here(a, first.end()) && a->place < b->place)) {
+        writer.add(copy_of(*a++));
+      } else if (!is_here(a, first.end()) || b->place < a->place) {
+        writer.add(copy_of(*b++));
+      } else {
+        const Block merged = WSYNC_TRY(merge_blocks(
+            layout, *a, *b,
+            middle.subspan(arena_offset(a->place, leaf), layout.block_bytes(a->place))));
+        if (merged.before != merged.after) writer.add(merged);
+        ++a;
+        ++b;
+      }
+    }
+  }
+  WSYNC_CHECK(a == first.end() && b == second.end(), "changes are read before they are merged");
+  return writer.finish();
 }
 
 }  // namespace wsync::patch

@@ -76,4 +76,16 @@ class LeafChangesMaker {
                                                   std::span<const BlockView> changes,
                                                   std::span<std::byte> data);
 
+// Changes of these leaves from A to B, and from B to C, become changes from A to C with the newest
+// values. `middle` is the data of an arena of B; of it, only the blocks are read that both change.
+// A block that has the same sums before and after is left out. kDigestMismatch with the block if
+// `middle` is not B: `first` does not lead to it, or `second` does not begin with it. A block that
+// only one of them has is taken over and not proven here: the receiver does that. Blocks; any
+// thread.
+[[nodiscard]] Result<Bytes> merge_leaf_changes(const Layout& layout,
+                                               std::span<const LeafPlace> leaves,
+                                               std::span<const BlockView> first,
+                                               std::span<const BlockView> second,
+                                               std::span<const std::byte> middle);
+
 }  // namespace wsync::patch

@@ -56,6 +56,26 @@ class LeafChanges : public ::testing::Test {
                                  const Bytes& target) {
     return maker_.make(layout_, leaves, base, target, ~std::uint64_t{0}).value();
   }
+  [[nodiscard]] Result<Bytes> merged(std::span<const LeafPlace> leaves, const Bytes& first,
+                                     const Bytes& second, const Bytes& middle) const {
+    return merge_leaf_changes(layout_, leaves, read_leaf_changes(layout_, leaves, first).value(),
+                              read_leaf_changes(layout_, leaves, second).value(), middle);
+  }
+  // The changes lead from one arena to the other, in place and by their sums.
+  void expect_leads(std::span<const LeafPlace> leaves, const Bytes& changes, const Bytes& from,
+                    const Bytes& to) const {
+    const auto blocks = read_leaf_changes(layout_, leaves, changes);
+    ASSERT_TRUE(blocks.has_value()) << blocks.error().message();
+    Bytes data = from;
+    const auto back = exchange_leaf_changes(layout_, leaves, *blocks, data);
+    ASSERT_TRUE(back.has_value()) << back.error().message();
+    for (const LeafPlace& leaf : leaves)
+      EXPECT_TRUE(same_bytes(std::span(data).subspan(leaf.arena_offset, leaf.bytes),
+                             std::span(to).subspan(leaf.arena_offset, leaf.bytes)));
+    const auto sums = sum_leaf_changes(layout_, leaves, *blocks, from, sums_of(leaves, from));
+    ASSERT_TRUE(sums.has_value()) << sums.error().message();
+    EXPECT_EQ(*sums, sums_of(leaves, to));
+  }
 
   Manifest manifest_ = every_dtype();
   Layout layout_{manifest_};
@@ -190,6 +210,91 @@ TEST_F(LeafChanges, WhatDoesNotFitIsRefusedBeforeAndWhileItIsExchanged) {
     wrong = good;
     wrong.back().values = values;
     refused(wrong, base, "with the values of the patch");
+  }
+}
+
+// ---- merging ----
+
+constexpr double kShares[] = {0.0, 0.0001, 0.01, 0.1, 0.3, 0.6, 1.0};
+
+TEST_F(LeafChanges, MergeIntoThoseOfBothForEveryTypeAndDensity) {
+  const Bytes a = arena_of(base_);
+  for (const double one : kShares)
+    for (const double two : kShares) {
+      SCOPED_TRACE(std::to_string(one) + ", then " + std::to_string(two));
+      const Content middle = changed(layout_, base_, one, random_);
+      const Bytes b = arena_of(middle);
+      const Bytes c = arena_of(changed(layout_, middle, two, random_));
+      for (std::size_t i = 0; i < plan_.bucket_count(); ++i) {
+        const auto leaves = leaves_.bucket(i);
+        const Bytes first = changes_of(leaves, a, b);
+        const Bytes second = changes_of(leaves, b, c);
+        const auto both = merged(leaves, first, second, b);
+        ASSERT_TRUE(both.has_value()) << both.error().message();
+        EXPECT_LE(both->size(), first.size() + second.size());
+        expect_leads(leaves, *both, a, c);
+      }
+    }
+}
+
+TEST_F(LeafChanges, AChainMergesFromEitherEnd) {
+  for (const double share : {0.0003, 0.02, 0.2}) {
+    std::vector<Content> contents{base_};
+    std::vector<Bytes> arenas{arena_of(base_)};
+    for (int i = 0; i < 5; ++i) {
+      contents.push_back(changed(layout_, contents.back(), share, random_));
+      arenas.push_back(arena_of(contents.back()));
+    }
+    for (std::size_t bucket = 0; bucket < plan_.bucket_count(); ++bucket) {
+      const auto leaves = leaves_.bucket(bucket);
+      Bytes forward = changes_of(leaves, arenas[0], arenas[1]);
+      for (std::size_t i = 1; i + 1 < arenas.size(); ++i)
+        forward = merged(leaves, forward, changes_of(leaves, arenas[i], arenas[i + 1]), arenas[i])
+                      .value();
+      Bytes backward = changes_of(leaves, arenas[4], arenas[5]);
+      for (std::size_t i = 4; i > 0; --i)
+        backward = merged(leaves, changes_of(leaves, arenas[i - 1], arenas[i]), backward, arenas[i])
+                       .value();
+      expect_leads(leaves, forward, arenas.front(), arenas.back());
+      EXPECT_EQ(forward, backward) << "share " << share << ", bucket " << bucket;
+    }
+  }
+}
+
+TEST_F(LeafChanges, WhatGoesThereAndBackMergesIntoNothing) {
+  const Bytes a = arena_of(base_);
+  for (const double share : kShares) {
+    const Bytes b = arena_of(changed(layout_, base_, share, random_));
+    const auto leaves = leaves_.bucket(0);
+    const auto both = merged(leaves, changes_of(leaves, a, b), changes_of(leaves, b, a), b);
+    ASSERT_TRUE(both.has_value()) << both.error().message();
+    EXPECT_EQ(*both, changes_of(leaves, a, a)) << "share " << share;
+  }
+}
+
+TEST_F(LeafChanges, MergedInTheWrongOrderOrWithAnotherMiddleAreRefused) {
+  for (const double share : {0.01, 0.3, 1.0}) {
+    const Content middle = changed(layout_, base_, share, random_);
+    const Bytes a = arena_of(base_);
+    const Bytes b = arena_of(middle);
+    const Bytes c = arena_of(changed(layout_, middle, share, random_));
+    const auto leaves = leaves_.bucket(0);
+    const Bytes first = changes_of(leaves, a, b);
+    const Bytes second = changes_of(leaves, b, c);
+    Bytes damaged = b;
+    const auto at = std::ranges::mismatch(a, b).in1 - a.begin();
+    damaged[static_cast<std::size_t>(at)] ^= std::byte{0x10};
+    const auto refused = [&](const Result<Bytes>& both) {
+      ASSERT_FALSE(both.has_value());
+      EXPECT_EQ(both.error().code(), ErrorCode::kDigestMismatch);
+      EXPECT_THAT(both.error().message(), HasSubstr("the bytes between two patches are not those"));
+      EXPECT_THAT(both.error().message(), HasSubstr("tensor '"));
+    };
+    refused(merged(leaves, first, second, a));
+    refused(merged(leaves, first, second, c));
+    refused(merged(leaves, first, second, damaged));
+    refused(merged(leaves, second, first, b));
+    refused(merged(leaves, first, first, b));
   }
 }
 
