@@ -21,6 +21,15 @@ inline constexpr std::uint64_t kStreamChangesSmallBytes = 64 * kKiB;
 [[nodiscard]] constexpr std::uint64_t stream_changes_bytes_max(std::uint64_t bucket_bytes) {
   return 2 * bucket_bytes + kStreamChangesSmallBytes;
 }
+// A source keeps changes from at most so many versions, for receivers that are behind, and at most
+// this share of a model in all: that of the largest patch (patch::kPatchShareMax). For what leads
+// over a version that is withdrawn, its memory is held for at most so long.
+inline constexpr std::uint64_t kStreamLinkBases = 4;
+inline constexpr double kStreamLinksShare = 0.07;
+[[nodiscard]] constexpr std::uint64_t stream_links_bytes_max(std::uint64_t model_bytes) {
+  return static_cast<std::uint64_t>(kStreamLinksShare * static_cast<double>(model_bytes));
+}
+inline constexpr std::int64_t kStreamLinkHoldMs = 200;
 inline constexpr std::uint64_t kStreamSliceBytes =
     1 * kMiB;  // digested, then written while in cache
 inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure

@@ -71,7 +71,8 @@ struct Offer {
   // changes alone.
   bool complete = true;
   // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent,
-  // on any thread; withdraw() releases it at once if nothing is being sent.
+  // on any thread. withdraw() releases it at once if nothing is being sent. A source of copies may
+  // hold it for limits::kStreamLinkHoldMs more, to tell receivers that are behind what has changed.
   std::shared_ptr<const void> hold;
   // Returns a new read-only descriptor of the arena. Only kinds that map the source use it.
   std::function<Result<UniqueFd>()> share;

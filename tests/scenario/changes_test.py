@@ -4,7 +4,7 @@ import signal
 import sys
 import unittest
 
-from fleet import DEADLINE_S
+from fleet import DEADLINE_S, short
 from patching import PatchFleet
 
 WSYNC = sys.argv.pop()
@@ -38,7 +38,7 @@ class Changes(unittest.TestCase):
         self.assertEqual(code, 0, answer)
         self.assertEqual({rank["version"] for rank in answer["result"]["ranks"]}, {version}, answer)
 
-    def serving(self, fleet, *settings):
+    def serving(self, fleet, *settings, of_trainer=("min_sidecars=2",)):
         """Two sidecars, of which the second reads from the first, with an engine each, that serve 1.1."""
         self.patches = "patch.mode=off" not in settings
         self.sidecars = {}
@@ -46,7 +46,8 @@ class Changes(unittest.TestCase):
         for name in ("s0", "s1"):
             self.sidecars[name], self.engines[name] = fleet.sidecar(name, *BY_TCP, *settings)
             fleet.engine(self.engines[name], f"r{name}", fleet.one)
-        trainer = fleet.start("trainer", "--set", "min_sidecars=2")
+        trainer = fleet.start("trainer", *(word for setting in of_trainer for word in ("--set", setting)))
+        fleet.until(lambda: len(fleet.replicas()) == 2, "both sidecars")
         fleet.pushed(fleet.one)
         self.came(fleet, "1.1", {"s0": None, "s1": None})
         return trainer
@@ -72,6 +73,22 @@ class Changes(unittest.TestCase):
             fleet.pushed(fleet.checkpoint("other", 9))
             served = fleet.replicas()["rs0"]["version"]
             self.came(fleet, served, {"s0": None, "s1": None})
+
+    def test_one_that_stood_still_gets_what_changes(self):
+        """It misses two versions. The one that it holds is in nobody's memory any more when it goes on."""
+        for name, other in (("s1", "s0"), ("s0", "s1")):
+            with self.subTest(name), PatchFleet(WSYNC) as fleet:
+                self.serving(fleet, of_trainer=[f"heartbeat.deadline={short(1000)}"])
+                stopped = self.sidecars[name]
+                fleet.halt(stopped.pid)
+                for _ in range(2):
+                    fleet.pushed(fleet.next(300))
+                self.assertEqual(fleet.replicas()[f"r{other}"]["version"], "1.3")
+                stopped.send_signal(signal.SIGCONT)
+                fleet.until_ready("1.3", "rs0", "rs1")
+                self.came(fleet, "1.3", {name: "1.1", other: "1.2"})
+                with open(stopped.log_path, encoding="utf-8") as log:
+                    self.assertRegex(log.read(), r"version 1\.3: .* have travelled, because (\d+) of \1 buckets came as changes")
 
     def test_off(self):
         with PatchFleet(WSYNC) as fleet:

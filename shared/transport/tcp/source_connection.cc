@@ -79,7 +79,7 @@ void SourceConnection::on_read(std::size_t n) {
 void SourceConnection::pump() {
   if (closing_ || !is_open_ || writing_ == Writing::kBucket) return;
   for (auto request = pending_.begin(); request != pending_.end();) {
-    auto offered = shared_->find(request->frame.key.version);
+    auto offered = shared_->offers.find(request->frame.key.version);
     if (!offered) {
       ++request;
       continue;
@@ -126,20 +126,6 @@ void SourceConnection::withdraw(Version version, const std::string& reason) {
   pump();
 }
 
-std::shared_ptr<const Bytes> SourceConnection::changes_of(const Offered& offered,
-                                                          const Frame& get) const {
-  if (offered.has_changes_alone()) return offered.changes[get.bucket];
-  if (get.base.none() || get.base == get.key.version ||
-      get.bytes > limits::kStreamChangesBucketBytes)
-    return nullptr;
-  const auto base = shared_->find(get.base);
-  if (!base || !offered.changes_from(*base, get.bucket)) return nullptr;
-  auto made = shared_->changes.make(
-      *offered.offer.blocks, offered.offer.leaves->bucket(get.bucket), base->offer.data,
-      offered.offer.data, std::min(get.changes_max, limits::stream_changes_bytes_max(get.bytes)));
-  return made ? std::make_shared<const Bytes>(std::move(*made)) : nullptr;
-}
-
 void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Request& request) {
   writing_ = Writing::kBucket;
   offered_ = std::move(offered);
@@ -149,7 +135,7 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   Frame frame = request.frame;
   frame.type = FrameType::kBucket;
   frame.changes_max = 0;
-  changes_ = changes_of(*offered_, request.frame);
+  changes_ = shared_->offers.changes(*offered_, request.frame);
   if (changes_) {
     frame.type = FrameType::kChanges;
     frame.bytes = changes_->size();
@@ -207,8 +193,8 @@ void SourceConnection::tick(TimePoint at) {
     return;
   }
   std::erase_if(pending_, [&](const Request& request) {
-    const bool is_late =
-        !shared_->find(request.frame.key.version) && at - request.since > shared_->offer_wait;
+    const bool is_late = !shared_->offers.find(request.frame.key.version) &&
+                         at - request.since > shared_->offer_wait;
     if (is_late) answer(request, not_offered(request.frame.key.version));
     return is_late;
   });

@@ -10,20 +10,18 @@
 #include <uv.h>
 
 #include "shared/base/clock.h"
-#include "shared/transport/offered.h"
+#include "shared/transport/stream_offers.h"
 #include "shared/transport/tcp/channel.h"
 #include "shared/transport/tcp/frame_reader.h"
-#include "shared/weights/patch/leaf_changes.h"
 
 namespace wsync::transport::tcp {
 
 // State that all connections of a source share. It belongs to the source's Server.
 struct SourceShared {
-  std::function<std::shared_ptr<Offered>(Version)> find;
+  StreamOffers offers;
   std::chrono::milliseconds stall_deadline;
   std::chrono::milliseconds offer_wait;
   SourceCounters counters;
-  patch::LeafChangesMaker changes;
 };
 
 // Keeps itself alive from accept() until its channel has left the loop.
@@ -56,9 +54,6 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   void close_as_garbage(const Error& error);
   void answer(const Request& request, const Error& error);
   void start_bucket(std::shared_ptr<Offered> offered, const Request& request);
-  // The changes of a bucket that are sent instead of it, or null.
-  [[nodiscard]] std::shared_ptr<const Bytes> changes_of(const Offered& offered,
-                                                        const Frame& get) const;
   void write_next_slice();
   void write(std::initializer_list<std::span<const std::byte>> pieces);
   void on_written();

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <fcntl.h>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -18,16 +17,12 @@ namespace wsync::transport::tcp {
 // The state of a source. Only for the bulk thread, except for its construction.
 class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server> {
  public:
-  Server(uv_loop_t* loop, const TcpSourceOptions& options)
-      : loop_(loop), shared_(std::make_shared<SourceShared>()) {
+  Server(UvThread& thread, const TcpSourceOptions& options)
+      : thread_(thread), loop_(thread.loop()), shared_(std::make_shared<SourceShared>()) {
     shared_->stall_deadline = options.stall_deadline;
     shared_->offer_wait = options.offer_wait;
     make_channel_ = options.make_channel;
     on_fence_ = options.on_fence;
-    shared_->find = [this](Version version) {
-      const auto found = offers_.find(version);
-      return found == offers_.end() ? nullptr : found->second;
-    };
   }
 
   // Binds and listens. Returns the port.
@@ -42,36 +37,53 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
   }
   void offer(Offer offer) {
     raise_fence(offer.key.fence);
-    const Version version = offer.key.version;
-    offers_[version] = std::make_shared<Offered>(std::move(offer));
+    shared_->offers.offer(std::move(offer));
     pump();
   }
   void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
                     std::shared_ptr<const Bytes> changes) {
-    const auto found = offers_.find(version);
-    if (found == offers_.end()) return;
-    found->second->set_ready(bucket, digest, std::move(changes));
+    shared_->offers.bucket_ready(version, bucket, digest, std::move(changes));
     pump();
   }
   void withdraw(Version version, const std::string& reason) {
-    if (offers_.erase(version) == 0) return;
+    if (!shared_->offers.withdraw(version, now())) return;
+    begin_merging();
     for (const auto& connection : std::set(connections_)) connection->withdraw(version, reason);
   }
   [[nodiscard]] SourceCounters counters() const { return shared_->counters; }
 
  private:
   void on_connection(int status);
+  void begin_merging() {
+    if (!std::exchange(merges_, true)) merge_links();
+  }
+  // Bucket by bucket, so that connections are served meanwhile. What has time is done while nothing
+  // is sent.
+  void merge_links() {
+    const bool is_idle = shared_->counters.wire_bytes == wire_bytes_;
+    if (shared_->offers.merge_leaving(now()) || (is_idle && shared_->offers.merge_idle()))
+      thread_.post([self = shared_from_this()] { self->merge_links(); });
+    else
+      merges_ = false;
+  }
+  void tick() {
+    for (const auto& connection : std::set(connections_)) connection->tick(now());
+    begin_merging();
+    wire_bytes_ = shared_->counters.wire_bytes;
+  }
   void pump() {
     for (const auto& connection : std::set(connections_)) connection->pump();
   }
 
+  UvThread& thread_;
   uv_loop_t* loop_;
   std::shared_ptr<SourceShared> shared_;
-  std::map<Version, std::shared_ptr<Offered>> offers_;
   std::set<std::shared_ptr<SourceConnection>> connections_;
   std::function<std::shared_ptr<Channel>()> make_channel_;
   std::function<void(const StreamFence& fence)> on_fence_;
-  StreamFence fence_;  // the highest one that it was told
+  std::uint64_t wire_bytes_ = 0;  // that had been sent at the last tick
+  bool merges_ = false;           // merge_links() runs, or is posted
+  StreamFence fence_;             // the highest one that it was told
   uv_tcp_t listener_{};
   UniqueFd listening_;  // duplicate by which a forked child finds libuv's (fork_guard.h)
   uv_timer_t timer_{};
@@ -109,18 +121,14 @@ Result<std::uint16_t> TcpSource::Server::start(const TcpAddress& address) {
   if (rc == 0) rc = uv_tcp_getsockname(&listener_, any, &length);
   if (rc != 0) return fail(ErrorCode::kIo, uv_sentence("listen on " + address.to_string(), rc));
   uv_timer_start(
-      &timer_,
-      [](uv_timer_t* timer) {
-        auto* self = static_cast<Server*>(timer->data);
-        for (const auto& connection : std::set(self->connections_)) connection->tick(now());
-      },
+      &timer_, [](uv_timer_t* timer) { static_cast<Server*>(timer->data)->tick(); },
       limits::kStreamWaitingMs, limits::kStreamWaitingMs);
   return ntohs(is_ipv6 ? reinterpret_cast<sockaddr_in6*>(&where)->sin6_port
                        : reinterpret_cast<sockaddr_in*>(&where)->sin_port);
 }
 
 void TcpSource::Server::stop() {
-  offers_.clear();
+  shared_->offers.clear();
   for (const auto& connection : std::set(connections_)) connection->close();
   listening_.reset();
   uv_close(reinterpret_cast<uv_handle_t*>(&listener_), [](uv_handle_t* handle) {
@@ -176,7 +184,7 @@ Result<std::unique_ptr<TcpSource>> TcpSource::listen(UvThread& thread,
                             "which others reach it",
                             options.listen));
   if (!address.is_loopback() && !options.may_leave_host) return fail(beyond_loopback(address));
-  auto server = std::make_shared<Server>(thread.loop(), options);
+  auto server = std::make_shared<Server>(thread, options);
   Result<std::uint16_t> port = 0;
   thread.run([&] {
     port = server->start(address);
