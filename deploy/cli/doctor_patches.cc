@@ -6,6 +6,7 @@
 #include "inference_side/sidecar/patch_shelf.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/traits.h"
 
 namespace wsync::cli {
@@ -113,6 +114,11 @@ Check check_patches(const config::SidecarConfig& config) {
                                   "of an arena (patch.in_place: auto)",
                                   100 * config.patch.max_share)
                             : "; every version that is copied has an arena (patch.in_place: off)";
+  if (arrive.copied)
+    check.found += fmt::format(
+        "; the changes that it keeps for sidecars that are behind have at most {:.3g} % of the "
+        "model",
+        100 * limits::kStreamLinksShare);
   if (is_on && config.devices.kind == DeviceKind::kCuda)
     check.found += fmt::format(
         ". Engines on GPUs are not scrubbed, so all of their bytes are loaded again when the last "

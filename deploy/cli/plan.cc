@@ -25,6 +25,7 @@
 #include "shared/config/sidecar_config.h"
 #include "shared/config/units.h"
 #include "shared/control/zmq/request.h"
+#include "shared/transport/limits.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/content_digest.h"
@@ -249,6 +250,11 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
   return {};
 }
 
+// What the trainer, and each sidecar that copies, keeps of changes for sidecars that are behind.
+std::uint64_t links_of_each(const Offer& offer) {
+  return limits::stream_links_bytes_max(offer.buckets.arena_bytes());
+}
+
 Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Outcome& outcome) {
   // A sidecar receives the next version while it still holds all others.
   const std::uint64_t own_arenas = options.copies ? options.versions_held + 1 : 0;
@@ -257,6 +263,7 @@ Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Ou
   // By default patches are made of the changes by which a version has come, or come with it.
   peak.patches = agent::PatchShelf::bytes_max(offer.buckets.arena_bytes(),
                                               config::PatchConfig().max_share, options.copies);
+  if (options.copies) peak.patches += 2 * links_of_each(offer);
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
   report_pages(options, offer, options.arenas + own_arenas, outcome);
@@ -354,6 +361,9 @@ Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome&
     auto report = WSYNC_TRY(report_sidecar(sidecar, offer, peak, outcome));
     sidecars.push_back(std::move(report));
   }
+  const auto copies = std::ranges::count_if(
+      reply->sidecars, [](const control::SidecarPlan& s) { return s.own_arenas > 0; });
+  if (copies > 0) peak.patches += (1 + static_cast<std::uint64_t>(copies)) * links_of_each(offer);
   outcome.result["sidecars"] = std::move(sidecars);
   if (reply->sidecars.empty())
     outcome.text += "  no sidecar has connected: there is nothing to compare names with\n";

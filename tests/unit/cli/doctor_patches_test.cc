@@ -58,6 +58,8 @@ TEST(DoctorPatches, NeedLessWithASmallerShareAndOneKindOfTransport) {
       << tcp.found;
   EXPECT_TRUE(says(tcp.found, "held as these, at most 1 % of the model, in place of an arena"))
       << tcp.found;
+  EXPECT_TRUE(says(tcp.found, "keeps for sidecars that are behind have at most 7 % of the model"))
+      << tcp.found;
   const Check arenas = check_patches(sidecar_with({"transport=tcp", "patch.in_place=off"}));
   EXPECT_TRUE(says(arenas.found, "every version that is copied has an arena")) << arenas.found;
   EXPECT_EQ(arenas.facts.at("in_place"), "off");
@@ -65,6 +67,7 @@ TEST(DoctorPatches, NeedLessWithASmallerShareAndOneKindOfTransport) {
   EXPECT_FALSE(says(memfd.found, "patch.in_place")) << memfd.found;
   EXPECT_EQ(memfd.facts.at("memory_share_copied"), 0);
   EXPECT_FALSE(says(memfd.found, "copied")) << memfd.found;
+  EXPECT_FALSE(says(memfd.found, "behind")) << memfd.found;
 }
 
 TEST(DoctorPatches, AWarningNamesTheSettingThatDefeatsThemAndTheRemedy) {
