@@ -29,7 +29,7 @@ inline constexpr double kStreamLinksShare = 0.07;
 [[nodiscard]] constexpr std::uint64_t stream_links_bytes_max(std::uint64_t model_bytes) {
   return static_cast<std::uint64_t>(kStreamLinksShare * static_cast<double>(model_bytes));
 }
-inline constexpr std::int64_t kStreamLinkHoldMs = 200;
+inline constexpr std::int64_t kStreamLinkHoldMs = 100;
 inline constexpr std::uint64_t kStreamSliceBytes =
     1 * kMiB;  // digested, then written while in cache
 inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure

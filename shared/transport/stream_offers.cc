@@ -1,7 +1,6 @@
 #include "shared/transport/stream_offers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <ranges>
 #include <utility>
 
@@ -58,7 +57,8 @@ void StreamOffers::bucket_ready(const Version& version, std::uint64_t bucket, co
   const auto offered = find(version);
   if (!offered) return;
   offered->set_ready(bucket, digest, std::move(changes));
-  if (offered->has_changes_alone() && bucket < offered->changes.size() && offered->changes[bucket])
+  if (has_receivers_ && offered->has_changes_alone() && bucket < offered->changes.size() &&
+      offered->changes[bucket])
     keep(offered->offer.base, version, bucket, offered->changes[bucket]);
 }
 
@@ -93,8 +93,7 @@ bool StreamOffers::withdraw(const Version& version, TimePoint at) {
   if (found == offers_.end()) return false;
   // A receiver that has this version may still need what leads from it.
   if (first_place(version) && !found->second->offer.data.empty())
-    leaving_.push_back({.offered = found->second,
-                        .until = at + std::chrono::milliseconds(limits::kStreamLinkHoldMs)});
+    leaving_.push_back({.offered = found->second, .until = at + hold_});
   else if (!planted("link_to_a_withdrawn_version"))
     drop_to(version);
   offers_.erase(found);
@@ -189,6 +188,7 @@ StreamOffers::Changes StreamOffers::through_links(const Version& from, const Off
 }
 
 StreamOffers::Changes StreamOffers::changes(const Offered& target, const Frame& get) {
+  has_receivers_ = true;
   if (target.has_changes_alone()) return target.changes[get.bucket];
   const Version& version = version_of(target);
   if (get.base.none() || get.base == version || get.bytes > limits::kStreamChangesBucketBytes)

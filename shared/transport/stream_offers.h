@@ -16,6 +16,7 @@
 // Thread: one at a time; the one that sends.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -25,6 +26,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/transport/change_links.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/offered.h"
 #include "shared/weights/patch/leaf_changes.h"
 
@@ -34,14 +36,21 @@ class StreamOffers {
  public:
   using Changes = ChangeLinks::Changes;
 
+  // `hold`: for how long the memory of a withdrawn version is held, if links over it are not merged
+  // yet.
+  explicit StreamOffers(
+      std::chrono::milliseconds hold = std::chrono::milliseconds(limits::kStreamLinkHoldMs))
+      : hold_(hold) {}
+
   // Offers a version, in place of an earlier offer of it. Links to and from it are kept only if
   // that had the same key and the same buckets.
   void offer(Offer offer);
-  // See BucketSource::bucket_ready(). Changes of a version that is held as these become links.
+  // See BucketSource::bucket_ready(). Changes of a version that is held as these become links, if
+  // anybody has fetched from here: most relays have no receiver, and need not merge.
   void bucket_ready(const Version& version, std::uint64_t bucket, const Digest& digest,
                     Changes changes);
   // Ends an offer. Returns false if there is none. If links over this version are not merged yet,
-  // its memory is held until merge_leaving() has done so, at most for limits::kStreamLinkHoldMs.
+  // its memory is held until merge_leaving() has done so, or the time for that is over.
   bool withdraw(const Version& version, TimePoint at);
   // Merges the links of one bucket over a version that was withdrawn. Returns false if there is
   // nothing left to merge, and the memory of all such versions is released. Blocks.
@@ -93,11 +102,13 @@ class StreamOffers {
   void merge_over(const Place& place);
   void limit_links();
 
+  std::chrono::milliseconds hold_;
   std::map<Version, std::shared_ptr<Offered>> offers_;
   std::deque<Leaving> leaving_;
   ChangeLinks links_;
   std::set<Place> to_merge_;  // where links lead over a version, and may not be merged yet
   patch::LeafChangesMaker maker_;
+  bool has_receivers_ = false;  // somebody has fetched a bucket
 };
 
 }  // namespace wsync::transport

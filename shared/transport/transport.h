@@ -37,6 +37,9 @@ struct TransportOptions {
   std::string advice = {};       // what else can be done then (SocketPath::claim())
   // How long a source waits for a requested version that is not offered yet.
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
+  // How long a source of copies holds the memory of a version that was withdrawn, to finish what it
+  // tells receivers that are behind.
+  std::chrono::milliseconds link_hold{limits::kStreamLinkHoldMs};
 };
 
 struct SinkOptions {

@@ -21,6 +21,7 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
       : thread_(thread), loop_(thread.loop()), shared_(std::make_shared<SourceShared>()) {
     shared_->stall_deadline = options.stall_deadline;
     shared_->offer_wait = options.offer_wait;
+    shared_->offers = StreamOffers(options.link_hold);
     make_channel_ = options.make_channel;
     on_fence_ = options.on_fence;
   }

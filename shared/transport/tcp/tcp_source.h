@@ -30,6 +30,7 @@ struct TcpSourceOptions {
   std::function<void(const StreamFence& fence)> on_fence = [](const StreamFence&) {};
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
+  std::chrono::milliseconds link_hold{limits::kStreamLinkHoldMs};
 };
 
 // The source closes a peer that sends malformed data, that stays silent without an open request, or

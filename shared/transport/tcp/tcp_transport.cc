@@ -21,6 +21,7 @@ class TcpTransport final : public Transport {
     if (!asked) return fail(asked.error().with_context("data_address"));
     TcpSourceOptions wanted;
     wanted.offer_wait = options_.offer_wait;
+    wanted.link_hold = options_.link_hold;
     wanted.may_leave_host = is_trusted_;
     if (is_trusted_ || asked->is_loopback()) {
       wanted.listen = options_.data_address;

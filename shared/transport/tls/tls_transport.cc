@@ -34,6 +34,7 @@ class TlsTransport final : public Transport {
     tcp::TcpSourceOptions source;
     source.may_leave_host = true;
     source.offer_wait = options_.offer_wait;
+    source.link_hold = options_.link_hold;
     // On loopback the address belongs to the kind `tcp`.
     if (!asked->is_loopback()) {
       source.listen = options_.data_address;

@@ -1,5 +1,6 @@
 // What every kind that copies does for a receiver that is behind: its source does not offer the
 // version any more that the receiver holds, but has told others what has changed since.
+#include <chrono>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <utility>
@@ -27,7 +28,8 @@ class Links : public ::testing::TestWithParam<TransportTraits> {
     return std::make_unique<End>(make_transport(GetParam().kind, loop_.post(),
                                                 {.run_dir = directory_.path().string(),
                                                  .name = "end" + std::to_string(++made_),
-                                                 .secret = kTestSecret})
+                                                 .secret = kTestSecret,
+                                                 .link_hold = std::chrono::minutes(1)})
                                      .value(),
                                  kModelBytes);
   }

@@ -82,6 +82,7 @@ class StreamOffersTest : public ::testing::Test {
       count += changes(to, from, bucket) ? 1U : 0U;
     return count;
   }
+  void offer_alone();
   void merge_leaving() {
     while (offers_.merge_leaving(kStart)) {
     }
@@ -344,10 +345,10 @@ TEST_F(StreamOffersTest, AMiddleThatIsDamagedIsNotUsed) {
   EXPECT_NE(changes(3, 1, 1), nullptr);
 }
 
-TEST_F(StreamOffersTest, AVersionThatIsHeldAsChangesAloneGivesLinks) {
-  const TestVersion& base = next(0);
-  offer(1);
-  const TestVersion& target = next(2'000);
+// The second version, as its changes from the first one alone.
+void StreamOffersTest::offer_alone() {
+  const TestVersion& base = version(1);
+  const TestVersion& target = version(2);
   Offer alone = target.offer();
   alone.data = {};
   alone.base = base.key().version;
@@ -358,6 +359,24 @@ TEST_F(StreamOffersTest, AVersionThatIsHeldAsChangesAloneGivesLinks) {
         name(2), i, target.digest(i),
         std::make_shared<const Bytes>(*maker.make(*base.blocks(), base.leaves()->bucket(i),
                                                   base.data(), target.data(), limits::kMiB)));
+}
+
+TEST_F(StreamOffersTest, WhatArrivesAsChangesAloneIsKeptIfAnybodyFetchesFromHere) {
+  offer_next();
+  next(2'000);
+  offer_alone();
+  EXPECT_EQ(offers_.links().bytes(), 0U);
+  EXPECT_EQ(served(2, 1), kBuckets);
+  withdraw(2);
+  offer_alone();
+  EXPECT_GT(offers_.links().bytes(), 0U);
+}
+
+TEST_F(StreamOffersTest, AVersionThatIsHeldAsChangesAloneGivesLinks) {
+  offer_next();
+  EXPECT_EQ(changes(1, 1, 0), nullptr) << "the first version is sent in full";
+  next(2'000);
+  offer_alone();
   EXPECT_EQ(served(2, 1), kBuckets);
   // The memory of the base becomes that of the target.
   withdraw(1);
