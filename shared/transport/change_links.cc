@@ -1,5 +1,6 @@
 #include "shared/transport/change_links.h"
 
+#include <iterator>
 #include <utility>
 
 namespace wsync::transport {
