@@ -126,6 +126,8 @@ class EngineHub {
   [[nodiscard]] bool serves_from_memory() const;
   // Arenas have been freed, or their writer is gone: engines give up the mappings that they keep.
   void arenas_retired();
+  // The patches by which engines could go back are dropped, because a version needs their room.
+  void drop_patches_back() { preparation_->patches().drop_back(); }
   // EngineHubOptions::target may return another version now.
   void target_changed() { readers_->advance(); }
   // The highest fence that the sidecar has stored. Messages to engines carry it.

@@ -211,7 +211,7 @@ std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const std::st
     // Layers are read in the staged version, which a rank with a device of its own does not map.
     if (!rank->takes_patches || (rank->takes_layers && options_.devices != nullptr)) return nullptr;
   }
-  auto patch = options_.preparation->patch(base, target);
+  auto patch = options_.preparation->patches().find(base, target);
   const bool has_base =
       !patch || patch->base().is_complete() || options_.preparation->find(base) != nullptr;
   return has_base || may_lack_base(replica, target) ? patch : nullptr;

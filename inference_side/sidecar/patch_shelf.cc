@@ -123,7 +123,7 @@ void PatchShelf::made(std::uint64_t number, const Outcome& outcome, TimePoint be
     entries_.erase(found);
   }
   options_.on_made(base, target, has_room ? outcome->get() : nullptr, begin, now());
-  options_.on_bytes(bytes());
+  options_.on_bytes(bytes(), bytes_back());
   for (const auto& done : waiting) done();
 }
 
@@ -140,8 +140,10 @@ void PatchShelf::drop(const Predicate& predicate) {
       for (auto& done : entry.waiting) loop_.post(std::move(done));
     return true;
   });
-  if (dropped != 0) options_.on_bytes(bytes());
+  if (dropped != 0) options_.on_bytes(bytes(), bytes_back());
 }
+
+void PatchShelf::drop_back() { drop(leads_back); }
 
 void PatchShelf::forget(const Version& version) {
   // Nobody waits for what leads to a version that is gone.
@@ -168,11 +170,18 @@ std::vector<std::shared_ptr<const staging::HeldPatch>> PatchShelf::all() const {
   return patches;
 }
 
-std::uint64_t PatchShelf::bytes() const {
+template <class Predicate>
+std::uint64_t PatchShelf::bytes_of(const Predicate& predicate) const {
   std::uint64_t total = 0;
   for (const Entry& entry : entries_)
-    if (entry.patch) total += entry.patch->bytes();
+    if (entry.patch && predicate(entry)) total += entry.patch->bytes();
   return total;
 }
+
+std::uint64_t PatchShelf::bytes() const {
+  return bytes_of([](const Entry&) { return true; });
+}
+
+std::uint64_t PatchShelf::bytes_back() const { return bytes_of(leads_back); }
 
 }  // namespace wsync::agent

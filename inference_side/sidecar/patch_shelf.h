@@ -32,8 +32,9 @@ struct PatchOptions {
   std::uint64_t value_cost = patch::kHostValueCost;  // as in PatchLimits
   // Bytes that may be held beside everything else.
   std::function<std::uint64_t()> room = [] { return ~std::uint64_t{0}; };
-  // The size of all patches is another one now.
-  std::function<void(std::uint64_t bytes)> on_bytes = [](std::uint64_t) {};
+  // The size of all patches is another one now. `back`: of those that lead back.
+  std::function<void(std::uint64_t bytes, std::uint64_t back)> on_bytes = [](std::uint64_t,
+                                                                             std::uint64_t) {};
   // A patch was made; null if it could not be made. For traces and metrics.
   std::function<void(const Version& base, const Version& target, const staging::HeldPatch* patch,
                      TimePoint begin, TimePoint end)>
@@ -64,6 +65,8 @@ class PatchShelf {
   // with its bytes. It does nothing if there is one, or if it would not fit. It is dropped when a
   // patch to another version needs its room.
   void make_back(const std::shared_ptr<const staging::HeldPatch>& forward, const Held& base);
+  // Drops all that leads back, because a version needs its room.
+  void drop_back();
   // Drops all patches from this version and to it.
   void forget(const Version& version);
   // Drops all patches from other versions than these. Who waits for one of them is called later.
@@ -73,8 +76,9 @@ class PatchShelf {
                                                                const Version& target) const;
   // Those that are there.
   [[nodiscard]] std::vector<std::shared_ptr<const staging::HeldPatch>> all() const;
-  // Size of all patches.
+  // Size of all patches, and of those that lead back.
   [[nodiscard]] std::uint64_t bytes() const;
+  [[nodiscard]] std::uint64_t bytes_back() const;
   // The largest size of all patches to one version of a model of so many bytes. One that leads back
   // is not counted, because it is dropped first. `comes_as_changes`:
   // the changes by which it has come are held as well, until the patches are made of them. Those
@@ -109,6 +113,8 @@ class PatchShelf {
   void made(std::uint64_t number, const Outcome& outcome, TimePoint begin);
   template <class Predicate>
   void drop(const Predicate& predicate);
+  template <class Predicate>
+  [[nodiscard]] std::uint64_t bytes_of(const Predicate& predicate) const;
 
   Loop& loop_;
   const PatchOptions options_;

@@ -147,6 +147,9 @@ Result<> SidecarAgent::open() {
     if (hub_) hub_->arenas_retired();
   };
   receiver_ = WSYNC_TRY(VersionReceiver::create(loop_, std::move(receiver)));
+  receiver_->store().on_patches_given_up([this] {
+    if (hub_) hub_->drop_patches_back();
+  });
   options_.transports = receiver_->transports();
   options_.relay_secret = receiver_->relay_secret();
   sidecar_.emplace(options_, record_);
@@ -200,7 +203,8 @@ PatchOptions SidecarAgent::patch_options() {
           .compares = config_.patch.mode == config::SwitchPatches::kAuto,
           .max_share = config_.patch.max_share,
           .room = [this] { return receiver_->store().room(); },
-          .on_bytes = [this](std::uint64_t bytes) { receiver_->store().count_patches(bytes); },
+          .on_bytes = [this](std::uint64_t bytes,
+                             std::uint64_t back) { receiver_->store().count_patches(bytes, back); },
           .on_made =
               [this](const Version& base, const Version& target, const staging::HeldPatch* patch,
                      TimePoint begin, TimePoint end) {

@@ -92,11 +92,8 @@ class VersionPreparation {
   // of them is loading. What leads back from a version that is served is made then, so that a
   // rollback is a patch as well, or at the latest when nobody serves the version before any longer.
   void active_changed(const Ranks& ranks, bool is_quiet);
-  // Returns nullptr if there is no such patch, or not yet.
-  [[nodiscard]] std::shared_ptr<const staging::HeldPatch> patch(const Version& base,
-                                                                const Version& target) const {
-    return patches_->find(base, target);
-  }
+  // The patches between versions that are held.
+  [[nodiscard]] PatchShelf& patches() noexcept { return *patches_; }
 
   // Returns nullptr if the version is not here.
   [[nodiscard]] std::shared_ptr<const staging::HeldVersion> find(const Version& version) const;

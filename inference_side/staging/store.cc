@@ -55,7 +55,7 @@ bool Store::is_free(OwnArena& own) {
 }
 
 bool Store::fits_beside(std::uint64_t arena_bytes) const {
-  std::uint64_t used = bytes();
+  std::uint64_t used = bytes() - spare_patch_bytes_;
   bool has_free_arena = false;
   for (const auto& own : own_) {
     // An engine may still read an arena that the store has released.
@@ -76,6 +76,14 @@ bool Store::fits_beside(std::uint64_t arena_bytes) const {
   return available && available->bytes >= 2 * arena_bytes;
 }
 
+bool Store::make_room(std::uint64_t more_bytes) {
+  const auto fits = [&](std::uint64_t used) {
+    return options_.memory_bytes == 0 || used + more_bytes <= options_.memory_bytes;
+  };
+  if (!fits(bytes()) && fits(bytes() - spare_patch_bytes_)) give_up_patches_();
+  return fits(bytes());
+}
+
 Result<> Store::may_begin(const StagingJob& job) const {
   const Version version = version_of(job.identity);
   if (arriving_)
@@ -94,15 +102,14 @@ Result<> Store::may_begin(const StagingJob& job) const {
 Result<> Store::begin(StagingJob job, OnStaged on_staged) {
   WSYNC_TRY(may_begin(job));
   drop_unused_arenas(0);
-  const std::uint64_t needed = bytes() + job.plan->arena_bytes();
-  if (options_.memory_bytes != 0 && needed > options_.memory_bytes)
+  const std::uint64_t arena_bytes = job.plan->arena_bytes();
+  if (!make_room(arena_bytes))
     return fail(
         ErrorCode::kResourceExhausted,
         fmt::format(
             "version {} and the versions already held need {} bytes, but host_memory allows {}",
-            version_of(job.identity).to_string(), needed, options_.memory_bytes));
+            version_of(job.identity).to_string(), bytes() + arena_bytes, options_.memory_bytes));
   ++generation_;
-  const std::uint64_t arena_bytes = job.plan->arena_bytes();
   arriving_.emplace(Arriving{
       .job = std::move(job), .on_staged = std::move(on_staged), .bytes_beside = arena_bytes});
   return {};
@@ -128,13 +135,12 @@ void Store::find_own_arena() {
     if (take_own_arena(own)) return drop_spare_arenas();
   const std::uint64_t arena_bytes = arriving_->job.plan->arena_bytes();
   drop_unused_arenas(arena_bytes);
-  const std::uint64_t needed = bytes() + arena_bytes;
-  if (options_.memory_bytes != 0 && needed > options_.memory_bytes)
+  if (!make_room(arena_bytes))
     return no_memory(
         Error(ErrorCode::kResourceExhausted,
               fmt::format("one more version of {} bytes needs {} bytes, but host_memory allows {}; "
                           "a version that engines still map counts until they release it",
-                          arena_bytes, needed, options_.memory_bytes)));
+                          arena_bytes, bytes() + arena_bytes, options_.memory_bytes)));
   make_own_arena(arena_bytes);
 }
 
@@ -480,13 +486,13 @@ void Store::find_other_arena(const std::shared_ptr<Completing>& completing, bool
   }
   // What changes is given back when the version is complete. Otherwise it would not fit where as
   // many versions are held as check_budget() admits.
-  const std::uint64_t needed = bytes() - completing->changes.bytes() + arena_bytes;
-  if (options_.memory_bytes != 0 && needed > options_.memory_bytes) {
-    completing->back =
-        fail(ErrorCode::kResourceExhausted,
-             fmt::format("{} is still used, and memory beside it needs {} bytes, but host_memory "
-                         "allows {}",
-                         completing->changes.base.to_string(), needed, options_.memory_bytes));
+  const std::uint64_t more = arena_bytes - std::min(arena_bytes, completing->changes.bytes());
+  if (!make_room(more)) {
+    completing->back = fail(
+        ErrorCode::kResourceExhausted,
+        fmt::format("{} is still used, and memory beside it needs {} bytes, but host_memory "
+                    "allows {}",
+                    completing->changes.base.to_string(), bytes() + more, options_.memory_bytes));
     return completed(*completing);
   }
   completing_bytes_ = arena_bytes;

@@ -132,8 +132,15 @@ class Store {
   [[nodiscard]] std::uint64_t bytes() const;
   // How much may be held beside it: of memory_bytes, and of the machine's memory.
   [[nodiscard]] std::uint64_t room() const;
-  // The size of all patches that are held, which counts as held by this store.
-  void count_patches(std::uint64_t bytes) { patch_bytes_ = bytes; }
+  // The size of all patches that are held, which counts as held by this store. `spare`: of those
+  // among them that are given up if memory_bytes has no room for a version beside them.
+  void count_patches(std::uint64_t bytes, std::uint64_t spare) {
+    patch_bytes_ = bytes;
+    spare_patch_bytes_ = spare;
+  }
+  // `give_up` drops the spare patches, and calls count_patches(). It is called inside calls of the
+  // store and from its loop, until the store is destroyed.
+  void on_patches_given_up(std::function<void()> give_up) { give_up_patches_ = std::move(give_up); }
   // Computes the content digest of a held version again. `on_checked` receives success if the
   // digest has not changed, otherwise kDigestMismatch. It is not called if the version is released
   // first. Returns kNotFound if the version is not held, kBusy while it is being checked.
@@ -167,6 +174,8 @@ class Store {
   struct Completing;
   struct Making;
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
+  // Whether memory_bytes allows it to hold so many bytes more. Spare patches are given up for it.
+  [[nodiscard]] bool make_room(std::uint64_t more_bytes);
   void on_loop(std::function<void()> work, std::uint64_t generation);
   void find_own_arena();
   void make_own_arena(std::uint64_t arena_bytes);
@@ -199,6 +208,8 @@ class Store {
 
   StoreOptions options_;
   std::uint64_t patch_bytes_ = 0;
+  std::uint64_t spare_patch_bytes_ = 0;
+  std::function<void()> give_up_patches_ = [] {};
   std::uint64_t completing_bytes_ = 0;  // of an arena that is being made for complete()
   bool said_fallback_ = false;
   const Post post_;

@@ -59,6 +59,24 @@ class SwitchPatches(unittest.TestCase):
             self.expect(fleet, "full", "a", "b")
             self.assertIn(" by a patch, ", fleet.log_text(sidecar))
 
+    def test_what_leads_back_keeps_no_version_out(self):
+        for settings in ("transport=memfd",), ("transport=tcp", "patch.in_place=off"):
+            with self.subTest(settings), PatchFleet(WSYNC) as fleet:
+                more = [*PATCHES, *(word for setting in (*settings, "versions_held=3") for word in ("--set", setting))]
+                sidecar, engines = fleet.sidecar("s0", *more)
+                fleet.engine(engines, "a", fleet.one)
+                fleet.start("trainer")
+                arena = fleet.pushed(fleet.one)["bytes"]
+                self.assertEqual(fleet.stop(sidecar)[0], 0)
+                # Three versions fit, and nothing beside them.
+                sidecar, _ = fleet.sidecar("s0", *more, "--set", f"host_memory={3 * arena}B")
+                fleet.until_ready("1.1", "a")
+                fleet.pushed(fleet.next(300))
+                fleet.until(lambda: "patch from 1.2 to 1.1" in fleet.log_text(sidecar), "what leads back")
+                for _ in range(2):
+                    fleet.pushed(fleet.next(300))
+                    self.verified(fleet)
+
     def test_engines_of_separate_devices_are_patched_and_a_patch_that_does_not_fit_is_followed_by_all_bytes(self):
         with PatchFleet(WSYNC) as fleet:
             devices = "--set", "devices.kind=separate", "--set", "devices.count=2", "--set", "devices.buffer_bytes=2MiB"

@@ -63,7 +63,7 @@ class LinkedHub : public testing::Test {
       ++(is_equal ? equal_ : damaged_);
       cpu_ += cpu;
     };
-    patches.on_bytes = [this](std::uint64_t bytes) { patch_bytes_ = bytes; };
+    patches.on_bytes = [this](std::uint64_t bytes, std::uint64_t) { patch_bytes_ = bytes; };
     options.patches = std::move(patches);
     hub_ = EngineHub::create(bench_.loop(), std::move(options),
                              [this](const std::string&, std::uint32_t, RankEvent event) {

@@ -112,6 +112,29 @@ TEST_F(PatchShelfTest, WhatLeadsBackIsDroppedForAPatchThatNeedsItsRoom) {
   EXPECT_EQ(shelf.all().size(), 1U);
 }
 
+TEST_F(PatchShelfTest, WhatLeadsBackIsCountedByItselfAndDroppedForAVersion) {
+  std::uint64_t all = 0;
+  std::uint64_t back = 0;
+  PatchShelf shelf(bench_.loop(), {.on_bytes = [&](std::uint64_t bytes, std::uint64_t bytes_back) {
+                     all = bytes;
+                     back = bytes_back;
+                   }});
+  const auto one = hold(kV1);
+  ASSERT_TRUE(shelf.make(one, hold_same(kV2), count()));
+  ASSERT_TRUE(bench_.until([&] { return told_ == 1; }));
+  const auto there = shelf.find(kV1, kV2);
+  EXPECT_EQ(all, there->bytes());
+  EXPECT_EQ(back, 0U);
+  shelf.make_back(there, one);
+  ASSERT_TRUE(bench_.until([&] { return back != 0; }));
+  EXPECT_EQ(all, there->bytes() + back);
+  shelf.drop_back();
+  EXPECT_EQ(all, there->bytes());
+  EXPECT_EQ(back, 0U);
+  EXPECT_EQ(shelf.find(kV2, kV1), nullptr);
+  EXPECT_NE(shelf.find(kV1, kV2), nullptr);
+}
+
 TEST_F(PatchShelfTest, APatchOfABaseThatIsServedIsMade) {
   ASSERT_TRUE(shelf_.make(hold(kV1), hold(kV2), count()));
   shelf_.keep_only({kV1});

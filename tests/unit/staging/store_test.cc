@@ -428,6 +428,37 @@ StagingJob job_of(std::uint64_t bytes, std::uint64_t step) {
           .plan = std::make_shared<const BucketPlan>(std::move(*plan))};
 }
 
+// What is only useful for a rollback keeps no version out.
+TEST_F(StoreTest, SparePatchesAreGivenUpForAVersion) {
+  const std::uint64_t bytes = model_.plan->arena_bytes();
+  for (const bool is_own : {true, false}) {
+    Store store({.memory_bytes = 2 * bytes}, loop_.post());
+    std::uint64_t given_up = 0;
+    store.on_patches_given_up([&] {
+      ++given_up;
+      store.count_patches(1, 0);
+    });
+    const auto stage = [&](std::uint64_t number) {
+      return is_own ? stage_own(store, model_, number)
+                    : stage_view(store, model_, number, model_.arena(number));
+    };
+    ASSERT_TRUE(stage(1).has_value());
+    store.count_patches(100, 99);
+    EXPECT_FALSE(store.fits_beside(bytes)) << "one byte is not spare";
+    EXPECT_FALSE(stage(2).has_value());
+    EXPECT_EQ(given_up, 0U) << "it would not help";
+    store.on_patches_given_up([&] {
+      ++given_up;
+      store.count_patches(0, 0);
+    });
+    store.count_patches(99, 99);
+    EXPECT_TRUE(store.fits_beside(bytes));
+    EXPECT_EQ(given_up, 0U);
+    EXPECT_TRUE(stage(2).has_value());
+    EXPECT_EQ(given_up, 1U);
+  }
+}
+
 TEST_F(StoreTest, TheMachinesMemoryIsAskedForWhenAnArenaIsMadeAndNotBefore) {
   constexpr std::uint64_t kFarTooMuch = 1ULL << 43U;
   Store store({}, loop_.post());
