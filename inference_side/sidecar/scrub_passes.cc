@@ -110,12 +110,12 @@ std::optional<TimePoint> ScrubPasses::next_due() const {
 
 std::optional<ScrubPasses::Complete> ScrubPasses::answered(const std::string& replica,
                                                            std::uint32_t rank,
-                                                           control::Scrubbed answer,
-                                                           TimePoint now) {
+                                                           control::Scrubbed answer, TimePoint now,
+                                                           bool takes_layers) {
   Replica* const known = running(replica, answer.pass);
   if (known == nullptr || !known->ranks.contains(rank)) return std::nullopt;
   if (!answer.failure.empty()) {
-    if (known->is_serving) {
+    if (known->is_serving || takes_layers) {
       ++known->failures;
       known->failure = "rank " + std::to_string(rank) + ": " + answer.failure;
     }

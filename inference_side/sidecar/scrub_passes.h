@@ -23,8 +23,8 @@ class ScrubPasses {
   // So many mismatches in a row may be found. After each but the last one, all bytes are loaded
   // again, and the next pass follows at once.
   static constexpr std::uint32_t kMismatchesMax = 3;
-  // After so many passes in a row without sums, while it served, the replica counts as not
-  // scrubbed, until there is a proof.
+  // After so many passes in a row without sums, while it served or because changed layers were
+  // loaded, the replica counts as not scrubbed, until there is a proof.
   static constexpr std::uint32_t kFailuresMax = 2;
 
   // Between the beginnings of two passes of a replica, and from a load of all bytes to a pass. 0:
@@ -67,8 +67,12 @@ class ScrubPasses {
   };
   // A rank has answered. Returns the sums if they are to be compared now. Answers of other passes
   // are dropped. If the rank has no sums, the pass ends without a result, and is repeated later.
+  // `takes_layers`: loads by patches end the passes of the rank. So one without sums counts also if
+  // nothing is served: a replica that is switched before it has read everything would never be
+  // proved again.
   [[nodiscard]] std::optional<Complete> answered(const std::string& replica, std::uint32_t rank,
-                                                 control::Scrubbed answer, TimePoint now);
+                                                 control::Scrubbed answer, TimePoint now,
+                                                 bool takes_layers = false);
   // They could not be compared; there is another pass later. The pass has ended, if it runs.
   void dropped(const std::string& replica, std::uint64_t pass, TimePoint now);
   // They are those of the version. Returns false if the pass has ended meanwhile: then all bytes

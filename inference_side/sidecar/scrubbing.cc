@@ -125,7 +125,8 @@ void Scrubbing::answered(const EngineRank& rank, control::Scrubbed answer) {
     log_debug("engine {} rank {}: scrub {}: {}", rank.replica, rank.rank, answer.pass,
               answer.failure);
   const bool was_scrubbed = passes_.is_scrubbed(rank.replica);
-  auto complete = passes_.answered(rank.replica, rank.rank, std::move(answer), now());
+  auto complete =
+      passes_.answered(rank.replica, rank.rank, std::move(answer), now(), rank.takes_layers);
   if (was_scrubbed && !passes_.is_scrubbed(rank.replica))
     log_warning("replica {}: its weights are not scrubbed: {}", rank.replica,
                 passes_.not_scrubbed(rank.replica));

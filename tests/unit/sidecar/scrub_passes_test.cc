@@ -289,6 +289,24 @@ TEST_F(Passes, AReplicaWhosePassesReturnNoSumsIsNotScrubbedUntilOneDoes) {
   EXPECT_TRUE(passes_.is_scrubbed("r"));
 }
 
+// Each load of changed layers ends the pass, so a fleet that switches often would never be read.
+TEST_F(Passes, AReplicaWhosePassesAreEndedByLayersIsLoadedInFullAfterTheInterval) {
+  serve();
+  passes_.set_serving("r", false);
+  for (const Version& version : {kV2, kV3}) {
+    EXPECT_TRUE(passes_.may_be_patched("r", now_ + kInterval));
+    const std::uint64_t pass = begin();
+    EXPECT_FALSE(passes_.answered("r", 0, {.pass = pass, .failure = "layers were loaded meanwhile"},
+                                  now_, true));
+    commit(version, true);
+  }
+  EXPECT_EQ(report().not_scrubbed, "rank 0: layers were loaded meanwhile");
+  EXPECT_FALSE(passes_.may_be_patched("r", now_)) << "its last proof is older than the interval";
+  commit(kV1, false);
+  EXPECT_EQ(report().not_scrubbed, "");
+  EXPECT_TRUE(passes_.may_be_patched("r", now_ + kInterval));
+}
+
 TEST_F(Passes, WhatIsNotScrubbedIsPatchedWhileItsLastFullLoadIsRecent) {
   serve();
   EXPECT_TRUE(passes_.may_be_patched("r", now_ + minutes(6000))) << "it is scrubbed";
