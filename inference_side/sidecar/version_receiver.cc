@@ -578,6 +578,7 @@ void VersionReceiver::complete(const staging::CompleteVersion& command) {
 
 void VersionReceiver::begin_completion() {
   const staging::CompleteVersion& command = completing_->command;
+  completing_->begin = now();  // readers have not been asked to end before
   if (command.in_place) {
     withdraw_relay(command.base, "the memory of the version is being changed to a newer one");
     options_.forget(command.base, true);

@@ -1,0 +1,144 @@
+// How a copy of which only the changes are held gets its memory.
+#include "inference_side/sidecar/version_receiver.h"
+
+#include <cstring>
+#include <gtest/gtest.h>
+#include <thread>
+
+#include "shared/weights/patch/leaf_changes.h"
+#include "tests/contract/sidecar/sidecar_fixture.h"
+#include "tests/support/versions.h"
+
+namespace wsync::agent::test {
+namespace {
+
+using staging::Store;
+
+class VersionReceiverTest : public testing::Test {
+ protected:
+  using Held = std::shared_ptr<const staging::HeldVersion>;
+  VersionReceiverTest() {
+    config_.name = "s";
+    config_.run_dir = bench_.directory();
+    VersionReceiverOptions options;
+    options.config = &config_;
+    options.layouts = &layouts_;
+    options.trace = &switch_trace_;
+    options.metrics = &metrics_;
+    options.fence = [this]() -> const control::Fence& { return fence_; };
+    options.target = [] { return kV1; };
+    options.step = [this](decltype(staging::SidecarEvent::what) what) {
+      if (auto* one = std::get_if<staging::VersionCompleted>(&what)) completed_ = *one;
+    };
+    options.keep_changes = true;
+    options.prepare = [](const Held&, const auto&, const std::function<void()>& on_ready,
+                         std::chrono::milliseconds) { on_ready(); };
+    options.prepare_changes = [this](const Held&, const auto& changes,
+                                     std::function<void()> on_ready) {
+      leads_back_ = changes->base;
+      on_ready_ = std::move(on_ready);
+    };
+    options.forget = [this](const Version& version, bool) { forgotten_.push_back(version); };
+    receiver_ = VersionReceiver::create(bench_.loop(), std::move(options)).value();
+    const EngineRegistry registry{RegistryDevices{}};
+    control::Announce announce;
+    ByteWriter layout;
+    model_.manifest->encode(layout);
+    announce.layout = std::move(layout).take();
+    announce.layout_digest = model_.manifest->layout_digest();
+    announce.bucket_bytes = model_.plan->bucket_bytes();
+    announce.arena_bytes = model_.plan->arena_bytes();
+    EXPECT_EQ(layouts_.check({.round = 1, .announce = announce}, registry, store(), 2).reason, "");
+  }
+  [[nodiscard]] Store& store() { return receiver_->store(); }
+  [[nodiscard]] staging::StagingJob job(const Version& version) const {
+    return {.identity = model_.identity(version),
+            .manifest = model_.manifest,
+            .plan = model_.plan,
+            .leaves = model_.leaves,
+            .blocks = blocks_};
+  }
+  [[nodiscard]] Bytes bytes(const Version& version) const {
+    Bytes made(model_.plan->arena_bytes());
+    for (std::size_t at = 0; at < made.size(); ++at) made[at] = Model::byte_of(version, at);
+    return made;
+  }
+  [[nodiscard]] std::vector<WordSum> sums(const Version& version, std::size_t bucket) const {
+    std::vector<WordSum> made;
+    const Bytes data = bytes(version);
+    for (const LeafPlace& leaf : model_.leaves->bucket(bucket))
+      made.push_back(word_sum(std::span(data).subspan(leaf.arena_offset, leaf.bytes), leaf.place));
+    return made;
+  }
+  void stage(const Version& version) {
+    std::span<std::byte> into;
+    bool is_staged = false;
+    ASSERT_TRUE(store().begin_own(
+        job(version), [&](Result<staging::Destination> memory) { into = memory.value().data; },
+        [&](const Result<Held>& held) { is_staged = held.has_value(); }));
+    ASSERT_TRUE(bench_.until([&] { return !into.empty(); }));
+    std::ranges::copy(bytes(version), into.begin());
+    for (std::size_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
+      store().bucket_arrived(bucket, sums(version, bucket));
+    store().all_arrived();
+    ASSERT_TRUE(bench_.until([&] { return is_staged; }));
+  }
+  void stage_changes(const Version& version, const Version& base) {
+    bool is_staged = false;
+    ASSERT_TRUE(store().begin_changes(
+        job(version), base, [&](const Result<Held>& held) { is_staged = held.has_value(); }));
+    patch::LeafChangesMaker maker;
+    for (std::size_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
+      store().changes_arrived(bucket, sums(version, bucket),
+                              std::make_shared<const Bytes>(
+                                  *maker.make(*blocks_, model_.leaves->bucket(bucket), bytes(base),
+                                              bytes(version), 4 * model_.plan->arena_bytes())));
+    store().all_arrived();
+    ASSERT_TRUE(bench_.until([&] { return is_staged; }));
+  }
+
+  Bench bench_;
+  Model model_;
+  std::shared_ptr<const patch::Layout> blocks_ =
+      std::make_shared<const patch::Layout>(*model_.manifest);
+  config::SidecarConfig config_;
+  OfferedLayouts layouts_;
+  trace::Recorder recorder_{100, trace::WhenFull::kDropOldest};
+  SwitchTrace switch_trace_{recorder_};
+  SidecarMetrics metrics_;
+  control::Fence fence_{.epoch = 1};
+  std::unique_ptr<VersionReceiver> receiver_;
+  std::optional<staging::VersionCompleted> completed_;
+  std::function<void()> on_ready_;
+  Version leads_back_;
+  std::vector<Version> forgotten_;
+};
+
+// The patch that leads back is made while the newer version is served and its memory is not
+// touched. The time for that is none in which readers had to end.
+TEST_F(VersionReceiverTest, AWayBackThatTakesLongStillGoesInPlace) {
+  stage(kV1);
+  stage_changes(kV2, kV1);
+  receiver_->complete({.version = kV2, .base = kV1, .in_place = true});
+  ASSERT_TRUE(bench_.until([&] { return completed_.has_value(); }));
+  EXPECT_EQ(completed_->failure, "");
+  EXPECT_TRUE(completed_->in_place);
+  EXPECT_FALSE(on_ready_) << "what leads to a newer version was made when it came";
+  completed_.reset();
+  forgotten_.clear();
+
+  receiver_->complete({.version = kV1, .base = kV2, .in_place = true});
+  ASSERT_TRUE(on_ready_);
+  EXPECT_EQ(leads_back_, kV2);
+  EXPECT_TRUE(forgotten_.empty()) << "engines may still be given the newer version";
+  std::this_thread::sleep_for(std::chrono::milliseconds(1'200));  // longer than readers are awaited
+  on_ready_();
+  ASSERT_TRUE(bench_.until([&] { return completed_.has_value(); }));
+  EXPECT_EQ(completed_->failure, "");
+  ASSERT_TRUE(completed_->in_place);
+  EXPECT_EQ(forgotten_, std::vector<Version>{kV2});
+  EXPECT_EQ(store().bytes(), model_.plan->arena_bytes() + store().changes_of(kV2)->bytes());
+}
+
+}  // namespace
+}  // namespace wsync::agent::test
