@@ -477,8 +477,10 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   rank->maps_version = reads_staged_version(hello);
   rank->adopts = hello.take == control::TakeMode::kAdopt;
   rank->any_layout = hello.any_layout;
-  rank->takes_patches = hello.takes_patches;
-  rank->takes_layers = hello.takes_patches && hello.take != control::TakeMode::kPieces;
+  const bool by_layers = hello.takes_patches && hello.take != control::TakeMode::kPieces;
+  // Layers are read in the staged version, which a rank with a device of its own does not map.
+  rank->takes_layers = by_layers && !devices_;
+  rank->takes_patches = hello.takes_patches && by_layers == rank->takes_layers;
   rank->is_controller = is_controller(rank->rank, hello);
   rank->active = hello.active;
   rank->hello_deadline.reset();

@@ -206,11 +206,8 @@ std::shared_ptr<const staging::HeldPatch> LoadDriver::choose_patch(const std::st
                                                                    const Version& target) const {
   if (base.none() || !options_.may_be_patched(replica)) return nullptr;
   if (!options_.is_proved(replica) && !planted("patch_on_unproved_memory")) return nullptr;
-  for (const AttachedRank& attached : options_.registry->ranks_of(replica)) {
-    const auto rank = options_.find(attached.id);
-    // Layers are read in the staged version, which a rank with a device of its own does not map.
-    if (!rank->takes_patches || (rank->takes_layers && options_.devices != nullptr)) return nullptr;
-  }
+  for (const AttachedRank& attached : options_.registry->ranks_of(replica))
+    if (!options_.find(attached.id)->takes_patches) return nullptr;
   auto patch = options_.preparation->patches().find(base, target);
   const bool has_base =
       !patch || patch->base().is_complete() || options_.preparation->find(base) != nullptr;

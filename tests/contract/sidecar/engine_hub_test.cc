@@ -118,6 +118,23 @@ TEST_F(EngineHubTest, AVersionThatIsLetGoWhileItsReplicasWaitForTheRunFailsTheir
   EXPECT_TRUE(a->next<control::BucketReady>());
 }
 
+// Nobody would use them, and a trainer that hears of them compares what it copies.
+TEST_F(EngineHubTest, NoPatchesAreMadeForLayersOfRanksWithDevicesOfTheirOwn) {
+  control::EngineHello hello;
+  hello.tensors = model_.tensors();
+  hello.takes_patches = true;
+  hello.take = control::TakeMode::kWhole;
+  RawEngine layers(bench_, hub_->socket(), "layers");
+  layers.say(hello);
+  ASSERT_TRUE(layers.next<control::EngineWelcome>());
+  EXPECT_EQ(hub_->patch_value_cost(), 0U);
+  hello.take = control::TakeMode::kPieces;
+  RawEngine pieces(bench_, hub_->socket(), "pieces");
+  pieces.say(hello);
+  ASSERT_TRUE(pieces.next<control::EngineWelcome>());
+  EXPECT_GT(hub_->patch_value_cost(), 0U);
+}
+
 class PacedHubTest : public EngineHubTest {
  protected:
   PacedHubTest()
