@@ -1,5 +1,6 @@
 // Ranks that take whole tensors or borrow, and of which a load by a patch loads only the layers in
 // which it changes something.
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,11 +17,14 @@ using testing::HasSubstr;
 
 // A rank that serves the first version; the second one is prepared.
 struct LayerRank : Rank {
-  LayerRank(const Model& model, TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1)
+  LayerRank(const Model& model, TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1,
+            bool any_layout = false)
       : Rank(model, take, rank, world),
         first(model.arena(kFirst)),
         second(changed_arena(model, first)) {
     engine.description.takes_changed_layers = true;
+    engine.description.any_layout = any_layout;
+    if (any_layout) engine.description.tensors.clear();
     start();
     EXPECT_TRUE(peer.accept().takes_patches);
     peer.welcome_unified();
@@ -110,6 +114,19 @@ TEST(ChangedLayer, RanksOfTwoTakeTheirParts) {
     EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kSecond}).failure, "");
     expect_holds(model, rank.engine, rank.second);
   }
+}
+
+TEST(ChangedLayer, MayBeOfAnyLayout) {
+  const Model model = Model::make();
+  LayerRank rank(model, TakeMode::kBorrow, 0, 1, true);
+  const MadePatch made(model, rank.first, rank.second);
+  const Bytes bytes = made.bytes();
+  EXPECT_EQ(rank.peer.ask<control::Loaded>(load_by(bytes), sealed(bytes)).failure, "");
+  EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kSecond}).failure, "");
+  EXPECT_THAT(rank.engine.calls,
+              ElementsAre("begin 1.2", "layer 0", "layer 1", "layer 3", "commit 1.2"));
+  for (std::uint32_t t = 0; t < model.manifest.size(); ++t)
+    EXPECT_TRUE(std::ranges::equal(rank.engine.memory[t], tensor_in(model, rank.second, t))) << t;
 }
 
 TEST(ChangedLayer, IsNotAnsweredLater) {
