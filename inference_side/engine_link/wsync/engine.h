@@ -200,8 +200,9 @@ typedef struct {
    * none. All others stay as they are, so the engine must hold every layer as it was loaded, and
    * take any of them alone. It needs read_tensor, by which the rest is looked at from time to time,
    * and load_layer must not return WSYNC_LATER. All layers come, as ever, for a rank that holds no
-   * version or has not been read since it attached, and if too much has changed. The layers of a
-   * version are numbered as in a full load. */
+   * version or has not been read since it attached, if too much has changed, and once in the
+   * sidecar's `scrub.interval` where layers come too often for all of them to be read in between.
+   * The layers of a version are numbered as in a full load. */
   int changed_layers;
 } wsync_engine_options;
 
