@@ -208,7 +208,8 @@ PatchOptions SidecarAgent::patch_options() {
           .on_made =
               [this](const Version& base, const Version& target, const staging::HeldPatch* patch,
                      TimePoint begin, TimePoint end) {
-                metrics_.patch_made(patch == nullptr ? 0 : patch->bytes());
+                // What leads back is not part of an update.
+                if (base < target) metrics_.patch_made(patch == nullptr ? 0 : patch->bytes());
                 switch_trace_.patch_made(base, target, patch == nullptr ? 0 : patch->bytes(), begin,
                                          end);
               }};

@@ -38,7 +38,7 @@ class SidecarMetrics {
   void lost(const std::string& replica) { switches_.erase(replica); }
   // A rank has loaded a version, or has failed to.
   void loaded(const reload::RankLoaded& event);
-  // A patch was made, or could not be made (0 bytes).
+  // A patch to a version that has come was made, or could not be made (0 bytes).
   void patch_made(std::uint64_t bytes);
   // A version of which only what changes was here is complete.
   void completed(bool in_place) { (in_place ? changed_in_place_ : changed_beside_).add(); }
