@@ -429,7 +429,9 @@ std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
                              .step = machine_.step()};
   hello.has_controller = description_.has_controller;
   hello.any_layout = description_.any_layout;
-  hello.takes_patches = takes_patches(description_);
+  hello.takes_patches = takes_patches(description_) && !description_.takes_changed_layers;
+  if (description_.takes_changed_layers)
+    hello.capabilities |= bits(control::Capability::kChangedLayers);
   hello.not_scrubbed = why_not_scrubbed(description_, engine_);
   hello.tensors.reserve(description_.tensors.size());
   if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();

@@ -477,10 +477,11 @@ void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
   rank->maps_version = reads_staged_version(hello);
   rank->adopts = hello.take == control::TakeMode::kAdopt;
   rank->any_layout = hello.any_layout;
-  const bool by_layers = hello.takes_patches && hello.take != control::TakeMode::kPieces;
   // Layers are read in the staged version, which a rank with a device of its own does not map.
-  rank->takes_layers = by_layers && !devices_;
-  rank->takes_patches = hello.takes_patches && by_layers == rank->takes_layers;
+  rank->takes_layers =
+      contains(hello.capabilities, control::Capability::kChangedLayers) && !devices_ &&
+      (hello.take == control::TakeMode::kWhole || hello.take == control::TakeMode::kBorrow);
+  rank->takes_patches = hello.takes_patches || rank->takes_layers;
   rank->is_controller = is_controller(rank->rank, hello);
   rank->active = hello.active;
   rank->hello_deadline.reset();

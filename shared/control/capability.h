@@ -23,6 +23,10 @@ enum class Capability : std::uint32_t {
   kSuspendedOutcomes = 1U << 0U,
   // Heartbeat::patch_value_cost: without it, a trainer makes no patches while it copies.
   kPatchValueCost = 1U << 1U,
+  // In EngineHello, of the rank and not of its release: it takes the layers that a patch changes,
+  // although its `takes_patches` is false. An older sidecar would compare the sums of what a patch
+  // touches, so it loads all bytes.
+  kChangedLayers = 1U << 2U,
 };
 
 // A set of capabilities, as bits.

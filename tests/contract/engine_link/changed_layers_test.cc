@@ -26,7 +26,9 @@ struct LayerRank : Rank {
     engine.description.any_layout = any_layout;
     if (any_layout) engine.description.tensors.clear();
     start();
-    EXPECT_TRUE(peer.accept().takes_patches);
+    const control::EngineHello hello = peer.accept();
+    EXPECT_FALSE(hello.takes_patches) << "an older sidecar would compare other sums";
+    EXPECT_TRUE(contains(hello.capabilities, control::Capability::kChangedLayers));
     peer.welcome_unified();
     EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first)).failure, "");
     switch_to(kFirst);

@@ -122,13 +122,19 @@ TEST_F(EngineHubTest, AVersionThatIsLetGoWhileItsReplicasWaitForTheRunFailsTheir
 TEST_F(EngineHubTest, NoPatchesAreMadeForLayersOfRanksWithDevicesOfTheirOwn) {
   control::EngineHello hello;
   hello.tensors = model_.tensors();
-  hello.takes_patches = true;
+  hello.capabilities |= bits(control::Capability::kChangedLayers);
   hello.take = control::TakeMode::kWhole;
   RawEngine layers(bench_, hub_->socket(), "layers");
   layers.say(hello);
   ASSERT_TRUE(layers.next<control::EngineWelcome>());
   EXPECT_EQ(hub_->patch_value_cost(), 0U);
+  // Of a rank that takes pieces the capability means nothing.
   hello.take = control::TakeMode::kPieces;
+  RawEngine other(bench_, hub_->socket(), "other");
+  other.say(hello);
+  ASSERT_TRUE(other.next<control::EngineWelcome>());
+  EXPECT_EQ(hub_->patch_value_cost(), 0U);
+  hello.takes_patches = true;
   RawEngine pieces(bench_, hub_->socket(), "pieces");
   pieces.say(hello);
   ASSERT_TRUE(pieces.next<control::EngineWelcome>());
