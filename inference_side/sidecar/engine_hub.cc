@@ -703,9 +703,10 @@ void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& v
 
 void EngineHub::add_changes(const std::shared_ptr<const staging::HeldVersion>& version,
                             std::function<void()> on_ready,
-                            const std::shared_ptr<const staging::ReceivedChanges>& changes) {
+                            const std::shared_ptr<const staging::ReceivedChanges>& changes,
+                            std::chrono::milliseconds wait) {
   notify_unfit(version->version(), *version->manifest());
-  preparation_->add_changes(version, attached(), std::move(on_ready), changes);
+  preparation_->add_changes(version, attached(), std::move(on_ready), changes, wait);
 }
 
 bool EngineHub::serves_from_memory() const {

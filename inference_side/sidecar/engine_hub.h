@@ -119,7 +119,8 @@ class EngineHub {
   // See VersionPreparation::add_changes.
   void add_changes(const std::shared_ptr<const staging::HeldVersion>& version,
                    std::function<void()> on_ready,
-                   const std::shared_ptr<const staging::ReceivedChanges>& changes);
+                   const std::shared_ptr<const staging::ReceivedChanges>& changes,
+                   std::chrono::milliseconds wait);
   // `is_lent`: see VersionPreparation::remove.
   void remove_version(const Version& version, bool is_lent = false);
   // Whether an attached rank serves from the memory of a version.

@@ -136,8 +136,9 @@ Result<> SidecarAgent::open() {
     hub_->add_version(version, std::move(on_ready), changes, wait);
   };
   receiver.prepare_changes = [this](const auto& version, const auto& changes,
-                                    std::function<void()> on_ready) {
-    hub_->add_changes(version, std::move(on_ready), changes);
+                                    std::function<void()> on_ready,
+                                    std::chrono::milliseconds wait) {
+    hub_->add_changes(version, std::move(on_ready), changes, wait);
   };
   receiver.forget = [this](const Version& version, bool is_lent) {
     hub_->remove_version(version, is_lent);

@@ -52,12 +52,12 @@ void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& 
   answered(nullptr, &name);
 }
 
-void VersionPreparation::add_changes(
-    const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
-    std::function<void()> on_ready,
-    const std::shared_ptr<const staging::ReceivedChanges>& changes) {
+void VersionPreparation::add_changes(const std::shared_ptr<const staging::HeldVersion>& version,
+                                     const Ranks& ranks, std::function<void()> on_ready,
+                                     const std::shared_ptr<const staging::ReceivedChanges>& changes,
+                                     std::chrono::milliseconds wait) {
   const Version name = version->version();
-  Waiting waiting{.wait = kAnswerWait};
+  Waiting waiting{.wait = wait};
   waiting.devices_ready = true;
   waiting.on_ready = std::move(on_ready);
   waiting.deadline = std::make_unique<Timer>(loop_, [this, name] { pass_over_silent(name); });

@@ -59,10 +59,12 @@ class VersionPreparation {
            const std::shared_ptr<const staging::ReceivedChanges>& changes = nullptr,
            std::chrono::milliseconds wait = kAnswerWait);
   // Only what changes to the version is here, so it can be loaded by nobody before add() is called.
-  // `on_ready` is called as by add() when the patches are there, or are known not to come.
+  // `on_ready` is called as by add() when the patches are there, or are known not to come, and
+  // after `wait` at the latest.
   void add_changes(const std::shared_ptr<const staging::HeldVersion>& version, const Ranks& ranks,
                    std::function<void()> on_ready,
-                   const std::shared_ptr<const staging::ReceivedChanges>& changes);
+                   const std::shared_ptr<const staging::ReceivedChanges>& changes,
+                   std::chrono::milliseconds wait = kAnswerWait);
   // Sends Release to each of `ranks` that was sent Prepare for the version. Returns false if the
   // version is not here. `is_lent`: the patches from it are kept, because its memory is going to be
   // that of their target.

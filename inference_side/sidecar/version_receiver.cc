@@ -22,7 +22,8 @@ namespace {
 constexpr std::chrono::milliseconds kReaderWait{1'000};
 constexpr std::chrono::milliseconds kMemoryWait{30'000};
 constexpr std::chrono::milliseconds kReaderPoll{5};
-// Replicas wait for the version then, so that an engine that does not answer is not awaited long.
+// Replicas wait for the version then, so neither an engine that does not answer nor a patch behind
+// other work is awaited long.
 constexpr std::chrono::milliseconds kEngineWait{500};
 
 }  // namespace
@@ -512,7 +513,7 @@ void VersionReceiver::staged(std::uint64_t attempt,
   if ((*held)->is_complete())
     options_.prepare(*held, changes, std::move(on_ready), VersionPreparation::kAnswerWait);
   else
-    options_.prepare_changes(*held, changes, std::move(on_ready));
+    options_.prepare_changes(*held, changes, std::move(on_ready), VersionPreparation::kAnswerWait);
 }
 
 void VersionReceiver::unusable(const Version& version, const Error& why) {
@@ -573,7 +574,8 @@ void VersionReceiver::complete(const staging::CompleteVersion& command) {
   auto back = std::make_shared<staging::ReceivedChanges>();
   back->base = changes->base;
   back->buckets = changes->buckets;
-  options_.prepare_changes(store_->find(command.version), back, [this] { begin_completion(); });
+  options_.prepare_changes(
+      store_->find(command.version), back, [this] { begin_completion(); }, kEngineWait);
 }
 
 void VersionReceiver::begin_completion() {

@@ -58,7 +58,7 @@ struct VersionReceiverOptions {
   // before `prepare` is called for it as well.
   std::function<void(const std::shared_ptr<const staging::HeldVersion>&,
                      const std::shared_ptr<const staging::ReceivedChanges>& changes,
-                     std::function<void()> on_ready)>
+                     std::function<void()> on_ready, std::chrono::milliseconds wait)>
       prepare_changes;
   // A version can no longer be loaded. `is_lent`: what leads from it to another one is kept,
   // because engines serve it.

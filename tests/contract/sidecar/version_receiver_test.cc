@@ -34,7 +34,7 @@ class VersionReceiverTest : public testing::Test {
     options.prepare = [](const Held&, const auto&, const std::function<void()>& on_ready,
                          std::chrono::milliseconds) { on_ready(); };
     options.prepare_changes = [this](const Held&, const auto& changes,
-                                     std::function<void()> on_ready) {
+                                     std::function<void()> on_ready, std::chrono::milliseconds) {
       leads_back_ = changes->base;
       on_ready_ = std::move(on_ready);
     };
