@@ -73,7 +73,8 @@ class LoadSession {
   void give_up();
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
-  // Bytes copied so far, each counted once; 0 if the version is mapped.
+  // Bytes copied so far, each counted once; 0 if the version is mapped, but for the changed layers
+  // that were passed.
   [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
   [[nodiscard]] std::chrono::nanoseconds copy_time() const noexcept { return copy_time_; }
 

@@ -16,12 +16,10 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // A rank that serves the first version; the second one is prepared.
-struct LayerRank : Rank {
+struct LayerRank : RankOfTwoVersions {
   LayerRank(const Model& model, TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1,
             bool any_layout = false)
-      : Rank(model, take, rank, world),
-        first(model.arena(kFirst)),
-        second(changed_arena(model, first)) {
+      : RankOfTwoVersions(model, take, rank, world) {
     engine.description.takes_changed_layers = true;
     engine.description.any_layout = any_layout;
     if (any_layout) engine.description.tensors.clear();
@@ -29,15 +27,8 @@ struct LayerRank : Rank {
     const control::EngineHello hello = peer.accept();
     EXPECT_FALSE(hello.takes_patches) << "an older sidecar would compare other sums";
     EXPECT_TRUE(contains(hello.capabilities, control::Capability::kChangedLayers));
-    peer.welcome_unified();
-    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first)).failure, "");
-    switch_to(kFirst);
-    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kSecond, false), share(second)).failure,
-              "");
-    engine.calls.clear();
+    stop_with_first(model);
   }
-  SharedArena first;
-  SharedArena second;
 };
 
 class ChangedLayers : public testing::TestWithParam<TakeMode> {

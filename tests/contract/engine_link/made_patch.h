@@ -11,6 +11,7 @@
 #include "shared/base/sealed_memory.h"
 #include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/patch.h"
+#include "tests/contract/engine_link/attached_rank.h"
 #include "tests/contract/engine_link/sidecar_peer.h"
 
 namespace wsync::engine::test {
@@ -43,6 +44,26 @@ inline SharedArena changed_arena(const Model& model, const SharedArena& first) {
   std::move(lease).complete({.low = kSecond.step, .high = 1});
   return made;
 }
+
+// A rank of unified devices that has two versions to be switched between.
+struct RankOfTwoVersions : Rank {
+  RankOfTwoVersions(const Model& model, control::TakeMode take, std::uint32_t rank,
+                    std::uint32_t world)
+      : Rank(model, take, rank, world),
+        first(model.arena(kFirst)),
+        second(changed_arena(model, first)) {}
+  // It is welcome, has stopped with the first version, and is prepared for the second one.
+  void stop_with_first(const Model& model) {
+    peer.welcome_unified();
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first)).failure, "");
+    switch_to(kFirst);
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kSecond, false), share(second)).failure,
+              "");
+    engine.calls.clear();
+  }
+  SharedArena first;
+  SharedArena second;
+};
 
 // What a sidecar would hold for these two arenas.
 struct MadePatch {

@@ -15,22 +15,13 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // A rank that has stopped with the first version; the second one is prepared.
-struct PatchedRank : Rank {
+struct PatchedRank : RankOfTwoVersions {
   explicit PatchedRank(const Model& model, std::uint32_t rank = 0, std::uint32_t world = 1)
-      : Rank(model, TakeMode::kPieces, rank, world),
-        first(model.arena(kFirst)),
-        second(changed_arena(model, first)) {
+      : RankOfTwoVersions(model, TakeMode::kPieces, rank, world) {
     start();
     EXPECT_TRUE(peer.accept().takes_patches);
-    peer.welcome_unified();
-    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kFirst), share(first)).failure, "");
-    switch_to(kFirst);
-    EXPECT_EQ(peer.ask<control::Prepared>(prepare_of(model, kSecond, false), share(second)).failure,
-              "");
-    engine.calls.clear();
+    stop_with_first(model);
   }
-  SharedArena first;
-  SharedArena second;
 };
 
 TEST(PatchLoad, WritesWhatDiffersAndReturnsBothSums) {
