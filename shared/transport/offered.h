@@ -22,7 +22,8 @@ struct Offered {
   // differs.
   [[nodiscard]] Result<> judge_key(const StreamKey& asked) const;
   // Like judge_key(); also checks that the bucket exists with this size. kRefused if not. kPeerLost
-  // if only the changes of the version are here, and they are not what is asked for.
+  // if only the changes of the version are here, and they are not what is asked for. Then the
+  // bucket may still be made with the base (StreamOffers::judge()).
   [[nodiscard]] Result<> judge_bucket(const Frame& get) const;
 
   // Whether the version is held as its changes alone.

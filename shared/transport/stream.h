@@ -102,9 +102,10 @@ class BucketSource {
   //
   // `changes`: of an offer that is held as its changes alone, the leaf changes of this bucket
   // (shared/weights/patch/leaf_changes.h) from Offer::base. A sink that names that base, and wants
-  // as many bytes, gets these. Any other request for a bucket of such an offer is answered with
-  // kPeerLost, so that its sink looks for another source. Other offers, and kinds that map the
-  // source, ignore them.
+  // as many bytes, gets these. Any other request for a bucket of such an offer gets the bucket that
+  // is made of the base and them, or what changes from another version, while the base is offered
+  // with its memory. Otherwise it is answered with kPeerLost, so that its sink looks for another
+  // source. Other offers, and kinds that map the source, ignore them.
   virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
                             std::shared_ptr<const Bytes> changes = nullptr) = 0;
   // Ends an offer. Sinks that still wait for it get `reason`.

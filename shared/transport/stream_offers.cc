@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <ranges>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
 #include "shared/transport/limits.h"
@@ -173,36 +176,96 @@ StreamOffers::Changes StreamOffers::compare(const Offered& base, const Offered& 
   return changes;
 }
 
+// What changes from `base` to the target, if that is known or can be compared.
+StreamOffers::Changes StreamOffers::changes_between(const Offered& base, const Offered& target,
+                                                    std::uint64_t bucket, std::uint64_t max_bytes) {
+  if (target.has_changes_alone() && target.offer.base == version_of(base))
+    return target.changes[bucket];
+  if (Changes kept = links_.find(version_of(base), version_of(target), bucket)) return kept;
+  return target.changes_from(base, bucket) ? compare(base, target, bucket, max_bytes) : nullptr;
+}
+
 // Over the newest version that a link leads to: the changes from it are the smallest.
 StreamOffers::Changes StreamOffers::through_links(const Version& from, const Offered& target,
                                                   std::uint64_t bucket, std::uint64_t max_bytes) {
   for (const Version& over : links_.targets_of(from) | std::views::reverse) {
     const Changes first = links_.find(from, over, bucket);
     const auto middle = find_with_memory(over);
-    if (!first || !middle || !target.changes_from(*middle, bucket)) continue;
-    Changes second = links_.find(over, version_of(target), bucket);
-    if (!second) second = compare(*middle, target, bucket, max_bytes);
-    if (second) return merge(from, *middle, version_of(target), bucket, first, second);
+    if (!first || !middle) continue;
+    if (const Changes second = changes_between(*middle, target, bucket, max_bytes))
+      return merge(from, *middle, version_of(target), bucket, first, second);
   }
   return nullptr;
 }
 
 StreamOffers::Changes StreamOffers::changes(const Offered& target, const Frame& get) {
   has_receivers_ = true;
-  if (target.has_changes_alone()) return target.changes[get.bucket];
   const Version& version = version_of(target);
+  if (target.has_changes_alone() &&
+      (get.base == target.offer.base || planted("changes_sent_to_another_base"))) {
+    const Changes& held = target.changes[get.bucket];
+    return held && held->size() <= get.changes_max ? held : nullptr;
+  }
   if (get.base.none() || get.base == version || get.bytes > limits::kStreamChangesBucketBytes)
     return nullptr;
   const std::uint64_t max_bytes =
       std::min(get.changes_max, limits::stream_changes_bytes_max(get.bytes));
   Changes found = links_.find(get.base, version, get.bucket);
-  if (!found) {
-    const auto base = find_with_memory(get.base);
-    found = base && target.changes_from(*base, get.bucket)
-                ? compare(*base, target, get.bucket, max_bytes)
-                : through_links(get.base, target, get.bucket, max_bytes);
-  }
+  const auto base = found ? nullptr : find_with_memory(get.base);
+  if (base) found = changes_between(*base, target, get.bucket, max_bytes);
+  if (!found) found = through_links(get.base, target, get.bucket, max_bytes);
   return found && found->size() <= max_bytes ? found : nullptr;
+}
+
+// ---- versions that are held as their changes alone ----
+
+std::shared_ptr<Offered> StreamOffers::base_of(const Offered& target, std::uint64_t bucket) const {
+  if (!target.has_changes_alone() || !target.offer.blocks || !target.offer.leaves) return nullptr;
+  auto base = find_with_memory(target.offer.base);
+  const bool fits = base && !base->offer.data.empty() &&
+                    base->offer.key.layout == target.offer.key.layout &&
+                    bucket < base->offer.buckets.size() &&
+                    base->offer.buckets[bucket] == target.offer.buckets[bucket] &&
+                    base->ready[bucket] && (!target.ready[bucket] || target.changes[bucket]);
+  return fits ? base : nullptr;
+}
+
+Result<> StreamOffers::judge(const Offered& target, const Frame& get) const {
+  auto judged = target.judge_bucket(get);
+  if (!judged && judged.error().code() == ErrorCode::kPeerLost && base_of(target, get.bucket))
+    return {};
+  return judged;
+}
+
+Result<std::shared_ptr<const Bytes>> StreamOffers::compose(const Offered& target,
+                                                           std::uint64_t bucket) const {
+  const auto elsewhere = [&](std::string_view why) {
+    return fail(
+        ErrorCode::kPeerLost,
+        fmt::format("of version {} only what changes from {} is here, and {}: another "
+                    "source has to send bucket {}",
+                    version_of(target).to_string(), target.offer.base.to_string(), why, bucket));
+  };
+  const auto base = base_of(target, bucket);
+  if (!base) return elsewhere("that version is not offered any more");
+  const BucketWindow window = target.offer.buckets[bucket];
+  const patch::Layout& layout = *target.offer.blocks;
+  // As if the bucket were the whole arena.
+  const auto placed = target.offer.leaves->bucket(bucket);
+  std::vector<LeafPlace> leaves(placed.begin(), placed.end());
+  for (LeafPlace& leaf : leaves) leaf.arena_offset -= window.offset;
+  auto bytes = std::make_shared<Bytes>(window.bytes);
+  const auto sums = [&]() -> Result<std::vector<WordSum>> {
+    const auto changes =
+        WSYNC_TRY(patch::read_leaf_changes(layout, leaves, *target.changes[bucket]));
+    return patch::apply_leaf_changes(layout, leaves, changes,
+                                     base->offer.data.subspan(window.offset, window.bytes), *bytes);
+  }();
+  if (!sums) return elsewhere(sums.error().message());
+  if (bucket_digest(*sums) != target.digest_of_bucket(bucket) &&
+      !planted("composed_bucket_not_compared"))
+    return elsewhere("bytes of that version that do not change are damaged");
+  return bytes;
 }
 
 void StreamOffers::clear() {

@@ -11,6 +11,9 @@
 // withdrawn, what is left of that is done first, and all links to it are dropped. So a link may
 // lead over withdrawn versions, and never to one.
 //
+// A version may be held as its changes alone. If their base is offered with its memory, a receiver
+// that has another version, or none, gets the bucket that is made of both.
+//
 // A link is as little trusted as any changes: the receiver proves its base and the result.
 //
 // Thread: one at a time; the one that sends.
@@ -63,9 +66,17 @@ class StreamOffers {
 
   // Returns nullptr if the version is not offered.
   [[nodiscard]] std::shared_ptr<Offered> find(const Version& version) const;
+  // Whether the request can be answered with a bucket or with changes, at once or when it is ready.
+  // Errors as Offered::judge_bucket(), but kPeerLost only if the bucket cannot be made here.
+  [[nodiscard]] Result<> judge(const Offered& target, const Frame& get) const;
   // The changes that are sent in place of a bucket that is ready, or nullptr: none can be told, or
-  // they are larger than is wanted. `get` is a request that `target` has judged. Blocks.
+  // they are larger than is wanted. `get` is a request that was judged. Blocks.
   [[nodiscard]] Changes changes(const Offered& target, const Frame& get);
+  // The bytes of a bucket that is ready, of a version that is held as its changes alone. kPeerLost
+  // if they cannot be made, because the base is not offered any more, or because it is damaged.
+  // Blocks.
+  [[nodiscard]] Result<std::shared_ptr<const Bytes>> compose(const Offered& target,
+                                                             std::uint64_t bucket) const;
   [[nodiscard]] const ChangeLinks& links() const noexcept { return links_; }
 
  private:
@@ -85,6 +96,8 @@ class StreamOffers {
   }
   // One that is offered, or that leaves.
   [[nodiscard]] std::shared_ptr<Offered> find_with_memory(const Version& version) const;
+  // The base of a version that is held as its changes alone, if the bucket can be made of both.
+  [[nodiscard]] std::shared_ptr<Offered> base_of(const Offered& target, std::uint64_t bucket) const;
   // The first bucket of this version over which links are to be merged.
   [[nodiscard]] std::optional<Place> first_place(const Version& version) const;
   void keep(const Version& from, const Version& to, std::uint64_t bucket, const Changes& changes);
@@ -97,6 +110,8 @@ class StreamOffers {
   // Merges the link from `from` to `middle` with the one to `target`, and keeps the result.
   Changes merge(const Version& from, const Offered& middle, const Version& target,
                 std::uint64_t bucket, const Changes& first, const Changes& second);
+  Changes changes_between(const Offered& base, const Offered& target, std::uint64_t bucket,
+                          std::uint64_t max_bytes);
   Changes through_links(const Version& from, const Offered& target, std::uint64_t bucket,
                         std::uint64_t max_bytes);
   void merge_over(const Place& place);

@@ -84,15 +84,16 @@ void SourceConnection::pump() {
       ++request;
       continue;
     }
-    if (auto judged = offered->judge_bucket(request->frame); !judged) {
+    if (auto judged = shared_->offers.judge(*offered, request->frame); !judged) {
       answer(*request, judged.error());
       request = pending_.erase(request);
       continue;
     }
     if (writing_ == Writing::kNothing && offered->ready[request->frame.bucket]) {
       const Request taken = *request;
-      pending_.erase(request);
-      return start_bucket(std::move(offered), taken);
+      request = pending_.erase(request);
+      if (start_bucket(std::move(offered), taken)) return;
+      continue;
     }
     ++request;
   }
@@ -126,7 +127,16 @@ void SourceConnection::withdraw(Version version, const std::string& reason) {
   pump();
 }
 
-void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Request& request) {
+bool SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Request& request) {
+  changes_ = shared_->offers.changes(*offered, request.frame);
+  if (!changes_ && offered->has_changes_alone()) {
+    auto composed = shared_->offers.compose(*offered, request.frame.bucket);
+    if (!composed) {
+      answer(request, composed.error());
+      return false;
+    }
+    composed_ = std::move(*composed);
+  }
   writing_ = Writing::kBucket;
   offered_ = std::move(offered);
   bucket_ = request.frame.bucket;
@@ -135,7 +145,6 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   Frame frame = request.frame;
   frame.type = FrameType::kBucket;
   frame.changes_max = 0;
-  changes_ = shared_->offers.changes(*offered_, request.frame);
   if (changes_) {
     frame.type = FrameType::kChanges;
     frame.bytes = changes_->size();
@@ -145,13 +154,18 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   header_ = encode_frame(frame);
   small_.swap(outbox_);  // pending failures are sent first
   write({small_, header_});
+  return true;
+}
+
+std::span<const std::byte> SourceConnection::payload() const {
+  if (changes_) return *changes_;
+  if (composed_) return *composed_;
+  const BucketWindow window = offered_->offer.buckets[bucket_];
+  return offered_->offer.data.subspan(window.offset, window.bytes);
 }
 
 void SourceConnection::write_next_slice() {
-  const BucketWindow window = offered_->offer.buckets[bucket_];
-  const std::span<const std::byte> payload =
-      changes_ ? std::span<const std::byte>(*changes_)
-               : offered_->offer.data.subspan(window.offset, window.bytes);
+  const std::span<const std::byte> payload = this->payload();
   const std::uint64_t n = std::min(limits::kStreamSliceBytes, payload.size() - sent_);
   if (n == 0) {
     trailer_ = encode_trailer(offered_->digest_of_bucket(bucket_));
@@ -180,6 +194,7 @@ void SourceConnection::on_written() {
     if (changes_) ++shared_->counters.changes;
   }
   changes_.reset();
+  composed_.reset();
   writing_ = Writing::kNothing;
   offered_.reset();
   pump();

@@ -53,7 +53,9 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   void on_read(std::size_t n);
   void close_as_garbage(const Error& error);
   void answer(const Request& request, const Error& error);
-  void start_bucket(std::shared_ptr<Offered> offered, const Request& request);
+  // Returns false if the bucket cannot be sent, and the request was answered so.
+  bool start_bucket(std::shared_ptr<Offered> offered, const Request& request);
+  [[nodiscard]] std::span<const std::byte> payload() const;  // kBucket
   void write_next_slice();
   void write(std::initializer_list<std::span<const std::byte>> pieces);
   void on_written();
@@ -70,9 +72,11 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   std::shared_ptr<Offered> offered_;      // kBucket
   std::uint64_t bucket_ = 0;              // kBucket
   std::shared_ptr<const Bytes> changes_;  // kBucket: sent instead of the bucket
-  std::uint64_t sent_ = 0;                // kBucket: payload bytes handed to the socket
-  bool trailer_sent_ = false;             // kBucket
-  std::uint64_t in_flight_bytes_ = 0;     // of the current write
+  // kBucket: its bytes, if the version is held as its changes alone.
+  std::shared_ptr<const Bytes> composed_;
+  std::uint64_t sent_ = 0;             // kBucket: payload bytes handed to the socket
+  bool trailer_sent_ = false;          // kBucket
+  std::uint64_t in_flight_bytes_ = 0;  // of the current write
   std::array<std::byte, kFrameBytes> header_{};
   std::array<std::byte, kTrailerBytes> trailer_{};
   TimePoint last_progress_;

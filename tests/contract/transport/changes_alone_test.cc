@@ -212,6 +212,60 @@ TEST_P(ChangesAlone, OneWithAnotherBaseIsSentToAnotherSource) {
   EXPECT_TRUE(to_->arrived.empty());
 }
 
+// The source makes the buckets of the base that it offers as well.
+TEST_P(ChangesAlone, OneWithoutTheBaseGetsTheBucketsFromASourceThatOffersIt) {
+  const auto holder = make_holder();
+  holder->source->offer(base_.offer());
+  run(*to_, to_->receiver.wanted(target_, holder->source->address()));
+  EXPECT_EQ(to_->receiver.done, 1) << to_->receiver.failure_text();
+  EXPECT_TRUE(to_->receiver.holds(target_));
+  EXPECT_EQ(to_->receiver.by_changes, 0U);
+  EXPECT_EQ(holder->source->counters().refused, 0U);
+}
+
+TEST_P(ChangesAlone, OneThatWantsFewerBytesGetsTheBucketsFromASourceThatOffersTheBase) {
+  const auto holder = make_holder();
+  holder->source->offer(base_.offer());
+  FetchRequest strict = to_->receiver.wanted(target_, holder->source->address());
+  strict.base = held_base();
+  strict.base->max_share = 0.0001;
+  run(*to_, std::move(strict));
+  EXPECT_TRUE(to_->receiver.holds(target_)) << to_->receiver.failure_text();
+  EXPECT_EQ(to_->receiver.by_changes, 0U);
+}
+
+TEST_P(ChangesAlone, ABucketThatHasNotArrivedIsMadeWhenItHas) {
+  trainer_->source->offer(base_.offer());
+  trainer_->source->offer(held_alone());
+  ASSERT_TRUE(to_->receiver.receive(to_->receiver.wanted(target_, trainer_->source->address()))
+                  .has_value());
+  trainer_->source->bucket_ready(target_.key().version, 3, target_.digest(3),
+                                 std::make_shared<const Bytes>(changes_of(3)));
+  ASSERT_TRUE(loop_.run_until([&] { return to_->arrived.contains(3); }));
+  EXPECT_EQ(to_->arrived.size(), 1U);
+  for (std::uint64_t i = 0; i < target_.buckets().size(); ++i)
+    trainer_->source->bucket_ready(target_.key().version, i, target_.digest(i),
+                                   std::make_shared<const Bytes>(changes_of(i)));
+  ASSERT_TRUE(loop_.run_until([&] { return to_->receiver.is_over(); }));
+  EXPECT_TRUE(to_->receiver.holds(target_)) << to_->receiver.failure_text();
+}
+
+TEST_P(ChangesAlone, ADamagedBucketIsNotMade) {
+  auto damaged = std::make_shared<Bytes>(base_.data().begin(), base_.data().end());
+  (*damaged)[base_.buckets()[2].offset] ^= std::byte{1};  // it does not change
+  Offer base = base_.offer();
+  base.data = *damaged;
+  base.hold = damaged;
+  const auto holder = make_holder();
+  holder->source->offer(std::move(base));
+  run(*to_, to_->receiver.wanted(target_, holder->source->address()));
+  expect_peer_lost(*to_, "do not change are damaged: another source has to send bucket 2");
+  EXPECT_FALSE(to_->arrived.contains(2));
+  offer_both(*trainer_);
+  run(*to_, to_->receiver.wanted(target_, trainer_->source->address()));
+  EXPECT_TRUE(to_->receiver.holds(target_)) << to_->receiver.failure_text();
+}
+
 // It is told at once, although the bucket has not arrived.
 TEST_P(ChangesAlone, OneWithoutTheBaseDoesNotWait) {
   trainer_->source->offer(held_alone());

@@ -386,6 +386,78 @@ TEST_F(StreamOffersTest, AVersionThatIsHeldAsChangesAloneGivesLinks) {
   EXPECT_EQ(served(3, 1), kBuckets);
 }
 
+// ---- a bucket of a version that is held as its changes alone ----
+
+TEST_F(StreamOffersTest, ABucketIsMadeOfTheBaseAndTheChanges) {
+  offer_next();
+  next(2'000);
+  offer_alone();
+  for (std::uint64_t bucket = 0; bucket < kBuckets; ++bucket) {
+    EXPECT_TRUE(offers_.judge(*offers_.find(name(2)), get(2, 9, bucket, limits::kMiB)));
+    const auto made = offers_.compose(*offers_.find(name(2)), bucket);
+    ASSERT_TRUE(made.has_value()) << made.error().message();
+    EXPECT_TRUE(same_bytes(**made, version(2).bucket(bucket))) << "bucket " << bucket;
+  }
+}
+
+TEST_F(StreamOffersTest, ABucketIsNotMadeOfADamagedBase) {
+  offer_next();
+  next(2'000);
+  // Not an element that changes.
+  Bytes damaged(version(1).data().begin(), version(1).data().end());
+  damaged[0] ^= std::byte{1};
+  Offer base = version(1).offer();
+  base.data = damaged;
+  offers_.offer(std::move(base));
+  offer_alone();
+  const auto made = offers_.compose(*offers_.find(name(2)), 0);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(made.error().message(),
+            "of version 1.2 only what changes from 1.1 is here, and bytes of that version that do "
+            "not change are damaged: another source has to send bucket 0");
+  EXPECT_TRUE(offers_.compose(*offers_.find(name(2)), 1).has_value());
+  damaged[0] ^= std::byte{1};
+  damaged[1'000] ^= std::byte{1};  // one that changes
+  EXPECT_FALSE(offers_.compose(*offers_.find(name(2)), 0).has_value());
+}
+
+TEST_F(StreamOffersTest, ABucketIsElsewhereWhenTheBaseIsNotOfferedAnyMore) {
+  offer_next();
+  next(2'000);
+  offer_alone();
+  const auto target = offers_.find(name(2));
+  withdraw(1);
+  const auto judged = offers_.judge(*target, get(2, 9, 0, limits::kMiB));
+  ASSERT_FALSE(judged.has_value());
+  EXPECT_EQ(judged.error().code(), ErrorCode::kPeerLost);
+  const auto made = offers_.compose(*target, 0);
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().code(), ErrorCode::kPeerLost);
+  EXPECT_TRUE(offers_.judge(*target, get(2, 1, 0, limits::kMiB))) << "the changes are still here";
+}
+
+TEST_F(StreamOffersTest, WhoIsTwoBehindGetsWhatChangesOfAVersionThatIsHeldAlone) {
+  const TestVersion& first = next(1);
+  const TestVersion& second = next(2'000);
+  const TestVersion& third = next(3'000);
+  offers_.offer(first.offer());
+  offers_.offer(second.offer());
+  EXPECT_EQ(served(2, 1), kBuckets);
+  withdraw(1);
+  Offer alone = third.offer();
+  alone.data = {};
+  alone.base = name(2);
+  offers_.offer(std::move(alone));
+  for (std::uint64_t i = 0; i < kBuckets; ++i)
+    offers_.bucket_ready(name(3), i, third.digest(i),
+                         std::make_shared<const Bytes>(*patch::LeafChangesMaker().make(
+                             *second.blocks(), second.leaves()->bucket(i), second.data(),
+                             third.data(), limits::kMiB)));
+  EXPECT_EQ(served(3, 1), kBuckets);
+  EXPECT_EQ(served(3, 2), kBuckets);
+}
+
 TEST_F(StreamOffersTest, WithoutAWithdrawnOrUnknownVersionNothingHappens) {
   EXPECT_FALSE(offers_.withdraw(name(1), kStart));
   offers_.bucket_ready(name(1), 0, {}, nullptr);
