@@ -62,6 +62,8 @@ struct PeakMemory {
   std::uint64_t engines = 0;  // private copies of the engines
   // At most, beside the sum: patches exist where little changes from one version to the next.
   std::uint64_t patches = 0;
+  // In place of `staged` where little changes from one version to the next; 0: not known.
+  std::uint64_t staged_in_place = 0;
   [[nodiscard]] std::uint64_t sum() const { return staged + buffers + engines; }
 };
 
@@ -101,6 +103,13 @@ Result<> report_memory(const PeakMemory& peak, Outcome& outcome) {
       {"staged_bytes", peak.staged},  {"buffer_bytes", peak.buffers},
       {"engine_bytes", peak.engines}, {"sum_bytes", peak.sum()},
       {"patch_bytes", peak.patches},  {"available_bytes", available.bytes}};
+  if (peak.staged_in_place == 0) return {};
+  outcome.text += fmt::format(
+      "  staged while versions differ little: {}, because the trainer and the sidecars that "
+      "receive "
+      "copies change their arenas in place\n",
+      human_bytes(peak.staged_in_place));
+  outcome.result["peak_memory"]["staged_in_place_bytes"] = peak.staged_in_place;
   return {};
 }
 
@@ -263,7 +272,10 @@ Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Ou
   // By default patches are made of the changes by which a version has come, or come with it.
   peak.patches = agent::PatchShelf::bytes_max(offer.buckets.arena_bytes(),
                                               config::PatchConfig().max_share, options.copies);
-  if (options.copies) peak.patches += 2 * links_of_each(offer);
+  if (options.copies) {
+    peak.patches += 2 * links_of_each(offer);
+    peak.staged_in_place = 2 * offer.buckets.arena_bytes();
+  }
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
   report_pages(options, offer, options.arenas + own_arenas, outcome);

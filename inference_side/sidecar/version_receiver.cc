@@ -567,7 +567,7 @@ void VersionReceiver::release(const staging::ReleaseVersion& command) {
 
 void VersionReceiver::complete(const staging::CompleteVersion& command) {
   completing_ = Completing{.command = command, .begin = now()};
-  const staging::HeldChanges* changes = store_->changes_of(command.version);
+  const patch::VersionChanges* changes = store_->changes_of(command.version);
   // What leads to a newer version was made when that version came.
   if (!options_.keep_changes || changes == nullptr || command.base < command.version)
     return begin_completion();

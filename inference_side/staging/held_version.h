@@ -45,7 +45,8 @@ struct StagingJob {
 // The version that an identity names.
 [[nodiscard]] Version version_of(const ArenaIdentity& identity);
 
-// Its memory is elsewhere: what changes from another version is held of it (held_changes.h).
+// Its memory is elsewhere: what changes from another version is held of it
+// (shared/weights/patch/version_changes.h).
 struct NoMemory {};
 
 // A version. Immutable: its memory does not change while a pointer to it exists. Its sums have been

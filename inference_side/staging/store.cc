@@ -183,7 +183,8 @@ Result<> Store::begin_changes(StagingJob job, Version base, OnStaged on_staged) 
                             "in memory of this sidecar, and with the same layout and buckets",
                             version_of(job.identity).to_string(), base.to_string()));
   ++generation_;
-  HeldChanges changes{.base = base, .leaves = job.leaves, .blocks = job.blocks, .buckets = {}};
+  patch::VersionChanges changes{
+      .base = base, .leaves = job.leaves, .blocks = job.blocks, .buckets = {}};
   changes.buckets.resize(job.plan->bucket_count());
   arriving_.emplace(Arriving{.job = std::move(job), .on_staged = std::move(on_staged)});
   arriving_->changes = std::move(changes);
@@ -407,16 +408,17 @@ void Store::finish(Result<ContentDigests> verdict) {
 // A version that is being made complete.
 struct Store::Completing {
   std::shared_ptr<const HeldVersion> version;  // without memory
-  HeldChanges changes;
+  patch::VersionChanges changes;
   bool in_place = false;
   OnCompleted done;
   std::shared_ptr<const HeldVersion> base;  // not in place: with its memory
   std::shared_ptr<OwnArena> arena;          // that gets the bytes, with its write lease
-  Result<ChangedBuckets> back = fail(ErrorCode::kCancelled, "not made");  // in place: to the base
+  Result<patch::ChangedBuckets> back =
+      fail(ErrorCode::kCancelled, "not made");  // in place: to the base
 };
 
 Result<> Store::complete(Version version, bool in_place, OnCompleted done) {
-  const HeldChanges* changes = changes_of(version);
+  const patch::VersionChanges* changes = changes_of(version);
   auto base = changes == nullptr ? nullptr : find(changes->base);
   if (!base || !base->is_complete())
     return fail(ErrorCode::kNotFound,
@@ -513,11 +515,13 @@ void Store::change(const std::shared_ptr<Completing>& completing) {
                   stop = stop_changing_.get_token()] {
     const std::span<std::byte> data = std::get<WriteLease>(completing->arena->lease).data();
     if (completing->in_place) {
-      completing->back = change_in_place(completing->changes, data, threads, stop);
+      completing->back = patch::change_in_place(completing->changes, data, threads, stop);
     } else {
-      const auto copied = copy_with_changes(completing->changes, completing->base->data(), data,
-                                            completing->version->digests().leaves, threads, stop);
-      completing->back = copied ? Result<ChangedBuckets>(ChangedBuckets()) : fail(copied.error());
+      const auto copied =
+          patch::copy_with_changes(completing->changes, completing->base->data(), data,
+                                   completing->version->digests().leaves, threads, stop);
+      completing->back =
+          copied ? Result<patch::ChangedBuckets>(patch::ChangedBuckets()) : fail(copied.error());
     }
     post([this, alive, completing] {
       if (*alive) completed(*completing);
@@ -546,7 +550,7 @@ void Store::completed(Completing& completing) {
          .base_lost = in_place});
   }
   if (in_place) {
-    HeldChanges back = completing.changes;
+    patch::VersionChanges back = completing.changes;
     back.base = version;
     if (!planted("changes_back_are_those_there")) back.buckets = std::move(*completing.back);
     changes_.insert_or_assign(completing.changes.base, std::move(back));
@@ -581,7 +585,7 @@ std::shared_ptr<const HeldVersion> Store::find(Version version) const {
   return found == held_.end() ? nullptr : found->second;
 }
 
-const HeldChanges* Store::changes_of(Version version) const {
+const patch::VersionChanges* Store::changes_of(Version version) const {
   const auto found = changes_.find(version);
   return found == changes_.end() ? nullptr : &found->second;
 }

@@ -30,7 +30,6 @@
 #include <string>
 #include <vector>
 
-#include "inference_side/staging/held_changes.h"
 #include "inference_side/staging/held_version.h"
 #include "shared/base/error.h"
 #include "shared/base/kinds.h"
@@ -40,6 +39,7 @@
 #include "shared/weights/content_digest.h"
 #include "shared/weights/leaf_table.h"
 #include "shared/weights/manifest.h"
+#include "shared/weights/patch/version_changes.h"
 #include "shared/weights/version.h"
 
 namespace wsync::staging {
@@ -125,7 +125,7 @@ class Store {
   // A version that is held, complete or not.
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
   // What is held of a version that is not complete; null if it is, or is not held.
-  [[nodiscard]] const HeldChanges* changes_of(Version version) const;
+  [[nodiscard]] const patch::VersionChanges* changes_of(Version version) const;
   // Whether versions come as copies into arenas of the store.
   [[nodiscard]] bool has_own_arenas() const noexcept { return !own_.empty(); }
   // Total size of all memory that is held, is being filled, or is kept for reuse, with patches.
@@ -164,12 +164,12 @@ class Store {
     std::stop_source making = {};
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
-    bool is_verified = true;                  // once it is complete
-    bool has_arrived = false;                 // every byte
-    std::optional<HeldChanges> changes = {};  // in place of memory
-    std::vector<WordSum> sums = {};           // own arena and changes: of its leaves
-    std::vector<bool> arrived = {};           // the same: by bucket
-    std::uint64_t arrived_bytes = 0;          // the same
+    bool is_verified = true;                            // once it is complete
+    bool has_arrived = false;                           // every byte
+    std::optional<patch::VersionChanges> changes = {};  // in place of memory
+    std::vector<WordSum> sums = {};                     // own arena and changes: of its leaves
+    std::vector<bool> arrived = {};                     // the same: by bucket
+    std::uint64_t arrived_bytes = 0;                    // the same
   };
   struct Completing;
   struct Making;
@@ -223,7 +223,7 @@ class Store {
   std::vector<std::shared_ptr<OwnArena>> own_;  // in use by a version, or free
   std::uint64_t generation_ = 0;                // of versions being staged
   std::optional<Arriving> arriving_;
-  std::map<Version, HeldChanges> changes_;  // of versions that are not complete
+  std::map<Version, patch::VersionChanges> changes_;  // of versions that are not complete
   // Read held copies again, and make versions complete. Declared last, so that they end first.
   std::unique_ptr<ThreadPool> checker_;
   std::stop_source stop_changing_;

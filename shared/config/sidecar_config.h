@@ -19,6 +19,7 @@
 #include "shared/config/log_config.h"
 #include "shared/config/memory_config.h"
 #include "shared/config/network_config.h"
+#include "shared/config/patch_mode.h"
 #include "shared/config/sources.h"
 
 namespace wsync::config {
@@ -31,7 +32,6 @@ struct SwitchDeadlines {
   friend bool operator==(const SwitchDeadlines&, const SwitchDeadlines&) = default;
 };
 
-enum class PatchMode : std::uint8_t { kAuto, kOff };
 // Of what the patches are made by which engines are switched.
 enum class SwitchPatches : std::uint8_t {
   kAuto,     // of the changes by which a version has come, otherwise of a comparison

@@ -96,6 +96,8 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
     binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",
                                               limits::kLeafBytes, c.bucket_bytes));
   binder.count("arenas", c.arenas, {kArenasMin, kArenasMax});
+  binder.choice("patch.in_place", c.in_place,
+                {{"auto", PatchMode::kAuto}, {"off", PatchMode::kOff}});
   bind_memory(binder, c.memory);
   binder.count("snapshot_threads", c.snapshot_threads, {0, kSnapshotThreadsMax});
   binder.duration("idle_release", c.idle_release, kIdleRelease);

@@ -23,13 +23,14 @@ std::shared_ptr<Offered> StreamOffers::find(const Version& version) const {
 }
 
 std::shared_ptr<Offered> StreamOffers::find_with_memory(const Version& version) const {
-  if (auto offered = find(version)) return offered;
+  auto offered = find(version);
+  if (offered && !offered->offer.data.empty()) return offered;
   for (const Leaving& leaving : leaving_)
     if (version_of(*leaving.offered) == version) return leaving.offered;
-  return nullptr;
+  return offered;
 }
 
-void StreamOffers::offer(Offer offer) {
+void StreamOffers::offer(Offer offer, TimePoint at) {
   const Version version = offer.key.version;
   const auto before = find_with_memory(version);
   const bool is_same =
@@ -38,8 +39,12 @@ void StreamOffers::offer(Offer offer) {
     drop_to(version);
     links_.drop_from(version);
   }
-  std::erase_if(leaving_,
-                [&](const Leaving& leaving) { return version_of(*leaving.offered) == version; });
+  const auto leaves_now = find(version);
+  if (!is_same || !offer.data.empty())
+    std::erase_if(leaving_,
+                  [&](const Leaving& leaving) { return version_of(*leaving.offered) == version; });
+  else if (leaves_now && !leaves_now->offer.data.empty() && first_place(version))
+    leaving_.push_back({.offered = leaves_now, .until = at + hold_});
   offers_[version] = std::make_shared<Offered>(std::move(offer));
   limit_links();
 }
@@ -95,9 +100,11 @@ bool StreamOffers::withdraw(const Version& version, TimePoint at) {
   const auto found = offers_.find(version);
   if (found == offers_.end()) return false;
   // A receiver that has this version may still need what leads from it.
+  const bool leaves = std::ranges::any_of(
+      leaving_, [&](const Leaving& each) { return version_of(*each.offered) == version; });
   if (first_place(version) && !found->second->offer.data.empty())
     leaving_.push_back({.offered = found->second, .until = at + hold_});
-  else if (!planted("link_to_a_withdrawn_version"))
+  else if (!leaves && !planted("link_to_a_withdrawn_version"))
     drop_to(version);
   offers_.erase(found);
   return true;
@@ -111,7 +118,11 @@ bool StreamOffers::merge_leaving(TimePoint at) {
       merge_over(*place);
       return true;
     }
-    drop_to(version_of(*leaving.offered));
+    const Version& version = version_of(*leaving.offered);
+    if (find(version))  // it is still offered
+      forget_places(version);
+    else
+      drop_to(version);
     leaving_.pop_front();
   }
   return false;

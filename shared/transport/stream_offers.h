@@ -46,8 +46,9 @@ class StreamOffers {
       : hold_(hold) {}
 
   // Offers a version, in place of an earlier offer of it. Links to and from it are kept only if
-  // that had the same key and the same buckets.
-  void offer(Offer offer);
+  // that had the same key and the same buckets. Where the earlier one had memory and this one has
+  // none, that is held as by withdraw().
+  void offer(Offer offer, TimePoint at = now());
   // See BucketSource::bucket_ready(). Changes of a version that is held as these become links, if
   // anybody has fetched from here: most relays have no receiver, and need not merge.
   void bucket_ready(const Version& version, std::uint64_t bucket, const Digest& digest,
@@ -80,7 +81,8 @@ class StreamOffers {
   [[nodiscard]] const ChangeLinks& links() const noexcept { return links_; }
 
  private:
-  // A version that was withdrawn, whose memory is held until the links over it are merged.
+  // A version that was withdrawn, or that has no memory any more. The one that it had is held until
+  // the links over the version are merged.
   struct Leaving {
     std::shared_ptr<Offered> offered;
     TimePoint until;

@@ -16,19 +16,20 @@ FALLBACKS = "fallbacks"
 
 class Loads:
     """Loads of ranks by kind, as the sidecars count them (`wsync_loads_total`). A process counts from 0, so the last figures of each one
-    are kept. What a process has counted between its last reading and its SIGKILL is lost: the sums are the least that there were."""
+    are kept. What a process has counted between its last reading and its SIGKILL is lost: the sums are the least that there were. A
+    process is the object of it, because a long run has two processes with one number."""
 
     def __init__(self):
         self.of_process = {}
 
-    def read(self, pid, socket):
+    def read(self, process, socket):
         """Reads the page of one sidecar, if it has one and answers."""
         try:
             status, text = get(socket, "/metrics")
         except (OSError, http.client.HTTPException):
             return  # it is ending, or has not opened its page yet
         if status == 200:
-            self.of_process[pid] = {found["kind"] or FALLBACKS: int(float(found["value"])) for found in LOADS.finditer(text)}
+            self.of_process[process] = {found["kind"] or FALLBACKS: int(float(found["value"])) for found in LOADS.finditer(text)}
 
     def sums(self):
         sums = collections.Counter({"patch": 0, "full": 0, FALLBACKS: 0})

@@ -379,7 +379,7 @@ class FaultFleet(PluginFleet):
     def count_loads(self, names):
         """Reads what these sidecars have counted. None of them stands still."""
         for name in names:
-            self.loads.read(self.members[name].pid, os.path.join(self.run_dir, f"{name}.http"))
+            self.loads.read(self.members[name].process, os.path.join(self.run_dir, f"{name}.http"))
 
     def failed_patches(self):
         """What the sidecars have said of patches that failed, the newest first."""

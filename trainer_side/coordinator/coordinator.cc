@@ -646,6 +646,8 @@ bool Coordinator::may_stream() const {
          has_copying_member(context_);
 }
 
+bool Coordinator::receives_only_copies() const { return has_only_copying_members(context_); }
+
 bool Coordinator::has_update(const Version& version) const noexcept {
   return rounds_.has_update(version) || find_publish(queue_, version) != queue_.end();
 }

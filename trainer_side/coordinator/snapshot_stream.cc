@@ -23,6 +23,17 @@ bool has_copying_member(const CoordinatorContext& context) {
   });
 }
 
+bool has_only_copying_members(const CoordinatorContext& context) {
+  bool has_any = false;
+  for (const auto& [name, member] : context.roster.members()) {
+    if (!member.joined) continue;
+    const auto chosen = choose_transport(context.options, member);
+    if (!chosen || maps_source(*chosen)) return false;
+    has_any = true;
+  }
+  return has_any;
+}
+
 bool must_wait_for_snapshot(const PublishRequested* publish,
                             const control::TransportAddress& source) {
   return publish != nullptr && !publish->is_complete && maps_source(source);

@@ -33,6 +33,7 @@ class GatheredWeights final : public publish::WeightSource {
                                          std::span<std::byte> into) override {
     return source_.read_sum(tensor, place, into);
   }
+  [[nodiscard]] bool is_on_host() const override { return source_.is_on_host(); }
   [[nodiscard]] Result<> start(const publish::WritableArena& arena,
                                const BucketPlan& plan) override {
     return source_.start(arena, plan);

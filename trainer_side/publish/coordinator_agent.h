@@ -135,6 +135,10 @@ class CoordinatorAgent final : public CoordinatorFacts {
   [[nodiscard]] std::uint32_t patch_value_cost() const {
     return coordinator_.roster().patch_value_cost();
   }
+  // The version that was decided last.
+  [[nodiscard]] const Version& target() const noexcept { return coordinator_.target(); }
+  // Whether sidecars have joined, and each of them receives copies.
+  [[nodiscard]] bool receives_only_copies() const { return coordinator_.receives_only_copies(); }
   // Bytes moved in the running round.
   [[nodiscard]] PhaseBytes moved_bytes() const;
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }

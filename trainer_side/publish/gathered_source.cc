@@ -161,6 +161,14 @@ Result<> GatheredSource::check_cover(const TensorInfo& info, std::uint32_t dim,
                           text(gap->first, gap->second), dim, given));
 }
 
+bool GatheredSource::is_on_host() const {
+  return std::ranges::none_of(tensors_, [](const Tensor& tensor) {
+    return std::ranges::any_of(tensor.shards, [](const Shard& shard) {
+      return std::holds_alternative<DeviceBytes>(shard.source);
+    });
+  });
+}
+
 Result<> GatheredSource::start(const WritableArena& arena, const BucketPlan& plan) {
   auto copies = std::make_unique<DeviceCopies>(arena.hold(), &arena.arena()->region());
   for (std::uint32_t i = 0; i < tensors_.size(); ++i)

@@ -43,6 +43,7 @@ class GatheredSource final : public WeightSource {
                               std::span<std::byte> into) override;
   [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                          std::span<std::byte> into) override;
+  [[nodiscard]] bool is_on_host() const override;
   // kInvalidInput, with tensor and rank, if memory of a GPU has been freed.
   [[nodiscard]] Result<> start(const WritableArena& arena, const BucketPlan& plan) override;
   void finish() override { copies_.reset(); }

@@ -20,7 +20,7 @@ constexpr std::size_t kRun = 4;
 
 }  // namespace
 
-LeafCopier::LeafCopier(WeightSource& source, const ArenaLayout& layout, const WriteLease& arena,
+LeafCopier::LeafCopier(WeightSource& source, const ArenaLayout& layout, const WriteLease* arena,
                        const SnapshotRequest& request, ChangeFinder* changes)
     : source_(source),
       plan_(*layout.plan),
@@ -86,14 +86,14 @@ std::pair<std::size_t, std::size_t> LeafCopier::take_leaves() {
 }
 
 void LeafCopier::copy_leaves() {
-  std::optional<patch::BlockMaker> maker;
-  if (changes_ != nullptr) maker.emplace();
+  Tools tools;
+  if (changes_ != nullptr) tools.maker.emplace();
+  if (arena_ == nullptr) tools.scratch.resize(limits::kLeafBytes);
   for (;;) {
     const auto [first, end] = take_leaves();
     if (first == end || is_over_) return;
     for (std::size_t i = first; i < end; ++i) {
-      auto copied =
-          may_continue().and_then([&] { return copy_leaf(i, maker ? &*maker : nullptr); });
+      auto copied = may_continue().and_then([&] { return copy_leaf(i, tools); });
       if (!copied) return end_with(std::move(copied).error());
     }
   }
@@ -110,47 +110,73 @@ Result<> LeafCopier::may_continue() const {
 // A block is compared where the source has it, and copied from the cache then. If it is nowhere
 // before it is in the arena, it is compared there.
 Result<WordSum> LeafCopier::copy_bytes(std::uint32_t tensor, const SumPlace& place,
-                                       std::span<std::byte> into, patch::BlockMaker* maker) {
-  if (maker == nullptr || !changes_->is_comparing()) return source_.read_sum(tensor, place, into);
+                                       std::span<std::byte> into, Tools& tools) {
+  if (!tools.maker || !changes_->is_comparing()) return source_.read_sum(tensor, place, into);
   WordSum sum;
   if (!source_.view(tensor, place.position, into.size())) {
     sum = WSYNC_TRY(source_.read_sum(tensor, place, into));
-    changes_->compare(*maker, tensor, place.position, into);
+    changes_->compare(*tools.maker, tensor, place.position, into);
     return sum;
   }
   for (std::uint64_t at = 0; at < into.size(); at += patch::kBlockBytes) {
     const auto block =
         into.subspan(at, std::min<std::uint64_t>(patch::kBlockBytes, into.size() - at));
     const SumPlace from{.seed = place.seed, .position = place.position + at};
-    changes_->compare(*maker, tensor, from.position,
+    changes_->compare(*tools.maker, tensor, from.position,
                       *source_.view(tensor, from.position, block.size()));
     sum += WSYNC_TRY(source_.read_sum(tensor, from, block));
   }
   return sum;
 }
 
-Result<> LeafCopier::copy_leaf(std::size_t index, patch::BlockMaker* maker) {
+// Each block is summed just after it was compared, from the cache.
+Result<WordSum> LeafCopier::compare_bytes(std::uint32_t tensor, const SumPlace& place,
+                                          std::span<std::byte> scratch, Tools& tools) {
+  WordSum sum;
+  if (const auto whole = source_.view(tensor, place.position, scratch.size())) {
+    for (std::uint64_t at = 0; at < whole->size(); at += patch::kBlockBytes) {
+      const auto block =
+          whole->subspan(at, std::min<std::uint64_t>(patch::kBlockBytes, whole->size() - at));
+      const SumPlace from{.seed = place.seed, .position = place.position + at};
+      changes_->compare(*tools.maker, tensor, from.position, block);
+      sum += word_sum(block, from);
+    }
+  } else {
+    sum = WSYNC_TRY(source_.read_sum(tensor, place, scratch));
+    changes_->compare(*tools.maker, tensor, place.position, scratch);
+  }
+  if (changes_->is_comparing()) return sum;
+  return fail(ErrorCode::kRefused, "too much has changed to hold the changes alone");
+}
+
+void LeafCopier::protect(std::uint64_t begin, std::uint64_t bytes) const {
+  // What cannot be protected, complete() reports to the readers.
+  if (arena_ != nullptr) (void)arena_->protect(begin, bytes);
+}
+
+Result<> LeafCopier::copy_leaf(std::size_t index, Tools& tools) {
   const Leaf& leaf = leaves_[index];
   const Piece& piece = plan_.pieces()[leaf.piece];
   const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
-  const auto into = arena_.data().subspan(plan_.arena_offset(piece) + leaf.offset, n);
+  const auto into = arena_ == nullptr
+                        ? std::span(tools.scratch).first(n)
+                        : arena_->data().subspan(plan_.arena_offset(piece) + leaf.offset, n);
   const std::uint64_t offset = piece.tensor_offset + leaf.offset;
   const TimePoint begin = now();
   const bool skipped = planted("snapshot_skips_leaf") && leaf.piece == 1;
   const SumPlace place = digester_.place(piece.tensor, offset);
   WordSum sum;
-  if (!skipped) sum = WSYNC_TRY(copy_bytes(piece.tensor, place, into, maker));
+  if (!skipped)
+    sum = WSYNC_TRY(arena_ == nullptr ? compare_bytes(piece.tensor, place, into, tools)
+                                      : copy_bytes(piece.tensor, place, into, tools));
   if (request_.done_bytes != nullptr) *request_.done_bytes += n;
   WSYNC_TRY(digester_.add_leaf(piece.tensor, offset / limits::kLeafBytes, sum));
   sums_[index] = sum;
-  // What cannot be protected, complete() reports to the readers.
-  if (--leaf.part->leaves_left == 0)
-    (void)arena_.protect(leaf.part->begin, leaf.part->end - leaf.part->begin);
+  if (--leaf.part->leaves_left == 0) protect(leaf.part->begin, leaf.part->end - leaf.part->begin);
   BucketClock& clock = clocks_[piece.bucket];
   const std::size_t left = --clock.leaves_left;
   // The pages between its parts. The others are protected already, which takes no time.
-  if (left == 0)
-    (void)arena_.protect(plan_.bucket_offset(piece.bucket), plan_.bucket_size(piece.bucket));
+  if (left == 0) protect(plan_.bucket_offset(piece.bucket), plan_.bucket_size(piece.bucket));
   if (left == (planted("bucket_offered_early") ? 1 : 0)) offer(piece.bucket);
   clock.cover(begin, now());
   return {};

@@ -2,6 +2,8 @@
 // same loop. Where it is asked to, it compares each block with an earlier version just before. A
 // part of a bucket that is complete is protected at once, so that little is left to protect when
 // the last bytes are there.
+//
+// Without an arena it only compares and sums.
 #pragma once
 
 #include <atomic>
@@ -14,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "shared/base/bytes.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/shared_memory.h"
@@ -32,13 +35,14 @@ namespace wsync::publish {
 // outlive it.
 class LeafCopier {
  public:
-  // `arena`: writable. Of the request, the callbacks, deadlines and counters of the copy count.
-  // `changes`: compares what is copied; null: nothing does.
-  LeafCopier(WeightSource& source, const ArenaLayout& layout, const WriteLease& arena,
+  // `arena`: writable; null: nothing is copied. Of the request, the callbacks, deadlines and
+  // counters of the copy count. `changes`: compares what is copied; null: nothing does.
+  LeafCopier(WeightSource& source, const ArenaLayout& layout, const WriteLease* arena,
              const SnapshotRequest& request, ChangeFinder* changes = nullptr);
 
   // Copies all leaves with this number of threads (at least 1), the calling one included. Called
-  // once. Errors: kDeadline, kCancelled, otherwise the first error of the source.
+  // once. Errors: kDeadline, kCancelled, otherwise the first error of the source. Without an arena
+  // also kRefused, as soon as too much has changed.
   [[nodiscard]] Result<ContentDigests> run(unsigned threads);
   // After run(): of each bucket.
   [[nodiscard]] std::vector<Snapshot::BucketTime> bucket_times() const;
@@ -76,16 +80,25 @@ class LeafCopier {
   std::pair<std::size_t, std::size_t> take_leaves();
   void copy_leaves();
   [[nodiscard]] Result<> may_continue() const;
-  [[nodiscard]] Result<> copy_leaf(std::size_t index, patch::BlockMaker* maker);
+  // What a thread keeps from leaf to leaf.
+  struct Tools {
+    std::optional<patch::BlockMaker> maker;  // none: nothing is compared
+    Bytes scratch;                           // without an arena: of a leaf
+  };
+  [[nodiscard]] Result<> copy_leaf(std::size_t index, Tools& tools);
   [[nodiscard]] Result<WordSum> copy_bytes(std::uint32_t tensor, const SumPlace& place,
-                                           std::span<std::byte> into, patch::BlockMaker* maker);
+                                           std::span<std::byte> into, Tools& tools);
+  // The same without an arena. `scratch` may be written.
+  [[nodiscard]] Result<WordSum> compare_bytes(std::uint32_t tensor, const SumPlace& place,
+                                              std::span<std::byte> scratch, Tools& tools);
+  void protect(std::uint64_t begin, std::uint64_t bytes) const;
   void offer(std::uint64_t bucket) const;
   void end_with(Error error);
 
   WeightSource& source_;
   const BucketPlan& plan_;
   const LeafTable& table_;
-  const WriteLease& arena_;
+  const WriteLease* arena_;  // null: none
   const SnapshotRequest& request_;
   ChangeFinder* changes_;
   std::deque<Part> parts_;

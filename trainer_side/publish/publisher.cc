@@ -4,10 +4,12 @@
 #include <thread>
 #include <utility>
 
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/units.h"
 #include "shared/config/address.h"
 #include "shared/config/trainer_config.h"
+#include "shared/observe/trace/progress.h"
 #include "shared/transport/make_transport.h"
 #include "trainer_side/publish/fleet_place.h"
 
@@ -16,6 +18,11 @@ namespace {
 
 // More threads do not copy faster: a few of them saturate the memory.
 constexpr unsigned kSnapshotThreadsAuto = 16;
+
+// A receiver that is slow may read a bucket of the arena that is to be changed. Others wait
+// meanwhile, so it is not awaited for long.
+constexpr std::chrono::milliseconds kReaderWait{500};
+constexpr std::chrono::seconds kExchangeRetry{1};
 
 // What is offered of a version, without its bytes.
 transport::Offer offer_of(const ArenaIdentity& identity, const BucketPlan& plan) {
@@ -85,7 +92,8 @@ Publisher::Publisher(Loop& loop, const config::TrainerConfig& config)
                              .numa_node = config.memory.numa_node,
                              .near_gpus = config.memory.near_gpus})),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
-      idle_(loop, [this] { release_unused(); }) {}
+      idle_(loop, [this] { release_unused(); }),
+      retry_(loop, [this] { make_complete(wanted_); }) {}
 
 Publisher::~Publisher() {
   // The worker still posts the end of a running snapshot; that task must not use this object.
@@ -137,8 +145,8 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
         if (*alive) on_bucket(bucket, digest);
       });
     };
-  request.base = std::move(order.base);
   request.value_cost = order.value_cost;
+  request.as_changes = order.as_changes;
   request.stop = std::move(order.stop);
   request.done_bytes = &order.progress->done;
   request.total_bytes = &order.progress->total;
@@ -152,13 +160,14 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
   if (config_.idle_release.count() != 0) idle_.start(config_.idle_release);
   return worker_->submit(
       [open = std::move(order.open), progress = std::move(order.progress), request, taken,
-       snapshotter = snapshotter_] {
+       base = order.base, snapshotter = snapshotter_]() mutable {
         const TimePoint begun = now();
         Result<std::unique_ptr<WeightSource>> source = open();
         if (!source) {
           taken->snapshot = fail(source.error());
           return;
         }
+        if (!base.none()) request.base = snapshotter->find(base);
         taken->snapshot = snapshotter->take(**source, request);
         taken->took = now() - begun;
       },
@@ -210,21 +219,123 @@ void Publisher::bucket_complete(const Version& version, std::uint64_t bucket,
 }
 
 void Publisher::offer(const std::shared_ptr<const Snapshot>& snapshot) {
+  served_[snapshot->version()] = snapshot;
   transport::Offer offer = offer_of(snapshot->identity(), *snapshot->plan());
-  offer.data = snapshot->data();
   offer.leaves = snapshot->leaves();
-  offer.sums = snapshot->digests().leaves;
   offer.blocks = snapshot->blocks();
+  if (!snapshot->is_complete()) {
+    offer.base = snapshot->changes()->base;
+    offer.complete = false;
+    return serve(*snapshot, std::move(offer));
+  }
+  offer.data = snapshot->data();
+  offer.sums = snapshot->digests().leaves;
   // The snapshot's read lease prevents the snapshotter from writing the arena again. The source
   // releases it when the last byte has been sent, which may be after withdraw().
   offer.hold = snapshot;
   offer.share = [snapshot] { return snapshot->share(); };
   offer.patch = snapshot->patch();
+  serve(*snapshot, std::move(offer));
+}
+
+void Publisher::serve(const Snapshot& snapshot, transport::Offer offer) {
+  for (const Server& server : servers_) server.source->offer(offer);
+  if (offer.complete || !snapshot.changes()) return;
+  const std::span<const WordSum> sums = snapshot.digests().leaves;
+  const LeafTable& leaves = *snapshot.leaves();
+  for (std::size_t i = 0; i < leaves.bucket_count(); ++i) {
+    const Digest digest = bucket_digest(sums.subspan(leaves.first(i), leaves.bucket(i).size()));
+    for (const Server& server : servers_)
+      server.source->bucket_ready(snapshot.version(), i, digest, snapshot.changes()->buckets[i]);
+  }
+}
+
+void Publisher::let_wait(const Snapshot& snapshot) {
+  transport::Offer offer = offer_of(snapshot.identity(), *snapshot.plan());
+  offer.complete = false;
   for (const Server& server : servers_) server.source->offer(offer);
 }
 
+void Publisher::make_complete(const Version& version) {
+  wanted_ = version;
+  const auto found = served_.find(version);
+  if (exchanging_ || found == served_.end() || found->second->is_complete()) return;
+  struct Task {
+    std::shared_ptr<const Snapshot> newer;
+    Result<Snapshotter::Exchanged> outcome = fail(ErrorCode::kCancelled, "not made");
+    std::chrono::nanoseconds took{};
+  };
+  auto task = std::make_shared<Task>();
+  task->newer = found->second;
+  // When a snapshot that is being taken is done. Sources read neither version from then on, but for
+  // the buckets that they are sending.
+  auto begin = [this, alive = alive_] {
+    if (*alive) begin_exchange();
+  };
+  const auto submitted = worker_->submit(
+      [task, snapshotter = snapshotter_, loop = &loop_, begin = std::move(begin)] {
+        loop->post(begin);
+        const TimePoint begun = now();
+        task->outcome = snapshotter->exchange(std::move(task->newer), begun + kReaderWait);
+        task->took = now() - begun;
+      },
+      [this, alive = alive_, task] {
+        if (*alive) exchanged(std::move(task->outcome), task->took);
+      });
+  if (submitted)
+    exchanging_ = {.newer = version, .older = found->second->changes()->base};
+  else
+    retry_.start(kExchangeRetry);
+}
+
+void Publisher::begin_exchange() {
+  const auto give_up = [this](const Version& version) {
+    const auto found = served_.find(version);
+    if (found == served_.end()) return true;
+    let_wait(*found->second);
+    served_.erase(found);
+    return false;
+  };
+  exchanging_->is_newer_withdrawn = give_up(exchanging_->newer);
+  exchanging_->is_older_withdrawn = give_up(exchanging_->older);
+}
+
+void Publisher::exchanged(Result<Snapshotter::Exchanged> outcome, std::chrono::nanoseconds took) {
+  const Exchanging ended = *std::exchange(exchanging_, std::nullopt);
+  if (!outcome) {
+    log_error("{} and {} are not served any more by this trainer: {}; the next version is copied",
+              ended.newer.to_string(), ended.older.to_string(), outcome.error().message());
+    for (const Version& lost : {ended.newer, ended.older})
+      withdraw(lost, "the trainer has lost the version");
+    return;
+  }
+  if (!ended.is_newer_withdrawn) offer(outcome->newer);
+  if (!ended.is_older_withdrawn) offer(outcome->older);
+  if (outcome->failure) {
+    log_warning("{} stays in memory beside what changes to {}, because receivers still read it: {}",
+                ended.older.to_string(), ended.newer.to_string(), outcome->failure->message());
+    return retry_.start(kExchangeRetry);
+  }
+  log_info("{} is in {}: {} in {}", ended.newer.to_string(),
+           outcome->in_place ? fmt::format("the arena of {}", ended.older.to_string())
+                             : fmt::format("an arena beside that of {}, which is being read",
+                                           ended.older.to_string()),
+           trace::format_bytes(outcome->bytes), trace::format_duration(took));
+  if (wanted_ != ended.newer) make_complete(wanted_);
+}
+
 void Publisher::withdraw(const Version& version, const std::string& reason) {
+  served_.erase(version);
+  if (exchanging_ && exchanging_->newer == version) exchanging_->is_newer_withdrawn = true;
+  if (exchanging_ && exchanging_->older == version) exchanging_->is_older_withdrawn = true;
   for (const Server& server : servers_) server.source->withdraw(version, reason);
+}
+
+std::uint64_t Publisher::arena_bytes() const noexcept {
+  std::uint64_t bytes = snapshotter_->arena_bytes();
+  for (const auto& [version, snapshot] : served_)
+    if (snapshot->changes()) bytes += snapshot->changes()->bytes();
+  return bytes;
 }
 
 std::uint64_t Publisher::refused_connections() const {

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -47,9 +48,11 @@ struct SnapshotOrder {
   // is complete, before on_taken.
   std::function<void(const CopiedSnapshot&)> on_copy;
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
-  // As in SnapshotRequest.
-  std::weak_ptr<const Snapshot> base;
+  // As in SnapshotRequest. The base is the snapshot of this version that is complete when it is
+  // needed; none: there is no base.
+  Version base;
   std::uint64_t value_cost = 0;
+  bool as_changes = false;
   std::stop_token stop;
   std::shared_ptr<SnapshotProgress> progress;
 };
@@ -90,15 +93,22 @@ class Publisher {
   void offer_buckets(const CopiedSnapshot& snapshot);
   void bucket_complete(const Version& version, std::uint64_t bucket, const Digest& digest);
   // Serves this version until it is withdrawn. Even after that, its arena is not written again
-  // before the last reader has released it.
+  // before the last reader has released it. One that is held as its changes is served so, while its
+  // base is served.
   void offer(const std::shared_ptr<const Snapshot>& snapshot);
+  // The fleet is to serve this version from now on. If it is held as its changes, it becomes the
+  // one in the arena of its base (Snapshotter::exchange()); who asks for either waits meanwhile. It
+  // is tried again if both are being read and there is no memory. Does nothing for a version that
+  // is complete or not served.
+  void make_complete(const Version& version);
   // Sidecars that still request the version receive `reason`.
   void withdraw(const Version& version, const std::string& reason);
 
   [[nodiscard]] const std::shared_ptr<Snapshotter>& snapshotter() const noexcept {
     return snapshotter_;
   }
-  [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return snapshotter_->arena_bytes(); }
+  // Of all arenas, and of the changes that are held in place of versions.
+  [[nodiscard]] std::uint64_t arena_bytes() const noexcept;
   // What the keys of those who receive from here are made of; std::nullopt: no kind has keys.
   [[nodiscard]] const std::optional<transport::PairSecret>& secret() const noexcept {
     return secret_;
@@ -114,8 +124,20 @@ class Publisher {
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<transport::BucketSource> source;  // null before listen()
   };
+  // Two versions that change places, and which of them was withdrawn meanwhile.
+  struct Exchanging {
+    Version newer;
+    Version older;
+    bool is_newer_withdrawn = false;
+    bool is_older_withdrawn = false;
+  };
   Publisher(Loop& loop, const config::TrainerConfig& config);
   void release_unused();
+  void serve(const Snapshot& snapshot, transport::Offer offer);
+  // Who asks for the version waits for the next offer of it.
+  void let_wait(const Snapshot& snapshot);
+  void begin_exchange();
+  void exchanged(Result<Snapshotter::Exchanged> outcome, std::chrono::nanoseconds took);
 
   Loop& loop_;
   const config::TrainerConfig config_;
@@ -123,9 +145,13 @@ class Publisher {
   // The sources are declared before the worker. A snapshot that ends during destruction is not
   // offered.
   std::vector<Server> servers_;
+  std::map<Version, std::shared_ptr<const Snapshot>> served_;  // without those of exchanging_
+  std::optional<Exchanging> exchanging_;
+  Version wanted_;  // to be made complete; none: nothing is
   std::optional<transport::PairSecret> secret_;
   std::unique_ptr<Worker> worker_;
-  Timer idle_;  // fires when no snapshot was requested for idle_release
+  Timer idle_;   // fires when no snapshot was requested for idle_release
+  Timer retry_;  // of make_complete()
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts
 };
 

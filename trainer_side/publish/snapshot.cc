@@ -42,21 +42,26 @@ std::string snapshot_name(const Version& version) {
 
 }  // namespace
 
-Snapshot::Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
-                   std::shared_ptr<const Manifest> manifest, ArenaLayout layout,
-                   ContentDigests digests, Times times, std::vector<BucketTime> bucket_times,
+Snapshot::Snapshot(Described described, std::shared_ptr<SharedArena> arena, ReadLease lease,
                    std::shared_ptr<const SealedMemory> patch)
     : arena_(std::move(arena)),
       lease_(std::move(lease)),
-      identity_(arena_->identity()),
-      manifest_(std::move(manifest)),
-      layout_(std::move(layout)),
-      digests_(std::move(digests)),
-      times_(times),
-      bucket_times_(std::move(bucket_times)),
-      patch_(std::move(patch)) {}
+      described_(std::move(described)),
+      patch_(std::move(patch)) {
+  described_.identity = arena_->identity();
+}
 
-Version Snapshot::version() const noexcept { return version_of(identity_); }
+Snapshot::Snapshot(Described described, patch::VersionChanges changes,
+                   std::shared_ptr<const Snapshot> base)
+    : described_(std::move(described)), changes_(std::move(changes)), base_(std::move(base)) {}
+
+Version Snapshot::version() const noexcept { return version_of(described_.identity); }
+
+Result<UniqueFd> Snapshot::share() const {
+  if (arena_) return arena_->share();
+  return fail(ErrorCode::kNotFound, fmt::format("only what changes from {} is held of version {}",
+                                                changes_->base.to_string(), version().to_string()));
+}
 
 Snapshotter::Snapshotter(SnapshotterOptions options) : options_(std::move(options)) {}
 
@@ -76,12 +81,12 @@ Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_byt
 void Snapshotter::rename(Snapshot& snapshot, std::uint64_t fence_epoch,
                          const std::array<std::uint64_t, 2>& fence_run_id, const Version& version) {
   const std::lock_guard lock(names_mutex_);
-  ArenaIdentity& identity = snapshot.identity_;
+  ArenaIdentity& identity = snapshot.described_.identity;
   identity.fence_epoch = fence_epoch;
   identity.fence_run_id = fence_run_id;
   identity.version_epoch = version.epoch;
   identity.version_step = version.step;
-  snapshot.arena_->rename(identity);
+  if (snapshot.arena_) snapshot.arena_->rename(identity);
 }
 
 Result<ArenaLayout> Snapshotter::layout_of(const Manifest& manifest, std::uint64_t bucket_bytes) {
@@ -123,6 +128,10 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   const ArenaSize size = size_of(layout);
   std::optional<WritableArena> written = source.take_arena();
   const bool is_written = written.has_value();
+  if (!is_written && request.as_changes) {
+    auto taken = WSYNC_TRY(take_changes(source, request, layout, identity));
+    if (taken) return taken;
+  }
   if (is_written) {
     WSYNC_CHECK(size_of(*written->arena()) == size, "what was written has the layout that it had");
     const std::lock_guard lock(names_mutex_);
@@ -157,11 +166,12 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                      .data = written->data(),
                      .hold = written->hold()});
   std::unique_ptr<ChangeFinder> changes;
-  if (auto base = request.base.lock(); base != nullptr && base->plan() == layout.plan)
+  if (auto base = request.base.lock(); base != nullptr && base->is_complete() &&
+                                       base->plan() == layout.plan && request.value_cost != 0)
     changes = ChangeFinder::create(std::move(base), source,
                                    is_written ? written->data() : std::span<const std::byte>(),
                                    request.value_cost);
-  LeafCopier copier(source, layout, written->lease(), request, changes.get());
+  LeafCopier copier(source, layout, &written->lease(), request, changes.get());
   auto digests = copier.run(is_summed && !changes ? 1 : std::max(1U, options_.threads));
   if (!digests) return fail(digests.error().with_context(snapshot_name(request.version)));
   if (const Result<> good = source.check(digests->root); !good)
@@ -188,9 +198,14 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
   // The write lease has ended, but the claim has not. So nobody can write the arena before the
   // snapshot has its read lease.
   auto lease = WSYNC_TRY(written->arena()->try_read_lease());
-  auto snapshot = std::make_shared<Snapshot>(written->arena(), std::move(lease), manifest, layout,
-                                             std::move(*digests), times, copier.bucket_times(),
-                                             std::move(patch));
+  auto snapshot =
+      std::make_shared<Snapshot>(Snapshot::Described{.identity = identity,
+                                                     .manifest = manifest,
+                                                     .layout = layout,
+                                                     .digests = std::move(*digests),
+                                                     .times = times,
+                                                     .bucket_times = copier.bucket_times()},
+                                 written->arena(), std::move(lease), std::move(patch));
   const std::lock_guard lock(arenas_mutex_);
   std::ranges::find(arenas_, written->arena(), &Arena::memory)->snapshot = snapshot;
   return snapshot;

@@ -8,6 +8,10 @@
 //
 // A complete arena is read-only in this process as well, bucket by bucket (shared_memory.h).
 //
+// Where little changes and nobody maps the arenas, the weights are only compared with the version
+// in an arena, and the snapshot is held as what changes from that. exchange() then changes the
+// arena in place, so that a trainer needs the memory of one version and of what changes.
+//
 // A reader that hangs keeps its lock. Its arena then no longer counts towards the maximum, and
 // another one is created for it, so that a hung process costs memory but stops nobody. When it has
 // released the arena, the additional one is freed.
@@ -23,6 +27,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/base/clock.h"
@@ -36,6 +41,7 @@
 #include "shared/weights/leaf_table.h"
 #include "shared/weights/manifest.h"
 #include "shared/weights/patch/layout.h"
+#include "shared/weights/patch/version_changes.h"
 #include "shared/weights/version.h"
 #include "trainer_side/publish/arena_wait.h"
 #include "trainer_side/publish/weight_source.h"
@@ -50,8 +56,9 @@ struct ArenaLayout {
   std::shared_ptr<const patch::Layout> blocks;
 };
 
-// A complete version in an arena. Its bytes do not change: the arena is not written while a pointer
-// to this object, or a read lease in another process, exists. Thread: any.
+// A version in an arena, or as what changes from another one. Its bytes do not change: the arena is
+// not written while a pointer to this object, or a read lease in another process, exists. Thread:
+// any.
 class Snapshot {
  public:
   struct Times {
@@ -64,49 +71,67 @@ class Snapshot {
     TimePoint begin{};
     TimePoint end{};
   };
-  Snapshot(std::shared_ptr<SharedArena> arena, ReadLease lease,
-           std::shared_ptr<const Manifest> manifest, ArenaLayout layout, ContentDigests digests,
-           Times times, std::vector<BucketTime> bucket_times,
+  // What is known of a version wherever its bytes are.
+  struct Described {
+    ArenaIdentity identity;
+    std::shared_ptr<const Manifest> manifest;
+    ArenaLayout layout;
+    ContentDigests digests;
+    Times times;
+    std::vector<BucketTime> bucket_times;
+  };
+  // The version is in this arena.
+  Snapshot(Described described, std::shared_ptr<SharedArena> arena, ReadLease lease,
            std::shared_ptr<const SealedMemory> patch);
+  // It is held as what changes from `base`, which is complete.
+  Snapshot(Described described, patch::VersionChanges changes,
+           std::shared_ptr<const Snapshot> base);
 
   [[nodiscard]] Version version() const noexcept;
-  [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
+  [[nodiscard]] const ArenaIdentity& identity() const noexcept { return described_.identity; }
   [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const noexcept {
-    return manifest_;
+    return described_.manifest;
   }
   [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept {
-    return layout_.plan;
+    return described_.layout.plan;
   }
   [[nodiscard]] const std::shared_ptr<const patch::Layout>& blocks() const noexcept {
-    return layout_.blocks;
+    return described_.layout.blocks;
   }
   [[nodiscard]] const std::shared_ptr<const LeafTable>& leaves() const noexcept {
-    return layout_.leaves;
+    return described_.layout.leaves;
   }
-  [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
-  [[nodiscard]] const Times& times() const noexcept { return times_; }
+  [[nodiscard]] const ContentDigests& digests() const noexcept { return described_.digests; }
+  [[nodiscard]] const Times& times() const noexcept { return described_.times; }
   // One for each bucket of the plan.
   [[nodiscard]] const std::vector<BucketTime>& bucket_times() const noexcept {
-    return bucket_times_;
+    return described_.bucket_times;
   }
-  [[nodiscard]] std::span<const std::byte> data() const noexcept { return arena_->data(); }
+  // Whether it has an arena.
+  [[nodiscard]] bool is_complete() const noexcept { return arena_ != nullptr; }
+  // Empty unless it is complete.
+  [[nodiscard]] std::span<const std::byte> data() const noexcept {
+    return arena_ ? std::as_const(*arena_).data() : std::span<const std::byte>();
+  }
+  // std::nullopt if it is complete.
+  [[nodiscard]] const std::optional<patch::VersionChanges>& changes() const noexcept {
+    return changes_;
+  }
   // What changes from the snapshot that was its base (SnapshotRequest::base); null if none was
   // made.
   [[nodiscard]] const std::shared_ptr<const SealedMemory>& patch() const noexcept { return patch_; }
-  // A new read-only descriptor of the arena without any lock, for a sidecar on this host.
-  [[nodiscard]] Result<UniqueFd> share() const { return arena_->share(); }
+  // A new read-only descriptor of the arena without any lock, for a sidecar on this host. kNotFound
+  // unless it is complete.
+  [[nodiscard]] Result<UniqueFd> share() const;
 
  private:
   friend class Snapshotter;
   std::shared_ptr<SharedArena> arena_;
-  ReadLease lease_;
-  ArenaIdentity identity_;
-  std::shared_ptr<const Manifest> manifest_;
-  ArenaLayout layout_;
-  ContentDigests digests_;
-  Times times_;
-  std::vector<BucketTime> bucket_times_;
+  std::optional<ReadLease> lease_;
+  Described described_;
   std::shared_ptr<const SealedMemory> patch_;
+  std::optional<patch::VersionChanges> changes_;
+  std::shared_ptr<const Snapshot> base_;  // of changes_
 };
 
 struct SnapshotterOptions {
@@ -152,6 +177,9 @@ struct SnapshotRequest {
   // somebody else still needs it when there is an arena for the new one: its own may be that arena.
   std::weak_ptr<const Snapshot> base;
   std::uint64_t value_cost = 0;  // of the ranks that will write the patch (patch/worth.h)
+  // Nothing is copied if the source is in host memory and few bytes differ from `base`: the
+  // snapshot is then held as these changes. There is no on_copy, no on_bucket and no patch.
+  bool as_changes = false;
   // NUMA node of an arena that is created for it, unless the options set one.
   std::optional<std::uint32_t> numa_node = std::nullopt;
   std::optional<TimePoint> copy_deadline;  // for the copy; none = no limit
@@ -202,6 +230,25 @@ class Snapshotter {
   [[nodiscard]] Result<std::shared_ptr<Snapshot>> take(WeightSource& source,
                                                        const SnapshotRequest& request);
 
+  // The complete snapshot of this version that was taken last and is still in use; null if there is
+  // none.
+  [[nodiscard]] std::shared_ptr<const Snapshot> find(const Version& version) const;
+
+  // The end of exchange().
+  struct Exchanged {
+    std::shared_ptr<const Snapshot> newer;
+    std::shared_ptr<const Snapshot> older;  // its base
+    bool in_place = false;                  // `older` is held as what changes from `newer`
+    std::uint64_t bytes = 0;                // of the changes
+    std::optional<Error> failure;           // both are as they were
+  };
+  // Makes a snapshot complete that is held as its changes: in the arena of its base, which is held
+  // as its changes from then on, or, if somebody reads that until `deadline`, in another arena. The
+  // caller gives up all its pointers to both. kDigestMismatch if the arena or the changes are
+  // damaged; both versions are lost then.
+  [[nodiscard]] Result<Exchanged> exchange(std::shared_ptr<const Snapshot> newer,
+                                           TimePoint deadline);
+
   // Gives the snapshot the name under which it is published. It must not have been shared yet.
   // Thread: any, also during take().
   void rename(Snapshot& snapshot, std::uint64_t fence_epoch,
@@ -238,6 +285,22 @@ class Snapshotter {
   [[nodiscard]] std::string who_reads() const;
   void say_fallback(const Error& why);
   void count_bytes();
+  // The snapshot as its changes, or null if it has to be copied (snapshot_changes.cc).
+  [[nodiscard]] Result<std::shared_ptr<Snapshot>> take_changes(WeightSource& source,
+                                                               const SnapshotRequest& request,
+                                                               const ArenaLayout& layout,
+                                                               const ArenaIdentity& identity);
+  // Claims the arena for this process, so that no snapshot gets it when its last reader ends.
+  [[nodiscard]] std::shared_ptr<void> claim(const std::shared_ptr<SharedArena>& memory);
+  [[nodiscard]] Result<WriteLease> wait_for_readers(SharedArena& memory,
+                                                    const ArenaIdentity& identity,
+                                                    TimePoint deadline) const;
+  // The complete snapshot that has been written to this arena.
+  [[nodiscard]] Result<std::shared_ptr<Snapshot>> complete(
+      Snapshot::Described described, const std::shared_ptr<SharedArena>& arena, WriteLease lease);
+  [[nodiscard]] Result<std::shared_ptr<Snapshot>> copy_beside(const Snapshot::Described& described,
+                                                              const patch::VersionChanges& changes,
+                                                              const Snapshot& base);
 
   const SnapshotterOptions options_;
   mutable std::mutex arenas_mutex_;  // guards the next three; may be held for long

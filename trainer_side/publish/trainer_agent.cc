@@ -85,6 +85,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
     if (directory_) write(version);
   };
   own.on_rolled_back = [this](const Version& to) {
+    publisher_->make_complete(to);
     if (!directory_) return;
     const auto held = held_.find(to);
     directory_->go_back(to, held == held_.end() ? nullptr : held->second);
@@ -215,6 +216,7 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
   Job& job = jobs_.at(request);
   coordinator_->recorder().snapshot_began(request, command.version, now());
   const std::uint64_t value_cost = coordinator_->patch_value_cost();
+  const bool as_changes = may_take_changes();
   const auto submitted = publisher_->snapshot(
       // Moved, because it may hold memory that the snapshot is the last to read.
       {.open = std::move(job.job.open),
@@ -231,8 +233,11 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
              copied.complete.emplace_back(bucket, digest);
              if (copied.streams) publisher_->bucket_complete(copied.version, bucket, digest);
            },
-       .base = value_cost == 0 ? std::weak_ptr<const Snapshot>() : last_served_,
+       .base = as_changes        ? coordinator_->target()
+               : value_cost != 0 ? last_served_
+                                 : Version(),
        .value_cost = value_cost,
+       .as_changes = as_changes,
        .stop = job.stop.get_token(),
        .progress = job.snapshot},
       [this, request](Result<std::shared_ptr<Snapshot>> snapshot, std::chrono::nanoseconds took) {
@@ -287,7 +292,7 @@ std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
   job.version = snapshot->version();
   if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, {});
   publisher_->offer(snapshot);
-  last_served_ = snapshot;
+  last_served_ = job.version;
   if (directory_) held_[job.version] = snapshot;
   return snapshot;
 }
@@ -405,10 +410,26 @@ void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
     return log_refused(entered.error());
   Job& job = jobs_.at(phase.request);
   job.progress.phase = phase.phase;
+  // Decided: the arena of the version before may be changed, and no round begins again with it.
+  if (phase.phase == control::ProgressPhase::kSwitch) {
+    job.taken.reset();
+    publisher_->make_complete(job.version);
+  }
   // With a canary it is written when it is promoted.
   if (phase.phase == control::ProgressPhase::kSwitch && directory_ && config_.canary.empty())
     write(job.version);
   if (job.job.on_phase) job.job.on_phase(phase.phase);
+}
+
+// From the target, which is in an arena, or will be when the snapshot is taken. Not while another
+// version may become the target: the arena could not be changed to it, because this snapshot reads
+// it. A version that is written to a directory, or only served by a canary, needs an arena beside
+// the others.
+bool TrainerAgent::may_take_changes() const {
+  const Version& target = coordinator_->target();
+  return config_.in_place == config::PatchMode::kAuto && !directory_ && config_.canary.empty() &&
+         !target.none() && (last_served_ == target || !coordinator_->has_update({})) &&
+         coordinator_->receives_only_copies();
 }
 
 void TrainerAgent::write(const Version& version) {

@@ -167,6 +167,8 @@ class TrainerAgent {
                     std::chrono::nanoseconds took);
   void enter_phase(const coordinator::PhaseEntered& phase);
   void write(const Version& version);
+  // Whether the next snapshot may be held as what changes from the target.
+  [[nodiscard]] bool may_take_changes() const;
   void report_progress();
 
   const config::TrainerConfig config_;
@@ -176,7 +178,7 @@ class TrainerAgent {
   // With a directory: the versions that the coordinator may still send to sidecars.
   std::map<Version, std::shared_ptr<const Snapshot>> held_;
   // The one that was last given to a round: sidecars hold it when the next one comes.
-  std::weak_ptr<const Snapshot> last_served_;
+  Version last_served_;
   std::optional<PublishQueue> queue_;  // created after the coordinator
   std::map<std::uint64_t, Job> jobs_;  // by request
   Timer progress_timer_;

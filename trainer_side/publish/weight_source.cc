@@ -1,5 +1,6 @@
 #include "trainer_side/publish/weight_source.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -27,6 +28,11 @@ std::span<std::byte> place_of(const WritableArena& arena, const BucketPlan& plan
   const auto pieces = plan.tensor_pieces(tensor);
   const std::uint64_t begin = pieces.empty() ? 0 : plan.arena_offset(pieces.front());
   return arena.data().subspan(begin, manifest.byte_size(tensor));
+}
+
+bool MemorySource::is_on_host() const {
+  return std::ranges::none_of(
+      bytes_, [](const TensorBytes& bytes) { return std::holds_alternative<DeviceBytes>(bytes); });
 }
 
 std::optional<std::uint32_t> MemorySource::numa_node() const {

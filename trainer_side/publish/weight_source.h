@@ -38,6 +38,8 @@ class WeightSource {
       std::uint32_t /*tensor*/, std::uint64_t /*offset*/, std::uint64_t /*bytes*/) const {
     return std::nullopt;
   }
+  // Whether the bytes can be read without start(), because none of them are on a GPU.
+  [[nodiscard]] virtual bool is_on_host() const { return true; }
   // The NUMA node of the GPUs that have its bytes; none if they are on several, if it is not known,
   // or if the bytes are in host memory.
   [[nodiscard]] virtual std::optional<std::uint32_t> numa_node() const { return std::nullopt; }
@@ -93,6 +95,7 @@ class MemorySource final : public WeightSource {
   [[nodiscard]] std::optional<std::span<const std::byte>> view(std::uint32_t tensor,
                                                                std::uint64_t offset,
                                                                std::uint64_t bytes) const override;
+  [[nodiscard]] bool is_on_host() const override;
   [[nodiscard]] std::optional<std::uint32_t> numa_node() const override;
   // kInvalidInput, with the tensor, if memory of a GPU has been freed.
   [[nodiscard]] Result<> start(const WritableArena& arena, const BucketPlan& plan) override;

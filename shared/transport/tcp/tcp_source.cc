@@ -39,6 +39,7 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
   void offer(Offer offer) {
     raise_fence(offer.key.fence);
     shared_->offers.offer(std::move(offer));
+    begin_merging();
     pump();
   }
   void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,

@@ -115,6 +115,12 @@ std::optional<Bytes> LeafChangesMaker::make(const Layout& layout, std::span<cons
   return writer.finish();
 }
 
+Bytes write_leaf_changes(std::span<const Block> blocks) {
+  LeafChangesWriter writer;
+  for (const Block& block : blocks) writer.add(block);
+  return writer.finish();
+}
+
 Result<std::vector<BlockView>> read_leaf_changes(const Layout& layout,
                                                  std::span<const LeafPlace> leaves,
                                                  std::span<const std::byte> bytes) {

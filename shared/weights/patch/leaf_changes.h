@@ -17,6 +17,7 @@
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
 #include "shared/weights/leaf_table.h"
+#include "shared/weights/patch/block.h"
 #include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/layout.h"
 
@@ -36,6 +37,10 @@ class LeafChangesMaker {
  private:
   BlockMaker maker_;
 };
+
+// The changes of leaves whose blocks were made one by one, in ascending order of their places.
+// Pure; any thread.
+[[nodiscard]] Bytes write_leaf_changes(std::span<const Block> blocks);
 
 // Reads and checks changes of these leaves. The views point into `bytes`. kInvalidInput with the
 // broken rule: bytes that are missing or left over, blocks out of order or outside of the leaves,

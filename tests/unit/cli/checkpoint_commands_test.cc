@@ -121,6 +121,11 @@ TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
                                                       "2", "--versions-held", "3", "--json"});
   EXPECT_EQ(nlohmann::json::parse(copied.out).at("result").at("peak_memory").at("staged_bytes"),
             (2 + 4) * arena);
+  // One in the trainer, and one in the sidecar.
+  EXPECT_EQ(
+      nlohmann::json::parse(copied.out).at("result").at("peak_memory").at("staged_in_place_bytes"),
+      2 * arena);
+  EXPECT_FALSE(peak.contains("staged_in_place_bytes"));
   // Of two bases, and the changes by which the version has come; and what the trainer and the
   // sidecar keep for sidecars that are behind.
   EXPECT_EQ(nlohmann::json::parse(copied.out).at("result").at("peak_memory").at("patch_bytes"),

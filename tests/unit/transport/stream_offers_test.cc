@@ -458,6 +458,54 @@ TEST_F(StreamOffersTest, WhoIsTwoBehindGetsWhatChangesOfAVersionThatIsHeldAlone)
   EXPECT_EQ(served(3, 2), kBuckets);
 }
 
+// As a trainer that changes its arena in place: both versions are offered without memory for some
+// time, then the newer one with it, and the older one as its changes.
+TEST_F(StreamOffersTest, LinksOverAVersionThatLosesItsMemoryAreMergedBefore) {
+  offer_next();
+  offer_next(2'000);
+  EXPECT_EQ(served(2, 1), kBuckets);
+  offer_next(3'000);
+  EXPECT_EQ(served(3, 2), kBuckets);
+  withdraw(1);
+  merge_leaving();
+  const auto memory = offer_watched(2);
+  Offer waiting = version(2).offer();
+  waiting.data = {};
+  waiting.hold = nullptr;
+  waiting.complete = false;
+  offers_.offer(std::move(waiting), kStart);
+  EXPECT_FALSE(memory.expired()) << "it is held until the links are merged";
+  Offer alone = version(2).offer();
+  alone.data = {};
+  alone.hold = nullptr;
+  alone.base = name(3);
+  alone.complete = false;
+  offers_.offer(std::move(alone), kStart);
+  EXPECT_FALSE(memory.expired());
+  merge_leaving();
+  EXPECT_TRUE(memory.expired());
+  EXPECT_EQ(served(3, 1), kBuckets);
+  EXPECT_EQ(served(3, 2), kBuckets) << "links to what is still offered stay";
+}
+
+TEST_F(StreamOffersTest, TheMemoryOfAVersionThatLosesItIsHeldForAShortTime) {
+  offer_next();
+  offer_next(2'000);
+  EXPECT_EQ(served(2, 1), kBuckets);
+  offer_next(3'000);
+  EXPECT_EQ(served(3, 2), kBuckets);
+  const auto memory = offer_watched(2);
+  Offer waiting = version(2).offer();
+  waiting.data = {};
+  waiting.hold = nullptr;
+  waiting.complete = false;
+  offers_.offer(std::move(waiting), kStart);
+  EXPECT_FALSE(memory.expired());
+  EXPECT_FALSE(offers_.merge_leaving(kTooLate));
+  EXPECT_TRUE(memory.expired());
+  EXPECT_EQ(served(3, 2), kBuckets);
+}
+
 TEST_F(StreamOffersTest, WithoutAWithdrawnOrUnknownVersionNothingHappens) {
   EXPECT_FALSE(offers_.withdraw(name(1), kStart));
   offers_.bucket_ready(name(1), 0, {}, nullptr);

@@ -1,4 +1,4 @@
-#include "inference_side/staging/held_changes.h"
+#include "shared/weights/patch/version_changes.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,14 +12,14 @@
 #include "shared/base/thread_pool.h"
 #include "shared/weights/patch/leaf_changes.h"
 
-namespace wsync::staging {
+namespace wsync::patch {
 namespace {
 
-using BucketViews = std::vector<patch::BlockView>;
+using BucketViews = std::vector<BlockView>;
 
 // Calls `change` for each bucket with its blocks, each once, until one fails.
 Result<> for_each_bucket(
-    const HeldChanges& changes, unsigned threads, const std::stop_token& stop,
+    const VersionChanges& changes, unsigned threads, const std::stop_token& stop,
     const std::function<Result<>(std::size_t bucket, const BucketViews& blocks)>& change) {
   std::mutex mutex;
   std::optional<Error> failure;  // the first one; under mutex
@@ -27,8 +27,8 @@ Result<> for_each_bucket(
   std::atomic<std::size_t> next = 0;
   const auto one = [&](std::size_t bucket) -> Result<> {
     if (stop.stop_requested()) return fail(ErrorCode::kCancelled, "the copy is no longer needed");
-    const auto blocks = WSYNC_TRY(patch::read_leaf_changes(
-        *changes.blocks, changes.leaves->bucket(bucket), *changes.buckets[bucket]));
+    const auto blocks = WSYNC_TRY(read_leaf_changes(*changes.blocks, changes.leaves->bucket(bucket),
+                                                    *changes.buckets[bucket]));
     return change(bucket, blocks);
   };
   ThreadPool helpers(std::max(1U, threads) - 1);
@@ -48,20 +48,20 @@ Result<> for_each_bucket(
 
 }  // namespace
 
-std::uint64_t HeldChanges::bytes() const noexcept {
+std::uint64_t VersionChanges::bytes() const noexcept {
   std::uint64_t total = 0;
   for (const auto& bucket : buckets) total += bucket ? bucket->size() : 0;
   return total;
 }
 
-Result<> copy_with_changes(const HeldChanges& changes, std::span<const std::byte> base,
+Result<> copy_with_changes(const VersionChanges& changes, std::span<const std::byte> base,
                            std::span<std::byte> into, std::span<const WordSum> sums,
                            unsigned threads, const std::stop_token& stop) {
   return for_each_bucket(
       changes, threads, stop, [&](std::size_t bucket, const BucketViews& blocks) -> Result<> {
         const auto leaves = changes.leaves->bucket(bucket);
         const auto found =
-            WSYNC_TRY(patch::apply_leaf_changes(*changes.blocks, leaves, blocks, base, into));
+            WSYNC_TRY(apply_leaf_changes(*changes.blocks, leaves, blocks, base, into));
         if (std::ranges::equal(found, sums.subspan(changes.leaves->first(bucket), leaves.size())))
           return {};
         return fail(ErrorCode::kDigestMismatch,
@@ -71,18 +71,18 @@ Result<> copy_with_changes(const HeldChanges& changes, std::span<const std::byte
       });
 }
 
-Result<ChangedBuckets> change_in_place(const HeldChanges& changes, std::span<std::byte> bytes,
+Result<ChangedBuckets> change_in_place(const VersionChanges& changes, std::span<std::byte> bytes,
                                        unsigned threads, const std::stop_token& stop) {
   ChangedBuckets back(changes.buckets.size());
   WSYNC_TRY(for_each_bucket(
       changes, threads, stop, [&](std::size_t bucket, const BucketViews& blocks) -> Result<> {
         const auto leaves = changes.leaves->bucket(bucket);
         back[bucket] = std::make_shared<const Bytes>(
-            WSYNC_TRY(patch::exchange_leaf_changes(*changes.blocks, leaves, blocks, bytes)));
+            WSYNC_TRY(exchange_leaf_changes(*changes.blocks, leaves, blocks, bytes)));
         fail_point("copy_changed");
         return {};
       }));
   return back;
 }
 
-}  // namespace wsync::staging
+}  // namespace wsync::patch
