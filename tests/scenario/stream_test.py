@@ -184,7 +184,8 @@ class Stream(unittest.TestCase):
         """s2 reads the rest from the trainer, which is still taking the snapshot."""
         with StreamFleet() as fleet:
             model = fleet.checkpoint("one", 1)
-            trainer = self.serving(fleet, [("s1", *BY_TCP), ("s2", *BY_TCP)], model)
+            # Where all copy, what changes is found before anything is sent, unless that is off.
+            trainer = self.serving(fleet, [("s1", *BY_TCP), ("s2", *BY_TCP)], model, "patch.in_place=off")
             self.half_way(fleet, trainer, 2, "s1", "s2")
             fleet.sidecars["s1"].kill()
             fleet.until(lambda: not {s["name"]: s for s in fleet.status()["sidecars"]}["s1"]["connected"], "the loss of s1")

@@ -1,10 +1,8 @@
 #include "trainer_side/publish/snapshot.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <mutex>
 #include <optional>
-#include <unistd.h>
 #include <utility>
 
 #include "shared/base/check.h"
@@ -18,20 +16,12 @@
 namespace wsync::publish {
 namespace {
 
-constexpr std::chrono::seconds kLogWaitAfter{2};     // for an arena
-constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not notify of a free lock
-
 ArenaSize size_of(const SharedArena& arena) {
   return {.data_bytes = arena.data_bytes(), .leaves = arena.leaf_sums()};
 }
 
 ArenaSize size_of(const ArenaLayout& layout) {
   return {.data_bytes = layout.plan->arena_bytes(), .leaves = layout.leaves->all().size()};
-}
-
-Version version_of(const ArenaIdentity& identity) {
-  return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
-          .step = identity.version_step};
 }
 
 std::string snapshot_name(const Version& version) {
@@ -63,24 +53,24 @@ Result<UniqueFd> Snapshot::share() const {
                                                 changes_->base.to_string(), version().to_string()));
 }
 
-Snapshotter::Snapshotter(SnapshotterOptions options) : options_(std::move(options)) {}
+Snapshotter::Snapshotter(SnapshotterOptions options)
+    : options_(std::move(options)),
+      arenas_({.name = options_.name,
+               .arenas = options_.arenas,
+               .additional_arenas = options_.additional_arenas,
+               .threads = options_.threads,
+               .huge_pages = options_.huge_pages,
+               .numa_node = options_.numa_node}) {}
 
 Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
                               std::uint32_t count) {
   const auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
-  const ArenaSize size{.data_bytes = plan.arena_bytes(), .leaves = leaf_count(manifest)};
-  const std::lock_guard lock(arenas_mutex_);
-  while (arenas_.size() < std::min(count, options_.arenas)) {
-    auto memory = WSYNC_TRY(make_arena(size, {}));
-    arenas_.push_back({.memory = std::move(memory), .snapshot = {}, .claim = {}});
-    count_bytes();
-  }
-  return {};
+  return arenas_.reserve({.data_bytes = plan.arena_bytes(), .leaves = leaf_count(manifest)}, count);
 }
 
 void Snapshotter::rename(Snapshot& snapshot, std::uint64_t fence_epoch,
                          const std::array<std::uint64_t, 2>& fence_run_id, const Version& version) {
-  const std::lock_guard lock(names_mutex_);
+  const std::lock_guard lock(arenas_.names());
   ArenaIdentity& identity = snapshot.described_.identity;
   identity.fence_epoch = fence_epoch;
   identity.fence_run_id = fence_run_id;
@@ -90,7 +80,7 @@ void Snapshotter::rename(Snapshot& snapshot, std::uint64_t fence_epoch,
 }
 
 Result<ArenaLayout> Snapshotter::layout_of(const Manifest& manifest, std::uint64_t bucket_bytes) {
-  const std::lock_guard lock(arenas_mutex_);
+  const std::lock_guard lock(layout_mutex_);
   if (!layout_.plan || layout_digest_ != manifest.layout_digest() ||
       layout_.plan->bucket_bytes() != bucket_bytes) {
     auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
@@ -103,13 +93,25 @@ Result<ArenaLayout> Snapshotter::layout_of(const Manifest& manifest, std::uint64
   return layout_;
 }
 
+ArenaOrder Snapshotter::order_of(const ArenaLayout& layout, const ArenaIdentity& identity,
+                                 const SnapshotRequest& request) {
+  return {.size = size_of(layout),
+          .identity = identity,
+          .what = snapshot_name(request.version),
+          .deadline = request.deadline,
+          .wait = request.arena_wait,
+          .on_wait = request.on_wait,
+          .numa_node = request.numa_node,
+          .stop = request.stop,
+          .done_bytes = request.done_bytes,
+          .total_bytes = request.total_bytes};
+}
+
 Result<WritableArena> Snapshotter::begin(const Manifest& manifest, const SnapshotRequest& request) {
-  const ArenaSize size = size_of(WSYNC_TRY(layout_of(manifest, request.bucket_bytes)));
-  Snapshot::Times times;
-  auto writable = wait_for_arena(size, {}, request, times);
-  if (!writable) return writable;
-  WSYNC_TRY(writable->lease().unprotect());
-  return writable;
+  const ArenaLayout layout = WSYNC_TRY(layout_of(manifest, request.bucket_bytes));
+  auto found = WSYNC_TRY(arenas_.wait_for(order_of(layout, {}, request)));
+  WSYNC_TRY(found.arena.lease().unprotect());
+  return std::move(found.arena);
 }
 
 Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
@@ -125,7 +127,6 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                                .bucket_bytes = request.bucket_bytes};
   Snapshot::Times times;
   if (request.total_bytes != nullptr) *request.total_bytes = plan.arena_bytes();
-  const ArenaSize size = size_of(layout);
   std::optional<WritableArena> written = source.take_arena();
   const bool is_written = written.has_value();
   if (!is_written && request.as_changes) {
@@ -133,15 +134,18 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
     if (taken) return taken;
   }
   if (is_written) {
-    WSYNC_CHECK(size_of(*written->arena()) == size, "what was written has the layout that it had");
-    const std::lock_guard lock(names_mutex_);
+    WSYNC_CHECK(size_of(*written->arena()) == size_of(layout),
+                "what was written has the layout that it had");
+    const std::lock_guard lock(arenas_.names());
     written->lease().set_identity(identity);
   } else {
-    SnapshotRequest placed = request;
-    if (options_.near_gpus) placed.numa_node = source.numa_node();
-    auto free = wait_for_arena(size, identity, placed, times);
-    if (!free) return fail(free.error().with_context(snapshot_name(request.version)));
-    written.emplace(std::move(*free));
+    ArenaOrder order = order_of(layout, identity, request);
+    if (options_.near_gpus) order.numa_node = source.numa_node();
+    auto found = arenas_.wait_for(order);
+    if (!found) return fail(found.error().with_context(snapshot_name(request.version)));
+    written.emplace(std::move(found->arena));
+    times.wait = found->waited;
+    times.setup = found->setup;
   }
 
   const TimePoint begun = now();
@@ -191,219 +195,29 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take(WeightSource& source,
                snapshot_name(request.version), made.error().message());
   }
   times.copy = now() - begun;
+  return complete({.identity = identity,
+                   .manifest = manifest,
+                   .layout = layout,
+                   .digests = std::move(*digests),
+                   .times = times,
+                   .bucket_times = copier.bucket_times()},
+                  *written, std::move(patch));
+}
+
+Result<std::shared_ptr<Snapshot>> Snapshotter::complete(Snapshot::Described described,
+                                                        WritableArena& arena,
+                                                        std::shared_ptr<const SealedMemory> patch) {
   {
-    const std::lock_guard lock(names_mutex_);
-    std::move(written->lease()).complete(digests->root, digests->leaves);
+    const std::lock_guard lock(arenas_.names());
+    std::move(arena.lease()).complete(described.digests.root, described.digests.leaves);
   }
   // The write lease has ended, but the claim has not. So nobody can write the arena before the
   // snapshot has its read lease.
-  auto lease = WSYNC_TRY(written->arena()->try_read_lease());
-  auto snapshot =
-      std::make_shared<Snapshot>(Snapshot::Described{.identity = identity,
-                                                     .manifest = manifest,
-                                                     .layout = layout,
-                                                     .digests = std::move(*digests),
-                                                     .times = times,
-                                                     .bucket_times = copier.bucket_times()},
-                                 written->arena(), std::move(lease), std::move(patch));
-  const std::lock_guard lock(arenas_mutex_);
-  std::ranges::find(arenas_, written->arena(), &Arena::memory)->snapshot = snapshot;
+  auto lease = WSYNC_TRY(arena.arena()->try_read_lease());
+  auto snapshot = std::make_shared<Snapshot>(std::move(described), arena.arena(), std::move(lease),
+                                             std::move(patch));
+  arenas_.put(arena.arena(), snapshot);
   return snapshot;
-}
-
-Result<WritableArena> Snapshotter::wait_for_arena(const ArenaSize& size,
-                                                  const ArenaIdentity& identity,
-                                                  const SnapshotRequest& request,
-                                                  Snapshot::Times& times) {
-  const TimePoint begun = now();
-  const TimePoint deadline = request.arena_wait
-                                 ? std::min(request.deadline, begun + *request.arena_wait)
-                                 : request.deadline;
-  ArenaWait wait(options_.arenas, options_.additional_arenas, begun, deadline);
-  bool is_first = true;
-  bool is_logged = false;
-  std::mutex mutex;
-  std::condition_variable_any stopped;
-  for (;;) {
-    auto writable = try_arena(size, identity, request, wait, times);
-    if (writable || writable.error().code() != ErrorCode::kBusy) {
-      times.wait = now() - begun - times.setup;
-      return writable;
-    }
-    if (std::exchange(is_first, false) && request.on_wait) request.on_wait();
-    if (!is_logged && now() - begun > kLogWaitAfter) {
-      is_logged = true;
-      const std::lock_guard lock(arenas_mutex_);
-      log_warning("the {} waits for a free arena: all {} are being read: {}",
-                  snapshot_name(request.version), arenas_.size(), who_reads());
-    }
-    if (wait.is_over(now())) {
-      const std::lock_guard lock(arenas_mutex_);
-      return fail(
-          ErrorCode::kBusy,
-          fmt::format("all {} arenas are still being read: {}{}", arenas_.size(), who_reads(),
-                      wait.full()
-                          ? "; an additional one cannot be created: " + wait.full()->message()
-                          : ""));
-    }
-    std::unique_lock lock(mutex);
-    stopped.wait_for(lock, request.stop, kLeaseRetry, [] { return false; });
-    if (request.stop.stop_requested())
-      return fail(ErrorCode::kCancelled, "stopped while waiting for a free arena");
-  }
-}
-
-// Returns an arena of the right size without readers; otherwise a new one if one may be created;
-// otherwise kBusy. Taking the write lease is the only valid test, because an arena that seemed free
-// may get a reader a moment later.
-Result<WritableArena> Snapshotter::try_arena(const ArenaSize& size, const ArenaIdentity& identity,
-                                             const SnapshotRequest& request, ArenaWait& wait,
-                                             Snapshot::Times& times) {
-  // Freed after the lock is released, because freeing takes long and the loop may wait for the
-  // lock.
-  std::vector<Arena> freed;
-  const std::lock_guard lock(arenas_mutex_);
-  std::unique_lock names(names_mutex_);
-  // Arenas of an earlier layout are freed as soon as they have no readers.
-  std::erase_if(arenas_, [&](Arena& arena) {
-    const bool is_old = size_of(*arena.memory) != size && arena.claim.expired() &&
-                        arena.memory->try_write_lease({}).has_value();
-    if (is_old) freed.push_back(arena);
-    return is_old;
-  });
-  drop_additional(wait, freed);
-  const auto claimed = [](Arena& arena, WriteLease lease) {
-    auto claim = std::make_shared<int>();
-    if (!planted("draft_not_claimed")) arena.claim = claim;
-    return WritableArena(arena.memory, std::move(lease), std::move(claim));
-  };
-  for (Arena& arena : arenas_) {
-    if (size_of(*arena.memory) != size || !arena.claim.expired()) continue;
-    auto lease = arena.memory->try_write_lease(identity);
-    if (lease) return claimed(arena, std::move(*lease));
-    if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
-  }
-  if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
-  names.unlock();
-  const TimePoint begun = now();
-  auto made = make_arena(size, request);
-  if (!made && arenas_.size() >= options_.arenas) {
-    wait.note_full(made.error());
-    return fail(ErrorCode::kBusy, "no arena is free");
-  }
-  auto memory = WSYNC_TRY(std::move(made));
-  times.setup += now() - begun;
-  if (arenas_.size() >= options_.arenas)
-    log_info(
-        "memory for one more version was taken, because processes still read the others ({}); it "
-        "is "
-        "given back when they have read them, and nothing needs to be done unless this is said at "
-        "every publish: then raise `arenas`, or look why these processes are slow",
-        who_reads());
-  names.lock();
-  arenas_.push_back({.memory = std::move(memory), .snapshot = {}, .claim = {}});
-  count_bytes();
-  auto lease = WSYNC_TRY(arenas_.back().memory->try_write_lease(identity));
-  return claimed(arenas_.back(), std::move(lease));
-}
-
-bool Snapshotter::may_create(const ArenaWait& wait) const {
-  const auto needed_here =
-      std::ranges::count_if(arenas_, [](const Arena& arena) { return arena.is_needed(); });
-  return wait.may_create(arenas_.size(), static_cast<std::size_t>(needed_here), now());
-}
-
-void Snapshotter::prepare_next() {
-  const std::lock_guard lock(arenas_mutex_);
-  for (const Arena& arena : arenas_) {
-    if (arena.is_needed() || !arena.memory->is_protected()) continue;
-    std::unique_lock names(names_mutex_);
-    const auto lease = arena.memory->try_write_lease({});
-    names.unlock();
-    if (!lease) continue;
-    if (const auto prepared = lease->unprotect(); !prepared)
-      log_debug("an arena is made writable later: {}", prepared.error().message());
-    return;
-  }
-}
-
-void Snapshotter::release_unused() {
-  std::vector<Arena> freed;  // after the lock, as in try_arena()
-  const std::lock_guard lock(arenas_mutex_);
-  const std::lock_guard names(names_mutex_);
-  const auto unused =
-      std::ranges::partition(arenas_, [](const Arena& arena) { return !arena.is_free(); });
-  freed.assign(unused.begin(), unused.end());
-  arenas_.erase(unused.begin(), unused.end());
-  count_bytes();
-}
-
-// Takes out arenas without a reader, if there are more than the maximum and those that only other
-// processes read.
-void Snapshotter::drop_additional(const ArenaWait& wait, std::vector<Arena>& freed) {
-  if (wait.surplus(arenas_.size(), 0) > 0) {
-    const auto unused =
-        std::ranges::stable_partition(arenas_, [](const Arena& arena) { return !arena.is_free(); });
-    const auto only_read = std::ranges::count_if(
-        arenas_.begin(), unused.begin(), [](const Arena& arena) { return !arena.is_needed(); });
-    const std::size_t surplus = wait.surplus(arenas_.size(), static_cast<std::size_t>(only_read));
-    const auto first = std::ranges::prev(
-        arenas_.end(), static_cast<std::ptrdiff_t>(std::min(surplus, unused.size())));
-    freed.insert(freed.end(), first, arenas_.end());
-    arenas_.erase(first, arenas_.end());
-  }
-  count_bytes();
-}
-
-Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(const ArenaSize& size,
-                                                             const SnapshotRequest& request) {
-  const ArenaOptions options{
-      .name = options_.name,
-      .data_bytes = size.data_bytes,
-      .leaf_sums = size.leaves,
-      .huge_pages = options_.huge_pages,
-      .threads = options_.threads,
-      .numa_node = options_.numa_node ? options_.numa_node : request.numa_node,
-      .on_fallback = [this](const Error& why) { say_fallback(why); },
-      .stop = request.stop,
-      .done_bytes = request.done_bytes};
-  // Touching the memory takes as long as several copies, so it counts as progress.
-  if (request.total_bytes != nullptr) *request.total_bytes += options.file_bytes();
-  auto arena = SharedArena::create(options);
-  if (arena) return std::make_shared<SharedArena>(std::move(*arena));
-  if (request.total_bytes != nullptr) *request.total_bytes -= options.file_bytes();
-  if (request.done_bytes != nullptr) *request.done_bytes = 0;
-  return fail(arena.error());
-}
-
-void Snapshotter::say_fallback(const Error& why) {
-  if (!said_fallback_.exchange(true))
-    log_warning(
-        "arenas get other memory than the keys memory.* ask for: {}; pinning them and publishing "
-        "may be slower",
-        why.message());
-}
-
-void Snapshotter::count_bytes() {
-  std::uint64_t bytes = 0;
-  for (const Arena& arena : arenas_) bytes += arena.memory->data_bytes();
-  arena_bytes_ = bytes;
-}
-
-std::string Snapshotter::who_reads() const {
-  std::string sentence;
-  for (const Arena& arena : arenas_) {
-    const std::vector<int> others = arena.memory->holders();
-    std::unique_lock names(names_mutex_);
-    const Version version = version_of(arena.memory->identity());
-    names.unlock();
-    sentence += fmt::format("{}{} by {}", sentence.empty() ? "" : ", ",
-                            version.epoch == 0 ? fmt::format("step {}", version.step)
-                                               : "version " + version.to_string(),
-                            others.empty() ? fmt::format("this process ({})", ::getpid())
-                                           : fmt::format("process {}", fmt::join(others, ", ")));
-  }
-  return sentence;
 }
 
 }  // namespace wsync::publish

@@ -1,20 +1,11 @@
 // Snapshotter: copies the trainer's weights into a sealed arena, so that training may continue
-// while the version is transferred. It alternates between several arenas.
-//
-// An arena that still has a reader is never overwritten. The kernel enforces this: readers hold
-// read locks on the arena, and the write lock is granted only if there is none. The kernel also
-// releases the locks of a killed process, so freeing an arena depends on no message that could be
-// lost.
+// while the version is transferred. It alternates between several arenas (arena_pool.h).
 //
 // A complete arena is read-only in this process as well, bucket by bucket (shared_memory.h).
 //
 // Where little changes and nobody maps the arenas, the weights are only compared with the version
 // in an arena, and the snapshot is held as what changes from that. exchange() then changes the
 // arena in place, so that a trainer needs the memory of one version and of what changes.
-//
-// A reader that hangs keeps its lock. Its arena then no longer counts towards the maximum, and
-// another one is created for it, so that a hung process costs memory but stops nobody. When it has
-// released the arena, the additional one is freed.
 #pragma once
 
 #include <atomic>
@@ -43,7 +34,7 @@
 #include "shared/weights/patch/layout.h"
 #include "shared/weights/patch/version_changes.h"
 #include "shared/weights/version.h"
-#include "trainer_side/publish/arena_wait.h"
+#include "trainer_side/publish/arena_pool.h"
 #include "trainer_side/publish/weight_source.h"
 #include "trainer_side/publish/writable_arena.h"
 
@@ -189,11 +180,21 @@ struct SnapshotRequest {
   std::atomic<std::uint64_t>* total_bytes = nullptr;  // set before either; may be null
 };
 
-// Size of an arena for one layout.
-struct ArenaSize {
-  std::uint64_t data_bytes = 0;
-  std::uint64_t leaves = 0;
-  friend bool operator==(const ArenaSize&, const ArenaSize&) = default;
+// Whether it is worth while to compare. A source that cannot show its bytes has to be read to see
+// that too much has changed, and then it is read again. So after two such snapshots the next one is
+// copied at once, after another one the next two, and so on, up to eight. Thread: any.
+class ChangesBackoff {
+ public:
+  // Whether the next snapshot may be compared.
+  [[nodiscard]] bool may_compare();
+  void note_too_much();
+  void note_little();
+
+ private:
+  static constexpr std::uint32_t kSkippedMax = 8;
+  std::mutex mutex_;
+  std::uint32_t to_skip_ = 0;
+  std::uint32_t next_skip_ = 0;
 };
 
 // Thread: any, concurrently. Everything but rename() and arena_bytes() may block for long, because
@@ -215,10 +216,10 @@ class Snapshotter {
 
   // Makes an arena that nobody reads writable again, if there is one, so that the next take() need
   // not: this takes about 25 ms per GiB. Call it when nothing waits.
-  void prepare_next();
+  void prepare_next() { arenas_.prepare_next(); }
 
   // Frees the arenas that nobody reads and that hold no snapshot in use; take() creates them again.
-  void release_unused();
+  void release_unused() { arenas_.release_unused(); }
 
   // Copies every tensor of the source into an arena and digests it at the same time. When it
   // returns, the weights may change. A source whose bytes are in an arena already is only digested.
@@ -254,64 +255,35 @@ class Snapshotter {
   void rename(Snapshot& snapshot, std::uint64_t fence_epoch,
               const std::array<std::uint64_t, 2>& fence_run_id, const Version& version);
   // Total size of all arenas. Thread: any.
-  [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_.load(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arenas_.bytes(); }
 
  private:
-  struct Arena {
-    std::shared_ptr<SharedArena> memory;
-    // The last one in it; expired: not needed here any more.
-    std::weak_ptr<const Snapshot> snapshot;
-    // Of who writes it. The locks of one process on one descriptor do not exclude each other.
-    std::weak_ptr<void> claim;
-    [[nodiscard]] bool is_needed() const { return !snapshot.expired() || !claim.expired(); }
-    // Whether nobody reads or writes it.
-    [[nodiscard]] bool is_free() const {
-      return !is_needed() && memory->try_write_lease({}).has_value();
-    }
-  };
   [[nodiscard]] Result<ArenaLayout> layout_of(const Manifest& manifest, std::uint64_t bucket_bytes);
-  [[nodiscard]] Result<WritableArena> wait_for_arena(const ArenaSize& size,
-                                                     const ArenaIdentity& identity,
-                                                     const SnapshotRequest& request,
-                                                     Snapshot::Times& times);
-  [[nodiscard]] Result<WritableArena> try_arena(const ArenaSize& size,
-                                                const ArenaIdentity& identity,
-                                                const SnapshotRequest& request, ArenaWait& wait,
-                                                Snapshot::Times& times);
-  [[nodiscard]] bool may_create(const ArenaWait& wait) const;
-  void drop_additional(const ArenaWait& wait, std::vector<Arena>& freed);
-  [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(const ArenaSize& size,
-                                                                const SnapshotRequest& request);
-  [[nodiscard]] std::string who_reads() const;
-  void say_fallback(const Error& why);
-  void count_bytes();
+  [[nodiscard]] static ArenaOrder order_of(const ArenaLayout& layout, const ArenaIdentity& identity,
+                                           const SnapshotRequest& request);
+  // The complete snapshot that has been written to this arena, which is claimed.
+  [[nodiscard]] Result<std::shared_ptr<Snapshot>> complete(
+      Snapshot::Described described, WritableArena& arena,
+      std::shared_ptr<const SealedMemory> patch);
   // The snapshot as its changes, or null if it has to be copied (snapshot_changes.cc).
   [[nodiscard]] Result<std::shared_ptr<Snapshot>> take_changes(WeightSource& source,
                                                                const SnapshotRequest& request,
                                                                const ArenaLayout& layout,
                                                                const ArenaIdentity& identity);
-  // Claims the arena for this process, so that no snapshot gets it when its last reader ends.
-  [[nodiscard]] std::shared_ptr<void> claim(const std::shared_ptr<SharedArena>& memory);
+  // The write lease of a claimed arena. kBusy if it has readers at the deadline.
   [[nodiscard]] Result<WriteLease> wait_for_readers(SharedArena& memory,
                                                     const ArenaIdentity& identity,
                                                     TimePoint deadline) const;
-  // The complete snapshot that has been written to this arena.
-  [[nodiscard]] Result<std::shared_ptr<Snapshot>> complete(
-      Snapshot::Described described, const std::shared_ptr<SharedArena>& arena, WriteLease lease);
   [[nodiscard]] Result<std::shared_ptr<Snapshot>> copy_beside(const Snapshot::Described& described,
                                                               const patch::VersionChanges& changes,
                                                               const Snapshot& base);
 
   const SnapshotterOptions options_;
-  mutable std::mutex arenas_mutex_;  // guards the next three; may be held for long
-  ArenaLayout layout_;               // the last one
+  std::mutex layout_mutex_;  // guards the next two
+  ArenaLayout layout_;       // the last one
   Digest layout_digest_;
-  std::vector<Arena> arenas_;
-  // Guards the headers of the arenas, because rename() is called beside take(). Held for a short
-  // time, if with arenas_mutex_ then after it.
-  mutable std::mutex names_mutex_;
-  std::atomic<std::uint64_t> arena_bytes_{0};
-  std::atomic<bool> said_fallback_ = false;
+  ChangesBackoff backoff_;
+  ArenaPool arenas_;
 };
 
 }  // namespace wsync::publish

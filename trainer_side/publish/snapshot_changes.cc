@@ -17,12 +17,25 @@ namespace {
 
 constexpr std::chrono::milliseconds kReaderPoll{2};  // the kernel does not notify of a free lock
 
-Error changed_while_compared(const Error& why) {
-  return {ErrorCode::kDigestMismatch,
-          fmt::format("the weights were changed while they were compared ({})", why.message())};
+}  // namespace
+
+bool ChangesBackoff::may_compare() {
+  const std::lock_guard lock(mutex_);
+  if (to_skip_ == 0) return true;
+  --to_skip_;
+  return false;
 }
 
-}  // namespace
+void ChangesBackoff::note_too_much() {
+  const std::lock_guard lock(mutex_);
+  to_skip_ = next_skip_;
+  next_skip_ = std::clamp(2 * next_skip_, 1U, kSkippedMax);
+}
+
+void ChangesBackoff::note_little() {
+  const std::lock_guard lock(mutex_);
+  next_skip_ = 0;
+}
 
 Result<std::shared_ptr<Snapshot>> Snapshotter::take_changes(WeightSource& source,
                                                             const SnapshotRequest& request,
@@ -32,28 +45,30 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take_changes(WeightSource& source
   if (!base || !base->is_complete() || base->plan() != layout.plan || !source.is_on_host())
     return nullptr;
   const auto changes = ChangeFinder::create_for_buckets(base, source);
-  if (!changes) return nullptr;
+  if (!changes || !backoff_.may_compare()) return nullptr;
   const TimePoint begun = now();
   SnapshotRequest compared = request;
   compared.on_bucket = nullptr;
   LeafCopier copier(source, layout, nullptr, compared, changes.get());
   auto digests = copier.run(std::max(1U, options_.threads));
-  const auto copy_instead = [&](const Error& why) -> Result<std::shared_ptr<Snapshot>> {
+  auto buckets = digests ? changes->finish_buckets(*digests)
+                         : Result<patch::ChangedBuckets>(fail(digests.error()));
+  if (!buckets) {
     if (request.done_bytes != nullptr) *request.done_bytes = 0;
-    log_debug("step {} is copied: {}", request.version.step, why.message());
+    const ErrorCode code = buckets.error().code();
+    if (digests && code == ErrorCode::kDigestMismatch)
+      log_warning(
+          "step {}: the weights were changed while they were compared, so they are copied; change "
+          "them only after the publish has returned ({})",
+          request.version.step, buckets.error().message());
+    else if (code != ErrorCode::kRefused)
+      return fail(
+          buckets.error().with_context(fmt::format("snapshot of step {}", request.version.step)));
+    else
+      backoff_.note_too_much();  // or the source has failed so: the copy says it again
     return nullptr;
-  };
-  // Also if the source has failed so: the copy says it again.
-  if (!digests && digests.error().code() == ErrorCode::kRefused)
-    return copy_instead(digests.error());
-  if (!digests)
-    return fail(
-        digests.error().with_context(fmt::format("snapshot of step {}", request.version.step)));
-  auto buckets = changes->finish_buckets(*digests);
-  if (!buckets)
-    return copy_instead(buckets.error().code() == ErrorCode::kDigestMismatch
-                            ? changed_while_compared(buckets.error())
-                            : buckets.error());
+  }
+  backoff_.note_little();
   WSYNC_TRY(source.check(digests->root));
   ArenaIdentity named = identity;
   named.content = digests->root;
@@ -72,28 +87,18 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take_changes(WeightSource& source
 }
 
 std::shared_ptr<const Snapshot> Snapshotter::find(const Version& version) const {
-  const std::lock_guard lock(arenas_mutex_);
-  for (const Arena& arena : arenas_) {
-    auto snapshot = arena.snapshot.lock();
-    const std::lock_guard names(names_mutex_);
-    if (snapshot && snapshot->version() == version) return snapshot;
+  for (auto& snapshot : arenas_.snapshots()) {
+    const std::lock_guard names(arenas_.names());
+    if (snapshot->version() == version) return std::move(snapshot);
   }
   return nullptr;
-}
-
-std::shared_ptr<void> Snapshotter::claim(const std::shared_ptr<SharedArena>& memory) {
-  auto claim = std::make_shared<int>();
-  const std::lock_guard lock(arenas_mutex_);
-  for (Arena& arena : arenas_)
-    if (arena.memory == memory) arena.claim = claim;
-  return claim;
 }
 
 Result<WriteLease> Snapshotter::wait_for_readers(SharedArena& memory, const ArenaIdentity& identity,
                                                  TimePoint deadline) const {
   for (;;) {
     {
-      const std::lock_guard names(names_mutex_);
+      const std::lock_guard names(arenas_.names());
       auto lease = memory.try_write_lease(identity);
       if (lease || lease.error().code() != ErrorCode::kBusy || now() >= deadline) return lease;
     }
@@ -101,46 +106,30 @@ Result<WriteLease> Snapshotter::wait_for_readers(SharedArena& memory, const Aren
   }
 }
 
-Result<std::shared_ptr<Snapshot>> Snapshotter::complete(Snapshot::Described described,
-                                                        const std::shared_ptr<SharedArena>& arena,
-                                                        WriteLease lease) {
-  {
-    const std::lock_guard lock(names_mutex_);
-    std::move(lease).complete(described.digests.root, described.digests.leaves);
-  }
-  auto read = WSYNC_TRY(arena->try_read_lease());
-  auto snapshot = std::make_shared<Snapshot>(std::move(described), arena, std::move(read), nullptr);
-  const std::lock_guard lock(arenas_mutex_);
-  std::ranges::find(arenas_, arena, &Arena::memory)->snapshot = snapshot;
-  return snapshot;
-}
-
 // The arena of the base is being read, so the version gets another one.
 Result<std::shared_ptr<Snapshot>> Snapshotter::copy_beside(const Snapshot::Described& described,
                                                            const patch::VersionChanges& changes,
                                                            const Snapshot& base) {
   SnapshotRequest request;
-  request.version = base.version();
+  request.version = version_of(described.identity);
   request.deadline = now();
-  Snapshot::Times times;
-  const ArenaSize size{.data_bytes = described.layout.plan->arena_bytes(),
-                       .leaves = described.layout.leaves->all().size()};
-  auto arena = WSYNC_TRY(wait_for_arena(size, described.identity, request, times));
-  WSYNC_TRY(arena.lease().unprotect());
-  WSYNC_TRY(patch::copy_with_changes(changes, base.data(), arena.data(), described.digests.leaves,
-                                     std::max(1U, options_.threads), {}));
-  return complete(described, arena.arena(), std::move(arena.lease()));
+  auto found = WSYNC_TRY(arenas_.wait_for(order_of(described.layout, described.identity, request)));
+  WSYNC_TRY(found.arena.lease().unprotect());
+  WSYNC_TRY(patch::copy_with_changes(changes, base.data(), found.arena.data(),
+                                     described.digests.leaves, std::max(1U, options_.threads), {}));
+  return complete(described, found.arena, nullptr);
 }
 
 Result<Snapshotter::Exchanged> Snapshotter::exchange(std::shared_ptr<const Snapshot> newer,
                                                      TimePoint deadline) {
-  const Snapshot::Described to = newer->described_;
+  Snapshot::Described to = newer->described_;
   const Snapshot::Described from = newer->base_->described_;
+  if (planted("arena_keeps_the_sums_of_its_base")) to.digests.leaves = from.digests.leaves;
   patch::VersionChanges changes = *newer->changes_;
   const std::shared_ptr<SharedArena> memory = newer->base_->arena_;
   const std::weak_ptr<const Snapshot> readers = newer->base_;
   Exchanged exchanged{.bytes = changes.bytes()};
-  const auto claimed = claim(memory);
+  auto claim = arenas_.claim(memory);
   newer.reset();
 
   auto lease = wait_for_readers(*memory, to.identity, deadline);
@@ -149,9 +138,10 @@ Result<Snapshotter::Exchanged> Snapshotter::exchange(std::shared_ptr<const Snaps
     auto back = WSYNC_TRY(
         patch::change_in_place(changes, lease->data(), std::max(1U, options_.threads), {}));
     exchanged.in_place = true;
-    exchanged.newer = WSYNC_TRY(complete(to, memory, std::move(*lease)));
+    WritableArena arena(memory, std::move(*lease), std::move(claim));
+    exchanged.newer = WSYNC_TRY(complete(to, arena, nullptr));
     changes.base =
-        planted("older_snapshot_names_itself") ? changes.base : exchanged.newer->version();
+        planted("older_snapshot_leads_from_itself") ? changes.base : exchanged.newer->version();
     changes.buckets = std::move(back);
     exchanged.older = std::make_shared<Snapshot>(from, std::move(changes), exchanged.newer);
     return exchanged;
@@ -160,10 +150,8 @@ Result<Snapshotter::Exchanged> Snapshotter::exchange(std::shared_ptr<const Snaps
   exchanged.older = readers.lock();
   if (!exchanged.older) {
     auto read = WSYNC_TRY(memory->try_read_lease());
-    auto older = std::make_shared<Snapshot>(from, memory, std::move(read), nullptr);
-    const std::lock_guard lock(arenas_mutex_);
-    std::ranges::find(arenas_, memory, &Arena::memory)->snapshot = older;
-    exchanged.older = std::move(older);
+    exchanged.older = std::make_shared<Snapshot>(from, memory, std::move(read), nullptr);
+    arenas_.put(memory, exchanged.older);
   }
   auto beside = copy_beside(to, changes, *exchanged.older);
   if (beside) {

@@ -40,9 +40,9 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   // second coordinator is about the control address.
   agent->coordinator_ = WSYNC_TRY(
       CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
-  WSYNC_TRY(agent->publisher_->listen());
-  WSYNC_TRY(
-      agent->coordinator_->open(agent->publisher_->transports(), agent->publisher_->secret()));
+  WSYNC_TRY(agent->publisher_->versions().listen());
+  WSYNC_TRY(agent->coordinator_->open(agent->publisher_->versions().transports(),
+                                      agent->publisher_->versions().secret()));
   if (!config.directory.publish.empty())
     agent->directory_ = WSYNC_TRY(DirectoryPublisher::create(
         loop, config.directory,
@@ -78,14 +78,14 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   };
   own.on_round_lost = [this](const coordinator::RoundLost& lost) { lose_round(lost); };
   own.on_drop = [this](const Version& version) {
-    publisher_->withdraw(version, "the coordinator has released this version");
+    publisher_->versions().withdraw(version, "the coordinator has released this version");
     held_.erase(version);
   };
   own.on_promoted = [this](const Version& version) {
     if (directory_) write(version);
   };
   own.on_rolled_back = [this](const Version& to) {
-    publisher_->make_complete(to);
+    publisher_->versions().make_complete(to);
     if (!directory_) return;
     const auto held = held_.find(to);
     directory_->go_back(to, held == held_.end() ? nullptr : held->second);
@@ -108,8 +108,8 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
     return coordinator::PublishFacts{
         .queued = queue_->queued(),
         .arena_bytes = publisher_->arena_bytes(),
-        .wire_bytes = publisher_->copied_bytes(),
-        .refused_connections = publisher_->refused_connections(),
+        .wire_bytes = publisher_->versions().copied_bytes(),
+        .refused_connections = publisher_->versions().refused_connections(),
         .min_replicas = config_.min_replicas,
         .directory = directory_ ? std::optional(directory_->facts()) : std::nullopt};
   };
@@ -231,7 +231,8 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
            [this, request](std::uint64_t bucket, const Digest& digest) {
              Job& copied = jobs_.at(request);
              copied.complete.emplace_back(bucket, digest);
-             if (copied.streams) publisher_->bucket_complete(copied.version, bucket, digest);
+             if (copied.streams)
+               publisher_->versions().bucket_complete(copied.version, bucket, digest);
            },
        .base = as_changes        ? coordinator_->target()
                : value_cost != 0 ? last_served_
@@ -291,7 +292,7 @@ std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
     coordinator_->recorder().snapshot_taken(request, *snapshot, job.snapshot_time, now());
   job.version = snapshot->version();
   if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, {});
-  publisher_->offer(snapshot);
+  publisher_->versions().offer(snapshot);
   last_served_ = job.version;
   if (directory_) held_[job.version] = snapshot;
   return snapshot;
@@ -334,9 +335,9 @@ void TrainerAgent::request_stream(const RequestRound& command) {
   snapshot.identity.version_step = command.version.step;
   job.version = command.version;
   job.streams = true;
-  publisher_->offer_buckets(snapshot);
+  publisher_->versions().offer_buckets(snapshot);
   for (const auto& [bucket, digest] : job.complete)
-    publisher_->bucket_complete(command.version, bucket, digest);
+    publisher_->versions().bucket_complete(command.version, bucket, digest);
   coordinator_->request_round({.request = command.request,
                                .version = command.version,
                                .layout_digest = snapshot.identity.layout,
@@ -413,7 +414,7 @@ void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
   // Decided: the arena of the version before may be changed, and no round begins again with it.
   if (phase.phase == control::ProgressPhase::kSwitch) {
     job.taken.reset();
-    publisher_->make_complete(job.version);
+    publisher_->versions().make_complete(job.version);
   }
   // With a canary it is written when it is promoted.
   if (phase.phase == control::ProgressPhase::kSwitch && directory_ && config_.canary.empty())

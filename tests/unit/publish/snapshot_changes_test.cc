@@ -35,6 +35,7 @@ class HostWeights final : public WeightSource {
   }
   [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
                                          std::span<std::byte> into) override {
+    ++reads;
     auto sum = WSYNC_TRY(WeightSource::read_sum(tensor, place, into));
     // As if the trainer had written the weights meanwhile.
     if (is_written.exchange(false)) sum += word_sum(into.first(8), place);
@@ -50,6 +51,7 @@ class HostWeights final : public WeightSource {
 
   std::optional<std::uint32_t> fails_at;
   std::atomic<bool> is_written = false;
+  std::atomic<std::uint64_t> reads = 0;  // of leaves
   bool is_here = true;
 
  private:
@@ -222,6 +224,29 @@ TEST_P(SnapshotChanges, TheErrorsAreThoseOfACopy) {
   weights.fails_at = 1;
   const auto failed = snapshotter_.take(weights, request(2, base));
   EXPECT_EQ(failed.error().message(), "snapshot of step 2: the source cannot be read");
+}
+
+// A source that is read to see that too much has changed is read twice, but not every time.
+TEST_P(SnapshotChanges, AreLookedForLessOftenWhereTooMuchChanges) {
+  auto base = take(1, nullptr);
+  std::string compared;
+  for (std::uint64_t step = 2; step < 14; ++step) {
+    change(16);
+    HostWeights weights(manifest_, tensors_, Given::kCopies);
+    base = snapshotter_.take(weights, request(step, base)).value();
+    EXPECT_TRUE(base->is_complete());
+    compared += weights.reads > base->leaves()->all().size() ? 'c' : '-';
+  }
+  EXPECT_EQ(compared, "cc-c--c----c");
+  // Now little changes, which is seen after the next eight.
+  for (std::uint64_t step = 14; step < 22; ++step) {
+    HostWeights weights(manifest_, tensors_, Given::kCopies);
+    base = snapshotter_.take(weights, request(step, base)).value();
+    EXPECT_TRUE(base->is_complete()) << step;
+  }
+  const auto next = take(22, base);
+  EXPECT_FALSE(next->is_complete());
+  EXPECT_FALSE(take(23, base)->is_complete());
 }
 
 // ---- exchange ----

@@ -92,7 +92,8 @@ typedef struct {
 } wsync_trainer_options;
 
 /* Fills `out` with `bytes` bytes of this rank's part from `offset` on. Returns 0 on success. Called
- * by several threads at the same time. */
+ * by several threads at the same time. The same bytes may be asked for twice: when they were
+ * compared with the version before, and too much had changed (`patch.in_place`). */
 typedef int (*wsync_read_tensor)(void* user, uint64_t offset, void* out, uint64_t bytes);
 
 typedef struct {

@@ -1,0 +1,105 @@
+// ServedVersions: the versions that a trainer serves to sidecars, by every kind of transport that
+// the configuration permits.
+//
+// A snapshot that is held as its changes is offered as these. When the fleet is to serve it, it
+// changes places with the version in the arena (Snapshotter::exchange()). Sources offer neither of
+// both meanwhile, so requests wait.
+//
+// Thread: the loop's. The threads of the sources serve the bytes, and versions change places on the
+// worker. The loop must outlive this object, and so must the worker until it is stopped.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/config/trainer_config.h"
+#include "shared/control/messages.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+#include "shared/transport/transport.h"
+#include "trainer_side/publish/snapshot.h"
+
+namespace wsync::publish {
+
+class ServedVersions {
+ public:
+  // Binds the addresses that other hosts can reach. Errors as make_transports() and
+  // Transport::listen(). `worker`: on which the snapshots are taken.
+  [[nodiscard]] static Result<std::unique_ptr<ServedVersions>> create(
+      Loop& loop, const config::TrainerConfig& config, std::shared_ptr<Snapshotter> snapshotter,
+      Worker& worker);
+  ServedVersions(const ServedVersions&) = delete;
+  ServedVersions& operator=(const ServedVersions&) = delete;
+  ~ServedVersions() { *alive_ = false; }
+
+  // Binds the addresses within this host, which may be taken over from another process. Call it
+  // once, before any of the following. Errors as Transport::listen().
+  [[nodiscard]] Result<> listen();
+  // The addresses that listen() has bound, the preferred kind first.
+  [[nodiscard]] std::vector<control::TransportAddress> transports() const;
+
+  // Serves the buckets of a snapshot that is being taken, by the kinds that copy, each when it is
+  // complete. offer() follows with the complete snapshot, or withdraw().
+  void offer_buckets(const CopiedSnapshot& snapshot);
+  void bucket_complete(const Version& version, std::uint64_t bucket, const Digest& digest);
+  // Serves this version until it is withdrawn. Even after that, its arena is not written again
+  // before the last reader has released it. One that is held as its changes is served so, while its
+  // base is served.
+  void offer(const std::shared_ptr<const Snapshot>& snapshot);
+  // The fleet is to serve this version from now on. If it is held as its changes, it becomes the
+  // one in the arena of its base. It is tried again if both are being read and there is no memory.
+  // Does nothing for a version that is complete or not served.
+  void make_complete(const Version& version);
+  // Sidecars that still request the version receive `reason`.
+  void withdraw(const Version& version, const std::string& reason);
+
+  // Of the changes that are held in place of versions.
+  [[nodiscard]] std::uint64_t changes_bytes() const;
+  // What the keys of those who receive from here are made of; std::nullopt: no kind has keys.
+  [[nodiscard]] const std::optional<transport::PairSecret>& secret() const noexcept {
+    return secret_;
+  }
+  // Connections that were ended because of their peer. See Transport::refusals().
+  [[nodiscard]] std::uint64_t refused_connections() const;
+  // Bytes of weights that were sent as copies, framing included.
+  [[nodiscard]] std::uint64_t copied_bytes() const;
+
+ private:
+  // Serves versions by one kind of transport.
+  struct Server {
+    std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<transport::BucketSource> source;  // null before listen()
+  };
+  // Two versions that change places, and which of them was withdrawn meanwhile.
+  struct Exchanging {
+    Version newer;
+    Version older;
+    bool is_newer_withdrawn = false;
+    bool is_older_withdrawn = false;
+  };
+  ServedVersions(Loop& loop, std::shared_ptr<Snapshotter> snapshotter, Worker& worker);
+  void serve(const Snapshot& snapshot, transport::Offer offer);
+  // Who asks for the version waits for the next offer of it.
+  void let_wait(const Snapshot& snapshot);
+  void begin_exchange();
+  void exchanged(Result<Snapshotter::Exchanged> outcome, std::chrono::nanoseconds took);
+
+  Loop& loop_;
+  Worker& worker_;
+  const std::shared_ptr<Snapshotter> snapshotter_;  // shared with the worker's task
+  std::vector<Server> servers_;
+  std::optional<transport::PairSecret> secret_;
+  std::map<Version, std::shared_ptr<const Snapshot>> served_;  // without those of exchanging_
+  std::optional<Exchanging> exchanging_;
+  Version wanted_;  // to be made complete; none: nothing is
+  Timer retry_;     // of make_complete()
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts
+};
+
+}  // namespace wsync::publish
