@@ -284,7 +284,7 @@ Result<Header> read_header(ByteReader& reader) {
 // Entries in the order of the alternatives of Message: message type t is entry t - 1.
 template <std::size_t I>
 Message decode_alternative(ByteReader& reader, Capabilities capabilities) {
-  std::variant_alternative_t<I, Message> message;
+  std::variant_alternative_t<I, AnyMessage> message;
   Decoder decoder(reader, capabilities);
   fields(decoder, message);
   return message;
@@ -292,12 +292,14 @@ Message decode_alternative(ByteReader& reader, Capabilities capabilities) {
 template <std::size_t... I>
 constexpr auto make_decoders(std::index_sequence<I...>) {
   static_assert(
-      ((static_cast<std::size_t>(std::variant_alternative_t<I, Message>::kType) == I + 1) && ...),
+      ((static_cast<std::size_t>(std::variant_alternative_t<I, AnyMessage>::kType) == I + 1) &&
+       ...),
       "Message lists the structs in the order of MessageType");
   return std::array<Message (*)(ByteReader&, Capabilities), sizeof...(I)>{
       &decode_alternative<I>...};
 }
-constexpr auto kDecoders = make_decoders(std::make_index_sequence<std::variant_size_v<Message>>());
+constexpr auto kDecoders =
+    make_decoders(std::make_index_sequence<std::variant_size_v<AnyMessage>>());
 static_assert(kDecoders.size() == static_cast<std::size_t>(kLastMessageType));
 
 }  // namespace

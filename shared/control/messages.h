@@ -19,6 +19,8 @@
 // README.md of this folder.
 #pragma once
 
+#include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "shared/control/command_messages.h"
@@ -30,7 +32,7 @@
 
 namespace wsync::control {
 
-using Message =
+using AnyMessage =
     std::variant<Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched,
                  Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
                  RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
@@ -39,5 +41,21 @@ using Message =
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
                  CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
                  Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed>;
+
+// Its copies and moves are compiled once, in messages.cc: those of a variant with so many
+// alternatives cost the compiler seconds in each file that needs them.
+class Message : public AnyMessage {
+ public:
+  Message() noexcept;
+  template <typename T>
+    requires requires { std::remove_cvref_t<T>::kType; }
+  Message(T&& message)  // NOLINT(google-explicit-constructor): as that of a variant
+      : AnyMessage(std::in_place_type<std::remove_cvref_t<T>>, std::forward<T>(message)) {}
+  Message(const Message& other);
+  Message(Message&& other) noexcept;
+  Message& operator=(const Message& other);
+  Message& operator=(Message&& other) noexcept;
+  ~Message();
+};
 
 }  // namespace wsync::control

@@ -148,8 +148,8 @@ class Pooled {
   }
   // Of any type.
   [[nodiscard]] control::Message message() {
-    return make(in_.below(std::variant_size_v<control::Message>),
-                std::make_index_sequence<std::variant_size_v<control::Message>>());
+    return make(in_.below(std::variant_size_v<control::AnyMessage>),
+                std::make_index_sequence<std::variant_size_v<control::AnyMessage>>());
   }
 
  private:
@@ -161,7 +161,7 @@ class Pooled {
       control::fields(*this, value);
       message = std::move(value);
     };
-    ((index == I ? fill(std::variant_alternative_t<I, control::Message>()) : void()), ...);
+    ((index == I ? fill(std::variant_alternative_t<I, control::AnyMessage>()) : void()), ...);
     return message;
   }
 

@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr std::size_t kMessageKinds = std::variant_size_v<Message>;
+constexpr std::size_t kMessageKinds = std::variant_size_v<AnyMessage>;
 
 // ---- every member of every struct is in its list ----
 
@@ -88,7 +88,7 @@ void expect_every_member_is_listed(const char* name) {
 }
 template <std::size_t... I>
 void expect_all_listed(std::index_sequence<I...>) {
-  (expect_every_member_is_listed<std::variant_alternative_t<I, Message>>(
+  (expect_every_member_is_listed<std::variant_alternative_t<I, AnyMessage>>(
        message_name(static_cast<MessageType>(I + 1)).data()),
    ...);
 }

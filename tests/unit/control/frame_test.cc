@@ -48,7 +48,7 @@ Bytes framed(const Envelope& envelope, const Message& message, std::uint32_t fds
 TEST(FrameReader, CutsAnyStreamIntoItsFrames) {
   Bytes stream;
   std::vector<Bytes> expected;
-  for (std::size_t kind = 0; kind < std::variant_size_v<Message>; ++kind) {
+  for (std::size_t kind = 0; kind < std::variant_size_v<AnyMessage>; ++kind) {
     Randomiser random(kind);
     const Envelope envelope = random.envelope();
     const Message message = random.message(kind);

@@ -77,7 +77,7 @@ class Randomiser {
   }
   // The alternative of this index of Message.
   [[nodiscard]] Message message(std::size_t index) {
-    return make(index, std::make_index_sequence<std::variant_size_v<Message>>());
+    return make(index, std::make_index_sequence<std::variant_size_v<AnyMessage>>());
   }
 
  private:
@@ -95,7 +95,7 @@ class Randomiser {
   template <std::size_t... I>
   Message make(std::size_t index, std::index_sequence<I...>) {
     Message message;
-    ((index == I ? void(message = make_one<std::variant_alternative_t<I, Message>>()) : void()),
+    ((index == I ? void(message = make_one<std::variant_alternative_t<I, AnyMessage>>()) : void()),
      ...);
     return message;
   }
