@@ -22,6 +22,7 @@ build/python-abi3. If one of these cannot be installed, everything else is built
                     on disk), and test the adapters with real servers and a real training run (about 15 minutes)
   --with-browser    also install Chromium, which the test of the coordinator's web page needs; without it that test is skipped
   --preset NAME     dev (default), release, asan or tsan
+  --no-tests        only build, and make the wheels
   --label REGEX     run only tests with this label: unit, contract, scenario, simulation, gpu, python, soak; default: all except soak
   -h, --help        this text
 
@@ -36,6 +37,7 @@ reference=0
 browser=0
 engines=0
 select=(-LE soak)
+tests=1
 install=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -43,6 +45,7 @@ while [ $# -gt 0 ]; do
     --with-reference) reference=1 ;;
     --with-browser) browser=1 ;;
     --with-engines) engines=1 ;;
+    --no-tests) tests=0 ;;
     --preset | --label)
       [ $# -ge 2 ] || die 2 "$1 needs a value; see --help"
       if [ "$1" = --preset ]; then preset=$2; else select=(-L "$2"); fi
@@ -96,6 +99,7 @@ if [ ${#newer[@]} -gt 0 ]; then
   "$root/deploy/python/build.sh" "${install[@]}" --build-dir "$root/build/$preset" --test-environment --python "${newer[0]}" \
     --test-python "${newer[1]}" || die 1 "there is no wheel for Python 3.12 and newer; see above"
 fi
+[ "$tests" = 1 ] || exit 0
 say "testing"
 passed=1
 run_ctest "$root/build/$preset" "${select[@]}" || passed=0
