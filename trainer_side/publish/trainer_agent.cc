@@ -8,6 +8,7 @@
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/config/trainer_config.h"
+#include "shared/transport/limits.h"
 #include "trainer_side/publish/checkpoint_source.h"
 #include "trainer_side/publish/directory_watch.h"
 
@@ -425,11 +426,12 @@ void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
 // From the target, which is in an arena, or will be when the snapshot is taken. Not while another
 // version may become the target: the arena could not be changed to it, because this snapshot reads
 // it. A version that is written to a directory, or only served by a canary, needs an arena beside
-// the others.
+// the others. Sources make a bucket for who has no base, and must not take long for it.
 bool TrainerAgent::may_take_changes() const {
   const Version& target = coordinator_->target();
   return config_.in_place == config::PatchMode::kAuto && !directory_ && config_.canary.empty() &&
-         !target.none() && (last_served_ == target || !coordinator_->has_update({})) &&
+         config_.bucket_bytes <= limits::kStreamChangesBucketBytes && !target.none() &&
+         (last_served_ == target || !coordinator_->has_update({})) &&
          coordinator_->receives_only_copies();
 }
 
