@@ -152,6 +152,29 @@ class Receivers(TrainerInPlace):
             self.verified(fleet, fourth, "a")
             self.ends(fleet)
 
+    def test_one_that_maps_joins_while_the_snapshot_is_taken(self):
+        """Or a little earlier or later: whenever it is, it gets the version."""
+        with self.fleet() as fleet:
+            fleet.begin()
+            push = fleet.push(fleet.next(1000))
+            fleet.sidecars["m"] = fleet.sidecar("m")
+            fleet.engines["b"] = fleet.engine("m", "b", fleet.one)
+            code, said = push.result()
+            self.assertEqual(code, 0, said)
+            self.verified(fleet, said["result"]["version"], "a", "b")
+            self.ends(fleet)
+
+    def test_one_that_maps_is_part_of_the_round_of_a_version_that_is_held_as_changes(self):
+        with self.fleet() as fleet:
+            self.begin_two(fleet)
+            push = self.held_before_the_decision(fleet)
+            fleet.sidecars["m"] = fleet.sidecar("m")
+            fleet.engines["b"] = fleet.engine("m", "b", fleet.one)
+            fleet.until(lambda: "1.2 is in an arena beside that of 1.1" in self.log(fleet), "an arena for the version that is not decided")
+            version = self.goes_on(fleet, push)
+            self.verified(fleet, version, "a", "a1", "b")
+            self.ends(fleet)
+
     def test_one_that_maps_the_arena_that_is_to_be_changed(self):
         """It loads the version that is served, and maps it, before the next one is decided."""
         with self.fleet() as fleet:
@@ -205,6 +228,28 @@ class Decisions(TrainerInPlace):
             self.assertEqual(fleet.ask("promote")[0], 0)
             self.verified(fleet, second, "a", "b")
             self.assertNotIn("is in the arena of", self.log(fleet))
+            self.ends(fleet)
+
+
+    def test_a_rollback_while_replicas_switch_in_turns_and_the_next_version_waits(self):
+        with self.fleet() as fleet:
+            first = fleet.begin(sidecars=2, replicas=("a", "a1"), trainer=("--set", "max_paused=1"))
+            for engine in fleet.engines.values():
+                engine.freeze()
+            second = fleet.push(fleet.next(1000))
+            fleet.until(lambda: fleet.activity().startswith("switching"), "the decision")
+            self.changed_places(fleet, "1.2", first)
+            held = self.arena_bytes(fleet)
+            third = fleet.push(fleet.next(1000))
+            fleet.until(lambda: self.arena_bytes(fleet) > held, "that what changes to the third version is held")
+            rollback = fleet.start("rollback", "--json", "--coordinator", fleet.address)
+            self.assertNotEqual(second.result()[0], 0)
+            for engine in fleet.engines.values():
+                engine.thaw()
+            rollback.result()
+            code, said = third.result()
+            self.assertEqual(code, 0, said)
+            self.verified(fleet, said["result"]["version"], "a", "a1")
             self.ends(fleet)
 
 

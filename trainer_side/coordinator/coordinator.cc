@@ -646,7 +646,9 @@ bool Coordinator::may_stream() const {
          has_copying_member(context_);
 }
 
-bool Coordinator::receives_only_copies() const { return has_only_copying_members(context_); }
+bool Coordinator::has_mapping_sidecar() const { return has_mapping_member(context_); }
+
+bool Coordinator::has_copying_sidecar() const { return has_copying_member(context_); }
 
 bool Coordinator::has_update(const Version& version) const noexcept {
   return rounds_.has_update(version) || find_publish(queue_, version) != queue_.end();

@@ -23,15 +23,12 @@ bool has_copying_member(const CoordinatorContext& context) {
   });
 }
 
-bool has_only_copying_members(const CoordinatorContext& context) {
-  bool has_any = false;
-  for (const auto& [name, member] : context.roster.members()) {
-    if (!member.joined) continue;
-    const auto chosen = choose_transport(context.options, member);
-    if (!chosen || maps_source(*chosen)) return false;
-    has_any = true;
-  }
-  return has_any;
+bool has_mapping_member(const CoordinatorContext& context) {
+  return std::ranges::any_of(context.roster.members(), [&](const auto& entry) {
+    if (!entry.second.joined) return false;
+    const auto chosen = choose_transport(context.options, entry.second);
+    return chosen && maps_source(*chosen);
+  });
 }
 
 bool must_wait_for_snapshot(const PublishRequested* publish,

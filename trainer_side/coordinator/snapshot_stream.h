@@ -13,8 +13,8 @@ namespace wsync::coordinator {
 // Whether a sidecar that has joined receives by a kind that copies, so that it gains by a round
 // that begins with the snapshot.
 [[nodiscard]] bool has_copying_member(const CoordinatorContext& context);
-// Whether sidecars have joined, and each of them will receive the next version as a copy.
-[[nodiscard]] bool has_only_copying_members(const CoordinatorContext& context);
+// Whether a joined sidecar maps the arenas of the trainer, or may do so next.
+[[nodiscard]] bool has_mapping_member(const CoordinatorContext& context);
 // Whether a sidecar that is to read from `source` must wait for the end of the snapshot. `publish`:
 // of its version, null if it is no longer here.
 [[nodiscard]] bool must_wait_for_snapshot(const PublishRequested* publish,

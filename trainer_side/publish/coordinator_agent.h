@@ -137,8 +137,9 @@ class CoordinatorAgent final : public CoordinatorFacts {
   }
   // The version that was decided last.
   [[nodiscard]] const Version& target() const noexcept { return coordinator_.target(); }
-  // Whether sidecars have joined, and each of them receives copies.
-  [[nodiscard]] bool receives_only_copies() const { return coordinator_.receives_only_copies(); }
+  // Whether a joined sidecar maps the arenas of this trainer, or receives copies.
+  [[nodiscard]] bool has_mapping_sidecar() const { return coordinator_.has_mapping_sidecar(); }
+  [[nodiscard]] bool has_copying_sidecar() const { return coordinator_.has_copying_sidecar(); }
   // Bytes moved in the running round.
   [[nodiscard]] PhaseBytes moved_bytes() const;
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }

@@ -1,10 +1,12 @@
 #include "trainer_side/publish/served_versions.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 #include "shared/config/address.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/transport/make_transport.h"
@@ -16,7 +18,8 @@ namespace {
 // A receiver that is slow may read a bucket of the arena that is to be changed. Others wait
 // meanwhile, so it is not awaited for long.
 constexpr std::chrono::milliseconds kReaderWait{500};
-constexpr std::chrono::seconds kExchangeRetry{1};
+constexpr std::chrono::milliseconds kRetryFirst{1'000};
+constexpr std::chrono::milliseconds kRetryLast{60'000};
 
 // What is offered of a version, without its bytes.
 transport::Offer offer_of(const ArenaIdentity& identity, const BucketPlan& plan) {
@@ -75,7 +78,7 @@ ServedVersions::ServedVersions(Loop& loop, std::shared_ptr<Snapshotter> snapshot
     : loop_(loop),
       worker_(worker),
       snapshotter_(std::move(snapshotter)),
-      retry_(loop, [this] { make_complete(wanted_); }) {}
+      retry_(loop, [this] { complete_next(); }) {}
 
 Result<> ServedVersions::listen() {
   for (Server& server : servers_)
@@ -110,15 +113,12 @@ void ServedVersions::bucket_complete(const Version& version, std::uint64_t bucke
 }
 
 void ServedVersions::offer(const std::shared_ptr<const Snapshot>& snapshot) {
-  served_[snapshot->version()] = snapshot;
+  const Version version = snapshot->version();
+  served_[version] = snapshot;
+  if (!snapshot->is_complete()) return offer_changes(*snapshot);
   transport::Offer offer = offer_of(snapshot->identity(), *snapshot->plan());
   offer.leaves = snapshot->leaves();
   offer.blocks = snapshot->blocks();
-  if (!snapshot->is_complete()) {
-    offer.base = snapshot->changes()->base;
-    offer.complete = false;
-    return serve(*snapshot, std::move(offer));
-  }
   offer.data = snapshot->data();
   offer.sums = snapshot->digests().leaves;
   // The snapshot's read lease prevents the snapshotter from writing the arena again. The source
@@ -126,18 +126,31 @@ void ServedVersions::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   offer.hold = snapshot;
   offer.share = [snapshot] { return snapshot->share(); };
   offer.patch = snapshot->patch();
-  serve(*snapshot, std::move(offer));
+  for (const Server& server : servers_) server.source->offer(offer);
 }
 
-void ServedVersions::serve(const Snapshot& snapshot, transport::Offer offer) {
+// Kinds that map the source wait for an offer of the arena.
+void ServedVersions::offer_changes(const Snapshot& snapshot) {
+  const patch::VersionChanges& changes = *snapshot.changes();
+  const auto base = served_.find(changes.base);
+  if (base == served_.end() || !base->second->is_complete()) {
+    // Sources could not make its buckets.
+    let_wait(snapshot);
+    return complete_later(snapshot.version(), true);
+  }
+  transport::Offer offer = offer_of(snapshot.identity(), *snapshot.plan());
+  offer.leaves = snapshot.leaves();
+  offer.blocks = snapshot.blocks();
+  offer.base = changes.base;
+  offer.complete = false;
   for (const Server& server : servers_) server.source->offer(offer);
-  if (offer.complete || !snapshot.changes()) return;
   const std::span<const WordSum> sums = snapshot.digests().leaves;
   const LeafTable& leaves = *snapshot.leaves();
   for (std::size_t i = 0; i < leaves.bucket_count(); ++i) {
     const Digest digest = bucket_digest(sums.subspan(leaves.first(i), leaves.bucket(i).size()));
     for (const Server& server : servers_)
-      server.source->bucket_ready(snapshot.version(), i, digest, snapshot.changes()->buckets[i]);
+      if (!server.transport->traits().maps_source)
+        server.source->bucket_ready(snapshot.version(), i, digest, changes.buckets[i]);
   }
 }
 
@@ -147,21 +160,58 @@ void ServedVersions::let_wait(const Snapshot& snapshot) {
   for (const Server& server : servers_) server.source->offer(offer);
 }
 
-void ServedVersions::make_complete(const Version& version) {
-  wanted_ = version;
+// ---- versions that become complete ----
+
+void ServedVersions::make_complete(const Version& version) { complete_later(version, true); }
+
+void ServedVersions::give_arena(const Version& version) { complete_later(version, false); }
+
+ServedVersions::Completion* ServedVersions::queued(const Version& version) {
+  const auto found = std::ranges::find(queue_, version, &Completion::version);
+  return found == queue_.end() ? nullptr : &*found;
+}
+
+void ServedVersions::complete_later(const Version& version, bool may_change_base) {
   const auto found = served_.find(version);
-  if (exchanging_ || found == served_.end() || found->second->is_complete()) return;
+  if (found == served_.end() || found->second->is_complete()) return;
+  Completion* wanted = queued(version);
+  if (wanted == nullptr)
+    wanted = &queue_.emplace_back(Completion{.version = version, .retry_after = kRetryFirst});
+  if (may_change_base && !wanted->may_change_base) {
+    wanted->may_change_base = wanted->in_place = true;
+    wanted->not_before = {};
+  }
+  complete_next();
+}
+
+void ServedVersions::complete_next() {
+  if (running_) return;
+  std::erase_if(queue_, [this](const Completion& each) {
+    const auto found = served_.find(each.version);
+    return found == served_.end() || found->second->is_complete();
+  });
+  const auto next = std::ranges::min_element(queue_, {}, &Completion::not_before);
+  if (next == queue_.end()) return;
+  const TimePoint at = now();
+  if (next->not_before > at)
+    return retry_.start(std::chrono::ceil<std::chrono::milliseconds>(next->not_before - at));
+  const auto& snapshot = served_.at(next->version);
+  if (!(next->in_place ? begin_exchange(snapshot) : begin_beside(snapshot)))
+    retry_.start(kRetryFirst);
+}
+
+bool ServedVersions::begin_exchange(const std::shared_ptr<const Snapshot>& newer) {
   struct Task {
     std::shared_ptr<const Snapshot> newer;
     Result<Snapshotter::Exchanged> outcome = fail(ErrorCode::kCancelled, "not made");
     std::chrono::nanoseconds took{};
   };
-  auto task = std::make_shared<Task>();
-  task->newer = found->second;
+  auto task = std::make_shared<Task>(Task{.newer = newer});
+  const Running running{.newer = newer->version(), .older = newer->changes()->base};
   // When a snapshot that is being taken is done. Sources read neither version from then on, but for
   // the buckets that they are sending.
   auto begin = [this, alive = alive_] {
-    if (*alive) begin_exchange();
+    if (*alive) give_up_both();
   };
   const auto submitted = worker_.submit(
       [task, snapshotter = snapshotter_, loop = &loop_, begin = std::move(begin)] {
@@ -173,13 +223,11 @@ void ServedVersions::make_complete(const Version& version) {
       [this, alive = alive_, task] {
         if (*alive) exchanged(std::move(task->outcome), task->took);
       });
-  if (submitted)
-    exchanging_ = {.newer = version, .older = found->second->changes()->base};
-  else
-    retry_.start(kExchangeRetry);
+  if (submitted) running_ = running;
+  return submitted.has_value();
 }
 
-void ServedVersions::begin_exchange() {
+void ServedVersions::give_up_both() {
   const auto give_up = [this](const Version& version) {
     const auto found = served_.find(version);
     if (found == served_.end()) return true;
@@ -187,39 +235,104 @@ void ServedVersions::begin_exchange() {
     served_.erase(found);
     return false;
   };
-  exchanging_->is_newer_withdrawn = give_up(exchanging_->newer);
-  exchanging_->is_older_withdrawn = give_up(exchanging_->older);
+  running_->is_newer_withdrawn = give_up(running_->newer);
+  running_->is_older_withdrawn = give_up(running_->older);
+  for (const Version& version : {running_->newer, running_->older})
+    for (const auto& snapshot : changes_from(version)) let_wait(*snapshot);
+}
+
+std::vector<std::shared_ptr<const Snapshot>> ServedVersions::changes_from(
+    const Version& base) const {
+  std::vector<std::shared_ptr<const Snapshot>> found;
+  for (const auto& [version, snapshot] : served_)
+    if (snapshot->changes() && snapshot->changes()->base == base) found.push_back(snapshot);
+  return found;
 }
 
 void ServedVersions::exchanged(Result<Snapshotter::Exchanged> outcome,
                                std::chrono::nanoseconds took) {
-  const Exchanging ended = *std::exchange(exchanging_, std::nullopt);
+  const Running ended = *std::exchange(running_, std::nullopt);
   if (!outcome) {
     log_error("{} and {} are not served any more by this trainer: {}; the next version is copied",
               ended.newer.to_string(), ended.older.to_string(), outcome.error().message());
     for (const Version& lost : {ended.newer, ended.older})
       withdraw(lost, "the trainer has lost the version");
-    return;
+    return complete_next();
   }
-  if (!ended.is_newer_withdrawn) offer(outcome->newer);
-  if (!ended.is_older_withdrawn) offer(outcome->older);
+  // The complete one first: the other one is offered as what changes from it.
+  const auto offer_if = [this](const std::shared_ptr<const Snapshot>& snapshot, bool is_withdrawn) {
+    if (!is_withdrawn) offer(snapshot);
+  };
+  const auto offer_others = [this, &ended] {
+    for (const Version& version : {ended.newer, ended.older})
+      for (const auto& snapshot : changes_from(version)) offer_changes(*snapshot);
+  };
   if (outcome->failure) {
-    log_warning("{} stays in memory beside what changes to {}, because receivers still read it: {}",
-                ended.older.to_string(), ended.newer.to_string(), outcome->failure->message());
-    return retry_.start(kExchangeRetry);
+    offer_if(outcome->older, ended.is_older_withdrawn);
+    offer_if(outcome->newer, ended.is_newer_withdrawn);
+    offer_others();
+    if (Completion* wanted = queued(ended.newer)) wanted->in_place = false;
+    return complete_next();
   }
-  log_info("{} is in {}: {} in {}", ended.newer.to_string(),
-           outcome->in_place ? fmt::format("the arena of {}", ended.older.to_string())
-                             : fmt::format("an arena beside that of {}, which is being read",
-                                           ended.older.to_string()),
+  offer_if(outcome->newer, ended.is_newer_withdrawn);
+  offer_if(outcome->older, ended.is_older_withdrawn);
+  offer_others();
+  log_info("{} is in the arena of {}: {} in {}", ended.newer.to_string(), ended.older.to_string(),
            trace::format_bytes(outcome->bytes), trace::format_duration(took));
-  if (wanted_ != ended.newer) make_complete(wanted_);
+  complete_next();
+}
+
+bool ServedVersions::begin_beside(const std::shared_ptr<const Snapshot>& newer) {
+  struct Task {
+    std::shared_ptr<const Snapshot> newer;
+    Result<std::shared_ptr<Snapshot>> outcome = fail(ErrorCode::kCancelled, "not made");
+    std::chrono::nanoseconds took{};
+  };
+  auto task = std::make_shared<Task>(Task{.newer = newer});
+  const auto submitted = worker_.submit(
+      [task, snapshotter = snapshotter_] {
+        const TimePoint begun = now();
+        task->outcome = snapshotter->complete_beside(*task->newer);
+        task->took = now() - begun;
+      },
+      [this, alive = alive_, task] {
+        if (*alive) made_beside(*task->newer, std::move(task->outcome), task->took);
+      });
+  if (submitted) running_ = Running{.newer = newer->version(), .older = newer->changes()->base};
+  return submitted.has_value();
+}
+
+void ServedVersions::made_beside(const Snapshot& newer, Result<std::shared_ptr<Snapshot>> outcome,
+                                 std::chrono::nanoseconds took) {
+  const Running ended = *std::exchange(running_, std::nullopt);
+  if (!served_.contains(ended.newer)) return complete_next();  // withdrawn
+  if (!outcome) {
+    if (Completion* wanted = queued(ended.newer)) {
+      if (wanted->retry_after == kRetryFirst)
+        log_warning(
+            "{} is held as what changes from {}, and there is no arena for it: {}; it is tried "
+            "again",
+            ended.newer.to_string(), ended.older.to_string(), outcome.error().message());
+      wanted->in_place = wanted->may_change_base;
+      wanted->not_before = now() + wanted->retry_after;
+      wanted->retry_after = std::min(2 * wanted->retry_after, kRetryLast);
+    }
+    return complete_next();
+  }
+  offer(*outcome);
+  log_info("{} is in an arena beside that of {}: {} in {}", ended.newer.to_string(),
+           ended.older.to_string(), trace::format_bytes(newer.changes()->bytes()),
+           trace::format_duration(took));
+  complete_next();
 }
 
 void ServedVersions::withdraw(const Version& version, const std::string& reason) {
   served_.erase(version);
-  if (exchanging_ && exchanging_->newer == version) exchanging_->is_newer_withdrawn = true;
-  if (exchanging_ && exchanging_->older == version) exchanging_->is_older_withdrawn = true;
+  if (running_ && running_->newer == version) running_->is_newer_withdrawn = true;
+  if (running_ && running_->older == version) running_->is_older_withdrawn = true;
+  // What is held as changes from it needs no other version from now on, or waits until then.
+  if (!planted("withdrawn_base_leaves_changes"))
+    for (const auto& snapshot : changes_from(version)) offer_changes(*snapshot);
   for (const Server& server : servers_) server.source->withdraw(version, reason);
 }
 

@@ -1,9 +1,11 @@
 // ServedVersions: the versions that a trainer serves to sidecars, by every kind of transport that
 // the configuration permits.
 //
-// A snapshot that is held as its changes is offered as these. When the fleet is to serve it, it
-// changes places with the version in the arena (Snapshotter::exchange()). Sources offer neither of
-// both meanwhile, so requests wait.
+// A snapshot that is held as its changes is offered as these, while its base is served, because
+// sources make buckets of both. When the fleet is to serve it, it changes places with the version
+// in the arena (Snapshotter::exchange()). Sources offer neither of both meanwhile, so requests
+// wait. If the arena is being read, both go on being offered, and the version gets another arena.
+// Without its base it is not offered before it is complete.
 //
 // Thread: the loop's. The threads of the sources serve the bytes, and versions change places on the
 // worker. The loop must outlive this object, and so must the worker until it is stopped.
@@ -11,12 +13,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "shared/base/clock.h"
 #include "shared/config/trainer_config.h"
 #include "shared/control/messages.h"
 #include "shared/loop/loop.h"
@@ -27,6 +31,8 @@
 
 namespace wsync::publish {
 
+// This class has more than 25 methods: offers, and each step of a version that becomes complete,
+// have their own.
 class ServedVersions {
  public:
   // Binds the addresses that other hosts can reach. Errors as make_transports() and
@@ -53,9 +59,12 @@ class ServedVersions {
   // base is served.
   void offer(const std::shared_ptr<const Snapshot>& snapshot);
   // The fleet is to serve this version from now on. If it is held as its changes, it becomes the
-  // one in the arena of its base. It is tried again if both are being read and there is no memory.
-  // Does nothing for a version that is complete or not served.
+  // one in the arena of its base. It is tried again if that is being read and there is no memory
+  // for another one. Does nothing for a version that is complete or not served.
   void make_complete(const Version& version);
+  // The same for a version that is not decided and that somebody wants to map: in another arena,
+  // because the fleet needs that of its base.
+  void give_arena(const Version& version);
   // Sidecars that still request the version receive `reason`.
   void withdraw(const Version& version, const std::string& reason);
 
@@ -76,18 +85,37 @@ class ServedVersions {
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<transport::BucketSource> source;  // null before listen()
   };
-  // Two versions that change places, and which of them was withdrawn meanwhile.
-  struct Exchanging {
+  // A version that is to become complete.
+  struct Completion {
+    Version version;
+    bool may_change_base = false;
+    bool in_place = false;  // how it is tried next
+    TimePoint not_before{};
+    std::chrono::milliseconds retry_after{};
+  };
+  // One that is becoming complete, and its base; and which of them was withdrawn meanwhile.
+  struct Running {
     Version newer;
     Version older;
     bool is_newer_withdrawn = false;
     bool is_older_withdrawn = false;
   };
   ServedVersions(Loop& loop, std::shared_ptr<Snapshotter> snapshotter, Worker& worker);
-  void serve(const Snapshot& snapshot, transport::Offer offer);
+  void offer_changes(const Snapshot& snapshot);
   // Who asks for the version waits for the next offer of it.
   void let_wait(const Snapshot& snapshot);
-  void begin_exchange();
+  void complete_later(const Version& version, bool may_change_base);
+  [[nodiscard]] Completion* queued(const Version& version);
+  void complete_next();
+  // Return false if the worker has too much to do.
+  [[nodiscard]] bool begin_exchange(const std::shared_ptr<const Snapshot>& newer);
+  [[nodiscard]] bool begin_beside(const std::shared_ptr<const Snapshot>& newer);
+  void give_up_both();
+  // The served versions that are held as what changes from this one.
+  [[nodiscard]] std::vector<std::shared_ptr<const Snapshot>> changes_from(
+      const Version& base) const;
+  void made_beside(const Snapshot& newer, Result<std::shared_ptr<Snapshot>> outcome,
+                   std::chrono::nanoseconds took);
   void exchanged(Result<Snapshotter::Exchanged> outcome, std::chrono::nanoseconds took);
 
   Loop& loop_;
@@ -95,10 +123,11 @@ class ServedVersions {
   const std::shared_ptr<Snapshotter> snapshotter_;  // shared with the worker's task
   std::vector<Server> servers_;
   std::optional<transport::PairSecret> secret_;
-  std::map<Version, std::shared_ptr<const Snapshot>> served_;  // without those of exchanging_
-  std::optional<Exchanging> exchanging_;
-  Version wanted_;  // to be made complete; none: nothing is
-  Timer retry_;     // of make_complete()
+  // Without those that are changing places.
+  std::map<Version, std::shared_ptr<const Snapshot>> served_;
+  std::deque<Completion> queue_;
+  std::optional<Running> running_;
+  Timer retry_;                                                 // of complete_next()
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts
 };
 

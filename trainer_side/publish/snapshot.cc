@@ -24,13 +24,13 @@ ArenaSize size_of(const ArenaLayout& layout) {
   return {.data_bytes = layout.plan->arena_bytes(), .leaves = layout.leaves->all().size()};
 }
 
+}  // namespace
+
 std::string snapshot_name(const Version& version) {
   if (version.epoch != 0) return "snapshot of version " + version.to_string();
   return version.none() ? std::string("snapshot")
                         : fmt::format("snapshot of step {}", version.step);
 }
-
-}  // namespace
 
 Snapshot::Snapshot(Described described, std::shared_ptr<SharedArena> arena, ReadLease lease,
                    std::shared_ptr<const SealedMemory> patch)

@@ -147,6 +147,9 @@ struct CopiedSnapshot {
   std::shared_ptr<const void> hold;  // keeps `data` mapped, and from being written by others
 };
 
+// For sentences.
+[[nodiscard]] std::string snapshot_name(const Version& version);
+
 struct SnapshotRequest {
   std::uint64_t fence_epoch = 0;
   std::array<std::uint64_t, 2> fence_run_id{};
@@ -239,16 +242,17 @@ class Snapshotter {
   struct Exchanged {
     std::shared_ptr<const Snapshot> newer;
     std::shared_ptr<const Snapshot> older;  // its base
-    bool in_place = false;                  // `older` is held as what changes from `newer`
     std::uint64_t bytes = 0;                // of the changes
     std::optional<Error> failure;           // both are as they were
   };
-  // Makes a snapshot complete that is held as its changes: in the arena of its base, which is held
-  // as its changes from then on, or, if somebody reads that until `deadline`, in another arena. The
-  // caller gives up all its pointers to both. kDigestMismatch if the arena or the changes are
-  // damaged; both versions are lost then.
+  // Makes a snapshot complete that is held as its changes, in the arena of its base, which is held
+  // as its changes from then on. The caller gives up all its pointers to both. They stay as they
+  // were if somebody reads the arena until `deadline` (kBusy), or if it cannot be written.
+  // kDigestMismatch if the arena or the changes are damaged; both versions are lost then.
   [[nodiscard]] Result<Exchanged> exchange(std::shared_ptr<const Snapshot> newer,
                                            TimePoint deadline);
+  // The same in another arena; the base stays as it is. Errors as begin(), and kDigestMismatch.
+  [[nodiscard]] Result<std::shared_ptr<Snapshot>> complete_beside(const Snapshot& newer);
 
   // Gives the snapshot the name under which it is published. It must not have been shared yet.
   // Thread: any, also during take().
@@ -274,9 +278,6 @@ class Snapshotter {
   [[nodiscard]] Result<WriteLease> wait_for_readers(SharedArena& memory,
                                                     const ArenaIdentity& identity,
                                                     TimePoint deadline) const;
-  [[nodiscard]] Result<std::shared_ptr<Snapshot>> copy_beside(const Snapshot::Described& described,
-                                                              const patch::VersionChanges& changes,
-                                                              const Snapshot& base);
 
   const SnapshotterOptions options_;
   std::mutex layout_mutex_;  // guards the next two

@@ -62,14 +62,14 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::take_changes(WeightSource& source
           "them only after the publish has returned ({})",
           request.version.step, buckets.error().message());
     else if (code != ErrorCode::kRefused)
-      return fail(
-          buckets.error().with_context(fmt::format("snapshot of step {}", request.version.step)));
+      return fail(buckets.error().with_context(snapshot_name(request.version)));
     else
       backoff_.note_too_much();  // or the source has failed so: the copy says it again
     return nullptr;
   }
   backoff_.note_little();
-  WSYNC_TRY(source.check(digests->root));
+  if (const Result<> good = source.check(digests->root); !good)
+    return fail(good.error().with_context(snapshot_name(request.version)));
   ArenaIdentity named = identity;
   named.content = digests->root;
   const Snapshot::Times times{.wait = {}, .setup = {}, .copy = now() - begun};
@@ -106,16 +106,14 @@ Result<WriteLease> Snapshotter::wait_for_readers(SharedArena& memory, const Aren
   }
 }
 
-// The arena of the base is being read, so the version gets another one.
-Result<std::shared_ptr<Snapshot>> Snapshotter::copy_beside(const Snapshot::Described& described,
-                                                           const patch::VersionChanges& changes,
-                                                           const Snapshot& base) {
+Result<std::shared_ptr<Snapshot>> Snapshotter::complete_beside(const Snapshot& newer) {
+  const Snapshot::Described& described = newer.described_;
   SnapshotRequest request;
   request.version = version_of(described.identity);
   request.deadline = now();
   auto found = WSYNC_TRY(arenas_.wait_for(order_of(described.layout, described.identity, request)));
   WSYNC_TRY(found.arena.lease().unprotect());
-  WSYNC_TRY(patch::copy_with_changes(changes, base.data(), found.arena.data(),
+  WSYNC_TRY(patch::copy_with_changes(*newer.changes_, newer.base_->data(), found.arena.data(),
                                      described.digests.leaves, std::max(1U, options_.threads), {}));
   return complete(described, found.arena, nullptr);
 }
@@ -134,31 +132,29 @@ Result<Snapshotter::Exchanged> Snapshotter::exchange(std::shared_ptr<const Snaps
 
   auto lease = wait_for_readers(*memory, to.identity, deadline);
   if (lease) {
-    WSYNC_TRY(lease->unprotect());
-    auto back = WSYNC_TRY(
-        patch::change_in_place(changes, lease->data(), std::max(1U, options_.threads), {}));
-    exchanged.in_place = true;
     WritableArena arena(memory, std::move(*lease), std::move(claim));
+    if (const Result<> writable = arena.lease().unprotect(); !writable) {
+      exchanged.failure = writable.error();
+      exchanged.older = WSYNC_TRY(complete(from, arena, nullptr));
+      exchanged.newer = std::make_shared<Snapshot>(to, std::move(changes), exchanged.older);
+      return exchanged;
+    }
+    auto back = WSYNC_TRY(
+        patch::change_in_place(changes, arena.data(), std::max(1U, options_.threads), {}));
     exchanged.newer = WSYNC_TRY(complete(to, arena, nullptr));
-    changes.base =
-        planted("older_snapshot_leads_from_itself") ? changes.base : exchanged.newer->version();
+    if (!planted("older_snapshot_leads_from_itself")) changes.base = exchanged.newer->version();
     changes.buckets = std::move(back);
     exchanged.older = std::make_shared<Snapshot>(from, std::move(changes), exchanged.newer);
     return exchanged;
   }
   // Somebody reads it, so it has its content.
+  exchanged.failure = lease.error();
   exchanged.older = readers.lock();
   if (!exchanged.older) {
     auto read = WSYNC_TRY(memory->try_read_lease());
     exchanged.older = std::make_shared<Snapshot>(from, memory, std::move(read), nullptr);
     arenas_.put(memory, exchanged.older);
   }
-  auto beside = copy_beside(to, changes, *exchanged.older);
-  if (beside) {
-    exchanged.newer = std::move(*beside);
-    return exchanged;
-  }
-  exchanged.failure = beside.error();
   exchanged.newer = std::make_shared<Snapshot>(to, std::move(changes), exchanged.older);
   return exchanged;
 }

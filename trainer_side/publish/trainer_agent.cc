@@ -202,7 +202,12 @@ void TrainerAgent::collect_trace(const control::TraceQuestion& question,
 
 // ---- commands of the queue ----
 
-void TrainerAgent::advance() { execute(queue_->advance(now())); }
+void TrainerAgent::advance() {
+  // A sidecar that maps arenas has come while the version of the round is held as its changes.
+  if (last_served_ != coordinator_->target() && coordinator_->has_mapping_sidecar())
+    publisher_->versions().give_arena(last_served_);
+  execute(queue_->advance(now()));
+}
 
 // Callbacks of a job may call this agent again. By then the queue has completed its step, so the
 // commands of a nested call are complete. They are executed before the rest of the outer ones.
@@ -432,7 +437,7 @@ bool TrainerAgent::may_take_changes() const {
   return config_.in_place == config::PatchMode::kAuto && !directory_ && config_.canary.empty() &&
          config_.bucket_bytes <= limits::kStreamChangesBucketBytes && !target.none() &&
          (last_served_ == target || !coordinator_->has_update({})) &&
-         coordinator_->receives_only_copies();
+         coordinator_->has_copying_sidecar() && !coordinator_->has_mapping_sidecar();
 }
 
 void TrainerAgent::write(const Version& version) {

@@ -50,8 +50,9 @@ inline constexpr Definition kArenaBytes{
     .name = "wsync_arena_bytes",
     .kind = Kind::kGauge,
     .help =
-        "Host memory in arenas of weights: snapshots (coordinator), and arenas with a held or "
-        "arriving version or kept for the next version (sidecar)"};
+        "Host memory in arenas of weights and of the changes that are held in place of versions: "
+        "snapshots (coordinator), and arenas with a held or arriving version or kept for the next "
+        "version (sidecar)"};
 inline constexpr Definition kDroppedMessages{.name = "wsync_dropped_messages_total",
                                              .kind = Kind::kCounter,
                                              .help =

@@ -55,6 +55,7 @@ class MemfdSource::Server {
     const std::lock_guard lock(mutex_);
     const auto found = offers_.find(version);
     if (found == offers_.end() || bucket >= found->second.ready.size()) return;
+    if (!found->second.offer.share) return;  // nothing to map: it waits for another offer
     found->second.ready[bucket] = true;
     wake();
   }
@@ -207,7 +208,7 @@ void MemfdSource::Server::serve(Peer& peer, TimePoint at) {
     const Offered& offered = found->second;
     if (auto judged = offered.judge_key(peer.asked->key); !judged)
       return refuse(peer, judged.error());
-    if (std::ranges::find(offered.ready, false) == offered.ready.end()) {
+    if (offered.offer.share && std::ranges::find(offered.ready, false) == offered.ready.end()) {
       auto arena = offered.offer.share();
       if (!arena) return refuse(peer, arena.error());
       Frame frame = *peer.asked;
