@@ -110,7 +110,7 @@ class Stream(unittest.TestCase):
         """The sidecar has room for no third version: what has arrived is given back."""
         with StreamFleet() as fleet:
             model = fleet.checkpoint("one", 1)
-            trainer = self.serving(fleet, [("s1", *BY_TCP, "--set", "host_memory=40MiB")], model)
+            trainer = self.serving(fleet, [("s1", *BY_TCP, "--set", "host_memory=40MiB")], model, "patch.in_place=off")
             for step in (2, 3):
                 self.half_way(fleet, trainer, step, "s1")
                 trainer.send_signal(signal.SIGKILL)

@@ -17,10 +17,6 @@ namespace {
 constexpr std::chrono::seconds kLogWaitAfter{2};     // for an arena
 constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not notify of a free lock
 
-ArenaSize size_of(const SharedArena& arena) {
-  return {.data_bytes = arena.data_bytes(), .leaves = arena.leaf_sums()};
-}
-
 }  // namespace
 
 Version version_of(const ArenaIdentity& identity) noexcept {
@@ -32,7 +28,7 @@ Result<> ArenaPool::reserve(const ArenaSize& size, std::uint32_t count) {
   const std::lock_guard lock(mutex_);
   while (arenas_.size() < std::min(count, options_.arenas)) {
     auto memory = WSYNC_TRY(make_arena({.size = size}));
-    arenas_.push_back({.memory = std::move(memory), .snapshot = {}, .claim = {}});
+    arenas_.push_back({.size = size, .memory = std::move(memory)});
     count_bytes();
   }
   return {};
@@ -89,7 +85,7 @@ Result<WritableArena> ArenaPool::try_arena(const ArenaOrder& order, ArenaWait& w
   std::unique_lock names(names_);
   // Arenas of an earlier layout are freed as soon as they have no readers.
   std::erase_if(arenas_, [&](Arena& arena) {
-    const bool is_old = size_of(*arena.memory) != order.size && arena.claim.expired() &&
+    const bool is_old = arena.size != order.size && arena.claim.expired() &&
                         arena.memory->try_write_lease({}).has_value();
     if (is_old) freed.push_back(arena);
     return is_old;
@@ -101,7 +97,7 @@ Result<WritableArena> ArenaPool::try_arena(const ArenaOrder& order, ArenaWait& w
     return WritableArena(arena.memory, std::move(lease), std::move(claim));
   };
   for (Arena& arena : arenas_) {
-    if (size_of(*arena.memory) != order.size || !arena.claim.expired()) continue;
+    if (arena.size != order.size || !arena.claim.expired()) continue;
     auto lease = arena.memory->try_write_lease(order.identity);
     if (lease) return claimed(arena, std::move(*lease));
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
@@ -124,7 +120,7 @@ Result<WritableArena> ArenaPool::try_arena(const ArenaOrder& order, ArenaWait& w
         "every publish: then raise `arenas`, or look why these processes are slow",
         who_reads());
   names.lock();
-  arenas_.push_back({.memory = std::move(memory), .snapshot = {}, .claim = {}});
+  arenas_.push_back({.size = order.size, .memory = std::move(memory)});
   count_bytes();
   auto lease = WSYNC_TRY(arenas_.back().memory->try_write_lease(order.identity));
   return claimed(arenas_.back(), std::move(lease));
@@ -207,7 +203,7 @@ void ArenaPool::say_fallback(const Error& why) {
 
 void ArenaPool::count_bytes() {
   std::uint64_t bytes = 0;
-  for (const Arena& arena : arenas_) bytes += arena.memory->data_bytes();
+  for (const Arena& arena : arenas_) bytes += arena.size.data_bytes;
   bytes_ = bytes;
 }
 

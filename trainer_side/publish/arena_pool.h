@@ -108,11 +108,12 @@ class ArenaPool {
 
  private:
   struct Arena {
+    ArenaSize size;  // its header may be written by another thread
     std::shared_ptr<SharedArena> memory;
     // The last one in it; expired: not needed here any more.
-    std::weak_ptr<const Snapshot> snapshot;
+    std::weak_ptr<const Snapshot> snapshot = {};
     // Of who writes it. The locks of one process on one descriptor do not exclude each other.
-    std::weak_ptr<void> claim;
+    std::weak_ptr<void> claim = {};
     [[nodiscard]] bool is_needed() const { return !snapshot.expired() || !claim.expired(); }
     // Whether nobody reads or writes it.
     [[nodiscard]] bool is_free() const {
