@@ -279,6 +279,7 @@ class Faults(TrainerInPlace):
                 self.assertEqual(fleet.coordinator.popen.wait(timeout=DEADLINE_S), -signal.SIGKILL)
                 push.result()
                 fleet.begin_trainer("--set", "min_sidecars=1", "--set", "min_replicas=1")
+                fleet.until_joined("s0")
                 served = fleet.until_at_target("a")
                 self.verified(fleet, served, "a")
                 self.assertEqual(served != first, point == "copy_changed:3", "the arena is changed after the decision")

@@ -74,6 +74,10 @@ class Snapshot {
   // The version is in this arena.
   Snapshot(Described described, std::shared_ptr<SharedArena> arena, ReadLease lease,
            std::shared_ptr<const SealedMemory> patch);
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+  // Who has read its bytes has ended before.
+  ~Snapshot() { ended_.fetch_add(1, std::memory_order_release); }
   // It is held as what changes from `base`, which is complete.
   Snapshot(Described described, patch::VersionChanges changes,
            std::shared_ptr<const Snapshot> base);
@@ -123,6 +127,9 @@ class Snapshot {
   std::shared_ptr<const SealedMemory> patch_;
   std::optional<patch::VersionChanges> changes_;
   std::shared_ptr<const Snapshot> base_;  // of changes_
+  // Snapshots that have ended. The lock of the kernel orders their readers before a writer of the
+  // arena. This orders them in the memory model of C++ as well, which knows nothing of such locks.
+  static inline std::atomic<std::uint64_t> ended_ = 0;
 };
 
 struct SnapshotterOptions {

@@ -100,6 +100,7 @@ Result<WriteLease> Snapshotter::wait_for_readers(SharedArena& memory, const Aren
     {
       const std::lock_guard names(arenas_.names());
       auto lease = memory.try_write_lease(identity);
+      if (lease) (void)Snapshot::ended_.load(std::memory_order_acquire);
       if (lease || lease.error().code() != ErrorCode::kBusy || now() >= deadline) return lease;
     }
     std::this_thread::sleep_for(kReaderPoll);
