@@ -162,7 +162,10 @@ void ServedVersions::let_wait(const Snapshot& snapshot) {
 
 // ---- versions that become complete ----
 
-void ServedVersions::make_complete(const Version& version) { complete_later(version, true); }
+void ServedVersions::make_complete(const Version& version) {
+  wanted_ = version;
+  complete_later(version, true);
+}
 
 void ServedVersions::give_arena(const Version& version) { complete_later(version, false); }
 
@@ -277,6 +280,8 @@ void ServedVersions::exchanged(Result<Snapshotter::Exchanged> outcome,
   offer_if(outcome->newer, ended.is_newer_withdrawn);
   offer_if(outcome->older, ended.is_older_withdrawn);
   offer_others();
+  // The fleet was told to go back meanwhile.
+  if (wanted_ == ended.older) complete_later(wanted_, true);
   log_info("{} is in the arena of {}: {} in {}", ended.newer.to_string(), ended.older.to_string(),
            trace::format_bytes(outcome->bytes), trace::format_duration(took));
   complete_next();

@@ -125,6 +125,7 @@ class ServedVersions {
   std::optional<transport::PairSecret> secret_;
   // Without those that are changing places.
   std::map<Version, std::shared_ptr<const Snapshot>> served_;
+  Version wanted_;  // of the last make_complete()
   std::deque<Completion> queue_;
   std::optional<Running> running_;
   Timer retry_;                                                 // of complete_next()

@@ -266,6 +266,24 @@ TEST_F(ServedVersionsTest, WhoAsksForTheOlderOneWaitsIfTheNewerOneIsWithdrawnMea
   ASSERT_TRUE(run_until([&] { return is_in_arena(1); }));
 }
 
+TEST_F(ServedVersionsTest, TheLastVersionThatIsToBeServedIsInTheArenaInTheEnd) {
+  serve(2);
+  publish(1, 0);
+  publish(2, 1);
+  served_->make_complete(name(2));
+  served_->make_complete(name(1));
+  // Whether the first of both has begun or not.
+  for (const int wait_ms : {0, 1, 2, 5, 10, 20}) {
+    served_->make_complete(name(2));
+    run_for(std::chrono::milliseconds(wait_ms));
+    served_->make_complete(name(1));
+    run_for(std::chrono::milliseconds(300));
+    ASSERT_TRUE(run_until([&] { return is_in_arena(1); })) << wait_ms;
+    expect_comes(fetch(1));
+    expect_comes(fetch(2));
+  }
+}
+
 // As a rollback while a version waits for its round.
 TEST_F(ServedVersionsTest, AVersionWhoseBaseIsWithdrawnBecomesComplete) {
   serve(2);
