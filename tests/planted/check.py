@@ -22,8 +22,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SOURCE_FOLDERS = ("shared", "trainer_side", "inference_side", "deploy")
 PLANTED = re.compile(r'\bplanted\("([^"]+)"\)')
-# A run computes for 0.2 of the 1.5 s that it takes; the rest it waits, for a deadline or for another process.
-RUNS_AT_ONCE = 4 * (os.cpu_count() or 1)
 LIMIT_S = 300  # only ends what hangs: on a busy machine a test takes many times as long
 OUTPUT_LINES = 30
 # Ten times the seeds of the simulation that show a fault; the suite runs two thousand.
@@ -125,7 +123,7 @@ def why_not_caught(build: pathlib.Path, case: Case, command: Sequence[str], with
 def problems_of(build: pathlib.Path, cases: List[Case]) -> Iterator[str]:
     """why_not_caught() of each case. A test that several faults name runs without them once."""
     commands = [tuple(command_of(case, build)) for case in cases]
-    with ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         # All of these begin before the first of those that wait for one of them.
         without = {command: pool.submit(run, build, command, "") for command in dict.fromkeys(commands) if command}
         found = [pool.submit(why_not_caught, build, case, command, without[command]) if command else None
