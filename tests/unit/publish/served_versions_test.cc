@@ -2,7 +2,6 @@
 // arenas meanwhile.
 #include "trainer_side/publish/served_versions.h"
 
-#include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <latch>
@@ -14,31 +13,13 @@
 #include "shared/transport/make_transport.h"
 #include "tests/support/bytes.h"
 #include "tests/support/private_directory.h"
+#include "tests/unit/publish/host_weights.h"
 
 namespace wsync::publish {
 namespace {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-class HeldWeights final : public WeightSource {
- public:
-  HeldWeights(std::shared_ptr<const Manifest> manifest,
-              const std::vector<std::vector<std::byte>>& tensors)
-      : manifest_(std::move(manifest)), tensors_(tensors) {}
-  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
-    return manifest_;
-  }
-  [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
-                              std::span<std::byte> into) override {
-    std::memcpy(into.data(), tensors_[tensor].data() + offset, into.size());
-    return {};
-  }
-
- private:
-  const std::shared_ptr<const Manifest> manifest_;
-  const std::vector<std::vector<std::byte>>& tensors_;
-};
 
 class ServedVersionsTest : public testing::Test {
  protected:
@@ -67,7 +48,7 @@ class ServedVersionsTest : public testing::Test {
   void publish(std::uint64_t step, std::uint64_t from) {
     for (auto& bytes : tensors_)
       for (std::size_t at = step % 7; at < bytes.size(); at += 1'000) bytes[at] ^= std::byte{1};
-    HeldWeights weights(manifest_, tensors_);
+    HostWeights weights(manifest_, tensors_, Given::kCopies);
     const SnapshotRequest wanted{.fence_epoch = 3,
                                  .version = name(step),
                                  .bucket_bytes = limits::kBucketBytesMin,

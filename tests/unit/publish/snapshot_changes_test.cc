@@ -1,6 +1,4 @@
 // Snapshots that are held as what changes from another one, and how they become complete.
-#include <atomic>
-#include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
@@ -9,56 +7,13 @@
 #include "shared/base/weight_limits.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "tests/support/bytes.h"
+#include "tests/unit/publish/host_weights.h"
 #include "trainer_side/publish/snapshot.h"
 
 namespace wsync::publish {
 namespace {
 
 using ::testing::HasSubstr;
-
-// How a source gives its bytes.
-enum class Given { kViews, kCopies };
-
-class HostWeights final : public WeightSource {
- public:
-  HostWeights(std::shared_ptr<const Manifest> manifest,
-              const std::vector<std::vector<std::byte>>& tensors, Given given)
-      : manifest_(std::move(manifest)), tensors_(tensors), given_(given) {}
-  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
-    return manifest_;
-  }
-  [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
-                              std::span<std::byte> into) override {
-    if (fails_at == tensor) return fail(ErrorCode::kIo, "the source cannot be read");
-    std::memcpy(into.data(), tensors_[tensor].data() + offset, into.size());
-    return {};
-  }
-  [[nodiscard]] Result<WordSum> read_sum(std::uint32_t tensor, const SumPlace& place,
-                                         std::span<std::byte> into) override {
-    ++reads;
-    auto sum = WSYNC_TRY(WeightSource::read_sum(tensor, place, into));
-    // As if the trainer had written the weights meanwhile.
-    if (is_written.exchange(false)) sum += word_sum(into.first(8), place);
-    return sum;
-  }
-  [[nodiscard]] std::optional<std::span<const std::byte>> view(std::uint32_t tensor,
-                                                               std::uint64_t offset,
-                                                               std::uint64_t bytes) const override {
-    if (given_ == Given::kCopies) return std::nullopt;
-    return std::span(tensors_[tensor]).subspan(offset, bytes);
-  }
-  [[nodiscard]] bool is_on_host() const override { return is_here; }
-
-  std::optional<std::uint32_t> fails_at;
-  std::atomic<bool> is_written = false;
-  std::atomic<std::uint64_t> reads = 0;  // of leaves
-  bool is_here = true;
-
- private:
-  const std::shared_ptr<const Manifest> manifest_;
-  const std::vector<std::vector<std::byte>>& tensors_;
-  const Given given_;
-};
 
 class SnapshotChanges : public testing::TestWithParam<Given> {
  protected:

@@ -91,6 +91,13 @@ class StreamOffersTest : public ::testing::Test {
     while (offers_.merge_idle()) {
     }
   }
+  [[nodiscard]] Offer without_memory(std::uint64_t step) const {
+    Offer offer = version(step).offer();
+    offer.data = {};
+    offer.hold = nullptr;
+    offer.complete = false;
+    return offer;
+  }
   // Of an offer whose memory the test watches.
   std::weak_ptr<const void> offer_watched(std::uint64_t step) {
     Offer offer = version(step).offer();
@@ -469,17 +476,10 @@ TEST_F(StreamOffersTest, LinksOverAVersionThatLosesItsMemoryAreMergedBefore) {
   withdraw(1);
   merge_leaving();
   const auto memory = offer_watched(2);
-  Offer waiting = version(2).offer();
-  waiting.data = {};
-  waiting.hold = nullptr;
-  waiting.complete = false;
-  offers_.offer(std::move(waiting), kStart);
+  offers_.offer(without_memory(2), kStart);
   EXPECT_FALSE(memory.expired()) << "it is held until the links are merged";
-  Offer alone = version(2).offer();
-  alone.data = {};
-  alone.hold = nullptr;
+  Offer alone = without_memory(2);
   alone.base = name(3);
-  alone.complete = false;
   offers_.offer(std::move(alone), kStart);
   EXPECT_FALSE(memory.expired());
   merge_leaving();
@@ -495,11 +495,7 @@ TEST_F(StreamOffersTest, TheMemoryOfAVersionThatLosesItIsHeldForAShortTime) {
   offer_next(3'000);
   EXPECT_EQ(served(3, 2), kBuckets);
   const auto memory = offer_watched(2);
-  Offer waiting = version(2).offer();
-  waiting.data = {};
-  waiting.hold = nullptr;
-  waiting.complete = false;
-  offers_.offer(std::move(waiting), kStart);
+  offers_.offer(without_memory(2), kStart);
   EXPECT_FALSE(memory.expired());
   EXPECT_FALSE(offers_.merge_leaving(kTooLate));
   EXPECT_TRUE(memory.expired());
