@@ -158,7 +158,7 @@ Result<std::vector<WordSum>> apply_leaf_changes(const Layout& layout,
                                                 std::span<const LeafPlace> leaves,
                                                 std::span<const BlockView> changes,
                                                 std::span<const std::byte> base,
-                                                std::span<std::byte> into) {
+                                                std::span<std::byte> into, BeforeRule rule) {
   BlockApplier applier(layout);
   std::vector<WordSum> sums;
   sums.reserve(leaves.size());
@@ -169,7 +169,7 @@ Result<std::vector<WordSum>> apply_leaf_changes(const Layout& layout,
     std::memcpy(bytes.data(), base.data() + leaf.arena_offset, leaf.bytes);
     for (; change != changes.end() && lies_in(change->place, leaf); ++change) {
       const std::uint64_t at = Layout::offset(change->place) - leaf.place.position;
-      WSYNC_TRY(applier.apply(*change, bytes.subspan(at, layout.block_bytes(change->place))));
+      WSYNC_TRY(applier.apply(*change, bytes.subspan(at, layout.block_bytes(change->place)), rule));
     }
     sums.push_back(word_sum(bytes, leaf.place));
   }
@@ -208,6 +208,21 @@ Result<Bytes> exchange_leaf_changes(const Layout& layout, std::span<const LeafPl
           *change,
           data.subspan(arena_offset(change->place, leaf), layout.block_bytes(change->place)))));
   WSYNC_CHECK(change == changes.end(), "changes are read before they are applied");
+  return back.finish();
+}
+
+Result<Bytes> reverse_leaf_changes(const Layout& layout, std::span<const LeafPlace> leaves,
+                                   std::span<const BlockView> changes,
+                                   std::span<const std::byte> base) {
+  BlockApplier applier(layout);
+  LeafChangesWriter back;
+  auto change = changes.begin();
+  for (const LeafPlace& leaf : leaves)
+    for (; change != changes.end() && lies_in(change->place, leaf); ++change)
+      back.add(WSYNC_TRY(applier.make_reverse(
+          *change,
+          base.subspan(arena_offset(change->place, leaf), layout.block_bytes(change->place)))));
+  WSYNC_CHECK(change == changes.end(), "changes are read before they are reversed");
   return back.finish();
 }
 

@@ -18,6 +18,7 @@
 #include "shared/base/error.h"
 #include "shared/weights/leaf_table.h"
 #include "shared/weights/patch/block.h"
+#include "shared/weights/patch/block_applier.h"
 #include "shared/weights/patch/block_maker.h"
 #include "shared/weights/patch/layout.h"
 
@@ -52,12 +53,14 @@ class LeafChangesMaker {
 // Writes the leaves of the target into `into`: those of the base, with the changes. Both are the
 // data of arenas of this layout. Returns the sums of the leaves, of what was written.
 // kDigestMismatch with the block if the base is not the one of the changes, or the result not that
-// of the sender; `into` then holds anything within the leaves. Blocks; any thread.
+// of the sender; `into` then holds anything within the leaves. With BeforeRule::kRepeat the words
+// that a block touches may be anything in `base`. Blocks; any thread.
 [[nodiscard]] Result<std::vector<WordSum>> apply_leaf_changes(const Layout& layout,
                                                               std::span<const LeafPlace> leaves,
                                                               std::span<const BlockView> changes,
                                                               std::span<const std::byte> base,
-                                                              std::span<std::byte> into);
+                                                              std::span<std::byte> into,
+                                                              BeforeRule rule = BeforeRule::kBase);
 
 // The sums that these leaves have in the target. Writes nothing: they are those of the base less
 // what each block had before, plus what it has after. `base` is the data of an arena, and
@@ -80,6 +83,14 @@ class LeafChangesMaker {
                                                   std::span<const LeafPlace> leaves,
                                                   std::span<const BlockView> changes,
                                                   std::span<std::byte> data);
+
+// The changes that lead back to the base, with the same blocks. `base` is the data of an arena, and
+// is only read. kDigestMismatch with the block if the base is not the one of the changes. Blocks;
+// any thread.
+[[nodiscard]] Result<Bytes> reverse_leaf_changes(const Layout& layout,
+                                                 std::span<const LeafPlace> leaves,
+                                                 std::span<const BlockView> changes,
+                                                 std::span<const std::byte> base);
 
 // Changes of these leaves from A to B, and from B to C, become changes from A to C with the newest
 // values. `middle` is the data of an arena of B; of it, only the blocks are read that both change.

@@ -56,12 +56,12 @@ std::uint64_t VersionChanges::bytes() const noexcept {
 
 Result<> copy_with_changes(const VersionChanges& changes, std::span<const std::byte> base,
                            std::span<std::byte> into, std::span<const WordSum> sums,
-                           unsigned threads, const std::stop_token& stop) {
+                           unsigned threads, const std::stop_token& stop, BeforeRule rule) {
   return for_each_bucket(
       changes, threads, stop, [&](std::size_t bucket, const BucketViews& blocks) -> Result<> {
         const auto leaves = changes.leaves->bucket(bucket);
         const auto found =
-            WSYNC_TRY(apply_leaf_changes(*changes.blocks, leaves, blocks, base, into));
+            WSYNC_TRY(apply_leaf_changes(*changes.blocks, leaves, blocks, base, into, rule));
         if (std::ranges::equal(found, sums.subspan(changes.leaves->first(bucket), leaves.size())))
           return {};
         return fail(ErrorCode::kDigestMismatch,
@@ -69,6 +69,18 @@ Result<> copy_with_changes(const VersionChanges& changes, std::span<const std::b
                                 "published: its copy is damaged",
                                 bucket, changes.base.to_string()));
       });
+}
+
+Result<ChangedBuckets> changes_back(const VersionChanges& changes, std::span<const std::byte> base,
+                                    unsigned threads, const std::stop_token& stop) {
+  ChangedBuckets back(changes.buckets.size());
+  WSYNC_TRY(for_each_bucket(
+      changes, threads, stop, [&](std::size_t bucket, const BucketViews& blocks) -> Result<> {
+        back[bucket] = std::make_shared<const Bytes>(WSYNC_TRY(
+            reverse_leaf_changes(*changes.blocks, changes.leaves->bucket(bucket), blocks, base)));
+        return {};
+      }));
+  return back;
 }
 
 Result<ChangedBuckets> change_in_place(const VersionChanges& changes, std::span<std::byte> bytes,

@@ -12,6 +12,7 @@
 #include "shared/base/error.h"
 #include "shared/base/word_sum.h"
 #include "shared/weights/leaf_table.h"
+#include "shared/weights/patch/block_applier.h"
 #include "shared/weights/patch/layout.h"
 #include "shared/weights/version.h"
 
@@ -32,11 +33,19 @@ struct VersionChanges {
 // Writes the bytes of the base with the changes into other memory of the same size, with so many
 // threads. `sums`: those that all leaves have then. kDigestMismatch with the block if the base, or
 // the result, is not that of the changes, and with the bucket if the leaves have other sums;
-// kCancelled soon after `stop` is requested. Blocks; any thread.
+// kCancelled soon after `stop` is requested. With BeforeRule::kRepeat, a process may have ended
+// while it made these changes in `base`. Blocks; any thread.
 [[nodiscard]] Result<> copy_with_changes(const VersionChanges& changes,
                                          std::span<const std::byte> base, std::span<std::byte> into,
                                          std::span<const WordSum> sums, unsigned threads,
-                                         const std::stop_token& stop);
+                                         const std::stop_token& stop,
+                                         BeforeRule rule = BeforeRule::kBase);
+
+// What leads back to the base, of which only the bytes are read that change. Errors as
+// copy_with_changes(), but for the sums. Blocks; any thread.
+[[nodiscard]] Result<ChangedBuckets> changes_back(const VersionChanges& changes,
+                                                  std::span<const std::byte> base, unsigned threads,
+                                                  const std::stop_token& stop);
 
 // Changes the bytes of the base in place, and returns what leads back to it. Bytes that do not
 // change are not read. Errors as copy_with_changes(), but for the sums; the bytes are then those of
