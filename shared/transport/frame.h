@@ -8,6 +8,8 @@
 //                              `bytes` of leaf changes (shared/weights/patch), then the same digest
 //   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only), and
 //                              for a sink that has named a base perhaps with that of a patch
+//   changes   source -> sink   over a Unix socket: nothing; comes with the descriptor of sealed
+//                              memory, which has such frames of all buckets
 //   waiting   source -> sink   nothing. "Alive; the requested bucket has not arrived here yet."
 //   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes: the reason
 //
@@ -20,7 +22,9 @@
 //          64  layout digest, low u64, high u64
 //          80  base: epoch u32 | 0 u32 | step u64. get: a version of the same layout that the sink
 //              holds, or 0.0; changes, arena: the one of the request; else 0.0
-//          96  changes_max u64. get: the largest changes that the sink wants; else 0
+//          96  changes_max u64. get: the largest changes that the sink wants, of the bucket, or
+//          over a
+//              Unix socket of all buckets; else 0
 #pragma once
 
 #include <array>

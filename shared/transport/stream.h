@@ -57,8 +57,7 @@ struct Offer {
   // Of its arena. Empty without `base`: the version has no memory yet, so every request waits for
   // another offer of it. Empty with `base`: it is held as its changes alone.
   std::span<const std::byte> data;
-  // The version that the changes of bucket_ready() lead from, if there is no `data`. Kinds that map
-  // the source ignore it.
+  // The version that the changes of bucket_ready() lead from, if there is no `data`.
   Version base = {};
   // Its leaves. A source of copies sends what changes in those of a bucket to a sink that has the
   // base, if that is offered as well; for this it needs them and the blocks. A complete offer also
@@ -76,6 +75,10 @@ struct Offer {
   std::shared_ptr<const void> hold;
   // Returns a new read-only descriptor of the arena. Only kinds that map the source use it.
   std::function<Result<UniqueFd>()> share;
+  // Called once, on the owner's thread, when a sink wants to map a version that is held as its
+  // changes alone: it waits until the version is offered with its memory. Only kinds that map the
+  // source call it. May be empty.
+  std::function<void()> on_memory_wanted = nullptr;
   // A patch to this version (shared/weights/patch/mapped_patch.h) from the one before, or null.
   // Kinds that map the source send it to a sink that names a base.
   std::shared_ptr<const SealedMemory> patch = nullptr;
@@ -105,7 +108,8 @@ class BucketSource {
   // as many bytes, gets these. Any other request for a bucket of such an offer gets the bucket that
   // is made of the base and them, or what changes from another version, while the base is offered
   // with its memory. Otherwise it is answered with kPeerLost, so that its sink looks for another
-  // source. Other offers, and kinds that map the source, ignore them.
+  // source. A kind that maps the source sends all of them to a sink that wants them alone. Other
+  // offers ignore them.
   virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
                             std::shared_ptr<const Bytes> changes = nullptr) = 0;
   // Ends an offer. Sinks that still wait for it get `reason`.
@@ -147,16 +151,17 @@ struct FetchRequest {
   // Data of the staging arena, data_bytes long. It is written to until done, failure or cancel().
   // Empty for a kind that maps the source.
   //
-  // A kind that copies takes a request with an empty one as one for the changes alone: `base` must
-  // have sums then. Every bucket must come as changes from `base`. They are proven against it, and
-  // nothing is written. If one cannot come so, the transfer ends with StreamFailure::needs_memory.
+  // A request with an empty one is for the changes alone if `base` has sums; a kind that copies
+  // takes no other one. Every bucket must come as changes from `base`. They are proven against it,
+  // and nothing is written. If one cannot come so, the transfer ends with
+  // StreamFailure::needs_memory, but a kind that maps the source gives its arena if there is one.
   std::span<std::byte> into;
   std::shared_ptr<const void> hold;  // keeps `into` alive
   std::optional<FetchBase> base = std::nullopt;
   std::optional<PairKey> pair = std::nullopt;  // a kind with keys needs it
   // The source is lost if it is silent for longer than this.
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
-  // Whether a kind that copies fetches only what changes.
+  // Whether only what changes is fetched.
   [[nodiscard]] bool wants_changes_alone() const noexcept {
     return into.empty() && base && !base->sums.empty();
   }

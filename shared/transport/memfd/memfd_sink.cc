@@ -17,6 +17,7 @@
 #include "shared/base/sealed_memory.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/memfd/packet.h"
+#include "shared/transport/memfd/sealed_changes.h"
 
 namespace wsync::transport::memfd {
 namespace {
@@ -31,6 +32,13 @@ struct Pending {
   FetchRequest wanted;
   std::shared_ptr<Session> session;
   TimePoint heard_at;
+};
+
+// What has come.
+struct Answer {
+  std::optional<ArenaView> view = std::nullopt;
+  std::shared_ptr<const SealedMemory> patch = nullptr;
+  std::vector<ArrivedBucket> changes = {};  // in place of both
 };
 
 // How often it is checked whether the writer has freed an arena whose mapping is kept. Freeing
@@ -53,6 +61,17 @@ Result<ArenaView> open_arena(const Pending& pending, int fd, unsigned threads, K
                 fmt::format("the arena was written under fence epoch {}, newer than the round's {}",
                             fence.epoch, wanted.key.fence.epoch));
   return view;
+}
+
+// Whatever is wrong with the changes, the arena may be well.
+Result<Answer> take_changes(const Pending& pending, UniqueFd fd) {
+  if (!pending.wanted.wants_changes_alone())
+    return fail(ErrorCode::kInvalidInput, "the host link sent changes that were not asked for");
+  // Frames and digests of all buckets come with them.
+  const std::uint64_t most = changes_wanted(pending.wanted) +
+                             pending.wanted.buckets.size() * (kFrameBytes + kTrailerBytes);
+  const auto sealed = WSYNC_TRY(SealedMemory::adopt(std::move(fd), most));
+  return Answer{.changes = WSYNC_TRY(read_changes(pending.wanted, sealed.bytes()))};
 }
 
 }  // namespace
@@ -93,10 +112,9 @@ class MemfdSink::Link {
   void run(const std::stop_token& stop);
   void read(const Socket& socket);
   void take(Packet packet);
-  void finish(Pending pending, Result<ArenaView> view,
-              std::shared_ptr<const SealedMemory> patch = nullptr);
+  void finish(Pending pending, Result<Answer> answer, bool needs_memory = false);
   void lose(const Socket& socket, const Error& error);
-  void release(std::shared_ptr<Result<ArenaView>> view);
+  void release(std::shared_ptr<Result<Answer>> answer);
   void give_up(std::vector<KeptMappings::Region> regions);
   void give_up_later(std::vector<KeptMappings::Region> regions);
   void wake() const { (void)eventfd_write(wake_.get(), 1); }
@@ -106,7 +124,6 @@ class MemfdSink::Link {
   const UniqueFd wake_;
   const std::shared_ptr<bool> alive_;  // owner's thread only
   std::shared_ptr<Session> session_;   // owner's thread only
-  KeptMappings kept_;                  // synchronises itself
   mutable std::mutex mutex_;
   // Under mutex_:
   std::string path_;
@@ -114,9 +131,9 @@ class MemfdSink::Link {
   // Of this connection; its value belongs to the owner's thread. false: the owner has ended it.
   std::shared_ptr<bool> watched_ = std::make_shared<bool>(false);
   std::optional<Pending> pending_;
-  std::vector<std::shared_ptr<Result<ArenaView>>> released_;  // arenas of cancelled transfers
-  std::vector<KeptMappings::Region> given_up_;                // of an earlier source
-  std::uint64_t connection_ = 0;                              // counts connections and their ends
+  std::vector<std::shared_ptr<Result<Answer>>> released_;  // of cancelled transfers
+  std::vector<KeptMappings::Region> given_up_;             // of an earlier source
+  std::uint64_t connection_ = 0;                           // counts connections and their ends
   // Last, so that the thread ends before the members that it uses.
   std::jthread thread_;
 };
@@ -146,7 +163,7 @@ void MemfdSink::Link::disconnect() {
   *watched_ = false;
   socket_.reset();
   ++connection_;
-  give_up_later(kept_.take_all());
+  give_up_later(options_.kept->take_all());
   wake();
 }
 
@@ -156,6 +173,7 @@ Result<> MemfdSink::Link::receive(FetchRequest wanted, SinkCallbacks callbacks) 
   WSYNC_TRY(connect(wanted.source));
   Frame request{.type = FrameType::kGet, .key = wanted.key};
   if (wanted.base) request.base = wanted.base->version;
+  if (wanted.wants_changes_alone()) request.changes_max = changes_wanted(wanted);
   session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
   const std::lock_guard lock(mutex_);
   // Set before the request is sent, because the answer may arrive at once.
@@ -182,7 +200,7 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
     Socket socket;
     bool is_waiting = false;
     // Destroyed on this thread, because unmapping takes long.
-    std::vector<std::shared_ptr<Result<ArenaView>>> release;
+    std::vector<std::shared_ptr<Result<Answer>>> release;
     std::vector<KeptMappings::Region> given_up;
     {
       const std::lock_guard lock(mutex_);
@@ -192,14 +210,15 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
       given_up.swap(given_up_);
     }
     release.clear();
-    if (given_up.empty()) given_up = kept_.take_retired();
+    if (given_up.empty()) given_up = options_.kept->take_retired();
     give_up(std::move(given_up));
     std::array<pollfd, 3> waiting{
         pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
         pollfd{.fd = socket ? socket->socket.get() : -1, .events = POLLIN, .revents = 0},
         pollfd{.fd = socket ? socket->process.get() : -1, .events = POLLIN, .revents = 0}};
-    int timeout =
-        kept_.empty() ? -1 : static_cast<int>(std::chrono::milliseconds(kRetiredCheck).count());
+    int timeout = options_.kept->empty()
+                      ? -1
+                      : static_cast<int>(std::chrono::milliseconds(kRetiredCheck).count());
     if (is_waiting) timeout = static_cast<int>(limits::kStreamWaitingMs);
     if (::poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
       log_error("host link: poll failed, errno {}", errno);
@@ -249,10 +268,15 @@ void MemfdSink::Link::take(Packet packet) {
   }
   if (packet.frame.type == FrameType::kFailure)
     return finish(std::move(pending), fail(packet.frame.code, std::move(packet.text)));
+  if (packet.frame.type == FrameType::kChanges) {
+    auto answer = take_changes(pending, std::move(packet.fd));
+    const bool needs_memory = !answer.has_value();
+    return finish(std::move(pending), std::move(answer), needs_memory);
+  }
   if (packet.frame.type != FrameType::kArena)
     return finish(std::move(pending),
                   fail(ErrorCode::kInvalidInput, "the host link answered with a wrong frame"));
-  auto view = open_arena(pending, packet.fd.get(), options_.populate_threads, kept_);
+  auto view = open_arena(pending, packet.fd.get(), options_.populate_threads, *options_.kept);
   std::shared_ptr<const SealedMemory> patch;
   if (packet.patch.valid()) {
     auto mapped = SealedMemory::adopt(std::move(packet.patch), pending.wanted.data_bytes);
@@ -266,18 +290,19 @@ void MemfdSink::Link::take(Packet packet) {
     // Mapping takes long. If the source was given up meanwhile, nobody would say that it frees this
     // arena.
     const std::lock_guard lock(mutex_);
-    if (connection != connection_) give_up_later(kept_.take_all());
+    if (connection != connection_) give_up_later(options_.kept->take_all());
   }
-  finish(std::move(pending), std::move(view), std::move(patch));
+  if (!view) return finish(std::move(pending), fail(view.error()));
+  finish(std::move(pending), Answer{.view = std::move(*view), .patch = std::move(patch)});
 }
 
-void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view,
-                             std::shared_ptr<const SealedMemory> patch) {
-  auto shared = std::make_shared<Result<ArenaView>>(std::move(view));
+void MemfdSink::Link::finish(Pending pending, Result<Answer> answer, bool needs_memory) {
+  auto shared = std::make_shared<Result<Answer>>(std::move(answer));
   const std::string context =
       fmt::format("take over version {} from {}", pending.wanted.key.version.to_string(),
                   pending.wanted.source);
-  post_([this, alive = alive_, session = pending.session, shared, context, patch = std::move(patch),
+  pending.wanted.base.reset();  // its owner may change it from now on
+  post_([this, alive = alive_, session = pending.session, shared, context, needs_memory,
          buckets = pending.wanted.buckets.size()]() mutable {
     if (!session->is_active) {
       if (*alive) release(std::move(shared));
@@ -285,22 +310,26 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view,
     }
     if (!*shared) {
       session->is_active = false;
-      return session->callbacks.on_failure({.error = shared->error().with_context(context)});
+      return session->callbacks.on_failure(
+          {.error = shared->error().with_context(context), .needs_memory = needs_memory});
     }
+    Answer& arrived = **shared;
     // A callback may cancel the transfer, so is_active is checked before each one.
     for (std::uint64_t bucket = 0; bucket < buckets && session->is_active; ++bucket)
-      session->callbacks.on_bucket({.bucket = bucket, .digest = {}, .sums = {}});
-    if (session->is_active && patch && session->callbacks.on_patch)
-      session->callbacks.on_patch(std::move(patch));
-    if (std::exchange(session->is_active, false)) session->callbacks.on_done(std::move(**shared));
+      session->callbacks.on_bucket(arrived.view ? ArrivedBucket{.bucket = bucket}
+                                                : arrived.changes[bucket]);
+    if (session->is_active && arrived.patch && session->callbacks.on_patch)
+      session->callbacks.on_patch(std::move(arrived.patch));
+    if (std::exchange(session->is_active, false))
+      session->callbacks.on_done(std::move(arrived.view));
   });
 }
 
 // Releases the arena of a transfer that was cancelled while the arena was mapped. The link's thread
 // unmaps it.
-void MemfdSink::Link::release(std::shared_ptr<Result<ArenaView>> view) {
+void MemfdSink::Link::release(std::shared_ptr<Result<Answer>> answer) {
   const std::lock_guard lock(mutex_);
-  released_.push_back(std::move(view));
+  released_.push_back(std::move(answer));
   wake();
 }
 
@@ -332,7 +361,7 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
   if (pending) finish(std::move(*pending), fail(error));
   if (error.code() != ErrorCode::kPeerLost) {
     log_warning("{}; the connection is closed", error.message());
-    give_up(kept_.take_all());
+    give_up(options_.kept->take_all());
     return;
   }
   // The owner may end the connection before this runs.
@@ -340,7 +369,7 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
     if (*alive && *watched) on_lost(error);
   });
   // Last, because it takes long, and longer while a load is running on GPUs.
-  give_up(kept_.take_all());
+  give_up(options_.kept->take_all());
 }
 
 MemfdSink::MemfdSink(std::unique_ptr<Link> link) : link_(std::move(link)) {}

@@ -2,7 +2,10 @@
 // open between transfers; its hang-up means that the peer is lost.
 //
 // An arena is mapped once. Its mapping is kept for the later versions that come in it, until its
-// writer frees it or is lost.
+// writer frees it or is lost. Sinks of one transport share these mappings.
+//
+// A version that is wanted as its changes alone comes in sealed memory (sealed_changes.h) if its
+// source holds it so, and else as its arena.
 #pragma once
 
 #include <functional>
@@ -20,6 +23,7 @@ struct MemfdSinkOptions {
   std::function<void(const Error& why)> on_lost = [](const Error&) {};
   std::function<void()> on_arenas_retired = [] {};  // see SinkOptions
   unsigned populate_threads = 2;  // number of threads that map the pages of an arena
+  std::shared_ptr<KeptMappings> kept = std::make_shared<KeptMappings>();
 };
 
 // Thread: see BucketSink. A separate thread waits for the socket, verifies and maps.

@@ -18,6 +18,7 @@
 #include "shared/base/log.h"
 #include "shared/transport/limits.h"
 #include "shared/transport/memfd/packet.h"
+#include "shared/transport/memfd/sealed_changes.h"
 #include "shared/transport/offered.h"
 
 namespace wsync::transport::memfd {
@@ -48,16 +49,20 @@ class MemfdSource::Server {
   void offer(Offer offer) {
     const std::lock_guard lock(mutex_);
     const Version version = offer.key.version;
-    offers_.insert_or_assign(version, Offered(std::move(offer)));
+    offers_.insert_or_assign(
+        version, Served{.number = ++offers_made_, .offered = Offered(std::move(offer))});
     wake();
   }
-  void bucket_ready(Version version, std::uint64_t bucket) {
+  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
+                    std::shared_ptr<const Bytes> changes) {
     const std::lock_guard lock(mutex_);
     const auto found = offers_.find(version);
-    if (found == offers_.end() || bucket >= found->second.ready.size()) return;
-    if (!found->second.offer.share) return;  // nothing to map: it waits for another offer
-    found->second.ready[bucket] = true;
-    wake();
+    if (found == offers_.end()) return;
+    Offered& offered = found->second.offered;
+    // Nothing to map: it waits for another offer.
+    if (!offered.offer.share && !offered.has_changes_alone()) return;
+    offered.set_ready(bucket, digest, std::move(changes));
+    if (std::ranges::find(offered.ready, false) == offered.ready.end()) wake();
   }
   void withdraw(Version version, const std::string& reason) {
     const std::lock_guard lock(mutex_);
@@ -72,6 +77,14 @@ class MemfdSource::Server {
   }
 
  private:
+  struct Served {
+    std::uint64_t number = 0;  // of its offer
+    Offered offered;
+    // Of one that is held as its changes alone, once they are asked for. Until then they would be
+    // in memory twice.
+    std::shared_ptr<const SealedMemory> sealed = nullptr;
+    bool told_memory_wanted = false;
+  };
   struct Peer {
     UniqueFd socket;
     int pid = 0;
@@ -86,6 +99,10 @@ class MemfdSource::Server {
   void accept_peers();
   void read_peer(Peer& peer);
   void serve(Peer& peer, TimePoint at);
+  void send_arena(Peer& peer, const Offered& offered);
+  // Returns whether it has answered.
+  bool serve_changes(Peer& peer, Served& served);
+  void seal_wanted();
   void refuse(Peer& peer, const Error& error);
   void send(Peer& peer, const Frame& frame, std::string_view text,
             const Descriptors& descriptors = {});
@@ -106,8 +123,10 @@ class MemfdSource::Server {
   bool accept_failed_ = false;
   mutable std::mutex mutex_;
   // Under mutex_:
-  std::map<Version, Offered> offers_;
-  std::list<Peer> peers_;  // only the server's thread closes the sockets
+  std::map<Version, Served> offers_;
+  std::uint64_t offers_made_ = 0;
+  std::optional<Version> to_seal_;  // whose changes are wanted
+  std::list<Peer> peers_;           // only the server's thread closes the sockets
   SourceCounters counters_;
   // Last, so that the thread ends before the members that it uses.
   std::jthread thread_;
@@ -136,6 +155,7 @@ void MemfdSource::Server::run(const std::stop_token& stop) {
       eventfd_t value = 0;
       (void)eventfd_read(wake_.get(), &value);
     }
+    seal_wanted();
     const std::lock_guard lock(mutex_);
     // Only this thread adds and removes peers, so the list still matches `waiting`.
     auto peer = peers_.begin();
@@ -205,29 +225,12 @@ void MemfdSource::Server::serve(Peer& peer, TimePoint at) {
     if (at - peer.asked_at > options_.offer_wait)
       return refuse(peer, not_offered(peer.asked->key.version));
   } else {
-    const Offered& offered = found->second;
+    Offered& offered = found->second.offered;
     if (auto judged = offered.judge_key(peer.asked->key); !judged)
       return refuse(peer, judged.error());
-    if (offered.offer.share && std::ranges::find(offered.ready, false) == offered.ready.end()) {
-      auto arena = offered.offer.share();
-      if (!arena) return refuse(peer, arena.error());
-      Frame frame = *peer.asked;
-      frame.type = FrameType::kArena;
-      frame.bytes = offered.offer.data.size();
-      frame.changes_max = 0;
-      counters_.buckets += offered.offer.buckets.size();
-      UniqueFd patch;
-      if (!frame.base.none() && offered.offer.patch) {
-        // Without it the whole arena is loaded.
-        if (auto shared = offered.offer.patch->share(); shared)
-          patch = std::move(*shared);
-        else
-          log_warning("host link {}: the patch to version {} is not sent: {}", options_.path,
-                      frame.key.version.to_string(), shared.error().message());
-      }
-      peer.asked.reset();
-      return send(peer, frame, {}, {.arena = arena->get(), .patch = patch.get()});
-    }
+    const bool is_ready = std::ranges::find(offered.ready, false) == offered.ready.end();
+    if (is_ready && offered.offer.share) return send_arena(peer, offered);
+    if (is_ready && offered.has_changes_alone() && serve_changes(peer, found->second)) return;
   }
   if (at - peer.notified_at < std::chrono::milliseconds(limits::kStreamWaitingMs)) return;
   peer.notified_at = at;
@@ -237,6 +240,82 @@ void MemfdSource::Server::serve(Peer& peer, TimePoint at) {
   waiting.base = {};
   waiting.changes_max = 0;
   send(peer, waiting, {});
+}
+
+void MemfdSource::Server::send_arena(Peer& peer, const Offered& offered) {
+  auto arena = offered.offer.share();
+  if (!arena) return refuse(peer, arena.error());
+  Frame frame = *peer.asked;
+  frame.type = FrameType::kArena;
+  frame.bytes = offered.offer.data.size();
+  frame.changes_max = 0;
+  counters_.buckets += offered.offer.buckets.size();
+  UniqueFd patch;
+  if (!frame.base.none() && offered.offer.patch) {
+    // Without it the whole arena is loaded.
+    if (auto shared = offered.offer.patch->share(); shared)
+      patch = std::move(*shared);
+    else
+      log_warning("host link {}: the patch to version {} is not sent: {}", options_.path,
+                  frame.key.version.to_string(), shared.error().message());
+  }
+  peer.asked.reset();
+  send(peer, frame, {}, {.memory = arena->get(), .patch = patch.get()});
+}
+
+bool MemfdSource::Server::serve_changes(Peer& peer, Served& served) {
+  const Offer& offer = served.offered.offer;
+  const bool is_wanted =
+      peer.asked->base == offer.base && changes_bytes(served.offered) <= peer.asked->changes_max;
+  if (!is_wanted) {
+    if (!std::exchange(served.told_memory_wanted, true) && offer.on_memory_wanted)
+      post_([alive = alive_, told = offer.on_memory_wanted] {
+        if (*alive) told();
+      });
+    return false;
+  }
+  if (!served.sealed) {
+    if (!to_seal_) wake();
+    to_seal_ = offer.key.version;
+    return false;
+  }
+  auto shared = served.sealed->share();
+  if (!shared) {
+    refuse(peer, shared.error());
+    return true;
+  }
+  Frame frame = *peer.asked;
+  frame.type = FrameType::kChanges;
+  frame.bytes = 0;
+  frame.changes_max = 0;
+  counters_.buckets += offer.buckets.size();
+  counters_.changes += offer.buckets.size();
+  peer.asked.reset();
+  send(peer, frame, {}, {.memory = shared->get()});
+  return true;
+}
+
+// Without the lock while it copies, because the owner's loop takes it as well.
+void MemfdSource::Server::seal_wanted() {
+  std::optional<Served> wanted;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!to_seal_) return;
+    if (const auto found = offers_.find(*std::exchange(to_seal_, std::nullopt));
+        found != offers_.end() && found->second.offered.has_changes_alone())
+      wanted = found->second;
+  }
+  if (!wanted) return;
+  auto sealed = seal_changes(wanted->offered);
+  const std::lock_guard lock(mutex_);
+  const auto found = offers_.find(wanted->offered.offer.key.version);
+  if (found == offers_.end() || found->second.number != wanted->number) return;
+  if (sealed) {
+    found->second.sealed = std::make_shared<const SealedMemory>(std::move(*sealed));
+    return;
+  }
+  for (Peer& peer : peers_)
+    if (peer.asked && peer.asked->key.version == found->first) refuse(peer, sealed.error());
 }
 
 void MemfdSource::Server::refuse(Peer& peer, const Error& error) {
@@ -274,9 +353,9 @@ Result<std::unique_ptr<MemfdSource>> MemfdSource::listen(MemfdSourceOptions opti
 
 std::string MemfdSource::address() const { return server_->path(); }
 void MemfdSource::offer(Offer offer) { server_->offer(std::move(offer)); }
-void MemfdSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& /*digest*/,
-                               std::shared_ptr<const Bytes> /*changes*/) {
-  server_->bucket_ready(version, bucket);
+void MemfdSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
+                               std::shared_ptr<const Bytes> changes) {
+  server_->bucket_ready(version, bucket, digest, std::move(changes));
 }
 void MemfdSource::withdraw(Version version, const std::string& reason) {
   server_->withdraw(version, reason);

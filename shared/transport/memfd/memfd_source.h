@@ -1,5 +1,6 @@
 // MemfdSource: hands the arenas of offered versions to processes of the same host and user. It uses
-// a pathname Unix socket, whose hang-up means that a peer is lost.
+// a pathname Unix socket, whose hang-up means that a peer is lost. A process that wants only what
+// changes gets sealed memory (sealed_changes.h), if the version is held so.
 #pragma once
 
 #include <functional>
@@ -32,7 +33,6 @@ class MemfdSource final : public BucketSource {
 
   [[nodiscard]] std::string address() const override;
   void offer(Offer offer) override;
-  // The sink maps the arena, so neither digest nor changes are sent.
   void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest,
                     std::shared_ptr<const Bytes> changes = nullptr) override;
   void withdraw(Version version, const std::string& reason) override;

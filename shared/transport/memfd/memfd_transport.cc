@@ -25,12 +25,14 @@ class MemfdTransport final : public Transport {
   [[nodiscard]] Result<std::unique_ptr<BucketSink>> make_sink(SinkOptions options) override {
     return WSYNC_TRY(
         MemfdSink::create(post_, {.on_lost = std::move(options.on_source_lost),
-                                  .on_arenas_retired = std::move(options.on_arenas_retired)}));
+                                  .on_arenas_retired = std::move(options.on_arenas_retired),
+                                  .kept = kept_}));
   }
 
  private:
   const Post post_;
   const TransportOptions options_;
+  const std::shared_ptr<KeptMappings> kept_ = std::make_shared<KeptMappings>();
 };
 
 }  // namespace

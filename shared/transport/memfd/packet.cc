@@ -60,8 +60,8 @@ Result<> send_packet(int socket, const Frame& frame, std::string_view text,
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = parts.size();
-  if (descriptors.arena >= 0) {
-    const std::array<int, kDescriptorsMax> sent{descriptors.arena, descriptors.patch};
+  if (descriptors.memory >= 0) {
+    const std::array<int, kDescriptorsMax> sent{descriptors.memory, descriptors.patch};
     const std::size_t bytes = (descriptors.patch >= 0 ? 2 : 1) * sizeof(int);
     message.msg_control = control.data();
     message.msg_controllen = CMSG_SPACE(bytes);
@@ -109,7 +109,8 @@ Result<std::optional<Packet>> receive_packet(int socket) {
   Packet packet{.frame = frame};
   text.resize(size - kFrameBytes);
   const std::uint64_t text_bytes = frame.type == FrameType::kFailure ? frame.bytes : 0;
-  const std::size_t least = frame.type == FrameType::kArena ? 1 : 0;
+  const bool has_memory = frame.type == FrameType::kArena || frame.type == FrameType::kChanges;
+  const std::size_t least = has_memory ? 1 : 0;
   const std::size_t most = least + (frame.type == FrameType::kArena && !frame.base.none() ? 1 : 0);
   if (text.size() != text_bytes || descriptors.size() < least || descriptors.size() > most)
     return fail(ErrorCode::kInvalidInput,

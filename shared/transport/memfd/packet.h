@@ -16,13 +16,13 @@ namespace wsync::transport::memfd {
 struct Packet {
   Frame frame;
   std::string text;  // failure only
-  UniqueFd fd;       // arena only
+  UniqueFd fd;       // arena: its memory; changes: sealed memory (sealed_changes.h)
   UniqueFd patch;    // arena only, if its frame has a base: sealed memory; may be missing
 };
 
-// The descriptors of a packet that is sent, borrowed; -1 means none. Without an arena no patch.
+// The descriptors of a packet that is sent, borrowed; -1 means none. Without the first no patch.
 struct Descriptors {
-  int arena = -1;
+  int memory = -1;  // Packet::fd
   int patch = -1;
 };
 

@@ -243,7 +243,7 @@ TEST_F(MemfdPeer, APatchThatIsNotSealedOrTooLargeIsNotUsed) {
                        .key = version_.key(),
                        .bytes = version_.data().size(),
                        .base = {.epoch = 1, .step = 7}};
-    ASSERT_TRUE(send_packet(peer.get(), answer, {}, {.arena = arena->get(), .patch = patch}));
+    ASSERT_TRUE(send_packet(peer.get(), answer, {}, {.memory = arena->get(), .patch = patch}));
     ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
     ASSERT_EQ(receiver.done, 1) << receiver.failure_text();
     EXPECT_TRUE(receiver.holds(version_));
@@ -261,7 +261,7 @@ TEST_F(MemfdPeer, APatchWithoutABaseIsGarbage) {
   const auto arena = version_.arena().share();
   const Frame answer{
       .type = FrameType::kArena, .key = version_.key(), .bytes = version_.data().size()};
-  ASSERT_TRUE(send_packet(peer.get(), answer, {}, {.arena = arena->get(), .patch = arena->get()}));
+  ASSERT_TRUE(send_packet(peer.get(), answer, {}, {.memory = arena->get(), .patch = arena->get()}));
   ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
   EXPECT_THAT(receiver.failure_text(), HasSubstr("descriptors do not belong"));
 }
@@ -281,7 +281,7 @@ TEST_F(MemfdPeer, RequestWithADescriptorIsGarbage) {
   const auto socket = connect_to(path());
   ASSERT_TRUE(socket.has_value());
   const Frame request{.type = FrameType::kGet, .key = version_.key()};
-  ASSERT_TRUE(send_packet(socket->get(), request, {}, {.arena = socket->get()}).has_value());
+  ASSERT_TRUE(send_packet(socket->get(), request, {}, {.memory = socket->get()}).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return !lost_.empty(); }));
   EXPECT_EQ(source_->counters().garbage_peers, 1U);
 }
@@ -339,7 +339,7 @@ TEST_F(MemfdPeer, ADescriptorThatCannotBeTakenFailsTheTransferAlone) {
   const UniqueFd first_free(::dup(0));
   const rlimit none{.rlim_cur = static_cast<rlim_t>(first_free.get()), .rlim_max = before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const bool sent = send_packet(peer.get(), answer, {}, {.arena = arena->get()}).has_value();
+  const bool sent = send_packet(peer.get(), answer, {}, {.memory = arena->get()}).has_value();
   const bool over = loop_.run_until([&] { return receiver.is_over(); });
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   ASSERT_TRUE(sent && over);
