@@ -144,7 +144,8 @@ bool HeldPatch::is_known(const HeldVersion& base, const HeldVersion& target,
   if (have_same_content(base, target)) return true;
   if (changes == nullptr) return false;
   if (changes->patch) return changes->patch_base == base.digests().root;
-  return changes->base == base.version() && base.is_verified() && target.is_verified();
+  // Who has received them has proven each block with the words of the base that it touches.
+  return changes->base == base.version();
 }
 
 HeldPatch::HeldPatch(std::shared_ptr<const HeldVersion> base,

@@ -48,13 +48,16 @@ std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, Cont
   return {new HeldVersion(job, std::move(digests), std::move(memory), is_verified), unmap};
 }
 
-std::shared_ptr<const HeldVersion> HeldVersion::with_memory(Memory memory) const {
+std::shared_ptr<const HeldVersion> HeldVersion::with_memory(
+    Memory memory, const std::shared_ptr<ThreadPool>& unmapper) const {
   StagingJob job;
   job.identity = identity_;
   job.manifest = manifest_;
   job.plan = plan_;
   job.leaves = leaves_;
-  return make(job, digests_, std::move(memory), is_verified_, nullptr);
+  // The sums of a mapped arena are those of its writer; its bytes have not been read here.
+  const bool is_verified = is_verified_ && memory.index() != 0;
+  return make(job, digests_, std::move(memory), is_verified, unmapper);
 }
 
 Result<> HeldVersion::verify(unsigned threads, const std::stop_token& stop) const {

@@ -71,8 +71,9 @@ class HeldVersion {
   // False: only what changes from another version is here, so that it has no bytes. data() is empty
   // then, and mapping() must not be called.
   [[nodiscard]] bool is_complete() const noexcept { return memory_.index() != 2; }
-  // The same version in this memory, which is none or has its bytes.
-  [[nodiscard]] std::shared_ptr<const HeldVersion> with_memory(Memory memory) const;
+  // The same version in this memory, which is none or has its bytes. `unmapper`: as in make().
+  [[nodiscard]] std::shared_ptr<const HeldVersion> with_memory(
+      Memory memory, const std::shared_ptr<ThreadPool>& unmapper = nullptr) const;
   // Size of its arena, whether its bytes are here or not.
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return plan_->arena_bytes(); }
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return data_; }

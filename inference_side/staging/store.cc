@@ -11,11 +11,6 @@
 #include "shared/base/planted.h"
 
 namespace wsync::staging {
-// The result of an allocation on the memory thread.
-struct Store::Making {
-  Result<SharedArena> arena = fail(ErrorCode::kCancelled, "not made");
-  std::optional<Error> fallback;
-};
 
 Store::Store(StoreOptions options, Post post)
     : options_(std::move(options)),
@@ -175,12 +170,12 @@ void Store::expect_sums() {
 Result<> Store::begin_changes(StagingJob job, Version base, OnStaged on_staged) {
   WSYNC_TRY(may_begin(job));
   const auto held = find(base);
-  if (!held || !held->is_complete() || held->is_mapped() || !job.blocks ||
+  if (!held || !held->is_complete() || !job.blocks ||
       held->identity().layout != job.identity.layout ||
       held->plan()->bucket_bytes() != job.plan->bucket_bytes())
     return fail(ErrorCode::kRefused,
                 fmt::format("{} cannot be held as what changes from {}: that is not here complete, "
-                            "in memory of this sidecar, and with the same layout and buckets",
+                            "and with the same layout and buckets",
                             version_of(job.identity).to_string(), base.to_string()));
   ++generation_;
   patch::VersionChanges changes{
@@ -401,164 +396,6 @@ void Store::finish(Result<ContentDigests> verdict) {
                                       arrived.is_verified, memory_);
   held_.emplace(version, held);
   arrived.on_staged(held);
-}
-
-// ---- versions of which only what changes is here ----
-
-// A version that is being made complete.
-struct Store::Completing {
-  std::shared_ptr<const HeldVersion> version;  // without memory
-  patch::VersionChanges changes;
-  bool in_place = false;
-  OnCompleted done;
-  std::shared_ptr<const HeldVersion> base;  // not in place: with its memory
-  std::shared_ptr<OwnArena> arena;          // that gets the bytes, with its write lease
-  Result<patch::ChangedBuckets> back =
-      fail(ErrorCode::kCancelled, "not made");  // in place: to the base
-};
-
-Result<> Store::complete(Version version, bool in_place, OnCompleted done) {
-  const patch::VersionChanges* changes = changes_of(version);
-  auto base = changes == nullptr ? nullptr : find(changes->base);
-  if (!base || !base->is_complete())
-    return fail(ErrorCode::kNotFound,
-                fmt::format("of {} there is nothing that leads from a complete version",
-                            version.to_string()));
-  auto completing = std::make_shared<Completing>();
-  completing->version = find(version);
-  completing->changes = *changes;
-  completing->in_place = in_place;
-  completing->done = std::move(done);
-  if (in_place) {
-    base.reset();
-    WSYNC_TRY(take_base_arena(*completing));
-    change(completing);
-    return {};
-  }
-  completing->base = std::move(base);
-  // As in begin_own(): everything released earlier is free then.
-  memory_->post([this, post = post_, alive = alive_, completing] {
-    post([this, alive, completing] {
-      if (*alive) find_other_arena(completing, false);
-    });
-  });
-  return {};
-}
-
-// Takes the arena of the base if nobody but this store has a pointer to the version or to the
-// arena, and no engine has a read lease.
-Result<> Store::take_base_arena(Completing& completing) {
-  const Version name = completing.changes.base;
-  std::shared_ptr<const HeldVersion>& base = held_.at(name);
-  if (auto recheck = rechecks_.extract(name)) recheck.mapped().request_stop();
-  const auto own = std::ranges::find_if(
-      own_, [&](const auto& each) { return each->arena.data().data() == base->data().data(); });
-  const auto in_use = [&](std::string_view who) {
-    return fail(ErrorCode::kBusy, fmt::format("{} uses the memory of {}", who, name.to_string()));
-  };
-  if (own == own_.end()) return in_use("another process");
-  // The store has one pointer to the version, and two to the arena: one of them in the version.
-  if ((base.use_count() != 1 || own->use_count() != 2) && !planted("base_changed_in_use"))
-    return in_use("this process");
-  (*own)->lease = std::monostate{};
-  auto lease = (*own)->arena.try_write_lease(completing.version->identity());
-  if (!lease) {
-    if (auto again = (*own)->arena.try_read_lease())
-      (*own)->lease.emplace<ReadLease>(std::move(*again));
-    return in_use("an engine");
-  }
-  (*own)->lease.emplace<WriteLease>(std::move(*lease));
-  completing.arena = *own;
-  base = base->with_memory(NoMemory{});
-  return {};
-}
-
-void Store::find_other_arena(const std::shared_ptr<Completing>& completing, bool was_made) {
-  const std::uint64_t arena_bytes = completing->version->arena_bytes();
-  const auto take = [&](const std::shared_ptr<OwnArena>& own) {
-    if (!lock_free_arena(own, arena_bytes, completing->version->identity())) return false;
-    completing->arena = own;
-    change(completing);
-    return true;
-  };
-  if (std::ranges::any_of(own_, take)) return;
-  if (was_made) {  // a lease needs a descriptor; one more arena would not help
-    completing->back = fail(ErrorCode::kInternal, "an arena that was just made is in use");
-    return completed(*completing);
-  }
-  // What changes is given back when the version is complete. Otherwise it would not fit where as
-  // many versions are held as check_budget() admits.
-  const std::uint64_t more = arena_bytes - std::min(arena_bytes, completing->changes.bytes());
-  if (!make_room(more)) {
-    completing->back = fail(
-        ErrorCode::kResourceExhausted,
-        fmt::format("{} is still used, and memory beside it needs {} bytes, but host_memory "
-                    "allows {}",
-                    completing->changes.base.to_string(), bytes() + more, options_.memory_bytes));
-    return completed(*completing);
-  }
-  completing_bytes_ = arena_bytes;
-  make_arena(arena_bytes, stop_changing_.get_token(), [this, completing](Making& making) {
-    completing_bytes_ = 0;
-    if (!making.arena) {
-      completing->back = fail(making.arena.error());
-      return completed(*completing);
-    }
-    own_.push_back(
-        std::make_shared<OwnArena>(OwnArena{.arena = std::move(*making.arena), .lease = {}}));
-    find_other_arena(completing, true);
-  });
-}
-
-void Store::change(const std::shared_ptr<Completing>& completing) {
-  changer_->post([this, completing, post = post_, alive = alive_, threads = options_.threads,
-                  stop = stop_changing_.get_token()] {
-    const std::span<std::byte> data = std::get<WriteLease>(completing->arena->lease).data();
-    if (completing->in_place) {
-      completing->back = patch::change_in_place(completing->changes, data, threads, stop);
-    } else {
-      const auto copied =
-          patch::copy_with_changes(completing->changes, completing->base->data(), data,
-                                   completing->version->digests().leaves, threads, stop);
-      completing->back =
-          copied ? Result<patch::ChangedBuckets>(patch::ChangedBuckets()) : fail(copied.error());
-    }
-    post([this, alive, completing] {
-      if (*alive) completed(*completing);
-    });
-  });
-}
-
-void Store::completed(Completing& completing) {
-  const Version version = completing.version->version();
-  const bool in_place = completing.in_place;
-  std::shared_ptr<OwnArena> arena = std::move(completing.arena);
-  completing.base.reset();
-  Result<> outcome = completing.back ? Result<>{} : Result<>(fail(completing.back.error()));
-  if (outcome) {
-    std::get<WriteLease>(std::move(arena->lease)).complete(completing.version->digests().root);
-    if (auto lease = arena->arena.try_read_lease())
-      arena->lease.emplace<ReadLease>(std::move(*lease));
-    else
-      outcome = fail(lease.error());  // a lease needs a descriptor
-  }
-  if (!outcome) {
-    if (arena) arena->lease = std::monostate{};
-    return completing.done(
-        {.held = fail(outcome.error().with_context("make " + version.to_string() + " complete")),
-         .in_place = in_place,
-         .base_lost = in_place});
-  }
-  if (in_place) {
-    patch::VersionChanges back = completing.changes;
-    back.base = version;
-    if (!planted("changes_back_are_those_there")) back.buckets = std::move(*completing.back);
-    changes_.insert_or_assign(completing.changes.base, std::move(back));
-  }
-  changes_.erase(version);
-  const auto held = completing.version->with_memory(std::move(arena));
-  held_.insert_or_assign(version, held);
-  completing.done({.held = held, .in_place = in_place});
 }
 
 void Store::abort() {

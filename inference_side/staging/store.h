@@ -4,10 +4,10 @@
 // copying, or an arena of the store, which is touched when it is created and reused for later
 // versions. A separate thread allocates and frees memory, because that takes seconds for a few GiB.
 //
-// A version may also arrive as what changes from one in an own arena, and be held so, without
-// memory of its own. complete() changes the arena then, so that it holds this version, and what
-// leads back is held of the other one. So a sidecar needs little more than the memory of one
-// version.
+// A version may also arrive as what changes from another one, and be held so, without memory of its
+// own. complete() makes it the one in the arena of the other, of which what leads back is held from
+// then on. So a sidecar needs little more than the memory of one version. It changes an own arena
+// itself. It lends a mapped one to its trainer, which changes it and gives it back.
 //
 // The transport sums the bytes of a copy while they arrive. The bytes of a mapped arena are not
 // read if its writer cannot change them any more: it has summed them while it wrote them. In both
@@ -94,8 +94,8 @@ class Store {
   // kResourceExhausted if an arena must be created and host_memory or the machine has no room;
   // staging has then ended. After abort(), which also stops the allocation, no callback is called.
   [[nodiscard]] Result<> begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged);
-  // The same for a version that arrives as what changes from `base`, which is held in an own arena.
-  // It needs no memory but that of the changes. kRefused if `base` is not so held.
+  // The same for a version that arrives as what changes from `base`, which is held complete. It
+  // needs no memory but that of the changes. kRefused if `base` is not so held.
   [[nodiscard]] Result<> begin_changes(StagingJob job, Version base, OnStaged on_staged);
   // Reports of the transport about the version that is being staged; ignored when there is none.
   // `sums`: of the leaves of the bucket, of the bytes that are in the arena now.
@@ -113,7 +113,15 @@ class Store {
   // arena, as begin_own(). kBusy, with nothing begun, if it shall be in place and somebody uses the
   // arena: try again, or not in place. kNotFound if there are no such changes. One at a time; the
   // caller releases neither version before `done`, which is never called inside the call.
-  [[nodiscard]] Result<> complete(Version version, bool in_place, OnCompleted done);
+  //
+  // If the other one is in a mapped arena, `fetch` is called, never inside the call: the caller
+  // maps the version from the trainer, which writes it to that arena or to another one, and answers
+  // with arena_given(). If the trainer does not give it, an own arena is taken; so it is if the
+  // trainer has ended while it wrote. `fetch` is called again if the trainer is still writing.
+  [[nodiscard]] Result<> complete(Version version, bool in_place, std::function<void()> fetch,
+                                  OnCompleted done);
+  // Ignored if no version is fetched for complete().
+  void arena_given(Result<ArenaView> view);
   // Drops the version being staged; on_staged is not called. The transport must be stopped before.
   void abort();
 
@@ -172,7 +180,11 @@ class Store {
     std::uint64_t arrived_bytes = 0;                    // the same
   };
   struct Completing;
-  struct Making;
+  // The result of an allocation on the memory thread.
+  struct Making {
+    Result<SharedArena> arena = fail(ErrorCode::kCancelled, "not made");
+    std::optional<Error> fallback;
+  };
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
   // Whether memory_bytes allows it to hold so many bytes more. Spare patches are given up for it.
   [[nodiscard]] bool make_room(std::uint64_t more_bytes);
@@ -194,6 +206,15 @@ class Store {
   void find_other_arena(const std::shared_ptr<Completing>& completing, bool was_made);
   void change(const std::shared_ptr<Completing>& completing);
   void completed(Completing& completing);
+  // Of versions whose base is in a mapped arena.
+  [[nodiscard]] Result<> begin_fetch(const std::shared_ptr<Completing>& completing);
+  void fetch(const std::shared_ptr<Completing>& completing);
+  void check_given(const std::shared_ptr<Completing>& completing, ArenaView view);
+  void take_given(Completing& completing, ArenaView view);
+  void not_given(const std::shared_ptr<Completing>& completing);
+  // Gives its base its memory again, if it still has it.
+  [[nodiscard]] bool take_back(Completing& completing);
+  void copy_beside(const std::shared_ptr<Completing>& completing);
   void no_memory(const Error& why);
   void say_fallback(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
@@ -210,7 +231,7 @@ class Store {
   std::uint64_t patch_bytes_ = 0;
   std::uint64_t spare_patch_bytes_ = 0;
   std::function<void()> give_up_patches_ = [] {};
-  std::uint64_t completing_bytes_ = 0;  // of an arena that is being made for complete()
+  std::uint64_t completing_bytes_ = 0;  // of an arena that is being made for complete(), or is lent
   bool said_fallback_ = false;
   const Post post_;
   // One thread, so that memory released earlier is free when memory is allocated. It has normal
@@ -224,6 +245,7 @@ class Store {
   std::uint64_t generation_ = 0;                // of versions being staged
   std::optional<Arriving> arriving_;
   std::map<Version, patch::VersionChanges> changes_;  // of versions that are not complete
+  std::shared_ptr<Completing> fetching_;              // which waits for arena_given()
   // Read held copies again, and make versions complete. Declared last, so that they end first.
   std::unique_ptr<ThreadPool> checker_;
   std::stop_source stop_changing_;

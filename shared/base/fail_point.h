@@ -19,10 +19,13 @@ namespace wsync {
 void arm_fail_point(std::string name, std::uint64_t hits);
 // Those of a trainer (compared, made), a sidecar (received, read, summed) and an engine (opened,
 // run, written) on the way of a patch. "run" is reached after each few blocks that are written.
-// copy_changed: of a sidecar that changes its copy in place, after each bucket.
-inline constexpr std::array<std::string_view, 9> kPatchFailPoints{
-    "patch_compared", "patch_made", "patch_received", "patch_read",  "patch_summed",
-    "patch_opened",   "patch_run",  "patch_written",  "copy_changed"};
+// copy_changed: of a sidecar or a trainer that changes its copy in place, after each bucket.
+// arena_lent: of a sidecar whose trainer may change its arena from now on. versions_exchanged: of a
+// trainer that has changed its arena, and has told nobody.
+inline constexpr std::array<std::string_view, 11> kPatchFailPoints{
+    "patch_compared", "patch_made",   "patch_received",    "patch_read",
+    "patch_summed",   "patch_opened", "patch_run",         "patch_written",
+    "copy_changed",   "arena_lent",   "versions_exchanged"};
 // Arms the point that WSYNC_FAIL_POINT=POINT:HITS names, one of kPatchFailPoints, if it is set.
 // kInvalidInput if it says anything else. Call it before other threads reach fail points.
 [[nodiscard]] Result<> arm_fail_point_of_environment();

@@ -131,12 +131,6 @@ Result<> take_read_lock(int fd) {
   return fail_errno("read lock of an arena", errno);
 }
 
-Result<ReadLease> reopen_with_read_lock(int fd) {
-  auto reopened = WSYNC_TRY(reopen_read_only(fd));
-  WSYNC_TRY(take_read_lock(reopened.get()));
-  return ReadLease(std::move(reopened));
-}
-
 // Whether this descriptor of a process holds a lock of its file.
 bool holds_lock(const std::string& process, std::string_view fd) {
   std::ifstream info(fmt::format("/proc/{}/fdinfo/{}", process, fd));
@@ -189,6 +183,18 @@ void ReadLease::end() noexcept {
 void ReadLease::pause() noexcept {
   // A forked child must not unlock, because it would unlock for its parent.
   if (fd_.valid() && home_.is_here()) (void)set_lock(fd_.get(), F_UNLCK);
+}
+
+Result<ReadLease> lock_arena(int fd) {
+  auto reopened = WSYNC_TRY(reopen_read_only(fd));
+  WSYNC_TRY(take_read_lock(reopened.get()));
+  return ReadLease(std::move(reopened));
+}
+
+Result<ArenaFile> ArenaFile::of(int fd) {
+  struct stat file{};
+  if (::fstat(fd, &file) != 0) return fail_errno("stat of an arena", errno);
+  return ArenaFile{.device = file.st_dev, .inode = file.st_ino};
 }
 
 Result<> ReadLease::retake() { return take_read_lock(fd_.get()); }
@@ -373,7 +379,7 @@ void SharedArena::rename(const ArenaIdentity& identity) {
   write_header(region_.bytes(), header);
 }
 
-Result<ReadLease> SharedArena::try_read_lease() const { return reopen_with_read_lock(fd_.get()); }
+Result<ReadLease> SharedArena::try_read_lease() const { return lock_arena(fd_.get()); }
 
 Result<UniqueFd> SharedArena::share() const { return reopen_read_only(fd_.get()); }
 
@@ -443,7 +449,7 @@ bool KeptMappings::empty() const {
 Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsigned threads,
                                   KeptMappings* kept) {
   // Lock before anything is verified: from here on no writer can change the content.
-  auto own = WSYNC_TRY(reopen_with_read_lock(fd));
+  auto own = WSYNC_TRY(lock_arena(fd));
   struct stat file{};
   if (::fstat(own.fd(), &file) != 0) return fail_errno("stat of an arena", errno);
   const auto file_bytes = static_cast<std::uint64_t>(file.st_size);

@@ -94,6 +94,10 @@ class ReadLease {
   HomeProcess home_;
 };
 
+// Takes a read lease on the arena of `fd`, which is borrowed. Nothing is verified: its writer may
+// have ended before it was complete. kBusy while the arena is being written.
+[[nodiscard]] Result<ReadLease> lock_arena(int fd);
+
 // The right to write an arena. It borrows the SharedArena, which must outlive it. If it is
 // destroyed without complete(), the arena stays marked as unfinished, and no reader accepts it.
 class WriteLease {
@@ -228,6 +232,8 @@ struct ArenaExpectation {
 
 // Which file an arena is. It stays the same while any descriptor or mapping of the arena exists.
 struct ArenaFile {
+  // kIo if the system call fails.
+  [[nodiscard]] static Result<ArenaFile> of(int fd);
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
   friend auto operator<=>(const ArenaFile&, const ArenaFile&) = default;
