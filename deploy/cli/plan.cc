@@ -105,9 +105,9 @@ Result<> report_memory(const PeakMemory& peak, Outcome& outcome) {
       {"patch_bytes", peak.patches},  {"available_bytes", available.bytes}};
   if (peak.staged_in_place == 0) return {};
   outcome.text += fmt::format(
-      "  staged while versions differ little: {}, because the trainer and the sidecars that "
-      "receive "
-      "copies change their arenas in place\n",
+      "  staged while versions differ little: {}, because arenas are changed in place; engines "
+      "that "
+      "serve from an arena (--adopt) keep it\n",
       human_bytes(peak.staged_in_place));
   outcome.result["peak_memory"]["staged_in_place_bytes"] = peak.staged_in_place;
   return {};
@@ -272,10 +272,8 @@ Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Ou
   // By default patches are made of the changes by which a version has come, or come with it.
   peak.patches = agent::PatchShelf::bytes_max(offer.buckets.arena_bytes(),
                                               config::PatchConfig().max_share, options.copies);
-  if (options.copies) {
-    peak.patches += 2 * links_of_each(offer);
-    peak.staged_in_place = 2 * offer.buckets.arena_bytes();
-  }
+  if (options.copies) peak.patches += 2 * links_of_each(offer);
+  peak.staged_in_place = (options.copies ? 2 : 1) * offer.buckets.arena_bytes();
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
   report_pages(options, offer, options.arenas + own_arenas, outcome);

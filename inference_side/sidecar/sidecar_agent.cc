@@ -302,6 +302,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   heartbeat.last_copy = receiver_->last_copy();
   if (config_.patch.transfer == config::PatchMode::kAuto && receiver_->maps_target())
     heartbeat.patch_value_cost = hub_->patch_value_cost();
+  heartbeat.lends_arenas = receiver_->lends_arenas();
   return {std::move(envelope), std::move(heartbeat)};
 }
 

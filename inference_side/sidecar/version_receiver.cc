@@ -15,18 +15,6 @@
 #include "shared/weights/patch/mapped_patch.h"
 
 namespace wsync::agent {
-namespace {
-
-// What reads the memory of a version that is to be changed, such as a load that is cancelled, soon
-// ends. Then other memory is taken, and if there is none, the reader is awaited.
-constexpr std::chrono::milliseconds kReaderWait{1'000};
-constexpr std::chrono::milliseconds kMemoryWait{30'000};
-constexpr std::chrono::milliseconds kReaderPoll{5};
-// Replicas wait for the version then, so neither an engine that does not answer nor a patch behind
-// other work is awaited long.
-constexpr std::chrono::milliseconds kEngineWait{500};
-
-}  // namespace
 
 Result<std::unique_ptr<VersionReceiver>> VersionReceiver::create(Loop& loop,
                                                                  VersionReceiverOptions options) {
@@ -39,6 +27,7 @@ VersionReceiver::VersionReceiver(Loop& loop, VersionReceiverOptions options)
     : loop_(loop),
       options_(std::move(options)),
       retry_(loop, [this] { try_to_complete(); }),
+      fetch_again_(loop, [this] { fetch_completed(); }),
       idle_(loop, [this] { release_unused(); }) {}
 
 VersionReceiver::~VersionReceiver() {
@@ -82,7 +71,11 @@ Result<> VersionReceiver::open() {
                                               options_.step(staging::CoordinatorLost{});
                                             },
                                         .on_arenas_retired = options_.arenas_retired}));
-    if (!transport->traits().maps_source) link.relay = WSYNC_TRY(transport->listen());
+    if (transport->traits().maps_source)
+      link.completed_sink =
+          WSYNC_TRY(transport->make_sink({.on_arenas_retired = options_.arenas_retired}));
+    else
+      link.relay = WSYNC_TRY(transport->listen());
     link.transport = std::move(transport);
     links_.push_back(std::move(link));
   }
@@ -90,6 +83,12 @@ Result<> VersionReceiver::open() {
 }
 
 void VersionReceiver::stop() {
+  stop_arrival();
+  for (const Link& link : links_)
+    if (link.completed_sink) link.completed_sink->cancel();
+}
+
+void VersionReceiver::stop_arrival() {
   for (const Link& link : links_) link.sink->cancel();
 }
 
@@ -129,15 +128,29 @@ std::uint64_t VersionReceiver::staged_bytes() const {
 
 bool VersionReceiver::maps_target() const {
   const auto held = store_->find(options_.target());
-  return held != nullptr && held->is_mapped();
+  if (held == nullptr) return false;
+  if (held->is_complete()) return held->is_mapped();
+  // Its trainer is changing the arena to it, or will.
+  if (completing_) return completing_->is_mapped;
+  const patch::VersionChanges* changes = store_->changes_of(options_.target());
+  const auto base = changes == nullptr ? nullptr : store_->find(changes->base);
+  return base != nullptr && base->is_complete() && base->is_mapped();
+}
+
+bool VersionReceiver::lends_arenas() const {
+  const config::PatchConfig& patch = options_.config->patch;
+  return patch.in_place == config::PatchMode::kAuto && patch.transfer == config::PatchMode::kAuto &&
+         maps_target() && !options_.serves_from_memory();
 }
 
 void VersionReceiver::watch(const std::vector<control::TransportAddress>& sources) {
+  trainer_ = sources;
   // Another fence means another coordinator. The process at the other end of the old connection may
   // only be suspended, so the connection does not end by itself and must be closed here.
   const bool is_another = std::exchange(watched_fence_, options_.fence()) != options_.fence();
   for (const Link& link : links_) {
     if (is_another) link.sink->unwatch();
+    if (is_another && link.completed_sink) link.completed_sink->unwatch();
     if (link.relay)
       link.relay->raise_fence({.epoch = watched_fence_.epoch, .run_id = watched_fence_.run_id});
     const auto* source = control::find_transport(sources, link.transport->traits().kind);
@@ -145,15 +158,17 @@ void VersionReceiver::watch(const std::vector<control::TransportAddress>& source
     if (const auto watched = link.sink->watch(source->address); !watched)
       log_debug("no connection to the trainer by {}: {}", source->kind, watched.error().message());
   }
+  if (is_another && completing_ && completing_->is_fetched)
+    store_->arena_given(fail(ErrorCode::kPeerLost, "another coordinator has taken over"));
 }
 
 // ---- arrival of a version ----
 
-transport::StreamKey VersionReceiver::key_of(const control::Announce& announce) const {
+transport::StreamKey VersionReceiver::key_of(const Version& version, const Digest& layout) const {
   const control::Fence& fence = options_.fence();
   return {.fence = {.epoch = fence.epoch, .run_id = fence.run_id},
-          .version = announce.version,
-          .layout = announce.layout_digest};
+          .version = version,
+          .layout = layout};
 }
 
 void VersionReceiver::start(const staging::StartStaging& command) {
@@ -212,16 +227,16 @@ Result<> VersionReceiver::begin_job(const staging::StartStaging& command, bool o
                              .begin = now(),
                              .have = std::vector<bool>(buckets, false),
                              .own = own});
-  if (!own) {
-    count_idle_time();
-    return store_->begin(make_job(announce), when_staged());
-  }
   // A free arena is not needed for what comes as changes alone.
-  if (!may_hold_changes(command)) return begin_own(command);
-  WSYNC_TRY(store_->begin_changes(make_job(announce), command.base, when_staged()));
-  arriving_->held_on = command.base;
-  offer_relay(command);
-  return {};
+  if (may_hold_changes(command)) {
+    WSYNC_TRY(store_->begin_changes(make_job(announce), command.base, when_staged()));
+    arriving_->held_on = command.base;
+    if (own) offer_relay(command);
+    return {};
+  }
+  if (own) return begin_own(command);
+  count_idle_time();
+  return store_->begin(make_job(announce), when_staged());
 }
 
 staging::Store::OnStaged VersionReceiver::when_staged() {
@@ -244,8 +259,9 @@ Result<> VersionReceiver::begin_own(const staging::StartStaging& command) {
 bool VersionReceiver::may_hold_changes(const staging::StartStaging& command) const {
   const config::PatchConfig& patch = options_.config->patch;
   const auto base = store_->find(command.base);
+  // A version that has come by another kind is changed by this sidecar itself.
   return patch.in_place == config::PatchMode::kAuto && patch.transfer == config::PatchMode::kAuto &&
-         base != nullptr && base->is_complete() && !base->is_mapped() &&
+         base != nullptr && base->is_complete() && base->is_mapped() != arriving_->own &&
          base->identity().layout == command.announce.layout_digest &&
          base->plan()->bucket_bytes() == command.announce.bucket_bytes &&
          !options_.serves_from_memory();
@@ -266,7 +282,7 @@ void VersionReceiver::give_up_changes() {
                                       trace::format_bytes(arriving_->travelled_bytes)))] {
     const bool is_current = *alive && arriving_ && arriving_->attempt == attempt;
     if (!is_current || arriving_->held_on.none()) return;
-    stop();
+    stop_arrival();
     begin_with_memory(why);
   });
 }
@@ -281,10 +297,27 @@ void VersionReceiver::begin_with_memory(const Error& why) {
                        .version = arriving_->version,
                        .begin = arriving_->begin,
                        .have = std::vector<bool>(arriving_->have.size(), false),
-                       .own = true,
+                       .own = arriving_->own,
                        .travelled_bytes = arriving_->travelled_bytes,
                        .command = command};
-  if (const auto begun = begin_own(command); !begun) failed(command.attempt, begun.error());
+  const auto begin_whole = [&]() -> Result<> {
+    if (arriving_->own) return begin_own(command);
+    WSYNC_TRY(store_->begin(make_job(command.announce), when_staged()));
+    return receive(command);
+  };
+  if (const auto begun = begin_whole(); !begun) failed(command.attempt, begun.error());
+}
+
+// Its trainer has it in an arena.
+void VersionReceiver::begin_mapped(ArenaView view) {
+  store_->abort();
+  count_idle_time();
+  arriving_->held_on = {};
+  if (arriving_->changes && !arriving_->changes->patch) arriving_->changes.reset();
+  if (const auto begun = store_->begin(make_job(arriving_->command.announce), when_staged());
+      !begun)
+    return failed(arriving_->attempt, begun.error());
+  store_->view_arrived(std::move(view));
 }
 
 staging::StagingJob VersionReceiver::make_job(const control::Announce& announce) {
@@ -317,7 +350,7 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   transport::FetchRequest wanted;
   wanted.leaves = layout.leaves;
   wanted.source = command.stage.source;
-  wanted.key = key_of(command.announce);
+  wanted.key = key_of(command.announce.version, command.announce.layout_digest);
   if (!command.stage.key.empty()) {
     const auto secret = transport::pair_secret_of(command.stage.key);
     if (!secret)
@@ -344,12 +377,10 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
     begin_with_memory(Error(ErrorCode::kNotFound, "that version is no longer held"));
     return {};
   }
-  if (arriving_->own)
-    expect_buckets(command, wanted, callbacks);
-  else
-    expect_mapped(command, wanted, callbacks);
+  if (arriving_->own || !arriving_->held_on.none()) expect_buckets(command, wanted, callbacks);
+  if (!arriving_->own) expect_mapped(command, wanted, callbacks);
   // Of an earlier attempt, which may have used another kind.
-  stop();
+  stop_arrival();
   const Link* link = WSYNC_TRY(link_of(command.stage.transport));
   return link->sink->receive(std::move(wanted), std::move(callbacks));
 }
@@ -409,19 +440,26 @@ void VersionReceiver::keep_patch(std::shared_ptr<const SealedMemory> patch) {
 void VersionReceiver::expect_mapped(const staging::StartStaging& command,
                                     transport::FetchRequest& wanted,
                                     transport::SinkCallbacks& callbacks) {
-  callbacks.on_bucket = [](const transport::ArrivedBucket&) {};
+  const bool wants_changes = !arriving_->held_on.none();
+  if (!wants_changes) callbacks.on_bucket = [](const transport::ArrivedBucket&) {};
   if (options_.keep_changes) {
-    wanted.base = find_base(command.announce);
+    if (!wants_changes) wanted.base = find_base(command.announce);
+    // Sums would ask for the changes alone.
+    if (!wants_changes && wanted.base) wanted.base->sums = {};
     callbacks.on_patch = [this](std::shared_ptr<const SealedMemory> patch) {
       keep_patch(std::move(patch));
     };
   }
   callbacks.on_done = [this, version = arriving_->version, begin = now(),
                        bytes = wanted.data_bytes](std::optional<ArenaView>&& view) {
+    if (!view) return store_->all_arrived();
     options_.trace->received(
         {.version = version.to_string(), .bucket = std::nullopt, .offset = 0, .bytes = bytes},
         begin, now());
-    store_->view_arrived(std::move(*view));
+    if (arriving_->held_on.none())
+      store_->view_arrived(std::move(*view));
+    else
+      begin_mapped(std::move(*view));
   };
 }
 
@@ -449,6 +487,8 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
                          base = wanted.base ? wanted.base->version : Version(),
                          plan = options_.layouts->at(command.announce.layout_digest).plan](
                             const transport::ArrivedBucket& arrived) {
+    // An arena has come in place of the changes that were asked for.
+    if (!arriving_->held_on.none() && !arrived.changes) return;
     const std::uint64_t bucket = arrived.bucket;
     arriving_->have[bucket] = true;
     received_bytes_ += arrived.payload_bytes;
@@ -474,7 +514,7 @@ void VersionReceiver::expect_buckets(const staging::StartStaging& command,
     else
       store_->bucket_arrived(bucket, arrived.sums);
     for (const Link& link : links_)
-      if (link.relay)
+      if (link.relay && arriving_->own)
         link.relay->bucket_ready(version, bucket, arrived.digest,
                                  is_alone ? arrived.changes : nullptr);
   };
@@ -496,7 +536,7 @@ void VersionReceiver::staged(std::uint64_t attempt,
       log_info("version {}: {} of {} have travelled, because {} of {} buckets came as changes",
                arrived.version.to_string(), trace::format_bytes(arrived.travelled_bytes),
                trace::format_bytes(held->arena_bytes()), arrived.by_changes, arrived.have.size());
-    if (arrived.own)
+    if (arrived.own || !arrived.held_on.none())
       last_copy_ = {.version = arrived.version,
                     .base = arrived.base,
                     .bytes = held->arena_bytes(),
@@ -547,7 +587,7 @@ void VersionReceiver::cancel(const staging::CancelStaging& command) {
 // that it is held, so it would never release it.
 void VersionReceiver::drop_arriving() {
   // Stop the sinks first: after cancel() has returned, no transport writes to the memory.
-  stop();
+  stop_arrival();
   store_->abort();
   const std::optional<Arriving> dropped = std::exchange(arriving_, std::nullopt);
   if (!dropped || !dropped->held) return;
@@ -561,97 +601,6 @@ void VersionReceiver::release(const staging::ReleaseVersion& command) {
   withdraw_relay(command.version, "this sidecar has released the version");
   options_.forget(command.version, false);
   store_->release(command.version);
-}
-
-// ---- versions of which only what changes is here ----
-
-void VersionReceiver::complete(const staging::CompleteVersion& command) {
-  completing_ = Completing{.command = command, .begin = now()};
-  const patch::VersionChanges* changes = store_->changes_of(command.version);
-  // What leads to a newer version was made when that version came.
-  if (!options_.keep_changes || changes == nullptr || command.base < command.version)
-    return begin_completion();
-  auto back = std::make_shared<staging::ReceivedChanges>();
-  back->base = changes->base;
-  back->buckets = changes->buckets;
-  options_.prepare_changes(
-      store_->find(command.version), back, [this] { begin_completion(); }, kEngineWait);
-}
-
-void VersionReceiver::begin_completion() {
-  const staging::CompleteVersion& command = completing_->command;
-  completing_->begin = now();  // readers have not been asked to end before
-  if (command.in_place) {
-    withdraw_relay(command.base, "the memory of the version is being changed to a newer one");
-    options_.forget(command.base, true);
-  }
-  // Not in this call, which may answer.
-  retry_.start(std::chrono::milliseconds(0));
-}
-
-void VersionReceiver::try_to_complete() {
-  const staging::CompleteVersion& command = completing_->command;
-  const auto waited = now() - completing_->begin;
-  const bool waits = completing_->had_no_memory && waited < kMemoryWait;
-  const bool in_place = command.in_place && (waited < kReaderWait || waits);
-  const auto begun =
-      store_->complete(command.version, in_place,
-                       [this](const staging::Store::Completed& outcome) { completed(outcome); });
-  if (begun) return;
-  if (begun.error().code() == ErrorCode::kBusy) return retry_.start(kReaderPoll);
-  end_completion({.version = command.version, .failure = begun.error().message()});
-}
-
-void VersionReceiver::completed(const staging::Store::Completed& completed) {
-  const staging::CompleteVersion& command = completing_->command;
-  const bool is_beside = command.in_place && !completed.in_place;
-  const bool is_beside_damaged = !completed.held && !completed.in_place &&
-                                 completed.held.error().code() == ErrorCode::kDigestMismatch;
-  if (!completed.held && is_beside && !completing_->had_no_memory &&
-      completed.held.error().code() != ErrorCode::kDigestMismatch) {
-    log_warning("{}; the end of its readers is awaited", completed.held.error().message());
-    completing_->had_no_memory = true;
-    return retry_.start(kReaderPoll);
-  }
-  // The base has kept its memory, and may be loaded again.
-  if (const auto base = store_->find(command.base);
-      is_beside && base != nullptr && base->is_complete()) {
-    offer_relay(*base);
-    options_.prepare(base, nullptr, [] {}, kEngineWait);
-  }
-  if (!completed.held)
-    return end_completion(
-        {.version = command.version,
-         .failure = completed.held.error().message(),
-         .in_place = completed.in_place,
-         .base_lost = completed.base_lost,
-         .base_suspect = is_beside_damaged,
-         .no_memory = completed.held.error().code() == ErrorCode::kResourceExhausted});
-  const auto& held = *completed.held;
-  options_.trace->completed(command.version, command.base, held->arena_bytes(), completed.in_place,
-                            completing_->begin, now());
-  log_info("{} is complete: the copy of {} was {} in {}", command.version.to_string(),
-           command.base.to_string(), completed.in_place ? "changed in place" : "copied and changed",
-           trace::format_duration(now() - completing_->begin));
-  options_.metrics->completed(completed.in_place);
-  offer_relay(*held);
-  options_.prepare(
-      held, nullptr,
-      [this, version = command.version, in_place = completed.in_place] {
-        end_completion({.version = version, .failure = {}, .in_place = in_place});
-      },
-      kEngineWait);
-}
-
-void VersionReceiver::end_completion(staging::VersionCompleted outcome) {
-  completing_.reset();
-  if (!outcome.failure.empty()) {
-    log_error("{}; {}", outcome.failure,
-              outcome.version == options_.target() ? "it is fetched again"
-                                                   : "engines cannot load it now");
-    options_.metrics->completion_failed();
-  }
-  options_.step(std::move(outcome));
 }
 
 void VersionReceiver::check_copy(const staging::CheckCopy& command) {
@@ -679,7 +628,7 @@ void VersionReceiver::check_copy(const staging::CheckCopy& command) {
 // instead of getting the answer that the version is unknown.
 void VersionReceiver::offer_relay(const staging::StartStaging& command) const {
   const BucketPlan& plan = *options_.layouts->at(command.announce.layout_digest).plan;
-  transport::Offer offer{.key = key_of(command.announce),
+  transport::Offer offer{.key = key_of(command.announce.version, command.announce.layout_digest),
                          .buckets = {},
                          .data = arriving_->destination.data,
                          .leaves = options_.layouts->at(command.announce.layout_digest).leaves,

@@ -5,8 +5,9 @@
 // buckets may arrive while the trainer takes the snapshot; the version is complete when its content
 // digest is known as well.
 //
-// A copy of which only what changes from the target arrives needs no arena: it is held as these
-// changes, and after its decision the arena of the target is changed in place (complete()).
+// A version of which only what changes from the target arrives needs no arena: it is held as these
+// changes, and after its decision the arena of the target is changed in place (complete()): an own
+// one by the store, a mapped one by the trainer.
 //
 // At most one version arrives at a time.
 //
@@ -97,8 +98,11 @@ class VersionReceiver {
   // Bytes received as copies since the start.
   [[nodiscard]] std::uint64_t received_bytes() const noexcept { return received_bytes_; }
 
-  // Whether the target is in the arena of a trainer on this host.
+  // Whether the target is in the arena of a trainer on this host, or is about to be.
   [[nodiscard]] bool maps_target() const;
+  // Whether it takes a version as what changes from the target, and lends the arena of the target
+  // to the trainer, which changes it.
+  [[nodiscard]] bool lends_arenas() const;
 
   // Commands of the state machine. StartStaging is answered by StagingDone or StagingFailed,
   // CheckCopy by CopyChecked.
@@ -135,7 +139,8 @@ class VersionReceiver {
     Version base;                       // from which
     // The changes themselves, while they are of use: all buckets come so, and they are small.
     std::shared_ptr<staging::ReceivedChanges> changes;
-    // It arrives as what changes from this version, and without memory; none: with memory.
+    // It arrives as what changes from this version, and without memory; none: with memory, or as
+    // a mapped arena.
     Version held_on;
     staging::StartStaging command;                 // the last one
     std::optional<staging::StartStaging> waiting;  // waits for memory
@@ -147,12 +152,17 @@ class VersionReceiver {
     staging::CompleteVersion command;
     TimePoint begin{};
     bool had_no_memory = false;  // beside its base
+    bool is_mapped = false;      // its base is, in an arena of the trainer
+    bool is_fetched = false;     // from the trainer, which changes that arena
   };
   // One kind of transport.
   struct Link {
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<transport::BucketSource> relay;  // null: a kind that maps its source
     std::unique_ptr<transport::BucketSink> sink;
+    // Of a kind that maps its source: fetches versions that the trainer has made complete, while
+    // another one may be arriving.
+    std::unique_ptr<transport::BucketSink> completed_sink;
   };
   VersionReceiver(Loop& loop, VersionReceiverOptions options);
   [[nodiscard]] Result<> open();
@@ -166,8 +176,12 @@ class VersionReceiver {
   [[nodiscard]] bool are_too_large(const BucketPlan& plan) const;
   void give_up_changes();
   void begin_with_memory(const Error& why);
+  void begin_mapped(ArenaView view);
   void begin_completion();
   void try_to_complete();
+  // Ends the transfer of the arriving version.
+  void stop_arrival();
+  void fetch_completed();
   void completed(const staging::Store::Completed& completed);
   void end_completion(staging::VersionCompleted outcome);
   [[nodiscard]] staging::StagingJob make_job(const control::Announce& announce);
@@ -191,7 +205,7 @@ class VersionReceiver {
   void offer_relay(const staging::StartStaging& command) const;
   void offer_relay(const staging::HeldVersion& version) const;
   void withdraw_relay(const Version& version, const std::string& why) const;
-  [[nodiscard]] transport::StreamKey key_of(const control::Announce& announce) const;
+  [[nodiscard]] transport::StreamKey key_of(const Version& version, const Digest& layout) const;
 
   Loop& loop_;
   const VersionReceiverOptions options_;
@@ -200,7 +214,9 @@ class VersionReceiver {
   control::CopyReport last_copy_;
   std::optional<Arriving> arriving_;
   std::optional<Completing> completing_;
-  Timer retry_;                   // of try_to_complete()
+  Timer retry_;                                     // of try_to_complete()
+  Timer fetch_again_;                               // of fetch_completed()
+  std::vector<control::TransportAddress> trainer_;  // where it serves versions
   control::Fence watched_fence_;  // fence under which the trainer's sources were connected
   std::vector<Link> links_;       // the preferred kind first
   std::optional<transport::PairSecret> secret_;  // of its relays

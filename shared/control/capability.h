@@ -27,6 +27,8 @@ enum class Capability : std::uint32_t {
   // although its `takes_patches` is false. An older sidecar would compare the sums of what a patch
   // touches, so it loads all bytes.
   kChangedLayers = 1U << 2U,
+  // Heartbeat::lends_arenas: without it, a trainer keeps the arena of the target as it is.
+  kLentArenas = 1U << 3U,
 };
 
 // A set of capabilities, as bits.
@@ -40,7 +42,8 @@ using Capabilities = std::uint32_t;
 }
 
 // Those of this release.
-inline constexpr Capabilities kCapabilities =
-    bits(Capability::kSuspendedOutcomes) | bits(Capability::kPatchValueCost);
+inline constexpr Capabilities kCapabilities = bits(Capability::kSuspendedOutcomes) |
+                                              bits(Capability::kPatchValueCost) |
+                                              bits(Capability::kLentArenas);
 
 }  // namespace wsync::control

@@ -149,6 +149,7 @@ void fields(V& v, M& m) {
   v.number("turns", m.turns);
   v.part("last_copy", m.last_copy);
   if (v.has(Capability::kPatchValueCost)) v.number("patch_value_cost", m.patch_value_cost);
+  if (v.has(Capability::kLentArenas)) v.flag("lends_arenas", m.lends_arenas);
 }
 
 template <class V, class M>

@@ -190,6 +190,9 @@ struct Heartbeat {
   // Sidecar that maps the arenas of its trainer: what a value of a patch costs its ranks
   // (shared/weights/patch/worth.h); 0 if none of them would take one.
   std::uint32_t patch_value_cost = 0;
+  // The same: it takes a version as what changes from its target, and lets the trainer write the
+  // arena of the target after the decision.
+  bool lends_arenas = false;
 };
 // The sender ends in order. A sidecar answers the Leave of its coordinator with a Heartbeat that
 // has the same request, so that the coordinator knows that it was read.

@@ -22,6 +22,7 @@ struct Worker::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Job> jobs;   // guarded by mutex
+  bool running = false;   // guarded by mutex
   bool stopping = false;  // guarded by mutex
   std::jthread thread;
 
@@ -31,10 +32,12 @@ struct Worker::State {
       Job job;
       {
         std::unique_lock lock(mutex);
+        running = false;
         changed.wait(lock, [this] { return stopping || !jobs.empty(); });
         if (jobs.empty()) return;
         job = std::move(jobs.front());
         jobs.pop_front();
+        running = true;
       }
       job.work();
       job.work = {};
@@ -63,6 +66,11 @@ Result<> Worker::submit(Task work, Task done, std::source_location made) {
   }
   state_->changed.notify_one();
   return {};
+}
+
+bool Worker::is_idle() const {
+  const std::lock_guard lock(state_->mutex);
+  return !state_->running && state_->jobs.empty();
 }
 
 void Worker::stop() {

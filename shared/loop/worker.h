@@ -28,6 +28,8 @@ class Worker {
   // blocks the loop too long, the log names `made` (lag.h).
   [[nodiscard]] Result<> submit(Task work, Task done = {},
                                 std::source_location made = std::source_location::current());
+  // Whether all submitted work has ended.
+  [[nodiscard]] bool is_idle() const;
   // Waits until all submitted work has ended, then joins the thread. The `done` tasks are still
   // posted.
   void stop();

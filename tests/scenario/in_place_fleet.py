@@ -17,10 +17,12 @@ BESIDE = "the copy of {} was copied and changed"
 
 
 class InPlaceFleet(PatchFleet, KillFleet):
-    """Sidecars s0, s1 and so on that copy, with replicas, and a trainer whose versions have many buckets."""
+    """Sidecars s0, s1 and so on, with replicas, and a trainer whose versions have many buckets."""
 
-    def __init__(self, wsync):
+    def __init__(self, wsync, by=BY_TCP):
+        """`by`: the transport of the sidecars, as settings."""
         super().__init__(wsync)
+        self.by = by
         self.sidecars, self.engines = {}, {}
 
     def begin(self, sidecars=1, replicas=("a",), sidecar=(), engine=(), trainer=()):
@@ -33,7 +35,7 @@ class InPlaceFleet(PatchFleet, KillFleet):
         return self.pushed(self.one)["version"]
 
     def begin_sidecar(self, name, *settings):
-        self.sidecars[name] = self.sidecar(name, *BY_TCP, *settings)
+        self.sidecars[name] = self.sidecar(name, *self.by, *settings)
 
     def begin_engine(self, replica, *more):
         """On the sidecar of its number: a on s0, a1 on s1."""
@@ -77,6 +79,17 @@ class InPlaceFleet(PatchFleet, KillFleet):
     def log_of(self, name):
         with open(self.sidecars[name].log_path, encoding="utf-8") as log:
             return log.read()
+
+    def trainer_log(self):
+        with open(self.coordinator.log_path, encoding="utf-8") as log:
+            return log.read()
+
+    def trainer_says(self, words):
+        self.until(lambda: words in self.trainer_log(), f"'{words}' in the log of the trainer")
+
+    def trainer_arena_bytes(self):
+        """All that the trainer holds, as its page tells."""
+        return self.arena_bytes("control")
 
     def is_told(self, name, words):
         """Waits until the log of a sidecar says so: a log is written by a thread of its own."""

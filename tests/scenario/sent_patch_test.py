@@ -1,5 +1,5 @@
-"""The trainer makes the patch while it copies the weights, and engines on its host are switched by it: real processes and default
-settings, every byte verified."""
+"""The trainer makes the patch while it copies the weights, and engines on its host are switched by it: real processes, every byte
+verified."""
 import signal
 import sys
 import unittest
@@ -8,6 +8,7 @@ from fleet import DEADLINE_S
 from patching import PatchFleet
 
 WSYNC = sys.argv.pop()
+COPIES = "--set", "patch.in_place=off"
 
 
 class SentPatches(unittest.TestCase):
@@ -37,7 +38,7 @@ class SentPatches(unittest.TestCase):
     def test_few_changes_come_as_a_patch_and_everything_else_in_full(self):
         with PatchFleet(WSYNC) as fleet:
             sidecar, engines = fleet.sidecar("s0")
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             fleet.engine(engines, "a", fleet.one)
             for rank in (0, 1):
                 fleet.engine(engines, "b", fleet.one, "--rank", str(rank), "--world-size", "2")
@@ -66,7 +67,7 @@ class SentPatches(unittest.TestCase):
         for settings in (("--set", "patch.mode=off"), ("--set", "patch.transfer=off"), ("--set", "scrub.interval=0")):
             with self.subTest(settings), PatchFleet(WSYNC) as fleet:
                 _, engines = fleet.sidecar("s0", *settings)
-                fleet.start("trainer")
+                fleet.start("trainer", *COPIES)
                 fleet.engine(engines, "a", fleet.one)
                 fleet.pushed(fleet.one)
                 # As many heartbeats as a trainer needs to hear of engines that take patches.
@@ -77,7 +78,7 @@ class SentPatches(unittest.TestCase):
     def test_an_engine_that_comes_late_loads_everything(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0")
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
             self.until_patched(fleet, "a")
@@ -90,7 +91,7 @@ class SentPatches(unittest.TestCase):
     def test_processes_that_are_killed_and_come_back(self):
         with PatchFleet(WSYNC) as fleet:
             sidecar, engines = fleet.sidecar("s0")
-            trainer = fleet.start("trainer")
+            trainer = fleet.start("trainer", *COPIES)
             engine = fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
             self.until_patched(fleet, "a")
@@ -107,7 +108,7 @@ class SentPatches(unittest.TestCase):
             served = fleet.replicas()["a"]["version"]
             trainer.send_signal(signal.SIGKILL)
             trainer.wait(DEADLINE_S)
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             fleet.until_ready(served, "a")
             fleet.pushed(fleet.next(300))
             self.expect(fleet, "full", "a")

@@ -1,13 +1,10 @@
 """A trainer whose sidecars copy holds what changes, and changes its arena in place: memory, late sidecars, hangs, kills."""
-import os
-import re
 import signal
 import sys
 import unittest
 
 import in_place_fleet
 from fleet import DEADLINE_S
-from pages import get
 
 WSYNC = sys.argv.pop()
 IN_ARENA = "{} is in the arena of {}: "
@@ -17,15 +14,8 @@ BESIDE = "{} is in an arena beside that of {}"
 class TrainerInPlace(in_place_fleet.InPlaceCase):
     wsync = WSYNC
 
-    def log(self, fleet):
-        with open(fleet.coordinator.log_path, encoding="utf-8") as log:
-            return log.read()
-
-    def says(self, fleet, words):
-        fleet.until(lambda: words in self.log(fleet), f"'{words}' in the log of the trainer")
-
     def changed_places(self, fleet, newer, older):
-        self.says(fleet, IN_ARENA.format(newer, older))
+        fleet.trainer_says(IN_ARENA.format(newer, older))
 
     def comes_late(self, fleet, number, version):
         """A sidecar without any version gets this one from the trainer."""
@@ -43,11 +33,6 @@ class TrainerInPlace(in_place_fleet.InPlaceCase):
         self.assertEqual(code, 0, said)
         return said["result"]["version"]
 
-    def arena_bytes(self, fleet):
-        status, text = get(os.path.join(fleet.run_dir, "control.http"), "/metrics")
-        self.assertEqual(status, 200, text)
-        return float(re.search(r"^wsync_arena_bytes (\S+)$", text, re.MULTILINE)[1])
-
 
 class Memory(TrainerInPlace):
     def grown(self, *settings):
@@ -59,14 +44,14 @@ class Memory(TrainerInPlace):
                 before, version = version, fleet.updated(10000)
                 if not settings:
                     self.changed_places(fleet, version, before)
-            held = self.arena_bytes(fleet) / model, fleet.mapped_bytes(fleet.coordinator) / model
+            held = fleet.trainer_arena_bytes() / model, fleet.mapped_bytes(fleet.coordinator) / model
             self.verified(fleet, version, "a")
             code, answer = fleet.ask("rollback")
             self.assertEqual((code, answer["result"]["to"]), (0, before), answer)
             if not settings:
                 self.changed_places(fleet, before, version)
             self.verified(fleet, before, "a")
-            held = *held, self.arena_bytes(fleet) / model
+            held = *held, fleet.trainer_arena_bytes() / model
             self.ends(fleet)
             return held
 
@@ -84,7 +69,7 @@ class Memory(TrainerInPlace):
             first = fleet.begin()
             full = fleet.pushed(fleet.full(2))["version"]
             self.verified(fleet, full, "a")
-            self.assertNotIn(IN_ARENA.format(full, first), self.log(fleet))
+            self.assertNotIn(IN_ARENA.format(full, first), fleet.trainer_log())
             version = fleet.updated()
             self.changed_places(fleet, version, full)
             self.verified(fleet, version, "a")
@@ -133,17 +118,17 @@ class Receivers(TrainerInPlace):
             self.verified(fleet, version, "a", "a1", "a2")
             self.ends(fleet)
 
-    def test_one_that_maps_the_arenas_ends_it_and_its_end_begins_it_again(self):
+    def test_one_that_maps_and_does_not_lend_ends_it_and_its_end_begins_it_again(self):
         with self.fleet() as fleet:
             first = fleet.begin()
-            fleet.sidecars["m"] = fleet.sidecar("m")
+            fleet.sidecars["m"] = fleet.sidecar("m", "--set", "patch.in_place=off")
             fleet.engines["b"] = fleet.engine("m", "b", fleet.one)
             self.verified(fleet, first, "a", "b")
             second = fleet.updated()
             third = fleet.updated()
             self.verified(fleet, third, "a", "b")
-            self.assertNotIn(IN_ARENA.format(second, first), self.log(fleet))
-            self.assertNotIn(IN_ARENA.format(third, second), self.log(fleet))
+            self.assertNotIn(IN_ARENA.format(second, first), fleet.trainer_log())
+            self.assertNotIn(IN_ARENA.format(third, second), fleet.trainer_log())
             fleet.engines.pop("b").end()
             fleet.sidecars.pop("m").end()
             fleet.until(lambda: "b" not in fleet.replicas(), "that m is gone")
@@ -170,7 +155,7 @@ class Receivers(TrainerInPlace):
             push = self.held_before_the_decision(fleet)
             fleet.sidecars["m"] = fleet.sidecar("m")
             fleet.engines["b"] = fleet.engine("m", "b", fleet.one)
-            fleet.until(lambda: "1.2 is in an arena beside that of 1.1" in self.log(fleet), "an arena for the version that is not decided")
+            fleet.until(lambda: "1.2 is in an arena beside that of 1.1" in fleet.trainer_log(), "an arena for the version that is not decided")
             version = self.goes_on(fleet, push)
             self.verified(fleet, version, "a", "a1", "b")
             self.ends(fleet)
@@ -185,7 +170,7 @@ class Receivers(TrainerInPlace):
             fleet.until(lambda: fleet.said_by("m")["sidecars"][0]["staged"], "that m has mapped the version that is served")
             version = self.goes_on(fleet, push)
             self.verified(fleet, version, "a", "a1", "b")
-            self.says(fleet, BESIDE.format(version, first))
+            fleet.trainer_says(BESIDE.format(version, first))
             self.verified(fleet, fleet.updated(), "a", "a1", "b")
             self.ends(fleet)
 
@@ -227,7 +212,7 @@ class Decisions(TrainerInPlace):
             self.verify_each(fleet, {"a": second, "b": first})
             self.assertEqual(fleet.ask("promote")[0], 0)
             self.verified(fleet, second, "a", "b")
-            self.assertNotIn("is in the arena of", self.log(fleet))
+            self.assertNotIn("is in the arena of", fleet.trainer_log())
             self.ends(fleet)
 
 
@@ -239,9 +224,9 @@ class Decisions(TrainerInPlace):
             second = fleet.push(fleet.next(1000))
             fleet.until(lambda: fleet.activity().startswith("switching"), "the decision")
             self.changed_places(fleet, "1.2", first)
-            held = self.arena_bytes(fleet)
+            held = fleet.trainer_arena_bytes()
             third = fleet.push(fleet.next(1000))
-            fleet.until(lambda: self.arena_bytes(fleet) > held, "that what changes to the third version is held")
+            fleet.until(lambda: fleet.trainer_arena_bytes() > held, "that what changes to the third version is held")
             rollback = fleet.start("rollback", "--json", "--coordinator", fleet.address)
             self.assertNotEqual(second.result()[0], 0)
             for engine in fleet.engines.values():
@@ -262,7 +247,7 @@ class Faults(TrainerInPlace):
             for _ in range(3):
                 before, version = version, fleet.updated()
                 fleet.until_ready(version, "a")
-                self.says(fleet, f"{version} is in ")
+                fleet.trainer_says(f"{version} is in ")
             fleet.sidecars["s1"].thaw()
             self.verified(fleet, version, "a", "a1")
             self.ends(fleet)

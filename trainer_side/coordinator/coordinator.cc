@@ -483,6 +483,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
     member.failed_transports.clear();
     member.heartbeats = 0;
     member.patch_value_cost = 0;
+    member.lends_arenas = false;
   }
   member.peer = member.last_peer = event.peer;
   member.has_left = false;
@@ -646,9 +647,7 @@ bool Coordinator::may_stream() const {
          has_copying_member(context_);
 }
 
-bool Coordinator::has_mapping_sidecar() const { return has_mapping_member(context_); }
-
-bool Coordinator::has_copying_sidecar() const { return has_copying_member(context_); }
+bool Coordinator::may_hold_changes() const { return all_take_changes(context_); }
 
 bool Coordinator::has_update(const Version& version) const noexcept {
   return rounds_.has_update(version) || find_publish(queue_, version) != queue_.end();

@@ -92,9 +92,9 @@ class Coordinator {
   // Whether a publish may be requested before its snapshot is complete: its round would begin at
   // once, and a sidecar that copies would receive the first bytes earlier.
   [[nodiscard]] bool may_stream() const;
-  // Whether a joined sidecar maps the arenas of the trainer, or receives copies.
-  [[nodiscard]] bool has_mapping_sidecar() const;
-  [[nodiscard]] bool has_copying_sidecar() const;
+  // Whether the trainer may hold the next version as what changes from the target
+  // (all_take_changes()).
+  [[nodiscard]] bool may_hold_changes() const;
   // Why a RollbackRequested would be refused now, but not later; std::nullopt: it would not.
   [[nodiscard]] std::optional<std::string> why_rollback_waits() const;
   // Number of replicas that wait because only the canary serves the target.

@@ -164,6 +164,7 @@ void handle(CoordinatorContext& context, const CoordinatorRecord& record, Member
   member.report.last_copy = heartbeat.last_copy;
   member.staged_bytes = heartbeat.staged_bytes;
   member.patch_value_cost = heartbeat.patch_value_cost;
+  member.lends_arenas = heartbeat.lends_arenas;
   member.turns = member.turns_sent = heartbeat.turns;
   judge(context, record, member);
 }

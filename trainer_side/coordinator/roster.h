@@ -87,6 +87,7 @@ struct Member {
   std::uint64_t heartbeats = 0;        // number of the newest one of its process
   std::uint64_t staged_bytes = 0;      // progress of its delivery, from its heartbeats
   std::uint32_t patch_value_cost = 0;  // from its heartbeats; 0: it takes no patches
+  bool lends_arenas = false;           // from its heartbeats
   control::SidecarReport report;
   std::uint32_t turns = 0;       // as its last heartbeat reports them (control::Turns)
   std::uint32_t turns_sent = 0;  // as it was last sent, or as a later heartbeat reports them

@@ -51,6 +51,9 @@ FleetCount count_replicas(const Coordinator& coordinator) {
 
 RoundMetrics::RoundMetrics()
     : snapshot_bytes_(registry_.counter(metrics::kUpdateBytes, {"snapshot"})),
+      changed_in_place_(registry_.counter(metrics::kCopiesChanged, {"in_place"})),
+      changed_beside_(registry_.counter(metrics::kCopiesChanged, {"beside"})),
+      changes_lost_(registry_.counter(metrics::kCopiesChanged, {"lost"})),
       committed_(registry_.counter(metrics::kUpdates, {"committed"})),
       superseded_(registry_.counter(metrics::kUpdates, {"superseded"})),
       failed_(registry_.counter(metrics::kUpdates, {"failed"})),

@@ -22,6 +22,10 @@ class RoundMetrics {
   RoundMetrics();
 
   void snapshot_taken(std::uint64_t bytes, std::chrono::nanoseconds duration);
+  // A version that was held as its changes got the arena of its base, or another one.
+  void version_completed(bool in_place) { (in_place ? changed_in_place_ : changed_beside_).add(); }
+  // It could not be made complete.
+  void version_lost() { changes_lost_.add(); }
   // The round of a request enters a phase; its previous phase ends.
   void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
   // The round has ended.
@@ -44,6 +48,7 @@ class RoundMetrics {
   metrics::Registry registry_;
   std::map<control::ProgressPhase, metrics::Histogram> phases_;
   metrics::Counter snapshot_bytes_;
+  metrics::Counter changed_in_place_, changed_beside_, changes_lost_;
   metrics::Counter committed_, superseded_, failed_, cancelled_;
   metrics::Counter rollbacks_done_, rollbacks_partial_, rollbacks_failed_;
   std::map<ErrorCode, metrics::Counter> failures_;

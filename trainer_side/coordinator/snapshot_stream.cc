@@ -23,12 +23,15 @@ bool has_copying_member(const CoordinatorContext& context) {
   });
 }
 
-bool has_mapping_member(const CoordinatorContext& context) {
-  return std::ranges::any_of(context.roster.members(), [&](const auto& entry) {
-    if (!entry.second.joined) return false;
-    const auto chosen = choose_transport(context.options, entry.second);
-    return chosen && maps_source(*chosen);
-  });
+bool all_take_changes(const CoordinatorContext& context) {
+  bool is_any = false;
+  for (const auto& [name, member] : context.roster.members()) {
+    if (!member.joined) continue;
+    const auto chosen = choose_transport(context.options, member);
+    if (chosen && maps_source(*chosen) && !member.lends_arenas) return false;
+    is_any = is_any || chosen.has_value();
+  }
+  return is_any;
 }
 
 bool must_wait_for_snapshot(const PublishRequested* publish,

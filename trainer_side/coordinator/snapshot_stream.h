@@ -13,8 +13,10 @@ namespace wsync::coordinator {
 // Whether a sidecar that has joined receives by a kind that copies, so that it gains by a round
 // that begins with the snapshot.
 [[nodiscard]] bool has_copying_member(const CoordinatorContext& context);
-// Whether a joined sidecar maps the arenas of the trainer, or may do so next.
-[[nodiscard]] bool has_mapping_member(const CoordinatorContext& context);
+// Whether there are sidecars, and all that have joined take a version as what changes from the
+// target, so that the trainer may hold it so: those that copy, and those that lend the arenas that
+// they map.
+[[nodiscard]] bool all_take_changes(const CoordinatorContext& context);
 // Whether a sidecar that is to read from `source` must wait for the end of the snapshot. `publish`:
 // of its version, null if it is no longer here.
 [[nodiscard]] bool must_wait_for_snapshot(const PublishRequested* publish,

@@ -102,7 +102,8 @@ Result<WritableArena> ArenaPool::try_arena(const ArenaOrder& order, ArenaWait& w
     if (lease) return claimed(arena, std::move(*lease));
     if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
   }
-  if (!may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
+  const bool is_owed = order.is_owed && options_.additional_arenas;
+  if (!is_owed && !may_create(wait)) return fail(ErrorCode::kBusy, "no arena is free");
   names.unlock();
   const TimePoint begun = now();
   auto made = make_arena(order);

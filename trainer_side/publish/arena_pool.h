@@ -57,6 +57,9 @@ struct ArenaOrder {
   ArenaIdentity identity;  // of the version that will be written
   std::string what;        // that gets it, for sentences
   TimePoint deadline{};    // for a free one
+  // Others wait for the version, so another arena is created if none is free. It counts as one that
+  // a process reads which hangs, and only if these may be created.
+  bool is_owed = false;
   // The longest wait, if it ends before the deadline.
   std::optional<std::chrono::nanoseconds> wait = std::nullopt;
   std::function<void()> on_wait = nullptr;  // called once if none is free at once

@@ -137,9 +137,8 @@ class CoordinatorAgent final : public CoordinatorFacts {
   }
   // The version that was decided last.
   [[nodiscard]] const Version& target() const noexcept { return coordinator_.target(); }
-  // Whether a joined sidecar maps the arenas of this trainer, or receives copies.
-  [[nodiscard]] bool has_mapping_sidecar() const { return coordinator_.has_mapping_sidecar(); }
-  [[nodiscard]] bool has_copying_sidecar() const { return coordinator_.has_copying_sidecar(); }
+  // Whether every sidecar takes the next version as what changes from the target.
+  [[nodiscard]] bool may_hold_changes() const { return coordinator_.may_hold_changes(); }
   // Bytes moved in the running round.
   [[nodiscard]] PhaseBytes moved_bytes() const;
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }

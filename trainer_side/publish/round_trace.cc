@@ -72,6 +72,23 @@ void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimeP
                                                              .bytes = plan.bucket_size(i)})});
 }
 
+void RoundTrace::version_completed(const ServedVersions::Completed& completed) {
+  if (!recorder_.wanted()) return;
+  const std::string version = completed.version.to_string();
+  const std::string base = completed.base.to_string();
+  recorder_.record(
+      {.name =
+           fmt::format("{} {} to {}", completed.in_place ? "changing" : "copying", base, version),
+       .lane = "snapshot arena",
+       .category = trace::Category::kStage,
+       .begin = completed.begin,
+       .end = completed.end,
+       .label = {},
+       .args = {{.name = "version", .value = version},
+                {.name = "base", .value = base},
+                {.name = "bytes", .value = static_cast<std::int64_t>(completed.bytes)}}});
+}
+
 void RoundTrace::record_stored(const Version& target, TimePoint begin, TimePoint end) {
   if (!recorder_.wanted() || target.none()) return;  // no update
   const std::string version = target.to_string();

@@ -13,6 +13,7 @@
 #include "shared/config/defaults.h"
 #include "shared/control/messages.h"
 #include "shared/observe/trace/recorder.h"
+#include "trainer_side/publish/served_versions.h"
 #include "trainer_side/publish/snapshot.h"
 
 namespace wsync::publish {
@@ -27,6 +28,8 @@ class RoundTrace {
   // What comes before the first byte and after the last one has spans of its own: the opening of
   // the source, the wait for an arena, the creation of one, and digests and header.
   void snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end);
+  // A version that was held as its changes got an arena.
+  void version_completed(const ServedVersions::Completed& completed);
   // The coordinator's record, with this target, was stored durably. A record without target makes
   // no span.
   void record_stored(const Version& target, TimePoint begin, TimePoint end);

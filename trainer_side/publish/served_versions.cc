@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
@@ -78,6 +79,7 @@ ServedVersions::ServedVersions(Loop& loop, std::shared_ptr<Snapshotter> snapshot
     : loop_(loop),
       worker_(worker),
       snapshotter_(std::move(snapshotter)),
+      beside_(loop, {.name = "arenas"}),
       retry_(loop, [this] { complete_next(); }) {}
 
 Result<> ServedVersions::listen() {
@@ -129,7 +131,6 @@ void ServedVersions::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   for (const Server& server : servers_) server.source->offer(offer);
 }
 
-// Kinds that map the source wait for an offer of the arena.
 void ServedVersions::offer_changes(const Snapshot& snapshot) {
   const patch::VersionChanges& changes = *snapshot.changes();
   const auto base = served_.find(changes.base);
@@ -143,14 +144,16 @@ void ServedVersions::offer_changes(const Snapshot& snapshot) {
   offer.blocks = snapshot.blocks();
   offer.base = changes.base;
   offer.complete = false;
+  offer.on_memory_wanted = [this, alive = alive_, version = snapshot.version()] {
+    if (*alive) give_arena(version);
+  };
   for (const Server& server : servers_) server.source->offer(offer);
   const std::span<const WordSum> sums = snapshot.digests().leaves;
   const LeafTable& leaves = *snapshot.leaves();
   for (std::size_t i = 0; i < leaves.bucket_count(); ++i) {
     const Digest digest = bucket_digest(sums.subspan(leaves.first(i), leaves.bucket(i).size()));
     for (const Server& server : servers_)
-      if (!server.transport->traits().maps_source)
-        server.source->bucket_ready(snapshot.version(), i, digest, changes.buckets[i]);
+      server.source->bucket_ready(snapshot.version(), i, digest, changes.buckets[i]);
   }
 }
 
@@ -207,24 +210,26 @@ bool ServedVersions::begin_exchange(const std::shared_ptr<const Snapshot>& newer
   struct Task {
     std::shared_ptr<const Snapshot> newer;
     Result<Snapshotter::Exchanged> outcome = fail(ErrorCode::kCancelled, "not made");
-    std::chrono::nanoseconds took{};
+    Worked worked{};
   };
   auto task = std::make_shared<Task>(Task{.newer = newer});
   const Running running{.newer = newer->version(), .older = newer->changes()->base};
-  // When a snapshot that is being taken is done. Sources read neither version from then on, but for
-  // the buckets that they are sending.
+  // When tasks before it are done. Sources read neither version from then on, but for the buckets
+  // that they are sending.
   auto begin = [this, alive = alive_] {
     if (*alive) give_up_both();
   };
-  const auto submitted = worker_.submit(
+  Worker& worker = worker_.is_idle() ? worker_ : beside_;
+  const auto submitted = worker.submit(
       [task, snapshotter = snapshotter_, loop = &loop_, begin = std::move(begin)] {
         loop->post(begin);
-        const TimePoint begun = now();
-        task->outcome = snapshotter->exchange(std::move(task->newer), begun + kReaderWait);
-        task->took = now() - begun;
+        task->worked.begin = now();
+        task->outcome =
+            snapshotter->exchange(std::move(task->newer), task->worked.begin + kReaderWait);
+        task->worked.end = now();
       },
       [this, alive = alive_, task] {
-        if (*alive) exchanged(std::move(task->outcome), task->took);
+        if (*alive) exchanged(std::move(task->outcome), task->worked);
       });
   if (submitted) running_ = running;
   return submitted.has_value();
@@ -252,14 +257,17 @@ std::vector<std::shared_ptr<const Snapshot>> ServedVersions::changes_from(
   return found;
 }
 
-void ServedVersions::exchanged(Result<Snapshotter::Exchanged> outcome,
-                               std::chrono::nanoseconds took) {
+void ServedVersions::exchanged(Result<Snapshotter::Exchanged> outcome, const Worked& worked) {
+  fail_point("versions_exchanged");
   const Running ended = *std::exchange(running_, std::nullopt);
   if (!outcome) {
-    log_error("{} and {} are not served any more by this trainer: {}; the next version is copied",
-              ended.newer.to_string(), ended.older.to_string(), outcome.error().message());
-    for (const Version& lost : {ended.newer, ended.older})
-      withdraw(lost, "the trainer has lost the version");
+    const std::string lost = fmt::format(
+        "{} and {} are not served any more by this trainer: {}; the next version is "
+        "copied",
+        ended.newer.to_string(), ended.older.to_string(), outcome.error().message());
+    observer_.on_lost(lost);
+    for (const Version& version : {ended.newer, ended.older})
+      withdraw(version, "the trainer has lost the version");
     return complete_next();
   }
   // The complete one first: the other one is offered as what changes from it.
@@ -283,7 +291,13 @@ void ServedVersions::exchanged(Result<Snapshotter::Exchanged> outcome,
   // The fleet was told to go back meanwhile.
   if (wanted_ == ended.older) complete_later(wanted_, true);
   log_info("{} is in the arena of {}: {} in {}", ended.newer.to_string(), ended.older.to_string(),
-           trace::format_bytes(outcome->bytes), trace::format_duration(took));
+           trace::format_bytes(outcome->bytes), trace::format_duration(worked.end - worked.begin));
+  observer_.on_completed({.version = ended.newer,
+                          .base = ended.older,
+                          .in_place = true,
+                          .bytes = outcome->bytes,
+                          .begin = worked.begin,
+                          .end = worked.end});
   complete_next();
 }
 
@@ -291,24 +305,24 @@ bool ServedVersions::begin_beside(const std::shared_ptr<const Snapshot>& newer) 
   struct Task {
     std::shared_ptr<const Snapshot> newer;
     Result<std::shared_ptr<Snapshot>> outcome = fail(ErrorCode::kCancelled, "not made");
-    std::chrono::nanoseconds took{};
+    Worked worked{};
   };
   auto task = std::make_shared<Task>(Task{.newer = newer});
   const auto submitted = worker_.submit(
       [task, snapshotter = snapshotter_] {
-        const TimePoint begun = now();
+        task->worked.begin = now();
         task->outcome = snapshotter->complete_beside(*task->newer);
-        task->took = now() - begun;
+        task->worked.end = now();
       },
       [this, alive = alive_, task] {
-        if (*alive) made_beside(*task->newer, std::move(task->outcome), task->took);
+        if (*alive) made_beside(*task->newer, std::move(task->outcome), task->worked);
       });
   if (submitted) running_ = Running{.newer = newer->version(), .older = newer->changes()->base};
   return submitted.has_value();
 }
 
 void ServedVersions::made_beside(const Snapshot& newer, Result<std::shared_ptr<Snapshot>> outcome,
-                                 std::chrono::nanoseconds took) {
+                                 const Worked& worked) {
   const Running ended = *std::exchange(running_, std::nullopt);
   if (!served_.contains(ended.newer)) return complete_next();  // withdrawn
   if (!outcome) {
@@ -327,7 +341,13 @@ void ServedVersions::made_beside(const Snapshot& newer, Result<std::shared_ptr<S
   offer(*outcome);
   log_info("{} is in an arena beside that of {}: {} in {}", ended.newer.to_string(),
            ended.older.to_string(), trace::format_bytes(newer.changes()->bytes()),
-           trace::format_duration(took));
+           trace::format_duration(worked.end - worked.begin));
+  observer_.on_completed({.version = ended.newer,
+                          .base = ended.older,
+                          .in_place = false,
+                          .bytes = newer.changes()->bytes(),
+                          .begin = worked.begin,
+                          .end = worked.end});
   complete_next();
 }
 

@@ -5,15 +5,18 @@
 // sources make buckets of both. When the fleet is to serve it, it changes places with the version
 // in the arena (Snapshotter::exchange()). Sources offer neither of both meanwhile, so requests
 // wait. If the arena is being read, both go on being offered, and the version gets another arena.
-// Without its base it is not offered before it is complete.
+// So it does if a sidecar wants to map it before it is decided. Without its base it is not offered
+// before it is complete.
 //
 // Thread: the loop's. The threads of the sources serve the bytes, and versions change places on the
-// worker. The loop must outlive this object, and so must the worker until it is stopped.
+// worker, or beside it while it takes a snapshot: sidecars wait for the version. The loop must
+// outlive this object, and so must the worker until it is stopped.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,6 +38,20 @@ namespace wsync::publish {
 // have their own.
 class ServedVersions {
  public:
+  // A version that has become complete: in the arena of its base, or beside it.
+  struct Completed {
+    Version version;
+    Version base;
+    bool in_place = false;
+    std::uint64_t bytes = 0;  // that have changed
+    TimePoint begin{};
+    TimePoint end{};
+  };
+  struct Observer {
+    std::function<void(const Completed&)> on_completed = [](const Completed&) {};
+    // Versions are lost. The sentence is for operators.
+    std::function<void(const std::string&)> on_lost = [](const std::string&) {};
+  };
   // Binds the addresses that other hosts can reach. Errors as make_transports() and
   // Transport::listen(). `worker`: on which the snapshots are taken.
   [[nodiscard]] static Result<std::unique_ptr<ServedVersions>> create(
@@ -43,6 +60,9 @@ class ServedVersions {
   ServedVersions(const ServedVersions&) = delete;
   ServedVersions& operator=(const ServedVersions&) = delete;
   ~ServedVersions() { *alive_ = false; }
+
+  // Called on the loop, from its tasks. Set it before anything is served.
+  void observe(Observer observer) { observer_ = std::move(observer); }
 
   // Binds the addresses within this host, which may be taken over from another process. Call it
   // once, before any of the following. Errors as Transport::listen().
@@ -62,9 +82,6 @@ class ServedVersions {
   // one in the arena of its base. It is tried again if that is being read and there is no memory
   // for another one. Does nothing for a version that is complete or not served.
   void make_complete(const Version& version);
-  // The same for a version that is not decided and that somebody wants to map: in another arena,
-  // because the fleet needs that of its base.
-  void give_arena(const Version& version);
   // Sidecars that still request the version receive `reason`.
   void withdraw(const Version& version, const std::string& reason);
 
@@ -102,6 +119,9 @@ class ServedVersions {
   };
   ServedVersions(Loop& loop, std::shared_ptr<Snapshotter> snapshotter, Worker& worker);
   void offer_changes(const Snapshot& snapshot);
+  // Somebody wants to map a version that is not decided: it gets another arena, because the fleet
+  // needs that of its base.
+  void give_arena(const Version& version);
   // Who asks for the version waits for the next offer of it.
   void let_wait(const Snapshot& snapshot);
   void complete_later(const Version& version, bool may_change_base);
@@ -114,19 +134,26 @@ class ServedVersions {
   // The served versions that are held as what changes from this one.
   [[nodiscard]] std::vector<std::shared_ptr<const Snapshot>> changes_from(
       const Version& base) const;
+  // When the worker began and ended.
+  struct Worked {
+    TimePoint begin{};
+    TimePoint end{};
+  };
   void made_beside(const Snapshot& newer, Result<std::shared_ptr<Snapshot>> outcome,
-                   std::chrono::nanoseconds took);
-  void exchanged(Result<Snapshotter::Exchanged> outcome, std::chrono::nanoseconds took);
+                   const Worked& worked);
+  void exchanged(Result<Snapshotter::Exchanged> outcome, const Worked& worked);
 
   Loop& loop_;
   Worker& worker_;
   const std::shared_ptr<Snapshotter> snapshotter_;  // shared with the worker's task
+  Observer observer_;
   std::vector<Server> servers_;
   std::optional<transport::PairSecret> secret_;
   // Without those that are changing places.
   std::map<Version, std::shared_ptr<const Snapshot>> served_;
   Version wanted_;  // of the last make_complete()
   std::deque<Completion> queue_;
+  Worker beside_;  // the snapshots
   std::optional<Running> running_;
   Timer retry_;                                                 // of complete_next()
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts

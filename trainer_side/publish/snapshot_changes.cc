@@ -112,7 +112,10 @@ Result<std::shared_ptr<Snapshot>> Snapshotter::complete_beside(const Snapshot& n
   SnapshotRequest request;
   request.version = version_of(described.identity);
   request.deadline = now();
-  auto found = WSYNC_TRY(arenas_.wait_for(order_of(described.layout, described.identity, request)));
+  ArenaOrder order = order_of(described.layout, described.identity, request);
+  // Snapshots that are taken meanwhile may have all others, for as long as the fleet waits.
+  order.is_owed = true;
+  auto found = WSYNC_TRY(arenas_.wait_for(order));
   WSYNC_TRY(found.arena.lease().unprotect());
   WSYNC_TRY(patch::copy_with_changes(*newer.changes_, newer.base_->data(), found.arena.data(),
                                      described.digests.leaves, std::max(1U, options_.threads), {}));

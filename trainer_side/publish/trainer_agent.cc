@@ -41,6 +41,15 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   // second coordinator is about the control address.
   agent->coordinator_ = WSYNC_TRY(
       CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
+  agent->publisher_->versions().observe(
+      {.on_completed =
+           [owner = agent.get()](const ServedVersions::Completed& completed) {
+             owner->coordinator_->recorder().version_completed(completed);
+           },
+       .on_lost =
+           [owner = agent.get()](const std::string& sentence) {
+             owner->coordinator_->recorder().version_lost(sentence, now());
+           }});
   WSYNC_TRY(agent->publisher_->versions().listen());
   WSYNC_TRY(agent->coordinator_->open(agent->publisher_->versions().transports(),
                                       agent->publisher_->versions().secret()));
@@ -202,12 +211,7 @@ void TrainerAgent::collect_trace(const control::TraceQuestion& question,
 
 // ---- commands of the queue ----
 
-void TrainerAgent::advance() {
-  // A sidecar that maps arenas has come while the version of the round is held as its changes.
-  if (last_served_ != coordinator_->target() && coordinator_->has_mapping_sidecar())
-    publisher_->versions().give_arena(last_served_);
-  execute(queue_->advance(now()));
-}
+void TrainerAgent::advance() { execute(queue_->advance(now())); }
 
 // Callbacks of a job may call this agent again. By then the queue has completed its step, so the
 // commands of a nested call are complete. They are executed before the rest of the outer ones.
@@ -437,7 +441,7 @@ bool TrainerAgent::may_take_changes() const {
   return config_.in_place == config::PatchMode::kAuto && !directory_ && config_.canary.empty() &&
          config_.bucket_bytes <= limits::kStreamChangesBucketBytes && !target.none() &&
          (last_served_ == target || !coordinator_->has_update({})) &&
-         coordinator_->has_copying_sidecar() && !coordinator_->has_mapping_sidecar();
+         coordinator_->may_hold_changes();
 }
 
 void TrainerAgent::write(const Version& version) {

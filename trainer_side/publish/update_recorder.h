@@ -16,10 +16,12 @@
 #include "trainer_side/coordinator/page/round_history.h"
 #include "trainer_side/coordinator/round_metrics.h"
 #include "trainer_side/publish/round_trace.h"
+#include "trainer_side/publish/served_versions.h"
 #include "trainer_side/publish/update_journal.h"
 
 namespace wsync::publish {
 
+// This class has more than 25 methods: each event of an update has its own.
 class UpdateRecorder {
  public:
   // As RoundTrace: write_trace() writes the trace to `trace_file`; it has at most `trace_spans`
@@ -58,6 +60,16 @@ class UpdateRecorder {
   // As RoundTrace::record_stored().
   void record_stored(const Version& target, TimePoint begin, TimePoint end) {
     trace_.record_stored(target, begin, end);
+  }
+  // A version that was held as its changes is complete.
+  void version_completed(const ServedVersions::Completed& completed) {
+    trace_.version_completed(completed);
+    metrics_.version_completed(completed.in_place);
+  }
+  // Such a version could not be made complete. `text` is an incident.
+  void version_lost(const std::string& text, TimePoint at) {
+    metrics_.version_lost();
+    incident(text, at);
   }
   // The sidecar is no longer known.
   void forget(const std::string& sidecar) { trace_.forget(sidecar); }

@@ -147,7 +147,7 @@ inline constexpr Definition kCopiesChanged{
     .name = "wsync_copies_changed_total",
     .kind = Kind::kCounter,
     .help =
-        "Versions that had come as changes alone and were made complete: in place of the version "
+        "Versions that were held as changes alone and were made complete: in place of the version "
         "before, or beside it; lost: they could not be",
     .labels = {"how"}};
 inline constexpr Definition kScrubs{

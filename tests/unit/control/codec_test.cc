@@ -290,7 +290,7 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
 
 TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
   const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
-  EXPECT_TRUE(hello.ends_with("02000000abcd03000000")) << hello;
+  EXPECT_TRUE(hello.ends_with("02000000abcd0b000000")) << hello;
   const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
   EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
   EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
@@ -333,7 +333,7 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "0900000000000000");
   const std::string hello = payload(
       EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x", .has_controller = true});
-  EXPECT_EQ(hello.substr(hello.size() - 30), "000000000101000000780103000000");
+  EXPECT_EQ(hello.substr(hello.size() - 30), "00000000010100000078010b000000");
   const std::string beat =
       payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
                                       .last_load = LoadKind::kPatch,
@@ -530,16 +530,25 @@ TEST(Capabilities, BytesOfASuspendedOutcomeAreFixed) {
   EXPECT_EQ(encode({}, Switched{.outcomes = {{}}}).value().size(), bytes.size() - 1);
 }
 
-TEST(Capabilities, BytesOfThePatchCostOfAHeartbeatAreFixed) {
-  const Heartbeat beat{.patch_value_cost = 0x01020304};
-  const Bytes with = encode({.capabilities = kCapabilities}, beat).value();
-  const Bytes without =
-      encode({.capabilities = bits(Capability::kSuspendedOutcomes)}, beat).value();
-  ASSERT_EQ(with.size(), without.size() + 4);
-  EXPECT_THAT(std::vector(with.end() - 4, with.end()),
-              testing::ElementsAre(std::byte{4}, std::byte{3}, std::byte{2}, std::byte{1}));
-  EXPECT_EQ(std::get<Heartbeat>(decode(with).value().message).patch_value_cost, 0x01020304U);
-  EXPECT_EQ(std::get<Heartbeat>(decode(without).value().message).patch_value_cost, 0U);
+TEST(Capabilities, BytesOfWhatASidecarThatMapsReportsAreFixed) {
+  const Heartbeat beat{.patch_value_cost = 0x01020304, .lends_arenas = true};
+  const Capabilities older = bits(Capability::kSuspendedOutcomes);
+  const Bytes none = encode({.capabilities = older}, beat).value();
+  const Bytes cost =
+      encode({.capabilities = older | bits(Capability::kPatchValueCost)}, beat).value();
+  const Bytes both = encode({.capabilities = kCapabilities}, beat).value();
+  ASSERT_EQ(cost.size(), none.size() + 4);
+  ASSERT_EQ(both.size(), none.size() + 5);
+  EXPECT_THAT(
+      std::vector(both.end() - 5, both.end()),
+      testing::ElementsAre(std::byte{4}, std::byte{3}, std::byte{2}, std::byte{1}, std::byte{1}));
+  const auto read = [](const Bytes& bytes) {
+    const auto found = std::get<Heartbeat>(decode(bytes).value().message);
+    return std::pair(found.patch_value_cost, found.lends_arenas);
+  };
+  EXPECT_EQ(read(both), std::pair(0x01020304U, true));
+  EXPECT_EQ(read(cost), std::pair(0x01020304U, false));
+  EXPECT_EQ(read(none), std::pair(0U, false));
 }
 
 TEST(Capabilities, TheHeaderAndTheFieldsMustAgree) {

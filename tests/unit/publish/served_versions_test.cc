@@ -2,6 +2,7 @@
 // arenas meanwhile.
 #include "trainer_side/publish/served_versions.h"
 
+#include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <latch>
@@ -27,14 +28,14 @@ class ServedVersionsTest : public testing::Test {
     fetches_.clear();
     worker_->stop();
   }
-  void serve(std::uint32_t arenas) {
+  void serve(std::uint32_t arenas, bool additional = false) {
     std::mt19937_64 random(23);
     for (const TensorInfo& info : manifest_->tensors()) {
       tensors_.emplace_back(*info.byte_size());
       fill_random(random, tensors_.back());
     }
-    snapshotter_ =
-        std::make_shared<Snapshotter>(SnapshotterOptions{.arenas = arenas, .threads = 2});
+    snapshotter_ = std::make_shared<Snapshotter>(
+        SnapshotterOptions{.arenas = arenas, .additional_arenas = additional, .threads = 2});
     config::TrainerConfig config;
     config.run_dir = directory_.path().string();
     auto made = ServedVersions::create(*loop_, config, snapshotter_, *worker_);
@@ -79,8 +80,9 @@ class ServedVersionsTest : public testing::Test {
     bool is_over = false;
     std::uint64_t step = 0;
   };
-  // Fetches a version without having any.
-  Fetch& fetch(std::uint64_t step, std::string_view kind = "tcp") {
+  // Fetches a version without having any, or what changes from the bytes of the other one.
+  Fetch& fetch(std::uint64_t step, std::string_view kind = "tcp",
+               std::span<const std::byte> base = {}) {
     Fetch& fetch = *fetches_.emplace_back(std::make_unique<Fetch>());
     fetch.step = step;
     fetch.transport =
@@ -107,6 +109,15 @@ class ServedVersionsTest : public testing::Test {
       fetch.into = std::make_shared<Bytes>(plan.arena_bytes());
       wanted.into = *fetch.into;
       wanted.hold = fetch.into;
+    }
+    if (!base.empty()) {
+      const Snapshot& other = *contents_.at(3 - step);
+      wanted.base = transport::FetchBase{.version = name(3 - step),
+                                         .data = base,
+                                         .hold = nullptr,
+                                         .blocks = other.blocks(),
+                                         .max_share = 0.4,
+                                         .sums = other.digests().leaves};
     }
     const auto begun = fetch.sink->receive(std::move(wanted),
                                            {.on_bucket = [](const transport::ArrivedBucket&) {},
@@ -186,17 +197,66 @@ TEST_F(ServedVersionsTest, AVersionThatIsHeldAsChangesComesInFullBeforeAndAfterI
 }
 
 // A sidecar that maps has come after the snapshot was begun.
-TEST_F(ServedVersionsTest, WhoMapsWaitsForAnArena) {
+TEST_F(ServedVersionsTest, WhoMapsAVersionThatIsNotDecidedGetsAnotherArena) {
   serve(3);
   publish(1, 0);
   publish(2, 1);
+  expect_comes(fetch(2, "memfd"));
+  EXPECT_TRUE(is_in_arena(1)) << "it is not decided";
+  expect_comes(fetch(1, "memfd"));
+}
+
+TEST_F(ServedVersionsTest, WhoLendsTheArenaGetsWhatChangesAndThenTheArena) {
+  serve(1);
+  publish(1, 0);
+  std::optional<ArenaView> view = reader(1);
+  publish(2, 1);
+  Fetch& changes = fetch(2, "memfd", view->data());
+  ASSERT_TRUE(run_until([&] { return changes.is_over; }));
+  EXPECT_EQ(changes.failure, "");
+  EXPECT_FALSE(changes.view.has_value());
+  served_->make_complete(name(2));
   Fetch& mapped = fetch(2, "memfd");
   run_for(std::chrono::milliseconds(50));
   EXPECT_FALSE(mapped.is_over);
-  served_->give_arena(name(2));
-  expect_comes(mapped);
-  EXPECT_TRUE(is_in_arena(1)) << "it is not decided";
+  view.reset();
+  ASSERT_TRUE(run_until([&] { return mapped.is_over; }));
+  EXPECT_TRUE(has_come(mapped)) << mapped.failure;
+  EXPECT_TRUE(is_in_arena(2));
+  EXPECT_FALSE(is_in_arena(1));
+  // And back.
+  Fetch& back = fetch(1, "memfd", mapped.view->data());
+  ASSERT_TRUE(run_until([&] { return back.is_over; }));
+  EXPECT_EQ(back.failure, "");
+  mapped.view.reset();
+  served_->make_complete(name(1));
   expect_comes(fetch(1, "memfd"));
+}
+
+// A hung process reads the arena, and snapshots have all others. Sidecars wait for the version.
+TEST_F(ServedVersionsTest, AVersionThatTheFleetWaitsForGetsAnAdditionalArena) {
+  serve(2, true);
+  publish(1, 0);
+  const ArenaView view = reader(1);
+  publish(2, 1);
+  publish(7, 0);
+  served_->make_complete(name(2));
+  ASSERT_TRUE(run_until([&] { return is_in_arena(2); }));
+  EXPECT_TRUE(same_bytes(view.data(), contents_.at(1)->data()));
+  expect_comes(fetch(2, "memfd"));
+}
+
+// Those that have lent the arena wait for it.
+TEST_F(ServedVersionsTest, ASnapshotThatIsBeingTakenDelaysNoVersion) {
+  serve(1);
+  publish(1, 0);
+  publish(2, 1);
+  std::promise<void> end;
+  ASSERT_TRUE(worker_->submit([ended = end.get_future().share()] { ended.wait(); }));
+  served_->make_complete(name(2));
+  EXPECT_TRUE(run_until([&] { return is_in_arena(2); }));
+  expect_comes(fetch(2, "memfd"));
+  end.set_value();
 }
 
 TEST_F(ServedVersionsTest, WhileTheArenaIsReadAndThereIsNoOtherBothAreServed) {
