@@ -30,6 +30,7 @@ if ((deep)); then LIMIT_S=${LIMIT_S:-600} LIMIT_MIB=${LIMIT_MIB:-6000}; else LIM
 one="-DNREP=1 -DNCO=1"
 late="-DNREP=2 -DCOARSE -DLATE"   # sidecars whose Hello comes late
 copies="-DIN_PLACE"              # the copies of one sidecar
+lent="-DLENT_ARENA"               # the arena of a trainer and two sidecars
 hosts="-DRESTART -DNHOST=2"       # one coordinator after the other, on two hosts with a record each
 runs="
 two_replicas         | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
@@ -95,6 +96,14 @@ three_ranks          | clean     | -DTHREE_RANKS -DNF=3 -DMAXSTEP=2
 in_place             | clean     | $copies -DNF=1
 in_place_three_held  | clean     | $copies -DNF=1 -DMAXV=4 -DNROLL=2 -DNHELD=3
 in_place_one_arena   | clean     | $copies -DNF=1 -DMAXV=4 -DNROLL=2 -DNARENA=1 -DNO_CANARY
+lent_arena           | clean     | $lent -DNF=1
+lent_arena_faults    | clean     | $lent -DNF=3 -DTURNS=4
+BUG_LENT_NO_LOCK     | whole     | $lent -DNF=1
+BUG_LEND_READ        | whole     | $lent -DNF=1
+BUG_TAKE_ANY         | whole     | $lent -DNF=1
+BUG_BASE_UNFINISHED  | whole     | $lent -DNF=1
+BUG_WAIT_LOST        | rest      | $lent -DNF=1
+BUG_NO_BESIDE        | rest      | $lent -DNF=1
 BUG_CHANGE_EARLY     | decided   | $copies -DNF=1
 BUG_CANARY_IN_PLACE  | decided   | $copies -DNF=1
 BUG_NO_LOCK          | whole     | $copies -DNF=1
@@ -113,6 +122,9 @@ WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_FAILED       | reached   | $one -DNF=1 -DMAXSTEP=2 -DLOAD_FAILS
 WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_BACK         | reached   | $copies -DNF=1
+WITNESS_LENT_BACK    | reached   | $lent -DNF=1
+WITNESS_TORN         | reached   | $lent -DNF=1
+WITNESS_BESIDE       | reached   | $lent -DNF=1
 WITNESS_STEPS        | reached   | -DTHREE_RANKS -DNF=1
 WITNESS_NO_TARGET    | reached   | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 "
@@ -142,7 +154,9 @@ export here work
 # The property that an expression of the model states, from the text in which SPIN reports that it failed.
 property_of() {
   case $1 in
-    *"!(back)"*) echo reached ;;
+    *"!(back)"*|*"!(torn_used)"*|*"!(beside)"*) echo reached ;;
+    *"(mem[la[s]]==lv[s])"*|*all_whole*) echo whole ;;
+    *"hangs["*|*"off[goal]"*) echo rest ;;
     *"(b!=deciding)"*) echo decided ;;
     *"(mem[at[b]]==b)"*|*"(mem[la[r]]==lv[r])"*|*"(mem[ra]==rv)"*) echo whole ;;
     *"(comp==0)"*|*"st[target]"*|*"lv[r]"*|*"ld[0]"*) echo rest ;;
@@ -182,6 +196,7 @@ check_one() {
   case $flags in
     *-DTHREE_RANKS*) model=three_ranks.pml ;;
     *-DIN_PLACE*) model=in_place.pml ;;
+    *-DLENT_ARENA*) model=lent_arena.pml ;;
   esac
   mkdir "$work/$name" && cd "$work/$name" || return 1
   # shellcheck disable=SC2086  # the flags are words
