@@ -28,6 +28,8 @@ REPLICAS = {
     "g": ("s2", [], 2), "h": ("s2", ["--whole"], 1)}
 # s1 has arenas of its own and fetches only what changes, s0 and s1 patch their engines, and s2 loads through buffers.
 SIDECARS = {"s0": ["patch.mode=auto"], "s1": ["transport=tcp", "patch.mode=auto"], "s2": ["devices.kind=separate"]}
+# The same without an engine that serves from the arena of its trainer, which can therefore be changed in place.
+LENDING = REPLICAS | {"b": ("s0", ["--whole"], 1)}
 RANKS = sum(ranks for _, _, ranks in REPLICAS.values())
 # What a process may have beyond what it had after the warm-up, at rest. Another arena has two descriptors.
 MORE_DESCRIPTORS, MORE_BYTES, MORE_ARENAS = 8, 32 * MIB, 6
@@ -130,8 +132,9 @@ def inherited(pid):
 class FaultFleet(PluginFleet):
     """Three sidecars, eight replicas, and a trainer that publishes in a thread of its own."""
 
-    def __init__(self, wsync, trainer_rank, forking_engine, seed):
+    def __init__(self, wsync, trainer_rank, forking_engine, seed, replicas=None):
         super().__init__(wsync, trainer_rank)
+        self.replicas = replicas or REPLICAS
         self.forking_engine, self.random = forking_engine, random.Random(seed)
         self.pauses = random.Random(seed)  # between publishes
         self.halted = True  # processes are stopped, and that counts for the callback that each was in
@@ -227,7 +230,7 @@ class FaultFleet(PluginFleet):
             member = Member(name, "sidecar", sidecar=name)
             member.disc = disc
             self.add(member, lambda name=name, words=words: self.sidecar(name, *words)[0])
-        for replica, (sidecar, options, ranks) in REPLICAS.items():
+        for replica, (sidecar, options, ranks) in self.replicas.items():
             socket = os.path.join(self.run_dir, f"{sidecar}.engines")
             for rank in range(ranks):
                 if options is None:
@@ -323,7 +326,7 @@ class FaultFleet(PluginFleet):
 
     def others_go_on(self, member):
         """The replicas that a fault does not concern get versions while it lasts."""
-        names = [name for name, (sidecar, _, _) in REPLICAS.items()
+        names = [name for name, (sidecar, _, _) in self.replicas.items()
                  if name != member.replica and (member.kind != "sidecar" or sidecar != member.sidecar)]
         least = self.step + 1
         def newer():
@@ -342,7 +345,7 @@ class FaultFleet(PluginFleet):
             def served():
                 if may_end and may_end.process.poll() is not None:
                     self.replace(may_end)
-                return self.served(newest, REPLICAS)
+                return self.served(newest, self.replicas)
             self.until(served, f"step {newest} on every replica")
             code, answer = self.ask("verify")
             assert code == 0, answer

@@ -12,7 +12,7 @@ import time
 
 import soak  # noqa: F401  (its import finds the scenarios' modules)
 import fault_figures
-from fault_fleet import MIB, FaultFleet, inherited
+from fault_fleet import LENDING, MIB, FaultFleet, inherited
 from fleet import DEADLINE_S, processes_of
 from kill_fleet import thread_states
 
@@ -112,15 +112,15 @@ FAULTS = [(killed, ALL), (stopped, ALL), (stopped_for_ever, ALL), (forked, ("pro
 class FaultRun:
     """Cycles of a fault and its end. `say` gets a line for each."""
 
-    def __init__(self, programs, seed, faults=FAULTS, say=print):
-        self.programs, self.seed, self.faults, self.say = programs, seed, faults, say
+    def __init__(self, programs, seed, faults=FAULTS, say=print, replicas=None):
+        self.programs, self.seed, self.faults, self.say, self.replicas = programs, seed, faults, say, replicas
         self.took = collections.defaultdict(list)  # by fault and kind: seconds from its end until all serve the newest version
         self.most = collections.Counter()
         self.cycles = 0
 
     def run(self, cycles=None, seconds=math.inf):
         begin = time.monotonic()
-        with FaultFleet(*self.programs, self.seed) as fleet:
+        with FaultFleet(*self.programs, self.seed, self.replicas) as fleet:
             for _ in range(WARM_UP):
                 before = fleet.settle()
             last = "no fault"
@@ -202,10 +202,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after the cycle in which so much time has passed (default: never)")
     parser.add_argument("--output", help="file for the figures, as a JSON object")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of faults, processes and times (default: 1)")
+    parser.add_argument("--lend", action="store_true", help="no engine serves from the trainer's arena, so that it is changed in place")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     run = FaultRun((options.wsync, options.trainer_rank, options.forking_engine), options.seed,
-                   say=lambda line: print(line, flush=True))
+                   say=lambda line: print(line, flush=True), replicas=LENDING if options.lend else None)
     print(fault_figures.text_of(run.run(options.cycles, options.seconds)))
     if options.output:
         fault_figures.write(run, options.output)
