@@ -97,7 +97,7 @@ endif()
 # wsync_component(<name> SOURCES <file>... [BESIDE_SERVICE <file>...] HEADERS <file>... [LINK <target>...]
 #   [PRIVATE_LINK <target>...] [HOT] [FUZZED])
 # A static library wsync_<name> with alias wsync::<name>. Headers are included from the root of the tree. HOT: tests spend
-# their time in its loops; the address and thread sanitizers' builds optimize these alone. FUZZED: a fuzzer is led by what it
+# their time in its loops; the dev build and those of the address and thread sanitizers optimize these alone, or more. FUZZED: a fuzzer is led by what it
 # covers of this code. BESIDE_SERVICE: sources that `wsync` and the C libraries do not use; a build of the service alone leaves
 # them out.
 function(wsync_component name)
@@ -113,7 +113,7 @@ function(wsync_component name)
   if(arg_FUZZED AND WSYNC_LIBFUZZER)
     target_compile_options(wsync_${name} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
-  if(NOT arg_HOT AND WSYNC_SANITIZER MATCHES "^(address|thread)$")
+  if(NOT arg_HOT AND WSYNC_SANITIZER MATCHES "^(address|thread)?$")
     target_link_libraries(wsync_${name} PRIVATE wsync_compiled_quickly)
   endif()
 endfunction()
