@@ -148,6 +148,7 @@ void VersionReceiver::completed(const staging::Store::Completed& completed) {
 
 void VersionReceiver::end_completion(staging::VersionCompleted outcome) {
   completing_.reset();
+  fetch_again_.stop();
   if (!outcome.failure.empty()) {
     log_error("{}; {}", outcome.failure,
               outcome.version == options_.target() ? "it is fetched again"
