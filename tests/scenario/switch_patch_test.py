@@ -11,6 +11,7 @@ from fleet import DEADLINE_S
 from patching import PatchFleet
 
 WSYNC = sys.argv.pop()
+COPIES = "--set", "patch.in_place=off"
 PATCHES = "--set", "patch.mode=auto"
 TENSOR = "model.layers.1.self_attn.q_proj.weight"
 
@@ -35,7 +36,7 @@ class SwitchPatches(unittest.TestCase):
     def test_what_differs_is_written_and_everything_else_loaded_in_full(self):
         with PatchFleet(WSYNC) as fleet:
             sidecar, engines = fleet.sidecar("s0", *PATCHES)
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             fleet.engine(engines, "a", fleet.one)
             for rank in (0, 1):
                 fleet.engine(engines, "b", fleet.one, "--rank", str(rank), "--world-size", "2")
@@ -65,7 +66,7 @@ class SwitchPatches(unittest.TestCase):
                 more = [*PATCHES, *(word for setting in (*settings, "versions_held=3") for word in ("--set", setting))]
                 sidecar, engines = fleet.sidecar("s0", *more)
                 fleet.engine(engines, "a", fleet.one)
-                fleet.start("trainer")
+                fleet.start("trainer", *COPIES)
                 arena = fleet.pushed(fleet.one)["bytes"]
                 self.assertEqual(fleet.stop(sidecar)[0], 0)
                 # Three versions fit, and nothing beside them.
@@ -81,7 +82,7 @@ class SwitchPatches(unittest.TestCase):
         with PatchFleet(WSYNC) as fleet:
             devices = "--set", "devices.kind=separate", "--set", "devices.count=2", "--set", "devices.buffer_bytes=2MiB"
             sidecar, engines = fleet.sidecar("s0", *PATCHES, *devices)
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             fleet.engine(engines, "a", fleet.one, "--device-index", "0")
             b = fleet.engine(engines, "b", fleet.one, "--device-index", "1")
             fleet.pushed(fleet.one)
@@ -109,7 +110,7 @@ class SwitchPatches(unittest.TestCase):
     def test_versions_that_are_mapped_are_not_compared_by_default(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0", "--set", "patch.transfer=off")
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
             fleet.pushed(fleet.next(300))
@@ -119,7 +120,7 @@ class SwitchPatches(unittest.TestCase):
         for settings in (), ("--set", "transport=tcp"):
             with self.subTest(settings), PatchFleet(WSYNC) as fleet:
                 _, engines = fleet.sidecar("s0", *settings)
-                fleet.start("trainer")
+                fleet.start("trainer", *COPIES)
                 fleet.engine(engines, "a", fleet.one)
                 fleet.pushed(fleet.one)
                 for step in (2, 3):
@@ -132,7 +133,7 @@ class SwitchPatches(unittest.TestCase):
     def test_a_patch_that_is_larger_than_allowed_is_not_made(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0", *PATCHES, "--set", "patch.max_share=0.006")
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             fleet.engine(engines, "a", fleet.one)
             fleet.pushed(fleet.one)
             fleet.pushed(fleet.next(300))
@@ -143,7 +144,7 @@ class SwitchPatches(unittest.TestCase):
     def test_an_engine_that_is_killed_within_its_patch_and_comes_back(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0", *PATCHES)
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             a = fleet.engine(engines, "a", fleet.one)
             b = fleet.engine(engines, "b", fleet.one)
             fleet.pushed(fleet.one)
@@ -164,7 +165,7 @@ class SwitchPatches(unittest.TestCase):
     def test_an_engine_that_stands_still_catches_up(self):
         with PatchFleet(WSYNC) as fleet:
             _, engines = fleet.sidecar("s0", *PATCHES, "--set", "engine_deadline=1s")
-            fleet.start("trainer")
+            fleet.start("trainer", *COPIES)
             a = fleet.engine(engines, "a", fleet.one)
             fleet.engine(engines, "b", fleet.one)
             fleet.pushed(fleet.one)
