@@ -22,7 +22,7 @@ class Kills(unittest.TestCase):
 
     def start(self, fleet, what):
         if what == "trainer":
-            self.running[what] = fleet.start("trainer")
+            self.running[what] = fleet.start("trainer", "--set", "patch.in_place=off")  # patches are sent with arenas
         elif what == "sidecar":
             self.running[what], self.engines = fleet.sidecar("s0")
         else:
