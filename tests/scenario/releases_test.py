@@ -16,7 +16,7 @@ from sleeper_test import SleeperFleet
 
 WSYNC, SLEEPER = sys.argv[-2:]
 SWITCHED = 10
-NONE, ALL = struct.pack("<I", 0), struct.pack("<I", 3)
+NONE, ALL = struct.pack("<I", 0), struct.pack("<I", 0b1011)
 NAMES = {wire.HELLO: "the sidecar's Hello", wire.WELCOME: "the coordinator's Welcome"}
 
 
