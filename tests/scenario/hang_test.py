@@ -146,7 +146,7 @@ class Hangs(unittest.TestCase):
             fleet.engine(engines, "a", model)
             # The round of step 4 goes on for ever, with the target and the version before it in the other arenas.
             trainer = fleet.trainer(model, "heartbeat.deadline=1h", "deadlines.announce=1h", "deadlines.snapshot=200ms",
-                                    "deadlines.publish=1h")
+                                    "deadlines.publish=1h", "patch.in_place=off")
             self.published(fleet, trainer, range(1, 4), ["a"])
             fleet.halt(sidecar.pid)
             codes = []

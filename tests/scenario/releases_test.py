@@ -16,7 +16,8 @@ from sleeper_test import SleeperFleet
 
 WSYNC, SLEEPER = sys.argv[-2:]
 SWITCHED = 10
-NONE, ALL = struct.pack("<I", 0), struct.pack("<I", 0b1011)
+ALL_BITS = 0b1011
+NONE, ALL = struct.pack("<I", 0), struct.pack("<I", ALL_BITS)
 NAMES = {wire.HELLO: "the sidecar's Hello", wire.WELCOME: "the coordinator's Welcome"}
 
 
@@ -99,7 +100,7 @@ class Releases(unittest.TestCase):
         with self.fleet_with_a_sleeper(older=False) as (fleet, relay, process):
             code, answer = fleet.ask("rollback")
             self.assertEqual((code, answer["result"]["partial"]), (0, False), answer)
-            self.assertEqual(relay.headers[SWITCHED], {3}, "what is suspended is told")
+            self.assertEqual(relay.headers[SWITCHED], {ALL_BITS}, "what is suspended is told")
             self.assertEqual(relay.headers[wire.HELLO], {0}, "a first message has what every release reads")
             self.woken(fleet, process, 3)
 
