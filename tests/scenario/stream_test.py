@@ -23,7 +23,8 @@ class StreamFleet(PluginFleet):
         self.sidecars = {}  # their processes
 
     def gated_trainer(self, model, *settings):
-        return self.trainer(model, f"fault:gate:{GATE}", "bucket_bytes=1MiB", "snapshot_threads=1", *settings)
+        # What changes would be found before anything is sent.
+        return self.trainer(model, f"fault:gate:{GATE}", "bucket_bytes=1MiB", "snapshot_threads=1", "patch.in_place=off", *settings)
 
     def open_gate(self, model, how="go"):
         with open(f"{model}.{how}", "w", encoding="utf-8"):
@@ -110,7 +111,7 @@ class Stream(unittest.TestCase):
         """The sidecar has room for no third version: what has arrived is given back."""
         with StreamFleet() as fleet:
             model = fleet.checkpoint("one", 1)
-            trainer = self.serving(fleet, [("s1", *BY_TCP, "--set", "host_memory=40MiB")], model, "patch.in_place=off")
+            trainer = self.serving(fleet, [("s1", *BY_TCP, "--set", "host_memory=40MiB")], model)
             for step in (2, 3):
                 self.half_way(fleet, trainer, step, "s1")
                 trainer.send_signal(signal.SIGKILL)
@@ -184,8 +185,7 @@ class Stream(unittest.TestCase):
         """s2 reads the rest from the trainer, which is still taking the snapshot."""
         with StreamFleet() as fleet:
             model = fleet.checkpoint("one", 1)
-            # Where all copy, what changes is found before anything is sent, unless that is off.
-            trainer = self.serving(fleet, [("s1", *BY_TCP), ("s2", *BY_TCP)], model, "patch.in_place=off")
+            trainer = self.serving(fleet, [("s1", *BY_TCP), ("s2", *BY_TCP)], model)
             self.half_way(fleet, trainer, 2, "s1", "s2")
             fleet.sidecars["s1"].kill()
             fleet.until(lambda: not {s["name"]: s for s in fleet.status()["sidecars"]}["s1"]["connected"], "the loss of s1")
