@@ -188,7 +188,7 @@ class CudaCase(unittest.TestCase):
             sidecar, socket = fleet.sidecar("s0", *settings)
             a = fleet.gpu_engine(socket, "a", paths[0], 0, 0)
             b = [fleet.gpu_engine(socket, "b", paths[0], 0, rank + 1, "--rank", str(rank), "--world-size", "2") for rank in (0, 1)]
-            trainer = fleet.start("trainer", "--set", "arenas=4")
+            trainer = fleet.start("trainer", "--set", "arenas=4", "--set", "patch.in_place=off")
             self.push(fleet, paths[0])
             self.expect_loads(fleet, "full", "a", "b")
             for path in paths[1:3]:
