@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "shared/base/base64.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
@@ -18,44 +19,6 @@ namespace wsync::http {
 namespace {
 
 constexpr std::size_t kRandomBytes = 32;
-constexpr std::string_view kUrlAlphabet =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-constexpr std::string_view kAlphabet =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-// Base64 of RFC 4648, section 5, without padding.
-std::string base64url(std::span<const unsigned char> bytes) {
-  std::string text;
-  std::uint32_t bits = 0;
-  int count = 0;
-  for (const unsigned char byte : bytes) {
-    bits = (bits << 8U) | byte;
-    for (count += 8; count >= 6; count -= 6)
-      text += kUrlAlphabet[(bits >> static_cast<unsigned>(count - 6)) & 63U];
-  }
-  if (count > 0) text += kUrlAlphabet[(bits << static_cast<unsigned>(6 - count)) & 63U];
-  return text;
-}
-
-// Base64 of RFC 4648, section 4. std::nullopt if the text is none.
-std::optional<std::string> decode_base64(std::string_view text) {
-  if (text.size() % 4 != 0) return std::nullopt;
-  for (int padding = 0; padding < 2 && text.ends_with('='); ++padding) text.remove_suffix(1);
-  if (text.size() % 4 == 1) return std::nullopt;
-  std::string bytes;
-  std::uint32_t bits = 0;
-  int count = 0;
-  for (const char c : text) {
-    const std::size_t value = kAlphabet.find(c);
-    if (value == std::string_view::npos) return std::nullopt;
-    bits = (bits << 6U) | static_cast<std::uint32_t>(value);
-    count += 6;
-    if (count < 8) continue;
-    count -= 8;
-    bytes += static_cast<char>((bits >> static_cast<unsigned>(count)) & 255U);
-  }
-  return bytes;
-}
 
 // What the client shows as the token; std::nullopt if it shows none.
 std::optional<std::string> shown_token(const Request& request) {
@@ -67,11 +30,12 @@ std::optional<std::string> shown_token(const Request& request) {
   const std::string_view value = trimmed(std::string_view(header).substr(space));
   if (same_word(scheme, "Bearer")) return std::string(value);
   if (!same_word(scheme, "Basic")) return std::nullopt;
-  const auto user_and_password = decode_base64(value);
-  if (!user_and_password) return std::nullopt;
-  const std::size_t colon = user_and_password->find(':');
+  const auto bytes = decode_base64(value);
+  if (!bytes) return std::nullopt;
+  const std::string user_and_password(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  const std::size_t colon = user_and_password.find(':');
   if (colon == std::string::npos) return std::nullopt;
-  return user_and_password->substr(colon + 1);
+  return user_and_password.substr(colon + 1);
 }
 
 // Looks at every character of `shown`, whatever the first ones are.
@@ -109,7 +73,7 @@ Result<AccessToken> AccessToken::parse(std::string_view text, const std::string&
 }
 
 Result<> AccessToken::make(const std::filesystem::path& path) {
-  std::array<unsigned char, kRandomBytes> random{};
+  std::array<std::byte, kRandomBytes> random{};
   if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
     return fail_errno("random bytes for a token", errno);
   const std::string line = base64url(random) + "\n";

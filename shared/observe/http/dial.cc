@@ -30,6 +30,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::string_view kScheme = "http://";
+constexpr std::string_view kTlsScheme = "https://";
 
 struct Address {
   sockaddr_storage bytes{};
@@ -120,10 +121,12 @@ tl::unexpected<Error> wrong_url(const std::string& url, std::string_view what) {
 
 }  // namespace
 
-Result<Endpoint> parse_url(const std::string& url) {
+Result<Endpoint> parse_url(const std::string& url, std::shared_ptr<const ClientTls> tls) {
   std::string_view rest = url;
-  if (!rest.starts_with(kScheme)) return wrong_url(url, "it does not begin with http://");
-  rest.remove_prefix(kScheme.size());
+  const bool is_tls = tls && rest.starts_with(kTlsScheme);
+  if (!is_tls && !rest.starts_with(kScheme))
+    return wrong_url(url, "it does not begin with http://");
+  rest.remove_prefix(is_tls ? kTlsScheme.size() : kScheme.size());
   const bool brackets = rest.starts_with('[');
   const std::size_t host_end = brackets ? rest.find(']') : rest.find(':');
   if (host_end == std::string_view::npos)
@@ -144,6 +147,7 @@ Result<Endpoint> parse_url(const std::string& url) {
   if (error != std::errc{} || endpoint.port == 0)
     return wrong_url(url, "its port is not a number from 1 to 65535");
   if (stop != end) return wrong_url(url, "there is text after its port");
+  if (is_tls) endpoint.tls = std::move(tls);
   return endpoint;
 }
 

@@ -1,10 +1,11 @@
-// Connects to http://HOST:PORT or to a Unix socket. Every call ends at its deadline, whatever the
-// peer does.
+// Connects to http://HOST:PORT, https://HOST:PORT or a Unix socket. Every call ends at its
+// deadline, whatever the peer does.
 //
 // Thread: any.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "shared/base/clock.h"
@@ -12,6 +13,8 @@
 #include "shared/base/unique_fd.h"
 
 namespace wsync::http {
+
+class ClientTls;
 
 inline constexpr std::size_t kMaxHostBytes = 255;  // of a host name
 
@@ -21,11 +24,14 @@ struct Endpoint {
   std::string socket_path = {};  // Unix socket to use instead; empty: none
   // Value of the Authorization header of every request; empty: none (access_token.h).
   std::string authorization = {};
+  // Of https: the connection is encrypted, and the server proves that it is `host`.
+  std::shared_ptr<const ClientTls> tls = {};
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
-// `url`: http://HOST:PORT, where HOST is a name, an IPv4 address or an IPv6 address in brackets.
-// kInvalidInput: the sentence describes the problem.
-[[nodiscard]] Result<Endpoint> parse_url(const std::string& url);
+// `url`: http://HOST:PORT, where HOST is a name, an IPv4 address or an IPv6 address in brackets;
+// with `tls`, https://HOST:PORT as well. kInvalidInput: the sentence describes the problem.
+[[nodiscard]] Result<Endpoint> parse_url(const std::string& url,
+                                         std::shared_ptr<const ClientTls> tls = {});
 
 // Returns the value of the Host header for this endpoint, such as "localhost:8000" or "[::1]:80".
 [[nodiscard]] std::string host_header(const Endpoint& endpoint);

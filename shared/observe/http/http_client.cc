@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <optional>
 #include <poll.h>
 #include <string_view>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -24,13 +22,13 @@ constexpr std::string_view kDoingSend = "sending a request";
 constexpr std::string_view kDoingReceive = "waiting for the response";
 constexpr std::size_t kVersionBytes = 9;  // "HTTP/1.1 "
 
-// Returns true if nothing can be read and the peer has not closed the connection.
-bool is_quiet(int socket) {
-  pollfd entry{.fd = socket, .events = POLLIN, .revents = 0};
+// Whether cancel() has not been called.
+bool is_quiet(int cancelled) {
+  pollfd entry{.fd = cancelled, .events = POLLIN, .revents = 0};
   return ::poll(&entry, 1, 0) == 0;
 }
 
-tl::unexpected<Error> lost(std::string_view doing) {
+tl::unexpected<Error> ended_early(std::string_view doing) {
   return fail(ErrorCode::kPeerLost,
               fmt::format("the server closed the connection while {}", doing));
 }
@@ -39,25 +37,11 @@ tl::unexpected<Error> not_http() {
   return fail(ErrorCode::kInvalidInput, "the response is not valid HTTP");
 }
 
-Result<> send_all(int socket, std::string_view text, const WaitLimit& limit) {
-  while (!text.empty()) {
-    const ssize_t n = ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(n));
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      WSYNC_TRY(wait_for(socket, POLLOUT, limit, kDoingSend));
-    } else if (errno != EINTR) {
-      return lost(kDoingSend);
-    }
-  }
-  return {};
-}
-
-// Reads one response from a socket.
+// Reads one response from a connection.
 class ResponseReader {
  public:
-  ResponseReader(int socket, const WaitLimit& limit, std::uint64_t max_bytes)
-      : socket_(socket), limit_(limit), max_bytes_(max_bytes) {}
+  ResponseReader(ClientStream& stream, const WaitLimit& limit, std::uint64_t max_bytes)
+      : stream_(stream), limit_(limit), max_bytes_(max_bytes) {}
 
   // Returns true if any byte of the response has arrived.
   [[nodiscard]] bool answered() const noexcept { return received_bytes_ > 0; }
@@ -89,22 +73,15 @@ class ResponseReader {
     received_.erase(0, used_);
     used_ = 0;
     std::array<char, kReceiveBytes> bytes;
-    for (;;) {
-      const ssize_t n = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
-      if (n >= 0) {
-        received_bytes_ += static_cast<std::uint64_t>(n);
-        if (received_bytes_ > max_bytes_) return too_long();
-        received_.append(bytes.data(), static_cast<std::size_t>(n));
-        return static_cast<std::size_t>(n);
-      }
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) return lost(kDoingReceive);
-      WSYNC_TRY(wait_for(socket_, POLLIN, limit_, kDoingReceive));
-    }
+    const std::size_t n = WSYNC_TRY(stream_.receive(bytes, limit_, kDoingReceive));
+    received_bytes_ += n;
+    if (received_bytes_ > max_bytes_) return too_long();
+    received_.append(bytes.data(), n);
+    return n;
   }
   // As receive(), but the end of the connection is an error.
   Result<> receive_more() {
-    if (WSYNC_TRY(receive()) == 0) return lost(kDoingReceive);
+    if (WSYNC_TRY(receive()) == 0) return ended_early(kDoingReceive);
     return {};
   }
 
@@ -173,7 +150,7 @@ class ResponseReader {
       if (length_ && body.size() == *length_) return {};
       // Without Content-Length the body ends when the connection closes.
       if (WSYNC_TRY(receive()) == 0) {
-        if (length_) return lost(kDoingReceive);
+        if (length_) return ended_early(kDoingReceive);
         return {};
       }
     }
@@ -196,7 +173,7 @@ class ResponseReader {
     }
   }
 
-  int socket_;
+  ClientStream& stream_;
   WaitLimit limit_;
   std::uint64_t max_bytes_;
   std::uint64_t received_bytes_ = 0;
@@ -233,12 +210,13 @@ std::string HttpClient::text_of(const ClientRequest& request) const {
 }
 
 Result<ClientResponse> HttpClient::ask(const ClientRequest& request) {
+  was_sent_ = false;
   if (!is_quiet(cancelled_.get()))
     return fail(ErrorCode::kCancelled, "cancelled before the request was sent");
   // A server sends nothing between requests. Readable data is the end of the connection or
   // unexpected bytes, so the connection cannot be used again.
-  if (socket_.valid() && !is_quiet(socket_.get())) socket_.reset();
-  const bool kept = socket_.valid();
+  if (stream_.is_open() && !stream_.is_quiet()) stream_ = {};
+  const bool kept = stream_.is_open();
   bool answered = false;
   auto response = ask_once(request, answered);
   // The server may have closed the idle connection just as the request was sent. Retry once on a
@@ -250,13 +228,14 @@ Result<ClientResponse> HttpClient::ask(const ClientRequest& request) {
 
 Result<ClientResponse> HttpClient::ask_once(const ClientRequest& request, bool& answered) {
   const WaitLimit limit{.deadline = request.deadline, .cancelled = cancelled_.get()};
-  UniqueFd socket = std::move(socket_);
-  if (!socket.valid()) socket = WSYNC_TRY(dial(endpoint_, limit));
-  WSYNC_TRY(send_all(socket.get(), text_of(request), limit));
-  ResponseReader reader(socket.get(), limit, request.max_bytes);
+  ClientStream stream = std::exchange(stream_, {});
+  if (!stream.is_open()) stream = WSYNC_TRY(ClientStream::open(endpoint_, limit));
+  was_sent_ = true;
+  WSYNC_TRY(stream.send(text_of(request), limit, kDoingSend));
+  ResponseReader reader(stream, limit, request.max_bytes);
   auto response = reader.read();
   answered = reader.answered();
-  if (response && reader.can_be_kept()) socket_ = std::move(socket);
+  if (response && reader.can_be_kept()) stream_ = std::move(stream);
   return response;
 }
 

@@ -9,6 +9,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/units.h"
+#include "shared/observe/http/client_stream.h"
 #include "shared/observe/http/dial.h"
 
 namespace wsync::http {
@@ -38,9 +39,12 @@ class HttpClient {
 
   // Sends a request and returns the response, whatever its status is. If a persistent connection
   // turns out to be closed, reconnects once. Errors: kPeerLost if nothing listens or the peer
-  // disconnects; kDeadline; kCancelled; kInvalidInput if the response is not HTTP or exceeds the
-  // limit. Closes the connection after an error.
+  // disconnects; kRefused of ClientStream::open(); kDeadline; kCancelled; kInvalidInput if the
+  // response is not HTTP or exceeds the limit. Closes the connection after an error.
   [[nodiscard]] Result<ClientResponse> ask(const ClientRequest& request);
+  // After an error of ask(): whether the server may have received the request, so that it may have
+  // done what was asked.
+  [[nodiscard]] bool was_sent() const noexcept { return was_sent_; }
   // Ends the current request and every later one with kCancelled.
   void cancel() noexcept;
 
@@ -50,8 +54,9 @@ class HttpClient {
   [[nodiscard]] std::string text_of(const ClientRequest& request) const;
 
   Endpoint endpoint_;
-  UniqueFd cancelled_;  // eventfd
-  UniqueFd socket_;     // reusable connection of the last request
+  UniqueFd cancelled_;   // eventfd
+  ClientStream stream_;  // reusable connection of the last request
+  bool was_sent_ = false;
 };
 
 }  // namespace wsync::http
