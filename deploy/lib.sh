@@ -43,6 +43,7 @@ python3             command python3
 python3-jsonschema  file    /usr/lib/python3/dist-packages/jsonschema/__init__.py
 spin                command spin
 prometheus          command prometheus
+etcd-server         command etcd
 python3-matplotlib  file    /usr/lib/python3/dist-packages/matplotlib/__init__.py
 python3-scipy       file    /usr/lib/python3/dist-packages/scipy/__init__.py
 '

@@ -50,7 +50,7 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
                       c.memory.huge_pages,
                       {},
                       c.trace_file,
-                      {check_key_folder(c.keys), check_data_security(c.network),
+                      {check_decisions(c), check_key_folder(c.keys), check_data_security(c.network),
                        check_trainer_patches(c.network)}};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));

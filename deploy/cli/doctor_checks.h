@@ -15,6 +15,7 @@
 #include "shared/config/http_config.h"
 #include "shared/config/network_config.h"
 #include "shared/config/sidecar_config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/device/cuda_library.h"
 #include "shared/device/mps.h"
 
@@ -48,6 +49,9 @@ struct Check {
 [[nodiscard]] Check check_state_dir(const std::string& path);
 // Checks the folder of a coordinator's keys (`keys`), or says that there is none.
 [[nodiscard]] Check check_key_folder(const std::string& folder);
+// Says where a coordinator keeps its decisions, and asks each member of an etcd cluster for the
+// record: one that does not answer takes two seconds.
+[[nodiscard]] Check check_decisions(const config::TrainerConfig& config);
 // Checks the key file of the sidecar of that name (`key`), or says that there is none.
 [[nodiscard]] Check check_sidecar_key(const std::string& file, const std::string& name);
 // Says whether weights go to other hosts, and whether they are encrypted there.

@@ -1,5 +1,6 @@
 #include "shared/config/trainer_config.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "shared/base/digest.h"
@@ -7,6 +8,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/round_deadlines.h"
 #include "shared/base/switch_deadlines.h"
+#include "shared/base/tcp_address.h"
 #include "shared/base/weight_limits.h"
 #include "shared/config/address.h"
 #include "shared/config/binder.h"
@@ -17,6 +19,20 @@
 
 namespace wsync::config {
 namespace {
+
+constexpr std::size_t kEtcdMembersMax = 16;
+
+constexpr std::string_view kTlsScheme = "https://";
+
+// The address in http://HOST:PORT or https://HOST:PORT; an error for anything else.
+Result<TcpAddress> parse_etcd_url(std::string_view url) {
+  constexpr std::string_view kScheme = "http://";
+  const std::string_view scheme = url.starts_with(kTlsScheme) ? kTlsScheme : kScheme;
+  if (!url.starts_with(scheme)) return fail(ErrorCode::kInvalidInput, "not an address");
+  auto address = WSYNC_TRY(parse_tcp_address(fmt::format("tcp://{}", url.substr(scheme.size()))));
+  if (address.port == 0) return fail(ErrorCode::kInvalidInput, "no port");
+  return address;
+}
 
 void bind_fleet_id(Binder& binder, std::string& out) {
   const std::optional<Entry> entry = binder.take("fleet_id");
@@ -40,6 +56,59 @@ void bind_commit(Binder& binder, CommitPolicy& out) {
     out = *policy;
   else
     binder.refuse(*entry, policy.error().message());
+}
+
+// "file", or "etcd:URL,URL".
+void bind_etcd_members(Binder& binder, EtcdConfig& out) {
+  constexpr std::string_view kEtcd = "etcd:";
+  const std::optional<Entry> entry = binder.take("decision_store");
+  if (!entry || entry->value == "file") return;
+  const auto refuse = [&](std::string_view why) {
+    binder.refuse(*entry, fmt::format("expected file, or etcd:URL with the members of a cluster "
+                                      "(etcd:https://10.0.0.5:2379,https://...), found '{}'{}",
+                                      entry->value, why));
+  };
+  std::string_view rest = entry->value;
+  if (!rest.starts_with(kEtcd)) return refuse("");
+  rest.remove_prefix(kEtcd.size());
+  while (!rest.empty()) {
+    const std::string_view url = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(url.size() + 1, rest.size()));
+    if (!parse_etcd_url(url))
+      return refuse(fmt::format(": '{}' is neither http://HOST:PORT nor https://HOST:PORT", url));
+    if (out.members.size() == kEtcdMembersMax)
+      return refuse(fmt::format(": at most {} members", kEtcdMembersMax));
+    out.members.emplace_back(url);
+  }
+  if (out.members.empty()) refuse("");
+}
+
+void bind_decisions(Binder& binder, EtcdConfig& out) {
+  bind_etcd_members(binder, out);
+  bind_key_path(binder, "etcd.ca", out.authorities);
+  bind_key_path(binder, "etcd.certificate", out.certificate);
+  bind_key_path(binder, "etcd.key", out.key);
+  if (out.certificate.empty() != out.key.empty())
+    binder.refuse(out.key.empty() ? "etcd.certificate" : "etcd.key",
+                  "expected etcd.certificate and etcd.key together: one is of no use alone");
+  const bool has_files = !out.authorities.empty() || !out.certificate.empty();
+  const bool is_plain = std::ranges::none_of(
+      out.members, [](const std::string& url) { return url.starts_with(kTlsScheme); });
+  if (has_files && is_plain)
+    binder.refuse(out.authorities.empty() ? "etcd.certificate" : "etcd.ca",
+                  "expected '' where `decision_store` names no https:// URL");
+}
+
+// The record has no secret, but who changes it on its way chooses what the fleet serves.
+void check_etcd(Binder& binder, const EtcdConfig& etcd, const NetworkConfig& network) {
+  if (network.data_security == DataSecurity::kTrustedNetwork) return;
+  for (const std::string& url : etcd.members)
+    if (const auto address = parse_etcd_url(url);
+        address && !address->is_loopback() && !url.starts_with(kTlsScheme))
+      binder.refuse("decision_store",
+                    fmt::format("{} is another host, and what is sent there is not encrypted: give "
+                                "that member https://, or set data_security: trusted_network",
+                                url));
 }
 
 void bind_weight_directory(Binder& binder, DirectoryConfig& out) {
@@ -75,6 +144,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_key_path(binder, "keys", c.keys);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
+  bind_decisions(binder, c.etcd);
   bind_fleet(binder, c.fleet);
   bind_fleet_id(binder, c.fleet_id);
   refuse_without_keys(binder, "listen", c.listen, !c.keys.empty());
@@ -103,6 +173,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.duration("idle_release", c.idle_release, kIdleRelease);
   binder.duration("forget_after", c.forget_after, kForgetAfter);
   bind_network(binder, c.network, !c.keys.empty());
+  check_etcd(binder, c.etcd, c.network);
   const transport::TransportTraits* kind = transport::find_transport_kind(c.network.transport);
   if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)
     binder.refuse(

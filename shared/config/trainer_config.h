@@ -13,6 +13,7 @@
 #include "shared/base/round_deadlines.h"
 #include "shared/base/switch_deadlines.h"
 #include "shared/config/defaults.h"
+#include "shared/config/etcd_config.h"
 #include "shared/config/heartbeat_config.h"
 #include "shared/config/http_config.h"
 #include "shared/config/log_config.h"
@@ -61,6 +62,7 @@ struct TrainerConfig {
       keys;  // folder of the fleet's keys; empty = none: all who reach `listen` are admitted
   std::string run_dir;
   std::string state_dir;
+  EtcdConfig etcd;                // where decisions are kept; without members: in state_dir
   std::string fleet = "default";  // folder in state_dir
   std::string fleet_id;           // 32 hex digits; empty = the stored id, or the id of the sidecars
   CommitPolicy commit;

@@ -1,4 +1,4 @@
-"""Several hosts on this machine, for tests: each is a network namespace, and one cable (a veth pair) connects the first two.
+"""Several hosts on this machine, for tests: each is a network namespace, and a cable (a veth pair) connects it with a switch (a bridge).
 
 A process of a host sees the host's network, its boot id and its file of names, and has the host's own run_dir and state_dir. The
 file system is that of this machine, so files that a user would carry from host to host are simply there.
@@ -6,7 +6,7 @@ file system is that of this machine, so files that a user would carry from host 
     with Hosts(WSYNC) as hosts:
         trainer = hosts.on("trainer0", "trainer", "--set", ...)      # a process that stays
         code, answer = hosts.ask_on("engines0", "status", ...)       # a command, and what its --json prints
-        hosts.cut()                                                  # the cable is pulled
+        hosts.cut("engines0")                                        # the cable of this host is pulled
 """
 import os
 import pathlib
@@ -19,7 +19,7 @@ from fleet import DEADLINE_S, Fleet  # noqa: E402
 from schema import validate  # noqa: E402
 
 # Name of a host: its addresses. They exist in its namespace only.
-ADDRESSES = {"trainer0": ("10.0.0.1", "fd00::1"), "engines0": ("10.0.0.2", "fd00::2")}
+ADDRESSES = {"trainer0": ("10.0.0.1", "fd00::1"), "engines0": ("10.0.0.2", "fd00::2"), "trainer1": ("10.0.0.3", "fd00::3")}
 # What a process of a host runs under: its own boot id and names.
 ENTER = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 # Writes every packet of the host's cable to a file, until it is killed.
@@ -61,26 +61,24 @@ def why_no_hosts():
 
 
 class Hosts(Fleet):
-    """A fleet over two hosts. The commands of Fleet (ask, replicas, until_ready) run on trainer0, with `self.key` if there is one."""
+    """A fleet over several hosts. The commands of Fleet (ask, replicas, until_ready) run on the host `self.at`, with `self.key` if there is one."""
 
     def __init__(self, wsync):
         super().__init__(wsync)
         self.key = None
+        self.at = "trainer0"
         self.address = "tcp://trainer0:7000"
         self.spaces = {}
-        names = self.path("names")
-        with open(names, "w", encoding="ascii") as file:
-            file.write("127.0.0.1 localhost\n")
-            for host, addresses in ADDRESSES.items():
-                file.write(f"{addresses[0]} {host}\n")
-        self.names = names
+        self.names = self.path("names")
+        self.name_hosts()
         try:
-            for host in ADDRESSES:
-                self.make(host)
-            first, second = self.spaces.values()
-            ip("-n", first, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", second)
+            switch = self.add_space("switch")
+            ip("-n", switch, "link", "add", "switch", "type", "bridge")
+            ip("-n", switch, "link", "set", "switch", "up")
             for host, (v4, v6) in ADDRESSES.items():
-                space = self.spaces[host]
+                space = self.make(host)
+                ip("-n", space, "link", "add", "cable", "type", "veth", "peer", "name", host, "netns", switch)
+                ip("-n", switch, "link", "set", host, "master", "switch", "up")
                 ip("-n", space, "address", "add", f"{v4}/24", "dev", "cable")
                 ip("-n", space, "address", "add", f"{v6}/64", "dev", "cable", "nodad")
                 for device in ("lo", "cable"):
@@ -89,14 +87,25 @@ class Hosts(Fleet):
             self.remove()
             raise
 
-    def make(self, host):
-        # At most 15 characters of a fleet's directory tell it apart from other tests.
-        space = f"{os.path.basename(self.directory)[-12:]}-{host[0]}"
+    def name_hosts(self, **others):
+        """Each host has its name, and those of `others` lead to the hosts that they name, from now on."""
+        with open(self.names, "w", encoding="ascii") as file:  # the same file, which all hosts have
+            file.write("127.0.0.1 localhost\n")
+            for name, host in [*((host, host) for host in ADDRESSES), *others.items()]:
+                file.write(f"{ADDRESSES[host][0]} {name}\n")
+
+    def add_space(self, name):
+        space = f"{os.path.basename(self.directory)}-{name}"
         ip("netns", "add", space)
-        self.spaces[host] = space
+        self.spaces[name] = space
+        return space
+
+    def make(self, host):
+        space = self.add_space(host)
         with open(self.path(f"{host}.boot"), "w", encoding="ascii") as file:
             file.write(f"{uuid.uuid4()}\n")
         os.makedirs(self.path(host), mode=0o700)
+        return space
 
     def remove(self):
         for space in self.spaces.values():
@@ -132,6 +141,15 @@ class Hosts(Fleet):
         self.processes.append(process)
         return process
 
+    def process_on(self, host, *command):
+        """Starts any process on a host."""
+        with self.log() as log:
+            process = subprocess.Popen(self.entered(host, *command), env=self.environment_of(host), text=True, stdout=subprocess.PIPE,
+                                       stderr=log)
+        process.log_path = log.name
+        self.processes.append(process)
+        return process
+
     def ask_on(self, host, *arguments):
         """Runs a command on a host; its exit code and what --json prints."""
         done = subprocess.run(self.entered(host, self.wsync, *arguments, "--json"), env=self.environment_of(host), text=True,
@@ -144,7 +162,7 @@ class Hosts(Fleet):
 
     def ask(self, *arguments, address=None):
         key = ["--key", self.key] if self.key else []
-        return self.ask_on("trainer0", *arguments, "--coordinator", address or self.address, *key)
+        return self.ask_on(self.at, *arguments, "--coordinator", address or self.address, *key)
 
     def text_of(self, process):
         with open(process.log_path, encoding="utf-8", errors="replace") as log:
@@ -153,13 +171,13 @@ class Hosts(Fleet):
     def says(self, process, text):
         self.until(lambda: text in self.text_of(process), f"'{text}' of a process")
 
-    # ---- the cable ----
+    # ---- the cables ----
 
-    def cut(self):
-        ip("-n", self.spaces["engines0"], "link", "set", "cable", "down")
+    def cut(self, host="engines0"):
+        ip("-n", self.spaces[host], "link", "set", "cable", "down")
 
-    def join(self):
-        ip("-n", self.spaces["engines0"], "link", "set", "cable", "up")
+    def join(self, host="engines0"):
+        ip("-n", self.spaces[host], "link", "set", "cable", "up")
 
     def limit(self, megabits):
         """What trainer0 sends passes at this rate from now on."""
@@ -167,7 +185,7 @@ class Hosts(Fleet):
                         f"{megabits}mbit", "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
 
     def sniff(self):
-        """Begins to write down all that passes over the cable; returns the file."""
+        """Begins to write down all that passes over the cable of engines0; returns the file."""
         packets = self.path(f"packets.{len(self.processes)}")
         with self.log() as log:
             sniffer = subprocess.Popen(self.entered("engines0", sys.executable, "-c", SNIFF, packets), text=True,

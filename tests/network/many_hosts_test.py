@@ -1,4 +1,4 @@
-"""A trainer on one host and a sidecar with engines on another: keys, encrypted weights, a cable that is cut, strangers."""
+"""Trainers on two hosts and a sidecar with engines on another: keys, encrypted weights, cables that are cut, hosts that are lost, strangers."""
 import os
 import pathlib
 import re
@@ -9,7 +9,8 @@ import unittest
 
 from hosts import ADDRESSES, Hosts, why_no_hosts
 
-from fleet import SLOWNESS, short
+from etcd import Certificates
+from fleet import DEADLINE_S, SLOWNESS, short
 from pages import get
 from patching import changed
 import wire
@@ -44,8 +45,8 @@ class Fleet(Hosts):
         assert code == 0, answer
         return answer["result"]
 
-    def trainer(self, *settings, host="10.0.0.1"):
-        return self.on("trainer0", "trainer", "--set", f"keys={self.keys}", "--set", f"listen=tcp://{host}:7000",
+    def trainer(self, *settings, host="10.0.0.1", on="trainer0"):
+        return self.on(on, "trainer", "--set", f"keys={self.keys}", "--set", f"listen=tcp://{host}:7000",
                        "--set", f"data_address=tcp://{host}:7001", *BEATS, *settings)
 
     def engines(self, name, *settings, coordinator=None, data="tcp://0.0.0.0:0", advertise="engines0"):
@@ -235,6 +236,51 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             self.assertEqual(fleet.metric("trainer0", "control", "wsync_data_refusals_total"), 1)
             fleet.says(trainer, "a data connection with 10.0.0.2 was ended: it did not prove a key")
             fleet.until_ready("1.1", "r0")
+
+    def test_a_trainer_on_another_host_goes_on_when_the_first_host_is_lost(self):
+        """Decisions are in an etcd of the host that stays. Names lead to the new host, as a fleet's DNS does."""
+        with Fleet() as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            certificates = Certificates(fleet.path("certificates"))
+            certificates.sign("member", "DNS:engines0,IP:10.0.0.2")
+            certificates.sign("trainer", "DNS:trainer")
+            url = "https://engines0:2379"
+            etcd = fleet.process_on("engines0", "etcd", "--data-dir", fleet.path("etcd"), "--listen-client-urls", "https://10.0.0.2:2379",
+                                    "--advertise-client-urls", url, "--cert-file", certificates.path("member.pem"), "--key-file",
+                                    certificates.path("member.key"), "--client-cert-auth", "--trusted-ca-file", certificates.path("ca.pem"))
+            fleet.until(lambda: "ready to serve client requests" in fleet.text_of(etcd), "etcd")
+            decisions = [word for setting in (f"decision_store=etcd:{url}", f"etcd.ca={certificates.path('ca.pem')}",
+                                              f"etcd.certificate={certificates.path('trainer.pem')}",
+                                              f"etcd.key={certificates.path('trainer.key')}", "deadlines.gather=10s")
+                         for word in ("--set", setting)]
+            fleet.name_hosts(coordinator="trainer0")
+            fleet.address = "tcp://coordinator:7000"
+            first = fleet.trainer(*decisions)
+            _, place = fleet.engines("s0")
+            fleet.replica(place, "r0", one)
+            fleet.joined("s0")
+            fleet.pushed(one)
+            fleet.pushed(two)
+            fleet.until_ready("1.2", "r0")
+            code, answer = fleet.ask("rollback")
+            self.assertEqual((code, answer["result"]["to"]), (0, "1.1"), answer)
+            fleet.cut("trainer0")
+            fleet.name_hosts(coordinator="trainer1")
+            fleet.at = "trainer1"
+            second = fleet.trainer(*decisions, host="10.0.0.3", on="trainer1")
+            fleet.says(second, "continuing from epoch 1")
+            self.assertIn("target 1.1", fleet.text_of(second))
+            fleet.joined("s0")
+            fleet.until_ready("1.1", "r0")
+            fleet.pushed(two)
+            fleet.until_ready("2.3", "r0")
+            self.verified(fleet, "2.3")
+            # The host that was lost comes back. Its trainer has run on, and ends when it hears of the other one.
+            self.assertIsNone(first.poll())
+            fleet.join("trainer0")
+            self.assertNotEqual(first.wait(timeout=DEADLINE_S), 0)
+            self.assertRegex(fleet.text_of(first), "this coordinator was replaced: .*process .* has taken over the fleet in etcd")
+            fleet.until_ready("2.3", "r0")
 
     def test_the_commands_of_the_guide(self):
         with Fleet() as fleet:

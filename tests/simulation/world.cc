@@ -207,6 +207,8 @@ void World::start_coordinator(std::size_t c) {
   coordinator::CoordinatorOptions options =
       coordinator_options(c, process.life, stores_[process.store], schedule_.pick(1, 1'000'000));
   options.take_over = schedule_.chance(0.4);
+  // The second store is a cluster: a write there may take any time, and ends nobody.
+  if (process.store == 1) options.store = std::nullopt;
   const std::uint64_t policy = options_.seed % 4;
   if (policy == 2)
     options.commit = {.rule = CommitRule::kQuorum,

@@ -118,7 +118,9 @@ void World::break_disc(std::size_t s) {
   const bool is_sidecars = schedule_.chance(0.4);
   if (schedule_.chance(0.3)) {
     ++statistics_.disks_hung;
-    const TimePoint until = std::min(calm_at_, schedule_.now() + schedule_.micros(0, 8'000'000));
+    const bool is_cluster = !is_sidecars && store == 1;
+    const TimePoint until = std::min(
+        calm_at_, schedule_.now() + schedule_.micros(0, is_cluster ? 90'000'000 : 8'000'000));
     (is_sidecars ? sidecars_[s].disc_hangs_until : stores_hang_until_[store]) = until;
     return;
   }

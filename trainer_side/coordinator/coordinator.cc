@@ -289,13 +289,14 @@ void Coordinator::handle(const PromoteRequested& event) {
 
 void Coordinator::handle(const CancelRequested& event) {
   control::CancelReply reply;
+  const std::string reason = event.why.empty() ? std::string(kCancelledReason) : event.why;
   if (const auto queued = find_publish(queue_, event.version); queued != queue_.end()) {
     const PublishRequested publish = std::get<PublishRequested>(queued->what);
     queue_.erase(queued);
-    refuse_publish(context_, publish, std::string(kCancelledReason), PublishRefusal::kCancelled);
+    refuse_publish(context_, publish, reason, PublishRefusal::kCancelled);
     reply = {.ok = true, .version = event.version, .phase = control::ProgressPhase::kSnapshot};
   } else {
-    reply = rounds_.cancel(context_, log_, event.version);
+    reply = rounds_.cancel(context_, log_, event.version, reason);
   }
   context_.emit(CancelDone{.request = event.request, .reply = std::move(reply)});
 }
@@ -354,8 +355,8 @@ void Coordinator::handle(const WaitingReplaced& event) { rounds_.replace_waiting
 
 void Coordinator::handle(const Replaced& event) {
   stop(Error(ErrorCode::kFenced,
-             fmt::format("this coordinator was replaced: {} has taken over its control address",
-                         event.by)));
+             fmt::format("this coordinator was replaced: {} has taken over {}", event.by,
+                         event.what)));
 }
 
 void Coordinator::handle(const CoordinatorTick&) {

@@ -71,6 +71,7 @@ struct PromoteRequested {
 struct CancelRequested {
   std::uint64_t request = 0;
   Version version;  // 0.0 = the running update
+  std::string why;  // the reason in the reply to its publish; empty: on request
 };
 // Forgets a sidecar that is gone (forget_rules.h).
 struct ForgetRequested {
@@ -83,9 +84,11 @@ struct WaitingReplaced {
   Version version;
   Version by;
 };
-// Another process has taken over the control address, so new sidecars connect to that process.
+// Another process has what only one coordinator can have, such as the control address, so that new
+// sidecars connect to it.
 struct Replaced {
   std::string by;
+  std::string what = "its control address";
 };
 struct CoordinatorTick {};
 // The answer to Store.

@@ -62,6 +62,9 @@ struct CoordinatorOptions {
   std::chrono::milliseconds hello{limits::kHelloDeadlineMs};
   std::chrono::milliseconds announce{limits::kAnnounceDeadlineMs};
   std::chrono::milliseconds stage{limits::kStageDeadlineMs};
+  // A record that is not stored after this time stops this coordinator, because it is unknown which
+  // decision is in force; std::nullopt: it waits.
+  std::optional<std::chrono::milliseconds> store = std::chrono::seconds(40);
   // If all members have staged but too few complete replicas are attached: how long it waits for
   // engines that are connecting to a sidecar again. A sidecar reports each engine at once.
   std::chrono::milliseconds attach{2 * limits::kReconnectMaxMs};

@@ -35,8 +35,6 @@ constexpr std::array<Transition<DecisionLogState>, 9> kLogTransitions = {{
      DecisionLogState::kIdle, "stop"},
 }};
 
-// Longer than any write to a working disk takes.
-constexpr std::chrono::seconds kStoreDeadline{40};
 constexpr std::chrono::seconds kStoreRetry{1};
 // Sidecars hold only a few versions, and the newest ones.
 constexpr std::size_t kVersionsKnown = 256;
@@ -87,8 +85,11 @@ void DecisionLog::store(CoordinatorContext& context, DecisionLogState what, Coor
                         std::optional<RollbackRequested> rollback) {
   move(what);
   members_changed_ = false;  // this write also stores them
+  std::optional<TimePoint> deadline;
+  if (context.options.store) deadline = context.now + *context.options.store;
   pending_ = Pending{.token = ++token_,
-                     .deadline = context.now + kStoreDeadline,
+                     .begun = context.now,
+                     .deadline = deadline,
                      .rollback = std::move(rollback),
                      .next = std::move(next)};
   context.emit(Store{.token = pending_->token, .record = pending_->next});
@@ -182,13 +183,13 @@ StoreOutcome DecisionLog::handle(CoordinatorContext& context, const Stored& even
 }
 
 Result<> DecisionLog::check_deadline(TimePoint now) const {
-  if (!pending_ || now < pending_->deadline) return {};
+  if (!pending_ || !pending_->deadline || now < *pending_->deadline) return {};
   return fail(
       ErrorCode::kIo,
       fmt::format(
           "the record of this coordinator could not be written within {} s, so it is unknown which "
           "decision is in force; check the disk of its state_dir, then restart the coordinator",
-          kStoreDeadline.count()));
+          std::chrono::duration_cast<std::chrono::seconds>(now - pending_->begun).count()));
 }
 
 void DecisionLog::abandon() {

@@ -122,7 +122,8 @@ class DecisionLog {
  private:
   struct Pending {
     std::uint64_t token = 0;
-    TimePoint deadline{};
+    TimePoint begun{};
+    std::optional<TimePoint> deadline;
     std::optional<RollbackRequested> rollback;
     CoordinatorRecord next;
     bool withdrawn_changed = false;  // value before the write

@@ -81,4 +81,12 @@ Result<CoordinatorRecord> FileDecisionStore::write(const CoordinatorRecord& next
   return written;
 }
 
+Result<> FileDecisionStore::lead(const std::string& advice) {
+  const std::string path = (path_.parent_path() / "coordinator.lock").string();
+  lock_.emplace(WSYNC_TRY(claims_ == Claim::kTakeOver
+                              ? LockFile::seize(path)
+                              : LockFile::acquire(path, {}, LockFile::Naming::kRequired, advice)));
+  return {};
+}
+
 }  // namespace wsync::coordinator

@@ -4,11 +4,13 @@
 // it is a claim above the stored one.
 //
 // Thread: any, one at a time. Calls block (an implementation waits for a disk or a network). The
-// agent calls write() on a worker thread.
+// agent calls write() on a worker thread. Any thread may call cancel() and the views.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "shared/base/unix_socket.h"
 #include "trainer_side/coordinator/coordinator_record.h"
@@ -38,20 +40,40 @@ class DecisionStore {
   // newer decision that it found (see after_claim). After an error the previous record stays valid.
   // Errors of check_replaces, or those of the medium.
   [[nodiscard]] virtual Result<CoordinatorRecord> write(const CoordinatorRecord& next) = 0;
+  // Keeps other coordinators of this store from starting by mistake, until destruction or the end
+  // of this process. Which of two may decide is what write() says. kBusy: another one lives; the
+  // sentence names it and ends with `advice`. Call it once.
+  [[nodiscard]] virtual Result<> lead(const std::string& advice) = 0;
+  // Whether lead() may wait for seconds. It is then called before an address is bound, because
+  // whoever connects would not be answered meanwhile.
+  [[nodiscard]] virtual bool leads_first() const { return false; }
+  // For sentences: where the record is.
+  [[nodiscard]] virtual std::string name() const = 0;
+  // Ends a write() that waits and every later one, before destruction.
+  virtual void cancel() {}
+  // A write that has not returned after this time means that the medium is broken; std::nullopt: it
+  // takes as long as it takes.
+  [[nodiscard]] virtual std::optional<std::chrono::milliseconds> write_deadline() const {
+    return std::chrono::seconds(40);
+  }
 };
 
 // One file, `<directory>/coordinator.decisions`, written as in record_file.h. With kTakeOver a
-// claim does not wait for a suspended writer; the write of that writer then fails.
+// claim does not wait for a suspended writer; the write of that writer then fails. lead() holds
+// `<directory>/coordinator.lock`.
 class FileDecisionStore final : public DecisionStore {
  public:
   FileDecisionStore(const std::filesystem::path& directory, Claim claims);
   [[nodiscard]] Result<std::optional<CoordinatorRecord>> read() override;
   [[nodiscard]] Result<CoordinatorRecord> write(const CoordinatorRecord& next) override;
+  [[nodiscard]] Result<> lead(const std::string& advice) override;
+  [[nodiscard]] std::string name() const override { return path_.string(); }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
   std::filesystem::path path_;
   Claim claims_;
+  std::optional<LockFile> lock_;
 };
 
 }  // namespace wsync::coordinator

@@ -194,9 +194,9 @@ void RoundScheduler::promote(CoordinatorContext& context, DecisionLog& log,
 }
 
 control::CancelReply RoundScheduler::cancel(CoordinatorContext& context, DecisionLog& log,
-                                            const Version& version) {
+                                            const Version& version, const std::string& reason) {
   if (waiting_ && waiting_->version == version) {
-    refuse_publish(context, *std::exchange(waiting_, std::nullopt), std::string(kCancelledReason),
+    refuse_publish(context, *std::exchange(waiting_, std::nullopt), reason,
                    PublishRefusal::kCancelled);
     return {.ok = true, .version = version, .phase = control::ProgressPhase::kSnapshot};
   }
@@ -209,7 +209,7 @@ control::CancelReply RoundScheduler::cancel(CoordinatorContext& context, Decisio
   if (!may) return {.reason = may.error().message()};
   const control::CancelReply reply{
       .ok = true, .version = round_->version(), .phase = progress_of(round_->state())};
-  abort(context, log, std::string(kCancelledReason), true);
+  abort(context, log, reason, true);
   return reply;
 }
 

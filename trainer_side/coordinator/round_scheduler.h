@@ -73,9 +73,9 @@ class RoundScheduler {
   // Why no rollback can begin now, but later; std::nullopt: it can.
   [[nodiscard]] std::optional<std::string> why_rollback_waits(const DecisionLog& log) const;
   void promote(CoordinatorContext& context, DecisionLog& log, const PromoteRequested& event);
-  // May also be called while a decision is being stored.
+  // May also be called while a decision is being stored. `reason`: for the reply to its publish.
   [[nodiscard]] control::CancelReply cancel(CoordinatorContext& context, DecisionLog& log,
-                                            const Version& version);
+                                            const Version& version, const std::string& reason);
   // Ends the running and the waiting round, because this coordinator stops or claims again. May
   // also be called while a decision is being stored.
   void end_all(CoordinatorContext& context, DecisionLog& log, const std::string& why);

@@ -1,9 +1,9 @@
 #include "trainer_side/publish/coordinator_agent.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "shared/base/check.h"
@@ -21,6 +21,7 @@
 #include "trainer_side/coordinator/missing_replicas.h"
 #include "trainer_side/coordinator/page/page_routes.h"
 #include "trainer_side/publish/fleet_place.h"
+#include "trainer_side/publish/make_decision_store.h"
 
 namespace wsync::publish {
 namespace {
@@ -61,10 +62,10 @@ coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig&
 constexpr std::uint64_t kSignOffRequest = std::numeric_limits<std::uint64_t>::max();
 // A sidecar that hangs holds up the end of its coordinator for this long.
 constexpr std::chrono::milliseconds kSignOffWait{500};
-
-std::filesystem::path state_folder(const config::TrainerConfig& config) {
-  return std::filesystem::path(config.state_dir) / config.fleet;
-}
+// How long the end of this process waits for the record that is being stored, and how often it
+// looks.
+constexpr std::chrono::seconds kLastWriteWait{2};
+constexpr std::chrono::milliseconds kLastWriteLook{5};
 
 // Logged at the start, because a missing sidecar may not connect for a long time.
 void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milliseconds gather) {
@@ -98,6 +99,13 @@ bool predecessor_is_gone(const coordinator::Roster& roster, const control::Hello
          before.boot_id == boot_id() && process_is_gone(before.report.pid);
 }
 
+// One coordinator for each store: a second one would stop the first at its next decision.
+Result<> lead(coordinator::DecisionStore& store, const config::TrainerConfig& config) {
+  auto leads = store.lead(std::string(kTakeOverAdvice));
+  if (!leads) return fail(leads.error().with_context("the state of fleet '" + config.fleet + "'"));
+  return {};
+}
+
 control::ErrorReply error_reply(const Error& error) {
   return {.code = error.code(), .message = error.message()};
 }
@@ -107,9 +115,27 @@ control::ErrorReply error_reply(const Error& error) {
 Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
     Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks) {
   coordinator::CoordinatorOptions options = coordinator_options(config);
-  auto store = std::make_unique<coordinator::FileDecisionStore>(
-      state_folder(config), config.take_over ? Claim::kTakeOver : Claim::kIfFree);
+  // Null before the agent is made, and after it has gone; used on the loop.
+  const auto self = std::make_shared<CoordinatorAgent*>(nullptr);
+  auto store =
+      WSYNC_TRY(make_decision_store(config, {.on_trouble =
+                                                 [&loop, self](const std::string& text) {
+                                                   loop.post([self, text] {
+                                                     if (*self != nullptr)
+                                                       (*self)->recorder_.incident(text, now());
+                                                   });
+                                                 },
+                                             .on_replaced =
+                                                 [&loop, self](const std::string& by) {
+                                                   loop.post([self, by] {
+                                                     if (*self != nullptr)
+                                                       (*self)->step(coordinator::Replaced{
+                                                           .by = by, .what = "the fleet in etcd"});
+                                                   });
+                                                 }}));
+  if (store->leads_first()) WSYNC_TRY(lead(*store, config));
   options.record = WSYNC_TRY(store->read());
+  options.store = store->write_deadline();
   if (!config.fleet_id.empty()) {
     const auto id = control::FleetId::parse(config.fleet_id);
     if (!id) return fail(id.error().with_context("fleet_id"));
@@ -119,10 +145,12 @@ Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} is of fleet {}, but fleet_id names {}: choose another folder with "
                             "`fleet`, or leave fleet_id out",
-                            store->path().string(), options.record->fence.fleet.to_string(),
+                            store->name(), options.record->fence.fleet.to_string(),
                             options.fleet_id.to_string()));
   auto agent = std::unique_ptr<CoordinatorAgent>(new CoordinatorAgent(
       loop, config, std::move(callbacks), std::move(options), std::move(store)));
+  *self = agent.get();
+  agent->self_ = self;
   WSYNC_TRY(agent->listen());
   return agent;
 }
@@ -198,15 +226,8 @@ Result<> CoordinatorAgent::listen() {
 Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transports,
                                 const std::optional<transport::PairSecret>& secret) {
   coordinator_.serve_by(std::move(transports), secret);
-  // One coordinator for each folder: a second one would stop the first at its next decision. The
-  // lock is taken after the address is bound, because operators identify a coordinator by its
-  // address.
-  const std::string path = (state_folder(config_) / "coordinator.lock").string();
-  auto lock = config_.take_over ? LockFile::seize(path)
-                                : LockFile::acquire(path, {}, LockFile::Naming::kRequired,
-                                                    std::string(kTakeOverAdvice));
-  if (!lock) return fail(lock.error().with_context("the state of fleet '" + config_.fleet + "'"));
-  state_lock_.emplace(std::move(*lock));
+  // After the address is bound, because operators identify a coordinator by its address.
+  if (!store_->leads_first()) WSYNC_TRY(lead(*store_, config_));
   if (record_before_) log_record(*record_before_, config_.deadlines.gather);
   record_before_.reset();
   if (config_.http.address.empty()) return {};
@@ -258,6 +279,11 @@ CoordinatorAgent::~CoordinatorAgent() {
   sign_off();
   // The store worker still posts the end of a running write; that task must not use this object.
   *alive_ = false;
+  if (self_) *self_ = nullptr;
+  // A store that answers has written within this time; of another one nobody knows when it will.
+  const TimePoint end = now() + kLastWriteWait;
+  while (!store_worker_->is_idle() && now() < end) std::this_thread::sleep_for(kLastWriteLook);
+  store_->cancel();
   store_worker_->stop();
   recorder_.write_trace();
 }
@@ -486,9 +512,10 @@ void CoordinatorAgent::promote(bool force, std::function<void(control::PromoteRe
   step(coordinator::PromoteRequested{.request = request, .force = force});
 }
 
-control::CancelReply CoordinatorAgent::cancel(const Version& version) {
+control::CancelReply CoordinatorAgent::cancel(const Version& version, const std::string& why) {
   cancelled_.reset();
-  step(coordinator::CancelRequested{.request = recorder_.next_request(), .version = version});
+  step(coordinator::CancelRequested{
+      .request = recorder_.next_request(), .version = version, .why = why});
   WSYNC_CHECK(cancelled_.has_value(), "each request to cancel is answered in its step");
   return *std::exchange(cancelled_, std::nullopt);
 }

@@ -106,8 +106,9 @@ class CoordinatorAgent final : public CoordinatorFacts {
   }
   // As TrainerAgent::roll_back(), but refused while an update travels.
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
-  // Cancels the update of this version (0.0: the running update) if it has not been decided.
-  [[nodiscard]] control::CancelReply cancel(const Version& version);
+  // Cancels the update of this version (0.0: the running update) if it has not been decided. `why`:
+  // for the reply to its publish; empty: on request.
+  [[nodiscard]] control::CancelReply cancel(const Version& version, const std::string& why = {});
   // See TrainerAgent::collect_trace().
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done) {
@@ -170,7 +171,6 @@ class CoordinatorAgent final : public CoordinatorFacts {
   CoordinatorAgentCallbacks callbacks_;
   coordinator::Coordinator coordinator_;
   std::optional<coordinator::CoordinatorRecord> record_before_;  // stored record at the start
-  std::optional<LockFile> state_lock_;
   std::shared_ptr<coordinator::DecisionStore> store_;  // shared with the store worker's tasks
   UpdateRecorder recorder_;
   std::unique_ptr<KeyWatch> keys_;  // null without keys; outlives the port
@@ -183,6 +183,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   std::map<std::uint64_t, std::function<void(control::ForgetReply)>> forgets_;
   std::optional<control::CancelReply> cancelled_;  // result of the current step
   std::optional<std::string> complaint_;
+  std::shared_ptr<CoordinatorAgent*> self_;  // for the store, whose threads report troubles
   // False after destruction; checked by posted tasks.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none

@@ -15,6 +15,10 @@
 namespace wsync::config {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
 std::string example(const std::string& name) {
   std::ifstream file(std::string(WSYNC_SOURCE_DIR) + "/deploy/config/" + name);
   EXPECT_TRUE(file.good()) << name;
@@ -60,6 +64,42 @@ TEST(Config, ExampleFilesHoldEveryKeyWithItsDefault) {
   EXPECT_EQ(keys_of(example("trainer.yaml")), trainer_keys());
   EXPECT_EQ(parse_sidecar(example("sidecar.yaml"), "e").value(), parse_sidecar("", "").value());
   EXPECT_EQ(parse_trainer(example("trainer.yaml"), "e").value(), parse_trainer("", "").value());
+}
+
+TEST(Config, DecisionsAreInAFileOrInEtcd) {
+  const auto members = [](const std::string& value, const std::string& more = {}) {
+    return parse_trainer("decision_store: \"" + value + "\"\n" + more, "t.yaml").value().etcd.members;
+  };
+  const auto error = [](const std::string& value) {
+    const auto config = parse_trainer("decision_store: \"" + value + "\"\n", "t.yaml");
+    return config ? std::string() : config.error().message();
+  };
+  EXPECT_THAT(members("file"), IsEmpty());
+  EXPECT_THAT(members("etcd:http://127.0.0.1:2379"), ElementsAre("http://127.0.0.1:2379"));
+  EXPECT_THAT(members("etcd:http://localhost:1,http://[::1]:2"),
+              ElementsAre("http://localhost:1", "http://[::1]:2"));
+  EXPECT_THAT(
+      members("etcd:https://etcd.example:2379", "etcd: {ca: /ca, certificate: /c, key: /k}\n"),
+      ElementsAre("https://etcd.example:2379"));
+  EXPECT_THAT(members("etcd:http://10.0.0.5:2379", "data_security: trusted_network\n"),
+              ElementsAre("http://10.0.0.5:2379"));
+  for (const char* value :
+       {"", "etcd", "etcd:", "etcd:,", "etcd:http://127.0.0.1", "etcd:http://127.0.0.1:0",
+        "etcd:127.0.0.1:2379", "etcd:http://127.0.0.1:2379/v3", "etcd:ftp://127.0.0.1:2379",
+        "etcd:http://127.0.0.1:1,,http://127.0.0.1:2", "consul:x"})
+    EXPECT_THAT(error(value), HasSubstr("t.yaml:1: decision_store: expected file, or etcd:URL"))
+        << value;
+  EXPECT_THAT(error("etcd:http://10.0.0.5:2379"), HasSubstr("is another host"));
+  const auto with = [](const std::string& more) {
+    return parse_trainer("decision_store: etcd:https://h:1\n" + more, "t.yaml").error().message();
+  };
+  EXPECT_THAT(with("etcd: {key: /k}\n"), HasSubstr("etcd.certificate and etcd.key together"));
+  EXPECT_THAT(with("etcd: {certificate: /k}\n"),
+              HasSubstr("etcd.certificate and etcd.key together"));
+  EXPECT_THAT(with("etcd: {ca: k}\n"), HasSubstr("expected an absolute path"));
+  EXPECT_THAT(parse_trainer("etcd: {ca: /k}\n", "t.yaml").error().message(),
+              HasSubstr("names no https:// URL"));
+  EXPECT_THAT(error("etcd:http://etcd.example:2379"), HasSubstr("trusted_network"));
 }
 
 TEST(Config, SomeSettingsDefeatPatches) {

@@ -1,0 +1,235 @@
+"""A fleet whose decisions are in a real etcd: the loss of the trainer's host, and of members of the cluster."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+import tensors
+from etcd import Certificates, Etcd
+from fleet import DEADLINE_S, Fleet
+
+WSYNC = sys.argv.pop()
+
+
+class Case(unittest.TestCase):
+    def push(self, fleet, path, address=None):
+        code, answer = fleet.ask("push", path, address=address)
+        self.assertEqual(code, 0, answer)
+        return answer["result"]["version"]
+
+    def sidecar_state(self, fleet, name):
+        code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/{name}.control")
+        self.assertEqual(code, 0, answer)
+        return answer["result"]
+
+    def incidents(self, fleet):
+        code, answer = fleet.ask("status")
+        return json.dumps(answer["result"]["incidents"]) if code == 0 else ""
+
+    def stopped_whole(self, fleet, *engines):
+        for engine in engines:
+            code, said = fleet.stop(engine)
+            self.assertEqual(code, 0, said)
+            self.assertIn('"torn":0', said)
+
+
+class OtherHost(Case):
+    def trainer(self, fleet, etcd, state, *more):
+        """As one on a host of its own: with another disc."""
+        return fleet.start("trainer", "--set", etcd.setting, "--set", f"state_dir={fleet.path(state)}", *more)
+
+    def test_a_trainer_without_the_disc_of_the_first_goes_on(self):
+        with Fleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            sidecar, engines = fleet.sidecar("a")
+            engine = fleet.engine(engines, "ra", one)
+            first = self.trainer(fleet, etcd, "disc1")
+            kept, withdrawn = self.push(fleet, one), self.push(fleet, two)
+            code, answer = fleet.ask("rollback")
+            self.assertEqual((code, answer["result"]["to"]), (0, kept), answer)
+            first.kill()
+            first.wait()
+            fleet.halt(sidecar.pid)  # the record is all that the next one has
+            second = self.trainer(fleet, etcd, "disc2", "--set", "deadlines.gather=1s")
+            fleet.until(lambda: "continuing from epoch 1" in fleet.log_text(second), "a trainer that has read the record")
+            self.assertIn(f"target {kept}; waiting 1 s at most (deadlines.gather) for sidecars a", fleet.log_text(second))
+            sidecar.send_signal(signal.SIGCONT)
+            fleet.until_ready(kept, "ra")
+            self.assertEqual(self.sidecar_state(fleet, "a")["withdrawn"], [withdrawn])
+            newer = self.push(fleet, two)
+            self.assertEqual(newer, "2.3")
+            fleet.until_ready(newer, "ra")
+            self.stopped_whole(fleet, engine)
+
+    def test_a_second_one_does_not_start_by_mistake_and_one_that_wakes_decides_no_more(self):
+        with Fleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            addresses = {name: f"ipc://{fleet.path(name)}/control" for name in ("x", "y")}
+            engines = [fleet.engine(fleet.sidecar(name, "--set", f"coordinator={address}")[1], f"r{name}", one)
+                       for name, address in addresses.items()]
+            def words(name):
+                return ("trainer", "--set", f"run_dir={fleet.path(name)}", "--set", etcd.setting, "--set", f"state_dir={fleet.path('disc' + name)}",
+                        "--set", "deadlines.gather=2s")
+            first = fleet.start(*words("x"))
+            version = self.push(fleet, one, addresses["x"])
+            second = subprocess.run([WSYNC, *words("y")], env=fleet.environment, text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(second.returncode, 3, second.stderr)
+            self.assertIn(f"process {first.pid} of host ", second.stderr)
+            self.assertIn("another coordinator leads fleet 'default' in etcd", second.stderr)
+            self.assertIn("--take-over", second.stderr)
+            # The host of the first one stands still. Nobody has to say so to the next one.
+            fleet.halt(first.pid)
+            fleet.start(*words("y"))
+            newer = self.push(fleet, two, addresses["y"])
+            self.assertEqual(newer.split(".")[0], "2")
+            first.send_signal(signal.SIGCONT)
+            self.assertNotEqual(first.wait(timeout=DEADLINE_S), 0)
+            self.assertRegex(fleet.log_text(first), "this coordinator was replaced: .*process |another coordinator with the same state has claimed")
+            self.assertEqual(self.sidecar_state(fleet, "x")["target"], version)
+            self.stopped_whole(fleet, *engines)
+
+
+class Members(Case):
+    def test_while_etcd_hangs_nothing_is_decided_and_engines_serve(self):
+        with Fleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            _, engines = fleet.sidecar("a")
+            engine = fleet.engine(engines, "ra", one)
+            trainer = fleet.start("trainer", "--set", etcd.setting)
+            first = self.push(fleet, one)
+            fleet.until_ready(first, "ra")
+            etcd.members[0].halt()
+            answers = []
+            push = threading.Thread(target=lambda: answers.append(fleet.ask("push", two)))
+            push.start()
+            fleet.until(lambda: "etcd has not said for" in self.incidents(fleet), "the incident that says so")
+            state = self.sidecar_state(fleet, "a")
+            self.assertEqual(state["target"], first)
+            replica, = state["sidecars"][0]["replicas"]
+            self.assertEqual((replica["version"], replica["ready"]), (first, True))
+            self.assertEqual(answers, [])
+            etcd.members[0].resume()
+            push.join(DEADLINE_S)
+            (code, answer), = answers
+            self.assertEqual(code, 0, answer)
+            fleet.until_ready(answer["result"]["version"], "ra")
+            self.assertIn("etcd answers again", self.incidents(fleet))
+            # And a trainer that is to end does not wait for an etcd that hangs.
+            etcd.members[0].halt()
+            code, said = fleet.stop(trainer)
+            self.assertEqual(code, 0, said)
+            etcd.members[0].resume()
+            self.stopped_whole(fleet, engine)
+
+    def test_an_etcd_that_is_gone_fails_the_publish_and_changes_nothing(self):
+        with Fleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            _, engines = fleet.sidecar("a")
+            engine = fleet.engine(engines, "ra", one)
+            trainer = fleet.start("trainer", "--set", etcd.setting)
+            first = self.push(fleet, one)
+            etcd.members[0].kill()
+            code, answer = fleet.ask("push", two)
+            self.assertEqual(code, 1, answer)
+            for words in ("the decision could not be stored, so it was not sent and the fleet is unchanged", etcd.members[0].url,
+                          "Connection refused"):
+                self.assertIn(words, answer["result"]["reason"])
+            self.assertEqual(self.sidecar_state(fleet, "a")["target"], first)
+            self.assertIsNone(trainer.poll())
+            etcd.members[0].start()
+            fleet.until_ready(self.push(fleet, two), "ra")
+            # Without etcd no trainer starts, and it says why.
+            trainer.kill()
+            trainer.wait()
+            etcd.members[0].kill()
+            late = subprocess.run([WSYNC, "trainer", "--set", etcd.setting], env=fleet.environment, text=True, capture_output=True,
+                                  timeout=DEADLINE_S)
+            self.assertNotEqual(late.returncode, 0)
+            self.assertIn("in etcd: no member of etcd has done it for 10 s", late.stderr)
+            self.assertIn("Connection refused", late.stderr)
+            self.stopped_whole(fleet, engine)
+
+    def test_one_of_three_members_may_be_lost(self):
+        with Fleet(WSYNC) as fleet, Etcd(fleet.directory, 3) as etcd:
+            checkpoints = [tensors.make(fleet.path(str(i)), i) for i in range(1, 4)]
+            _, engines = fleet.sidecar("a")
+            engine = fleet.engine(engines, "ra", checkpoints[0])
+            fleet.start("trainer", "--set", etcd.setting)
+            fleet.until_ready(self.push(fleet, checkpoints[0]), "ra")
+            def doctor():
+                done = subprocess.run([WSYNC, "doctor", "--role", "trainer", "--json", "--set", etcd.setting], env=fleet.environment, text=True,
+                                      capture_output=True, timeout=DEADLINE_S)
+                return next(check for check in json.loads(done.stdout)["result"]["checks"] if check["name"] == "decisions")
+            check = doctor()
+            self.assertEqual((check["status"], check["found"]),
+                             ("ok", "etcd has the decisions of fleet 'default': fence epoch 1, target 1.1; 3 members with a majority"))
+            lost = etcd.leader()
+            lost.kill()
+            found = []
+            def says_it():  # when the others have another leader
+                found[:] = [doctor()]
+                return "1 of 3 etcd members do not answer: " in found[0]["found"]
+            fleet.until(says_it, "the check that says so")
+            self.assertEqual(found[0]["status"], "warn")
+            self.assertIn(lost.url, found[0]["found"])
+            fleet.until_ready(self.push(fleet, checkpoints[1]), "ra")
+            lost.start()
+            etcd.until(lambda: lost.ask("/v3/kv/range", '{"key":"Lw=="}'), "the member that was lost")
+            hanging = etcd.leader()
+            hanging.halt()
+            fleet.until_ready(self.push(fleet, checkpoints[2]), "ra")
+            hanging.resume()
+            fleet.until_ready(self.push(fleet, checkpoints[0]), "ra")
+            self.stopped_whole(fleet, engine)
+
+
+class Certified(Case):
+    def test_members_and_trainer_prove_who_they_are(self):
+        with Fleet(WSYNC) as fleet:
+            ours, others = Certificates(fleet.path("ours")), Certificates(fleet.path("others"))
+            for one in ours, others:
+                one.sign("member", "IP:127.0.0.1")
+                one.sign("trainer", "DNS:trainer")
+            ours.sign("elsewhere", "DNS:etcd.example")
+            with Etcd(fleet.directory, certificates=ours) as etcd:
+                def files(ca, own=None):
+                    named = {"ca": ca, "certificate": own and own.path("trainer.pem"), "key": own and own.path("trainer.key")}
+                    return [word for key, path in named.items() if path for word in ("--set", f"etcd.{key}={path}")]
+                def refused(*more):
+                    done = subprocess.run([WSYNC, "trainer", "--set", etcd.setting, *more], env=fleet.environment, text=True,
+                                          capture_output=True, timeout=DEADLINE_S)
+                    self.assertNotEqual(done.returncode, 0)
+                    return done.stderr
+                self.assertIn("the server's certificate is not accepted", refused(*files(others.path("ca.pem"), ours)))
+                self.assertRegex(refused(*files(ours.path("ca.pem"))), "bad certificate|certificate required")
+                self.assertRegex(refused(*files(ours.path("ca.pem"), others)), "etcd refuses it: |no member of etcd has done it")
+                self.assertIn("none.pem: expected a certificate in PEM", refused(
+                    *files(ours.path("ca.pem")), "--set", f"etcd.certificate={ours.path('none.pem')}", "--set",
+                    f"etcd.key={ours.path('trainer.key')}"))
+                os.chmod(others.path("trainer.key"), 0o644)
+                self.assertIn("trainer.key", refused(*files(ours.path("ca.pem"), others)))
+                _, engines = fleet.sidecar("a")
+                one = tensors.make(fleet.path("one"), 1)
+                engine = fleet.engine(engines, "ra", one)
+                fleet.start("trainer", "--set", etcd.setting, *files(ours.path("ca.pem"), ours))
+                fleet.until_ready(self.push(fleet, one), "ra")
+                self.stopped_whole(fleet, engine)
+            # One who has a certificate of the authority, for another name.
+            for end in "pem", "key":
+                os.replace(ours.path(f"elsewhere.{end}"), ours.path(f"member.{end}"))
+            with_name = ours.context
+            def any_name(name):  # of the test's own questions
+                context = with_name(name)
+                context.check_hostname = False
+                return context
+            ours.context = any_name
+            os.mkdir(fleet.path("second"))
+            with Etcd(fleet.path("second"), certificates=ours) as etcd:
+                self.assertIn("IP address mismatch", refused(*files(ours.path("ca.pem"), ours)))
+
+
+if __name__ == "__main__":
+    unittest.main()
