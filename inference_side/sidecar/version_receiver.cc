@@ -27,7 +27,7 @@ VersionReceiver::VersionReceiver(Loop& loop, VersionReceiverOptions options)
     : loop_(loop),
       options_(std::move(options)),
       retry_(loop, [this] { try_to_complete(); }),
-      fetch_again_(loop, [this] { fetch_completed(); }),
+      fetch_again_(loop, [this] { fetch_again(); }),
       idle_(loop, [this] { release_unused(); }) {}
 
 VersionReceiver::~VersionReceiver() {
@@ -158,8 +158,7 @@ void VersionReceiver::watch(const std::vector<control::TransportAddress>& source
     if (const auto watched = link.sink->watch(source->address); !watched)
       log_debug("no connection to the trainer by {}: {}", source->kind, watched.error().message());
   }
-  if (is_another && completing_ && completing_->is_fetched)
-    store_->arena_given(fail(ErrorCode::kPeerLost, "another coordinator has taken over"));
+  if (is_another && completing_ && completing_->is_fetched) not_given(taken_over());
 }
 
 // ---- arrival of a version ----

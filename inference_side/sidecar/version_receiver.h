@@ -151,9 +151,11 @@ class VersionReceiver {
   struct Completing {
     staging::CompleteVersion command;
     TimePoint begin{};
-    bool had_no_memory = false;  // beside its base
-    bool is_mapped = false;      // its base is, in an arena of the trainer
-    bool is_fetched = false;     // from the trainer, which changes that arena
+    bool had_no_memory = false;             // beside its base
+    bool is_mapped = false;                 // its base is, in an arena of the trainer
+    bool is_fetched = false;                // from the trainer, which changes that arena
+    control::Fence fence;                   // under which it was fetched first
+    std::optional<TimePoint> not_given_at;  // when the trainer has first not given it
   };
   // One kind of transport.
   struct Link {
@@ -182,6 +184,11 @@ class VersionReceiver {
   // Ends the transfer of the arriving version.
   void stop_arrival();
   void fetch_completed();
+  void fetch_again();
+  void not_given(const Error& error);
+  [[nodiscard]] static Error taken_over() {
+    return {ErrorCode::kPeerLost, "another coordinator has taken over"};
+  }
   void completed(const staging::Store::Completed& completed);
   void end_completion(staging::VersionCompleted outcome);
   [[nodiscard]] staging::StagingJob make_job(const control::Announce& announce);

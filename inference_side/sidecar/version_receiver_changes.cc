@@ -17,6 +17,10 @@ constexpr std::chrono::milliseconds kMemoryWait{30'000};
 constexpr std::chrono::milliseconds kReaderPoll{5};
 // The trainer is writing, and did not answer all the same.
 constexpr std::chrono::milliseconds kFetchAgain{100};
+// How long a trainer is awaited that writes and does not answer. It holds the lock of the arena, so
+// it has not ended; it may be suspended. Nobody asks it any more once another one has taken over.
+constexpr std::chrono::milliseconds kWriterWait{10'000};
+constexpr std::chrono::milliseconds kReplacedWriterWait{1'000};
 // Replicas wait for the version then, so neither an engine that does not answer nor a patch behind
 // other work is awaited long.
 constexpr std::chrono::milliseconds kEngineWait{500};
@@ -57,10 +61,9 @@ void VersionReceiver::try_to_complete() {
   const bool waits = completing_->had_no_memory && waited < kMemoryWait;
   const bool in_place = command.in_place && (waited < kReaderWait || waits);
   const auto fetch = [this] {
-    if (std::exchange(completing_->is_fetched, true))
-      fetch_again_.start(kFetchAgain);
-    else
-      fetch_completed();
+    if (std::exchange(completing_->is_fetched, true)) return fetch_again_.start(kFetchAgain);
+    completing_->fence = options_.fence();
+    fetch_completed();
   };
   const auto begun =
       store_->complete(command.version, in_place, fetch,
@@ -87,7 +90,7 @@ void VersionReceiver::fetch_completed() {
     store_->arena_given(std::move(*view));
   };
   callbacks.on_failure = [this](const transport::StreamFailure& failure) {
-    store_->arena_given(fail(failure.error));
+    not_given(failure.error);
   };
   Result<> begun = fail(ErrorCode::kPeerLost, "this sidecar has no trainer on its host");
   for (const Link& link : links_) {
@@ -99,8 +102,19 @@ void VersionReceiver::fetch_completed() {
   }
   if (begun) return;
   loop_.post([this, alive = alive_, error = begun.error()] {
-    if (*alive) store_->arena_given(fail(error));
+    if (*alive && completing_) not_given(error);
   });
+}
+
+void VersionReceiver::fetch_again() {
+  if (completing_->fence == options_.fence()) return fetch_completed();
+  not_given(taken_over());  // the new trainer does not have the version
+}
+
+void VersionReceiver::not_given(const Error& error) {
+  if (!completing_->not_given_at) completing_->not_given_at = now();
+  const auto limit = completing_->fence == options_.fence() ? kWriterWait : kReplacedWriterWait;
+  store_->arena_given(fail(error), now() - *completing_->not_given_at >= limit);
 }
 
 void VersionReceiver::completed(const staging::Store::Completed& completed) {
@@ -132,11 +146,13 @@ void VersionReceiver::completed(const staging::Store::Completed& completed) {
   options_.trace->completed(command.version, command.base, held->arena_bytes(), completed.in_place,
                             completing_->begin, now());
   const bool is_mapped = held->is_mapped();
+  // A trainer that has ended while it wrote has left an arena without any version, which is copied.
+  const bool is_changed = completed.in_place && is_mapped == completing_->is_mapped;
   log_info("{} is complete: the {} of {} was {} in {}", command.version.to_string(),
-           is_mapped ? "arena" : "copy", command.base.to_string(),
-           completed.in_place ? "changed in place" : "copied and changed",
+           completing_->is_mapped ? "arena" : "copy", command.base.to_string(),
+           is_changed ? "changed in place" : "copied and changed",
            trace::format_duration(now() - completing_->begin));
-  options_.metrics->completed(completed.in_place);
+  options_.metrics->completed(is_changed);
   if (!is_mapped) offer_relay(*held);
   options_.prepare(
       held, nullptr,

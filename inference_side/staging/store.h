@@ -117,11 +117,13 @@ class Store {
   // If the other one is in a mapped arena, `fetch` is called, never inside the call: the caller
   // maps the version from the trainer, which writes it to that arena or to another one, and answers
   // with arena_given(). If the trainer does not give it, an own arena is taken; so it is if the
-  // trainer has ended while it wrote. `fetch` is called again if the trainer is still writing.
+  // trainer has ended while it wrote. `fetch` is called again while the trainer is still writing.
   [[nodiscard]] Result<> complete(Version version, bool in_place, std::function<void()> fetch,
                                   OnCompleted done);
-  // Ignored if no version is fetched for complete().
-  void arena_given(Result<ArenaView> view);
+  // Ignored if no version is fetched for complete(). `is_last`: with an error, the trainer is not
+  // asked again. If it stands still while it writes, both versions are lost then
+  // (Completed::base_lost).
+  void arena_given(Result<ArenaView> view, bool is_last = false);
   // Drops the version being staged; on_staged is not called. The transport must be stopped before.
   void abort();
 
@@ -211,7 +213,7 @@ class Store {
   void fetch(const std::shared_ptr<Completing>& completing);
   void check_given(const std::shared_ptr<Completing>& completing, ArenaView view);
   void take_given(Completing& completing, ArenaView view);
-  void not_given(const std::shared_ptr<Completing>& completing);
+  void not_given(const std::shared_ptr<Completing>& completing, bool is_last);
   // Gives its base its memory again, if it still has it.
   [[nodiscard]] bool take_back(Completing& completing);
   void copy_beside(const std::shared_ptr<Completing>& completing);

@@ -28,6 +28,7 @@ struct Store::Completing {
   // Of the same, which has neither version, because its trainer has ended while it wrote.
   std::optional<ReadLease> unfinished = std::nullopt;
   bool is_damaged = false;  // what the trainer gave
+  bool has_said = false;    // that it is not given
   // The bytes that are copied, and what they may be where they change.
   [[nodiscard]] std::span<const std::byte> source() const {
     return unfinished ? lent->data() : base->data();
@@ -245,16 +246,17 @@ void Store::fetch(const std::shared_ptr<Completing>& completing) {
   completing->fetch();
 }
 
-void Store::arena_given(Result<ArenaView> view) {
+void Store::arena_given(Result<ArenaView> view, bool is_last) {
   const auto completing = std::exchange(fetching_, nullptr);
   if (!completing) {
     if (view) destroy_later(std::move(*view));
     return;
   }
   if (view) return check_given(completing, std::move(*view));
-  log_warning("the trainer does not give the arena of {}: {}",
-              completing->version->version().to_string(), view.error().message());
-  not_given(completing);
+  if (!std::exchange(completing->has_said, true))
+    log_warning("the trainer does not give the arena of {}: {}",
+                completing->version->version().to_string(), view.error().message());
+  not_given(completing, is_last);
 }
 
 void Store::check_given(const std::shared_ptr<Completing>& completing, ArenaView view) {
@@ -279,7 +281,7 @@ void Store::check_given(const std::shared_ptr<Completing>& completing, ArenaView
       log_error("the arena that the trainer gives is not used: {}", verdict->error().message());
       destroy_later(std::move(*given));
       completing->is_damaged = true;
-      not_given(completing);
+      not_given(completing, false);
     });
   });
 }
@@ -312,12 +314,16 @@ bool Store::take_back(Completing& completing) {
 }
 
 // The changes are here, so the version is made without the trainer.
-void Store::not_given(const std::shared_ptr<Completing>& completing) {
+void Store::not_given(const std::shared_ptr<Completing>& completing, bool is_last) {
   if (!completing->lent) return copy_beside(completing);
   // It has been written, but its trainer could not say so.
-  if (auto view = completing->lent->open(completing->version->identity());
-      view && !completing->is_damaged)
-    return check_given(completing, std::move(*view));
+  const auto check_written = [&] {
+    auto view = completing->lent->open(completing->version->identity());
+    if (!view || completing->is_damaged) return false;
+    check_given(completing, std::move(*view));
+    return true;
+  };
+  if (check_written()) return;
   if (take_back(*completing)) {
     completing->base = held_.at(completing->changes.base);
     completing->in_place = false;
@@ -325,14 +331,24 @@ void Store::not_given(const std::shared_ptr<Completing>& completing) {
     completing_bytes_ = 0;
     return copy_beside(completing);
   }
+  const Version version = completing->version->version();
   auto lease = completing->lent->lock();
-  if (!lease) {  // it is being written
+  if (!lease && (!is_last || planted("suspended_writer_awaited"))) {  // it is being written
     fetching_ = completing;
     return completing->fetch();
   }
-  log_warning("the trainer has ended while it changed the arena of {} to {}; {} is copied",
-              completing->changes.base.to_string(), completing->version->version().to_string(),
-              completing->version->version().to_string());
+  if (!lease) {
+    completing_bytes_ = 0;
+    completing->back = fail(
+        ErrorCode::kPeerLost,
+        fmt::format("the trainer stands still while it changes the arena of {} to {}, and nobody "
+                    "can read it meanwhile",
+                    completing->changes.base.to_string(), version.to_string()));
+    return completed(*completing);
+  }
+  if (check_written()) return;  // between the two looks
+  log_warning("the arena of {}, which was to become that of {}, has neither: {} is copied",
+              completing->changes.base.to_string(), version.to_string(), version.to_string());
   completing->unfinished.emplace(std::move(*lease));
   completing_bytes_ = 0;
   copy_beside(completing);

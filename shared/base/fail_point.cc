@@ -15,22 +15,27 @@ namespace {
 struct ArmedPoint {
   std::string name;
   std::atomic<std::uint64_t> left = 0;
+  int signal = SIGKILL;
 };
 // Never freed: a thread may read it while the process ends.
 std::atomic<ArmedPoint*> armed_point = nullptr;
 
 }  // namespace
 
-void arm_fail_point(std::string name, std::uint64_t hits) {
+void arm_fail_point(std::string name, std::uint64_t hits, int signal) {
   auto* point = new ArmedPoint{.name = std::move(name)};
   point->left = hits;
+  point->signal = signal;
   armed_point.store(point, std::memory_order_release);
 }
 
 Result<> arm_fail_point_of_environment() {
   const char* variable = std::getenv("WSYNC_FAIL_POINT");
   if (variable == nullptr) return {};
-  const std::string_view text = variable;
+  constexpr std::string_view kStop = ":stop";
+  std::string_view text = variable;
+  const bool stops = text.ends_with(kStop);
+  if (stops) text.remove_suffix(kStop.size());
   const std::size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
   std::uint64_t hits = 0;
@@ -39,11 +44,12 @@ Result<> arm_fail_point_of_environment() {
       colon != text.npos && std::from_chars(text.data() + colon + 1, end, hits).ptr == end;
   if (!is_number || hits == 0 ||
       std::ranges::find(kPatchFailPoints, name) == kPatchFailPoints.end())
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("WSYNC_FAIL_POINT: expected POINT:HITS with a point of {}, and hits "
-                            "from 1; found '{}'",
-                            fmt::join(kPatchFailPoints, ", "), text));
-  arm_fail_point(std::string(name), hits);
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("WSYNC_FAIL_POINT: expected POINT:HITS or POINT:HITS:stop with a point of "
+                    "{}, and hits from 1; found '{}'",
+                    fmt::join(kPatchFailPoints, ", "), variable));
+  arm_fail_point(std::string(name), hits, stops ? SIGSTOP : SIGKILL);
   return {};
 }
 
@@ -55,7 +61,7 @@ bool fail_point_is_next(std::string_view name) noexcept {
 void fail_point(std::string_view name) noexcept {
   ArmedPoint* point = armed_point.load(std::memory_order_acquire);
   if (point == nullptr || point->name != name) return;
-  if (point->left-- == 1) ::raise(SIGKILL);
+  if (point->left-- == 1) ::raise(point->signal);
 }
 
 }  // namespace wsync

@@ -1,10 +1,11 @@
-// Fail points: named places where tests can kill the process. In contrast to a planted fault
-// (planted.h), the product itself does nothing wrong: a process can be lost anywhere, and a fail
-// point only selects the place. Fail points are always compiled in and cost one load if none is
-// armed.
+// Fail points: named places where tests can kill or suspend the process. In contrast to a planted
+// fault (planted.h), the product itself does nothing wrong: a process can be lost anywhere, and a
+// fail point only selects the place. Fail points are always compiled in and cost one load if none
+// is armed.
 #pragma once
 
 #include <array>
+#include <csignal>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,9 +15,9 @@
 namespace wsync {
 
 // Arms the fail point `name`: this process kills itself (SIGKILL) when it reaches it for the
-// `hits`-th time from now, counted from 1. Only one fail point is armed at a time. Call this before
-// other threads reach fail points.
-void arm_fail_point(std::string name, std::uint64_t hits);
+// `hits`-th time from now, counted from 1, or sends itself another signal. Only one fail point is
+// armed at a time. Call this before other threads reach fail points.
+void arm_fail_point(std::string name, std::uint64_t hits, int signal = SIGKILL);
 // Those of a trainer (compared, made), a sidecar (received, read, summed) and an engine (opened,
 // run, written) on the way of a patch. "run" is reached after each few blocks that are written.
 // copy_changed: of a sidecar or a trainer that changes its copy in place, after each bucket.
@@ -27,6 +28,7 @@ inline constexpr std::array<std::string_view, 11> kPatchFailPoints{
     "patch_summed",   "patch_opened", "patch_run",         "patch_written",
     "copy_changed",   "arena_lent",   "versions_exchanged"};
 // Arms the point that WSYNC_FAIL_POINT=POINT:HITS names, one of kPatchFailPoints, if it is set.
+// With POINT:HITS:stop this process suspends itself there (SIGSTOP) in place of killing itself.
 // kInvalidInput if it says anything else. Call it before other threads reach fail points.
 [[nodiscard]] Result<> arm_fail_point_of_environment();
 // Returns whether the next thread that reaches this fail point is killed.

@@ -9,7 +9,10 @@
 // F_SEAL_FUTURE_WRITE does not bind the mapping of the creator. A writer that gives the sums
 // therefore makes its own mapping of data and sums read-only while the content is complete. A stray
 // write then ends the process that does it with SIGSEGV and reaches no reader, so that a reader may
-// rely on the sums without reading the data again.
+// rely on the sums without reading the data again. A writer that changes a complete content to
+// another one makes all of it writable for that time, and sums the words again that it changes. A
+// stray write of this process to other words is not noticed then: who reads all bytes, as a full
+// load and the scrub of engines do, finds that they are not those of the sums.
 //
 // Leases are open-file-description locks, which the kernel keeps. No message and no timeout
 // releases a lease, and the kernel releases the lease of a killed process.

@@ -103,6 +103,7 @@ BUG_LEND_READ        | whole     | $lent -DNF=1
 BUG_TAKE_ANY         | whole     | $lent -DNF=1
 BUG_BASE_UNFINISHED  | whole     | $lent -DNF=1
 BUG_WAIT_LOST        | rest      | $lent -DNF=1
+BUG_WAIT_STUCK       | rest      | $lent -DNF=1
 BUG_NO_BESIDE        | rest      | $lent -DNF=1
 BUG_CHANGE_EARLY     | decided   | $copies -DNF=1
 BUG_CANARY_IN_PLACE  | decided   | $copies -DNF=1
@@ -124,6 +125,7 @@ WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_BACK         | reached   | $copies -DNF=1
 WITNESS_LENT_BACK    | reached   | $lent -DNF=1
 WITNESS_TORN         | reached   | $lent -DNF=1
+WITNESS_GIVEN_UP     | reached   | $lent -DNF=1
 WITNESS_BESIDE       | reached   | $lent -DNF=1
 WITNESS_STEPS        | reached   | -DTHREE_RANKS -DNF=1
 WITNESS_NO_TARGET    | reached   | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
@@ -154,7 +156,7 @@ export here work
 # The property that an expression of the model states, from the text in which SPIN reports that it failed.
 property_of() {
   case $1 in
-    *"!(back)"*|*"!(torn_used)"*|*"!(beside)"*) echo reached ;;
+    *"!(back)"*|*"!(torn_used)"*|*"!(given_up)"*|*"!(beside)"*) echo reached ;;
     *"(mem[la[s]]==lv[s])"*|*all_whole*) echo whole ;;
     *"hangs["*|*"off[goal]"*) echo rest ;;
     *"(b!=deciding)"*) echo decided ;;

@@ -13,6 +13,12 @@ BESIDE = "{} is in an arena beside that of {}"
 LENT = "{} is complete: the arena of {} was changed in place"
 
 
+def state_of(pid):
+    """T: it is suspended."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
 class LentArena(in_place_fleet.InPlaceCase):
     wsync = WSYNC
 
@@ -68,6 +74,17 @@ class Memory(LentArena):
             third = fleet.updated()
             self.was_lent(fleet, third, before)
             self.verified(fleet, third, "a", "a1")
+            self.ends(fleet)
+
+    def test_a_free_arena_is_given_back_although_versions_come(self):
+        with self.fleet() as fleet:
+            self.begin_lending(fleet, trainer=("--set", "idle_release=2s"))
+            fleet.pushed(fleet.full(2))  # in an arena of its own
+            self.assertGreater(fleet.trainer_arena_bytes() / fleet.model_bytes(), 1.5)
+            def is_given_back():
+                fleet.updated()
+                return fleet.trainer_arena_bytes() / fleet.model_bytes() < 1.1
+            fleet.until(is_given_back, "the end of the arena that nobody needs")
             self.ends(fleet)
 
     def test_everything_changes(self):
@@ -239,7 +256,43 @@ class Faults(LentArena):
     def test_the_trainer_is_killed_while_it_writes_the_arena(self):
         for hits in 1, 3, 16:
             with self.subTest(hits=hits):
-                self.assertIn("the trainer has ended while it changed the arena of", self.killed_trainer(f"copy_changed:{hits}"))
+                self.assertRegex(self.killed_trainer(f"copy_changed:{hits}"), "the arena of .*, which was to become that of .*, has neither: ")
+
+    def test_the_trainer_stands_still_while_it_writes_the_arena_and_another_one_takes_over(self):
+        """It holds the lock for ever, so nobody can read the arena. The fleet does not wait for it."""
+        with self.fleet() as fleet:
+            fleet.begin_sidecar("s0")
+            fleet.begin_engine("a")
+            alone = "--set", "min_sidecars=1", "--set", "min_replicas=1"
+            with fleet.armed("copy_changed:3:stop"):
+                fleet.begin_trainer(*alone)
+            old = fleet.coordinator
+            fleet.halted = True
+            fleet.pushed(fleet.one)
+            pushes = []
+            def stands_still():
+                if not pushes or pushes[-1].poll() is not None:
+                    pushes.append(fleet.push(fleet.next(1000)))
+                return state_of(old.pid) == "T"
+            fleet.until(stands_still, "a trainer that stands still")
+            fleet.coordinator = fleet.trainer("--set", "bucket_bytes=1MiB", *alone, "--take-over", label="newer")
+            fleet.until_joined("s0")
+            full, found = fleet.full(77), []
+            def is_pushed():  # not while the sidecar begins anew, because it has no version any more
+                code, said = fleet.push(full).result()
+                found[:] = [said["result"]["version"]] if code == 0 else []
+                return found
+            fleet.until(is_pushed, "a version of the other trainer")
+            version = found[0]
+            self.verified(fleet, version, "a")
+            self.assertIn("the trainer stands still while it changes the arena of", fleet.log_of("s0"))
+            for _ in range(3):
+                before, version = version, fleet.updated()
+                self.verified(fleet, version, "a")
+            self.was_lent(fleet, version, before)
+            old.popen.kill()
+            old.popen.wait()
+            self.ends(fleet)
 
     def test_the_trainer_is_killed_when_it_has_written_the_arena(self):
         self.assertIn("was changed in place", self.killed_trainer("versions_exchanged:1"))

@@ -250,7 +250,10 @@ void bind_weight_directory(nb::module_& module) {
             });
       },
       nb::arg("folder"));
-  module.def("arm_fail_point", &arm_fail_point, nb::arg("name"), nb::arg("hits"));
+  module.def(
+      "arm_fail_point",
+      [](std::string name, std::uint64_t hits) { arm_fail_point(std::move(name), hits); },
+      nb::arg("name"), nb::arg("hits"));
 }
 
 }  // namespace wsync::python

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <thread>
 
+#include "shared/transport/memfd/memfd_source.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/versions.h"
@@ -138,6 +139,48 @@ TEST_F(VersionReceiverTest, AWayBackThatTakesLongStillGoesInPlace) {
   ASSERT_TRUE(completed_->in_place);
   EXPECT_EQ(forgotten_, std::vector<Version>{kV2});
   EXPECT_EQ(store().bytes(), model_.plan->arena_bytes() + store().changes_of(kV2)->bytes());
+}
+
+// A replica goes back to a version that is held as changes, and the trainer has no arena for it.
+TEST_F(VersionReceiverTest, ATrainerWithoutMemoryIsNotAwaitedForEver) {
+  const SharedArena arena = model_.protected_arena(kV1);
+  bool is_staged = false;
+  ASSERT_TRUE(
+      store().begin(job(kV1), [&](const Result<Held>& held) { is_staged = held.has_value(); }));
+  store().view_arrived(ArenaView::open(arena.share()->get()).value());
+  ASSERT_TRUE(bench_.until([&] { return is_staged; }));
+  stage_changes(kV2, kV1);
+  const auto source = transport::memfd::MemfdSource::listen(
+                          {.path = bench_.directory() + "/trainer-host.sock"},
+                          [this](std::function<void()> task, std::source_location made) {
+                            bench_.loop().post(std::move(task), made);
+                          })
+                          .value();
+  int wanted = 0;
+  transport::Offer offer{
+      .key = {.fence = {.epoch = 1}, .version = kV2, .layout = model_.manifest->layout_digest()},
+      .buckets = {},
+      .data = {},
+      .base = kV1,
+      .leaves = model_.leaves,
+      .blocks = blocks_,
+      .complete = false};
+  for (std::size_t i = 0; i < model_.plan->bucket_count(); ++i)
+    offer.buckets.push_back(
+        {.offset = model_.plan->bucket_offset(i), .bytes = model_.plan->bucket_size(i)});
+  // As the versions that a trainer serves do when they find no memory.
+  offer.on_memory_wanted = [&] {
+    ++wanted;
+    source->withdraw(kV2, "the trainer has no arena for it");
+  };
+  source->offer(offer);
+  for (std::size_t i = 0; i < model_.plan->bucket_count(); ++i)
+    source->bucket_ready(kV2, i, {}, store().changes_of(kV2)->buckets[i]);
+  receiver_->watch({{.kind = "memfd", .address = source->address()}});
+  receiver_->complete({.version = kV2, .base = kV1, .in_place = false});
+  ASSERT_TRUE(bench_.until([&] { return completed_.has_value(); }));
+  EXPECT_EQ(wanted, 1);
+  EXPECT_EQ(completed_->failure, "") << "it is copied, because the base and the changes are here";
 }
 
 }  // namespace

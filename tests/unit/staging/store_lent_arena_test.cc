@@ -248,6 +248,29 @@ TEST_F(StoreLentArenaTest, ATrainerThatIsStillWritingIsAskedAgain) {
   expect_bytes(kV2);
 }
 
+// It holds the lock, so nobody can read the arena. Other versions must not wait for it.
+TEST_F(StoreLentArenaTest, ATrainerThatStandsStillWhileItWritesIsNotAwaitedForEver) {
+  begin();
+  std::optional<WriteLease> lease;
+  int asked = 0;
+  on_fetch_ = [&] {
+    if (++asked == 1) lease.emplace(begin_write(trainer_, kV2));
+    loop_.post()([this, is_last = asked == 3] {
+      store_->arena_given(fail(ErrorCode::kDeadline, "it is silent"), is_last);
+    });
+  };
+  std::optional<Store::Completed> completed;
+  ASSERT_TRUE(store_->complete(
+      kV2, true, [this] { fetched(); },
+      [&](Store::Completed outcome) { completed = std::move(outcome); }));
+  ASSERT_TRUE(loop_.run_until([&] { return completed || asked > 3; }));
+  ASSERT_TRUE(completed) << "it is asked again and again";
+  EXPECT_EQ(asked, 3);
+  ASSERT_FALSE(completed->held);
+  EXPECT_EQ(completed->held.error().code(), ErrorCode::kPeerLost);
+  EXPECT_TRUE(completed->base_lost) << "neither version can be read, so both are fetched again";
+}
+
 TEST_F(StoreLentArenaTest, OtherBytesThatTheTrainerGivesAreNotUsed) {
   begin();
   SharedArena other = make_arena();
