@@ -170,7 +170,9 @@ class Receivers(TrainerInPlace):
             fleet.until(lambda: fleet.said_by("m")["sidecars"][0]["staged"], "that m has mapped the version that is served")
             version = self.goes_on(fleet, push)
             self.verified(fleet, version, "a", "a1", "b")
-            fleet.trainer_says(BESIDE.format(version, first))
+            # It may lend the arena in time.
+            fleet.until(lambda: any(text.format(version, first) in fleet.trainer_log() for text in (BESIDE, IN_ARENA)),
+                        f"{version} in an arena")
             self.verified(fleet, fleet.updated(), "a", "a1", "b")
             self.ends(fleet)
 

@@ -91,7 +91,7 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
   auto taken = std::make_shared<Taken>();
   // The task owns the progress, to which `request` points, and the snapshotter, because it may run
   // while the publisher is being destroyed.
-  if (config_.idle_release.count() != 0) idle_.start(config_.idle_release);
+  if (!std::exchange(has_begun_, true)) count_idle_time();
   return worker_->submit(
       [open = std::move(order.open), progress = std::move(order.progress), request, taken,
        base = order.base, snapshotter = snapshotter_]() mutable {
@@ -105,8 +105,11 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
         taken->snapshot = snapshotter->take(**source, request);
         taken->took = now() - begun;
       },
-      [alive = alive_, taken, on_taken = std::move(on_taken)] {
-        if (*alive) on_taken(std::move(taken->snapshot), taken->took);
+      [this, alive = alive_, taken, on_taken = std::move(on_taken)] {
+        if (!*alive) return;
+        // One that is held as its changes needs no arena.
+        if (!taken->snapshot || (*taken->snapshot)->is_complete()) count_idle_time();
+        on_taken(std::move(taken->snapshot), taken->took);
       });
 }
 
@@ -114,6 +117,10 @@ void Publisher::prepare_next() {
   const auto submitted =
       worker_->submit([snapshotter = snapshotter_] { snapshotter->prepare_next(); }, [] {});
   if (!submitted) log_debug("no arena is prepared: {}", submitted.error().message());
+}
+
+void Publisher::count_idle_time() {
+  if (config_.idle_release.count() != 0) idle_.start(config_.idle_release);
 }
 
 // On the worker, because it takes long, and because snapshots use the arenas there.
@@ -127,7 +134,7 @@ void Publisher::release_unused() {
       },
       [] {});
   if (!submitted) log_debug("free arenas are looked for later: {}", submitted.error().message());
-  idle_.start(config_.idle_release);  // others may still read an arena now
+  count_idle_time();  // others may still read an arena now
 }
 
 void Publisher::rename(Snapshot& snapshot, const control::Fence& fence, const Version& version) {

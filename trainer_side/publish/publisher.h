@@ -91,6 +91,7 @@ class Publisher {
 
  private:
   Publisher(Loop& loop, const config::TrainerConfig& config);
+  void count_idle_time();
   void release_unused();
 
   Loop& loop_;
@@ -99,7 +100,8 @@ class Publisher {
   // Declared before the worker: a snapshot that ends during destruction is not offered.
   std::unique_ptr<ServedVersions> versions_;
   std::unique_ptr<Worker> worker_;
-  Timer idle_;  // fires when no snapshot was requested for idle_release
+  Timer idle_;  // fires when no snapshot has needed an arena for idle_release
+  bool has_begun_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts
 };
 

@@ -19,6 +19,11 @@ namespace {
 // A receiver that is slow may read a bucket of the arena that is to be changed. Others wait
 // meanwhile, so it is not awaited for long.
 constexpr std::chrono::milliseconds kReaderWait{500};
+// Sidecars of this host lend the arena when they have stored the decision and have made what leads
+// back, which takes longer on a slow disk and with many changes. Then it is tried a second time,
+// because memory beside it costs more.
+constexpr std::chrono::milliseconds kReaderWaitLong{2'000};
+constexpr std::uint64_t kChangesBytesPerMs = 200'000;
 constexpr std::chrono::milliseconds kRetryFirst{1'000};
 constexpr std::chrono::milliseconds kRetryLast{60'000};
 
@@ -139,6 +144,11 @@ void ServedVersions::offer_changes(const Snapshot& snapshot) {
     let_wait(snapshot);
     return complete_later(snapshot.version(), true);
   }
+  for (const Server& server : servers_) offer_changes(snapshot, server);
+}
+
+void ServedVersions::offer_changes(const Snapshot& snapshot, const Server& server) {
+  const patch::VersionChanges& changes = *snapshot.changes();
   transport::Offer offer = offer_of(snapshot.identity(), *snapshot.plan());
   offer.leaves = snapshot.leaves();
   offer.blocks = snapshot.blocks();
@@ -147,14 +157,13 @@ void ServedVersions::offer_changes(const Snapshot& snapshot) {
   offer.on_memory_wanted = [this, alive = alive_, version = snapshot.version()] {
     if (*alive) give_arena(version);
   };
-  for (const Server& server : servers_) server.source->offer(offer);
+  server.source->offer(std::move(offer));
   const std::span<const WordSum> sums = snapshot.digests().leaves;
   const LeafTable& leaves = *snapshot.leaves();
-  for (std::size_t i = 0; i < leaves.bucket_count(); ++i) {
-    const Digest digest = bucket_digest(sums.subspan(leaves.first(i), leaves.bucket(i).size()));
-    for (const Server& server : servers_)
-      server.source->bucket_ready(snapshot.version(), i, digest, changes.buckets[i]);
-  }
+  for (std::size_t i = 0; i < leaves.bucket_count(); ++i)
+    server.source->bucket_ready(
+        snapshot.version(), i,
+        bucket_digest(sums.subspan(leaves.first(i), leaves.bucket(i).size())), changes.buckets[i]);
 }
 
 void ServedVersions::let_wait(const Snapshot& snapshot) {
@@ -202,11 +211,12 @@ void ServedVersions::complete_next() {
   if (next->not_before > at)
     return retry_.start(std::chrono::ceil<std::chrono::milliseconds>(next->not_before - at));
   const auto& snapshot = served_.at(next->version);
-  if (!(next->in_place ? begin_exchange(snapshot) : begin_beside(snapshot)))
-    retry_.start(kRetryFirst);
+  const bool begun =
+      next->in_place ? begin_exchange(snapshot, next->waits_long) : begin_beside(snapshot);
+  if (!begun) retry_.start(kRetryFirst);
 }
 
-bool ServedVersions::begin_exchange(const std::shared_ptr<const Snapshot>& newer) {
+bool ServedVersions::begin_exchange(const std::shared_ptr<const Snapshot>& newer, bool waits_long) {
   struct Task {
     std::shared_ptr<const Snapshot> newer;
     Result<Snapshotter::Exchanged> outcome = fail(ErrorCode::kCancelled, "not made");
@@ -219,13 +229,15 @@ bool ServedVersions::begin_exchange(const std::shared_ptr<const Snapshot>& newer
   auto begin = [this, alive = alive_] {
     if (*alive) give_up_both();
   };
-  Worker& worker = worker_.is_idle() ? worker_ : beside_;
-  const auto submitted = worker.submit(
-      [task, snapshotter = snapshotter_, loop = &loop_, begin = std::move(begin)] {
+  std::chrono::milliseconds wait = kReaderWait;
+  if (waits_long)
+    wait =
+        kReaderWaitLong + std::chrono::milliseconds(newer->changes()->bytes() / kChangesBytesPerMs);
+  const auto submitted = idle_worker().submit(
+      [task, wait, snapshotter = snapshotter_, loop = &loop_, begin = std::move(begin)] {
         loop->post(begin);
         task->worked.begin = now();
-        task->outcome =
-            snapshotter->exchange(std::move(task->newer), task->worked.begin + kReaderWait);
+        task->outcome = snapshotter->exchange(std::move(task->newer), task->worked.begin + wait);
         task->worked.end = now();
       },
       [this, alive = alive_, task] {
@@ -282,9 +294,15 @@ void ServedVersions::exchanged(Result<Snapshotter::Exchanged> outcome, const Wor
     offer_if(outcome->older, ended.is_older_withdrawn);
     offer_if(outcome->newer, ended.is_newer_withdrawn);
     offer_others();
-    if (Completion* wanted = queued(ended.newer)) wanted->in_place = false;
+    if (Completion* wanted = queued(ended.newer)) {
+      const bool was_long = std::exchange(wanted->waits_long, false);
+      readers_hang_ = readers_hang_ || was_long;
+      wanted->waits_long = !was_long && !readers_hang_;
+      wanted->in_place = wanted->waits_long;
+    }
     return complete_next();
   }
+  readers_hang_ = false;
   offer_if(outcome->newer, ended.is_newer_withdrawn);
   offer_if(outcome->older, ended.is_older_withdrawn);
   offer_others();
@@ -308,7 +326,7 @@ bool ServedVersions::begin_beside(const std::shared_ptr<const Snapshot>& newer) 
     Worked worked{};
   };
   auto task = std::make_shared<Task>(Task{.newer = newer});
-  const auto submitted = worker_.submit(
+  const auto submitted = idle_worker().submit(
       [task, snapshotter = snapshotter_] {
         task->worked.begin = now();
         task->outcome = snapshotter->complete_beside(*task->newer);
@@ -329,12 +347,17 @@ void ServedVersions::made_beside(const Snapshot& newer, Result<std::shared_ptr<S
     if (Completion* wanted = queued(ended.newer)) {
       if (wanted->retry_after == kRetryFirst)
         log_warning(
-            "{} is held as what changes from {}, and there is no arena for it: {}; it is tried "
-            "again",
+            "{} is held as what changes from {}, and could not be made complete in another arena: "
+            "{}; it is tried again",
             ended.newer.to_string(), ended.older.to_string(), outcome.error().message());
-      wanted->in_place = wanted->may_change_base;
+      const bool is_first = wanted->retry_after == kRetryFirst;
+      const bool is_decided = wanted->may_change_base;
+      wanted->in_place = is_decided;
       wanted->not_before = now() + wanted->retry_after;
       wanted->retry_after = std::min(2 * wanted->retry_after, kRetryLast);
+      // Those who lend the arena of a decided version do so once more.
+      if (!is_decided || !is_first) refuse_memory(newer, outcome.error());
+      if (is_decided) give_up_changes_from(ended.older, ended.newer);
     }
     return complete_next();
   }
@@ -349,6 +372,32 @@ void ServedVersions::made_beside(const Snapshot& newer, Result<std::shared_ptr<S
                           .begin = worked.begin,
                           .end = worked.end});
   complete_next();
+}
+
+void ServedVersions::refuse_memory(const Snapshot& snapshot, const Error& why) {
+  const Version version = snapshot.version();
+  for (const Server& server : servers_) {
+    if (!server.transport->traits().maps_source) continue;
+    server.source->withdraw(version, fmt::format("the trainer has no arena for {}: {}",
+                                                 version.to_string(), why.message()));
+    offer_changes(snapshot, server);
+  }
+}
+
+// Such a version reads its base, so the arena cannot be changed, and there is no memory for another
+// one. The fleet needs the wanted version now, and the others can be published again.
+void ServedVersions::give_up_changes_from(const Version& base, const Version& wanted) {
+  for (const auto& snapshot : changes_from(base)) {
+    const Version version = snapshot->version();
+    if (version == wanted || version == wanted_) continue;
+    const std::string why = fmt::format(
+        "it is held as what changes from {}, whose arena is needed for {}, and there is no memory "
+        "for another one",
+        base.to_string(), wanted.to_string());
+    withdraw(version, why);
+    observer_.on_given_up(version, why);
+    if (Completion* completion = queued(wanted)) completion->not_before = {};
+  }
 }
 
 void ServedVersions::withdraw(const Version& version, const std::string& reason) {

@@ -51,6 +51,10 @@ class ServedVersions {
     std::function<void(const Completed&)> on_completed = [](const Completed&) {};
     // Versions are lost. The sentence is for operators.
     std::function<void(const std::string&)> on_lost = [](const std::string&) {};
+    // A version that is not decided is lost for the reason: its base has to make room for another
+    // version. Whoever has its snapshot gives it up.
+    std::function<void(const Version&, const std::string&)> on_given_up = [](const Version&,
+                                                                             const std::string&) {};
   };
   // Binds the addresses that other hosts can reach. Errors as make_transports() and
   // Transport::listen(). `worker`: on which the snapshots are taken.
@@ -106,7 +110,8 @@ class ServedVersions {
   struct Completion {
     Version version;
     bool may_change_base = false;
-    bool in_place = false;  // how it is tried next
+    bool in_place = false;    // how it is tried next
+    bool waits_long = false;  // in place: for readers
     TimePoint not_before{};
     std::chrono::milliseconds retry_after{};
   };
@@ -119,6 +124,7 @@ class ServedVersions {
   };
   ServedVersions(Loop& loop, std::shared_ptr<Snapshotter> snapshotter, Worker& worker);
   void offer_changes(const Snapshot& snapshot);
+  void offer_changes(const Snapshot& snapshot, const Server& server);
   // Somebody wants to map a version that is not decided: it gets another arena, because the fleet
   // needs that of its base.
   void give_arena(const Version& version);
@@ -128,9 +134,17 @@ class ServedVersions {
   [[nodiscard]] Completion* queued(const Version& version);
   void complete_next();
   // Return false if the worker has too much to do.
-  [[nodiscard]] bool begin_exchange(const std::shared_ptr<const Snapshot>& newer);
+  [[nodiscard]] bool begin_exchange(const std::shared_ptr<const Snapshot>& newer, bool waits_long);
+  // One that has nothing to do, so that a version which the fleet waits for does not wait for a
+  // snapshot.
+  [[nodiscard]] Worker& idle_worker() noexcept { return worker_.is_idle() ? worker_ : beside_; }
   [[nodiscard]] bool begin_beside(const std::shared_ptr<const Snapshot>& newer);
   void give_up_both();
+  // There is no memory for this version, which is held as its changes: whoever wants to map it
+  // hears that, and may ask again.
+  void refuse_memory(const Snapshot& snapshot, const Error& why);
+  // Versions that are not to be served yet, and keep `base` from giving up its arena to `wanted`.
+  void give_up_changes_from(const Version& base, const Version& wanted);
   // The served versions that are held as what changes from this one.
   [[nodiscard]] std::vector<std::shared_ptr<const Snapshot>> changes_from(
       const Version& base) const;
@@ -152,8 +166,10 @@ class ServedVersions {
   // Without those that are changing places.
   std::map<Version, std::shared_ptr<const Snapshot>> served_;
   Version wanted_;  // of the last make_complete()
+  // Somebody has read an arena for longer than kReaderWaitLong: he hangs, and may again.
+  bool readers_hang_ = false;
   std::deque<Completion> queue_;
-  Worker beside_;  // the snapshots
+  Worker beside_;  // where worker_ takes snapshots
   std::optional<Running> running_;
   Timer retry_;                                                 // of complete_next()
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what the worker posts

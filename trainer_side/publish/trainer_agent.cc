@@ -49,7 +49,10 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
        .on_lost =
            [owner = agent.get()](const std::string& sentence) {
              owner->coordinator_->recorder().version_lost(sentence, now());
-           }});
+           },
+       .on_given_up = [owner = agent.get()](
+                          const Version& version,
+                          const std::string& why) { owner->give_up_version(version, why); }});
   WSYNC_TRY(agent->publisher_->versions().listen());
   WSYNC_TRY(agent->coordinator_->open(agent->publisher_->versions().transports(),
                                       agent->publisher_->versions().secret()));
@@ -287,6 +290,17 @@ void TrainerAgent::lose_round(const coordinator::RoundLost& lost) {
   // A snapshot that is being taken is served when it is complete, perhaps under another name.
   if (std::exchange(job.streams, false) && !job.taken) job.version = {};
   execute(queue_->round_lost(lost.request, lost.reason));
+}
+
+void TrainerAgent::give_up_version(const Version& version, const std::string& why) {
+  report_incident(fmt::format("the publish of {} is given up: {}", version.to_string(), why));
+  // Also of a job that is kept: it would be announced again with this snapshot.
+  const control::CancelReply reply =
+      coordinator_->has_update(version)
+          ? coordinator_->cancel(version,
+                                 fmt::format("given up, because {}; publish it again", why))
+          : cancel(version);
+  if (!reply.ok) log_debug("{}: {}", version.to_string(), reply.reason);
 }
 
 void TrainerAgent::begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot) {

@@ -158,6 +158,8 @@ class TrainerAgent {
   void apply(const ReplaceWaiting& command);
   void apply(const ReportWait& command);
   void lose_round(const coordinator::RoundLost& lost);
+  // The snapshot of a version that is not decided is given up.
+  void give_up_version(const Version& version, const std::string& why);
   void begin_copy(std::uint64_t request, const CopiedSnapshot& snapshot);
   void give_name(Snapshot& snapshot, const Version& version);
   void request_stream(const RequestRound& command);

@@ -259,6 +259,77 @@ TEST_F(ServedVersionsTest, ASnapshotThatIsBeingTakenDelaysNoVersion) {
   end.set_value();
 }
 
+TEST_F(ServedVersionsTest, NorDoesItDelayAnArenaBesideAnother) {
+  serve(3, true);
+  publish(1, 0);
+  const ArenaView view = reader(1);
+  publish(2, 1);
+  std::promise<void> end;
+  ASSERT_TRUE(worker_->submit([ended = end.get_future().share()] { ended.wait(); }));
+  served_->make_complete(name(2));
+  EXPECT_TRUE(run_until([&] { return is_in_arena(2); }));
+  end.set_value();
+}
+
+TEST_F(ServedVersionsTest, AnArenaForOneWhoMapsEarlyDelaysNoDecision) {
+  serve(3, true);
+  publish(1, 0);
+  publish(2, 1);
+  std::promise<void> end;
+  ASSERT_TRUE(worker_->submit([ended = end.get_future().share()] { ended.wait(); }));
+  Fetch& maps = fetch(2, "memfd");
+  served_->make_complete(name(2));
+  EXPECT_TRUE(run_until([&] { return is_in_arena(2); }));
+  end.set_value();
+  expect_comes(maps);
+}
+
+TEST_F(ServedVersionsTest, WhoMapsAVersionForWhichThereIsNoMemoryHearsIt) {
+  serve(1);
+  publish(1, 0);
+  publish(2, 1);
+  Fetch& maps = fetch(2, "memfd");
+  ASSERT_TRUE(run_until([&] { return maps.is_over; })) << "it waits for ever";
+  EXPECT_THAT(maps.failure, HasSubstr("the trainer has no arena for 1.2"));
+  expect_comes(fetch(2));  // who receives copies needs none
+  served_->make_complete(name(2));
+  expect_comes(fetch(2, "memfd"));
+}
+
+// A rollback while the next version waits for its round. Only what changes from the version that is
+// taken back is held of that, so it needs the arena too.
+TEST_F(ServedVersionsTest, AVersionThatKeepsTheArenaFromARollbackIsGivenUp) {
+  serve(1);
+  std::vector<Version> given_up;
+  served_->observe({.on_given_up = [&](const Version& version, const std::string& why) {
+    given_up.push_back(version);
+    EXPECT_THAT(why, HasSubstr("held as what changes from 1.2"));
+  }});
+  publish(1, 0);
+  publish(2, 1);
+  served_->make_complete(name(2));
+  ASSERT_TRUE(run_until([&] { return is_in_arena(2); }));
+  publish(3, 2);
+  served_->make_complete(name(1));
+  ASSERT_TRUE(run_until([&] { return is_in_arena(1); })) << "both wait for each other";
+  EXPECT_THAT(given_up, testing::ElementsAre(name(3)));
+  expect_comes(fetch(1, "memfd"));
+}
+
+// Its disk is slow, for example, so that it has stored the decision late.
+TEST_F(ServedVersionsTest, WhoLendsTheArenaLateIsAwaitedBeforeAnotherOneIsMade) {
+  serve(3);
+  publish(1, 0);
+  std::optional<ArenaView> view = reader(1);
+  publish(2, 1);
+  served_->make_complete(name(2));
+  run_for(std::chrono::milliseconds(1'200));
+  EXPECT_FALSE(is_in_arena(2));
+  view.reset();
+  ASSERT_TRUE(run_until([&] { return is_in_arena(2); }));
+  EXPECT_FALSE(is_in_arena(1)) << "there are two models now";
+}
+
 TEST_F(ServedVersionsTest, WhileTheArenaIsReadAndThereIsNoOtherBothAreServed) {
   serve(1);
   publish(1, 0);
