@@ -354,9 +354,8 @@ void Coordinator::forget_absent() {
 void Coordinator::handle(const WaitingReplaced& event) { rounds_.replace_waiting(context_, event); }
 
 void Coordinator::handle(const Replaced& event) {
-  stop(Error(ErrorCode::kFenced,
-             fmt::format("this coordinator was replaced: {} has taken over {}", event.by,
-                         event.what)));
+  stop(Error(ErrorCode::kFenced, fmt::format("this coordinator was replaced: {} has taken over {}",
+                                             event.by, event.what)));
 }
 
 void Coordinator::handle(const CoordinatorTick&) {

@@ -68,7 +68,9 @@ TEST(Config, ExampleFilesHoldEveryKeyWithItsDefault) {
 
 TEST(Config, DecisionsAreInAFileOrInEtcd) {
   const auto members = [](const std::string& value, const std::string& more = {}) {
-    return parse_trainer("decision_store: \"" + value + "\"\n" + more, "t.yaml").value().etcd.members;
+    return parse_trainer("decision_store: \"" + value + "\"\n" + more, "t.yaml")
+        .value()
+        .etcd.members;
   };
   const auto error = [](const std::string& value) {
     const auto config = parse_trainer("decision_store: \"" + value + "\"\n", "t.yaml");
