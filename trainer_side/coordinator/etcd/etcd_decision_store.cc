@@ -137,7 +137,8 @@ Result<PutAnswer> EtcdDecisionStore::put(std::uint64_t revision, const Bytes& va
       Result<PutAnswer> parsed = parse_put(answer.body);
       if (parsed || !is_unknown) return parsed;
     } else {
-      is_unknown |= answer.may_be_done && !planted("lost_answer_is_a_failure");
+      if (planted("lost_answer_is_a_failure")) return no_answer(doing, answer.failure);
+      is_unknown |= answer.may_be_done;
     }
     if (!is_unknown && answer.is_refused)
       return fail(ErrorCode::kIo, fmt::format("{}: etcd refuses it: {}", doing, answer.failure));
