@@ -10,31 +10,16 @@ import unittest
 import tensors
 from disc import limited
 from fleet import DEADLINE_S, Fleet
+from fleet_case import FleetCase
 from schema import validate
 
 WSYNC = sys.argv.pop()
 
 
-class Case(unittest.TestCase):
-    def push(self, fleet, path, address=None):
-        code, answer = fleet.ask("push", path, address=address)
-        self.assertEqual(code, 0, answer)
-        return answer["result"]["version"]
-
-    def sidecar_state(self, fleet, name):
-        code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/{name}.control")
-        self.assertEqual(code, 0, answer)
-        return answer["result"]
-
+class Case(FleetCase):
     def members(self, fleet, address=None):
         code, answer = fleet.ask("status", address=address)
         return {s["name"]: s for s in answer["result"]["sidecars"]} if code == 0 else {}
-
-    def stopped_whole(self, fleet, *engines):
-        for engine in engines:
-            code, said = fleet.stop(engine)
-            self.assertEqual(code, 0, said)
-            self.assertIn('"torn":0', said)
 
 
 class Restarts(Case):

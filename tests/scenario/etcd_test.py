@@ -10,30 +10,15 @@ import unittest
 import tensors
 from etcd import Certificates, Etcd
 from fleet import DEADLINE_S, Fleet
+from fleet_case import FleetCase
 
 WSYNC = sys.argv.pop()
 
 
-class Case(unittest.TestCase):
-    def push(self, fleet, path, address=None):
-        code, answer = fleet.ask("push", path, address=address)
-        self.assertEqual(code, 0, answer)
-        return answer["result"]["version"]
-
-    def sidecar_state(self, fleet, name):
-        code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/{name}.control")
-        self.assertEqual(code, 0, answer)
-        return answer["result"]
-
+class Case(FleetCase):
     def incidents(self, fleet):
         code, answer = fleet.ask("status")
         return json.dumps(answer["result"]["incidents"]) if code == 0 else ""
-
-    def stopped_whole(self, fleet, *engines):
-        for engine in engines:
-            code, said = fleet.stop(engine)
-            self.assertEqual(code, 0, said)
-            self.assertIn('"torn":0', said)
 
 
 class OtherHost(Case):
