@@ -2,6 +2,7 @@
 """Proves that the tests can see: each planted fault of the source makes the test fail that faults.tsv names for it.
 
 Usage: check.py BUILD_FOLDER [FAULT...]   runs them all, or the named ones, in a build made with -DWSYNC_PLANTED=ON
+       check.py BUILD_FOLDER --share K/N  runs the K-th of N shares of those whose tests are built there, and names the others' number
        check.py --list                    only compares faults.tsv with the faults in the source
 
 A fault is caught when its test passes without it, and with it fails and says the words of the column `says`: so it was
@@ -148,10 +149,28 @@ def check_faults(build: pathlib.Path, cases: List[Case]) -> int:
     return 1 if missed else 0
 
 
+def share_of(build: pathlib.Path, cases: List[Case], share: str) -> List[Case]:
+    """The K-th of N shares of what is built: neighbours in faults.tsv, which are of one test, go to different shares."""
+    number, of = (int(part) for part in share.split("/"))
+    built = [case for case in cases if case.executable.endswith(".py") and (build / "deploy" / "cli" / "wsync").is_file() or
+             not case.executable.endswith(".py") and command_of(case, build)]
+    chosen = built[number - 1::of]
+    print(f"share {share}: {len(chosen)} of the {len(built)} faults whose tests are built; {len(cases) - len(built)} others need more of the build")
+    return chosen
+
+
 def main(arguments: List[str]) -> int:
     cases = read_cases()
     if arguments == ["--list"]:
         return check_list(cases)
+    share = ""
+    if len(arguments) == 3 and arguments[1] == "--share":
+        share = arguments.pop()
+        arguments.pop()
+        parts = re.fullmatch(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})", share)
+        if not parts or int(parts[1]) > int(parts[2]):
+            print(f"--share {share}: expected K/N, K from 1 to N", file=sys.stderr)
+            return 2
     faults = set(arguments[1:])
     unknown = faults - {case.fault for case in cases}
     if not arguments or arguments[0].startswith("-") or unknown:
@@ -167,6 +186,11 @@ def main(arguments: List[str]) -> int:
         without = [case.fault for case in cases if case.executable.endswith("_gpu")]
         cases = [case for case in cases if case.fault not in without]
         print("".join(f"not run: {fault} needs a build with CUDA\n" for fault in without), end="")
+    if share:
+        cases = share_of(build, cases, share)
+        if not cases:
+            print(f"{build} has none of their tests", file=sys.stderr)
+            return 1
     return check_faults(build, cases)
 
 
