@@ -75,8 +75,11 @@ endif()
 if(NOT DEFINED CMAKE_UNITY_BUILD_BATCH_SIZE)
   set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
 endif()
+# Its garbage collector begins at 128 MiB by itself, and finds little to collect before the end of such a file: a twelfth of the
+# compiler's time.
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(wsync_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=786432>)
 endif()
 
 if(WSYNC_SANITIZER STREQUAL "address")
