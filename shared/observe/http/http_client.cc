@@ -210,7 +210,7 @@ std::string HttpClient::text_of(const ClientRequest& request) const {
 }
 
 Result<ClientResponse> HttpClient::ask(const ClientRequest& request) {
-  was_sent_ = false;
+  was_sent_ = was_repeated_ = false;
   if (!is_quiet(cancelled_.get()))
     return fail(ErrorCode::kCancelled, "cancelled before the request was sent");
   // A server sends nothing between requests. Readable data is the end of the connection or
@@ -221,8 +221,10 @@ Result<ClientResponse> HttpClient::ask(const ClientRequest& request) {
   auto response = ask_once(request, answered);
   // The server may have closed the idle connection just as the request was sent. Retry once on a
   // new connection.
-  if (!response && kept && !answered && response.error().code() == ErrorCode::kPeerLost)
+  if (!response && kept && !answered && response.error().code() == ErrorCode::kPeerLost) {
+    was_repeated_ = true;
     response = ask_once(request, answered);
+  }
   return response;
 }
 

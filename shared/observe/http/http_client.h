@@ -45,6 +45,9 @@ class HttpClient {
   // After an error of ask(): whether the server may have received the request, so that it may have
   // done what was asked.
   [[nodiscard]] bool was_sent() const noexcept { return was_sent_; }
+  // Whether the last request was sent twice, because a kept connection ended under the first one:
+  // the server may have done what was asked before it answered.
+  [[nodiscard]] bool was_repeated() const noexcept { return was_repeated_; }
   // Ends the current request and every later one with kCancelled.
   void cancel() noexcept;
 
@@ -57,6 +60,7 @@ class HttpClient {
   UniqueFd cancelled_;   // eventfd
   ClientStream stream_;  // reusable connection of the last request
   bool was_sent_ = false;
+  bool was_repeated_ = false;
 };
 
 }  // namespace wsync::http

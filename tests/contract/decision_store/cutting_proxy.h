@@ -52,6 +52,13 @@ class CuttingProxy {
     const std::lock_guard lock(mutex_);
     return !held_.empty();
   }
+  // Transactions are answered with this HTTP answer from now on; empty: by etcd again. `is_done`:
+  // etcd does the first of them before, and it hears of none of the others.
+  void answer_instead(std::string answer, bool is_done) {
+    const std::lock_guard lock(mutex_);
+    instead_ = std::move(answer);
+    does_first_ = is_done;
+  }
   // Sends the held transaction to etcd now, and returns etcd's answer.
   [[nodiscard]] std::string release() {
     std::string request;
@@ -87,11 +94,20 @@ class CuttingProxy {
         (void)read_message(client.get());  // until the sender gives up
         return;
       }
-      const std::string answer = exchange(etcd.get(), request);
       if (is_transaction && to_lose_ > 0) {
+        (void)exchange(etcd.get(), request);
         --to_lose_;
         return;
       }
+      std::string instead;
+      bool is_done = true;
+      if (is_transaction) {
+        const std::lock_guard lock(mutex_);
+        instead = instead_;
+        is_done = instead.empty() || std::exchange(does_first_, false);
+      }
+      std::string answer = is_done ? exchange(etcd.get(), request) : std::string();
+      if (!instead.empty()) answer = instead;
       if (answer.empty() || !send_all(client.get(), answer)) return;
     }
   }
@@ -145,6 +161,8 @@ class CuttingProxy {
   std::atomic<bool> holds_{false};
   std::mutex mutex_;
   std::string held_;
+  std::string instead_;
+  bool does_first_ = false;
   std::thread accepting_;
   std::vector<std::thread> threads_;  // of accepting_, until that has ended
 };

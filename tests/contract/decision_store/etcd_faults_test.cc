@@ -64,6 +64,82 @@ TEST_F(EtcdFaults, ADecisionWhoseAnswerIsLostIsStoredOnceAndSaidToBe) {
   EXPECT_TRUE(store->write(record(1, 2, {1, 6})).has_value()) << "the store goes on";
 }
 
+std::string http_answer(int status, const std::string& body) {
+  return fmt::format(
+      "HTTP/1.1 {} No\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", status,
+      body.size(), body);
+}
+const std::string kFull = http_answer(
+    429, R"({"error":"etcdserver: mvcc: database space exceeded","code":8,"message":"x"})");
+
+// etcd applies a transaction before it finds out that its store is full, and then takes no other.
+TEST_F(EtcdFaults, ADecisionThatAFullStoreHasStoredIsSaidToBe) {
+  const auto store = open({proxy_->url()});
+  ASSERT_TRUE(store->write(record(1, 0, {})).has_value());
+  proxy_->answer_instead(kFull, true);
+  const auto stored = store->write(record(1, 1, {1, 5}));
+  ASSERT_TRUE(stored.has_value()) << stored.error().message();
+  EXPECT_EQ(stored_target(), (Version{1, 5}));
+  proxy_->answer_instead({}, false);
+  EXPECT_TRUE(store->write(record(1, 2, {1, 6})).has_value());
+}
+
+TEST_F(EtcdFaults, ADecisionThatAFullStoreHasNotStoredFails) {
+  const auto store = open({proxy_->url()});
+  ASSERT_TRUE(store->write(record(1, 0, {})).has_value());
+  proxy_->answer_instead(kFull, false);
+  const auto refused = store->write(record(1, 1, {1, 5}));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kIo);
+  EXPECT_THAT(refused.error().message(), HasSubstr("database space exceeded"));
+  EXPECT_EQ(stored_target(), Version());
+}
+
+// A kept connection ends under the request, which is then sent once more.
+TEST_F(EtcdFaults, TheAnswerToARepeatedRequestDoesNotSpeakForTheFirstOne) {
+  for (const int status : {403, 408, 429, 503}) {
+    const auto store = open({proxy_->url()}, Claim::kTakeOver);
+    const auto epoch = static_cast<std::uint32_t>(status);
+    ASSERT_TRUE(store->write(record(epoch, 0, {})).has_value());
+    proxy_->lose_answers(1);
+    proxy_->answer_instead(http_answer(status, "no"), false);
+    const auto stored = store->write(record(epoch, 1, {epoch, 5}));
+    ASSERT_TRUE(stored.has_value()) << status << ": " << stored.error().message();
+    EXPECT_EQ(stored_target(), (Version{epoch, 5}));
+    proxy_->answer_instead({}, false);
+  }
+}
+
+TEST_F(EtcdFaults, AnAnswerThatIsNotUnderstoodLeavesItOpen) {
+  const auto store = open({proxy_->url()});
+  ASSERT_TRUE(store->write(record(1, 0, {})).has_value());
+  proxy_->answer_instead(http_answer(200, "{}"), true);
+  EXPECT_TRUE(store->write(record(1, 1, {1, 5})).has_value());
+  EXPECT_EQ(stored_target(), (Version{1, 5}));
+}
+
+TEST_F(EtcdFaults, ARecordThatWasRemovedIsNotMadeAgainByADecision) {
+  const auto store = open({etcd_->url()});
+  ASSERT_TRUE(store->write(record(1, 0, {})).has_value());
+  auto client = EtcdClient::create({etcd_->url()}).value();
+  ASSERT_TRUE(client->ask("/v3/kv/deleterange", range_request("/wsync/f/record")).is_done);
+  const auto refused = store->write(record(1, 1, {1, 5}));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kFenced);
+  EXPECT_THAT(refused.error().message(), HasSubstr("was removed since"));
+}
+
+TEST_F(EtcdFaults, ANameThatWasRemovedIsPutAgain) {
+  const auto store = open({etcd_->url()});
+  ASSERT_TRUE(store->lead("advice").has_value());
+  auto client = EtcdClient::create({etcd_->url()}).value();
+  ASSERT_TRUE(client->ask("/v3/kv/deleterange", range_request("/wsync/f/leader")).is_done);
+  const TimePoint end = now() + std::chrono::seconds(20);
+  while (etcd_->value_of("/wsync/f/leader").revision == 0 && now() < end)
+    std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_NE(etcd_->value_of("/wsync/f/leader").revision, 0U);
+}
+
 TEST_F(EtcdFaults, ATransactionThatComesLateChangesNothing) {
   const auto store = open({proxy_->url(), etcd_->url()});
   ASSERT_TRUE(store->write(record(1, 0, {})).has_value());

@@ -90,11 +90,21 @@ TEST(EtcdMessages, WhatIsNotFromEtcdIsRefusedWithASentence) {
 TEST(EtcdMessages, OnlyARefusalSaysThatNothingWasDone) {
   const Refusal full = parse_refusal(
       503, R"({"error":"etcdserver: mvcc: database space exceeded","message":"x","code":8})");
-  EXPECT_FALSE(full.may_be_done);
+  EXPECT_TRUE(full.may_be_done) << "etcd finds out after it has applied the transaction";
+  EXPECT_TRUE(full.is_settled);
+  EXPECT_FALSE(full.is_final);
   EXPECT_THAT(full.text, HasSubstr("database space exceeded"));
   EXPECT_FALSE(
       parse_refusal(400, R"({"error":"etcdserver: key is not provided","code":3})").may_be_done);
-  EXPECT_FALSE(parse_refusal(404, "Not Found").may_be_done) << "another server";
+  for (const int status : {403, 404, 408, 429, 499}) {
+    const Refusal other = parse_refusal(status, "Not Found");
+    EXPECT_TRUE(other.may_be_done && other.is_final) << "a proxy or another server";
+    EXPECT_FALSE(other.is_settled);
+  }
+  // etcd 3.6 leaves `error` out.
+  const Refusal newer = parse_refusal(400, R"({"code":9,"message":"etcdserver: no such lease"})");
+  EXPECT_TRUE(newer.is_final && !newer.may_be_done);
+  EXPECT_TRUE(parse_refusal(400, R"({"message":"without a code"})").may_be_done);
   for (const char* text :
        {"etcdserver: request timed out", "etcdserver: no leader", "etcdserver: leader changed"})
     EXPECT_TRUE(

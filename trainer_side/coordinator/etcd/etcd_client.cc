@@ -43,19 +43,24 @@ EtcdClient::Answer EtcdClient::ask(std::string_view path, const std::string& bod
     if (response) {
       const Refusal refusal = parse_refusal(response->status, response->body);
       failure = refusal.text;
-      answer.may_be_done |= refusal.may_be_done;
-      answer.is_refused |= !refusal.may_be_done;
+      const bool may_be_done = refusal.may_be_done || member.client->was_repeated();
+      answer.may_be_done |= may_be_done;
+      answer.is_lost |= member.client->was_repeated() || (may_be_done && !refusal.is_settled);
+      answer.is_refused |= refusal.is_final;
     } else {
       failure = response.error().message();
       const bool is_refused = response.error().code() == ErrorCode::kRefused;
       not_accepted += is_refused ? 1 : 0;
-      answer.may_be_done |= member.client->was_sent() && !is_refused;
+      const bool may_be_done =
+          member.client->was_repeated() || (member.client->was_sent() && !is_refused);
+      answer.may_be_done |= may_be_done;
+      answer.is_lost |= may_be_done;
     }
     answer.failure +=
         fmt::format("{}{}: {}", answer.failure.empty() ? "" : "; ", member.url, failure);
     if (answer.is_refused) return answer;  // the other members would say the same
   }
-  answer.is_refused = not_accepted == members_.size();
+  answer.is_refused |= not_accepted == members_.size();
   if (answer.failure.empty()) answer.failure = "this process ends";
   return answer;
 }

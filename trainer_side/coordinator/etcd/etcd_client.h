@@ -42,6 +42,7 @@ class EtcdClient {
     // A member has said why it does not do this, or no member and this client accept each other.
     bool is_refused = false;
     bool may_be_done = false;  // a member may have done it, or may still do it
+    bool is_lost = false;      // it may still do it: a read does not show yet whether it will
   };
   // Asks each member once, the one that answered last first, until one answers.
   [[nodiscard]] Answer ask(std::string_view path, const std::string& body);

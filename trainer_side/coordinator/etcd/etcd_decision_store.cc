@@ -127,18 +127,34 @@ Result<PutAnswer> EtcdDecisionStore::put(std::uint64_t revision, const Bytes& va
   const std::string doing = "storing " + name();
   const TimePoint begin = now();
   bool is_unknown = false;
+  bool is_lost = false;  // an attempt may still be stored later
   bool is_reported = false;
   for (;;) {
-    const EtcdClient::Answer answer = client_->ask(kTransactionPath, request);
+    EtcdClient::Answer answer = client_->ask(kTransactionPath, request);
     if (answer.is_done) {
       if (is_reported)
         options_.on_trouble(
             fmt::format("etcd answers again, after {:.1f} s", seconds_since(begin)));
       Result<PutAnswer> parsed = parse_put(answer.body);
-      if (parsed || !is_unknown) return parsed;
+      if (parsed) return parsed;
+      is_unknown = is_lost = true;
+      answer.failure = parsed.error().message();
     } else {
       if (planted("lost_answer_is_a_failure")) return no_answer(doing, answer.failure);
       is_unknown |= answer.may_be_done;
+      is_lost |= answer.is_lost;
+    }
+    if (is_unknown) {
+      // Every majority knows by now what was stored before this read.
+      const EtcdClient::Answer looked = client_->ask(kRangePath, range_request(record_key_));
+      const Result<KeyValue> found =
+          looked.is_done ? parse_range(looked.body) : fail(ErrorCode::kIo, looked.failure);
+      if (found && found->value == value)
+        return PutAnswer{.is_stored = true, .revision = found->revision, .found = {}};
+      if (found && found->revision != revision)
+        return PutAnswer{.is_stored = false, .revision = 0, .found = *found};
+      if (found && !is_lost)
+        return fail(ErrorCode::kIo, fmt::format("{}: etcd refuses it: {}", doing, answer.failure));
     }
     if (!is_unknown && answer.is_refused)
       return fail(ErrorCode::kIo, fmt::format("{}: etcd refuses it: {}", doing, answer.failure));
@@ -178,6 +194,13 @@ Result<CoordinatorRecord> EtcdDecisionStore::write(const CoordinatorRecord& next
     }
     known_ = WSYNC_TRY(known_of(answer.found));
     if (answer.found.value == value) return written;
+    // Only a claim creates it, and this coordinator has claimed.
+    if (!claims && !known_->record)
+      return fail(
+          ErrorCode::kFenced,
+          fmt::format("{} was removed since this coordinator has claimed it, so another one "
+                      "may lead the fleet: start this one again",
+                      name()));
   }
 }
 
@@ -245,6 +268,9 @@ std::optional<std::string> EtcdDecisionStore::extend_lease() {
     (void)lease_client_->ask(kTransactionPath, put_request(leader_key_, 0, leader_value_, lease_));
   }
   const auto found = parse_range(lease_client_->ask(kRangePath, range_request(leader_key_)).body);
+  // Removed by somebody, or not written because the answer to the put above was none.
+  if (found && found->revision == 0)
+    (void)lease_client_->ask(kTransactionPath, put_request(leader_key_, 0, leader_value_, lease_));
   if (!found || found->revision == 0 || found->value == leader_value_) return std::nullopt;
   return shown_holder(*found);
 }

@@ -6,6 +6,7 @@
 
 #include "shared/base/base64.h"
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "shared/weights/json_text.h"
 
 namespace wsync::coordinator::etcd {
@@ -81,18 +82,16 @@ Result<KeyValue> key_value(const json& range) {
 
 // Whether a status of gRPC (https://grpc.io/docs/guides/status-codes/) says that the request was
 // refused before anything was done. "Unavailable" does not: etcd also says it when a request has
-// taken too long, or when its leader has changed meanwhile.
+// taken too long, or when its leader has changed meanwhile. Nor does "resource exhausted".
 bool is_refusal(std::int64_t code) {
   constexpr std::int64_t kInvalidArgument = 3;
   constexpr std::int64_t kNotFound = 5;
   constexpr std::int64_t kPermissionDenied = 7;
-  constexpr std::int64_t kResourceExhausted = 8;
   constexpr std::int64_t kFailedPrecondition = 9;
   constexpr std::int64_t kUnimplemented = 12;
   constexpr std::int64_t kUnauthenticated = 16;
   return code == kInvalidArgument || code == kNotFound || code == kPermissionDenied ||
-         code == kResourceExhausted || code == kFailedPrecondition || code == kUnimplemented ||
-         code == kUnauthenticated;
+         code == kFailedPrecondition || code == kUnimplemented || code == kUnauthenticated;
 }
 
 }  // namespace
@@ -165,16 +164,26 @@ Result<bool> parse_keep_alive(std::string_view body) {
 
 Refusal parse_refusal(int status, std::string_view body) {
   const Result<json> answer = parse_object(body);
+  // etcd 3.6 has no `error` any more.
   const json* error = answer ? field(*answer, "error") : nullptr;
-  if (error == nullptr || !error->is_string()) {
-    // Not etcd's own words: a proxy between, or another server.
-    const bool is_wrong_server = status >= 400 && status < 500;
+  if (error == nullptr) error = answer ? field(*answer, "message") : nullptr;
+  const json* named = answer ? field(*answer, "code") : nullptr;
+  const std::int64_t code =
+      named == nullptr ? -1 : number<std::int64_t>(*answer, "code").value_or(-1);
+  if (error == nullptr || !error->is_string() || code < 0)
+    // Not etcd's own words: a proxy between, or another server. It proves nothing about what etcd
+    // has done with the request.
     return {.text = fmt::format("HTTP status {}: {}", status, quote_text(body.substr(0, 200))),
-            .may_be_done = !is_wrong_server};
-  }
-  const auto code = number<std::int64_t>(*answer, "code");
+            .is_final = status >= 400 && status < 500};
+  constexpr std::int64_t kExhausted = 8;
+  const bool is_refused =
+      is_refusal(code) || (code == kExhausted && planted("full_store_has_stored_nothing"));
+  // Of a store that is full, which etcd finds out after it has applied the transaction, or of a
+  // member that has too much to do.
   return {.text = quote_text(error->get_ref<const std::string&>()),
-          .may_be_done = !code || !is_refusal(*code)};
+          .may_be_done = !is_refused,
+          .is_settled = code == kExhausted,
+          .is_final = is_refused};
 }
 
 }  // namespace wsync::coordinator::etcd

@@ -62,6 +62,10 @@ struct Refusal {
   std::string text;  // one sentence
   // etcd may have done what was asked although it says this. Otherwise it has not.
   bool may_be_done = true;
+  // If it has, a read shows it from now on.
+  bool is_settled = false;
+  // Another member, or the same one later, would say the same.
+  bool is_final = false;
 };
 [[nodiscard]] Refusal parse_refusal(int status, std::string_view body);
 
