@@ -396,8 +396,10 @@ void SidecarAgent::execute(const staging::Welcomed& command) {
     return control::find_transport(options_.transports, each.kind) != nullptr;
   });
   transport_ = common == served.end() ? "" : common->kind;
-  no_transport_ = transport_.empty() ? no_transport_text(served, options_.transports) : "";
-  receiver_->watch(command.welcome.transports);
+  // A coordinator that is a process of its own serves nothing before a trainer has attached to it.
+  no_transport_ =
+      transport_.empty() && !served.empty() ? no_transport_text(served, options_.transports) : "";
+  receiver_->watch(command.welcome);
 }
 
 // Post the answer, because it must not arrive inside the step that asked for it.

@@ -143,11 +143,14 @@ bool VersionReceiver::lends_arenas() const {
          maps_target() && !options_.serves_from_memory();
 }
 
-void VersionReceiver::watch(const std::vector<control::TransportAddress>& sources) {
-  trainer_ = sources;
-  // Another fence means another coordinator. The process at the other end of the old connection may
-  // only be suspended, so the connection does not end by itself and must be closed here.
-  const bool is_another = std::exchange(watched_fence_, options_.fence()) != options_.fence();
+void VersionReceiver::watch(const control::Welcome& welcome) {
+  const std::vector<control::TransportAddress>& sources = trainer_ = welcome.transports;
+  // Another fence means another coordinator, and with most of them another trainer. The process at
+  // the other end of the old connection may only be suspended, so the connection does not end by
+  // itself and must be closed here.
+  const bool is_another_fence = std::exchange(watched_fence_, options_.fence()) != options_.fence();
+  const bool is_another =
+      std::exchange(watched_trainer_, welcome.trainer) != welcome.trainer || is_another_fence;
   for (const Link& link : links_) {
     if (is_another) link.sink->unwatch();
     if (is_another && link.completed_sink) link.completed_sink->unwatch();

@@ -118,8 +118,8 @@ class VersionReceiver {
   // is still arriving, its staging fails.
   void unusable(const Version& version, const Error& why);
   // Connects to the trainer by those kinds that keep a connection, so that its end is noticed.
-  // `sources`: where the trainer serves versions.
-  void watch(const std::vector<control::TransportAddress>& sources);
+  // A trainer that has taken the place of another one gets connections of its own.
+  void watch(const control::Welcome& welcome);
   // Stops the transports. No bucket arrives afterwards. Call it before the engines' side is
   // destroyed.
   void stop();
@@ -224,8 +224,9 @@ class VersionReceiver {
   Timer retry_;                                     // of try_to_complete()
   Timer fetch_again_;                               // of fetch_completed()
   std::vector<control::TransportAddress> trainer_;  // where it serves versions
-  control::Fence watched_fence_;  // fence under which the trainer's sources were connected
-  std::vector<Link> links_;       // the preferred kind first
+  control::Fence watched_fence_;       // fence under which the trainer's sources were connected
+  std::uint64_t watched_trainer_ = 0;  // Welcome::trainer, likewise
+  std::vector<Link> links_;            // the preferred kind first
   std::optional<transport::PairSecret> secret_;  // of its relays
   Timer idle_;                             // fires when no version has arrived for idle_release
   std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write

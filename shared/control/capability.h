@@ -29,6 +29,9 @@ enum class Capability : std::uint32_t {
   kChangedLayers = 1U << 2U,
   // Heartbeat::lends_arenas: without it, a trainer keeps the arena of the target as it is.
   kLentArenas = 1U << 3U,
+  // Welcome::trainer: without it, a sidecar stays connected to a trainer of its host that hangs and
+  // was replaced, until that process ends.
+  kTrainerProcess = 1U << 4U,
 };
 
 // A set of capabilities, as bits.
@@ -42,8 +45,8 @@ using Capabilities = std::uint32_t;
 }
 
 // Those of this release.
-inline constexpr Capabilities kCapabilities = bits(Capability::kSuspendedOutcomes) |
-                                              bits(Capability::kPatchValueCost) |
-                                              bits(Capability::kLentArenas);
+inline constexpr Capabilities kCapabilities =
+    bits(Capability::kSuspendedOutcomes) | bits(Capability::kPatchValueCost) |
+    bits(Capability::kLentArenas) | bits(Capability::kTrainerProcess);
 
 }  // namespace wsync::control

@@ -314,19 +314,21 @@ MessageType type_of(const Message& message) noexcept {
 
 std::string_view message_name(MessageType type) noexcept {
   static constexpr std::array<std::string_view, kDecoders.size()> kNames = {
-      "Hello",       "Welcome",     "Announce",    "Accept",         "Refuse",
-      "Stage",       "Staged",      "Decide",      "Decided",        "Switched",
-      "Abort",       "Heartbeat",   "Leave",       "Error",          "Push",
-      "PushReply",   "Progress",    "Rollback",    "RollbackReply",  "Verify",
-      "VerifyReply", "Status",      "StatusReply", "EngineHello",    "EngineWelcome",
-      "Prepare",     "Prepared",    "Release",     "Pause",          "Paused",
-      "Load",        "BucketReady", "BucketAck",   "Loaded",         "Commit",
-      "Committed",   "Resume",      "Resumed",     "ReadDigests",    "Digests",
-      "RankHello",   "RankShards",  "Snapshotted", "PublishStatus",  "Plan",
-      "PlanReply",   "Cancel",      "CancelReply", "TraceQuestion",  "TraceAnswer",
-      "Ping",        "Pong",        "Turns",       "Promote",        "PromoteReply",
-      "Forget",      "ForgetReply", "UnmapArenas", "EngineStarting", "ReadVersion",
-      "Scrub",       "Scrubbed"};
+      "Hello",       "Welcome",        "Announce",       "Accept",         "Refuse",
+      "Stage",       "Staged",         "Decide",         "Decided",        "Switched",
+      "Abort",       "Heartbeat",      "Leave",          "Error",          "Push",
+      "PushReply",   "Progress",       "Rollback",       "RollbackReply",  "Verify",
+      "VerifyReply", "Status",         "StatusReply",    "EngineHello",    "EngineWelcome",
+      "Prepare",     "Prepared",       "Release",        "Pause",          "Paused",
+      "Load",        "BucketReady",    "BucketAck",      "Loaded",         "Commit",
+      "Committed",   "Resume",         "Resumed",        "ReadDigests",    "Digests",
+      "RankHello",   "RankShards",     "Snapshotted",    "PublishStatus",  "Plan",
+      "PlanReply",   "Cancel",         "CancelReply",    "TraceQuestion",  "TraceAnswer",
+      "Ping",        "Pong",           "Turns",          "Promote",        "PromoteReply",
+      "Forget",      "ForgetReply",    "UnmapArenas",    "EngineStarting", "ReadVersion",
+      "Scrub",       "Scrubbed",       "PublisherHello", "FleetFacts",     "RoundRequest",
+      "SnapshotEnd", "RoundReplaced",  "RoundGivenUp",   "RoundPhase",     "RoundEnd",
+      "RoundLoss",   "VersionDropped", "TargetChanged"};
   const auto index = static_cast<std::size_t>(type) - 1;
   return index < kNames.size() ? kNames[index] : "unknown";
 }

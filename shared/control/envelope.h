@@ -99,8 +99,19 @@ enum class MessageType : std::uint16_t {
   kReadVersion,
   kScrub,
   kScrubbed,
+  kPublisherHello,
+  kFleetFacts,
+  kRoundRequest,
+  kSnapshotEnd,
+  kRoundReplaced,
+  kRoundGivenUp,
+  kRoundPhase,
+  kRoundEnd,
+  kRoundLoss,
+  kVersionDropped,
+  kTargetChanged,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kScrubbed;
+inline constexpr MessageType kLastMessageType = MessageType::kTargetChanged;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

@@ -22,6 +22,7 @@
 #include "shared/control/command_fields.h"
 #include "shared/control/engine_fields.h"
 #include "shared/control/envelope_fields.h"
+#include "shared/control/publisher_fields.h"
 #include "shared/control/rank_fields.h"
 #include "shared/control/sidecar_fields.h"
 #include "shared/control/trace_fields.h"

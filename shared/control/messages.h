@@ -12,6 +12,11 @@
 //    Committed, Resumed, Digests, Scrubbed, Pong, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, UnmapArenas, Pause, Load,
 //    BucketReady, Commit, Resume, ReadDigests, Scrub, Abort, Ping
+//  * trainer to a coordinator of another process: PublisherHello, RoundRequest, SnapshotEnd,
+//    RoundReplaced, RoundGivenUp, Rollback, Status, and Progress, PushReply and CancelReply for a
+//    command that was passed on to it
+//  * coordinator to a trainer of another process: FleetFacts, RoundPhase, RoundEnd, RoundLoss,
+//    VersionDropped, TargetChanged, RollbackReply, StatusReply, Push, Cancel, Error
 //  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor)
 //  * rank 0 of a trainer to its other ranks: PublishStatus, Error
 //
@@ -26,6 +31,7 @@
 #include "shared/control/command_messages.h"
 #include "shared/control/engine_messages.h"
 #include "shared/control/envelope.h"
+#include "shared/control/publisher_messages.h"
 #include "shared/control/rank_messages.h"
 #include "shared/control/sidecar_messages.h"
 #include "shared/control/trace_messages.h"
@@ -40,7 +46,9 @@ using AnyMessage =
                  BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
                  CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
-                 Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed>;
+                 Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed,
+                 PublisherHello, FleetFacts, RoundRequest, SnapshotEnd, RoundReplaced, RoundGivenUp,
+                 RoundPhase, RoundEnd, RoundLoss, VersionDropped, TargetChanged>;
 
 // Its copies and moves are compiled once, in messages.cc: those of a variant with so many
 // alternatives cost the compiler seconds in each file that needs them.

@@ -40,6 +40,7 @@ template <class V, class M>
   requires Is<M, Welcome>
 void fields(V& v, M& m) {
   v.list("transports", m.transports, limits::kTransportCount);
+  if (v.has(Capability::kTrainerProcess)) v.number("trainer", m.trainer);
   v.number("capabilities", m.capabilities);
 }
 

@@ -65,6 +65,9 @@ struct Welcome {
   std::vector<TransportAddress>
       transports;  // by which the trainer serves versions, preferred first
   Capabilities capabilities = kCapabilities;  // of the coordinator
+  // Which process of a trainer serves them: random bits, PublisherHello::process. 0: the process of
+  // this coordinator, or none.
+  std::uint64_t trainer = 0;
 };
 
 // Offers a version. The layout is included if the receiver does not know its digest.

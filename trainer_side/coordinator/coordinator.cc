@@ -71,6 +71,7 @@ Coordinator::Coordinator(CoordinatorOptions options)
       log_(context_.options.record),
       claim_(context_.options),
       rounds_(context_.options) {
+  context_.has_publisher = !context_.options.publisher_attaches;
   if (!context_.options.record) return;
   for (const Version& version : context_.options.record->withdrawn) names_.note_seen(version);
   names_.note_seen(context_.options.record->target);
@@ -358,6 +359,26 @@ void Coordinator::handle(const Replaced& event) {
                                              event.by, event.what)));
 }
 
+void Coordinator::handle(const PublisherAttached& event) {
+  context_.has_publisher = true;
+  context_.options.transports = event.transports;
+  context_.options.secret = event.secret;
+  context_.options.boot_id = event.boot_id;
+  context_.options.trainer = event.process;
+  for (auto& [name, member] : context_.roster.change_all()) {
+    choose_source(member);
+    // It watches what this trainer shares with its host, and answers with a Hello.
+    if (member.joined && !member.peer.empty()) claim_.welcome(context_, member, 0);
+  }
+}
+
+void Coordinator::handle(const PublisherLost& event) {
+  context_.has_publisher = false;
+  context_.options.transports.clear();
+  context_.options.secret.reset();
+  rounds_.lose_publisher(context_, log_, event.reason);
+}
+
 void Coordinator::handle(const CoordinatorTick&) {
   expire_queued();
   rounds_.expire_waiting(context_);
@@ -467,6 +488,16 @@ void Coordinator::handle_hello(const PeerMessage& event, const control::Hello& h
   if (fence == record().fence) join(member, hello, in_switch);
 }
 
+void Coordinator::choose_source(Member& member) {
+  // An address of ours in its list would make its loss look like ours (RoundScheduler::bridge).
+  for (control::TransportAddress& each : member.transports)
+    if (const auto* own = control::find_transport(context_.options.transports, each.kind);
+        own != nullptr && own->address == each.address)
+      each.address.clear();
+  const auto chosen = choose_transport(context_.options, member);
+  member.report.transport = chosen ? chosen->kind : std::string();
+}
+
 Member& Coordinator::register_sidecar(const PeerMessage& event, const control::Hello& hello,
                                       bool in_switch) {
   Member& member = context_.roster.add(hello.name);
@@ -499,16 +530,11 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.capabilities = hello.capabilities & control::kCapabilities;
   member.transports = hello.transports;
   member.relay_secret = transport::pair_secret_of(hello.relay_secret);
-  // An address of ours in its list would make its loss look like ours (RoundScheduler::bridge).
-  for (control::TransportAddress& each : member.transports)
-    if (const auto* own = control::find_transport(context_.options.transports, each.kind);
-        own != nullptr && own->address == each.address)
-      each.address.clear();
-  const auto chosen = choose_transport(context_.options, member);
-  member.report.transport = chosen ? chosen->kind : std::string();
-  if (!chosen && is_new_process)
-    context_.emit(
-        Incident{.text = fmt::format("sidecar '{}': {}", member.name, chosen.error().message())});
+  choose_source(member);
+  if (member.report.transport.empty() && is_new_process && context_.has_publisher)
+    context_.emit(Incident{
+        .text = fmt::format("sidecar '{}': {}", member.name,
+                            choose_transport(context_.options, member).error().message())});
   member.layout = hello.layout;
   member.fleet = event.envelope.fence.fleet;
   member.decision = hello.decision;
@@ -677,6 +703,7 @@ control::StatusReply Coordinator::status() const {
   if (const std::vector<std::string> names = awaited(); !names.empty())
     reply.activity += fmt::format("; waits for sidecars of its record: {}", fmt::join(names, ", "));
   if (log_.is_storing()) reply.activity += "; its record is being stored";
+  if (!context_.has_publisher) reply.activity += "; no trainer is connected";
   if (const UpdateRound* round = rounds_.round(); round != nullptr)
     reply.activity += fmt::format(" {}{}", round->kind() == RoundKind::kRollback ? "back to " : "",
                                   round->version().to_string()) +

@@ -103,6 +103,11 @@ class Coordinator {
   }
   // The sidecars that are in the roster or in the record.
   [[nodiscard]] std::set<std::string> known_sidecars() const;
+  // Whether a trainer is attached, or is a part of this process.
+  [[nodiscard]] bool has_publisher() const noexcept { return context_.has_publisher; }
+  // Whether a sidecar may still ask for this version.
+  [[nodiscard]] bool holds(const Version& version) const { return rounds_.holds(version); }
+  [[nodiscard]] const VersionNames& names() const noexcept { return names_; }
   // Number of messages that were late, of another round, or of a lower fence.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return context_.dropped; }
   // Returns kInternal with the first broken rule, of this machine or of a member. step() checks
@@ -130,6 +135,8 @@ class Coordinator {
   void handle(const ForgetRequested& event);
   void handle(const SnapshotEnded& event);
   void handle(const Replaced& event);
+  void handle(const PublisherAttached& event);
+  void handle(const PublisherLost& event);
   void handle(const CoordinatorTick& event);
   void handle(const Stored& event);
   void note_offered(const Version& version);
@@ -141,6 +148,8 @@ class Coordinator {
   // ---- the claim ----
   // Registers the sidecar with the state in its Hello. `in_switch`: it stays a member of the
   // switching round.
+  // What depends on the addresses of the trainer, and on those of the sidecar.
+  void choose_source(Member& member);
   Member& register_sidecar(const PeerMessage& event, const control::Hello& hello, bool in_switch);
   void join(Member& member, const control::Hello& hello, bool in_switch);
   void leave(Member& member);

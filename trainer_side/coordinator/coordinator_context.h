@@ -16,6 +16,7 @@ namespace wsync::coordinator {
 
 struct CoordinatorContext {
   CoordinatorOptions options;
+  bool has_publisher = true;  // a trainer is attached, or is a part of this process
   Roster roster;
   control::Fence fence;                      // stored claim; in the envelope of every sent message
   TimePoint now{};                           // arrival time of the current event

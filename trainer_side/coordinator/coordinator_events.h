@@ -5,10 +5,12 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/shared_bytes.h"
 #include "shared/control/messages.h"
+#include "shared/transport/pair_key.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 
 namespace wsync::coordinator {
@@ -90,6 +92,19 @@ struct Replaced {
   std::string by;
   std::string what = "its control address";
 };
+// A trainer of another process serves versions from now on
+// (CoordinatorOptions::publisher_attaches).
+struct PublisherAttached {
+  std::vector<control::TransportAddress> transports;
+  std::optional<transport::PairSecret> secret;
+  std::string boot_id;        // of its host
+  std::uint64_t process = 0;  // PublisherHello::process
+};
+// That trainer is gone, for this reason, and so are the bytes that it held. A version goes on if
+// every sidecar of its round has staged it.
+struct PublisherLost {
+  std::string reason;
+};
 struct CoordinatorTick {};
 // The answer to Store.
 struct Stored {
@@ -104,7 +119,7 @@ struct CoordinatorEvent {
   TimePoint now{};
   std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, PromoteRequested,
                CancelRequested, WaitingReplaced, Replaced, CoordinatorTick, Stored, ForgetRequested,
-               SnapshotEnded>
+               SnapshotEnded, PublisherAttached, PublisherLost>
       what;
 };
 

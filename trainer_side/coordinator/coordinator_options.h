@@ -40,7 +40,9 @@ struct CoordinatorOptions {
   std::chrono::milliseconds canary_time{0};
   // How long a sidecar that is gone is remembered; 0: for ever.
   std::chrono::milliseconds forget_after{0};
-  // By which this trainer serves versions, preferred first. Sent in Welcome.
+  // The trainer is another process: no version can be served before PublisherAttached.
+  bool publisher_attaches = false;
+  // By which the trainer serves versions, preferred first. Sent in Welcome.
   std::vector<control::TransportAddress> transports;
   // What the keys of those who receive from this trainer are made of; std::nullopt: none of its
   // kinds has keys.
@@ -51,7 +53,8 @@ struct CoordinatorOptions {
   DataSecurity security = DataSecurity::kTls;
   // The configuration permits one kind only. Then it is used even if the hosts seem to differ.
   bool one_transport = false;
-  std::string boot_id;  // of this host
+  std::string boot_id;        // of the trainer's host
+  std::uint64_t trainer = 0;  // Welcome::trainer
   PauseMode pause_mode = PauseMode::kAbort;
   CachePolicy caches = CachePolicy::kEngine;
   // Measured from the first Hello. A coordinator without a known fleet id always waits for this

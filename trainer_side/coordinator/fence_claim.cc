@@ -289,7 +289,10 @@ void FenceClaim::stop(CoordinatorContext& context, const Error& why) {
 
 void FenceClaim::welcome(CoordinatorContext& context, Member& member, std::uint64_t request) const {
   member.welcomed = context.now;
-  context.send(member, control::Welcome{.transports = context.options.transports}, 0, request);
+  context.send(member,
+               control::Welcome{.transports = context.options.transports,
+                                .trainer = context.options.trainer},
+               0, request);
 }
 
 void FenceClaim::welcome_back(CoordinatorContext& context, const PeerMessage& event) {

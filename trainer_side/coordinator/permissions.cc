@@ -40,8 +40,9 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kTraceAnswer:
     case MessageType::kForgetReply:
     case MessageType::kLeave:
-    case MessageType::kError:
       return {KeyRole::kSidecar};
+    case MessageType::kError:
+      return {KeyRole::kSidecar, KeyRole::kPublisher};
     // Of who looks at the fleet.
     case MessageType::kStatus:
     case MessageType::kTraceQuestion:
@@ -54,6 +55,16 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kCancel:
     case MessageType::kPlan:
       return {KeyRole::kPublisher, KeyRole::kOperator};
+    // Of a trainer of another process.
+    case MessageType::kPublisherHello:
+    case MessageType::kRoundRequest:
+    case MessageType::kSnapshotEnd:
+    case MessageType::kRoundReplaced:
+    case MessageType::kRoundGivenUp:
+    case MessageType::kProgress:
+    case MessageType::kPushReply:
+    case MessageType::kCancelReply:
+      return {KeyRole::kPublisher};
     // Of who operates the fleet.
     case MessageType::kRollback:
     case MessageType::kPromote:
@@ -66,8 +77,6 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kStage:
     case MessageType::kDecide:
     case MessageType::kAbort:
-    case MessageType::kPushReply:
-    case MessageType::kProgress:
     case MessageType::kRollbackReply:
     case MessageType::kStatusReply:
     case MessageType::kEngineHello:
@@ -91,7 +100,6 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kRankShards:
     case MessageType::kSnapshotted:
     case MessageType::kPublishStatus:
-    case MessageType::kCancelReply:
     case MessageType::kPing:
     case MessageType::kPong:
     case MessageType::kTurns:
@@ -101,6 +109,12 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kReadVersion:
     case MessageType::kScrub:
     case MessageType::kScrubbed:
+    case MessageType::kFleetFacts:
+    case MessageType::kRoundPhase:
+    case MessageType::kRoundEnd:
+    case MessageType::kRoundLoss:
+    case MessageType::kVersionDropped:
+    case MessageType::kTargetChanged:
       return {};
   }
   return {};

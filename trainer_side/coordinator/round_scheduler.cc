@@ -213,6 +213,37 @@ control::CancelReply RoundScheduler::cancel(CoordinatorContext& context, Decisio
   return reply;
 }
 
+void RoundScheduler::lose_publisher(CoordinatorContext& context, DecisionLog& log,
+                                    const std::string& why) {
+  if (waiting_) {
+    const PublishRequested publish = *std::exchange(waiting_, std::nullopt);
+    if (publish.is_kept)
+      report_lost(context, publish, why);
+    else
+      refuse_publish(context, publish, why);
+  }
+  const bool is_open =
+      round_ && round_->kind() == RoundKind::kPublish &&
+      (round_->state() == RoundState::kAnnouncing || round_->state() == RoundState::kStaging);
+  if (is_open && !has_staged(context)) {
+    if (round_->may_be_lost())
+      give_back(context, log, why);
+    else
+      abort(context, log, why);
+  }
+  if (round_) orphan_ = round_->version();
+  held_.keep_only(context,
+                  [&](const Version& version) { return round_ && round_->version() == version; });
+}
+
+bool RoundScheduler::has_staged(const CoordinatorContext& context) const {
+  return round_->is_complete() && std::ranges::all_of(round_->members(), [&](const auto& name) {
+           const Member* member = context.roster.find(name);
+           return member != nullptr && member->delivery.state() == DeliveryState::kStaged &&
+                  member->delivery.version() == round_->version();
+         });
+}
+
 void RoundScheduler::end_all(CoordinatorContext& context, DecisionLog& log,
                              const std::string& why) {
   ending_ = true;
@@ -375,6 +406,8 @@ void RoundScheduler::catch_up(CoordinatorContext& context, const DecisionLog& lo
 bool RoundScheduler::announce_target(CoordinatorContext& context, const DecisionLog& log,
                                      Member& member) {
   const Version& target = log.record().target;
+  if ((!context.has_publisher || target == orphan_) && !planted("lost_version_is_offered"))
+    return false;
   const PublishRequested* snapshot = member.holds(target) ? nullptr : held_.find(target);
   if (snapshot == nullptr) return false;
   announce(context, member, *snapshot);
@@ -449,6 +482,11 @@ void RoundScheduler::lose(CoordinatorContext& context, DecisionLog& log) {
   // Its publish goes on as the newest one only.
   if (!round_->may_be_lost() || waiting_)
     return abort(context, log, why + "; publish again when a sidecar has joined");
+  give_back(context, log, why);
+}
+
+void RoundScheduler::give_back(CoordinatorContext& context, DecisionLog& log,
+                               const std::string& why) {
   const PublishRequested publish = *held_.find(round_->version());  // as long as its round runs
   UpdateRound round = take_round(context);
   withdraw_offer(context, publish.version, why);
@@ -574,8 +612,9 @@ void RoundScheduler::drop_unneeded(CoordinatorContext& context, const DecisionLo
   const Version finished = slow_.version(context.roster);
   const Version& previous = finished.none() ? log.previous_target() : finished;
   held_.keep_only(context, [&](const Version& version) {
-    return version == log.record().target || version == previous ||
-           (round_ && round_->version() == version);
+    if (round_ && round_->version() == version) return true;
+    if (version == orphan_ && !planted("lost_version_is_offered")) return false;
+    return version == log.record().target || version == previous;
   });
 }
 

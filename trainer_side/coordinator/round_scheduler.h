@@ -76,6 +76,9 @@ class RoundScheduler {
   // May also be called while a decision is being stored. `reason`: for the reply to its publish.
   [[nodiscard]] control::CancelReply cancel(CoordinatorContext& context, DecisionLog& log,
                                             const Version& version, const std::string& reason);
+  // The trainer is gone, with the bytes of its versions. Ends the waiting round, and the running
+  // one unless it is decided or every sidecar of it has staged the version.
+  void lose_publisher(CoordinatorContext& context, DecisionLog& log, const std::string& why);
   // Ends the running and the waiting round, because this coordinator stops or claims again. May
   // also be called while a decision is being stored.
   void end_all(CoordinatorContext& context, DecisionLog& log, const std::string& why);
@@ -133,6 +136,11 @@ class RoundScheduler {
   // Whether this snapshot is the last one whose round has lost every sidecar (RoundLost), so that
   // it may be requested again under its name.
   [[nodiscard]] bool may_repeat(const PublishRequested& publish) const noexcept;
+  // Whether a sidecar may still ask for this version, or will when its round begins.
+  [[nodiscard]] bool holds(const Version& version) const {
+    return (held_.find(version) != nullptr && version != orphan_) ||
+           (waiting_ && waiting_->version == version);
+  }
   // The version that waits for its round; 0.0 = none.
   [[nodiscard]] Version waiting_version() const { return waiting_ ? waiting_->version : Version{}; }
   // Of a publish that waits for its round or for the store. That of one that waits because the
@@ -156,6 +164,10 @@ class RoundScheduler {
   void handle_deadline(CoordinatorContext& context, DecisionLog& log);
   void abort(CoordinatorContext& context, DecisionLog& log, const std::string& why,
              bool cancelled = false);
+  // Whether every sidecar of the running round has staged its version.
+  [[nodiscard]] bool has_staged(const CoordinatorContext& context) const;
+  // Ends the running round of a publish that is kept.
+  void give_back(CoordinatorContext& context, DecisionLog& log, const std::string& why);
   // The round has no members any more.
   void lose(CoordinatorContext& context, DecisionLog& log);
   void report_lost(CoordinatorContext& context, const PublishRequested& publish, std::string why);
@@ -210,6 +222,8 @@ class RoundScheduler {
   std::optional<LostSnapshot> lost_;
   std::set<std::pair<TimePoint, std::string>> wakes_;  // Member::wake of all members, with names
   HeldVersions held_;
+  // The version of the round that went on when its trainer was lost: nobody can serve it any more.
+  std::optional<Version> orphan_;
   SlowMembers slow_;
   SwitchWaves waves_;
   Canary canary_;

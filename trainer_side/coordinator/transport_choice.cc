@@ -74,6 +74,8 @@ std::string network_address(const CoordinatorOptions& options) {
 }
 
 std::string why_none(const CoordinatorOptions& options, const Member& member) {
+  if (options.transports.empty())
+    return "no trainer is connected, so there is nobody to receive from";
   std::string text = fmt::format(
       "the trainer and the sidecar have no transport in common: the trainer serves {}, the sidecar "
       "accepts {}",
@@ -132,6 +134,7 @@ Result<control::TransportAddress> choose_transport(const CoordinatorOptions& opt
 
 std::string transport_problems(const CoordinatorOptions& options, const Roster& roster) {
   std::string problems;
+  if (options.transports.empty()) return problems;
   for (const auto& [name, member] : roster.members())
     if (const auto chosen = choose_transport(options, member); member.joined && !chosen)
       problems += fmt::format("{}sidecar '{}': {}", problems.empty() ? "" : "; ", name,

@@ -27,6 +27,9 @@ class VersionNames {
   void note_used(std::uint64_t step) noexcept;
   // Whether no snapshot under the current epoch has a greater step, and one has this step.
   [[nodiscard]] bool is_last(std::uint64_t step) const noexcept { return step == used_step_; }
+  // The highest step of any version, and under the current epoch.
+  [[nodiscard]] std::uint64_t seen_step() const noexcept { return seen_step_; }
+  [[nodiscard]] std::uint64_t used_step() const noexcept { return used_step_; }
   // Another epoch has been claimed. None of its steps is used yet.
   void begin_epoch() noexcept { used_step_ = 0; }
   // The next name under `epoch`: one step above all known steps, or `step` if it is not 0. Returns

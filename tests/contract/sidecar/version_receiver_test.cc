@@ -176,7 +176,7 @@ TEST_F(VersionReceiverTest, ATrainerWithoutMemoryIsNotAwaitedForEver) {
   source->offer(offer);
   for (std::size_t i = 0; i < model_.plan->bucket_count(); ++i)
     source->bucket_ready(kV2, i, {}, store().changes_of(kV2)->buckets[i]);
-  receiver_->watch({{.kind = "memfd", .address = source->address()}});
+  receiver_->watch({.transports = {{.kind = "memfd", .address = source->address()}}});
   receiver_->complete({.version = kV2, .base = kV1, .in_place = false});
   ASSERT_TRUE(bench_.until([&] { return completed_.has_value(); }));
   EXPECT_EQ(wanted, 1);

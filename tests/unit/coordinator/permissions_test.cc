@@ -44,7 +44,9 @@ TEST(Permissions, EachRoleMaySendTheseMessagesAndNoOther) {
   using enum MessageType;
   EXPECT_EQ(allowed_for(KeyRole::kReader), (std::set{kHeartbeat, kStatus, kTraceQuestion}));
   EXPECT_EQ(allowed_for(KeyRole::kPublisher),
-            (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan}));
+            (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kPublisherHello,
+                      kRoundRequest, kSnapshotEnd, kRoundReplaced, kRoundGivenUp, kProgress,
+                      kPushReply, kCancelReply, kError}));
   EXPECT_EQ(allowed_for(KeyRole::kOperator),
             (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kRollback,
                       kPromote, kVerify, kForget}));
