@@ -13,6 +13,7 @@ ProgramSpec service_program() {
                 add_plan(app, context);
                 add_trainer(app, context);
                 add_sidecar(app, context);
+                add_coordinator(app, context);
                 add_push(app, context);
                 add_cancel(app, context);
                 add_status(app, context);

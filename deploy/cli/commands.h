@@ -26,6 +26,7 @@ void add_plan(CLI::App& app, Context& context);
 void add_push(CLI::App& app, Context& context);
 void add_rollback(CLI::App& app, Context& context);
 void add_promote(CLI::App& app, Context& context);
+void add_coordinator(CLI::App& app, Context& context);
 void add_sidecar(CLI::App& app, Context& context);
 void add_status(CLI::App& app, Context& context);
 void add_top(CLI::App& app, Context& context);

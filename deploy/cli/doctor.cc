@@ -44,7 +44,7 @@ Result<HostConfig> read_config(const DoctorOptions& options) {
     const auto c = WSYNC_TRY(config::load_trainer(sources));
     return HostConfig{c.run_dir,
                       c.state_dir,
-                      "",
+                      c.coordinator,
                       c.http,
                       0,
                       c.memory.huge_pages,

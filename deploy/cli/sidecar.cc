@@ -39,8 +39,9 @@ Result<config::TrainerConfig> trainer_of(const config::SidecarConfig& sidecar) {
                "state_dir=" + sidecar.state_dir, "fleet=" + sidecar.fleet,
                "follow_directory=" + sidecar.follow_directory,
                fmt::format("follow_interval={}ms", sidecar.follow_interval.count()),
-               "checkpoint=", "trace_file=", "http.address=auto", "data_address=tcp://127.0.0.1:0",
-               "advertise="}});
+               "coordinator=auto", "publisher_key=", "decision_store=file", "etcd.ca=",
+               "etcd.certificate=", "etcd.key=", "checkpoint=", "trace_file=", "http.address=auto",
+               "data_address=tcp://127.0.0.1:0", "advertise="}});
 }
 
 // What makes a sidecar the coordinator of its own fleet. While a command such as `wsync push` is

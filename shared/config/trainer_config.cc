@@ -142,12 +142,20 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_weight_directory(binder, c.directory);
   bind_address(binder, "listen", c.listen, check_control_address);
   bind_key_path(binder, "keys", c.keys);
+  bind_address(binder, "coordinator", c.coordinator, check_control_address);
+  bind_key_path(binder, "publisher_key", c.publisher_key);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
   bind_decisions(binder, c.etcd);
   bind_fleet(binder, c.fleet);
   bind_fleet_id(binder, c.fleet_id);
   refuse_without_keys(binder, "listen", c.listen, !c.keys.empty());
+  refuse_without_keys(binder, "coordinator", c.coordinator, !c.publisher_key.empty());
+  if (c.coordinator.empty() && !c.publisher_key.empty())
+    binder.refuse("publisher_key",
+                  fmt::format("expected '' without `coordinator`, found '{}': a trainer has "
+                              "the keys of its own coordinator in `keys`",
+                              c.publisher_key));
   if (c.listen.empty()) c.listen = "ipc://" + c.run_dir + "/control";
   bind_commit(binder, c.commit);
   binder.count("min_replicas", c.min_replicas, {0, limits::kReplicaCount});
@@ -172,7 +180,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.count("snapshot_threads", c.snapshot_threads, {0, kSnapshotThreadsMax});
   binder.duration("idle_release", c.idle_release, kIdleRelease);
   binder.duration("forget_after", c.forget_after, kForgetAfter);
-  bind_network(binder, c.network, !c.keys.empty());
+  bind_network(binder, c.network, !c.keys.empty() || !c.publisher_key.empty());
   check_etcd(binder, c.etcd, c.network);
   const transport::TransportTraits* kind = transport::find_transport_kind(c.network.transport);
   if ((kind == nullptr || kind->maps_source) && c.arenas < kArenasOfSharingHostMin)

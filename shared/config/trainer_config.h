@@ -60,6 +60,10 @@ struct TrainerConfig {
   std::string listen;  // default ipc://<run_dir>/control
   std::string
       keys;  // folder of the fleet's keys; empty = none: all who reach `listen` are admitted
+  // Address of a coordinator that is a process of its own (`wsync coordinator`), to which this
+  // trainer publishes; empty: it is a part of this process, and listens at `listen`.
+  std::string coordinator;
+  std::string publisher_key;  // file with this trainer's key for it; empty = it has no keys
   std::string run_dir;
   std::string state_dir;
   EtcdConfig etcd;                // where decisions are kept; without members: in state_dir

@@ -67,7 +67,8 @@ std::string switching_text(const control::StatusReply& fleet, const PublishPlace
 }  // namespace
 
 std::string awaited_text(const control::StatusReply& fleet, const PublishPlace& place) {
-  if (place.version.none()) return {};
+  // A coordinator of another process may not have answered yet.
+  if (place.version.none() || fleet.sidecars.empty()) return {};
   switch (place.phase) {
     case control::ProgressPhase::kSnapshot:
       return "it waits for the round of the version before it";

@@ -106,6 +106,17 @@ Result<> lead(coordinator::DecisionStore& store, const config::TrainerConfig& co
   return {};
 }
 
+bool is_of_publisher(const control::Message& message) {
+  return std::holds_alternative<control::PublisherHello>(message) ||
+         std::holds_alternative<control::RoundRequest>(message) ||
+         std::holds_alternative<control::SnapshotEnd>(message) ||
+         std::holds_alternative<control::RoundReplaced>(message) ||
+         std::holds_alternative<control::RoundGivenUp>(message) ||
+         std::holds_alternative<control::Progress>(message) ||
+         std::holds_alternative<control::PushReply>(message) ||
+         std::holds_alternative<control::CancelReply>(message);
+}
+
 control::ErrorReply error_reply(const Error& error) {
   return {.code = error.code(), .message = error.message()};
 }
@@ -115,6 +126,7 @@ control::ErrorReply error_reply(const Error& error) {
 Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
     Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks) {
   coordinator::CoordinatorOptions options = coordinator_options(config);
+  options.publisher_attaches = callbacks.on_publisher_message != nullptr;
   // Null before the agent is made, and after it has gone; used on the loop.
   const auto self = std::make_shared<CoordinatorAgent*>(nullptr);
   auto store =
@@ -192,6 +204,7 @@ Result<> CoordinatorAgent::listen() {
       recorder_.incident(fmt::format("sidecar {} lost: {}", sidecar->name, error.message()), now());
     step(coordinator::PeerLost{.peer = peer, .reason = error.message()});
     commands_.lost(peer, error.message());
+    callbacks_.on_peer_lost(peer, error);
   };
   callbacks.on_bad_message = [](const std::string& peer, const Error& error) {
     log_warning("a message from {} was dropped: {}", peer, error.message());
@@ -419,6 +432,20 @@ void CoordinatorAgent::end_promotion(coordinator::PromotionDone done) {
 
 void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope envelope,
                                       control::Message message) {
+  if (callbacks_.on_publisher_message && callbacks_.on_publisher_message(peer, envelope, message))
+    return;
+  if (is_of_publisher(message)) {
+    // Of a process that was the trainer before another one took its place.
+    if (callbacks_.on_publisher_message)
+      return reply(peer, 0,
+                   error_reply(Error(ErrorCode::kPeerLost,
+                                     "another trainer has taken the place of this one")));
+    if (!std::holds_alternative<control::PublisherHello>(message)) return;
+    return reply(peer, envelope.request,
+                 error_reply(Error(ErrorCode::kRefused,
+                                   "this coordinator is a part of a trainer, and no other trainer "
+                                   "may publish to it: start one with `wsync coordinator`")));
+  }
   const auto answer = [this, peer, request = envelope.request](auto reply_message) {
     reply(peer, request, std::move(reply_message));
   };
@@ -437,7 +464,7 @@ void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope
   } else if (std::holds_alternative<control::Status>(message)) {
     answer(status());
   } else if (const auto* stop = std::get_if<control::Cancel>(&message)) {
-    answer(callbacks_.on_cancel(stop->version));
+    callbacks_.on_cancel(stop->version, answer);
   } else if (std::holds_alternative<control::Verify>(message)) {
     commands_.verify(answer);
   } else if (auto* plan = std::get_if<control::Plan>(&message)) {
@@ -495,6 +522,14 @@ void CoordinatorAgent::reply(const std::string& peer, std::uint64_t request,
   if (!sent) log_debug("reply to {}: {}", peer, sent.error().message());
 }
 
+Result<> CoordinatorAgent::send(const std::string& peer, std::uint64_t request,
+                                const control::Message& message) {
+  control::Envelope envelope;
+  envelope.fence = coordinator_.fence();
+  envelope.request = request;
+  return router_->send(peer, envelope, message);
+}
+
 // ---- commands ----
 
 void CoordinatorAgent::roll_back(const Version& to,
@@ -533,7 +568,7 @@ void CoordinatorAgent::forget(const control::Forget& what,
       .request = request, .sidecar = what.sidecar, .force = what.force});
 }
 
-control::StatusReply CoordinatorAgent::status() const {
+control::StatusReply CoordinatorAgent::status() {
   control::StatusReply reply = coordinator_.status();
   PhaseBytes moved;
   if (const auto bytes = callbacks_.snapshot_bytes(recorder_.shown()))

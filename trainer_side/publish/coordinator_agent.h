@@ -2,7 +2,8 @@
 // decision store, the timers and the status pages, and answers the commands of operators (status,
 // cancel, rollback, forget, verify, plan, trace). It knows nothing about weights: it receives a
 // publish as a PublishRequested, and reports the progress of its rounds to the publishing side
-// through callbacks. It can therefore become a separate process.
+// through callbacks. That side is a TrainerAgent of this process, or a PublisherDesk, which stands
+// for a trainer of another process.
 //
 // Thread: the loop's; callbacks are called on the loop. The loop must outlive the agent.
 #pragma once
@@ -23,9 +24,9 @@
 #include "shared/observe/metrics/status_pages.h"
 #include "trainer_side/coordinator/coordinator.h"
 #include "trainer_side/coordinator/decision_store.h"
+#include "trainer_side/publish/coordinator_link.h"
 #include "trainer_side/publish/fleet_commands.h"
 #include "trainer_side/publish/key_watch.h"
-#include "trainer_side/publish/publish_queue.h"
 #include "trainer_side/publish/update_recorder.h"
 
 namespace wsync::publish {
@@ -55,10 +56,16 @@ struct CoordinatorAgentCallbacks {
   std::function<void(const std::string& peer, std::uint64_t request, const control::Push&)>
       on_push = [](const std::string&, std::uint64_t, const control::Push&) {};
   // An operator requests a cancellation. The publishing side is asked first, because it knows
-  // publishes that the coordinator has not received yet.
-  std::function<control::CancelReply(const Version&)> on_cancel = [](const Version&) {
-    return control::CancelReply{};
-  };
+  // publishes that the coordinator has not received yet. Call `answer` once.
+  std::function<void(const Version&, std::function<void(control::CancelReply)> answer)> on_cancel =
+      [](const Version&, const std::function<void(control::CancelReply)>& answer) { answer({}); };
+  // Called with each message before all others: returns whether it was from a trainer of another
+  // process. Empty: none may attach.
+  std::function<bool(const std::string& peer, const control::Envelope&, control::Message&)>
+      on_publisher_message = {};
+  // A peer of the control port has hung up or is silent. Sidecars and commands are peers, too.
+  std::function<void(const std::string& peer, const Error&)> on_peer_lost = [](const std::string&,
+                                                                               const Error&) {};
   // For status and metrics: the bytes of the snapshot that is being taken for this request,
   // std::nullopt if there is none; and the values that a scrape reads from the publishing side.
   std::function<std::optional<PhaseBytes>(std::uint64_t request)> snapshot_bytes =
@@ -75,9 +82,10 @@ struct CoordinatorAgentCallbacks {
 
 // This class has more than 25 methods: each kind of request from an operator or a trainer has its
 // own.
-class CoordinatorAgent final : public CoordinatorFacts {
+class CoordinatorAgent final : public CoordinatorLink {
  public:
-  // Reads the record of the previous coordinator, and binds the control address. Errors as
+  // Reads the record of the previous coordinator, and binds the control address. A trainer of
+  // another process may attach if there is a callback for its messages. Errors as
   // TrainerAgent::create().
   [[nodiscard]] static Result<std::unique_ptr<CoordinatorAgent>> create(
       Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks);
@@ -86,40 +94,42 @@ class CoordinatorAgent final : public CoordinatorFacts {
   // Waits for the record that is being stored. Rollbacks in flight get no on_done.
   ~CoordinatorAgent() override;
 
-  // Takes the lock of the fleet's folder and binds http.address. Returns kBusy if another process
-  // holds one of them. `transports`: by which the trainer serves versions, the preferred kind
-  // first. `secret`: see CoordinatorOptions. Call it once, after create() and before the loop runs.
-  [[nodiscard]] Result<> open(std::vector<control::TransportAddress> transports,
-                              const std::optional<transport::PairSecret>& secret);
+  // A trainer of another process.
+  void attach_publisher(coordinator::PublisherAttached publisher) { step(std::move(publisher)); }
+  void lose_publisher(std::string reason) {
+    step(coordinator::PublisherLost{.reason = std::move(reason)});
+  }
 
-  // Begins the round of a snapshot, complete or not, or queues it behind the running round.
-  void request_round(coordinator::PublishRequested publish) { step(std::move(publish)); }
-  // The end of the snapshot of a publish whose round was requested before.
-  void end_snapshot(coordinator::SnapshotEnded snapshot) { step(std::move(snapshot)); }
-  // Ends the publish of `version` as superseded if it still waits for its round.
-  void replace_waiting(const Version& version, const Version& by) {
+  // CoordinatorLink:
+  // Takes the lock of the fleet's folder and binds http.address. Returns kBusy if another process
+  // holds one of them. `transports`: empty if a trainer attaches later.
+  [[nodiscard]] Result<> open(std::vector<control::TransportAddress> transports,
+                              const std::optional<transport::PairSecret>& secret) override;
+  void request_round(coordinator::PublishRequested publish) override { step(std::move(publish)); }
+  void end_snapshot(coordinator::SnapshotEnded snapshot) override { step(std::move(snapshot)); }
+  void replace_waiting(const Version& version, const Version& by) override {
     step(coordinator::WaitingReplaced{.version = version, .by = by});
   }
   // See Coordinator::why_rollback_waits(); std::nullopt if it has stopped.
-  [[nodiscard]] std::optional<std::string> why_rollback_waits() const {
+  [[nodiscard]] std::optional<std::string> why_rollback_waits() const override {
     return why_stopped() ? std::nullopt : coordinator_.why_rollback_waits();
   }
   // As TrainerAgent::roll_back(), but refused while an update travels.
-  void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
-  // Cancels the update of this version (0.0: the running update) if it has not been decided. `why`:
-  // for the reply to its publish; empty: on request.
-  [[nodiscard]] control::CancelReply cancel(const Version& version, const std::string& why = {});
-  // See TrainerAgent::collect_trace().
+  void roll_back(const Version& to,
+                 std::function<void(Result<control::RollbackReply>)> on_done) override;
+  control::CancelReply cancel(const Version& version, const std::string& why) override;
   void collect_trace(const control::TraceQuestion& question,
-                     std::function<void(control::TraceAnswer)> on_done) {
+                     std::function<void(control::TraceAnswer)> on_done) override {
     commands_.collect_trace(question, std::move(on_done));
   }
   // Answers a peer's message. A reply that cannot be sent is dropped, because the peer has a
   // deadline.
-  void reply(const std::string& peer, std::uint64_t request, control::Message message);
-  [[nodiscard]] control::StatusReply status() const;
-
-  // CoordinatorFacts:
+  void reply(const std::string& peer, std::uint64_t request, control::Message message) override;
+  // Sends a message that answers none. Errors as RouterPort::send().
+  [[nodiscard]] Result<> send(const std::string& peer, std::uint64_t request,
+                              const control::Message& message);
+  [[nodiscard]] control::StatusReply status() override;
+  [[nodiscard]] const coordinator::Coordinator& machine() const noexcept { return coordinator_; }
   [[nodiscard]] std::optional<Error> why_stopped() const override;
   [[nodiscard]] std::optional<std::string> why_not_ready() const override;
   [[nodiscard]] std::optional<std::string> why_too_few_engines() const override;
@@ -131,22 +141,20 @@ class CoordinatorAgent final : public CoordinatorFacts {
   }
   [[nodiscard]] bool may_stream() const override { return coordinator_.may_stream(); }
 
-  [[nodiscard]] const control::Fence& fence() const noexcept { return coordinator_.fence(); }
-  // See Roster::patch_value_cost().
-  [[nodiscard]] std::uint32_t patch_value_cost() const {
+  [[nodiscard]] const control::Fence& fence() const noexcept override {
+    return coordinator_.fence();
+  }
+  [[nodiscard]] std::uint32_t patch_value_cost() const override {
     return coordinator_.roster().patch_value_cost();
   }
-  // The version that was decided last.
-  [[nodiscard]] const Version& target() const noexcept { return coordinator_.target(); }
-  // Whether every sidecar takes the next version as what changes from the target.
-  [[nodiscard]] bool may_hold_changes() const { return coordinator_.may_hold_changes(); }
-  // Bytes moved in the running round.
-  [[nodiscard]] PhaseBytes moved_bytes() const;
-  [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
-  // The last error that a sidecar has reported, for example why it does not join.
-  [[nodiscard]] const std::optional<std::string>& complaint() const noexcept { return complaint_; }
-  // Numbers the updates. The publishing side records its part of an update here too.
-  [[nodiscard]] UpdateRecorder& recorder() noexcept { return recorder_; }
+  [[nodiscard]] const Version& target() const noexcept override { return coordinator_.target(); }
+  [[nodiscard]] bool may_hold_changes() const override { return coordinator_.may_hold_changes(); }
+  [[nodiscard]] PhaseBytes moved_bytes() const override;
+  [[nodiscard]] const std::string& address() const noexcept override { return router_->address(); }
+  [[nodiscard]] const std::optional<std::string>& complaint() const noexcept override {
+    return complaint_;
+  }
+  [[nodiscard]] UpdateRecorder& recorder() noexcept override { return recorder_; }
 
  private:
   CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,

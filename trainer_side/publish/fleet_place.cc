@@ -33,6 +33,8 @@ std::optional<PlaceHolder> holder_of_place(const config::TrainerConfig& config) 
   std::optional<PlaceHolder> found;
   for (const auto& [place, lock] : places) {
     if (place.empty()) continue;
+    // Only its host is a trainer's own if its coordinator is another process.
+    if (!config.coordinator.empty() && place != host) continue;
     const auto holder = lock_holder(lock);
     if (!holder || (found && holder->command.empty())) continue;
     found = {.sentence = fmt::format("{} is held by {}", place, holder->to_string()),
@@ -57,7 +59,8 @@ bool PlaceWait::must_wait() {
 bool PlaceWait::may_try_again(const Error& error) {
   if (error.code() != ErrorCode::kBusy) return false;
   if (must_wait()) return true;
-  return !holder_of_place(config_) && ++tries_ <= kTries;
+  // A store of several hosts has waited for the lease of the other coordinator already.
+  return config_.etcd.members.empty() && !holder_of_place(config_) && ++tries_ <= kTries;
 }
 
 bool wait_for_place(Loop& loop, const config::TrainerConfig& config) {

@@ -11,6 +11,7 @@
 #include "shared/transport/limits.h"
 #include "trainer_side/publish/checkpoint_source.h"
 #include "trainer_side/publish/directory_watch.h"
+#include "trainer_side/publish/remote_coordinator.h"
 
 namespace wsync::publish {
 namespace {
@@ -39,8 +40,11 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   agent->publisher_ = WSYNC_TRY(Publisher::create(loop, config));
   // Bind the control address before the sockets of this host and the lock, so that the error of a
   // second coordinator is about the control address.
-  agent->coordinator_ = WSYNC_TRY(
-      CoordinatorAgent::create(loop, config, agent->coordinator_callbacks(std::move(callbacks))));
+  CoordinatorAgentCallbacks own = agent->coordinator_callbacks(std::move(callbacks));
+  if (config.coordinator.empty())
+    agent->coordinator_ = WSYNC_TRY(CoordinatorAgent::create(loop, config, std::move(own)));
+  else
+    agent->coordinator_ = WSYNC_TRY(RemoteCoordinator::create(loop, config, std::move(own)));
   agent->publisher_->versions().observe(
       {.on_completed =
            [owner = agent.get()](const ServedVersions::Completed& completed) {
@@ -107,7 +111,10 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   own.on_push = [this](const std::string& peer, std::uint64_t request, const control::Push& push) {
     handle_push(peer, request, push);
   };
-  own.on_cancel = [this](const Version& version) { return cancel(version); };
+  own.on_cancel = [this](const Version& version,
+                         const std::function<void(control::CancelReply)>& answer) {
+    answer(cancel(version));
+  };
   own.snapshot_bytes = [this](std::uint64_t request) -> std::optional<PhaseBytes> {
     // The progress of one that streams is that of its round.
     if (queue_->snapshotting() != request || queue_->state(request) == JobState::kStreaming)
@@ -201,15 +208,10 @@ control::CancelReply TrainerAgent::cancel(const Version& version) {
   }
   execute(std::move(cancelled->commands));
   control::CancelReply reply =
-      cancelled->reply ? std::move(*cancelled->reply) : coordinator_->cancel(version);
+      cancelled->reply ? std::move(*cancelled->reply) : coordinator_->cancel(version, {});
   if (reply.ok && !reply.version.none())
     log_info("{} was cancelled on request", reply.version.to_string());
   return reply;
-}
-
-void TrainerAgent::collect_trace(const control::TraceQuestion& question,
-                                 std::function<void(control::TraceAnswer)> on_done) {
-  coordinator_->collect_trace(question, std::move(on_done));
 }
 
 // ---- commands of the queue ----

@@ -1,6 +1,7 @@
 // TrainerAgent: the agent that rank 0 of a trainer runs. It connects the decisions of a
-// PublishQueue with the Publisher, which copies and serves weights, and with the CoordinatorAgent,
-// which brings a version to the fleet. It decides nothing itself.
+// PublishQueue with the Publisher, which copies and serves weights, and with the coordinator, which
+// brings a version to the fleet. It decides nothing itself. The coordinator is a part of this
+// process, or another process whose address the configuration names.
 //
 // Thread: the loop's; callbacks are called on the loop. The loop must outlive the agent.
 #pragma once
@@ -107,11 +108,13 @@ class TrainerAgent {
   [[nodiscard]] control::CancelReply cancel(const Version& version);
   // Shows a sentence in the incidents of `wsync status`.
   void report_incident(const std::string& text);
-  // Collects the traces of this agent and of the sidecars that answer. on_done is called once, on
-  // the loop, within seconds. The clock of each sidecar is measured first, by separate questions.
+  // As CoordinatorLink::collect_trace().
   void collect_trace(const control::TraceQuestion& question,
-                     std::function<void(control::TraceAnswer)> on_done);
-  [[nodiscard]] control::StatusReply status() const { return coordinator_->status(); }
+                     std::function<void(control::TraceAnswer)> on_done) {
+    coordinator_->collect_trace(question, std::move(on_done));
+  }
+  // Of the coordinator. One of another process is asked, and its last answer is returned.
+  [[nodiscard]] control::StatusReply status() { return coordinator_->status(); }
   // A version that its trainer writes in place waits for memory: an older publish that waits for
   // its round is superseded now.
   void draft_awaits_memory(std::uint64_t step) { execute(queue_->draft_awaits_memory(step)); }
@@ -119,7 +122,7 @@ class TrainerAgent {
   [[nodiscard]] const std::shared_ptr<Snapshotter>& snapshotter() const noexcept {
     return publisher_->snapshotter();
   }
-  // Address of the control port, to which sidecars and commands connect.
+  // Address of the coordinator's control port, to which sidecars and commands connect.
   [[nodiscard]] const std::string& address() const noexcept { return coordinator_->address(); }
   // The last error that a sidecar has reported, for example why it does not join.
   [[nodiscard]] const std::optional<std::string>& complaint() const noexcept {
@@ -175,7 +178,7 @@ class TrainerAgent {
 
   const config::TrainerConfig config_;
   std::unique_ptr<Publisher> publisher_;
-  std::unique_ptr<CoordinatorAgent> coordinator_;
+  std::unique_ptr<CoordinatorLink> coordinator_;
   std::unique_ptr<DirectoryPublisher> directory_;  // null: directory.publish is empty
   // With a directory: the versions that the coordinator may still send to sidecars.
   std::map<Version, std::shared_ptr<const Snapshot>> held_;

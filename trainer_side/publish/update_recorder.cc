@@ -38,6 +38,13 @@ void UpdateRecorder::snapshot_began(std::uint64_t request, const Version& versio
   history_.began(request, version, at);
 }
 
+void UpdateRecorder::publish_requested(std::uint64_t request, const Version& version,
+                                       std::uint64_t bytes, TimePoint at) {
+  snapshot_began(request, version, at);
+  journal_.snapshot_taken(request, version, bytes);
+  history_.snapshot_taken(request, version, at);
+}
+
 void UpdateRecorder::snapshot_taken(std::uint64_t request, const Snapshot& snapshot,
                                     std::chrono::nanoseconds took, TimePoint at) {
   const std::uint64_t bytes = snapshot.plan()->arena_bytes();

@@ -35,6 +35,9 @@ class UpdateRecorder {
   // ---- a publish ----
 
   void snapshot_began(std::uint64_t request, const Version& version, TimePoint at);
+  // The publish of a trainer of another process, whose snapshot has begun or is complete.
+  void publish_requested(std::uint64_t request, const Version& version, std::uint64_t bytes,
+                         TimePoint at);
   // `took`: from the opening of the source to the last byte.
   void snapshot_taken(std::uint64_t request, const Snapshot& snapshot,
                       std::chrono::nanoseconds took, TimePoint at);

@@ -1,0 +1,267 @@
+"""A coordinator that is a process of its own: it outlives the trainers that publish to it, and they outlive it."""
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+import tensors
+from fleet import DEADLINE_S, Fleet, listens
+from fleet_case import FleetCase
+
+WSYNC = sys.argv.pop()
+
+
+class CoordinatorFleet(Fleet):
+    def __init__(self, wsync):
+        super().__init__(wsync)
+        self.weights = [tensors.make(self.path(f"weights{seed}"), seed) for seed in (1, 2, 3)]
+
+    def coordinate(self, *settings):
+        process = self.start("coordinator", *settings)
+        self.until(lambda: listens(self.address.removeprefix("ipc://")), "the coordinator")
+        return process
+
+    def trainer(self, *arguments, name="trainer"):
+        """In a run_dir of its own, as on a host of its own."""
+        return self.start("trainer", "--set", f"coordinator={self.address}", "--set", f"run_dir={self.path(name)}", *arguments)
+
+    def until_listening(self, trainer, arguments):
+        if not any(argument.startswith("coordinator=") for argument in arguments):
+            super().until_listening(trainer, arguments)
+
+    def activity(self):
+        code, answer = self.ask("status")
+        return answer["result"]["activity"] if code == 0 else ""
+
+    def until_attached(self):
+        self.until(lambda: self.activity() and "no trainer" not in self.activity(), "the trainer at the coordinator")
+
+    def until_gone(self):
+        self.until(lambda: "no trainer is connected" in self.activity(), "that the trainer is known to be gone")
+
+    def begin(self):
+        """A sidecar that maps and one that copies, with an engine each."""
+        (_, maps), (_, copies) = self.sidecar("maps"), self.sidecar("copies", "--set", "transport=tcp")
+        return [self.engine(maps, "a", self.weights[0]), self.engine(copies, "b", self.weights[0])]
+
+    def pushing(self, path):
+        return self.start("push", path, "--json", "--coordinator", self.address)
+
+    def incidents(self):
+        return [incident["text"] for incident in self.ask("status")[1]["result"]["incidents"]]
+
+
+class Case(FleetCase):
+    def served(self, fleet, weights, version, *replicas):
+        self.assertEqual(self.push(fleet, weights), version)
+        fleet.until_ready(version, *(replicas or ("a", "b")))
+        code, answer = fleet.ask("verify")
+        self.assertEqual(code, 0, answer)
+
+    def refused(self, fleet, path):
+        code, answer = fleet.ask("push", path)
+        self.assertNotEqual(code, 0, answer)
+        return answer["error"]["message"]
+
+    def is_killed(self, process):
+        process.kill()
+        process.wait()
+
+    def ends_well(self, *processes):
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(DEADLINE_S), 0, Fleet.log_text(process))
+
+
+class Trainers(Case):
+    def test_one_is_killed_and_another_one_goes_on(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            coordinator = fleet.coordinate()
+            engines = fleet.begin()
+            self.assertIn("no trainer is connected", self.refused(fleet, fleet.weights[0]))
+            first = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1")
+            self.served(fleet, fleet.weights[1], "1.2")
+            self.is_killed(first)
+            fleet.until_gone()
+            self.assertTrue(any("the trainer (process" in text for text in fleet.incidents()), fleet.incidents())
+            self.assertTrue(all(replica["ready"] for replica in fleet.replicas().values()))
+            self.assertIn("no trainer is connected", self.refused(fleet, fleet.weights[2]))
+            # Nobody is needed to go back.
+            code, answer = fleet.ask("rollback")
+            self.assertEqual((code, answer["result"]["to"]), (0, "1.1"), answer)
+            fleet.until_ready("1.1", "a", "b")
+            second = fleet.trainer(name="another")
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[2], "1.3")
+            self.ends_well(second)
+            fleet.until_gone()
+            self.stopped_whole(fleet, *engines)
+            self.ends_well(coordinator)
+
+    def test_one_that_publishes_at_its_start_comes_first(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            trainer = fleet.trainer("--checkpoint", fleet.weights[0])
+            coordinator = fleet.coordinate()
+            engines = fleet.begin()
+            fleet.until_ready("1.1", "a", "b")
+            self.ends_well(trainer)
+            self.stopped_whole(fleet, *engines)
+            self.ends_well(coordinator)
+
+    def test_a_second_one_is_refused_and_takes_over_from_one_that_hangs(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            engines = fleet.begin()
+            first = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1")
+            second = fleet.trainer(name="second")
+            fleet.until(lambda: f"process {first.pid} on" in fleet.log_text(second), "that the second one is refused")
+            self.assertIn("publishes to this fleet already: stop it, or start the other one with --take-over", fleet.log_text(second))
+            self.ends_well(second)
+            fleet.halt(first.pid)
+            third = fleet.trainer("--take-over", name="third")
+            fleet.until(lambda: "has this trainer" in fleet.log_text(third), "that the third one is taken")
+            self.served(fleet, fleet.weights[1], "1.2")
+            # The first one wakes up, and has no effect.
+            first.send_signal(signal.SIGCONT)
+            fleet.until(lambda: "publishes to this fleet already" in fleet.log_text(first) or "is lost" in fleet.log_text(first),
+                        "that the first one knows")
+            self.served(fleet, fleet.weights[2], "1.3")
+            self.ends_well(first, third)
+            self.stopped_whole(fleet, *engines)
+
+    def test_one_that_is_killed_before_every_sidecar_has_its_version(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            engines = fleet.begin()
+            slow, socket = fleet.sidecar("slow", "--set", "transport=tcp")
+            engines.append(fleet.engine(socket, "c", fleet.weights[0]))
+            first = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1", "a", "b", "c")
+            fleet.halt(slow.pid)
+            push = fleet.pushing(fleet.weights[1])
+            fleet.until(lambda: "1.2" in fleet.activity(), "the round of 1.2")
+            self.is_killed(first)
+            said = push.communicate(timeout=DEADLINE_S)[0]
+            self.assertNotEqual(push.returncode, 0, said)
+            fleet.until_gone()
+            slow.send_signal(signal.SIGCONT)
+            fleet.until_ready("1.1", "a", "b", "c")
+            fleet.trainer(name="another")
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[2], "1.3", "a", "b", "c")
+            self.stopped_whole(fleet, *engines)
+
+    def test_one_that_is_killed_after_the_decision(self):
+        """Its version reaches every replica without it."""
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            engines = fleet.begin()
+            first = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1")
+            fleet.halt(engines[1].pid)
+            push = fleet.pushing(fleet.weights[1])
+            fleet.until(lambda: fleet.replicas().get("a", {}).get("version") == "1.2", "1.2 on the first replica")
+            self.is_killed(first)
+            engines[1].send_signal(signal.SIGCONT)
+            fleet.until_ready("1.2", "a", "b")
+            push.communicate(timeout=DEADLINE_S)
+            fleet.until_gone()
+            code, answer = fleet.ask("verify")
+            self.assertEqual(code, 0, answer)
+            self.stopped_whole(fleet, *engines)
+
+
+class Coordinators(Case):
+    def test_one_is_killed_and_started_again_under_a_trainer(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            first = fleet.coordinate()
+            engines = fleet.begin()
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1")
+            self.is_killed(first)
+            fleet.until(lambda: "is lost" in fleet.log_text(trainer), "that the trainer knows")
+            fleet.coordinate()
+            fleet.until_attached()
+            fleet.until_ready("1.1", "a", "b")
+            self.served(fleet, fleet.weights[1], "2.2")
+            self.ends_well(trainer)
+            self.stopped_whole(fleet, *engines)
+
+    def test_one_stands_still_for_a_while(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            coordinator = fleet.coordinate()
+            engines = fleet.begin()
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1")
+            fleet.halt(coordinator.pid)
+            fleet.until(lambda: "is lost" in fleet.log_text(trainer), "that the trainer knows")
+            coordinator.send_signal(signal.SIGCONT)
+            fleet.until(lambda: fleet.log_text(trainer).count("has this trainer") == 2, "that the trainer is there again")
+            self.served(fleet, fleet.weights[1], "1.2")
+            self.stopped_whole(fleet, *engines)
+
+    def test_one_is_killed_while_a_version_is_staged(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            first = fleet.coordinate()
+            engines = fleet.begin()
+            slow, socket = fleet.sidecar("slow", "--set", "transport=tcp")
+            engines.append(fleet.engine(socket, "c", fleet.weights[0]))
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1", "a", "b", "c")
+            fleet.halt(slow.pid)
+            push = fleet.pushing(fleet.weights[1])
+            fleet.until(lambda: "1.2" in fleet.activity(), "the round of 1.2")
+            self.is_killed(first)
+            said = push.communicate(timeout=DEADLINE_S)[0]
+            self.assertNotEqual(push.returncode, 0, said)
+            slow.send_signal(signal.SIGCONT)
+            fleet.coordinate()
+            fleet.until_attached()
+            fleet.until_ready("1.1", "a", "b", "c")
+            fleet.until(lambda: "does not know it" in fleet.log_text(trainer), "that its publish has failed")
+            code, answer = fleet.ask("push", fleet.weights[2])
+            self.assertEqual(code, 0, answer)
+            fleet.until_ready(answer["result"]["version"], "a", "b", "c")
+            self.stopped_whole(fleet, *engines)
+
+
+class Keys(Case):
+    def test_a_publisher_needs_the_key_of_one(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            keys = fleet.path("keys")
+            for words in (("init", keys), ("add", "publisher", "trainer", "--keys", keys), ("add", "sidecar", "s0", "--keys", keys)):
+                subprocess.run([WSYNC, "keys", *words], env=fleet.environment, check=True, stdout=subprocess.DEVNULL)
+            fleet.coordinate("--set", f"keys={keys}")
+            own = os.path.join(keys, "issued", "publisher.trainer.key")
+            self.assertTrue(os.path.exists(own), os.listdir(keys))
+            wrong = os.path.join(keys, "issued", "sidecar.s0.key")
+            refused = fleet.trainer("--set", f"publisher_key={wrong}", name="refused")
+            self.assertNotEqual(refused.wait(DEADLINE_S), 0)
+            self.assertIn("expected the key of a publisher, found that of sidecar s0", fleet.log_text(refused))
+            trainer = fleet.trainer("--set", f"publisher_key={own}")
+            fleet.until(lambda: "has this trainer" in fleet.log_text(trainer), "the trainer at the coordinator")
+            self.ends_well(trainer)
+
+
+class Embedded(Case):
+    def test_a_trainer_takes_no_other_trainer(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            own = fleet.start("trainer")
+            other = fleet.trainer()
+            fleet.until(lambda: "refuses this trainer" in fleet.log_text(other), "that it is refused")
+            self.assertIn("this coordinator is a part of a trainer", fleet.log_text(other))
+            self.ends_well(other, own)
+
+
+if __name__ == "__main__":
+    unittest.main()
