@@ -8,6 +8,7 @@ import threading
 import unittest
 
 import tensors
+from coordinator_fleet import CoordinatorFleet
 from etcd import Certificates, Etcd
 from fleet import DEADLINE_S, Fleet
 from fleet_case import FleetCase
@@ -48,6 +49,25 @@ class OtherHost(Case):
             self.assertEqual(newer, "2.3")
             fleet.until_ready(newer, "ra")
             self.stopped_whole(fleet, engine)
+
+    def test_a_coordinator_of_its_own_is_lost_with_its_disc_and_its_trainer_stays(self):
+        with CoordinatorFleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            def coordinate(disc):
+                return fleet.coordinate("--set", etcd.setting, "--set", f"state_dir={fleet.path(disc)}")
+            first = coordinate("disc1")
+            engines = fleet.begin()
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            self.assertEqual(self.push(fleet, fleet.weights[0]), "1.1")
+            first.kill()
+            first.wait()
+            second = coordinate("disc2")
+            fleet.until(lambda: "continuing from epoch 1" in fleet.log_text(second), "a coordinator that has read the record")
+            fleet.until_attached()
+            self.assertEqual(self.push(fleet, fleet.weights[1]), "2.2")
+            fleet.until_ready("2.2", "a", "b")
+            self.assertIsNone(trainer.poll())
+            self.stopped_whole(fleet, *engines)
 
     def test_a_second_one_does_not_start_by_mistake_and_one_that_wakes_decides_no_more(self):
         with Fleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:

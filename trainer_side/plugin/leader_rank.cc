@@ -58,7 +58,10 @@ class LeaderRank final : public RankRole {
       else
         std::this_thread::sleep_for(publish::kPlaceLook);
     }
-    log_info("coordinator listens at {}", agent_->address());
+    if (config_.coordinator.empty())
+      log_info("coordinator listens at {}", agent_->address());
+    else
+      log_info("publishes to the coordinator at {}", agent_->address());
     if (gather_.world_size() == 1) return {};
     hub_ = WSYNC_TRY(RankHub::listen(loop, rank_socket(config_), gather_,
                                      config_.take_over ? Claim::kTakeOver : Claim::kIfFree));

@@ -37,10 +37,11 @@ Result<control::KeyFile> publisher_key(const config::TrainerConfig& config) {
   auto key = control::load_key_file(config.publisher_key);
   if (!key) return fail(key.error().with_context("publisher_key"));
   if (key->owner.role == control::KeyRole::kPublisher) return key;
-  return fail(ErrorCode::kInvalidInput,
-              fmt::format("publisher_key: {}: expected the key of a publisher, found that of {}: make one "
-                          "with `wsync keys add publisher NAME`",
-                          config.publisher_key, key->owner.text()));
+  return fail(
+      ErrorCode::kInvalidInput,
+      fmt::format("publisher_key: {}: expected the key of a publisher, found that of {}: make one "
+                  "with `wsync keys add publisher NAME`",
+                  config.publisher_key, key->owner.text()));
 }
 
 }  // namespace

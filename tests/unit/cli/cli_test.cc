@@ -73,8 +73,9 @@ TEST(Cli, BadArgumentsAreBadInputWithTheNearestName) {
   EXPECT_EQ(run.err.find("configuration key"), std::string::npos) << run.err;
   run = run_command(service_program(), {"push", "/models", "--set", "arenas=2"});
   EXPECT_EQ(run.exit_code, kExitBadInput);
-  EXPECT_NE(run.err.find("--set is an option of trainer, sidecar, coordinator, doctor; this command reads "
-                         "configuration keys from the environment: WSYNC_KEY"),
+  EXPECT_NE(run.err.find(
+                "--set is an option of trainer, sidecar, coordinator, doctor; this command reads "
+                "configuration keys from the environment: WSYNC_KEY"),
             std::string::npos)
       << run.err;
   run = run_command(service_program(), {"doctor", "--json", "--what"});
