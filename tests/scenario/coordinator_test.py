@@ -28,6 +28,17 @@ class Case(FleetCase):
         process.kill()
         process.wait()
 
+    def fails_in_the_round(self, fleet, slow, killed):
+        """A push of 1.2, for which one sidecar stands still, when this process is killed."""
+        fleet.until_attached()
+        self.served(fleet, fleet.weights[0], "1.1", "a", "b", "c")
+        fleet.halt(slow.pid)
+        push = fleet.pushing(fleet.weights[1])
+        fleet.until(lambda: "1.2" in fleet.activity(), "the round of 1.2")
+        self.is_killed(killed)
+        said = push.communicate(timeout=DEADLINE_S)[0]
+        self.assertNotEqual(push.returncode, 0, said)
+
     def ends_well(self, *processes):
         for process in processes:
             process.send_signal(signal.SIGTERM)
@@ -101,14 +112,7 @@ class Trainers(Case):
             slow, socket = fleet.sidecar("slow", "--set", "transport=tcp")
             engines.append(fleet.engine(socket, "c", fleet.weights[0]))
             first = fleet.trainer()
-            fleet.until_attached()
-            self.served(fleet, fleet.weights[0], "1.1", "a", "b", "c")
-            fleet.halt(slow.pid)
-            push = fleet.pushing(fleet.weights[1])
-            fleet.until(lambda: "1.2" in fleet.activity(), "the round of 1.2")
-            self.is_killed(first)
-            said = push.communicate(timeout=DEADLINE_S)[0]
-            self.assertNotEqual(push.returncode, 0, said)
+            self.fails_in_the_round(fleet, slow, first)
             fleet.until_gone()
             slow.send_signal(signal.SIGCONT)
             fleet.until_ready("1.1", "a", "b", "c")
@@ -176,14 +180,7 @@ class Coordinators(Case):
             slow, socket = fleet.sidecar("slow", "--set", "transport=tcp")
             engines.append(fleet.engine(socket, "c", fleet.weights[0]))
             trainer = fleet.trainer()
-            fleet.until_attached()
-            self.served(fleet, fleet.weights[0], "1.1", "a", "b", "c")
-            fleet.halt(slow.pid)
-            push = fleet.pushing(fleet.weights[1])
-            fleet.until(lambda: "1.2" in fleet.activity(), "the round of 1.2")
-            self.is_killed(first)
-            said = push.communicate(timeout=DEADLINE_S)[0]
-            self.assertNotEqual(push.returncode, 0, said)
+            self.fails_in_the_round(fleet, slow, first)
             slow.send_signal(signal.SIGCONT)
             fleet.coordinate()
             fleet.until_attached()

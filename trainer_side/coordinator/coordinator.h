@@ -103,8 +103,6 @@ class Coordinator {
   }
   // The sidecars that are in the roster or in the record.
   [[nodiscard]] std::set<std::string> known_sidecars() const;
-  // Whether a trainer is attached, or is a part of this process.
-  [[nodiscard]] bool has_publisher() const noexcept { return context_.has_publisher; }
   // Whether a sidecar may still ask for this version.
   [[nodiscard]] bool holds(const Version& version) const { return rounds_.holds(version); }
   [[nodiscard]] const VersionNames& names() const noexcept { return names_; }

@@ -217,10 +217,12 @@ void RoundScheduler::lose_publisher(CoordinatorContext& context, DecisionLog& lo
                                     const std::string& why) {
   if (waiting_) {
     const PublishRequested publish = *std::exchange(waiting_, std::nullopt);
-    if (publish.is_kept)
+    if (publish.is_kept) {
+      context.emit(DropVersion{publish.version});  // first, as in give_back()
       report_lost(context, publish, why);
-    else
+    } else {
       refuse_publish(context, publish, why);
+    }
   }
   const bool is_open =
       round_ && round_->kind() == RoundKind::kPublish &&

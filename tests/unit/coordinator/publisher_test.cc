@@ -157,6 +157,16 @@ TEST_F(AttachedPublisher, ThePublishThatWaitsForItsRoundEndsWithTheTrainer) {
   for (const RoundDone& done : fleet.rounds) EXPECT_EQ(done.reply.reason, "the trainer is gone");
 }
 
+TEST_F(AttachedPublisher, TheKeptPublishThatWaitsForItsRoundIsGivenBack) {
+  begin();
+  publish(1);
+  publish(2, true);
+  lose();
+  EXPECT_THAT(fleet.rounds, SizeIs(1));
+  ASSERT_THAT(fleet.lost, SizeIs(1));
+  EXPECT_EQ(fleet.lost[0].version, (Version{1, 2}));
+}
+
 TEST_F(AttachedPublisher, ARollbackNeedsNoTrainer) {
   begin();
   for (const std::uint64_t request : {1U, 2U}) {
