@@ -53,7 +53,8 @@ Result<std::unique_ptr<ServedVersions>> ServedVersions::create(
         "data_security: trusted_network: weights go to other hosts without encryption, and who "
         "reaches {} can ask for them",
         network.data_address);
-  if (!config.keys.empty() && !is_trusted) versions->secret_ = transport::make_pair_secret();
+  const bool has_keys = !config.keys.empty() || !config.publisher_key.empty();
+  if (has_keys && !is_trusted) versions->secret_ = transport::make_pair_secret();
   const transport::TransportOptions options{
       .run_dir = config.run_dir,
       .name = "trainer",
