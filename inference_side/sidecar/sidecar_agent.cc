@@ -330,8 +330,9 @@ void SidecarAgent::execute(const staging::Reply& command) {
   // A repeated report has no time.
   if (const auto* staged = std::get_if<control::Staged>(&command.message);
       staged != nullptr && staged->failure.empty() && staged->staging_ns != 0)
-    log_info("{} is staged: {} in {}, its sums are those of its digest",
-             staged->version.to_string(), trace::format_bytes(staged->bytes),
+    log_info("{} is staged from {} by {}: {} in {}, its sums are those of its digest",
+             staged->version.to_string(), source_.source, source_.transport,
+             trace::format_bytes(staged->bytes),
              trace::format_duration(std::chrono::nanoseconds(staged->staging_ns)));
   if (!dealer_) return;
   const auto sent = dealer_->send(command.envelope, with_engines(command.message));
@@ -415,7 +416,11 @@ void SidecarAgent::execute(const staging::CheckLayout& command) {
   });
 }
 
-void SidecarAgent::execute(const staging::StartStaging& command) { receiver_->start(command); }
+void SidecarAgent::execute(const staging::StartStaging& command) {
+  source_.source = command.stage.source;
+  source_.transport = command.stage.transport;
+  receiver_->start(command);
+}
 void SidecarAgent::execute(const staging::ExpectContent& command) { receiver_->expect(command); }
 void SidecarAgent::execute(const staging::CancelStaging& command) { receiver_->cancel(command); }
 void SidecarAgent::execute(const staging::ReleaseVersion& command) { receiver_->release(command); }
@@ -423,6 +428,21 @@ void SidecarAgent::execute(const staging::CompleteVersion& command) {
   receiver_->complete(command);
 }
 void SidecarAgent::execute(const staging::CheckCopy& command) { receiver_->check_copy(command); }
+
+void SidecarAgent::execute(const staging::RelayHeld& command) {
+  control::Envelope envelope;
+  envelope.fence = sidecar_->fence();
+  envelope.request = command.request;
+  auto ready = receiver_->relay_held(command.version, command.with_layout);
+  if (!ready)
+    log_warning("{} is not passed on to other sidecars: {}", command.version.to_string(),
+                ready.error().message());
+  execute(staging::Reply{.envelope = std::move(envelope),
+                         .message = ready
+                                        ? std::move(*ready)
+                                        : control::RelayReady{.version = command.version,
+                                                              .failure = ready.error().message()}});
+}
 
 // ---- replicas ----
 

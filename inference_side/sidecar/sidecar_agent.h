@@ -81,6 +81,7 @@ class SidecarAgent {
   void execute(const staging::BeatNow& command);
   void execute(const staging::CompleteVersion& command);
   void execute(const staging::CheckCopy& command);
+  void execute(const staging::RelayHeld& command);
   void execute(const staging::ReplicaForgotten& command);
   using Reply = std::function<void(control::Message)>;
   [[nodiscard]] control::ForgetReply forget(const control::Forget& what);
@@ -116,6 +117,7 @@ class SidecarAgent {
   // Why no version can come from this trainer; empty: a transport is in common, or none has
   // welcomed this sidecar.
   std::string no_transport_;
+  control::Stage source_;  // the last one: from where and by which kind it stages, without the key
   std::string transport_;  // by which versions come from this trainer; empty: none is known
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none

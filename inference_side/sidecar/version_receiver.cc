@@ -9,6 +9,7 @@
 #include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 #include "shared/config/sidecar_config.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/transport/make_transport.h"
@@ -626,9 +627,39 @@ void VersionReceiver::check_copy(const staging::CheckCopy& command) {
 
 // ---- the relay ----
 
+Result<control::RelayReady> VersionReceiver::relay_held(const Version& version, bool with_layout) {
+  const auto held = store_->find(version);
+  if (held == nullptr || !held->is_complete())
+    return fail(ErrorCode::kNotFound, fmt::format("sidecar '{}' does not hold {} as a whole",
+                                                  options_.config->name, version.to_string()));
+  if (std::ranges::none_of(links_, [](const Link& link) { return link.relay != nullptr; }))
+    return fail(ErrorCode::kRefused,
+                fmt::format("sidecar '{}' has no transport by which others could fetch from it "
+                            "(transport: {})",
+                            options_.config->name, options_.config->network.transport));
+  // A new offer of the same version would end the transfers of those that fetch it now.
+  const auto offered = relayed_.find(version);
+  const bool is_current = offered != relayed_.end() &&
+                          (offered->second == options_.fence() || planted("relay_of_an_old_fence"));
+  if (!is_current) offer_relay(*held);
+  control::RelayReady ready{.version = version,
+                            .layout_digest = held->identity().layout,
+                            .layout = {},
+                            .content_digest = held->digests().root,
+                            .bucket_bytes = held->plan()->bucket_bytes(),
+                            .arena_bytes = held->arena_bytes(),
+                            .failure = {}};
+  if (!with_layout) return ready;
+  ByteWriter layout;
+  held->manifest()->encode(layout);
+  ready.layout = std::move(layout).take();
+  return ready;
+}
+
 // Offer the version even before there is memory for it, so that a sidecar that asks for it waits
 // instead of getting the answer that the version is unknown.
-void VersionReceiver::offer_relay(const staging::StartStaging& command) const {
+void VersionReceiver::offer_relay(const staging::StartStaging& command) {
+  relayed_[command.announce.version] = options_.fence();
   const BucketPlan& plan = *options_.layouts->at(command.announce.layout_digest).plan;
   transport::Offer offer{.key = key_of(command.announce.version, command.announce.layout_digest),
                          .buckets = {},
@@ -647,8 +678,8 @@ void VersionReceiver::offer_relay(const staging::StartStaging& command) const {
 }
 
 // A version that has become complete in memory, in place of what changes to it.
-void VersionReceiver::offer_relay(const staging::HeldVersion& version) const {
-  const control::Fence& fence = options_.fence();
+void VersionReceiver::offer_relay(const staging::HeldVersion& version) {
+  const control::Fence& fence = relayed_[version.version()] = options_.fence();
   const OfferedLayout& layout = options_.layouts->at(version.identity().layout);
   transport::Offer offer{.key = {.fence = {.epoch = fence.epoch, .run_id = fence.run_id},
                                  .version = version.version(),
@@ -675,7 +706,8 @@ void VersionReceiver::offer_relay(const staging::HeldVersion& version) const {
   }
 }
 
-void VersionReceiver::withdraw_relay(const Version& version, const std::string& why) const {
+void VersionReceiver::withdraw_relay(const Version& version, const std::string& why) {
+  relayed_.erase(version);
   for (const Link& link : links_)
     if (link.relay) link.relay->withdraw(version, why);
 }

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -117,6 +118,10 @@ class VersionReceiver {
   // The bytes of a version are not those of its digest, or an engine refuses it (kRefused). If it
   // is still arriving, its staging fails.
   void unusable(const Version& version, const Error& why);
+  // Offers a complete version that is held here to other sidecars under the present fence, unless
+  // it is offered already, and returns what is to be said of it. kNotFound: it is not held here as
+  // a whole; kRefused: this sidecar has no relay.
+  [[nodiscard]] Result<control::RelayReady> relay_held(const Version& version, bool with_layout);
   // Connects to the trainer by those kinds that keep a connection, so that its end is noticed.
   // A trainer that has taken the place of another one gets connections of its own.
   void watch(const control::Welcome& welcome);
@@ -209,9 +214,9 @@ class VersionReceiver {
   void drop_arriving();
   void count_idle_time();
   void release_unused();
-  void offer_relay(const staging::StartStaging& command) const;
-  void offer_relay(const staging::HeldVersion& version) const;
-  void withdraw_relay(const Version& version, const std::string& why) const;
+  void offer_relay(const staging::StartStaging& command);
+  void offer_relay(const staging::HeldVersion& version);
+  void withdraw_relay(const Version& version, const std::string& why);
   [[nodiscard]] transport::StreamKey key_of(const Version& version, const Digest& layout) const;
 
   Loop& loop_;
@@ -228,6 +233,7 @@ class VersionReceiver {
   std::uint64_t watched_trainer_ = 0;  // Welcome::trainer, likewise
   std::vector<Link> links_;            // the preferred kind first
   std::optional<transport::PairSecret> secret_;  // of its relays
+  std::map<Version, control::Fence> relayed_;    // offered by its relays, and under which fence
   Timer idle_;                             // fires when no version has arrived for idle_release
   std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write
 };

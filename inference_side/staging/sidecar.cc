@@ -378,6 +378,19 @@ void Sidecar::apply(const control::Envelope& envelope, const control::Abort& mes
     ++dropped_;
 }
 
+void Sidecar::apply(const control::Envelope& envelope, const control::RelayVersion& message) {
+  const Version& version = message.version;
+  if (held_.is_complete(version) && !held_.is_changing(version)) {
+    out_.emplace_back(RelayHeld{
+        .request = envelope.request, .version = version, .with_layout = message.with_layout});
+    return;
+  }
+  reply(envelope.round, envelope.request,
+        control::RelayReady{.version = version,
+                            .failure = fmt::format("sidecar '{}' does not hold {} as a whole now",
+                                                   options_.name, version.to_string())});
+}
+
 void Sidecar::drop_incoming() {
   if (round_.state() == ReceiveState::kIdle) return;
   const Version version = round_.version();

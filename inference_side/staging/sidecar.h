@@ -106,6 +106,7 @@ class Sidecar {
   void apply(const control::Envelope& envelope, const control::Decide& message);
   void apply(const control::Envelope& envelope, const control::Turns& message);
   void apply(const control::Envelope& envelope, const control::Leave& message);
+  void apply(const control::Envelope& envelope, const control::RelayVersion& message);
 
   void apply_decision(const control::Envelope& envelope, const control::Decide& decide);
   [[nodiscard]] TargetFacts facts_of(const Version& target) const;

@@ -154,6 +154,13 @@ struct ExpectContent {
   Version version;
   Digest content_digest;
 };
+// Offer a complete version to other sidecars, and answer the coordinator's RelayVersion of this
+// request with RelayReady.
+struct RelayHeld {
+  std::uint64_t request = 0;
+  Version version;
+  bool with_layout = false;
+};
 // Cancel the staging of the version. None of its bytes are kept.
 struct CancelStaging {
   Version version;
@@ -189,8 +196,8 @@ struct ForReplica {
 struct ReplicaForgotten {
   std::string replica;
 };
-using SidecarCommand =
-    std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging, ExpectContent, CancelStaging,
-                 ReleaseVersion, CompleteVersion, BeatNow, CheckCopy, ForReplica, ReplicaForgotten>;
+using SidecarCommand = std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging,
+                                    ExpectContent, CancelStaging, ReleaseVersion, CompleteVersion,
+                                    BeatNow, CheckCopy, ForReplica, ReplicaForgotten, RelayHeld>;
 
 }  // namespace wsync::staging

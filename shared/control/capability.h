@@ -32,6 +32,9 @@ enum class Capability : std::uint32_t {
   // Welcome::trainer: without it, a sidecar stays connected to a trainer of its host that hangs and
   // was replaced, until that process ends.
   kTrainerProcess = 1U << 4U,
+  // Of a sidecar: it answers RelayVersion. Nobody takes a version later from one without it, unless
+  // it has received that version as a copy under the present fence.
+  kRelaysHeld = 1U << 5U,
 };
 
 // A set of capabilities, as bits.
@@ -47,6 +50,7 @@ using Capabilities = std::uint32_t;
 // Those of this release.
 inline constexpr Capabilities kCapabilities =
     bits(Capability::kSuspendedOutcomes) | bits(Capability::kPatchValueCost) |
-    bits(Capability::kLentArenas) | bits(Capability::kTrainerProcess);
+    bits(Capability::kLentArenas) | bits(Capability::kTrainerProcess) |
+    bits(Capability::kRelaysHeld);
 
 }  // namespace wsync::control

@@ -110,8 +110,10 @@ enum class MessageType : std::uint16_t {
   kRoundLoss,
   kVersionDropped,
   kTargetChanged,
+  kRelayVersion,
+  kRelayReady,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kTargetChanged;
+inline constexpr MessageType kLastMessageType = MessageType::kRelayReady;
 
 // Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
 // replica's name.

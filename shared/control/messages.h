@@ -1,9 +1,9 @@
 // Every message of wsync as a struct: the contract between its processes. Senders and receivers:
 //
 //  * sidecar to coordinator: Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
-//    PlanReply, TraceAnswer, ForgetReply, Heartbeat, Leave, Error
-//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Turns, Abort, Verify, Plan,
-//    TraceQuestion, Forget, Heartbeat, Leave, Error
+//    PlanReply, TraceAnswer, ForgetReply, RelayReady, Heartbeat, Leave, Error
+//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Turns, Abort, RelayVersion,
+//    Verify, Plan, TraceQuestion, Forget, Heartbeat, Leave, Error
 //  * command to coordinator: Push, Cancel, Rollback, Promote, Verify, Plan, TraceQuestion, Forget,
 //    Status (a sidecar answers Verify, Plan, TraceQuestion, Forget and Status as well)
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, PromoteReply,
@@ -38,17 +38,16 @@
 
 namespace wsync::control {
 
-using AnyMessage =
-    std::variant<Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched,
-                 Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
-                 RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
-                 EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
-                 BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
-                 RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
-                 CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply,
-                 Forget, ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed,
-                 PublisherHello, FleetFacts, RoundRequest, SnapshotEnd, RoundReplaced, RoundGivenUp,
-                 RoundPhase, RoundEnd, RoundLoss, VersionDropped, TargetChanged>;
+using AnyMessage = std::variant<
+    Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched, Abort,
+    Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback, RollbackReply, Verify,
+    VerifyReply, Status, StatusReply, EngineHello, EngineWelcome, Prepare, Prepared, Release, Pause,
+    Paused, Load, BucketReady, BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests,
+    Digests, RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
+    CancelReply, TraceQuestion, TraceAnswer, Ping, Pong, Turns, Promote, PromoteReply, Forget,
+    ForgetReply, UnmapArenas, EngineStarting, ReadVersion, Scrub, Scrubbed, PublisherHello,
+    FleetFacts, RoundRequest, SnapshotEnd, RoundReplaced, RoundGivenUp, RoundPhase, RoundEnd,
+    RoundLoss, VersionDropped, TargetChanged, RelayVersion, RelayReady>;
 
 // Its copies and moves are compiled once, in messages.cc: those of a variant with so many
 // alternatives cost the compiler seconds in each file that needs them.

@@ -56,6 +56,25 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, RelayVersion>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.flag("with_layout", m.with_layout);
+}
+
+template <class V, class M>
+  requires Is<M, RelayReady>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.digest("layout_digest", m.layout_digest);
+  v.blob("layout", m.layout);
+  v.digest("content_digest", m.content_digest);
+  v.number("bucket_bytes", m.bucket_bytes);
+  v.number("arena_bytes", m.arena_bytes);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
   requires Is<M, Accept>
 void fields(V& v, M& m) {
   v.version("version", m.version);

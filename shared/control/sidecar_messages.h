@@ -130,6 +130,25 @@ enum class DecisionKind : std::uint8_t {
 };
 inline constexpr DecisionKind kLastDecisionKind = DecisionKind::kSwitchCanary;
 
+// Pass on a complete version that the sidecar holds, under the envelope's fence, to sidecars that
+// come for it. Answered by RelayReady.
+struct RelayVersion {
+  static constexpr MessageType kType = MessageType::kRelayVersion;
+  Version version;
+  bool with_layout = false;  // the coordinator does not know the layout
+};
+// The version may be fetched from the relays of this sidecar now, until it releases its copy. What
+// the sidecar says of the version is what an Announce says.
+struct RelayReady {
+  static constexpr MessageType kType = MessageType::kRelayReady;
+  Version version;
+  Digest layout_digest;
+  SharedBytes layout;  // encoded Manifest, or empty if it was not asked for
+  Digest content_digest;
+  std::uint64_t bucket_bytes = 0;
+  std::uint64_t arena_bytes = 0;
+  std::string failure;  // not empty: it is not passed on, and the rest is void
+};
 struct Decide {
   static constexpr MessageType kType = MessageType::kDecide;
   std::uint64_t number = 0;  // under the envelope's fence

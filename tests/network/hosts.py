@@ -8,6 +8,7 @@ file system is that of this machine, so files that a user would carry from host 
         code, answer = hosts.ask_on("engines0", "status", ...)       # a command, and what its --json prints
         hosts.cut("engines0")                                        # the cable of this host is pulled
 """
+import json
 import os
 import pathlib
 import subprocess
@@ -178,6 +179,11 @@ class Hosts(Fleet):
 
     def join(self, host="engines0"):
         ip("-n", self.spaces[host], "link", "set", "cable", "up")
+
+    def sent(self, host):
+        """How many bytes a host has sent over its cable."""
+        shown = json.loads(ip("-n", self.spaces[host], "-s", "-j", "link", "show", "cable").stdout)
+        return shown[0]["stats64"]["tx"]["bytes"]
 
     def limit(self, megabits):
         """What trainer0 sends passes at this rate from now on."""

@@ -49,17 +49,17 @@ class Fleet(Hosts):
         return self.on(on, "trainer", "--set", f"keys={self.keys}", "--set", f"listen=tcp://{host}:7000",
                        "--set", f"data_address=tcp://{host}:7001", *BEATS, *settings)
 
-    def engines(self, name, *settings, coordinator=None, data="tcp://0.0.0.0:0", advertise="engines0"):
-        """A sidecar on the other host, and where its engines attach."""
-        process = self.on("engines0", "sidecar", "--set", f"name={name}", "--set", f"coordinator={coordinator or self.address}",
+    def engines(self, name, *settings, coordinator=None, data="tcp://0.0.0.0:0", advertise=None, at="engines0"):
+        """A sidecar on another host, and where its engines attach."""
+        process = self.on(at, "sidecar", "--set", f"name={name}", "--set", f"coordinator={coordinator or self.address}",
                           "--set", f"key={self.keys}/issued/sidecar.{name}.key", "--set", f"data_address={data}",
-                          "--set", f"advertise={advertise}", *BEATS, *settings)
-        place = os.path.join(self.path("engines0"), "run", f"{name}.engines")
+                          "--set", f"advertise={advertise or at}", *BEATS, *settings)
+        place = os.path.join(self.path(at), "run", f"{name}.engines")
         self.until(lambda: os.path.exists(place), f"the socket of sidecar {name}")
         return process, place
 
-    def replica(self, place, name, checkpoint):
-        engine = self.on("engines0", "engine", "--json", "--sidecar", place, "--replica", name, "--checkpoint", checkpoint,
+    def replica(self, place, name, checkpoint, at="engines0"):
+        engine = self.on(at, "engine", "--json", "--sidecar", place, "--replica", name, "--checkpoint", checkpoint,
                          "--stats-ms", "0")
         self.event(engine, "attached")
         return engine
@@ -281,6 +281,45 @@ sys.exit(len(said) > 100)  # an alert of TLS is shorter
             self.assertNotEqual(first.wait(timeout=DEADLINE_S), 0)
             self.assertRegex(fleet.text_of(first), "this coordinator was replaced: .*process .* has taken over the fleet in etcd")
             fleet.until_ready("2.3", "r0")
+
+    def test_a_late_sidecar_takes_weights_from_another_one(self):
+        with Fleet() as fleet:
+            one = fleet.checkpoint("one", 1, size="32MiB")
+            fleet.trainer()
+            _, place = fleet.engines("s0")
+            fleet.replica(place, "r0", one)
+            fleet.joined("s0")
+            fleet.pushed(one)
+            fleet.until_ready("1.1", "r0")
+            before = fleet.sent("trainer0")
+            self.assertGreater(before, 32 << 20)
+            _, late = fleet.engines("s1", at="trainer1")
+            fleet.replica(late, "r1", one, at="trainer1")
+            fleet.until_ready("1.1", "r0", "r1")
+            self.verified(fleet, "1.1")
+            self.assertLess(fleet.sent("trainer0") - before, 4 << 20, "the trainer has sent the weights once more")
+
+    def test_a_late_sidecar_when_the_host_of_the_trainer_is_lost(self):
+        with Fleet() as fleet:
+            fleet.local("keys", "add", "publisher", "trainer", "--keys", fleet.keys)
+            fleet.at, fleet.address = "trainer1", "tcp://trainer1:7000"
+            one = fleet.checkpoint("one", 1, size="32MiB")
+            fleet.on("trainer1", "coordinator", "--set", f"keys={fleet.keys}", "--set", "listen=tcp://10.0.0.3:7000", *BEATS)
+            trainer = fleet.on("trainer0", "trainer", "--set", f"coordinator={fleet.address}", "--set",
+                               f"publisher_key={fleet.keys}/issued/publisher.trainer.key", "--set", "data_address=tcp://0.0.0.0:7001",
+                               "--set", "advertise=trainer0", *BEATS)
+            _, place = fleet.engines("s0")
+            fleet.replica(place, "r0", one)
+            fleet.joined("s0")
+            fleet.says(trainer, "has this trainer")
+            fleet.pushed(one)
+            fleet.until_ready("1.1", "r0")
+            fleet.cut("trainer0")
+            _, late = fleet.engines("s1", at="trainer1")
+            fleet.replica(late, "r1", one, at="trainer1")
+            fleet.until_ready("1.1", "r0", "r1")
+            self.verified(fleet, "1.1")
+            self.assertEqual(fleet.sidecars()["s1"]["transport"], "tls")
 
     def test_the_commands_of_the_guide(self):
         with Fleet() as fleet:

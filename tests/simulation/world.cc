@@ -119,6 +119,8 @@ void WorldStatistics::add(const WorldStatistics& other) {
   greetings_lost += other.greetings_lost;
   to_older += other.to_older;
   adopted += other.adopted;
+  relayed += other.relayed;
+  described += other.described;
   as_changes += other.as_changes;
   in_place += other.in_place;
   beside += other.beside;
@@ -269,6 +271,7 @@ void World::crash_sidecar(std::size_t s) {
   process.leases.clear();
   process.own_leases.clear();
   process.changes.clear();
+  process.relayed.clear();
   const std::string peer = process.peer;
   ++process.life;
   new_peer(s);
@@ -600,8 +603,11 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
     stage(s, *start);
   } else if (const auto* expect = std::get_if<staging::ExpectContent>(&command)) {
     expect_content(s, *expect);
-  } else if (std::holds_alternative<staging::CancelStaging>(command)) {
+  } else if (const auto* cancel = std::get_if<staging::CancelStaging>(&command)) {
     process.incoming.reset();
+    process.relayed.erase(cancel->version);
+  } else if (const auto* relay = std::get_if<staging::RelayHeld>(&command)) {
+    relay_held(s, *relay);
   } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
     trace(
         [&] { return fmt::format("{} releases {}", process.peer, release->version.to_string()); });
@@ -609,9 +615,11 @@ void World::execute(std::size_t s, const staging::SidecarCommand& command) {
     process.leases.erase(release->version);
     process.own_leases.erase(release->version);
     process.changes.erase(release->version);
+    process.relayed.erase(release->version);
     process.hub->remove_version(release->version);
   } else if (const auto* change = std::get_if<staging::CompleteVersion>(&command)) {
     if (change->in_place) process.hub->remove_version(change->base);
+    if (change->in_place) process.relayed.erase(change->base);
     complete(s, *change, schedule_.now());
   } else if (std::holds_alternative<staging::BeatNow>(command)) {
     to_coordinator(s, process.machine->envelope(), numbered_heartbeat(s));

@@ -68,6 +68,8 @@ struct WorldStatistics {
   std::uint64_t streamed = 0;         // rounds that began before their snapshot was complete
   std::uint64_t stream_failures = 0;  // of these, snapshots that failed
   std::uint64_t stream_cancels = 0;   // of these, rounds that ended before their snapshot
+  std::uint64_t relayed = 0;          // held versions that a sidecar has been asked to pass on
+  std::uint64_t described = 0;        // of these, versions of which the coordinator knew nothing
   std::uint64_t as_changes = 0;       // versions that were staged as what changes
   std::uint64_t in_place = 0;         // of these, completed in the memory of their base
   std::uint64_t beside = 0;           // or in memory of their own
@@ -188,7 +190,8 @@ class World {
     std::map<Version, Lease> own_leases;  // of memory of its own
     // Versions of which only what changes from another one is here, and that one.
     std::map<Version, Version> changes;
-    std::optional<std::size_t> home;  // the coordinator to which it is connected
+    std::map<Version, control::Fence> relayed;  // versions that others may fetch, under which fence
+    std::optional<std::size_t> home;            // the coordinator to which it is connected
     std::uint64_t connection = 0;
     std::vector<std::unique_ptr<EngineGroup>> groups;
     std::unique_ptr<SimulatedHub> hub;
@@ -249,6 +252,7 @@ class World {
   void bytes_arrived(std::size_t s, const staging::StartStaging& command, const Fetched& fetched);
   void complete(std::size_t s, const staging::CompleteVersion& command, TimePoint begin);
   void end_completion(std::size_t s, const staging::CompleteVersion& command, bool in_place);
+  void relay_held(std::size_t s, const staging::RelayHeld& command);
   void expect_content(std::size_t s, const staging::ExpectContent& command);
   void promote(std::size_t c);
   void check_may_pause(std::size_t s, const EngineGroup& group);

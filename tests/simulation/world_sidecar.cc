@@ -47,6 +47,9 @@ std::optional<World::Fetched> World::fetch(std::size_t reader, const control::St
     const SidecarProcess& process = sidecars_[s];
     if (!process.machine || process.stopped || stage.source != fmt::format("s{}", s)) continue;
     const auto found = process.store.find(stage.version);
+    const auto relayed = process.relayed.find(stage.version);
+    if (relayed == process.relayed.end() || relayed->second != sidecars_[reader].machine->fence())
+      continue;
     // Only who has the base can use what changes from it.
     if (const auto change = process.changes.find(stage.version);
         change != process.changes.end() && !sidecars_[reader].store.contains(change->second))
@@ -66,6 +69,8 @@ void World::stage(std::size_t s, const staging::StartStaging& command) {
   const Digest& announced = command.announce.content_digest;
   incoming = Incoming{
       .command = command, .expected = announced == Digest{} ? known : announced, .bytes = {}};
+  const bool maps = command.stage.transport == "memfd";
+  if (!maps) sidecars_[s].relayed[command.announce.version] = sidecars_[s].machine->fence();
   schedule_.after(schedule_.micros(2'000, 60'000), [=, this, life = sidecars_[s].life] {
     if (sidecars_[s].life == life) in_sidecar(s, [=, this] { end_staging(s, command); });
   });
@@ -168,11 +173,32 @@ void World::end_completion(std::size_t s, const staging::CompleteVersion& comman
   if (in_place) process.changes[command.base] = command.version;
   if (command.in_place && !in_place) process.hub->add_version(command.base);
   process.changes.erase(command.version);
+  process.relayed[command.version] = process.machine->fence();
   process.own_leases[command.version] = std::make_shared<const int>(0);
   process.hub->add_version(command.version);
   sidecar_step(s, {.now = schedule_.now(),
                    .what = staging::VersionCompleted{
                        .version = command.version, .failure = {}, .in_place = in_place}});
+}
+
+void World::relay_held(std::size_t s, const staging::RelayHeld& command) {
+  SidecarProcess& process = sidecars_[s];
+  ++statistics_.relayed;
+  if (command.with_layout) ++statistics_.described;
+  const staging::HeldCopy* copy = process.machine->held().find(command.version);
+  if (copy == nullptr || process.changes.contains(command.version))
+    return violate(fmt::format("{} is to pass on {}, whose bytes are not here", process.peer,
+                               command.version.to_string()));
+  process.relayed[command.version] = process.machine->fence();
+  control::Envelope envelope = process.machine->envelope();
+  envelope.request = command.request;
+  to_coordinator(s, envelope,
+                 control::RelayReady{.version = command.version,
+                                     .layout_digest = {.low = 5},
+                                     .layout = command.with_layout ? Bytes(1) : Bytes(),
+                                     .content_digest = copy->content,
+                                     .bucket_bytes = 1,
+                                     .arena_bytes = 1});
 }
 
 void World::expect_content(std::size_t s, const staging::ExpectContent& command) {

@@ -511,6 +511,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
                                        : "it has joined once more, and begins anew");
   }
   if (is_new_process) {
+    member.failed_copy = {};
     member.failed_transports.clear();
     member.heartbeats = 0;
     member.patch_value_cost = 0;
@@ -529,6 +530,7 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.pid_namespace = hello.pid_namespace;
   member.capabilities = hello.capabilities & control::kCapabilities;
   member.transports = hello.transports;
+  member.copy_relay = {};
   member.relay_secret = transport::pair_secret_of(hello.relay_secret);
   choose_source(member);
   if (member.report.transport.empty() && is_new_process && context_.has_publisher)

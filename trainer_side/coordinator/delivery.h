@@ -36,6 +36,10 @@ class Delivery {
   [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
   // Kind of transport named in the last Stage; empty before the first one.
   [[nodiscard]] const std::string& transport() const noexcept { return source_.kind; }
+  // From where it is read, as in the last Stage; empty before the first one.
+  [[nodiscard]] const control::TransportAddress& source() const noexcept { return source_; }
+  // How many sources have been lost.
+  [[nodiscard]] std::size_t lost_sources() const noexcept { return lost_.size(); }
   // Why it has failed; empty if it has not.
   [[nodiscard]] const std::string& failure() const noexcept { return failure_; }
   // When an answer is due, or when a failed delivery is tried again; std::nullopt if nothing is

@@ -39,6 +39,7 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kPlanReply:
     case MessageType::kTraceAnswer:
     case MessageType::kForgetReply:
+    case MessageType::kRelayReady:
     case MessageType::kLeave:
       return {KeyRole::kSidecar};
     case MessageType::kError:
@@ -115,6 +116,7 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kRoundLoss:
     case MessageType::kVersionDropped:
     case MessageType::kTargetChanged:
+    case MessageType::kRelayVersion:
       return {};
   }
   return {};

@@ -36,6 +36,19 @@ struct TransportFailure {
   std::chrono::milliseconds pause{0};  // until then; doubles with each failure
 };
 
+// Whether a sidecar passes on a version that it holds (copy_source.h).
+enum class CopyRelayState : std::uint8_t {
+  kNone,     // it has not been asked
+  kAsked,    // its answer is awaited until `until`
+  kReady,    // others may fetch from it
+  kRefused,  // it is not used until `until`
+};
+struct CopyRelay {
+  CopyRelayState state = CopyRelayState::kNone;
+  Version version;
+  TimePoint until{};
+};
+
 // One sidecar, identified by its name. It stays in the roster when it is lost, or leaves while
 // an engine is attached to it, until it is forgotten (forget_rules.h). It is removed at once when
 // it leaves without engines.
@@ -66,6 +79,9 @@ struct Member {
   Digest target_content;       // of its stored target
   bool told_conflict = false;  // operators know that it holds other content
   Delivery delivery;
+  CopyRelay copy_relay;  // void after each Hello
+  // The last source from which a version could not be staged outside of a round.
+  control::TransportAddress failed_copy;
   // Kinds of transport that have failed for this process. Until their time has come, they are used
   // only if no other is left.
   std::map<std::string, TransportFailure> failed_transports;

@@ -8,6 +8,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "trainer_side/coordinator/copy_source.h"
 #include "trainer_side/coordinator/decision_obligations.h"
 #include "trainer_side/coordinator/forget_rules.h"
 #include "trainer_side/coordinator/sidecar_delivery.h"
@@ -19,6 +20,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kCatchUpRetry{1'000};
 constexpr std::chrono::milliseconds kPromoteRetry{1'000};
+// After so many lost sidecars a trainer sends the version itself.
+constexpr std::size_t kCopySources = 2;
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -233,9 +236,8 @@ void RoundScheduler::lose_publisher(CoordinatorContext& context, DecisionLog& lo
     else
       abort(context, log, why);
   }
-  if (round_) orphan_ = round_->version();
-  held_.keep_only(context,
-                  [&](const Version& version) { return round_ && round_->version() == version; });
+  held_.lose_trainer();
+  drop_unneeded(context, log);
 }
 
 bool RoundScheduler::has_staged(const CoordinatorContext& context) const {
@@ -270,40 +272,40 @@ void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Membe
     return is_answer;
   };
   const bool all_named = log.names_all_withdrawn();
-  std::visit(Overloaded{
-                 [&](const control::Accept& accept) {
-                   if (answers(accept.version, DeliveryState::kAnnounced))
-                     handle_accept(context, log, member);
-                 },
-                 [&](const control::Refuse& refuse) {
-                   if (answers(refuse.version, DeliveryState::kAnnounced))
-                     handle_refuse(context, log, member, refuse);
-                 },
-                 [&](const control::Staged& staged) {
-                   if (answers(staged.version, DeliveryState::kStaging))
-                     handle_staged(context, log, member, staged);
-                 },
-                 [&](const control::Decided& decided) {
-                   const bool current = coordinator::handle(context, log.record(), member, decided);
-                   if (current && !decided.refused && !member.finishes)
-                     member.knows_withdrawn |= all_named;
-                   if (current && is_in_round(member)) advance(context, log);
-                 },
-                 [&](const control::Switched& switched) {
-                   const bool current =
-                       coordinator::handle(context, log.record(), member, switched);
-                   if (current && !member.finishes) member.knows_withdrawn |= all_named;
-                   // Without an engine it owes no outcome, and its bytes may still be on their way.
-                   if (current && !is_finishing(member))
-                     stop_finishing(context, log.record(), member);
-                   if (current && is_in_round(member)) advance(context, log);
-                 },
-                 [&](const control::Heartbeat& heartbeat) {
-                   handle_heartbeat(context, log, member, heartbeat);
-                 },
-                 [&](const auto&) { ++context.dropped; },
-             },
-             message);
+  std::visit(
+      Overloaded{
+          [&](const control::Accept& accept) {
+            if (answers(accept.version, DeliveryState::kAnnounced))
+              handle_accept(context, log, member);
+          },
+          [&](const control::Refuse& refuse) {
+            if (answers(refuse.version, DeliveryState::kAnnounced))
+              handle_refuse(context, log, member, refuse);
+          },
+          [&](const control::Staged& staged) {
+            if (answers(staged.version, DeliveryState::kStaging))
+              handle_staged(context, log, member, staged);
+          },
+          [&](const control::Decided& decided) {
+            const bool current = coordinator::handle(context, log.record(), member, decided);
+            if (current && !decided.refused && !member.finishes)
+              member.knows_withdrawn |= all_named;
+            if (current && is_in_round(member)) advance(context, log);
+          },
+          [&](const control::Switched& switched) {
+            const bool current = coordinator::handle(context, log.record(), member, switched);
+            if (current && !member.finishes) member.knows_withdrawn |= all_named;
+            // Without an engine it owes no outcome, and its bytes may still be on their way.
+            if (current && !is_finishing(member)) stop_finishing(context, log.record(), member);
+            if (current && is_in_round(member)) advance(context, log);
+          },
+          [&](const control::Heartbeat& heartbeat) {
+            handle_heartbeat(context, log, member, heartbeat);
+          },
+          [&](const control::RelayReady& ready) { handle_relay(context, log, member, ready); },
+          [&](const auto&) { ++context.dropped; },
+      },
+      message);
 }
 
 void RoundScheduler::handle_accept(CoordinatorContext& context, DecisionLog& log, Member& member) {
@@ -324,6 +326,8 @@ void RoundScheduler::handle_refuse(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log, Member& member,
                                    const control::Staged& staged) {
+  if (!staged.failure.empty() && !staged.is_refused && !is_in_round(member))
+    note_failed_copy(context, member, staged.source_lost);
   const Result<StagedAnswer> answer =
       coordinator::handle_staged(context, member, staged, held_.find(staged.version));
   if (!answer) return fail_delivery(context, log, member, answer.error().message());
@@ -338,6 +342,44 @@ void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log
     send_decide(context, log.record(), member);
   else  // a newer target has been decided meanwhile
     catch_up(context, log, member);
+}
+
+void RoundScheduler::handle_relay(CoordinatorContext& context, DecisionLog& log, Member& member,
+                                  const control::RelayReady& ready) {
+  const CoordinatorRecord& record = log.record();
+  const PublishRequested* known = held_.find(ready.version);
+  const bool is_target = ready.version == record.target;
+  const Digest content = known != nullptr ? known->content_digest
+                         : is_target      ? record.content
+                                          : Digest{};
+  const Result<bool> noted = note_relay(context, member, ready, content);
+  if (!noted) context.emit(Incident{.text = noted.error().message()});
+  if (noted && !*noted) {
+    ++context.dropped;
+    return;
+  }
+  if (noted && known == nullptr && is_target && ready.failure.empty() && !ready.layout.empty())
+    held_.add_without_trainer(described_by(ready));
+  offer_copies(context, log, ready.version);
+}
+
+// Those that wait for a source, and those to which the version was not offered yet.
+void RoundScheduler::offer_copies(CoordinatorContext& context, DecisionLog& log,
+                                  const Version& version) {
+  std::vector<std::string> names;
+  for (const auto& [name, member] : context.roster.members()) {
+    const bool waits =
+        member.delivery.state() == DeliveryState::kAccepted && member.delivery.version() == version;
+    if (member.joined && !is_in_round(member) && (waits || !member.holds(version)))
+      names.push_back(name);
+  }
+  for (const std::string& name : names) {
+    Member& member = context.roster.add(name);
+    if (member.delivery.state() != DeliveryState::kAccepted)
+      catch_up(context, log, member);
+    else if (member.delivery.version() == version)
+      stage(context, log, member);
+  }
 }
 
 void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& log, Member& member,
@@ -367,11 +409,10 @@ void RoundScheduler::handle_lost(CoordinatorContext& context, DecisionLog& log, 
     replica.ready = false;
     replica.reason = "its sidecar is not connected";
   }
-  if (!is_in_round(member)) return;
-  if (round_->state() != RoundState::kSwitching) {
-    round_->leave(member, "was lost: " + why, true);
-    bridge(context, log, member);
-  }
+  member.copy_relay = {};
+  if (!is_in_round(member)) return bridge(context, log, member);
+  if (round_->state() != RoundState::kSwitching) round_->leave(member, "was lost: " + why, true);
+  bridge(context, log, member);
   advance(context, log);
 }
 
@@ -408,25 +449,55 @@ void RoundScheduler::catch_up(CoordinatorContext& context, const DecisionLog& lo
 bool RoundScheduler::announce_target(CoordinatorContext& context, const DecisionLog& log,
                                      Member& member) {
   const Version& target = log.record().target;
-  if ((!context.has_publisher || target == orphan_) && !planted("lost_version_is_offered"))
+  if (member.holds(target)) return false;
+  const PublishRequested* version = held_.find(target);
+  if (version == nullptr) {
+    ask_about(context, target);
     return false;
-  const PublishRequested* snapshot = member.holds(target) ? nullptr : held_.find(target);
-  if (snapshot == nullptr) return false;
-  announce(context, member, *snapshot);
+  }
+  // It would release an older version for one that nobody can send.
+  const bool is_sent = context.has_publisher && held_.is_with_trainer(target);
+  if (!is_sent && !find_copy(context, member, target, context.last_round + 1) &&
+      !planted("lost_version_is_offered"))
+    return false;
+  announce(context, member, *version);
   return true;
 }
 
-Result<control::TransportAddress> RoundScheduler::source_of(const CoordinatorContext& context,
-                                                            const Member& member) const {
-  auto served = WSYNC_TRY(choose_transport(context.options, member));
-  return is_in_round(member) ? round_->chain_source(context, member, std::move(served)) : served;
+Result<std::optional<control::TransportAddress>> RoundScheduler::source_of(
+    CoordinatorContext& context, const Member& member) const {
+  const Version& version = member.delivery.version();
+  const bool is_with_trainer = held_.is_with_trainer(version);
+  Result<control::TransportAddress> served =
+      is_with_trainer ? choose_transport(context.options, member)
+                      : fail(ErrorCode::kNotFound,
+                             fmt::format("no trainer has {} any more, and no sidecar that holds it "
+                                         "can pass it on to this one",
+                                         version.to_string()));
+  if (is_in_round(member)) {
+    if (!served) return fail(served.error());
+    return round_->chain_source(context, member, std::move(*served));
+  }
+  // On its own host a trainer costs the network nothing. It is also asked when sidecars have
+  // failed.
+  const bool is_best = served && (is_same_host(member.boot_id, context.options.boot_id) ||
+                                  !held_.find(version)->is_complete ||
+                                  member.delivery.lost_sources() >= kCopySources);
+  const auto copy =
+      is_best ? std::nullopt : find_copy(context, member, version, member.delivery.round());
+  if (!copy && !served) return fail(served.error());
+  if (!copy) return *served;
+  if (copy->is_ready) return copy->address;
+  ask_for_relay(context, copy->sidecar, version, false);
+  return std::nullopt;
 }
 
 void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member& member) {
   const PublishRequested* snapshot = held_.find(member.delivery.version());
   const Result<> staging = source_of(context, member).and_then([&](const auto& source) -> Result<> {
-    if (must_wait_for_snapshot(snapshot, source)) return {};  // until stage_complete()
-    return coordinator::stage(context, member, source, snapshot);
+    if (!source) return {};                                    // until handle_relay()
+    if (must_wait_for_snapshot(snapshot, *source)) return {};  // until stage_complete()
+    return coordinator::stage(context, member, *source, snapshot);
   });
   if (!staging) fail_delivery(context, log, member, staging.error().message());
 }
@@ -452,12 +523,12 @@ void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost) {
   // A copy, because a failure changes the list.
-  std::vector<std::string> names = round_ ? round_->members() : std::vector<std::string>();
-  names.insert(names.end(), slow_.names().begin(), slow_.names().end());
-  for (const std::string& name : names)
-    if (const Member* member = context.roster.find(name);
-        member != nullptr && member->delivery.reads_from(lost.transports))
-      stage(context, log, context.roster.add(name));
+  std::vector<std::string> names;
+  for (const auto& [name, member] : context.roster.members()) {
+    const bool waits = !is_in_round(member) && member.delivery.state() == DeliveryState::kAccepted;
+    if (waits || member.delivery.reads_from(lost.transports)) names.push_back(name);
+  }
+  for (const std::string& name : names) stage(context, log, context.roster.add(name));
 }
 
 // ---- the round ----
@@ -615,7 +686,6 @@ void RoundScheduler::drop_unneeded(CoordinatorContext& context, const DecisionLo
   const Version& previous = finished.none() ? log.previous_target() : finished;
   held_.keep_only(context, [&](const Version& version) {
     if (round_ && round_->version() == version) return true;
-    if (version == orphan_ && !planted("lost_version_is_offered")) return false;
     return version == log.record().target || version == previous;
   });
 }

@@ -138,8 +138,7 @@ class RoundScheduler {
   [[nodiscard]] bool may_repeat(const PublishRequested& publish) const noexcept;
   // Whether a sidecar may still ask for this version, or will when its round begins.
   [[nodiscard]] bool holds(const Version& version) const {
-    return (held_.find(version) != nullptr && version != orphan_) ||
-           (waiting_ && waiting_->version == version);
+    return held_.is_with_trainer(version) || (waiting_ && waiting_->version == version);
   }
   // The version that waits for its round; 0.0 = none.
   [[nodiscard]] Version waiting_version() const { return waiting_ ? waiting_->version : Version{}; }
@@ -190,17 +189,21 @@ class RoundScheduler {
                      const control::Staged& staged);
   void handle_heartbeat(CoordinatorContext& context, DecisionLog& log, Member& member,
                         const control::Heartbeat& heartbeat);
+  void handle_relay(CoordinatorContext& context, DecisionLog& log, Member& member,
+                    const control::RelayReady& ready);
+  void offer_copies(CoordinatorContext& context, DecisionLog& log, const Version& version);
   void stage(CoordinatorContext& context, DecisionLog& log, Member& member);
   void fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
                      const std::string& why);
   // Gives members that read from a lost member another source.
   void bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost);
-  // Returns false if the sidecar holds the target, or if the target's snapshot is not here.
+  // Returns false if the sidecar holds the target, or if nobody can send it now.
   [[nodiscard]] bool announce_target(CoordinatorContext& context, const DecisionLog& log,
                                      Member& member);
-  // From where the sidecar should read. Errors as choose_transport().
-  [[nodiscard]] Result<control::TransportAddress> source_of(const CoordinatorContext& context,
-                                                            const Member& member) const;
+  // From where the sidecar should read; std::nullopt: it waits until another sidecar has been
+  // asked to pass its copy on. Errors as choose_transport().
+  [[nodiscard]] Result<std::optional<control::TransportAddress>> source_of(
+      CoordinatorContext& context, const Member& member) const;
 
   // When the sidecar next needs something, unless the round does it; std::nullopt: never.
   [[nodiscard]] std::optional<TimePoint> wake_of(const CoordinatorContext& context,
@@ -222,8 +225,6 @@ class RoundScheduler {
   std::optional<LostSnapshot> lost_;
   std::set<std::pair<TimePoint, std::string>> wakes_;  // Member::wake of all members, with names
   HeldVersions held_;
-  // The version of the round that went on when its trainer was lost: nobody can serve it any more.
-  std::optional<Version> orphan_;
   SlowMembers slow_;
   SwitchWaves waves_;
   Canary canary_;

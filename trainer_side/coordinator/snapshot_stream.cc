@@ -6,14 +6,11 @@
 #include "trainer_side/coordinator/transport_choice.h"
 
 namespace wsync::coordinator {
-namespace {
 
 bool maps_source(const control::TransportAddress& source) {
   const transport::TransportTraits* kind = transport::find_transport_kind(source.kind);
   return kind != nullptr && kind->maps_source;
 }
-
-}  // namespace
 
 bool has_copying_member(const CoordinatorContext& context) {
   return std::ranges::any_of(context.roster.members(), [&](const auto& entry) {

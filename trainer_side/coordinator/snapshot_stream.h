@@ -21,6 +21,8 @@ namespace wsync::coordinator {
 // of its version, null if it is no longer here.
 [[nodiscard]] bool must_wait_for_snapshot(const PublishRequested* publish,
                                           const control::TransportAddress& source);
+// Whether who fetches from there maps the memory of the source.
+[[nodiscard]] bool maps_source(const control::TransportAddress& source);
 // Adds what is known at the end of the snapshot to its publish.
 void complete(PublishRequested& publish, const SnapshotEnded& snapshot);
 // Sends the content digest of the complete publish to a sidecar that is reading the version.

@@ -12,7 +12,6 @@
 #include "shared/base/planted.h"
 #include "shared/base/round_deadlines.h"
 #include "shared/base/weight_limits.h"
-#include "shared/transport/traits.h"
 #include "trainer_side/coordinator/missing_replicas.h"
 #include "trainer_side/coordinator/slow_members.h"
 #include "trainer_side/coordinator/snapshot_stream.h"
@@ -582,8 +581,7 @@ RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
 control::TransportAddress UpdateRound::chain_source(const CoordinatorContext& context,
                                                     const Member& member,
                                                     control::TransportAddress served) const {
-  const transport::TransportTraits* kind = transport::find_transport_kind(served.kind);
-  if (kind == nullptr || kind->maps_source) return served;
+  if (maps_source(served)) return served;
   // From the member backwards: in a chain the nearest one before it is the answer almost always.
   // (The chain is in the order of the names.)
   auto before = std::make_reverse_iterator(standings_.lower_bound(member.name));

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <thread>
 
+#include "inference_side/sidecar/offered_layouts.h"
+#include "shared/transport/make_transport.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/weights/patch/leaf_changes.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
@@ -181,6 +183,103 @@ TEST_F(VersionReceiverTest, ATrainerWithoutMemoryIsNotAwaitedForEver) {
   ASSERT_TRUE(bench_.until([&] { return completed_.has_value(); }));
   EXPECT_EQ(wanted, 1);
   EXPECT_EQ(completed_->failure, "") << "it is copied, because the base and the changes are here";
+}
+
+// What a late sidecar does: it fetches a version from the relay of this one, under this fence.
+class RelayHeldTest : public VersionReceiverTest {
+ protected:
+  RelayHeldTest() {
+    transport_ = std::move(
+        transport::make_transports("tcp",
+                                   [this](std::function<void()> task, std::source_location made) {
+                                     bench_.loop().post(std::move(task), made);
+                                   },
+                                   {.run_dir = bench_.directory(), .name = "late"})
+            .value()
+            .front());
+    sink_ = transport_->make_sink({}).value();
+  }
+  void map(const Version& version) {
+    arena_ = model_.protected_arena(version);
+    bool is_staged = false;
+    ASSERT_TRUE(store().begin(job(version),
+                              [&](const Result<Held>& held) { is_staged = held.has_value(); }));
+    store().view_arrived(ArenaView::open(arena_->share()->get()).value());
+    ASSERT_TRUE(bench_.until([&] { return is_staged; }));
+  }
+  // Returns why nothing came, or nothing.
+  std::string fetch(const Version& version) {
+    const auto transports = receiver_->transports();
+    transport::FetchRequest wanted;
+    wanted.source = control::find_transport(transports, "tcp")->address;
+    wanted.key = {.fence = {.epoch = fence_.epoch, .run_id = fence_.run_id},
+                  .version = version,
+                  .layout = model_.manifest->layout_digest()};
+    wanted.data_bytes = model_.plan->arena_bytes();
+    wanted.leaves = model_.leaves;
+    for (std::size_t i = 0; i < model_.plan->bucket_count(); ++i)
+      wanted.buckets.push_back(
+          {.offset = model_.plan->bucket_offset(i), .bytes = model_.plan->bucket_size(i)});
+    fetched_.assign(model_.plan->arena_bytes(), std::byte{});
+    wanted.into = fetched_;
+    std::optional<std::string> outcome;
+    EXPECT_TRUE(sink_->receive(
+        std::move(wanted),
+        {.on_bucket = [](const transport::ArrivedBucket&) {},
+         .on_done = [&](const std::optional<ArenaView>&) { outcome = ""; },
+         .on_failure =
+             [&](const transport::StreamFailure& failure) { outcome = failure.error.message(); }}));
+    EXPECT_TRUE(bench_.until([&] { return outcome.has_value(); }));
+    return outcome.value_or("nothing has come");
+  }
+
+  std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<transport::BucketSink> sink_;
+  std::optional<SharedArena> arena_;
+  Bytes fetched_;
+};
+
+TEST_F(RelayHeldTest, AMappedVersionIsPassedOnWhenThatIsAsked) {
+  map(kV1);
+  const auto ready = receiver_->relay_held(kV1, true);
+  ASSERT_TRUE(ready.has_value()) << ready.error().message();
+  EXPECT_EQ(ready->layout_digest, model_.manifest->layout_digest());
+  EXPECT_EQ(read_layout(ready->layout).value().layout_digest(), ready->layout_digest);
+  EXPECT_EQ(ready->content_digest, store().find(kV1)->digests().root);
+  EXPECT_EQ(ready->bucket_bytes, model_.plan->bucket_bytes());
+  EXPECT_EQ(ready->arena_bytes, model_.plan->arena_bytes());
+  EXPECT_EQ(fetch(kV1), "");
+  EXPECT_EQ(fetched_, bytes(kV1));
+  EXPECT_TRUE(receiver_->relay_held(kV1, false)->layout.empty());
+}
+
+TEST_F(RelayHeldTest, UnderAnotherFenceItIsOfferedOnceMore) {
+  map(kV1);
+  ASSERT_TRUE(receiver_->relay_held(kV1, false));
+  fence_.epoch = 2;
+  receiver_->watch({});
+  EXPECT_NE(fetch(kV1), "") << "it was offered under the fence before";
+  ASSERT_TRUE(receiver_->relay_held(kV1, false));
+  EXPECT_EQ(fetch(kV1), "");
+  EXPECT_EQ(fetched_, bytes(kV1));
+}
+
+TEST_F(RelayHeldTest, WhatIsNotHereAsAWholeIsNotPassedOn) {
+  stage(kV1);
+  stage_changes(kV2, kV1);
+  for (const Version& version : {kV2, kV3}) {
+    const auto ready = receiver_->relay_held(version, true);
+    ASSERT_FALSE(ready.has_value());
+    EXPECT_NE(ready.error().message().find("does not hold"), std::string::npos);
+  }
+}
+
+TEST_F(RelayHeldTest, WhatIsReleasedIsNotPassedOnAnyMore) {
+  map(kV1);
+  ASSERT_TRUE(receiver_->relay_held(kV1, false));
+  receiver_->release({kV1});
+  EXPECT_NE(fetch(kV1), "");
+  EXPECT_FALSE(receiver_->relay_held(kV1, false));
 }
 
 }  // namespace

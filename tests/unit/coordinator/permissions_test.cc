@@ -50,9 +50,10 @@ TEST(Permissions, EachRoleMaySendTheseMessagesAndNoOther) {
   EXPECT_EQ(allowed_for(KeyRole::kOperator),
             (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kRollback,
                       kPromote, kVerify, kForget}));
-  EXPECT_EQ(allowed_for(KeyRole::kSidecar),
-            (std::set{kHeartbeat, kHello, kAccept, kRefuse, kStaged, kDecided, kSwitched,
-                      kVerifyReply, kPlanReply, kTraceAnswer, kForgetReply, kLeave, kError}));
+  EXPECT_EQ(
+      allowed_for(KeyRole::kSidecar),
+      (std::set{kHeartbeat, kHello, kAccept, kRefuse, kStaged, kDecided, kSwitched, kVerifyReply,
+                kPlanReply, kTraceAnswer, kForgetReply, kLeave, kError, kRelayReady}));
   EXPECT_EQ(allowed_for(KeyRole::kCoordinator), std::set{kHeartbeat});
 }
 

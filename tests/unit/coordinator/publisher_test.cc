@@ -108,7 +108,7 @@ TEST_F(AttachedPublisher, ARoundThatEverySidecarHasStagedGoesOnWithoutTheTrainer
   EXPECT_EQ(fleet.coordinator.target(), (Version{1, 1}));
 }
 
-TEST_F(AttachedPublisher, ADecidedRoundGoesOnAndItsVersionIsServedToNobodyAfterIt) {
+TEST_F(AttachedPublisher, ADecidedRoundGoesOnAndNoTrainerIsAskedForItsVersionAfterIt) {
   begin();
   publish(1);
   for (const char* name : {"a", "b"}) fleet.accept(name);
@@ -118,12 +118,16 @@ TEST_F(AttachedPublisher, ADecidedRoundGoesOnAndItsVersionIsServedToNobodyAfterI
   fleet.switched("b");
   ASSERT_THAT(fleet.rounds, SizeIs(1));
   EXPECT_TRUE(fleet.rounds[0].reply.ok);
-  // One that comes now cannot get it from anybody.
+  EXPECT_FALSE(fleet.coordinator.holds({1, 1}));
+  // It is held by sidecars that cannot pass it on to one that comes now.
+  for (const char* name : {"a", "b"}) {
+    control::Hello hello = Fleet::hello(name, {{1, 1}});
+    hello.transports = {{"memfd", ""}};
+    fleet.from(name, hello);
+  }
   fleet.join("c");
   EXPECT_EQ(fleet.count<Announce>("c"), 0U);
   attach(2);
-  staged_ = {{1, 1}};
-  rejoin();
   fleet.from("c", Fleet::hello("c"));
   EXPECT_EQ(fleet.count<Announce>("c"), 0U) << "the other trainer has no such version";
   publish(2);

@@ -423,5 +423,35 @@ TEST_F(SidecarChangesTest, WhatIsNotBeingCompletedIsDropped) {
   EXPECT_EQ(sidecar.dropped(), dropped + 2);
 }
 
+TEST_F(SidecarChangesTest, OnlyWhatIsHereAsAWholeIsPassedOn) {
+  serve(kV1);
+  message(kNow, 0, control::RelayVersion{.version = kV1, .with_layout = true});
+  ASSERT_NE(command<RelayHeld>(), nullptr);
+  EXPECT_EQ(command<RelayHeld>()->version, kV1);
+  EXPECT_TRUE(command<RelayHeld>()->with_layout);
+  const auto is_refused = [&](const Version& version) {
+    message(kNow, 0, control::RelayVersion{.version = version});
+    const auto* ready = replied<control::RelayReady>();
+    return command<RelayHeld>() == nullptr && ready != nullptr && ready->version == version &&
+           !ready->failure.empty();
+  };
+  EXPECT_TRUE(is_refused(kV3)) << "it is not held";
+  stage(2, kV2);
+  EXPECT_TRUE(is_refused(kV2)) << "only what changes is here";
+  decide(2, kV2);
+  persisted();
+  ASSERT_NE(command<CompleteVersion>(), nullptr);
+  EXPECT_TRUE(is_refused(kV1)) << "its memory is being changed";
+  step(VersionCompleted{.version = kV2, .failure = {}, .in_place = true});
+  message(kNow, 0, control::RelayVersion{.version = kV2});
+  EXPECT_NE(command<RelayHeld>(), nullptr);
+}
+
+TEST_F(SidecarChangesTest, UnderALowerFenceNothingIsPassedOn) {
+  serve(kV1);
+  message(kOld, 0, control::RelayVersion{.version = kV1});
+  EXPECT_EQ(command<RelayHeld>(), nullptr);
+}
+
 }  // namespace
 }  // namespace wsync::staging
