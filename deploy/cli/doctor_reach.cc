@@ -6,10 +6,12 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <vector>
 
 #include "deploy/cli/doctor_checks.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/tcp_address.h"
 #include "shared/base/unique_fd.h"
 #include "shared/observe/http/access_token.h"
 
@@ -108,10 +110,15 @@ std::string build_label(const std::string& metrics, const std::string& label) {
 }  // namespace
 
 Check check_coordinator(const std::string& address, std::chrono::milliseconds deadline) {
-  UniqueFd fd;
-  const int error = connect_to(address, deadline, fd);
-  if (error == 0) return {"coordinator", CheckStatus::kOk, address + " accepts connections", ""};
-  return {"coordinator", CheckStatus::kWarn, fmt::format("{}: {}", address, std::strerror(error)),
+  std::vector<std::string> failures;
+  for (const std::string_view each : split_addresses(address)) {
+    UniqueFd fd;
+    const std::string one(each);
+    const int error = connect_to(one, deadline, fd);
+    if (error == 0) return {"coordinator", CheckStatus::kOk, one + " accepts connections", ""};
+    failures.push_back(fmt::format("{}: {}", one, std::strerror(error)));
+  }
+  return {"coordinator", CheckStatus::kWarn, fmt::format("{}", fmt::join(failures, "; ")),
           "start `wsync trainer`; until it runs, sidecars serve their versions and retry the "
           "connection"};
 }

@@ -319,7 +319,7 @@ std::string default_address() {
 }
 
 std::string check_address(const std::string& text) {
-  const Result<> checked = config::check_control_address(text);
+  const Result<> checked = config::check_coordinator_addresses(text);
   return checked ? std::string() : checked.error().message();
 }
 

@@ -233,7 +233,7 @@ Result<> SidecarAgent::connect() {
     handle(std::move(envelope), std::move(message));
   };
   callbacks.on_connected = [this] {
-    log_info("connected to the coordinator at {}", config_.coordinator);
+    log_info("connected to the coordinator at {}", dealer_->address());
     refusal_.clear();
     coordinator_left_ = false;
     step(staging::LinkUp{});

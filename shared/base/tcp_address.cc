@@ -115,4 +115,18 @@ Result<std::string> parse_host(std::string_view text) {
   return host;
 }
 
+std::vector<std::string_view> split_addresses(std::string_view list) {
+  if (list.starts_with("ipc://")) return {list};
+  std::vector<std::string_view> found;
+  for (;;) {
+    const std::size_t comma = list.find(',');
+    std::string_view one = list.substr(0, comma);
+    while (one.starts_with(' ')) one.remove_prefix(1);
+    while (one.ends_with(' ')) one.remove_suffix(1);
+    found.push_back(one);
+    if (comma == std::string_view::npos) return found;
+    list.remove_prefix(comma + 1);
+  }
+}
+
 }  // namespace wsync

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <sys/socket.h>
+#include <vector>
 
 #include "shared/base/error.h"
 
@@ -29,6 +30,9 @@ struct TcpAddress {
 // letters, digits, '-', '_' and '.'; localhost means 127.0.0.1. PORT is 0 to 65535. kInvalidInput,
 // with what is wrong and what to write, for anything else.
 [[nodiscard]] Result<TcpAddress> parse_tcp_address(std::string_view text);
+// The addresses of a list with commas between them, without the spaces around them. What begins
+// with ipc:// is one address. Nothing is checked. The result refers to `list`.
+[[nodiscard]] std::vector<std::string_view> split_addresses(std::string_view list);
 // Parses HOST alone, in the same forms; IPv6 with or without brackets. Returns it without brackets.
 [[nodiscard]] Result<std::string> parse_host(std::string_view text);
 

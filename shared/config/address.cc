@@ -1,6 +1,8 @@
 #include "shared/config/address.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "shared/base/format.h"
 #include "shared/base/tcp_address.h"
@@ -47,6 +49,20 @@ Result<> check_control_address(std::string_view address) {
   return {};
 }
 
+Result<> check_coordinator_addresses(std::string_view addresses) {
+  const std::vector<std::string_view> all = split_addresses(addresses);
+  if (all.size() == 1) return check_control_address(addresses);
+  for (const std::string_view each : all) {
+    if (!each.starts_with(kTcp))
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("expected tcp://HOST:PORT in a list of several addresses, found '{}' "
+                              "in '{}'",
+                              each, addresses));
+    WSYNC_TRY(check_control_address(each));
+  }
+  return {};
+}
+
 Result<> check_pages_address(std::string_view address, bool has_token) {
   WSYNC_TRY(check_control_address(address));
   if (has_token || !is_beyond_this_host(address)) return {};
@@ -69,8 +85,10 @@ Result<> check_advertised_host(std::string_view host) {
 }
 
 bool is_beyond_this_host(std::string_view address) {
-  const auto parsed = parse_tcp_address(address);
-  return parsed && !parsed->is_loopback();
+  return std::ranges::any_of(split_addresses(address), [](std::string_view each) {
+    const auto parsed = parse_tcp_address(each);
+    return parsed && !parsed->is_loopback();
+  });
 }
 
 }  // namespace wsync::config

@@ -101,7 +101,7 @@ void bind_devices(Binder& binder, DevicesConfig& devices) {
 
 void bind_sidecar(Binder& binder, SidecarConfig& c) {
   bind_name(binder, c.name);
-  bind_address(binder, "coordinator", c.coordinator, check_control_address);
+  bind_address(binder, "coordinator", c.coordinator, check_coordinator_addresses);
   bind_key_path(binder, "key", c.key);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);

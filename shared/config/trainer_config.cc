@@ -142,7 +142,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_weight_directory(binder, c.directory);
   bind_address(binder, "listen", c.listen, check_control_address);
   bind_key_path(binder, "keys", c.keys);
-  bind_address(binder, "coordinator", c.coordinator, check_control_address);
+  bind_address(binder, "coordinator", c.coordinator, check_coordinator_addresses);
   bind_key_path(binder, "publisher_key", c.publisher_key);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);

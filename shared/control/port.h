@@ -118,6 +118,8 @@ class DealerPort {
   [[nodiscard]] virtual Result<> send(const Envelope& envelope, const Message& message) = 0;
   // The identity of this port at the router: "<name>-<16 random hex digits>".
   [[nodiscard]] virtual const std::string& identity() const noexcept = 0;
+  // The address that is used or tried now, of those that it was given.
+  [[nodiscard]] virtual const std::string& address() const noexcept = 0;
   [[nodiscard]] virtual PortCounters counters() const noexcept = 0;
 };
 

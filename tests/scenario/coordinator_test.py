@@ -192,6 +192,41 @@ class Coordinators(Case):
             self.stopped_whole(fleet, *engines)
 
 
+class StandBy(Case):
+    """Of one host: the decisions are in a file, and whoever has its lock leads."""
+
+    def stand_by(self, fleet, *settings):
+        process = fleet.start("coordinator", "--stand-by", *settings)
+        fleet.until(lambda: "stands by" in fleet.log_text(process) or "leads fleet" in fleet.log_text(process), "that it stands by or leads")
+        return process
+
+    def test_one_takes_the_lead_when_the_other_is_killed(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            first = self.stand_by(fleet)
+            self.assertIn("leads fleet 'default' now", fleet.log_text(first))
+            second = self.stand_by(fleet)
+            self.assertRegex(fleet.log_text(second), "stands by: .*held by process")
+            engines = fleet.begin()
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1")
+            self.is_killed(first)
+            fleet.until(lambda: "leads fleet" in fleet.log_text(second), "that the other one leads")
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[1], "2.2")
+            self.ends_well(trainer)
+            self.stopped_whole(fleet, *engines)
+            self.ends_well(second)
+
+    def test_one_ends_while_it_stands_by(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            first = self.stand_by(fleet)
+            second = self.stand_by(fleet)
+            self.ends_well(second)
+            self.assertIn("the fleet has not noticed it", fleet.log_text(second))
+            self.assertIsNone(first.poll())
+
+
 class Keys(Case):
     def test_a_publisher_needs_the_key_of_one(self):
         with CoordinatorFleet(WSYNC) as fleet:

@@ -1,6 +1,7 @@
 """A fleet whose decisions are in a real etcd: the loss of the trainer's host, and of members of the cluster."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import unittest
 
 import tensors
 from coordinator_fleet import CoordinatorFleet
-from etcd import Certificates, Etcd
+from etcd import Certificates, Etcd, free_ports
 from fleet import DEADLINE_S, Fleet
 from fleet_case import FleetCase
+from pages import get
 
 WSYNC = sys.argv.pop()
 
@@ -94,6 +96,85 @@ class OtherHost(Case):
             self.assertNotEqual(first.wait(timeout=DEADLINE_S), 0)
             self.assertRegex(fleet.log_text(first), "this coordinator was replaced: .*process |another coordinator with the same state has claimed")
             self.assertEqual(self.sidecar_state(fleet, "x")["target"], version)
+            self.stopped_whole(fleet, *engines)
+
+
+class StandBy(Case):
+    """Coordinators of two hosts, which all others know by the addresses of both."""
+
+    def coordinator(self, fleet, etcd, port):
+        process = fleet.start("coordinator", "--stand-by", "--set", etcd.setting, "--set", f"listen=tcp://127.0.0.1:{port}",
+                              "--set", f"state_dir={fleet.path(f'disc{port}')}", "--set", f"run_dir={fleet.path(f'run{port}')}",
+                              "--set", f"http.address=ipc://{fleet.path(f'{port}.http')}")
+        fleet.until(lambda: "stands by" in fleet.log_text(process) or "leads fleet" in fleet.log_text(process), "that it stands by or leads")
+        return process
+
+    def begin(self, fleet, etcd):
+        ports = free_ports(2)
+        coordinators = [self.coordinator(fleet, etcd, port) for port in ports]
+        self.assertIn("leads fleet 'default' now", fleet.log_text(coordinators[0]))
+        self.assertRegex(fleet.log_text(coordinators[1]), f"stands by: fleet 'default' is led by .process {coordinators[0].pid} of host")
+        fleet.address = ",".join(f"tcp://127.0.0.1:{port}" for port in ports)
+        known = ("--set", f"coordinator={fleet.address}")
+        engines = [fleet.engine(fleet.sidecar("s", *known)[1], "a", fleet.weights[0])]
+        trainer = fleet.trainer()
+        fleet.until_attached()
+        self.assertEqual(self.push(fleet, fleet.weights[0]), "1.1")
+        return ports, coordinators, engines, trainer
+
+    def test_one_that_is_killed_is_followed_by_the_other(self):
+        with CoordinatorFleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            ports, (first, second), engines, trainer = self.begin(fleet, etcd)
+            status, text = get(fleet.path(f"{ports[1]}.http"), "/readyz")
+            self.assertEqual(status, 503, text)
+            self.assertIn("this coordinator stands by: fleet 'default' is led by", text)
+            self.assertEqual(get(fleet.path(f"{ports[1]}.http"), "/healthz")[0], 200)
+            first.kill()
+            first.wait()
+            fleet.until(lambda: "leads fleet" in fleet.log_text(second), "that the other one leads")
+            fleet.until_attached()
+            fleet.until_ready("1.1", "a")
+            self.assertEqual(self.push(fleet, fleet.weights[1]), "2.2")
+            fleet.until_ready("2.2", "a")
+            self.assertEqual(get(fleet.path(f"{ports[1]}.http"), "/readyz")[0], 200)
+            # The first host comes back, and its coordinator stands by. So they change places again.
+            third = self.coordinator(fleet, etcd, ports[0])
+            second.send_signal(signal.SIGTERM)
+            self.assertEqual(second.wait(DEADLINE_S), 0, fleet.log_text(second))
+            fleet.until(lambda: "leads fleet" in fleet.log_text(third), "that the first host leads again")
+            fleet.until_attached()
+            self.assertEqual(self.push(fleet, fleet.weights[2]), "3.3")
+            fleet.until_ready("3.3", "a")
+            self.assertIsNone(trainer.poll())
+            self.stopped_whole(fleet, *engines)
+
+    def test_one_that_hangs_is_replaced_and_decides_no_more_when_it_wakes(self):
+        with CoordinatorFleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            _, (first, second), engines, _ = self.begin(fleet, etcd)
+            fleet.halt(first.pid)
+            fleet.until(lambda: "leads fleet" in fleet.log_text(second), "that the other one leads")
+            fleet.until_attached()
+            self.assertEqual(self.push(fleet, fleet.weights[1]), "2.2")
+            fleet.until_ready("2.2", "a")
+            first.send_signal(signal.SIGCONT)
+            self.assertNotEqual(first.wait(timeout=DEADLINE_S), 0)
+            self.assertIn("this coordinator was replaced", fleet.log_text(first))
+            self.assertEqual(self.push(fleet, fleet.weights[2]), "2.3")
+            fleet.until_ready("2.3", "a")
+            self.stopped_whole(fleet, *engines)
+
+    def test_etcd_is_away_while_one_stands_by(self):
+        with CoordinatorFleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            _, (first, second), engines, _ = self.begin(fleet, etcd)
+            etcd.members[0].kill()
+            fleet.until(lambda: "stands by: etcd does not answer" in fleet.log_text(second), "that it says so")
+            etcd.members[0].start()
+            fleet.until(lambda: re.search("does not answer.*\n.*is led by", fleet.log_text(second)), "that it looks at the other one again")
+            self.assertEqual(self.push(fleet, fleet.weights[1]), "1.2")
+            etcd.members[0].kill()
+            second.send_signal(signal.SIGTERM)  # it waits for an answer
+            self.assertEqual(second.wait(DEADLINE_S), 0, fleet.log_text(second))
+            self.assertIsNone(first.poll())
             self.stopped_whole(fleet, *engines)
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -87,6 +88,17 @@ Result<> FileDecisionStore::lead(const std::string& advice) {
                               ? LockFile::seize(path)
                               : LockFile::acquire(path, {}, LockFile::Naming::kRequired, advice)));
   return {};
+}
+
+Result<> FileDecisionStore::stand_by(const std::function<void(const std::string&)>& on_wait) {
+  std::string said;
+  while (!is_cancelled_) {
+    auto leads = lead({});
+    if (leads || leads.error().code() != ErrorCode::kBusy) return leads;
+    if (said != leads.error().message()) on_wait(said = leads.error().message());
+    std::this_thread::sleep_for(kStandByLook);
+  }
+  return fail(ErrorCode::kCancelled, "this process ends");
 }
 
 }  // namespace wsync::coordinator

@@ -7,8 +7,10 @@
 // agent calls write() on a worker thread. Any thread may call cancel() and the views.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -30,6 +32,9 @@ namespace wsync::coordinator {
 [[nodiscard]] CoordinatorRecord after_claim(const CoordinatorRecord& next,
                                             const CoordinatorRecord& stored);
 
+// How often a coordinator that stands by looks whether another one leads.
+inline constexpr std::chrono::milliseconds kStandByLook{200};
+
 class DecisionStore {
  public:
   virtual ~DecisionStore() = default;
@@ -44,13 +49,19 @@ class DecisionStore {
   // of this process. Which of two may decide is what write() says. kBusy: another one lives; the
   // sentence names it and ends with `advice`. Call it once.
   [[nodiscard]] virtual Result<> lead(const std::string& advice) = 0;
+  // The same for a coordinator that stands by: waits until no other one leads, however long that
+  // takes, and while the medium does not answer. `on_wait` is called with a sentence, on this
+  // thread, whenever what is awaited changes. kCancelled: cancel() was called. kRefused: the medium
+  // refuses this process. Call it in place of lead(), once.
+  [[nodiscard]] virtual Result<> stand_by(
+      const std::function<void(const std::string&)>& on_wait) = 0;
   // Whether lead() may wait for seconds. It is then called before an address is bound, because
   // whoever connects would not be answered meanwhile.
   [[nodiscard]] virtual bool leads_first() const { return false; }
   // For sentences: where the record is.
   [[nodiscard]] virtual std::string name() const = 0;
-  // Ends a write() that waits and every later one, before destruction.
-  virtual void cancel() {}
+  // Ends a stand_by() and a write() that wait and every later one, before destruction. Thread: any.
+  virtual void cancel() = 0;
   // A write that has not returned after this time means that the medium is broken; std::nullopt: it
   // takes as long as it takes.
   [[nodiscard]] virtual std::optional<std::chrono::milliseconds> write_deadline() const {
@@ -67,6 +78,8 @@ class FileDecisionStore final : public DecisionStore {
   [[nodiscard]] Result<std::optional<CoordinatorRecord>> read() override;
   [[nodiscard]] Result<CoordinatorRecord> write(const CoordinatorRecord& next) override;
   [[nodiscard]] Result<> lead(const std::string& advice) override;
+  [[nodiscard]] Result<> stand_by(const std::function<void(const std::string&)>& on_wait) override;
+  void cancel() override { is_cancelled_ = true; }
   [[nodiscard]] std::string name() const override { return path_.string(); }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
@@ -74,6 +87,7 @@ class FileDecisionStore final : public DecisionStore {
   std::filesystem::path path_;
   Claim claims_;
   std::optional<LockFile> lock_;
+  std::atomic<bool> is_cancelled_{false};
 };
 
 }  // namespace wsync::coordinator

@@ -123,13 +123,11 @@ control::ErrorReply error_reply(const Error& error) {
 
 }  // namespace
 
-Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
-    Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks) {
-  coordinator::CoordinatorOptions options = coordinator_options(config);
-  options.publisher_attaches = callbacks.on_publisher_message != nullptr;
+Result<OpenedStore> CoordinatorAgent::open_store(Loop& loop, const config::TrainerConfig& config) {
+  OpenedStore opened;
   // Null before the agent is made, and after it has gone; used on the loop.
-  const auto self = std::make_shared<CoordinatorAgent*>(nullptr);
-  auto store =
+  const auto self = opened.agent;
+  opened.store =
       WSYNC_TRY(make_decision_store(config, {.on_trouble =
                                                  [&loop, self](const std::string& text) {
                                                    loop.post([self, text] {
@@ -145,7 +143,19 @@ Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
                                                            .by = by, .what = "the fleet in etcd"});
                                                    });
                                                  }}));
-  if (store->leads_first()) WSYNC_TRY(lead(*store, config));
+  return opened;
+}
+
+Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
+    Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks,
+    OpenedStore opened) {
+  coordinator::CoordinatorOptions options = coordinator_options(config);
+  options.publisher_attaches = callbacks.on_publisher_message != nullptr;
+  coordinator::DecisionStore* store = opened.store.get();
+  if (!opened.leads && store->leads_first()) {
+    WSYNC_TRY(lead(*store, config));
+    opened.leads = true;
+  }
   options.record = WSYNC_TRY(store->read());
   options.store = store->write_deadline();
   if (!config.fleet_id.empty()) {
@@ -160,23 +170,22 @@ Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
                             store->name(), options.record->fence.fleet.to_string(),
                             options.fleet_id.to_string()));
   auto agent = std::unique_ptr<CoordinatorAgent>(new CoordinatorAgent(
-      loop, config, std::move(callbacks), std::move(options), std::move(store)));
-  *self = agent.get();
-  agent->self_ = self;
+      loop, config, std::move(callbacks), std::move(options), std::move(opened)));
+  *agent->self_ = agent.get();
   WSYNC_TRY(agent->listen());
   return agent;
 }
 
 CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,
                                    CoordinatorAgentCallbacks callbacks,
-                                   coordinator::CoordinatorOptions options,
-                                   std::unique_ptr<coordinator::DecisionStore> store)
+                                   coordinator::CoordinatorOptions options, OpenedStore opened)
     : loop_(loop),
       config_(config),
       callbacks_(std::move(callbacks)),
       coordinator_(options),
       record_before_(options.record),
-      store_(std::move(store)),
+      store_(std::move(opened.store)),
+      must_lead_(!opened.leads),
       recorder_(config.trace_file, config.trace_spans),
       timer_(loop, [this] { step(coordinator::CoordinatorTick{}); }),
       // A separate worker, because a decision must not wait for a snapshot.
@@ -188,7 +197,8 @@ CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& conf
             envelope.fence = coordinator_.fence();
             envelope.request = request;
             return router_->send(peer, envelope, question);
-          }) {}
+          }),
+      self_(std::move(opened.agent)) {}
 
 Result<> CoordinatorAgent::listen() {
   // Each sidecar is a connection, and the usual soft limit is 1,024 files. If the hard limit is low
@@ -240,7 +250,7 @@ Result<> CoordinatorAgent::open(std::vector<control::TransportAddress> transport
                                 const std::optional<transport::PairSecret>& secret) {
   coordinator_.serve_by(std::move(transports), secret);
   // After the address is bound, because operators identify a coordinator by its address.
-  if (!store_->leads_first()) WSYNC_TRY(lead(*store_, config_));
+  if (std::exchange(must_lead_, false)) WSYNC_TRY(lead(*store_, config_));
   if (record_before_) log_record(*record_before_, config_.deadlines.gather);
   record_before_.reset();
   if (config_.http.address.empty()) return {};

@@ -80,15 +80,28 @@ struct CoordinatorAgentCallbacks {
   };
 };
 
+class CoordinatorAgent;
+
+// A decision store, and the agent that hears of its troubles as soon as there is one.
+struct OpenedStore {
+  std::unique_ptr<coordinator::DecisionStore> store;
+  std::shared_ptr<CoordinatorAgent*> agent = std::make_shared<CoordinatorAgent*>(nullptr);
+  bool leads = false;  // stand_by() has returned
+};
+
 // This class has more than 25 methods: each kind of request from an operator or a trainer has its
 // own.
 class CoordinatorAgent final : public CoordinatorLink {
  public:
-  // Reads the record of the previous coordinator, and binds the control address. A trainer of
-  // another process may attach if there is a callback for its messages. Errors as
+  // Asks no medium yet. Errors of make_decision_store().
+  [[nodiscard]] static Result<OpenedStore> open_store(Loop& loop,
+                                                      const config::TrainerConfig& config);
+  // Reads the record of the previous coordinator in `opened`, and binds the control address. A
+  // trainer of another process may attach if there is a callback for its messages. Errors as
   // TrainerAgent::create().
   [[nodiscard]] static Result<std::unique_ptr<CoordinatorAgent>> create(
-      Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks);
+      Loop& loop, const config::TrainerConfig& config, CoordinatorAgentCallbacks callbacks,
+      OpenedStore opened);
   CoordinatorAgent(const CoordinatorAgent&) = delete;
   CoordinatorAgent& operator=(const CoordinatorAgent&) = delete;
   // Waits for the record that is being stored. Rollbacks in flight get no on_done.
@@ -159,7 +172,7 @@ class CoordinatorAgent final : public CoordinatorLink {
  private:
   CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,
                    CoordinatorAgentCallbacks callbacks, coordinator::CoordinatorOptions options,
-                   std::unique_ptr<coordinator::DecisionStore> store);
+                   OpenedStore opened);
   [[nodiscard]] Result<> listen();
   void sign_off();
   void step(decltype(coordinator::CoordinatorEvent::what) what);
@@ -180,6 +193,7 @@ class CoordinatorAgent final : public CoordinatorLink {
   coordinator::Coordinator coordinator_;
   std::optional<coordinator::CoordinatorRecord> record_before_;  // stored record at the start
   std::shared_ptr<coordinator::DecisionStore> store_;  // shared with the store worker's tasks
+  bool must_lead_;                                     // open() still has to call lead()
   UpdateRecorder recorder_;
   std::unique_ptr<KeyWatch> keys_;  // null without keys; outlives the port
   std::unique_ptr<control::RouterPort> router_;

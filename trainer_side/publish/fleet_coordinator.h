@@ -16,14 +16,17 @@
 
 namespace wsync::publish {
 
+// Makes the folders of a coordinator's process: run_dir, state_dir and that of the fleet in it.
+[[nodiscard]] Result<> make_fleet_folders(const config::TrainerConfig& config);
+
 class FleetCoordinator {
  public:
-  // `config`: that of a trainer; what concerns weights is not used. `on_stopped`, `on_ready`: as in
-  // TrainerAgentCallbacks. Errors: those of CoordinatorAgent::create() and open(), and of the
-  // folders.
+  // `config`: that of a trainer; what concerns weights is not used. `on_stopped`: as in
+  // TrainerAgentCallbacks. `opened`: of CoordinatorAgent::open_store() or StandBy::take(). The
+  // folders exist. Errors: those of CoordinatorAgent::create() and open().
   [[nodiscard]] static Result<std::unique_ptr<FleetCoordinator>> create(
       Loop& loop, const config::TrainerConfig& config,
-      std::function<void(const Error& reason)> on_stopped);
+      std::function<void(const Error& reason)> on_stopped, OpenedStore opened);
   FleetCoordinator(const FleetCoordinator&) = delete;
   FleetCoordinator& operator=(const FleetCoordinator&) = delete;
   ~FleetCoordinator() = default;

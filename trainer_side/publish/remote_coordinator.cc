@@ -154,7 +154,8 @@ void RemoteCoordinator::look() {
 }
 
 std::string RemoteCoordinator::where() const {
-  return fmt::format("the coordinator at {}", config_.coordinator);
+  return fmt::format("the coordinator at {}",
+                     dealer_ ? dealer_->address() : config_.coordinator);
 }
 
 void RemoteCoordinator::detach(const Error& why) {

@@ -42,7 +42,8 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   // second coordinator is about the control address.
   CoordinatorAgentCallbacks own = agent->coordinator_callbacks(std::move(callbacks));
   if (config.coordinator.empty())
-    agent->coordinator_ = WSYNC_TRY(CoordinatorAgent::create(loop, config, std::move(own)));
+    agent->coordinator_ = WSYNC_TRY(CoordinatorAgent::create(
+        loop, config, std::move(own), WSYNC_TRY(CoordinatorAgent::open_store(loop, config))));
   else
     agent->coordinator_ = WSYNC_TRY(RemoteCoordinator::create(loop, config, std::move(own)));
   agent->publisher_->versions().observe(

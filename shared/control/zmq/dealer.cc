@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <optional>
@@ -5,11 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/tcp_address.h"
 #include "shared/control/codec.h"
 #include "shared/control/heartbeat_pace.h"
 #include "shared/control/zmq/ports.h"
@@ -20,6 +23,11 @@
 namespace wsync::control {
 namespace {
 
+// How long the first of several addresses is tried, before the next one is. If its host says that
+// nobody listens there, the next one is tried earlier.
+constexpr std::chrono::milliseconds kTryFirst{500};
+constexpr std::chrono::milliseconds kTryAfterRefusal{100};
+
 // Shared with running callbacks, so that a callback may destroy the port.
 struct DealerState : std::enable_shared_from_this<DealerState> {
   DealerState(Loop& l, DealerOptions o, DealerCallbacks c)
@@ -27,6 +35,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
         options(std::move(o)),
         callbacks(std::move(c)),
         beat(l, [this] { tick(); }),
+        next(l, [this] { try_next(); }),
         pace(options.times) {}
 
   void connection_events() {
@@ -36,7 +45,11 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
       if (!event) return;
       if (*event == ConnectionEvent::kUp) {
         connected = true;
+        next.stop();
+        failed = 0;
         hear();
+      } else if (*event == ConnectionEvent::kNotTaken) {
+        if (addresses.size() > 1 && !connected) next.start(kTryAfterRefusal);
       } else if (*event != ConnectionEvent::kDown) {
         const bool may_be_of_the_key = *event != ConnectionEvent::kBroken || options.key;
         if (may_be_of_the_key && callbacks.on_refused) callbacks.on_refused(refusal(*event));
@@ -44,14 +57,15 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
         drain_all();  // messages sent before the hang-up
         if (closed) return;
         connected = false;
-        lose(Error(ErrorCode::kPeerLost, fmt::format("{} closed the connection", options.address)));
+        await_connection();
+        lose(Error(ErrorCode::kPeerLost, fmt::format("{} closed the connection", address())));
       }
     }
   }
 
   // Why the connection was not made.
   [[nodiscard]] Error refusal(ConnectionEvent event) const {
-    const std::string& router = options.address;
+    const std::string& router = address();
     if (event == ConnectionEvent::kBroken)
       return Error(ErrorCode::kPeerLost,
                    fmt::format("{} ended the connection before it asked for the key: it has no "
@@ -138,13 +152,11 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     WSYNC_CHECK(loop.in_loop(), "ports belong to the loop's thread");
     const auto name = message_name(type_of(message));
     if (!connected)
-      return fail(ErrorCode::kPeerLost,
-                  fmt::format("{}: not connected to {}", name, options.address));
+      return fail(ErrorCode::kPeerLost, fmt::format("{}: not connected to {}", name, address()));
     const auto bytes = WSYNC_TRY(encode(envelope, message));
     auto sent = socket->send("", bytes);
     drain_later();  // sending may have consumed the edge-triggered wake-up for received messages
-    if (!sent)
-      return fail(sent.error().with_context(fmt::format("{} to {}", name, options.address)));
+    if (!sent) return fail(sent.error().with_context(fmt::format("{} to {}", name, address())));
     ++counters.sent;
     return {};
   }
@@ -165,21 +177,42 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     if (!silent()) return;
     drain_all();
     if (closed || !silent()) return;
-    lose(Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", options.address,
+    lose(Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", address(),
                                                  options.times.silence_deadline.count())));
     if (!closed && now() - begun > options.times.silence_deadline) connect_again();
   }
   // The process at the other end may be suspended while another process serves its address. A new
   // connection reaches the current one.
   void connect_again() {
+    const PortAddress& before = addresses[at];
+    at = (at + 1) % addresses.size();
     begun = now();
     connected = false;
-    if (const auto again = socket->connect_again(address); !again) bad(again.error());
+    if (const auto again = socket->connect_again(before, addresses[at]); !again) bad(again.error());
+    await_connection();
+  }
+
+  // Of several addresses the next one is tried if nobody has taken the connection for some time,
+  // which grows after each turn: a far host with keys needs several round trips.
+  void await_connection() {
+    if (addresses.size() == 1 || closed) return;
+    const auto turns = static_cast<unsigned>(std::min<std::size_t>(failed / addresses.size(), 8));
+    next.start(std::min(kTryFirst * (1U << turns), options.times.silence_deadline));
+  }
+  void try_next() {
+    if (closed || connected) return;
+    ++failed;
+    connect_again();
+  }
+  // The one that is used or tried now.
+  [[nodiscard]] const std::string& address() const {
+    return addresses.size() == 1 ? options.address : addresses[at].endpoint;
   }
 
   void close() {
     closed = true;
     beat.stop();
+    next.stop();
     watcher.reset();
     monitor.reset();
     // The last message may be a Leave that the peer acts on, so the socket lingers to send it.
@@ -189,9 +222,12 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
 
   Loop& loop;
   DealerOptions options;
-  PortAddress address;
+  std::vector<PortAddress> addresses;
+  std::size_t at = 0;      // the one that is used or tried now
+  std::size_t failed = 0;  // attempts since the last connection
   DealerCallbacks callbacks;
   Timer beat;
+  Timer next;
   HeartbeatPace pace;
   PortCounters counters;
   std::string identity;
@@ -219,6 +255,7 @@ class ZmqDealer final : public DealerPort {
     return state_->send(envelope, message);
   }
   const std::string& identity() const noexcept override { return state_->identity; }
+  const std::string& address() const noexcept override { return state_->address(); }
   PortCounters counters() const noexcept override { return state_->counters; }
 
  private:
@@ -249,20 +286,24 @@ std::string make_identity(const std::string& name) {
 
 Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop, const DealerOptions& options,
                                                 DealerCallbacks callbacks) {
-  const auto address = WSYNC_TRY(parse_port_address(options.address, options.key.has_value()));
-  WSYNC_TRY(check_owner(address));
+  std::vector<PortAddress> addresses;
+  for (const std::string_view each : split_addresses(options.address)) {
+    addresses.push_back(WSYNC_TRY(parse_port_address(std::string(each), options.key.has_value())));
+    WSYNC_TRY(check_owner(addresses.back()));
+  }
   if (options.name.empty() || options.name.size() > limits::kReplicaNameBytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("port name '{}' has {} bytes, expected 1 to {}", options.name,
                             options.name.size(), limits::kReplicaNameBytes));
   auto state = std::make_shared<DealerState>(loop, options, std::move(callbacks));
-  state->address = address;
+  state->addresses = std::move(addresses);
   state->identity = make_identity(options.name);
   auto socket = WSYNC_TRY(Socket::create(ZMQ_DEALER, state->identity));
   state->socket = std::move(socket);
   if (options.key) WSYNC_TRY(state->socket->use_key(*options.key));
   WSYNC_TRY(state->socket->watch_connections());
-  WSYNC_TRY(state->socket->connect(address));
+  WSYNC_TRY(state->socket->connect(state->addresses.front()));
+  state->await_connection();
   auto watcher = WSYNC_TRY(
       FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); }));
   auto monitor = WSYNC_TRY(FdWatcher::create(

@@ -38,6 +38,8 @@ struct RouterOptions {
                                                              RouterCallbacks callbacks);
 
 struct DealerOptions {
+  // One, or several with commas between them (split_addresses()), at one of which the router
+  // listens. Each is tried for half a second at first.
   std::string address;
   std::string name;  // prefix of the identity
   PortTimes times;

@@ -102,6 +102,8 @@ std::optional<ConnectionEvent> connection_event(const MonitorEvent& event) {
                                                                        : ConnectionEvent::kBroken;
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
       return ConnectionEvent::kBroken;
+    case ZMQ_EVENT_CONNECT_RETRIED:
+      return ConnectionEvent::kNotTaken;
     default:
       return std::nullopt;
   }
@@ -269,10 +271,10 @@ Result<> Socket::connect(const PortAddress& address) {
   return fail_zmq(fmt::format("connect to {}", address.endpoint), zmq_errno());
 }
 
-Result<> Socket::connect_again(const PortAddress& address) {
-  if (zmq_disconnect(socket_.get(), address.endpoint.c_str()) != 0 && zmq_errno() != ENOENT)
-    return fail_zmq(fmt::format("disconnect from {}", address.endpoint), zmq_errno());
-  return connect(address);
+Result<> Socket::connect_again(const PortAddress& from, const PortAddress& to) {
+  if (zmq_disconnect(socket_.get(), from.endpoint.c_str()) != 0 && zmq_errno() != ENOENT)
+    return fail_zmq(fmt::format("disconnect from {}", from.endpoint), zmq_errno());
+  return connect(to);
 }
 
 std::string Socket::last_endpoint() const {
@@ -283,7 +285,7 @@ std::string Socket::last_endpoint() const {
 }
 
 Result<> Socket::watch_connections() {
-  return watch(ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+  return watch(ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CONNECT_RETRIED |
                    ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
                    ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL,
                kMonitorEndpoint);

@@ -78,6 +78,7 @@ enum class ConnectionEvent : std::uint8_t {
   kOtherKind,    // one side has keys and the other has none
   kWrongServer,  // of a router: the dealer expected a server with another key
   kBroken,       // it ended before its handshake did, or the peer speaks another protocol
+  kNotTaken,     // of a dealer: nobody takes the connection; it is tried again
 };
 
 class Socket {
@@ -112,7 +113,8 @@ class Socket {
   [[nodiscard]] Result<> bind(const PortAddress& address);
   [[nodiscard]] Result<> connect(const PortAddress& address);
   // Drops the connection that connect() made, including everything queued in it, and connects anew.
-  [[nodiscard]] Result<> connect_again(const PortAddress& address);
+  // `to` may be another address.
+  [[nodiscard]] Result<> connect_again(const PortAddress& from, const PortAddress& to);
   // Returns the endpoint that bind() chose.
   [[nodiscard]] std::string last_endpoint() const;
 

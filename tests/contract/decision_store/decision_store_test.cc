@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <filesystem>
+#include <future>
 #include <gmock/gmock.h>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -225,6 +227,63 @@ TEST_P(DecisionStoreContract, ASecondCoordinatorDoesNotStartByMistake) {
   EXPECT_TRUE(open(Claim::kTakeOver)->lead("advice").has_value());
   first.reset();
   EXPECT_TRUE(open()->lead("advice").has_value()) << "the first one has ended in order";
+}
+
+TEST_P(DecisionStoreContract, OneStandsByUntilNoOtherOneLeads) {
+  auto first = open();
+  ASSERT_TRUE(first->stand_by([](const std::string& what) { ADD_FAILURE() << what; }).has_value());
+  const auto second = open();
+  std::promise<std::string> waits;
+  std::once_flag once;
+  auto leads = std::async(std::launch::async, [&] {
+    return second
+        ->stand_by(
+            [&](const std::string& what) { std::call_once(once, [&] { waits.set_value(what); }); })
+        .has_value();
+  });
+  // Said once, although it looks again and again.
+  EXPECT_THAT(waits.get_future().get(), HasSubstr("process "));
+  EXPECT_EQ(leads.wait_for(std::chrono::seconds(1)), std::future_status::timeout);
+  first.reset();
+  EXPECT_TRUE(leads.get());
+  EXPECT_FALSE(open()->lead("advice").has_value()) << "it leads as any other one";
+}
+
+TEST_P(DecisionStoreContract, WhoStandsByCanBeCancelled) {
+  const auto first = open();
+  ASSERT_TRUE(first->lead("advice").has_value());
+  const auto second = open();
+  std::promise<void> waits;
+  std::once_flag once;
+  auto leads = std::async(std::launch::async, [&] {
+    return second->stand_by([&](const auto&) { std::call_once(once, [&] { waits.set_value(); }); });
+  });
+  waits.get_future().wait();
+  second->cancel();
+  EXPECT_EQ(leads.get().error().code(), ErrorCode::kCancelled);
+}
+
+TEST_P(DecisionStoreContract, OfManyThatStandByOneLeads) {
+  auto first = open();
+  ASSERT_TRUE(first->lead("advice").has_value());
+  constexpr int kCount = 6;
+  std::vector<std::unique_ptr<DecisionStore>> stores;
+  std::vector<std::future<bool>> leads;
+  std::atomic<int> leaders{0};
+  for (int i = 0; i < kCount; ++i) stores.push_back(open());
+  for (const auto& store : stores)
+    leads.push_back(std::async(std::launch::async, [&store, &leaders] {
+      const bool is_one = store->stand_by([](const std::string&) {}).has_value();
+      if (is_one) ++leaders;
+      return is_one;
+    }));
+  first.reset();
+  const TimePoint end = now() + std::chrono::seconds(30);
+  while (leaders == 0 && now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  std::this_thread::sleep_for(3 * kStandByLook);  // a second one would lead by then
+  EXPECT_EQ(leaders, 1);
+  for (const auto& store : stores) store->cancel();
+  for (std::future<bool>& one : leads) one.wait();
 }
 
 INSTANTIATE_TEST_SUITE_P(Stores, DecisionStoreContract, ::testing::Values(Kind::kFile, Kind::kEtcd),

@@ -1,8 +1,10 @@
 // What an etcd and a network between do to a decision store: answers that are lost, requests that
 // arrive late, members that hang, are killed and come back.
 #include <atomic>
+#include <future>
 #include <gmock/gmock.h>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "shared/base/format.h"
@@ -242,6 +244,35 @@ TEST_F(EtcdFaults, ACoordinatorThatIsKilledLeadsForALeaseLonger) {
   const auto store = open({etcd_->url()});
   const auto leads = store->lead("advice");
   EXPECT_TRUE(leads.has_value()) << leads.error().message();
+}
+
+TEST_F(EtcdFaults, WhoStandsByWaitsForEtcdAndSaysSo) {
+  const auto leader = open({etcd_->url()});
+  ASSERT_TRUE(leader->lead("advice").has_value());
+  const auto store = open({etcd_->url()});
+  std::mutex mutex;
+  std::vector<std::string> said;
+  const auto says = [&](const std::string& text) {
+    const TimePoint end = now() + std::chrono::seconds(30);
+    for (; now() < end; std::this_thread::sleep_for(milliseconds(20))) {
+      const std::lock_guard lock(mutex);
+      if (!said.empty() && said.back().find(text) != std::string::npos) return true;
+    }
+    return false;
+  };
+  auto leads = std::async(std::launch::async, [&] {
+    return store->stand_by([&](const std::string& what) {
+      const std::lock_guard lock(mutex);
+      said.push_back(what);
+    });
+  });
+  EXPECT_TRUE(says("is led by"));
+  etcd_->signal(SIGSTOP);
+  EXPECT_TRUE(says("etcd does not answer"));
+  etcd_->signal(SIGCONT);
+  EXPECT_TRUE(says("is led by"));
+  store->cancel();
+  EXPECT_EQ(leads.get().error().code(), ErrorCode::kCancelled);
 }
 
 TEST_F(EtcdFaults, ALeaseThatHasEndedIsTakenAgain) {

@@ -59,5 +59,15 @@ TEST(TcpAddress, AHostAloneNeedsNoBrackets) {
     EXPECT_FALSE(parse_host(text).has_value()) << text;
 }
 
+TEST(SplitAddresses, CommasSeparateAndSpacesDoNotCount) {
+  using List = std::vector<std::string_view>;
+  EXPECT_EQ(split_addresses("tcp://a:1"), (List{"tcp://a:1"}));
+  EXPECT_EQ(split_addresses("tcp://a:1, tcp://[::1]:2 ,tcp://c:3"),
+            (List{"tcp://a:1", "tcp://[::1]:2", "tcp://c:3"}));
+  EXPECT_EQ(split_addresses("ipc:///run/a,b"), (List{"ipc:///run/a,b"})) << "a path may have one";
+  EXPECT_EQ(split_addresses(""), (List{""}));
+  EXPECT_EQ(split_addresses("a,"), (List{"a", ""}));
+}
+
 }  // namespace
 }  // namespace wsync

@@ -374,6 +374,13 @@ TEST(Config, AddressesBeyondThisHostNeedKeys) {
   EXPECT_EQ(sidecar_error("coordinator: tcp://127.1.2.3:5000\n"), "accepted");
   EXPECT_EQ(sidecar_error("coordinator: 'tcp://[::1]:5000'\n"), "accepted");
   EXPECT_EQ(sidecar_error("coordinator: tcp://localhost:0\n"), "accepted");
+  EXPECT_EQ(sidecar_error("coordinator: 'tcp://localhost:1, tcp://127.0.0.1:2'\n"), "accepted");
+  EXPECT_NE(sidecar_error("coordinator: tcp://localhost:1,tcp://10.0.0.1:2\n").find("keys"),
+            std::string::npos);
+  EXPECT_NE(sidecar_error("coordinator: tcp://localhost:1,ipc:///run/c\n").find("found 'ipc:"),
+            std::string::npos);
+  EXPECT_NE(sidecar_error("coordinator: 'tcp://localhost:1,'\n").find("found ''"),
+            std::string::npos);
 }
 
 TEST(Config, WhatIsServedToOtherHostsMustFitTogether) {

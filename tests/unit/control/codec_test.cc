@@ -290,7 +290,7 @@ TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
 
 TEST(Codec, SecretsOfDataConnectionsAreAtTheEndOfTheirMessages) {
   const std::string hello = payload(Hello{.relay_secret = {std::byte{0xab}, std::byte{0xcd}}});
-  EXPECT_TRUE(hello.ends_with("02000000abcd1b000000")) << hello;
+  EXPECT_TRUE(hello.ends_with("02000000abcd3b000000")) << hello;
   const std::string stage = payload(Stage{.key = {std::byte{0xab}}});
   EXPECT_TRUE(stage.ends_with("01000000ab")) << stage;
   EXPECT_TRUE(payload(Stage{}).ends_with("00000000"));
@@ -333,7 +333,7 @@ TEST(Codec, BytesOfALoadByPatchAreFixed) {
             "0900000000000000");
   const std::string hello = payload(
       EngineHello{.gpu = "", .takes_patches = true, .not_scrubbed = "x", .has_controller = true});
-  EXPECT_EQ(hello.substr(hello.size() - 30), "00000000010100000078011b000000");
+  EXPECT_EQ(hello.substr(hello.size() - 30), "00000000010100000078013b000000");
   const std::string beat =
       payload(Heartbeat{.replicas = {{.turn = ReplicaTurn::kHeld,
                                       .last_load = LoadKind::kPatch,

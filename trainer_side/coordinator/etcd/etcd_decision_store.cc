@@ -206,12 +206,12 @@ Result<CoordinatorRecord> EtcdDecisionStore::write(const CoordinatorRecord& next
 
 // ---- the lease ----
 
-Result<> EtcdDecisionStore::put_leader(const std::string& advice) {
+Result<> EtcdDecisionStore::put_leader(const std::string& advice, std::chrono::seconds wait) {
   const std::string doing = "naming this coordinator in etcd";
   const std::string granted =
       WSYNC_TRY(ask(*lease_client_, kGrantPath, grant_request(kLeaseTime), doing));
   lease_ = WSYNC_TRY(parse_grant(granted));
-  const TimePoint end = now() + kLeaseTime + std::chrono::seconds(1);
+  const TimePoint end = now() + wait;
   std::uint64_t revision = 0;
   bool has_said = false;
   for (;;) {
@@ -232,7 +232,7 @@ Result<> EtcdDecisionStore::put_leader(const std::string& advice) {
     if (answer.found.revision != 0 && !std::exchange(has_said, true))
       log_info(
           "fleet '{}' has a coordinator in etcd, {}: waiting {} s at most for its lease to end",
-          options_.fleet, holder, kLeaseTime.count() + 1);
+          options_.fleet, holder, wait.count());
     revision = 0;
     // The lease of this process runs as well.
     (void)lease_client_->ask(kKeepAlivePath, lease_request(lease_));
@@ -241,7 +241,34 @@ Result<> EtcdDecisionStore::put_leader(const std::string& advice) {
 }
 
 Result<> EtcdDecisionStore::lead(const std::string& advice) {
-  WSYNC_TRY(put_leader(advice));
+  WSYNC_TRY(put_leader(advice, kLeaseTime + std::chrono::seconds(1)));
+  keeper_ = std::thread([this] { keep_lead(); });
+  return {};
+}
+
+Result<> EtcdDecisionStore::stand_by(const std::function<void(const std::string&)>& on_wait) {
+  std::string said;
+  const auto wait_for = [&](const std::string& what) {
+    if (said != what) on_wait(said = what);
+    return lease_client_->pause(kStandByLook);
+  };
+  for (;;) {
+    // A look costs etcd less than a lease.
+    const EtcdClient::Answer looked = lease_client_->ask(kRangePath, range_request(leader_key_));
+    const Result<KeyValue> found =
+        looked.is_done ? parse_range(looked.body) : fail(ErrorCode::kIo, looked.failure);
+    if (looked.is_refused && !lease_client_->is_cancelled())
+      return fail(ErrorCode::kRefused, "looking for a coordinator in etcd: " + looked.failure);
+    std::string what = found ? std::string() : "etcd does not answer: " + found.error().message();
+    if (found && found->revision != 0)
+      what = fmt::format("fleet '{}' is led by {}", options_.fleet, shown_holder(*found));
+    if (what.empty()) {
+      const auto leads = put_leader({}, std::chrono::seconds(0));
+      if (leads) break;
+      what = leads.error().message();
+    }
+    if (!wait_for(what)) return fail(ErrorCode::kCancelled, "this process ends");
+  }
   keeper_ = std::thread([this] { keep_lead(); });
   return {};
 }

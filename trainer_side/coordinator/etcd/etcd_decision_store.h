@@ -62,6 +62,9 @@ class EtcdDecisionStore final : public DecisionStore {
   [[nodiscard]] Result<CoordinatorRecord> write(const CoordinatorRecord& next) override;
   // Waits for kLeaseTime and a second at most for a coordinator that was killed. kBusy: it lives.
   [[nodiscard]] Result<> lead(const std::string& advice) override;
+  // As DecisionStore. Looks every kStandByLook; a coordinator that was killed leads until its lease
+  // ends.
+  [[nodiscard]] Result<> stand_by(const std::function<void(const std::string&)>& on_wait) override;
   // Not with kTakeOver: a failure to bind an address must leave the other coordinator its lead.
   [[nodiscard]] bool leads_first() const override { return options_.claims == Claim::kIfFree; }
   [[nodiscard]] std::string name() const override;
@@ -86,7 +89,7 @@ class EtcdDecisionStore final : public DecisionStore {
   // Stores `value` if the newest change of the record is `revision`. An error: it is certainly not
   // stored, or cancelled.
   [[nodiscard]] Result<PutAnswer> put(std::uint64_t revision, const Bytes& value);
-  [[nodiscard]] Result<> put_leader(const std::string& advice);
+  [[nodiscard]] Result<> put_leader(const std::string& advice, std::chrono::seconds wait);
   void keep_lead();
   // Extends the lease, or takes another one if it has ended. Returns who leads instead of this
   // coordinator, if somebody does.
