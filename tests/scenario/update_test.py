@@ -204,7 +204,7 @@ class Update(unittest.TestCase):
                 said = pushed.stderr + log.read()
             self.assertNotIn("warning", said, "the end of the temporary coordinator is in order")
             self.assertIn("the coordinator has ended", said)
-            for line in (" is staged: ", "replica a has loaded ", "replica a has committed "):
+            for line in (" is staged from ", "replica a has loaded ", "replica a has committed "):
                 self.assertEqual(said.count(line), 1, said)
 
     def test_each_cause_of_a_missing_replica_has_its_sentence(self):

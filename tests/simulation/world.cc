@@ -24,8 +24,6 @@ coordinator::CoordinatorOptions coordinator_options(
   options.gather_recorded = milliseconds(400);
   options.min_sidecars = 2;
   options.boot_id = "host-0";
-  const std::string address = fmt::format("c{}#{}", c, life);
-  options.transports = {{"memfd", address}, {"tcp", address}};
   options.gather = milliseconds(100);
   options.hello = milliseconds(300);
   options.announce = milliseconds(300);
@@ -119,6 +117,7 @@ void WorldStatistics::add(const WorldStatistics& other) {
   greetings_lost += other.greetings_lost;
   to_older += other.to_older;
   adopted += other.adopted;
+  trainers_lost += other.trainers_lost;
   relayed += other.relayed;
   described += other.described;
   as_changes += other.as_changes;
@@ -208,6 +207,14 @@ void World::start_coordinator(std::size_t c) {
   process.store = settled && schedule_.chance(0.25) ? 1 : 0;
   coordinator::CoordinatorOptions options =
       coordinator_options(c, process.life, stores_[process.store], schedule_.pick(1, 1'000'000));
+  process.is_apart = options_.faults && schedule_.chance(0.4);
+  ++process.trainer;
+  if (process.is_apart) {
+    options.publisher_attaches = true;
+    options.transports.clear();
+  } else {
+    options.transports = {{"memfd", address_of(c)}, {"tcp", address_of(c)}};
+  }
   options.take_over = schedule_.chance(0.4);
   // The second store is a cluster: a write there may take any time, and ends nobody.
   if (process.store == 1) options.store = std::nullopt;
@@ -217,7 +224,10 @@ void World::start_coordinator(std::size_t c) {
                       .quorum = std::min(2U, options_.sidecars * options_.replicas)};
   if (policy == 3) options.commit = {.rule = CommitRule::kEach};
   process.machine = std::make_unique<coordinator::Coordinator>(std::move(options));
-  start_queue(c);
+  if (process.is_apart)
+    start_trainer(c);
+  else
+    start_queue(c);
 }
 
 void World::crash_coordinator(std::size_t c) {
@@ -236,7 +246,9 @@ void World::crash_coordinator(std::size_t c) {
   if (process.arenas) statistics_.arenas_added += process.arenas->additional();
   process.arenas.reset();
   ++process.life;
+  ++process.trainer;
   process.publishes.clear();
+  process.orphans.clear();
   process.rollbacks.clear();
   process.promotions.clear();
   for (std::size_t s = 0; s < sidecars_.size(); ++s)
@@ -484,7 +496,7 @@ void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event)
   if (process.machine->canary_waiting() > 0)
     for (const auto& [request, since] : process.publishes) process.kept.insert(request);
   arm_coordinator(c);
-  execute(c, process.queue->advance(schedule_.now()));
+  if (process.queue) execute(c, process.queue->advance(schedule_.now()));
 }
 
 void World::arm_coordinator(std::size_t c) {
@@ -504,9 +516,14 @@ void World::execute(std::size_t c, const coordinator::CoordinatorCommand& comman
   } else if (const auto* write = std::get_if<coordinator::Store>(&command)) {
     store(c, *write);
   } else if (const auto* phase = std::get_if<coordinator::PhaseEntered>(&command)) {
+    if (process.orphans.contains(phase->request)) return;
     if (const auto entered = process.queue->phase_entered(phase->request, phase->phase); !entered)
       violate(entered.error().message());
   } else if (const auto* done = std::get_if<coordinator::RoundDone>(&command)) {
+    if (process.orphans.erase(done->request) == 1) {
+      if (done->cancelled) cancelled_.insert(done->reply.version);
+      return;
+    }
     if (done->cancelled && !cancelled_.insert(done->reply.version).second)
       violate("a publish was cancelled twice");
     execute(c, process.queue->round_ended(done->request, {.superseded = done->superseded,

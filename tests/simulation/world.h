@@ -68,6 +68,7 @@ struct WorldStatistics {
   std::uint64_t streamed = 0;         // rounds that began before their snapshot was complete
   std::uint64_t stream_failures = 0;  // of these, snapshots that failed
   std::uint64_t stream_cancels = 0;   // of these, rounds that ended before their snapshot
+  std::uint64_t trainers_lost = 0;    // without their coordinators
   std::uint64_t relayed = 0;          // held versions that a sidecar has been asked to pass on
   std::uint64_t described = 0;        // of these, versions of which the coordinator knew nothing
   std::uint64_t as_changes = 0;       // versions that were staged as what changes
@@ -154,6 +155,10 @@ class World {
     std::uint64_t life = 0;
     std::uint64_t timer = 0;
     std::size_t store = 0;  // index of the store that holds its record
+    // Its trainer is a process of its own, which can be lost alone.
+    bool is_apart = false;
+    std::uint64_t trainer = 0;        // how many trainers there were
+    std::set<std::uint64_t> orphans;  // publishes of lost trainers, which nobody answers
     // when the last write ends; writes run one after the other
     TimePoint store_free_at{};
     std::map<Version, Snapshot> snapshots;  // offered snapshots; each occupies an arena
@@ -260,6 +265,9 @@ class World {
   [[nodiscard]] std::optional<Fetched> fetch(std::size_t s, const control::Stage& stage);
   // the trainer around a coordinator
   void start_queue(std::size_t c);
+  void lose_trainer(std::size_t c);
+  void start_trainer(std::size_t c);
+  [[nodiscard]] std::string address_of(std::size_t c) const;
   void poll_queue(std::size_t c);
   void execute(std::size_t c, const Result<publish::PublishQueue::Commands>& commands);
   void execute(std::size_t c, const publish::QueueCommand& command);
@@ -321,7 +329,7 @@ class World {
   std::vector<CoordinatorProcess> coordinators_;
   std::vector<SidecarProcess> sidecars_;
   std::map<Version, Digest> contents_;       // content of each version name
-  std::map<Version, std::size_t> named_by_;  // store of the coordinator that first used a name
+  std::map<Version, std::string> named_by_;  // address of the trainer that first used a name
   // Record of the host that the coordinators share, and record of another host, which is empty at
   // first.
   std::array<std::optional<coordinator::CoordinatorRecord>, 2> stores_;

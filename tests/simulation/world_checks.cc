@@ -83,8 +83,8 @@ void World::check_ends() {
 }
 
 // Must hold before a new version is published: every joined sidecar has the coordinator's newest
-// decision, and no sidecar's target differs from the coordinator's. If the coordinator still has
-// the target's snapshot, every replica serves the target.
+// decision, and no sidecar's target differs from the coordinator's. If the trainer still has the
+// target's snapshot, or a sidecar can pass the target on, every replica serves the target.
 std::string World::unmet_obligation() const {
   const coordinator::Coordinator& coordinator = *coordinators_[0].machine;
   if (coordinator.phase() != coordinator::CoordinatorPhase::kReady)
@@ -110,7 +110,17 @@ std::string World::unmet_obligation() const {
   const bool is_usable = std::ranges::all_of(sidecars_, [&](const SidecarProcess& process) {
     return !process.present || process.hub->can_use(record.target);
   });
-  if (coordinators_[0].snapshots.contains(record.target) && is_usable && !converged())
+  const bool can_come = coordinators_[0].snapshots.contains(record.target) ||
+                        std::ranges::any_of(sidecars_, [&](const SidecarProcess& process) {
+                          const auto copy = process.store.find(record.target);
+                          return process.present && !process.is_older &&
+                                 copy != process.store.end() &&
+                                 copy->second == contents_.at(record.target) &&
+                                 process.machine->held().is_complete(record.target);
+                        });
+  // Otherwise it is for a promotion to say.
+  const bool is_for_all = record.kind != control::DecisionKind::kSwitchCanary;
+  if (!record.target.none() && is_for_all && can_come && is_usable && !converged())
     return "a replica does not serve the target";
   return {};
 }
@@ -212,10 +222,12 @@ bool World::converged() const {
 std::string World::where() const {
   std::string text;
   if (coordinators_[0].machine)
-    text += fmt::format("coordinator {}, epoch {}, target {}",
+    text += fmt::format("coordinator {}, epoch {}, target {} (kind {}, {} wait for a canary)",
                         coordinator::phase_name(coordinators_[0].machine->phase()),
                         coordinators_[0].machine->fence().epoch,
-                        coordinators_[0].machine->target().to_string());
+                        coordinators_[0].machine->target().to_string(),
+                        static_cast<int>(coordinators_[0].machine->record().kind),
+                        coordinators_[0].machine->canary_waiting());
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     if (!sidecars_[s].machine) continue;
     const control::Heartbeat beat = sidecars_[s].machine->heartbeat(schedule_.now());

@@ -26,12 +26,13 @@ class World::Facts final : public publish::CoordinatorFacts {
       if (member.joined && coordinator::whole_replicas(member) > 0) return std::nullopt;
     return std::string("no engine is attached");
   }
-  // Coordinators that share no record can both claim one epoch. Their digests then distinguish the
+  // Coordinators that share no record can both claim one epoch, and a coordinator does not know the
+  // names of requests that a lost trainer could not make any more. The digests then distinguish the
   // bytes, which other tests cover. Here one name stands for one content.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {
-    const std::size_t store = world_.coordinators_[c_].store;
+    const std::string trainer = world_.address_of(c_);
     Result<Version> version = machine().next_version(step);
-    while (version && world_.named_by_.emplace(*version, store).first->second != store)
+    while (version && world_.named_by_.emplace(*version, trainer).first->second != trainer)
       version = machine().next_version(version->step + 1);
     return version;
   }

@@ -63,7 +63,10 @@ void World::inject() {
 void World::inject_usual(std::size_t s, std::size_t c) {
   EngineGroup& group = *sidecars_[s].groups[schedule_.pick(0, options_.replicas - 1)];
   const auto rank = static_cast<std::uint32_t>(schedule_.pick(0, options_.ranks - 1));
-  switch (schedule_.pick(0, 12)) {
+  switch (schedule_.pick(0, 13)) {
+    case 13:
+      lose_trainer(c);
+      return;
     case 12:
       break_disc(s);
       return;

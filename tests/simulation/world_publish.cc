@@ -30,10 +30,56 @@ void World::start_queue(std::size_t c) {
   poll_queue(c);
 }
 
-void World::poll_queue(std::size_t c) {
-  schedule_.after(kPoll, [this, c, life = coordinators_[c].life] {
+std::string World::address_of(std::size_t c) const {
+  return fmt::format("c{}#{}", c, coordinators_[c].trainer);
+}
+
+// The trainer of a coordinator that is a process of its own attaches, sooner or later.
+void World::start_trainer(std::size_t c) {
+  schedule_.after(schedule_.micros(100, 900'000), [this, c, life = coordinators_[c].life] {
     CoordinatorProcess& process = coordinators_[c];
-    if (!process.machine || process.life != life) return;
+    if (!process.machine || process.life != life || process.queue) return;
+    ++process.trainer;
+    start_queue(c);
+    coordinator_step(c, {.now = schedule_.now(),
+                         .what = coordinator::PublisherAttached{
+                             .transports = {{"memfd", address_of(c)}, {"tcp", address_of(c)}},
+                             .secret = std::nullopt,
+                             .boot_id = "host-0",
+                             .process = process.trainer}});
+  });
+}
+
+// It is killed, and its coordinator hears of that later, as its desk does.
+void World::lose_trainer(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!process.machine || !process.is_apart || !process.queue) return;
+  ++statistics_.trainers_lost;
+  trace([&] { return fmt::format("the trainer of c{} crashes", c); });
+  ++process.trainer;
+  process.queue.reset();
+  process.snapshot.reset();
+  process.snapshots.clear();
+  process.held.clear();
+  process.lost.clear();
+  process.keeps.clear();
+  process.kept.clear();
+  if (process.arenas) statistics_.arenas_added += process.arenas->additional();
+  process.arenas.reset();
+  for (const auto& [request, since] : process.publishes) process.orphans.insert(request);
+  process.publishes.clear();
+  schedule_.after(schedule_.micros(100, 600'000), [this, c, life = process.life] {
+    if (coordinators_[c].life != life) return;
+    coordinator_step(c, {.now = schedule_.now(),
+                         .what = coordinator::PublisherLost{.reason = "the trainer is lost"}});
+    start_trainer(c);
+  });
+}
+
+void World::poll_queue(std::size_t c) {
+  schedule_.after(kPoll, [this, c, trainer = coordinators_[c].trainer] {
+    CoordinatorProcess& process = coordinators_[c];
+    if (!process.machine || process.trainer != trainer) return;
     execute(c, process.queue->advance(schedule_.now()));
     poll_queue(c);
   });
@@ -44,9 +90,9 @@ void World::execute(std::size_t c, const Result<publish::PublishQueue::Commands>
   if (!commands) return violate(commands.error().message());
   if (const auto hold = process.queue->invariants(); !hold)
     violate(fmt::format("the queue of coordinator {}: {}", c, hold.error().message()));
-  const std::uint64_t life = process.life;
+  const std::uint64_t trainer = process.trainer;
   for (const publish::QueueCommand& command : *commands)
-    if (process.life == life) execute(c, command);
+    if (process.trainer == trainer) execute(c, command);
 }
 
 void World::execute(std::size_t c, const publish::QueueCommand& command) {
@@ -84,10 +130,10 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
 void World::take_snapshot(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   SnapshotRun& run = *process.snapshot;
-  const std::uint64_t life = process.life;
-  const auto later = [this, c, life = process.life](std::chrono::nanoseconds delay, auto action) {
-    schedule_.after(delay, [this, c, life, action] {
-      if (coordinators_[c].life == life) action();
+  const std::uint64_t trainer = process.trainer;
+  const auto later = [this, c, trainer](std::chrono::nanoseconds delay, auto action) {
+    schedule_.after(delay, [this, c, trainer, action] {
+      if (coordinators_[c].trainer == trainer) action();
     });
   };
   if (run.stopped) {
@@ -96,7 +142,7 @@ void World::take_snapshot(std::size_t c) {
     check_arenas(c);
     run.weights_read = true;
     begin_copy(c);
-    if (process.life != life || !process.snapshot) return;
+    if (process.trainer != trainer || !process.snapshot) return;
     // Some copies take longer than everything else of a round.
     later(schedule_.micros(100, schedule_.chance(0.05) ? 900'000 : 40'000), [this, c] {
       const SnapshotRun& copied = *coordinators_[c].snapshot;
@@ -155,14 +201,20 @@ void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
       });
   if (is_given && failure) violate("a version is made of a snapshot that has failed");
   if (!is_given) process.held.erase(request);
-  const std::uint64_t life = process.life;
+  const std::uint64_t trainer = process.trainer;
   execute(c, commands);
-  if (process.machine && process.life == life) execute(c, process.queue->advance(schedule_.now()));
+  if (process.machine && process.trainer == trainer)
+    execute(c, process.queue->advance(schedule_.now()));
 }
 
 // A version comes into existence when the coordinator receives it.
 void World::request_round(std::size_t c, const publish::RequestRound& command) {
   CoordinatorProcess& process = coordinators_[c];
+  trace([&] {
+    return fmt::format("the trainer of c{} requests a round of {}{}", c,
+                       command.version.to_string(),
+                       command.streams ? ", whose snapshot is being taken" : "");
+  });
   if (process.stopping.contains(command.request))
     violate("a publish goes on that was cancelled during its snapshot");
   std::optional<TrainerHold> hold;
@@ -223,6 +275,7 @@ void World::end_stream(std::size_t c, const Version& version, const std::optiona
 // The trainer still has the snapshot: it was taken for a publish that is kept.
 void World::lose_round(std::size_t c, const coordinator::RoundLost& lost) {
   CoordinatorProcess& process = coordinators_[c];
+  if (process.orphans.erase(lost.request) == 1) return;
   ++statistics_.lost_rounds;
   process.lost[lost.request] = lost.version;
   const auto snapshot = process.dropped.find(lost.version);
@@ -263,7 +316,7 @@ void World::end_publish(std::size_t c, const publish::EndPublish& end) {
 
 bool World::publish(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
-  if (!process.machine) return false;
+  if (!process.machine || !process.queue) return false;
   const std::uint64_t request = ++requests_;
   process.publishes[request] = schedule_.now();
   const bool is_kept = schedule_.chance(0.3);
@@ -277,6 +330,7 @@ bool World::publish(std::size_t c) {
 
 void World::give_up(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
+  if (!process.queue) return;
   const bool weights_read = process.snapshot && process.snapshot->weights_read;
   execute(c, process.queue->give_up(0, weights_read));
 }
@@ -284,7 +338,7 @@ void World::give_up(std::size_t c) {
 // Cancels the active update, or one that may be queued, finished or unknown to this coordinator.
 void World::cancel(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
-  if (!process.machine) return;
+  if (!process.machine || !process.queue) return;
   const std::uint64_t answered = statistics_.cancelled + statistics_.cancels_refused;
   Version version;
   if (!contents_.empty() && schedule_.chance(0.5))

@@ -32,7 +32,7 @@ void World::persist(std::size_t s, const staging::Persist& command) {
 std::optional<World::Fetched> World::fetch(std::size_t reader, const control::Stage& stage) {
   for (std::size_t c = 0; c < coordinators_.size(); ++c) {
     const CoordinatorProcess& process = coordinators_[c];
-    if (!process.machine || stage.source != fmt::format("c{}#{}", c, process.life)) continue;
+    if (!process.machine || stage.source != address_of(c)) continue;
     const auto found = process.snapshots.find(stage.version);
     if (found == process.snapshots.end()) continue;
     const bool maps = stage.transport == "memfd" && is_on_trainers_host(reader);
@@ -55,8 +55,9 @@ std::optional<World::Fetched> World::fetch(std::size_t reader, const control::St
         change != process.changes.end() && !sidecars_[reader].store.contains(change->second))
       continue;
     if (found != process.store.end()) return Fetched{.content = found->second, .lease = {}};
-    if (process.machine->incoming() == stage.version)
-      return Fetched{.content = contents_.at(stage.version), .lease = {}};
+    if (const auto content = contents_.find(stage.version);
+        process.machine->incoming() == stage.version && content != contents_.end())
+      return Fetched{.content = content->second, .lease = {}};
   }
   return std::nullopt;
 }
@@ -112,12 +113,15 @@ void World::bytes_arrived(std::size_t s, const staging::StartStaging& command,
   // Its base is another copy of its own, which has its bytes.
   const bool as_changes =
       !fetched.lease && process.own_leases.contains(command.base) && schedule_.chance(0.8);
-  if (!as_changes) process.hub->add_version(version);
+  // Then this is the late end of an earlier attempt.
+  const bool was_held = process.machine->held().find(version) != nullptr;
+  if (!as_changes && !was_held) process.hub->add_version(version);
   sidecar_step(s, {.now = schedule_.now(),
                    .what = staging::StagingDone{.attempt = command.attempt,
                                                 .content_digest = fetched.content,
                                                 .bytes = 1,
                                                 .base = as_changes ? command.base : Version{}}});
+  if (was_held) return;
   if (process.machine && process.machine->held().find(version) != nullptr) {
     process.store[version] = fetched.content;
     if (as_changes) {
@@ -154,6 +158,10 @@ void World::complete(std::size_t s, const staging::CompleteVersion& command, Tim
 
 void World::end_completion(std::size_t s, const staging::CompleteVersion& command, bool in_place) {
   SidecarProcess& process = sidecars_[s];
+  trace([&] {
+    return fmt::format("{} has made {} of {} {}", process.peer, command.version.to_string(),
+                       command.base.to_string(), in_place ? "in place" : "in other memory");
+  });
   // What has changed in the base may be among the words that are compared, or not.
   const bool has_changed = process.store[command.base] != contents_[command.base];
   const bool fails = faults_on_ && schedule_.chance(has_changed ? 0.5 : 0.02);
@@ -187,8 +195,9 @@ void World::relay_held(std::size_t s, const staging::RelayHeld& command) {
   if (command.with_layout) ++statistics_.described;
   const staging::HeldCopy* copy = process.machine->held().find(command.version);
   if (copy == nullptr || process.changes.contains(command.version))
-    return violate(fmt::format("{} is to pass on {}, whose bytes are not here", process.peer,
-                               command.version.to_string()));
+    return violate(fmt::format(
+        "{} is to pass on {}, {}", process.peer, command.version.to_string(),
+        copy == nullptr ? "which it does not hold" : "of which only what changes is here"));
   process.relayed[command.version] = process.machine->fence();
   control::Envelope envelope = process.machine->envelope();
   envelope.request = command.request;
