@@ -1,6 +1,7 @@
 // `wsync coordinator`: a coordinator as a process of its own. It decides for a fleet and holds no
 // weights; trainers publish to it (`coordinator` in their configuration).
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,8 +15,10 @@
 #include "shared/config/sources.h"
 #include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
+#include "shared/loop/timer.h"
 #include "trainer_side/publish/coordinator_agent.h"
 #include "trainer_side/publish/fleet_coordinator.h"
+#include "trainer_side/publish/key_watch.h"
 #include "trainer_side/publish/stand_by.h"
 
 namespace wsync::cli {
@@ -29,19 +32,78 @@ struct CoordinatorOptions {
   std::string trace;  // empty: as in the config
 };
 
-// Runs the loop until this process leads. Returns nothing if somebody has stopped the loop before.
-Result<std::optional<publish::OpenedStore>> wait_for_lead(Loop& loop,
-                                                          const config::TrainerConfig& config) {
+// A coordinator that stands by again does so after this time.
+constexpr std::chrono::milliseconds kStandByAgain{1'000};
+
+// What ends the loop of this command.
+struct CoordinatorRun {
+  Loop& loop;
+  const config::TrainerConfig& config;
+  bool is_interrupted = false;
+};
+
+// Runs the loop until this process leads. Returns nothing if it is interrupted before.
+Result<std::optional<publish::OpenedStore>> wait_for_lead(CoordinatorRun& run) {
   std::optional<Result<>> ended;
-  const auto stand_by = WSYNC_TRY(publish::StandBy::create(loop, config, [&](Result<> outcome) {
-    ended = std::move(outcome);
-    loop.stop();
-  }));
-  loop.run();
-  if (!ended) return std::nullopt;
+  const auto stand_by =
+      WSYNC_TRY(publish::StandBy::create(run.loop, run.config, [&](Result<> outcome) {
+        ended = std::move(outcome);
+        run.loop.stop();
+      }));
+  if (!run.is_interrupted) run.loop.run();
+  if (run.is_interrupted) return std::nullopt;
   if (!*ended) return fail(ended->error());
-  log_info("this coordinator leads fleet '{}' now", config.fleet);
+  log_info("this coordinator leads fleet '{}' now", run.config.fleet);
   return stand_by->take();
+}
+
+// Leads the fleet until it is interrupted, which is no error, or must stop.
+Result<> lead_fleet(CoordinatorRun& run, publish::OpenedStore opened) {
+  std::optional<Error> failure;
+  const auto fleet = WSYNC_TRY(publish::FleetCoordinator::create(
+      run.loop, run.config,
+      [&](const Error& why) {
+        failure = why;
+        run.loop.stop();
+      },
+      std::move(opened)));
+  log_info(
+      "coordinator listens at {}; a trainer publishes to it with `coordinator: {}`, and a sidecar "
+      "joins with `{}`",
+      fleet->address(), fleet->address(), config::sidecar_command(fleet->address()));
+  if (!run.is_interrupted) run.loop.run();
+  if (failure && !run.is_interrupted) return fail(*failure);
+  log_info(
+      "stopping; the engines continue to serve, and the next coordinator goes on from the "
+      "record");
+  return {};
+}
+
+// Stands by and leads in turn, until it is interrupted.
+Result<> take_turns(CoordinatorRun& run) {
+  if (run.config.take_over)
+    return fail(ErrorCode::kInvalidInput,
+                "take_over: a coordinator that stands by takes nothing from one that lives: leave "
+                "out --stand-by or --take-over (`take_over` in the settings)");
+  // What is wrong with the settings is said now, and not when the other coordinator is lost.
+  if (!run.config.keys.empty()) (void)WSYNC_TRY(publish::KeyWatch::create(run.config.keys));
+  for (;;) {
+    auto led = WSYNC_TRY(wait_for_lead(run));
+    if (!led) {
+      log_info("stopping; this coordinator stood by, and the fleet has not noticed it");
+      return {};
+    }
+    const Result<> ended = lead_fleet(run, std::move(*led));
+    if (ended || run.is_interrupted) return {};
+    // Another one leads, or a process that does not lead has the address.
+    const ErrorCode code = ended.error().code();
+    if (code != ErrorCode::kFenced && code != ErrorCode::kBusy) return ended;
+    log_warning("{}; this coordinator stands by again", ended.error().message());
+    Timer again(run.loop, [&run] { run.loop.stop(); });
+    again.start(kStandByAgain);
+    run.loop.run();
+    if (run.is_interrupted) return {};
+  }
 }
 
 Result<Outcome> run_coordinator(Context& context, const CoordinatorOptions& options) {
@@ -53,43 +115,21 @@ Result<Outcome> run_coordinator(Context& context, const CoordinatorOptions& opti
   }
   if (context.options.log_level_given) set.push_back("log.level=" + context.options.log_level);
   if (context.options.log_format_given) set.push_back("log.format=" + context.options.log_format);
-  auto config = WSYNC_TRY(config::load_trainer(
+  const auto config = WSYNC_TRY(config::load_trainer(
       {.file = options.file, .environment = config::process_environment(), .set = set}));
   context.configure_log("coordinator", config.log);
-  auto loop = Loop::create();
-  if (!loop) return fail(loop.error());
-  std::optional<Error> failure;
-  const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
-  publish::OpenedStore opened;
+  const auto loop = WSYNC_TRY(Loop::create());
+  CoordinatorRun run{.loop = *loop, .config = config};
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&run](int) {
+    run.is_interrupted = true;
+    run.loop.stop();
+  }));
   if (options.stand_by) {
-    auto led = WSYNC_TRY(wait_for_lead(**loop, config));
-    if (!led) {
-      log_info("stopping; this coordinator stood by, and the fleet has not noticed it");
-      return Outcome{.result = {{"stopped", true}}};
-    }
-    opened = std::move(*led);
-    // A process that holds the address all the same hangs, because its lease has ended.
-    if (!config.etcd.members.empty()) config.take_over = true;
+    WSYNC_TRY(take_turns(run));
   } else {
     WSYNC_TRY(publish::make_fleet_folders(config));
-    opened = WSYNC_TRY(publish::CoordinatorAgent::open_store(**loop, config));
+    WSYNC_TRY(lead_fleet(run, WSYNC_TRY(publish::CoordinatorAgent::open_store(*loop, config))));
   }
-  const auto fleet = WSYNC_TRY(publish::FleetCoordinator::create(
-      **loop, config,
-      [&](const Error& why) {
-        failure = why;
-        (*loop)->stop();
-      },
-      std::move(opened)));
-  log_info(
-      "coordinator listens at {}; a trainer publishes to it with `coordinator: {}`, and a sidecar "
-      "joins with `{}`",
-      fleet->address(), fleet->address(), config::sidecar_command(fleet->address()));
-  (*loop)->run();
-  if (failure) return fail(*failure);
-  log_info(
-      "stopping; the engines continue to serve, and the next coordinator goes on from the "
-      "record");
   return Outcome{.result = {{"stopped", true}}};
 }
 
@@ -111,10 +151,13 @@ void add_coordinator(CLI::App& app, Context& context) {
                       "YAML file (deploy/config/trainer.yaml); what concerns weights is not used");
   command->add_option("--set", options->set,
                       "Set a key as key=value; overrides the file (repeatable)");
-  command->add_flag("--take-over", options->take_over,
-                    "Take over the fleet and the address of another coordinator");
-  command->add_flag("--stand-by", options->stand_by,
-                    "Wait until no other coordinator leads the fleet, and take the lead then");
+  CLI::Option* take_over =
+      command->add_flag("--take-over", options->take_over,
+                        "Take over the fleet and the address of another coordinator");
+  command
+      ->add_flag("--stand-by", options->stand_by,
+                 "Wait until no other coordinator leads the fleet, and take the lead then")
+      ->excludes(take_over);
   command
       ->add_option("--trace", options->trace,
                    "Set trace_file: at the end, write a Chrome trace of the latest rounds")

@@ -11,6 +11,7 @@
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
+#include "shared/base/tcp_address.h"
 #include "shared/command/ask.h"
 #include "shared/command/fleet_trace.h"
 #include "shared/command/outcome.h"
@@ -159,7 +160,9 @@ Result<Outcome> ask_or_act(const RemoteOptions& options, const CommandTrace& tra
     bool asked = false;
     const Result<Reply> reply = request(asked);
     if (reply) return traced_outcome(*reply, trace, options);
-    if (!options.one_shot || !nobody_there(reply.error(), asked))
+    // A command is no coordinator of several hosts.
+    const bool is_list = split_addresses(options.address).size() > 1;
+    if (!options.one_shot || is_list || !nobody_there(reply.error(), asked))
       return fail(may_resume(reply.error(), asked));
     // Sidecars with keys would not talk to a coordinator without the folder.
     if (!options.key.empty() && !config::process_environment().contains("WSYNC_KEYS"))

@@ -218,6 +218,15 @@ class StandBy(Case):
             self.stopped_whole(fleet, *engines)
             self.ends_well(second)
 
+    def test_one_with_settings_that_cannot_work_says_so_at_once(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            self.stand_by(fleet)
+            for words, said in ((("--set", "keys=/nonexistent"), "/nonexistent"), (("--set", "take_over=true"), "takes nothing from one that lives"),
+                                (("--take-over",), "--stand-by")):
+                other = fleet.start("coordinator", "--stand-by", *words)
+                self.assertNotEqual(other.wait(DEADLINE_S), 0)
+                self.assertIn(said, fleet.log_text(other))
+
     def test_one_ends_while_it_stands_by(self):
         with CoordinatorFleet(WSYNC) as fleet:
             first = self.stand_by(fleet)

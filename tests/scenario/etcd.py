@@ -1,4 +1,5 @@
 """A real etcd cluster of one or three members on this machine, whose members can be stopped, killed and started again."""
+import contextlib
 import json
 import os
 import shutil
@@ -6,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import unittest
 import urllib.request
@@ -53,6 +55,49 @@ class Member:
     def leads(self):
         status = self.ask("/v3/maintenance/status")
         return bool(status) and status.get("leader") == status["header"]["member_id"]
+
+
+class Gate:
+    """A way to a port of this host. While it is closed, connections stay and nothing passes."""
+
+    def __init__(self, port):
+        self.port, self.passes, self.sockets = port, threading.Event(), []
+        self.passes.set()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.setting = f"decision_store=etcd:http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self.accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *failure):
+        self.passes.set()
+        for one in (self.listener, *self.sockets):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def close(self):
+        self.passes.clear()
+
+    def open(self):
+        self.passes.set()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.port))
+                self.sockets += [near, far]
+                for way in ((near, far), (far, near)):
+                    threading.Thread(target=self.pass_on, args=way, daemon=True).start()
+
+    def pass_on(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.passes.wait()
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
 
 
 class Certificates:

@@ -10,7 +10,7 @@ import unittest
 
 import tensors
 from coordinator_fleet import CoordinatorFleet
-from etcd import Certificates, Etcd, free_ports
+from etcd import Certificates, Etcd, Gate, free_ports
 from fleet import DEADLINE_S, Fleet
 from fleet_case import FleetCase
 from pages import get
@@ -109,9 +109,10 @@ class StandBy(Case):
         fleet.until(lambda: "stands by" in fleet.log_text(process) or "leads fleet" in fleet.log_text(process), "that it stands by or leads")
         return process
 
-    def begin(self, fleet, etcd):
+    def begin(self, fleet, etcd, first_reaches=None):
+        """`first_reaches`: what the first one takes for etcd."""
         ports = free_ports(2)
-        coordinators = [self.coordinator(fleet, etcd, port) for port in ports]
+        coordinators = [self.coordinator(fleet, reached, port) for port, reached in zip(ports, (first_reaches or etcd, etcd))]
         self.assertIn("leads fleet 'default' now", fleet.log_text(coordinators[0]))
         self.assertRegex(fleet.log_text(coordinators[1]), f"stands by: fleet 'default' is led by .process {coordinators[0].pid} of host")
         fleet.address = ",".join(f"tcp://127.0.0.1:{port}" for port in ports)
@@ -157,11 +158,45 @@ class StandBy(Case):
             self.assertEqual(self.push(fleet, fleet.weights[1]), "2.2")
             fleet.until_ready("2.2", "a")
             first.send_signal(signal.SIGCONT)
-            self.assertNotEqual(first.wait(timeout=DEADLINE_S), 0)
-            self.assertIn("this coordinator was replaced", fleet.log_text(first))
+            fleet.until(lambda: "stands by again" in fleet.log_text(first), "that the first one knows")
             self.assertEqual(self.push(fleet, fleet.weights[2]), "2.3")
             fleet.until_ready("2.3", "a")
+            # So they can change places for ever.
+            second.kill()
+            second.wait()
+            fleet.until(lambda: fleet.log_text(first).count("leads fleet 'default' now") == 2, "that the first one leads again")
+            fleet.until_attached()
+            self.assertEqual(self.push(fleet, fleet.weights[0]).split(".")[0], "3")
             self.stopped_whole(fleet, *engines)
+
+    def test_one_that_alone_does_not_reach_etcd_steps_down(self):
+        """Sidecars and trainers reach it all the time, and nothing would bring them to the other one."""
+        with CoordinatorFleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd, Gate(int(etcd.setting.rpartition(":")[2])) as gate:
+            _, (first, second), engines, trainer = self.begin(fleet, etcd, gate)
+            gate.close()
+            fleet.until(lambda: "stands by again" in fleet.log_text(first), "that the first one steps down")
+            self.assertIn("etcd has not extended the lease of this coordinator", fleet.log_text(first))
+            fleet.until(lambda: "leads fleet" in fleet.log_text(second), "that the other one leads")
+            fleet.until_attached()
+            self.assertEqual(self.push(fleet, fleet.weights[1]), "2.2")
+            fleet.until_ready("2.2", "a")
+            gate.open()
+            fleet.until(lambda: re.search(f"stands by: fleet 'default' is led by .process {second.pid} ", fleet.log_text(first)), "that the first one sees the other")
+            self.assertIsNone(trainer.poll())
+            self.stopped_whole(fleet, *engines)
+
+    def test_nothing_is_taken_from_a_process_that_lives(self):
+        """It leads another fleet at the address that is configured."""
+        with CoordinatorFleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
+            other = fleet.start("trainer")
+            stands = fleet.start("coordinator", "--stand-by", "--set", etcd.setting, "--set", f"listen={fleet.address}", "--set", "fleet=another",
+                                 "--set", f"run_dir={fleet.path('another')}", "--set", f"state_dir={fleet.path('disc')}")
+            fleet.until(lambda: "stands by again" in fleet.log_text(stands), "that it gives up the lead")
+            self.assertIn(f"is held by process {other.pid}", fleet.log_text(stands))
+            self.assertEqual(fleet.ask("status")[0], 0)
+            self.assertIsNone(other.poll())
+            stands.send_signal(signal.SIGTERM)
+            self.assertEqual(stands.wait(DEADLINE_S), 0, fleet.log_text(stands))
 
     def test_etcd_is_away_while_one_stands_by(self):
         with CoordinatorFleet(WSYNC) as fleet, Etcd(fleet.directory) as etcd:
@@ -170,7 +205,8 @@ class StandBy(Case):
             fleet.until(lambda: "stands by: etcd does not answer" in fleet.log_text(second), "that it says so")
             etcd.members[0].start()
             fleet.until(lambda: re.search("does not answer.*\n.*is led by", fleet.log_text(second)), "that it looks at the other one again")
-            self.assertEqual(self.push(fleet, fleet.weights[1]), "1.2")
+            version = self.push(fleet, fleet.weights[1])  # by whichever of them leads
+            fleet.until_ready(version, "a")
             etcd.members[0].kill()
             second.send_signal(signal.SIGTERM)  # it waits for an answer
             self.assertEqual(second.wait(DEADLINE_S), 0, fleet.log_text(second))

@@ -367,8 +367,10 @@ void Coordinator::handle(const PublisherAttached& event) {
   context_.options.trainer = event.process;
   for (auto& [name, member] : context_.roster.change_all()) {
     choose_source(member);
+    if (!member.joined || member.peer.empty()) continue;
     // It watches what this trainer shares with its host, and answers with a Hello.
-    if (member.joined && !member.peer.empty()) claim_.welcome(context_, member, 0);
+    member.was_only_welcomed = !rounds_.is_in_round(member);
+    claim_.welcome(context_, member, 0);
   }
 }
 
@@ -502,7 +504,12 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
                                       bool in_switch) {
   Member& member = context_.roster.add(hello.name);
   const bool is_new_process = member.last_peer != event.peer;
-  if (in_switch) {
+  const bool is_same = !is_new_process && member.joined && event.envelope.fence == record().fence;
+  const bool keeps = std::exchange(member.was_only_welcomed, false) && is_same && !in_switch;
+  if (!is_same) member.copy_relay = {};
+  if (keeps) {
+    // Nothing was lost: what it receives from another sidecar goes on, and so does what it sends.
+  } else if (in_switch) {
     member.forget_delivery();
     resume_switch(record(), member, hello, is_new_process, rounds_.round()->canary_of(member));
   } else if (member.joined) {
@@ -530,7 +537,6 @@ Member& Coordinator::register_sidecar(const PeerMessage& event, const control::H
   member.pid_namespace = hello.pid_namespace;
   member.capabilities = hello.capabilities & control::kCapabilities;
   member.transports = hello.transports;
-  member.copy_relay = {};
   member.relay_secret = transport::pair_secret_of(hello.relay_secret);
   choose_source(member);
   if (member.report.transport.empty() && is_new_process && context_.has_publisher)

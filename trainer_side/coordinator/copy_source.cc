@@ -13,8 +13,10 @@
 namespace wsync::coordinator {
 namespace {
 
-// For this long a sidecar is not used that has refused. It may be making its copy complete.
-constexpr std::chrono::milliseconds kAvoided{2'000};
+// For this long a sidecar is not used that has refused for the first time, because it may be making
+// its copy complete. Each time after that it is twice as long.
+constexpr std::chrono::milliseconds kAvoided{1'000};
+constexpr std::chrono::milliseconds kAvoidedMax{60'000};
 
 // Whether its relay offers the version without being asked: it has come as a copy, or is coming.
 bool relays_by_itself(const Member& source, const Version& version, std::uint64_t round) {
@@ -27,7 +29,7 @@ bool relays_by_itself(const Member& source, const Version& version, std::uint64_
 const control::TransportAddress* address_for(const CoordinatorContext& context,
                                              const Member& member, const Member& source) {
   for (const control::TransportAddress& served : source.transports)
-    if (!served.address.empty() && !member.delivery.has_lost(served) &&
+    if (!served.address.empty() &&
         control::find_transport(member.transports, served.kind) != nullptr &&
         may_fetch(context.options, member, source.boot_id, served))
       return &served;
@@ -45,7 +47,7 @@ std::optional<CopySource> find_copy(const CoordinatorContext& context, const Mem
     if (other.delivery.state() == DeliveryState::kStaging && name != member.name)
       ++readers[other.delivery.source().address];
 
-  using Cost = std::tuple<bool, bool, std::uint32_t, std::uint64_t>;
+  using Cost = std::tuple<bool, bool, bool, std::uint32_t, std::uint64_t>;
   std::optional<Cost> least;
   std::optional<CopySource> best;
   std::uint64_t place = 0;
@@ -64,14 +66,14 @@ std::optional<CopySource> find_copy(const CoordinatorContext& context, const Mem
     const bool is_silent = !is_ready && is_asked && context.now >= relay.until;
     for (const control::TransportAddress& served : source.transports) {
       const auto busy = readers.find(served.address);
-      const Cost cost{is_silent || served == member.failed_copy,
-                      !is_same_host(member.boot_id, source.boot_id),
+      const bool has_failed = served == member.failed_copy || member.delivery.has_lost(served);
+      const Cost cost{has_failed, is_silent, !is_same_host(member.boot_id, source.boot_id),
                       busy == readers.end() ? 0 : busy->second, (place + round) % members.size()};
       if (served.address.empty() || (least && *least <= cost)) continue;
       const control::TransportAddress* address = address_for(context, member, source);
       if (address == nullptr || *address != served) continue;
       least = cost;
-      best = {.sidecar = name, .address = *address, .is_ready = is_ready};
+      best = {.sidecar = name, .address = *address, .is_ready = is_ready, .has_failed = has_failed};
     }
   }
   return best;
@@ -84,9 +86,9 @@ void ask_for_relay(CoordinatorContext& context, const std::string& sidecar, cons
   if (relay.state == CopyRelayState::kAsked && relay.version == version &&
       context.now < relay.until)
     return;
-  relay = {.state = CopyRelayState::kAsked,
-           .version = version,
-           .until = context.now + context.options.announce};
+  relay.state = CopyRelayState::kAsked;
+  relay.version = version;
+  relay.until = context.now + context.options.announce;
   context.send(member, control::RelayVersion{.version = version, .with_layout = with_layout}, 0);
 }
 
@@ -117,10 +119,14 @@ Result<bool> note_relay(const CoordinatorContext& context, Member& member,
                         ready.content_digest != content && !planted("relayed_digest_not_compared");
   if (ready.failure.empty() && !is_other) {
     relay.state = CopyRelayState::kReady;
+    relay.pause = {};
     return true;
   }
   relay.state = CopyRelayState::kRefused;
-  relay.until = context.now + kAvoided;
+  relay.pause = relay.pause.count() == 0 ? kAvoided : std::min(2 * relay.pause, kAvoidedMax);
+  // Other bytes do not become those of the version: until its next Hello.
+  constexpr std::chrono::hours kForEver{24 * 365};
+  relay.until = context.now + (is_other ? std::chrono::milliseconds(kForEver) : relay.pause);
   if (!is_other) return true;
   return fail(ErrorCode::kDigestMismatch,
               fmt::format("sidecar '{}' holds {} with the content digest {}, expected {}, so no "

@@ -26,11 +26,12 @@ struct CopySource {
   std::string sidecar;
   control::TransportAddress address;  // of its relay
   bool is_ready = false;              // false: it must be asked, or has been asked
+  bool has_failed = false;            // this member could not stage from there
 };
 // Returns the best source for this member, std::nullopt if no sidecar can pass the version on to
-// it. One that answers is preferred, then one on its own host, then the one from which the fewest
-// fetch, then another one for each round. `round`: of the member's Announce. Costs one look at each
-// member.
+// it. One from which it has not failed is preferred, then one that answers, then one on its own
+// host, then the one from which the fewest fetch, then another one for each round. `round`: of the
+// member's Announce. Costs one look at each member.
 [[nodiscard]] std::optional<CopySource> find_copy(const CoordinatorContext& context,
                                                   const Member& member, const Version& version,
                                                   std::uint64_t round);

@@ -83,7 +83,7 @@ Result<CoordinatorRecord> FileDecisionStore::write(const CoordinatorRecord& next
 }
 
 Result<> FileDecisionStore::lead(const std::string& advice) {
-  const std::string path = (path_.parent_path() / "coordinator.lock").string();
+  const std::string path = lock_path();
   lock_.emplace(WSYNC_TRY(claims_ == Claim::kTakeOver
                               ? LockFile::seize(path)
                               : LockFile::acquire(path, {}, LockFile::Naming::kRequired, advice)));
@@ -93,9 +93,13 @@ Result<> FileDecisionStore::lead(const std::string& advice) {
 Result<> FileDecisionStore::stand_by(const std::function<void(const std::string&)>& on_wait) {
   std::string said;
   while (!is_cancelled_) {
-    auto leads = lead({});
-    if (leads || leads.error().code() != ErrorCode::kBusy) return leads;
-    if (said != leads.error().message()) on_wait(said = leads.error().message());
+    auto lock = LockFile::acquire(lock_path(), {}, LockFile::Naming::kRequired, {});
+    if (lock) {
+      lock_.emplace(std::move(*lock));
+      return {};
+    }
+    if (lock.error().code() != ErrorCode::kBusy) return fail(lock.error());
+    if (said != lock.error().message()) on_wait(said = lock.error().message());
     std::this_thread::sleep_for(kStandByLook);
   }
   return fail(ErrorCode::kCancelled, "this process ends");

@@ -50,9 +50,10 @@ class DecisionStore {
   // sentence names it and ends with `advice`. Call it once.
   [[nodiscard]] virtual Result<> lead(const std::string& advice) = 0;
   // The same for a coordinator that stands by: waits until no other one leads, however long that
-  // takes, and while the medium does not answer. `on_wait` is called with a sentence, on this
-  // thread, whenever what is awaited changes. kCancelled: cancel() was called. kRefused: the medium
-  // refuses this process. Call it in place of lead(), once.
+  // takes, and while the medium does not answer. It never takes the lead from another one.
+  // `on_wait` is called with a sentence, on this thread, whenever what is awaited changes.
+  // kCancelled: cancel() was called. kRefused: the medium refuses this process. Call it in place of
+  // lead(), once.
   [[nodiscard]] virtual Result<> stand_by(
       const std::function<void(const std::string&)>& on_wait) = 0;
   // Whether lead() may wait for seconds. It is then called before an address is bound, because
@@ -84,6 +85,9 @@ class FileDecisionStore final : public DecisionStore {
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
+  [[nodiscard]] std::string lock_path() const {
+    return (path_.parent_path() / "coordinator.lock").string();
+  }
   std::filesystem::path path_;
   Claim claims_;
   std::optional<LockFile> lock_;

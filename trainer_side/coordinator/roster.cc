@@ -15,6 +15,8 @@ bool Member::holds(const Version& version) const { return contains(report.staged
 void Member::forget_delivery() {
   joined = false;
   delivery.forget();
+  copy_from.clear();
+  was_only_welcomed = false;
   finishes.reset();
   staged_bytes = 0;
 }

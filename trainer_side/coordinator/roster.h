@@ -47,6 +47,7 @@ struct CopyRelay {
   CopyRelayState state = CopyRelayState::kNone;
   Version version;
   TimePoint until{};
+  std::chrono::milliseconds pause{0};  // of the last refusal
 };
 
 // One sidecar, identified by its name. It stays in the roster when it is lost, or leaves while
@@ -79,7 +80,11 @@ struct Member {
   Digest target_content;       // of its stored target
   bool told_conflict = false;  // operators know that it holds other content
   Delivery delivery;
-  CopyRelay copy_relay;  // void after each Hello
+  CopyRelay copy_relay;  // void with its process, and with the fence
+  // Which sidecar was asked to pass on what this one is to receive; empty: it waits for none.
+  std::string copy_from;
+  // Its next Hello will answer a Welcome that was sent although nothing was lost.
+  bool was_only_welcomed = false;
   // The last source from which a version could not be staged outside of a round.
   control::TransportAddress failed_copy;
   // Kinds of transport that have failed for this process. Until their time has come, they are used

@@ -358,28 +358,20 @@ void RoundScheduler::handle_relay(CoordinatorContext& context, DecisionLog& log,
     ++context.dropped;
     return;
   }
-  if (noted && known == nullptr && is_target && ready.failure.empty() && !ready.layout.empty())
+  if (noted && known == nullptr && is_target && ready.failure.empty() && !ready.layout.empty()) {
     held_.add_without_trainer(described_by(ready));
-  offer_copies(context, log, ready.version);
-}
-
-// Those that wait for a source, and those to which the version was not offered yet.
-void RoundScheduler::offer_copies(CoordinatorContext& context, DecisionLog& log,
-                                  const Version& version) {
+    for (auto& [name, late] : context.roster.change_all())
+      if (late.joined && !is_in_round(late) && !late.holds(ready.version))
+        catch_up(context, log, late);
+    return;
+  }
+  // Those that have waited for this answer.
   std::vector<std::string> names;
-  for (const auto& [name, member] : context.roster.members()) {
-    const bool waits =
-        member.delivery.state() == DeliveryState::kAccepted && member.delivery.version() == version;
-    if (member.joined && !is_in_round(member) && (waits || !member.holds(version)))
+  for (const auto& [name, late] : context.roster.members())
+    if (late.copy_from == member.name && late.delivery.version() == ready.version &&
+        late.delivery.is_under_way() && !is_in_round(late))
       names.push_back(name);
-  }
-  for (const std::string& name : names) {
-    Member& member = context.roster.add(name);
-    if (member.delivery.state() != DeliveryState::kAccepted)
-      catch_up(context, log, member);
-    else if (member.delivery.version() == version)
-      stage(context, log, member);
-  }
+  for (const std::string& name : names) stage(context, log, context.roster.add(name));
 }
 
 void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& log, Member& member,
@@ -486,13 +478,15 @@ Result<std::optional<control::TransportAddress>> RoundScheduler::source_of(
   const auto copy =
       is_best ? std::nullopt : find_copy(context, member, version, member.delivery.round());
   if (!copy && !served) return fail(served.error());
-  if (!copy) return *served;
+  if (!copy || (served && copy->has_failed)) return *served;
   if (copy->is_ready) return copy->address;
+  context.roster.add(member.name).copy_from = copy->sidecar;
   ask_for_relay(context, copy->sidecar, version, false);
   return std::nullopt;
 }
 
 void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member& member) {
+  member.copy_from.clear();
   const PublishRequested* snapshot = held_.find(member.delivery.version());
   const Result<> staging = source_of(context, member).and_then([&](const auto& source) -> Result<> {
     if (!source) return {};                                    // until handle_relay()
@@ -522,13 +516,18 @@ void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log
 }
 
 void RoundScheduler::bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost) {
-  // A copy, because a failure changes the list.
+  const auto needs_another = [&](const Member& member) {
+    const bool waits = member.copy_from == lost.name && member.delivery.is_under_way();
+    return waits || member.delivery.reads_from(lost.transports);
+  };
   std::vector<std::string> names;
-  for (const auto& [name, member] : context.roster.members()) {
-    const bool waits = !is_in_round(member) && member.delivery.state() == DeliveryState::kAccepted;
-    if (waits || member.delivery.reads_from(lost.transports)) names.push_back(name);
-  }
-  for (const std::string& name : names) stage(context, log, context.roster.add(name));
+  for (const auto& [name, member] : context.roster.members())
+    if (needs_another(member)) names.push_back(name);
+  // A failure may end the round, and the deliveries in it.
+  for (const std::string& name : names)
+    if (const Member* member = context.roster.find(name);
+        member != nullptr && needs_another(*member))
+      stage(context, log, context.roster.add(name));
 }
 
 // ---- the round ----

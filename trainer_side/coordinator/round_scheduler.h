@@ -191,7 +191,6 @@ class RoundScheduler {
                         const control::Heartbeat& heartbeat);
   void handle_relay(CoordinatorContext& context, DecisionLog& log, Member& member,
                     const control::RelayReady& ready);
-  void offer_copies(CoordinatorContext& context, DecisionLog& log, const Version& version);
   void stage(CoordinatorContext& context, DecisionLog& log, Member& member);
   void fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
                      const std::string& why);

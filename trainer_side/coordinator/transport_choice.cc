@@ -39,7 +39,7 @@ const transport::PairSecret* secret_of(const CoordinatorContext& context, const 
     return options.secret ? &*options.secret : nullptr;
   // Sidecars of two hosts may have the same address on loopback.
   const auto is_source = [&](const Member& other) {
-    return other.relay_secret && serves(other.transports) &&
+    return other.joined && other.relay_secret && serves(other.transports) &&
            may_fetch(options, member, other.boot_id, source);
   };
   const Roster::Members& members = context.roster.members();

@@ -127,22 +127,23 @@ Result<OpenedStore> CoordinatorAgent::open_store(Loop& loop, const config::Train
   OpenedStore opened;
   // Null before the agent is made, and after it has gone; used on the loop.
   const auto self = opened.agent;
-  opened.store =
-      WSYNC_TRY(make_decision_store(config, {.on_trouble =
-                                                 [&loop, self](const std::string& text) {
-                                                   loop.post([self, text] {
-                                                     if (*self != nullptr)
-                                                       (*self)->recorder_.incident(text, now());
-                                                   });
-                                                 },
-                                             .on_replaced =
-                                                 [&loop, self](const std::string& by) {
-                                                   loop.post([self, by] {
-                                                     if (*self != nullptr)
-                                                       (*self)->step(coordinator::Replaced{
-                                                           .by = by, .what = "the fleet in etcd"});
-                                                   });
-                                                 }}));
+  const auto posted = [&loop, self](auto act) {
+    return [&loop, self, act](const std::string& text) {
+      loop.post([self, act, text] {
+        if (*self != nullptr) act(**self, text);
+      });
+    };
+  };
+  opened.store = WSYNC_TRY(make_decision_store(
+      config, {.on_trouble = posted([](CoordinatorAgent& agent, const std::string& text) {
+                 agent.recorder_.incident(text, now());
+               }),
+               .on_replaced = posted([](CoordinatorAgent& agent, const std::string& by) {
+                 agent.step(coordinator::Replaced{.by = by, .what = "the fleet in etcd"});
+               }),
+               .on_lease_ended = posted([](CoordinatorAgent& agent, const std::string& why) {
+                 agent.lose_lead(why);
+               })}));
   return opened;
 }
 
@@ -152,10 +153,7 @@ Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
   coordinator::CoordinatorOptions options = coordinator_options(config);
   options.publisher_attaches = callbacks.on_publisher_message != nullptr;
   coordinator::DecisionStore* store = opened.store.get();
-  if (!opened.leads && store->leads_first()) {
-    WSYNC_TRY(lead(*store, config));
-    opened.leads = true;
-  }
+  if (!opened.leads && store->leads_first()) WSYNC_TRY(lead(*store, config));
   options.record = WSYNC_TRY(store->read());
   options.store = store->write_deadline();
   if (!config.fleet_id.empty()) {
@@ -185,7 +183,8 @@ CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& conf
       coordinator_(options),
       record_before_(options.record),
       store_(std::move(opened.store)),
-      must_lead_(!opened.leads),
+      must_lead_(!opened.leads && !store_->leads_first()),
+      steps_down_(opened.leads),
       recorder_(config.trace_file, config.trace_spans),
       timer_(loop, [this] { step(coordinator::CoordinatorTick{}); }),
       // A separate worker, because a decision must not wait for a snapshot.
@@ -322,6 +321,18 @@ void CoordinatorAgent::sign_off() {
   for (const auto& [name, member] : coordinator_.roster().members())
     if (member.joined) sidecars.push_back(member.peer);
   router_->say_last(sidecars, envelope, control::Leave{}, kSignOffWait);
+}
+
+// Who alone does not reach etcd would keep its sidecars and trainers from the coordinator that
+// leads instead.
+void CoordinatorAgent::lose_lead(const std::string& why) {
+  if (!steps_down_ || coordinator_.stopped()) return;
+  pages_.reset();
+  callbacks_.on_stopped(
+      Error(ErrorCode::kFenced,
+            fmt::format("etcd has not extended the lease of this coordinator, so another one may "
+                        "lead: {}",
+                        why)));
 }
 
 // ---- the coordinator ----

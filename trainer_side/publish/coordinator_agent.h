@@ -86,7 +86,7 @@ class CoordinatorAgent;
 struct OpenedStore {
   std::unique_ptr<coordinator::DecisionStore> store;
   std::shared_ptr<CoordinatorAgent*> agent = std::make_shared<CoordinatorAgent*>(nullptr);
-  bool leads = false;  // stand_by() has returned
+  bool leads = false;  // stand_by() has returned, so others stand by as well
 };
 
 // This class has more than 25 methods: each kind of request from an operator or a trainer has its
@@ -175,6 +175,7 @@ class CoordinatorAgent final : public CoordinatorLink {
                    OpenedStore opened);
   [[nodiscard]] Result<> listen();
   void sign_off();
+  void lose_lead(const std::string& why);
   void step(decltype(coordinator::CoordinatorEvent::what) what);
   void execute(coordinator::CoordinatorCommand command);
   void store(const coordinator::Store& command);
@@ -194,6 +195,7 @@ class CoordinatorAgent final : public CoordinatorLink {
   std::optional<coordinator::CoordinatorRecord> record_before_;  // stored record at the start
   std::shared_ptr<coordinator::DecisionStore> store_;  // shared with the store worker's tasks
   bool must_lead_;                                     // open() still has to call lead()
+  bool steps_down_;  // when its lease has ended: another coordinator stands by
   UpdateRecorder recorder_;
   std::unique_ptr<KeyWatch> keys_;  // null without keys; outlives the port
   std::unique_ptr<control::RouterPort> router_;

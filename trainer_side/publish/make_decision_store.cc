@@ -26,6 +26,7 @@ Result<std::unique_ptr<coordinator::DecisionStore>> make_decision_store(
        .claims = claims,
        .self = fmt::format("process {} of host {} at {}", ::getpid(), host_name(), config.listen),
        .on_trouble = std::move(callbacks.on_trouble),
+       .on_lease_ended = std::move(callbacks.on_lease_ended),
        .on_replaced = std::move(callbacks.on_replaced)}));
 }
 

@@ -15,6 +15,7 @@ namespace wsync::publish {
 struct DecisionStoreCallbacks {
   std::function<void(const std::string&)> on_trouble;
   std::function<void(const std::string&)> on_replaced;
+  std::function<void(const std::string&)> on_lease_ended;
 };
 // Asks no medium yet.
 [[nodiscard]] Result<std::unique_ptr<coordinator::DecisionStore>> make_decision_store(

@@ -5,8 +5,10 @@
 #include <random>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "shared/base/format.h"
+#include "shared/base/tcp_address.h"
 #include "shared/control/zmq/listening.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/loop/loop.h"
@@ -43,6 +45,17 @@ Error nobody_listens(const std::string& address, const std::string& why) {
   return nobody_at(address, why,
                    address_kind(address) == AddressKind::kSidecar ? "start its sidecar"
                                                                   : "start `wsync trainer`");
+}
+
+// Why nobody listens at any of these addresses, or nothing if somebody may.
+std::optional<std::string> why_nobody_listens_at(const std::string& addresses) {
+  const std::vector<std::string_view> all = split_addresses(addresses);
+  std::optional<std::string> why;
+  for (const std::string_view each : all) {
+    why = why_nobody_listens(std::string(each));
+    if (!why) return std::nullopt;
+  }
+  return all.size() == 1 ? why : "no process listens at any of them";
 }
 
 // The wait for the connection is over.
@@ -138,7 +151,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
                                 .key = options.key},
                                std::move(callbacks)));
   if (!options.peer_is_starting)
-    if (const auto why = why_nobody_listens(options.address))
+    if (const auto why = why_nobody_listens_at(options.address))
       return fail(nobody_listens(options.address, *why));
   deadline.start(options.connect_deadline);
   loop->run();

@@ -33,6 +33,7 @@ class EtcdFaults : public ::testing::Test {
                                       .self = "process 1",
                                       .wait_limit = milliseconds(1000),
                                       .on_trouble = [this](const std::string&) { ++troubles_; },
+                                      .on_lease_ended = [this](const std::string&) { ++ended_; },
                                       .on_replaced = [this](const std::string&) { ++replaced_; }})
         .value();
   }
@@ -49,6 +50,7 @@ class EtcdFaults : public ::testing::Test {
   [[nodiscard]] Version stored_target() const {
     return decode_coordinator_record(etcd_->value_of("/wsync/f/record").value)->target;
   }
+  std::atomic<int> ended_{0};
   std::atomic<int> troubles_{0};
   std::atomic<int> replaced_{0};
   std::unique_ptr<EtcdProcess> etcd_;
@@ -244,6 +246,20 @@ TEST_F(EtcdFaults, ACoordinatorThatIsKilledLeadsForALeaseLonger) {
   const auto store = open({etcd_->url()});
   const auto leads = store->lead("advice");
   EXPECT_TRUE(leads.has_value()) << leads.error().message();
+}
+
+TEST_F(EtcdFaults, ALeaseThatNobodyExtendsHasEnded) {
+  const auto store = open({etcd_->url()});
+  ASSERT_TRUE(store->lead("advice").has_value());
+  std::this_thread::sleep_for(kLeaseTime + milliseconds(500));
+  EXPECT_EQ(ended_, 0) << "etcd answers";
+  etcd_->signal(SIGSTOP);
+  const TimePoint begin = now();
+  const TimePoint end = begin + std::chrono::seconds(30);
+  while (ended_ == 0 && now() < end) std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(ended_, 1);
+  EXPECT_GE(now() - begin, kLeaseTime - milliseconds(2'500)) << "it was extended shortly before";
+  etcd_->signal(SIGCONT);
 }
 
 TEST_F(EtcdFaults, WhoStandsByWaitsForEtcdAndSaysSo) {

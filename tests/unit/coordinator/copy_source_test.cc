@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <set>
 
 #include "tests/unit/coordinator/coordinator_fleet.h"
 
@@ -206,8 +207,19 @@ TEST_F(LateSidecar, NoneWaitsForOneThatWaitsForIt) {
   ASSERT_EQ(source("d"), address_of("c"));
   // c has lost its source, and d, which reads from c, has nothing that c lacks.
   lose_source("c");
-  EXPECT_EQ(fleet.count<Stage>("c"), 1U);
   EXPECT_EQ(source("c"), address_of("a"));
+}
+
+TEST_F(LateSidecar, TheOnlySourceIsTriedAgainAndWhatHasArrivedIsKept) {
+  serve({"a"});
+  lose();
+  join("c");
+  fleet.accept("c");
+  lose_source("c");
+  EXPECT_EQ(fleet.count<Stage>("c"), 2U) << "from there, without another Announce";
+  EXPECT_EQ(fleet.count<Announce>("c"), 1U);
+  for (int i = 0; i < 10; ++i) lose_source("c");
+  EXPECT_EQ(fleet.count<Stage>("c"), 8U) << "not for ever";
 }
 
 TEST_F(LateSidecar, OneOnItsOwnHostIsPreferred) {
@@ -274,9 +286,145 @@ TEST_F(LateSidecar, ASourceThatHasWithdrawnTheVersionIsAskedAgain) {
   fleet.from("a", ready());
   ASSERT_EQ(source("c"), address_of("a"));
   lose_source("c");
+  EXPECT_EQ(fleet.count<RelayVersion>("a"), 2U);
+  EXPECT_EQ(fleet.count<Stage>("c"), 1U);
+  fleet.from("a", ready());
+  EXPECT_EQ(fleet.count<Stage>("c"), 2U);
+}
+
+TEST_F(LateSidecar, OneThatRefusesIsAskedLessAndLessOften) {
+  serve({"a"}, true);
+  lose();
+  join("c");
+  std::size_t answered = 0;
+  for (std::uint64_t i = 0; i < 600; ++i) {
+    if (fleet.coordinator.roster().find("c")->delivery.state() == DeliveryState::kAnnounced)
+      fleet.accept("c");
+    if (fleet.count<RelayVersion>("a") > answered) {
+      ++answered;
+      fleet.from("a", ready("it is being changed"));
+    }
+    fleet.now = fleet.now + std::chrono::milliseconds(500);
+    fleet.step(CoordinatorTick{});
+    fleet.from("c", control::Heartbeat{.sequence = i + 1});
+  }
+  EXPECT_GE(answered, 5U);
+  EXPECT_LE(answered, 12U) << "in five minutes";
+  EXPECT_LE(fleet.count<Announce>("c"), answered + 1);
+}
+
+TEST_F(LateSidecar, WhatItReceivesGoesOnWhenATrainerAttaches) {
+  serve({"a"}, true);
+  lose();
+  for (const char* name : {"c", "d"}) {
+    join(name);
+    fleet.accept(name);
+  }
+  fleet.from("a", ready());
+  ASSERT_EQ(fleet.count<Stage>("c"), 1U);
+  attach();
+  for (const char* name : {"c", "d"}) fleet.from(name, hello(name));
+  control::Hello said = hello("a", {kFirst});
+  said.boot_id = "boot";
+  said.target = kFirst;
+  said.decision = {.fence = fleet.coordinator.fence(), .number = 1};
+  fleet.from("a", said);
+  EXPECT_EQ(fleet.count<Announce>("c"), 1U);
+  EXPECT_EQ(fleet.count<Stage>("c"), 1U);
+  fleet.staged("c");
+  EXPECT_EQ(fleet.count<Decide>("c"), 1U);
+  // And another process does begin anew.
+  fleet.restarted("d2", hello("d"));
+  EXPECT_EQ(fleet.coordinator.roster().find("d")->delivery.state(), DeliveryState::kAnnounced);
+}
+
+TEST_F(LateSidecar, TheTrainerSendsWhatTheOnlyOtherSourceSpoils) {
+  serve({"a"});
+  join("c");
+  fleet.accept("c");
+  ASSERT_EQ(source("c"), address_of("a"));
+  fleet.from("c", Staged{.version = kFirst, .failure = "a bucket is damaged"},
+             fleet.last<Announce>("c")->first.round);
   while (fleet.count<Announce>("c") < 2U) fleet.wake();
   fleet.accept("c");
-  EXPECT_EQ(fleet.count<RelayVersion>("a"), 2U);
+  EXPECT_EQ(source("c"), "tcp://127.0.0.1:1");
+}
+
+// As that of a container that was replaced by another one.
+TEST_F(LateSidecar, TheKeyIsThatOfTheSidecarThatIsThere) {
+  const auto key_of = [&](const transport::PairSecret& secret) {
+    const transport::PairKey key =
+        transport::derive_pair_key(secret, {.fence = {.epoch = fleet.coordinator.fence().epoch,
+                                                      .run_id = fleet.coordinator.fence().run_id},
+                                            .receiver = "c"});
+    return Bytes(key.secret.begin(), key.secret.end());
+  };
+  const auto with_tls = [](const std::string& name, const transport::PairSecret& secret,
+                           const std::string& address) {
+    control::Hello said = hello(name);
+    said.transports = {{"tls", address}};
+    said.relay_secret = Bytes(secret.begin(), secret.end());
+    return said;
+  };
+  const auto dead = transport::make_pair_secret();
+  const auto live = transport::make_pair_secret();
+  fleet.step(PublisherAttached{.transports = {{"tls", "tcp://127.0.0.1:1"}},
+                               .secret = transport::make_pair_secret(),
+                               .boot_id = "boot",
+                               .process = 1});
+  for (const auto& [name, secret] : {std::pair("b", dead), std::pair("a", live)}) {
+    fleet.join(name, with_tls(name, secret, "tcp://127.0.0.1:70"));
+    if (std::string(name) == "b")
+      fleet.step(PeerLost{.peer = "b", .reason = "its container was replaced"});
+  }
+  fleet.full_round({"a"});
+  fleet.from("a", control::Heartbeat{.sequence = 1, .target = kFirst, .staged = {kFirst}});
+  lose();
+  fleet.join("c", with_tls("c", transport::make_pair_secret(), "tcp://127.0.0.1:71"));
+  fleet.accept("c");
+  EXPECT_EQ(fleet.last<Stage>("c")->second.key, key_of(live));
+  EXPECT_NE(fleet.last<Stage>("c")->second.key, key_of(dead));
+}
+
+// What each one costs may grow with their number, and not with its square.
+TEST_F(LateSidecar, ManyAtOnceCostWhatTheirNumberSays) {
+  const auto visits_of = [](std::size_t count) {
+    Fleet many(options());
+    many.coordinator.serve_by({});
+    many.check_all = false;
+    many.step(PublisherAttached{.transports = {{"memfd", "/run/host.sock"}},
+                                .secret = std::nullopt,
+                                .boot_id = "boot",
+                                .process = 1});
+    const auto named = [](char kind, std::size_t i) { return kind + std::to_string(1000 + i); };
+    const auto said = [&](const std::string& name, const std::string& host) {
+      control::Hello hello = Fleet::hello(name);
+      hello.boot_id = host;
+      hello.transports = {{"memfd", ""}, {"tcp", "tcp://10.0.0.1:" + name.substr(1)}};
+      return hello;
+    };
+    std::vector<std::string> holders;
+    for (std::size_t i = 0; i < count; ++i) holders.push_back(named('h', i));
+    for (const std::string& name : holders) many.join(name, said(name, "boot"));
+    many.full_round(holders);
+    for (const std::string& name : holders)
+      many.from(name, control::Heartbeat{.sequence = 1, .target = kFirst, .staged = {kFirst}});
+    many.step(PublisherLost{.reason = "gone"});
+    for (std::size_t i = 0; i < count; ++i) many.join(named('l', i), said(named('l', i), "other"));
+    std::size_t seen = 0;
+    const std::uint64_t before = many.coordinator.roster().visits();
+    for (std::size_t i = 0; i < count; ++i) many.accept(named('l', i));
+    for (; seen < many.sends.size(); ++seen) {
+      const SendTo sent = many.sends[seen];
+      if (std::holds_alternative<RelayVersion>(sent.message)) many.from(sent.peer, ready());
+    }
+    EXPECT_EQ(std::ranges::count_if(
+                  many.sends,
+                  [](const SendTo& sent) { return std::holds_alternative<Stage>(sent.message); }),
+              2 * static_cast<std::ptrdiff_t>(count));
+    return (many.coordinator.roster().visits() - before) / count;
+  };
+  EXPECT_LT(visits_of(80), 3 * visits_of(40));
 }
 
 TEST_F(LateSidecar, AfterWrongBytesItPrefersAnotherSource) {

@@ -166,6 +166,7 @@ TEST_F(OtherHosts, EachPairHasItsKeyUnderEachFence) {
   context.fence.epoch = 4;
   for (const char* name : {"a", "b", "c"}) {
     Member& member = context.roster.add(name);
+    member.joined = true;
     member.boot_id = name;
     member.transports = {{"tls", fmt::format("tcp://10.0.0.9:{}", int{*name})}};
     member.relay_secret = transport::PairSecret{std::byte{2}, std::byte(*name)};

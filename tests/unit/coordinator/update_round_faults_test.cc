@@ -651,5 +651,45 @@ TEST(Coordinator, APublishThatWaitsForARoundEndsAtItsOwnDeadline) {
   EXPECT_FALSE(fleet.coordinator.next_wake().has_value());
 }
 
+// Two read from a relay that is lost. That the first one cannot get another source ends the round,
+// and with it the delivery of the second one.
+TEST(Coordinator, ARelayIsLostForOneThatEndsTheRoundAndForAnotherOne) {
+  CoordinatorOptions options;
+  options.serves_other_hosts = true;
+  options.security = DataSecurity::kTrustedNetwork;
+  Fleet fleet(options);
+  fleet.coordinator.serve_by({{"tcp", "tcp://10.0.0.9:1"}});
+  const auto join = [&](const std::string& name, const std::string& host,
+                        const std::string& address) {
+    control::Hello hello = Fleet::hello(name);
+    hello.boot_id = host;
+    hello.transports = {{"memfd", ""}, {"tcp", address}};
+    fleet.join(name, hello);
+  };
+  std::vector<std::string> names = {"p1"};
+  join("p1", "host p1", "tcp://10.0.0.1:1");
+  for (int i = 2; i <= 8; ++i) {  // only q reaches these
+    names.push_back("p" + std::to_string(i));
+    join(names.back(), "host f", "tcp://127.0.0.1:" + std::to_string(i));
+  }
+  join("q", "host f", "tcp://127.0.0.1:20");
+  join("y", "host y", "tcp://10.0.0.7:1");
+  names.insert(names.end(), {"q", "y"});
+  fleet.publish();
+  for (const std::string& name : names) fleet.accept(name);
+  const auto source = [&](const std::string& name) {
+    return fleet.last<control::Stage>(name)->second.source;
+  };
+  for (int i = 0; i < 7; ++i)
+    fleet.from("q", control::Staged{.version = {1, 1}, .failure = "hung up", .source_lost = true},
+               fleet.last<control::Announce>("q")->first.round);
+  ASSERT_EQ(source("q"), "tcp://10.0.0.1:1");
+  ASSERT_EQ(source("y"), "tcp://10.0.0.1:1");
+  fleet.step(PeerLost{.peer = "p1", .reason = "killed"});
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("its source was lost 8 times"), std::string::npos)
+      << fleet.rounds[0].reply.reason;
+}
+
 }  // namespace
 }  // namespace wsync::coordinator

@@ -274,19 +274,29 @@ Result<> EtcdDecisionStore::stand_by(const std::function<void(const std::string&
 }
 
 void EtcdDecisionStore::keep_lead() {
+  extended_ = now();
+  bool has_ended = false;
   while (lease_client_->pause(kExtendEvery)) {
-    const auto other = extend_lease();
-    if (!other) continue;
-    options_.on_replaced(*other);
-    return;
+    if (const auto other = extend_lease()) {
+      options_.on_replaced(*other);
+      return;
+    }
+    if (lease_client_->is_cancelled()) return;
+    if (now() - extended_ >= kLeaseTime && !std::exchange(has_ended, true))
+      options_.on_lease_ended(silence_);
   }
 }
 
 std::optional<std::string> EtcdDecisionStore::extend_lease() {
   // What is not answered is asked again; writes report that etcd does not answer.
-  const auto extended =
-      parse_keep_alive(lease_client_->ask(kKeepAlivePath, lease_request(lease_)).body);
-  if (!extended) return std::nullopt;
+  const TimePoint begin = now();
+  const EtcdClient::Answer asked = lease_client_->ask(kKeepAlivePath, lease_request(lease_));
+  const auto extended = parse_keep_alive(asked.body);
+  if (!extended) {
+    silence_ = asked.is_done ? extended.error().message() : asked.failure;
+    return std::nullopt;
+  }
+  extended_ = begin;
   if (!*extended) {
     // This process, or etcd, stood still for longer than the lease.
     const auto lease = parse_grant(lease_client_->ask(kGrantPath, grant_request(kLeaseTime)).body);

@@ -40,6 +40,9 @@ struct EtcdStoreOptions {
   std::chrono::milliseconds wait_limit{10'000};
   // Called with a sentence for operators, on the thread that writes.
   std::function<void(const std::string&)> on_trouble = [](const std::string&) {};
+  // Called once when no member has extended the lease for kLeaseTime, with the last failure, so
+  // that another coordinator may lead; on the thread of the lease. It goes on trying all the same.
+  std::function<void(const std::string&)> on_lease_ended = [](const std::string&) {};
   // Called once if another coordinator leads the fleet instead of this one, with what it says of
   // itself, on the thread of the lease.
   std::function<void(const std::string&)> on_replaced = [](const std::string&) {};
@@ -104,6 +107,8 @@ class EtcdDecisionStore final : public DecisionStore {
   std::unique_ptr<EtcdClient> lease_client_;
   std::optional<Known> known_;  // the record as it was read or stored last
   std::int64_t lease_ = 0;      // of the lease's thread, once that runs
+  TimePoint extended_{};        // when a member was last asked to extend it and did; likewise
+  std::string silence_;         // why nobody has extended it last; likewise
   std::thread keeper_;          // extends the lease
 };
 
