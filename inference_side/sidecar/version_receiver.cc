@@ -637,11 +637,10 @@ Result<control::RelayReady> VersionReceiver::relay_held(const Version& version, 
                 fmt::format("sidecar '{}' has no transport by which others could fetch from it "
                             "(transport: {})",
                             options_.config->name, options_.config->network.transport));
-  // A new offer of the same version would end the transfers of those that fetch it now.
-  const auto offered = relayed_.find(version);
-  const bool is_current = offered != relayed_.end() &&
-                          (offered->second == options_.fence() || planted("relay_of_an_old_fence"));
-  if (!is_current) offer_relay(*held);
+  // A new offer of the same version would end the transfers of those that fetch it now. One of an
+  // older fence is good under this one as well.
+  if (!relayed_.contains(version) && !planted("relay_is_ready_without_an_offer"))
+    offer_relay(*held);
   control::RelayReady ready{.version = version,
                             .layout_digest = held->identity().layout,
                             .layout = {},
@@ -659,7 +658,7 @@ Result<control::RelayReady> VersionReceiver::relay_held(const Version& version, 
 // Offer the version even before there is memory for it, so that a sidecar that asks for it waits
 // instead of getting the answer that the version is unknown.
 void VersionReceiver::offer_relay(const staging::StartStaging& command) {
-  relayed_[command.announce.version] = options_.fence();
+  relayed_.insert(command.announce.version);
   const BucketPlan& plan = *options_.layouts->at(command.announce.layout_digest).plan;
   transport::Offer offer{.key = key_of(command.announce.version, command.announce.layout_digest),
                          .buckets = {},
@@ -679,7 +678,8 @@ void VersionReceiver::offer_relay(const staging::StartStaging& command) {
 
 // A version that has become complete in memory, in place of what changes to it.
 void VersionReceiver::offer_relay(const staging::HeldVersion& version) {
-  const control::Fence& fence = relayed_[version.version()] = options_.fence();
+  relayed_.insert(version.version());
+  const control::Fence& fence = options_.fence();
   const OfferedLayout& layout = options_.layouts->at(version.identity().layout);
   transport::Offer offer{.key = {.fence = {.epoch = fence.epoch, .run_id = fence.run_id},
                                  .version = version.version(),

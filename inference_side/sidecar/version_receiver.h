@@ -17,9 +17,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -118,9 +118,9 @@ class VersionReceiver {
   // The bytes of a version are not those of its digest, or an engine refuses it (kRefused). If it
   // is still arriving, its staging fails.
   void unusable(const Version& version, const Error& why);
-  // Offers a complete version that is held here to other sidecars under the present fence, unless
-  // it is offered already, and returns what is to be said of it. kNotFound: it is not held here as
-  // a whole; kRefused: this sidecar has no relay.
+  // Offers a complete version that is held here to other sidecars, unless it is offered already,
+  // and returns what is to be said of it. kNotFound: it is not held here as a whole; kRefused: this
+  // sidecar has no relay.
   [[nodiscard]] Result<control::RelayReady> relay_held(const Version& version, bool with_layout);
   // Connects to the trainer by those kinds that keep a connection, so that its end is noticed.
   // A trainer that has taken the place of another one gets connections of its own.
@@ -233,7 +233,7 @@ class VersionReceiver {
   std::uint64_t watched_trainer_ = 0;  // Welcome::trainer, likewise
   std::vector<Link> links_;            // the preferred kind first
   std::optional<transport::PairSecret> secret_;  // of its relays
-  std::map<Version, control::Fence> relayed_;    // offered by its relays, and under which fence
+  std::set<Version> relayed_;                    // offered by its relays
   Timer idle_;                             // fires when no version has arrived for idle_release
   std::unique_ptr<staging::Store> store_;  // declared last: it reads memory that sinks write
 };

@@ -33,7 +33,7 @@ enum class Capability : std::uint32_t {
   // was replaced, until that process ends.
   kTrainerProcess = 1U << 4U,
   // Of a sidecar: it answers RelayVersion. Nobody takes a version later from one without it, unless
-  // it has received that version as a copy under the present fence.
+  // it has received that version as a copy under this coordinator.
   kRelaysHeld = 1U << 5U,
 };
 

@@ -130,8 +130,8 @@ enum class DecisionKind : std::uint8_t {
 };
 inline constexpr DecisionKind kLastDecisionKind = DecisionKind::kSwitchCanary;
 
-// Pass on a complete version that the sidecar holds, under the envelope's fence, to sidecars that
-// come for it. Answered by RelayReady.
+// Pass on a complete version that the sidecar holds to sidecars that come for it. Answered by
+// RelayReady.
 struct RelayVersion {
   static constexpr MessageType kType = MessageType::kRelayVersion;
   Version version;

@@ -2,8 +2,9 @@
 // trainer need not send it, or need not exist any more.
 //
 // A sidecar that receives a version as a copy passes it on at once (relay). One that holds a
-// version in another way, such as in the arena of a trainer, or since another fence, is asked first
-// (RelayVersion), and answers when others may fetch from it (RelayReady).
+// version in another way, such as in the arena of a trainer, or has received it before this
+// coordinator was there, is asked first (RelayVersion), and answers when others may fetch from it
+// (RelayReady).
 //
 // Who is still receiving passes on to those alone whose Announce is newer. So no two of them wait
 // for each other.

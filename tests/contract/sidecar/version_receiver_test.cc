@@ -1,6 +1,7 @@
 // How a copy of which only the changes are held gets its memory.
 #include "inference_side/sidecar/version_receiver.h"
 
+#include <algorithm>
 #include <cstring>
 #include <gtest/gtest.h>
 #include <thread>
@@ -233,6 +234,17 @@ class RelayHeldTest : public VersionReceiverTest {
     return outcome.value_or("nothing has come");
   }
 
+  // Whether every byte of a tensor is that of the version; what is between tensors does not travel.
+  [[nodiscard]] bool has_come(const Version& version) const {
+    const Bytes expected = bytes(version);
+    for (std::size_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
+      for (const LeafPlace& leaf : model_.leaves->bucket(bucket))
+        if (!std::ranges::equal(std::span(fetched_).subspan(leaf.arena_offset, leaf.bytes),
+                                std::span(expected).subspan(leaf.arena_offset, leaf.bytes)))
+          return false;
+    return true;
+  }
+
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<transport::BucketSink> sink_;
   std::optional<SharedArena> arena_;
@@ -249,19 +261,18 @@ TEST_F(RelayHeldTest, AMappedVersionIsPassedOnWhenThatIsAsked) {
   EXPECT_EQ(ready->bucket_bytes, model_.plan->bucket_bytes());
   EXPECT_EQ(ready->arena_bytes, model_.plan->arena_bytes());
   EXPECT_EQ(fetch(kV1), "");
-  EXPECT_EQ(fetched_, bytes(kV1));
+  EXPECT_TRUE(has_come(kV1));
   EXPECT_TRUE(receiver_->relay_held(kV1, false)->layout.empty());
 }
 
-TEST_F(RelayHeldTest, UnderAnotherFenceItIsOfferedOnceMore) {
+TEST_F(RelayHeldTest, AnOfferIsGoodUnderTheNextFenceAsWell) {
   map(kV1);
   ASSERT_TRUE(receiver_->relay_held(kV1, false));
   fence_.epoch = 2;
   receiver_->watch({});
-  EXPECT_NE(fetch(kV1), "") << "it was offered under the fence before";
   ASSERT_TRUE(receiver_->relay_held(kV1, false));
   EXPECT_EQ(fetch(kV1), "");
-  EXPECT_EQ(fetched_, bytes(kV1));
+  EXPECT_TRUE(has_come(kV1));
 }
 
 TEST_F(RelayHeldTest, WhatIsNotHereAsAWholeIsNotPassedOn) {
