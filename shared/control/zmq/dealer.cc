@@ -200,6 +200,8 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     next.start(std::min(kTryFirst * (1U << turns), options.times.silence_deadline));
   }
   void try_next() {
+    const auto self = shared_from_this();
+    connection_events();  // it may have been taken a moment ago
     if (closed || connected) return;
     ++failed;
     connect_again();
