@@ -154,8 +154,7 @@ void RemoteCoordinator::look() {
 }
 
 std::string RemoteCoordinator::where() const {
-  return fmt::format("the coordinator at {}",
-                     dealer_ ? dealer_->address() : config_.coordinator);
+  return fmt::format("the coordinator at {}", dealer_ ? dealer_->address() : config_.coordinator);
 }
 
 void RemoteCoordinator::detach(const Error& why) {
