@@ -236,17 +236,9 @@ void World::crash_coordinator(std::size_t c) {
   ++statistics_.crashes;
   trace([&] { return fmt::format("c{} crashes", c); });
   statistics_.dropped += process.machine->dropped();
-  process.queue.reset();
+  end_trainer(c);
   process.machine.reset();
-  process.snapshot.reset();
-  process.snapshots.clear();
-  process.held.clear();
-  process.lost.clear();
-  process.keeps.clear();
-  if (process.arenas) statistics_.arenas_added += process.arenas->additional();
-  process.arenas.reset();
   ++process.life;
-  ++process.trainer;
   process.publishes.clear();
   process.orphans.clear();
   process.rollbacks.clear();

@@ -265,6 +265,7 @@ class World {
   [[nodiscard]] std::optional<Fetched> fetch(std::size_t s, const control::Stage& stage);
   // the trainer around a coordinator
   void start_queue(std::size_t c);
+  void end_trainer(std::size_t c);
   void lose_trainer(std::size_t c);
   void start_trainer(std::size_t c);
   [[nodiscard]] std::string address_of(std::size_t c) const;

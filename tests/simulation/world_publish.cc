@@ -50,12 +50,9 @@ void World::start_trainer(std::size_t c) {
   });
 }
 
-// It is killed, and its coordinator hears of that later, as its desk does.
-void World::lose_trainer(std::size_t c) {
+// What ends with a trainer's process.
+void World::end_trainer(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
-  if (!process.machine || !process.is_apart || !process.queue) return;
-  ++statistics_.trainers_lost;
-  trace([&] { return fmt::format("the trainer of c{} crashes", c); });
   ++process.trainer;
   process.queue.reset();
   process.snapshot.reset();
@@ -66,6 +63,15 @@ void World::lose_trainer(std::size_t c) {
   process.kept.clear();
   if (process.arenas) statistics_.arenas_added += process.arenas->additional();
   process.arenas.reset();
+}
+
+// It is killed, and its coordinator hears of that later, as its desk does.
+void World::lose_trainer(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!process.machine || !process.is_apart || !process.queue) return;
+  ++statistics_.trainers_lost;
+  trace([&] { return fmt::format("the trainer of c{} crashes", c); });
+  end_trainer(c);
   for (const auto& [request, since] : process.publishes) process.orphans.insert(request);
   process.publishes.clear();
   schedule_.after(schedule_.micros(100, 600'000), [this, c, life = process.life] {

@@ -75,6 +75,17 @@ class LateSidecar : public testing::Test {
             .arena_bytes = snapshot.arena_bytes,
             .failure = std::move(failure)};
   }
+  // Sidecar a, which serves 1.1, and then c, which holds nothing, join the next coordinator.
+  void join_next(Fleet& next) {
+    const control::Fence before = fleet.coordinator.fence();
+    control::Hello said = hello("a", {kFirst});
+    said.target = kFirst;
+    said.decision = {.fence = before, .number = 1};
+    said.target_content = Fleet::snapshot(1, kFirst).content_digest;
+    next.from_fence("a", before, said);
+    next.from("a", said);
+    next.join("c", hello("c"));
+  }
   void join(const std::string& name) { fleet.join(name, hello(name)); }
   void lose_source(const std::string& name) {
     const auto announce = fleet.last<Announce>(name);
@@ -120,15 +131,7 @@ TEST_F(LateSidecar, OneThatHasMappedTheVersionIsAskedToPassItOn) {
 TEST_F(LateSidecar, ACoordinatorThatKnowsNothingOfTheTargetAsksWhoHoldsIt) {
   serve({"a"});
   Fleet next({.record = fleet.record});  // of a trainer that has just started
-  const control::Fence before = fleet.coordinator.fence();
-  control::Hello said = hello("a", {kFirst});
-  said.target = kFirst;
-  said.decision = {.fence = before, .number = 1};
-  said.target_content = Fleet::snapshot(1, kFirst).content_digest;
-  next.from_fence("a", before, said);
-  next.from("a", said);
-  const auto late = hello("c");
-  next.join("c", late);
+  join_next(next);
   ASSERT_EQ(next.coordinator.target(), kFirst);
   ASSERT_EQ(next.count<RelayVersion>("a"), 1U);
   EXPECT_TRUE(next.last<RelayVersion>("a")->second.with_layout);
@@ -147,14 +150,7 @@ TEST_F(LateSidecar, ACoordinatorThatKnowsNothingOfTheTargetAsksWhoHoldsIt) {
 TEST_F(LateSidecar, OtherBytesUnderTheNameOfTheTargetGoToNobody) {
   serve({"a"});
   Fleet next({.record = fleet.record});
-  const control::Fence before = fleet.coordinator.fence();
-  control::Hello said = hello("a", {kFirst});
-  said.target = kFirst;
-  said.decision = {.fence = before, .number = 1};
-  said.target_content = Fleet::snapshot(1, kFirst).content_digest;
-  next.from_fence("a", before, said);
-  next.from("a", said);
-  next.join("c", hello("c"));
+  join_next(next);
   RelayReady other = ready();
   other.content_digest = {9, 9};
   next.from("a", other);
