@@ -144,10 +144,11 @@ class WholeFleet {
 
 // One sentence: where the time of the update that was explained last went.
 std::string work_sentence(std::string_view name, const std::vector<WorkTime>& work) {
-  constexpr double kSmallestMs = 0.1;
+  // What would be printed as 0.00 is left out.
+  constexpr double kSmallestMs = 0.005;
   std::vector<std::string> parts;
   for (const WorkTime& one : work)
-    if (one.ms >= kSmallestMs) parts.push_back(fmt::format("{} {:.1f}", one.work, one.ms));
+    if (one.ms >= kSmallestMs) parts.push_back(fmt::format("{} {:.2f}", one.work, one.ms));
   return fmt::format("where the time of one more update went, {}, in ms, by its spans: {}", name,
                      fmt::join(parts, ", "));
 }

@@ -162,7 +162,6 @@ class BenchWhole(unittest.TestCase):
         work = [note for note in suite["notes"] if note.startswith("where the time of one more update went")]
         self.assertEqual(len(work), len(cases))
         for note in work:
-            # A model of this size is summed in less than what is told.
             self.assertRegex(note, r"(snapshot of bucket \d+\.\d.*|in place.*), load \d+\.\d")
         for case in unexplained:
             self.assertTrue(0 <= case["value"]["min"] <= case["value"]["max"] < 100, case)
