@@ -21,6 +21,18 @@ struct BlockRun {
   std::span<const patch::BlockView> blocks;
 };
 constexpr std::size_t kBlocksInRun = 16;  // 4 MiB of weights
+constexpr std::uint64_t kMappedByOne = 12 * limits::kMiB;
+// Fewer values are over before the memory of the first ones has come.
+constexpr std::size_t kValuesInRun = 2048;
+
+// The first blocks of these, as one thread writes them.
+std::span<const patch::BlockView> first_run(std::span<const patch::BlockView> blocks) {
+  std::size_t count = 0;
+  std::size_t values = 0;
+  while (count < blocks.size() && (count < kBlocksInRun || values < kValuesInRun))
+    values += blocks[count++].elements;
+  return blocks.first(count);
+}
 
 }  // namespace
 
@@ -32,7 +44,9 @@ PatchLoad::PatchLoad(std::shared_ptr<const EngineLayout> layout, MappedRegion me
 Result<std::unique_ptr<PatchLoad>> PatchLoad::open(int fd, std::uint64_t bytes,
                                                    const PreparedVersion& prepared,
                                                    ThreadPool* helpers) {
-  auto memory = WSYNC_TRY(SealedMemory::map(fd, bytes));
+  // A second thread is not worth its start for a small patch.
+  const bool is_large = helpers != nullptr && bytes > kMappedByOne;
+  auto memory = WSYNC_TRY(SealedMemory::map(fd, bytes, is_large ? 2 : 1));
   auto load = std::unique_ptr<PatchLoad>(new PatchLoad(prepared.layout, std::move(memory)));
   auto reader = WSYNC_TRY(patch::read_mapped(load->layout_, load->memory_.bytes(), helpers));
   load->reader_ = std::make_unique<const patch::PatchReader>(std::move(reader));
@@ -92,8 +106,8 @@ Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, Threa
   std::vector<BlockRun> runs;
   for (std::uint32_t t = 0; t < parts.size(); ++t)
     for (auto blocks = all.blocks[t]; !blocks.empty();
-         blocks = blocks.subspan(std::min(kBlocksInRun, blocks.size())))
-      runs.push_back({.tensor = t, .blocks = blocks.first(std::min(kBlocksInRun, blocks.size()))});
+         blocks = blocks.subspan(runs.back().blocks.size()))
+      runs.push_back({.tensor = t, .blocks = first_run(blocks)});
   PatchedSums sums{.before = std::vector<SplitSum>(parts.size()),
                    .after = std::vector<SplitSum>(parts.size()),
                    .read_before = std::vector<SplitSum>(read.size()),
@@ -104,17 +118,20 @@ Result<PatchedSums> PatchLoad::apply(const EngineDescription& description, Threa
   const std::size_t threads = helpers == nullptr ? 1 : helpers->size() + 1;
   for_each_index(helpers, threads, [&](std::size_t /*thread*/) {
     patch::BlockApplier applier(layout_);
+    std::vector<patch::PartSums> of_blocks;
     for (std::size_t i = next++; i < runs.size() && !is_late; i = next++) {
       const std::uint32_t t = runs[i].tensor;
       patch::PartSums total;
       patch::PartSums of_read;
-      for (const patch::BlockView& block : runs[i].blocks) {
-        const patch::PartSums one =
-            applier.apply_to_part(block, parts[t], description.tensors[t].destination);
+      const auto blocks = runs[i].blocks;
+      of_blocks.resize(blocks.size());
+      applier.apply_to_part(blocks, parts[t], description.tensors[t].destination, of_blocks);
+      for (std::size_t k = 0; k < blocks.size(); ++k) {
+        const patch::PartSums& one = of_blocks[k];
         total.before += one.before;
         total.after += one.after;
         total.written_bytes += one.written_bytes;
-        if (read.empty() || block.place.block >= read[t]) continue;
+        if (read.empty() || blocks[k].place.block >= read[t]) continue;
         of_read.before += one.before;
         of_read.after += one.after;
       }

@@ -46,6 +46,7 @@ void PatchWords::expand(const patch::BlockView& block, const patch::TensorPart& 
   }
   if (!block.dense) {
     const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
+    positions_.resize(block.elements);
     const auto read = patch::read_positions(block, bytes / size, positions_);
     WSYNC_CHECK(read.has_value(), "blocks are checked before they are expanded");
   }

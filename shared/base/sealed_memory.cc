@@ -55,7 +55,7 @@ Result<SealedMemory> SealedMemory::adopt(UniqueFd fd, std::uint64_t max_bytes) {
   return SealedMemory(std::move(fd), std::move(region));
 }
 
-Result<MappedRegion> SealedMemory::map(int fd, std::uint64_t bytes) {
+Result<MappedRegion> SealedMemory::map(int fd, std::uint64_t bytes, unsigned threads) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   struct stat info{};
   if (seals < 0 || (seals & kContentSeals) != kContentSeals || ::fstat(fd, &info) != 0)
@@ -66,7 +66,7 @@ Result<MappedRegion> SealedMemory::map(int fd, std::uint64_t bytes) {
         fmt::format("the memory has {} bytes, expected {} as announced", info.st_size, bytes));
   auto region = WSYNC_TRY(MappedRegion::map(fd, bytes, false));
   WSYNC_TRY(region.keep_from_children());
-  WSYNC_TRY(region.populate(false, 1));
+  WSYNC_TRY(region.populate(false, threads));
   return region;
 }
 

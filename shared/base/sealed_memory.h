@@ -24,9 +24,9 @@ class SealedMemory {
   // Takes over the descriptor of sealed memory of at most so many bytes, and maps it. Errors as
   // map(), and kRefused if it is larger.
   [[nodiscard]] static Result<SealedMemory> adopt(UniqueFd fd, std::uint64_t max_bytes);
-  // Maps the memory of a descriptor, which is borrowed for the call, with all its pages. kRefused
-  // unless it is sealed and has exactly this size; errors as MappedRegion::map().
-  [[nodiscard]] static Result<MappedRegion> map(int fd, std::uint64_t bytes);
+  // Maps the memory of a descriptor, which is borrowed for the call, with all its pages, by so many
+  // threads. kRefused unless it is sealed and has exactly this size; errors as MappedRegion::map().
+  [[nodiscard]] static Result<MappedRegion> map(int fd, std::uint64_t bytes, unsigned threads = 1);
 
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return region_.bytes(); }
   // A new read-only descriptor for another process.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -14,7 +15,10 @@
 namespace wsync::patch {
 namespace {
 
-constexpr std::size_t kPrefetchAhead = 64;  // positions
+// So many positions are read before the memory of the first one is: enough for all lines that can
+// be on their way. They are fetched to the second level cache, because the first one has room for
+// few lines that are on their way: this takes two thirds of the time of fetching them to the first.
+constexpr std::size_t kPositionsAhead = 128;
 
 // Copies one element. The sizes are those of the machine's own loads and stores.
 void copy_element(std::byte* to, const std::byte* from, std::uint32_t size) noexcept {
@@ -31,6 +35,21 @@ void copy_element(std::byte* to, const std::byte* from, std::uint32_t size) noex
     default:
       std::memcpy(to, from, 8);
       break;
+  }
+}
+
+// Calls `call` with a number that has as many bytes as an element.
+template <class Call>
+auto with_element(std::uint32_t element_bytes, Call&& call) {
+  switch (element_bytes) {
+    case 1:
+      return call(std::uint8_t{});
+    case 2:
+      return call(std::uint16_t{});
+    case 4:
+      return call(std::uint32_t{});
+    default:
+      return call(std::uint64_t{});
   }
 }
 
@@ -101,8 +120,57 @@ std::uint64_t held_bytes(RunCursor& runs, std::uint64_t begin, std::uint64_t end
 
 }  // namespace
 
+// Reads the positions of the sparse blocks of a run ahead of the loop that writes them, and fetches
+// the memory that it will write.
+template <class Element>
+class BlockApplier::Ahead {
+ public:
+  // Nothing is read: the positions are known, and so is the memory in the caches.
+  Ahead() = default;
+  // `begins[i]` is where the bytes of block i lie; null: it is left out, as dense blocks are.
+  // `positions`: where they are written, block by block.
+  Ahead(std::span<const BlockView> blocks, std::span<std::byte* const> begins,
+        std::uint32_t* positions)
+      : blocks_(blocks), begins_(begins), to_(positions) {
+    for (std::size_t i = 0; i < kPositionsAhead; ++i) next();
+  }
+  // Reads the next position. It is kPositionsAhead values ahead of a loop that calls this once for
+  // each value.
+  void next() noexcept {
+    if (left_ == 0) [[unlikely]] {
+      if (block_ == blocks_.size()) return;
+      *this = at_next_block(*this);
+      if (left_ == 0) return;
+    }
+    --left_;
+    const std::uint64_t position = reader_.next();
+    *to_++ = static_cast<std::uint32_t>(position);
+    __builtin_prefetch(begin_ + position * sizeof(Element), 0, 2);
+  }
+
+ private:
+  // At the next sparse block, if there is one. By value: see PositionReader::after_any().
+  [[nodiscard, gnu::noinline]] static Ahead at_next_block(Ahead ahead) noexcept {
+    while (ahead.left_ == 0 && ahead.block_ < ahead.blocks_.size()) {
+      const std::size_t i = ahead.block_++;
+      if (ahead.begins_[i] == nullptr || ahead.blocks_[i].dense) continue;
+      ahead.reader_ = PositionReader(ahead.blocks_[i]);
+      ahead.begin_ = ahead.begins_[i];
+      ahead.left_ = ahead.blocks_[i].elements;
+    }
+    return ahead;
+  }
+  std::span<const BlockView> blocks_;
+  std::span<std::byte* const> begins_;
+  std::uint32_t* to_ = nullptr;
+  std::size_t block_ = 0;
+  std::uint32_t left_ = 0;  // positions of the block that is read
+  const std::byte* begin_ = nullptr;
+  PositionReader reader_;
+};
+
 void BlockApplier::read(const BlockView& block) {
-  positions_.clear();
+  positions_.resize(block.dense ? 0 : block.elements);
   if (block.dense) return;
   const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
   const auto read = read_positions(block, layout_->block_bytes(block.place) / size, positions_);
@@ -113,6 +181,11 @@ WordSum BlockApplier::sum(const BlockView& block, std::span<const std::byte> byt
   const PatchedTensor& tensor = layout_->tensor(block.place.tensor);
   const std::uint64_t offset = Layout::offset(block.place);
   if (block.dense) return word_sum(bytes, {.seed = tensor.seed, .position = offset});
+  const auto fetch = [&](std::size_t i) {
+    if (i < positions_.size())
+      __builtin_prefetch(bytes.data() + std::uint64_t{positions_[i]} * tensor.element_bytes, 0, 2);
+  };
+  for (std::size_t i = 0; i < kPositionsAhead; ++i) fetch(i);
   WordSum total;
   std::size_t i = 0;
   while (i < positions_.size()) {
@@ -123,9 +196,7 @@ WordSum BlockApplier::sum(const BlockView& block, std::span<const std::byte> byt
     WordSum part;
     std::uint64_t last_word = ~std::uint64_t{0};
     for (; i < positions_.size() && positions_[i] < end; ++i) {
-      if (i + kPrefetchAhead < positions_.size())
-        __builtin_prefetch(bytes.data() +
-                           std::uint64_t{positions_[i + kPrefetchAhead]} * tensor.element_bytes);
+      fetch(i + kPositionsAhead);
       const std::uint64_t number =
           std::uint64_t{positions_[i]} * tensor.element_bytes / kSumWordBytes;
       if (number == last_word) continue;
@@ -160,15 +231,81 @@ WordSum BlockApplier::sum_with_values(const BlockView& block,
   return total.total();
 }
 
-void BlockApplier::write(const BlockView& block, std::span<std::byte> bytes) const {
-  if (block.dense) {
-    std::memcpy(bytes.data(), block.values.data(), bytes.size());
-    return;
+// The loop that decides how long a patch takes. It reads and writes each word once. `bytes` has
+// whole words.
+template <class Element>
+BlockApplier::Written BlockApplier::write_elements(const BlockView& block,
+                                                   std::span<const std::uint32_t> positions,
+                                                   std::span<std::byte> bytes,
+                                                   Ahead<Element>& shared) const {
+  constexpr std::uint32_t kInWord = kSumWordBytes / sizeof(Element);
+  constexpr std::uint32_t kInSumBlock = kSumBlockBytes / sizeof(Element);
+  constexpr std::uint64_t kElementBits = std::numeric_limits<Element>::max();
+  const std::uint64_t seed = layout_->tensor(block.place.tensor).seed;
+  const std::uint64_t first_sum_block = Layout::offset(block.place) / kSumBlockBytes;
+  const std::uint64_t elements = bytes.size() / sizeof(Element);
+  const std::byte* const values = block.values.data();
+  const std::uint32_t* const at = positions.data();
+  const std::size_t count = positions.size();
+  Ahead<Element> ahead = shared;  // a copy that no pointer leads to stays in registers
+  Written total;
+  for (std::size_t i = planted("patch_skips_an_element") ? 1 : 0; i < count;) {
+    const std::uint32_t sum_block = at[i] / kInSumBlock;
+    Written part;
+    do {
+      const std::uint32_t number = at[i] / kInWord;
+      WSYNC_CHECK(at[i] < elements, "blocks are checked before they are applied");
+      std::byte* const place = bytes.data() + std::uint64_t{number} * kSumWordBytes;
+      std::uint64_t before = 0;
+      std::memcpy(&before, place, kSumWordBytes);
+      std::uint64_t after = before;
+      do {
+        ahead.next();
+        Element value = 0;
+        std::memcpy(&value, values + i * sizeof(Element), sizeof(Element));
+        const std::uint32_t shift = at[i] % kInWord * 8 * sizeof(Element);
+        after = (after & ~(kElementBits << shift)) | std::uint64_t{value} << shift;
+        ++i;
+      } while (i < count && at[i] / kInWord == number);
+      std::memcpy(place, &after, kSumWordBytes);
+      const std::uint64_t key = kTouchedKeys.words[number % kSumKeyCount];
+      part.before += {.product = keyed_product(before, key), .sum = before};
+      part.after += {.product = keyed_product(after, key), .sum = after};
+    } while (i < count && at[i] / kInSumBlock == sum_block);
+    const std::uint64_t factor = sum_factor(seed, first_sum_block + sum_block);
+    total.before += {.product = part.before.product * factor, .sum = part.before.sum};
+    total.after += {.product = part.after.product * factor, .sum = part.after.sum};
   }
+  shared = ahead;
+  return total;
+}
+
+template <class Element>
+BlockApplier::Written BlockApplier::write(const BlockView& block,
+                                          std::span<const std::uint32_t> positions,
+                                          std::span<std::byte> bytes, Ahead<Element>& ahead) const {
+  if (!block.dense) return write_elements(block, positions, bytes, ahead);
+  const SumPlace place{.seed = layout_->tensor(block.place.tensor).seed,
+                       .position = Layout::offset(block.place)};
+  const WordSum before = word_sum(bytes, place);
+  return {.before = before, .after = copy_streaming_sum(bytes, block.values, place)};
+}
+
+BlockApplier::Written BlockApplier::write(const BlockView& block,
+                                          std::span<std::byte> bytes) const {
   const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
+  if (block.dense || bytes.size() % kSumWordBytes == 0)
+    return with_element(size, [&]<class Element>(Element) {
+      Ahead<Element> nothing;
+      return write(block, positions_, bytes, nothing);
+    });
+  // The last word is short.
+  Written written{.before = sum(block, bytes), .after = {}};
   for (std::size_t i = planted("patch_skips_an_element") ? 1 : 0; i < positions_.size(); ++i)
     copy_element(bytes.data() + std::uint64_t{positions_[i]} * size, block.values.data() + i * size,
                  size);
+  written.after = sum(block, bytes);
+  return written;
 }
 
 Result<> BlockApplier::check_before(const BlockView& block,
@@ -177,8 +314,7 @@ Result<> BlockApplier::check_before(const BlockView& block,
   if (found == block.before || planted("patch_accepts_any_base")) return {};
   if (planted("patch_compares_the_difference")) {
     Bytes result(bytes.begin(), bytes.end());
-    write(block, result);
-    if (sum(block, result) + block.before == found + block.after) return {};
+    if (write(block, result).after + block.before == found + block.after) return {};
   }
   return fail(
       ErrorCode::kDigestMismatch,
@@ -190,8 +326,7 @@ Result<> BlockApplier::check_before(const BlockView& block,
                                        : "the base is another one than that of the patch"));
 }
 
-Result<> BlockApplier::check_after(const BlockView& block, std::span<const std::byte> bytes) const {
-  const WordSum found = sum(block, bytes);
+Result<> BlockApplier::check_after(const BlockView& block, const WordSum& found) const {
   if (found == block.after || planted("patch_compares_the_difference")) return {};
   return fail(
       ErrorCode::kDigestMismatch,
@@ -206,8 +341,7 @@ Result<> BlockApplier::apply(const BlockView& block, std::span<std::byte> bytes,
   WSYNC_CHECK(bytes.size() == layout_->block_bytes(block.place), "the bytes of the block");
   read(block);
   if (rule == BeforeRule::kBase) WSYNC_TRY(check_before(block, bytes));
-  write(block, bytes);
-  return check_after(block, bytes);
+  return check_after(block, write(block, bytes).after);
 }
 
 Result<> BlockApplier::check(const BlockView& block, std::span<const std::byte> bytes) {
@@ -250,8 +384,7 @@ Result<Block> BlockApplier::apply_reversibly(const BlockView& block, std::span<s
   read(block);
   WSYNC_TRY(check_before(block, bytes));
   Block undo = reverse(block, bytes);
-  write(block, bytes);
-  WSYNC_TRY(check_after(block, bytes));
+  WSYNC_TRY(check_after(block, write(block, bytes).after));
   if (planted("patch_reverse_takes_new_values")) undo = reverse(block, bytes);
   return undo;
 }
@@ -353,26 +486,61 @@ SplitSum BlockApplier::share_of_part(const BlockView& block, const TensorPart& p
 
 PartSums BlockApplier::apply_to_part(const BlockView& block, const TensorPart& part,
                                      std::span<std::byte> bytes) {
+  PartSums sums;
+  apply_to_part(std::span(&block, 1), part, bytes, std::span(&sums, 1));
+  return sums;
+}
+
+// Where a block lies that the part holds in one piece, as whole tensors and rows do, and that has
+// whole words. Null: another one.
+std::byte* BlockApplier::in_one_piece(const BlockView& block, const TensorPart& part,
+                                      std::span<std::byte> bytes) const {
   const std::uint64_t begin = Layout::offset(block.place);
   const std::uint64_t block_bytes = layout_->block_bytes(block.place);
   const auto run = part.run_from(begin);
-  if (run && run->begin <= begin && run->end >= begin + block_bytes) {
-    // The part holds all of the block in one piece, as whole tensors and rows do, so it cuts no
-    // word.
-    WSYNC_CHECK(bytes.size() == part.bytes(), "the memory of the part");
-    const auto own = bytes.subspan(run->offset + (begin - run->begin), block_bytes);
-    read(block);
-    PartSums sums;
-    sums.before.words = sum(block, own);
-    write(block, own);
-    sums.after.words = sum(block, own);
-    sums.written_bytes = block.values.size();
-    return sums;
+  if (!run || run->begin > begin || run->end < begin + block_bytes ||
+      block_bytes % kSumWordBytes != 0)
+    return nullptr;
+  return bytes.subspan(run->offset + (begin - run->begin), block_bytes).data();
+}
+
+void BlockApplier::apply_to_part(std::span<const BlockView> blocks, const TensorPart& part,
+                                 std::span<std::byte> bytes, std::span<PartSums> sums) {
+  WSYNC_CHECK(bytes.size() == part.bytes(), "the memory of the part");
+  WSYNC_CHECK(sums.size() == blocks.size(), "the sums of each block");
+  if (blocks.empty()) return;
+  with_element(layout_->tensor(blocks.front().place.tensor).element_bytes,
+               [&]<class Element>(Element) { apply_run<Element>(blocks, part, bytes, sums); });
+}
+
+template <class Element>
+void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart& part,
+                             std::span<std::byte> bytes, std::span<PartSums> sums) {
+  run_begins_.clear();
+  std::size_t elements = 0;
+  for (const BlockView& block : blocks) {
+    run_begins_.push_back(in_one_piece(block, part, bytes));
+    if (!block.dense) elements += block.elements;
   }
-  PartSums sums{.before = sum_of_part(block, part, bytes), .after = {}};
-  sums.written_bytes = write_part(block, part, bytes);
-  sums.after = sum_of_part(block, part, bytes);
-  return sums;
+  if (run_positions_.size() < elements) run_positions_.resize(elements);
+  std::uint32_t* positions = run_positions_.data();
+  Ahead<Element> ahead(blocks, run_begins_, positions);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const BlockView& block = blocks[i];
+    if (run_begins_[i] == nullptr) {
+      sums[i] = {.before = sum_of_part(block, part, bytes), .after = {}};
+      sums[i].written_bytes = write_part(block, part, bytes);
+      sums[i].after = sum_of_part(block, part, bytes);
+      continue;
+    }
+    const std::size_t sparse = block.dense ? 0 : block.elements;
+    const std::span own(run_begins_[i], layout_->block_bytes(block.place));
+    const Written written = write(block, std::span(positions, sparse), own, ahead);
+    positions += sparse;
+    sums[i] = {.before = {.words = written.before, .edges = {}},
+               .after = {.words = written.after, .edges = {}},
+               .written_bytes = block.values.size()};
+  }
 }
 
 WordSum BlockApplier::sum_of_cut_words(const BlockView& block, std::span<const TensorPart> parts,

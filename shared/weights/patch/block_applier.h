@@ -63,6 +63,11 @@ class BlockApplier {
   // before and after; and the `edges` of each rank are those of share_of_part().
   [[nodiscard]] PartSums apply_to_part(const BlockView& block, const TensorPart& part,
                                        std::span<std::byte> bytes);
+  // The same for several blocks of one tensor, in ascending order: `sums` gets those of each block,
+  // in this order. It is faster, because the memory of a block is fetched while the block before it
+  // is written.
+  void apply_to_part(std::span<const BlockView> blocks, const TensorPart& part,
+                     std::span<std::byte> bytes, std::span<PartSums> sums);
   // The sum of the touched words in the memory of a part; changes nothing.
   [[nodiscard]] SplitSum sum_of_part(const BlockView& block, const TensorPart& part,
                                      std::span<const std::byte> bytes);
@@ -83,18 +88,39 @@ class BlockApplier {
   // As sum(), of what would be there with the values of the block.
   [[nodiscard]] WordSum sum_with_values(const BlockView& block,
                                         std::span<const std::byte> bytes) const;
-  void write(const BlockView& block, std::span<std::byte> bytes) const;
+  // Writes the block and returns the sums of its touched words before and after it.
+  struct Written {
+    WordSum before;
+    WordSum after;
+  };
+  template <class Element>
+  class Ahead;
+  template <class Element>
+  [[nodiscard]] Written write_elements(const BlockView& block,
+                                       std::span<const std::uint32_t> positions,
+                                       std::span<std::byte> bytes, Ahead<Element>& shared) const;
+  template <class Element>
+  [[nodiscard]] Written write(const BlockView& block, std::span<const std::uint32_t> positions,
+                              std::span<std::byte> bytes, Ahead<Element>& ahead) const;
+  [[nodiscard]] Written write(const BlockView& block, std::span<std::byte> bytes) const;
   // Returns how many bytes were written.
   std::uint64_t write_part(const BlockView& block, const TensorPart& part,
                            std::span<std::byte> bytes) const;
+  template <class Element>
+  void apply_run(std::span<const BlockView> blocks, const TensorPart& part,
+                 std::span<std::byte> bytes, std::span<PartSums> sums);
+  [[nodiscard]] std::byte* in_one_piece(const BlockView& block, const TensorPart& part,
+                                        std::span<std::byte> bytes) const;
   [[nodiscard]] Result<> check_before(const BlockView& block,
                                       std::span<const std::byte> bytes) const;
-  [[nodiscard]] Result<> check_after(const BlockView& block,
-                                     std::span<const std::byte> bytes) const;
+  [[nodiscard]] Result<> check_after(const BlockView& block, const WordSum& found) const;
   [[nodiscard]] Block reverse(const BlockView& block, std::span<const std::byte> bytes) const;
 
   const Layout* layout_;
   std::vector<std::uint32_t> positions_;  // of the block that was read(); empty for a dense one
+  // Of several blocks that are written one after the other.
+  std::vector<std::uint32_t> run_positions_;
+  std::vector<std::byte*> run_begins_;  // null: not written by write()
 };
 
 }  // namespace wsync::patch

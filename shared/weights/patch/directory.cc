@@ -79,7 +79,7 @@ Result<BlockView> BlockSequence::next() {
   block.values = payload_.subspan(gap_bytes, value_bytes);
   payload_ = payload_.subspan(gap_bytes + value_bytes);
   if (block.dense) return block;
-  if (const auto read = read_positions(block, block_bytes / size, positions_); !read)
+  if (const auto read = check_positions(block, block_bytes / size); !read)
     return here(read.error().message());
   return block;
 }

@@ -42,7 +42,6 @@ class BlockSequence {
   const Layout& layout_;
   std::span<const std::byte> directory_;
   std::span<const std::byte> payload_;
-  std::vector<std::uint32_t> positions_;
   BlockPlace last_;  // the one before, if there is one
   bool has_last_ = false;
 };

@@ -43,6 +43,7 @@ class Touched {
 Touched::Touched(const Layout& layout, const BlockView& block) {
   const std::uint64_t size = layout.tensor(block.place.tensor).element_bytes;
   if (!block.dense) {
+    positions_.resize(block.elements);
     const auto read = read_positions(block, layout.block_bytes(block.place) / size, positions_);
     WSYNC_CHECK(read.has_value(), "blocks are checked before they are merged");
   }

@@ -125,7 +125,7 @@ TEST_P(ChangeFinderSources, ThereIsNoneIfItIsNotWorthIt) {
   EXPECT_EQ(all->patch(), nullptr);
   EXPECT_TRUE(same_bytes(all->data().first(100), std::span(tensors_[0]).first(100)));
   change(1);
-  change(200);  // too much, which is not clear from a few blocks
+  change(80);  // too much, which is not clear from a few blocks
   EXPECT_EQ(take(4, base, GetParam())->patch(), nullptr);
 }
 
@@ -144,10 +144,10 @@ TEST_F(ChangeFinderTest, AFewBytesShowThatAPatchIsNotWorthIt) {
   EXPECT_TRUE(begins(Gives::kViews)) << "nothing has changed";
   change(1000);
   EXPECT_TRUE(begins(Gives::kViews));
-  change(100);
+  change(40);
   EXPECT_FALSE(begins(Gives::kViews));
   EXPECT_TRUE(begins(Gives::kCopies)) << "nothing can be looked at before the copy";
-  change(100);
+  change(40);
   change(1);
   EXPECT_FALSE(begins(Gives::kViews));
 }

@@ -296,13 +296,13 @@ TEST_F(HeldPatchTest, IsNotMadeIfItSavesTooLittle) {
   EXPECT_EQ(sampled.error().code(), ErrorCode::kRefused);
   EXPECT_THAT(sampled.error().message(), HasSubstr("times the time of all bytes or more"));
   target_ = base_;
-  change(200);  // not clear from a few blocks
+  change(80);  // not clear from a few blocks
   const auto compared = make({.max_bytes = kNoLimit, .threads = 2});
   ASSERT_FALSE(compared);
   EXPECT_THAT(compared.error().message(), HasSubstr("more than 0.7 of the time of all bytes"));
   EXPECT_TRUE(make({.max_bytes = kNoLimit, .value_cost = patch::kGpuValueCost}));
   target_ = base_;
-  change(250);
+  change(100);
   EXPECT_TRUE(make({.max_bytes = kNoLimit, .threads = 2}));
   // Whole blocks in which everything changes.
   const std::size_t blocks = base_.size() / patch::kBlockBytes;

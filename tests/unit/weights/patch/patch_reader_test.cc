@@ -273,9 +273,51 @@ TEST(PatchBuckets, TheLastPositionIsAllowed) {
   block.gaps = bytes_of({5, 0, 0xF8, 0xFF, 7});
   const auto parsed = parse_block(layout, block);
   ASSERT_TRUE(parsed) << parsed.error().message();
-  std::vector<std::uint32_t> positions;
+  std::vector<std::uint32_t> positions(parsed->front().elements);
   ASSERT_TRUE(read_positions(parsed->front(), kBlockBytes / 2, positions));
   EXPECT_EQ(positions, (std::vector<std::uint32_t>{5, 6, 131071}));
+}
+
+// Gaps of every length, also longer ones than a block can have, and ones that end with nothing.
+Bytes random_gaps(std::mt19937_64& random, std::size_t count) {
+  Bytes gaps;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint64_t gap = random() >> (64 - random() % 20);
+    for (; gap >= 0x80; gap >>= 7U) gaps.push_back(std::byte((gap & 0x7fU) | 0x80U));
+    gaps.push_back(std::byte(gap));
+  }
+  for (std::size_t changes = random() % 3; changes > 0 && !gaps.empty(); --changes) {
+    std::byte& byte = gaps[random() % gaps.size()];
+    byte = random() % 2 == 0 ? byte ^ std::byte{0x80} : std::byte(random() % 256);
+    if (random() % 3 == 0) gaps.pop_back();
+  }
+  return gaps;
+}
+
+TEST(PatchPositions, TheQuickCheckAgreesWithTheCarefulReader) {
+  std::mt19937_64 random(29);
+  std::size_t good = 0;
+  std::size_t refused = 0;
+  for (unsigned i = 0; i < 200'000; ++i) {
+    const std::size_t count = 1 + random() % 24;
+    const Bytes gaps = random_gaps(random, count);
+    std::vector<std::uint32_t> positions(random() % 8 == 0 ? 1 + random() % 24 : count);
+    const BlockView block{.elements = static_cast<std::uint32_t>(positions.size()), .gaps = gaps};
+    std::uint64_t elements = random() % (kBlockBytes + 1);
+    const auto first = read_positions(block, kBlockBytes, positions);
+    // The last position is one of the block, or the first one behind it.
+    if (first && random() % 2 == 0) elements = positions.back() + random() % 2;
+    if (elements == 0) continue;
+    const auto careful = read_positions(block, elements, positions);
+    const auto quick = check_positions(block, elements);
+    ASSERT_EQ(quick.has_value(), careful.has_value()) << "case " << i;
+    if (!quick) {
+      ASSERT_EQ(quick.error().message(), careful.error().message());
+    }
+    ++(quick ? good : refused);
+  }
+  EXPECT_GT(good, 10'000U);
+  EXPECT_GT(refused, 10'000U);
 }
 
 TEST(PatchBuckets, EachIsReadByItselfAndADamagedOneIsNamed) {

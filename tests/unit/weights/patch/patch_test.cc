@@ -127,6 +127,7 @@ TEST_P(Patches, AnotherBaseIsRefusedAndNothingIsWritten) {
     std::vector<std::uint32_t> positions{0};
     const std::uint32_t size = layout_.tensor(block.place.tensor).element_bytes;
     if (!block.dense) {
+      positions.resize(block.elements);
       ASSERT_TRUE(read_positions(block, other.size() / size, positions));
     }
     other[std::size_t{positions[random_() % positions.size()]} * size] ^= std::byte{4};
@@ -250,6 +251,35 @@ TEST_P(Patches, PartsOfRanksMakeUpTheTensor) {
     }
     for (std::size_t rank = 0; rank < parts.size(); ++rank)
       EXPECT_TRUE(memories[rank] == part_of(target_[t], parts[rank])) << "rank " << rank;
+  }
+}
+
+TEST_P(Patches, BlocksAreWrittenTogetherAsOneByOne) {
+  const Patch patch = make_patch(layout_, base_, target_);
+  const auto reader = PatchReader::open(layout_, patch).value();
+  BlockApplier one_by_one(layout_);
+  BlockApplier together(layout_);
+  for (std::uint32_t t = 0; t < manifest_.size(); ++t) {
+    SCOPED_TRACE(describe(manifest_.tensor(t)));
+    auto parts = random_parts(manifest_.tensor(t), random_);
+    parts.push_back(TensorPart::create(manifest_.tensor(t), {}).value());  // all of it
+    const auto blocks = reader.blocks(t, 0, layout_.block_count(t));
+    for (const TensorPart& part : parts) {
+      Bytes expected = part_of(base_[t], part);
+      std::vector<PartSums> sums;
+      for (const BlockView& block : blocks)
+        sums.push_back(one_by_one.apply_to_part(block, part, expected));
+      Bytes memory = part_of(base_[t], part);
+      std::vector<PartSums> found(blocks.size());
+      together.apply_to_part(blocks, part, memory, found);
+      EXPECT_TRUE(memory == expected);
+      EXPECT_TRUE(memory == part_of(target_[t], part));
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        EXPECT_EQ(found[i].before, sums[i].before);
+        EXPECT_EQ(found[i].after, sums[i].after);
+        EXPECT_EQ(found[i].written_bytes, sums[i].written_bytes);
+      }
+    }
   }
 }
 
