@@ -34,6 +34,7 @@ struct ControlArguments {
   bench::ControlBenchOptions options;
   std::vector<unsigned> sidecars;  // empty: no fleet is measured, only its parts
   std::string checkpoint;          // that a fleet is given; empty: one of 2 MiB
+  bool with_keys = false;
   std::string directory;
 };
 
@@ -64,6 +65,7 @@ Result<SuiteOutcome> bench_fleet(const ControlArguments& arguments, const BenchO
                                         .sidecars = arguments.sidecars,
                                         .checkpoint = arguments.checkpoint,
                                         .rounds = rounds,
+                                        .with_keys = arguments.with_keys,
                                         .idle = options.quick ? kFleetIdleQuick : kFleetIdle},
                                        interrupt, show_turns(line)));
   const std::string what = arguments.checkpoint.empty() ? "2 MiB" : arguments.checkpoint;
@@ -137,7 +139,7 @@ void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
                       "encoding, and a coordinator's decisions",
        .examples = {"wsync bench control", "wsync bench control --replicas 1,32,1024 --json",
                     "wsync bench control --messages 10000 --output control.json",
-                    "wsync bench control --sidecars 10,100,1000"}});
+                    "wsync bench control --sidecars 10,100,1000 --keys"}});
   auto arguments = std::make_shared<ControlArguments>();
   command->add_option("--messages", arguments->options.messages,
                       "Round trips in one measurement; measurements in one direction send ten "
@@ -156,6 +158,11 @@ void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
       ->add_option("--checkpoint", arguments->checkpoint,
                    "With --sidecars: the checkpoint to push, for instance one of many tensors "
                    "(default: one of 2 MiB)")
+      ->needs("--sidecars");
+  command
+      ->add_flag("--keys", arguments->with_keys,
+                 "With --sidecars: measure each fleet a second time, with a key for each sidecar, "
+                 "by TCP; the fleet without keys is its baseline")
       ->needs("--sidecars");
   add_directory_option(*command, arguments->directory);
   add_bench_options(*command, run);

@@ -1,8 +1,13 @@
 #include "bench/control/fleet_bench.h"
 
 #include <algorithm>
+#include <arpa/inet.h>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <netinet/in.h>
+#include <optional>
+#include <sys/socket.h>
 #include <utility>
 
 #include "bench/control/fleet_peers.h"
@@ -15,6 +20,9 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/liveness.h"
+#include "shared/base/unique_fd.h"
+#include "shared/control/keys/key_folder.h"
+#include "shared/control/zmq/key_pair.h"
 #include "shared/control/zmq/request.h"
 #include "shared/weights/example/example_checkpoint.h"
 
@@ -48,14 +56,29 @@ struct FleetFigures {
   double memory_mib = 0;
 };
 
+// A port that nobody listens on now.
+Result<std::uint16_t> free_port() {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (!fd.valid() ||
+      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    return fail_errno("find a free port", errno);
+  return ntohs(address.sin_port);
+}
+
 class FleetRun {
  public:
-  FleetRun(const FleetBenchOptions& options, unsigned sidecars, std::string checkpoint,
-           cli::ChildProcesses& children)
+  FleetRun(const FleetBenchOptions& options, unsigned sidecars, bool has_keys,
+           std::string checkpoint, cli::ChildProcesses& children)
       : options_(options),
         sidecars_(sidecars),
+        has_keys_(has_keys),
         checkpoint_(std::move(checkpoint)),
-        directory_(fmt::format("{}/{}", options.directory, sidecars)),
+        directory_(fmt::format("{}/{}{}", options.directory, sidecars, has_keys ? "k" : "")),
         children_(children) {}
   FleetRun(const FleetRun&) = delete;
   FleetRun& operator=(const FleetRun&) = delete;
@@ -74,21 +97,29 @@ class FleetRun {
       if (error) return fail_errno(fmt::format("create {}", path), error.value());
       std::filesystem::permissions(path, std::filesystem::perms::owner_all);
     }
+    if (has_keys_) WSYNC_TRY(make_keys());
     const auto replicas = std::uint64_t{sidecars_} * options_.replicas;
-    cli::ChildOptions child{.name = fmt::format("trainer{}", sidecars_),
+    cli::ChildOptions child{.name = fmt::format("trainer{}{}", sidecars_, has_keys_ ? "k" : ""),
                             .arguments = {"trainer"},
                             .executable = options_.executable,
                             .environment = {}};
-    for (const std::string& setting :
-         {"run_dir=" + directory_ + "/run", "state_dir=" + directory_ + "/state",
-          std::string("http.address=none"), fmt::format("min_sidecars={}", sidecars_),
-          fmt::format("min_replicas={}", replicas)}) {
+    std::vector<std::string> settings = {
+        "run_dir=" + directory_ + "/run", "state_dir=" + directory_ + "/state",
+        std::string("http.address=none"), fmt::format("min_sidecars={}", sidecars_),
+        fmt::format("min_replicas={}", replicas)};
+    if (has_keys_) {
+      settings.push_back("listen=" + address_);
+      settings.push_back("keys=" + directory_ + "/keys");
+    }
+    for (const std::string& setting : settings) {
       child.arguments.emplace_back("--set");
       child.arguments.push_back(setting);
     }
     trainer_ = WSYNC_TRY(children_.start(child));
-    peers_ = WSYNC_TRY(FleetPeers::start(
-        {.address = address(), .sidecars = sidecars_, .replicas = options_.replicas}));
+    peers_ = WSYNC_TRY(FleetPeers::start({.address = address_,
+                                          .sidecars = sidecars_,
+                                          .replicas = options_.replicas,
+                                          .keys = keys_}));
     return until("the sidecars have joined", [this] { return peers_->joined() == sidecars_; });
   }
 
@@ -99,9 +130,11 @@ class FleetRun {
     TimePoint end;
     WSYNC_TRY(
         children_.in_thread("a push", kFleetDeadline, [&](const std::atomic<bool>&) -> Result<> {
+          control::RequestOptions request{
+              .address = address_, .name = "push", .deadline = kFleetDeadline};
+          request.key = operator_key_;
           const auto decoded = WSYNC_TRY(
-              control::request({.address = address(), .name = "push", .deadline = kFleetDeadline},
-                               {}, control::Push{.directory = checkpoint_, .step = 0}));
+              control::request(request, {}, control::Push{.directory = checkpoint_, .step = 0}));
           end = now();
           const auto* answer = std::get_if<control::PushReply>(&decoded.message);
           if (answer == nullptr)
@@ -139,7 +172,25 @@ class FleetRun {
   }
 
  private:
-  [[nodiscard]] std::string address() const { return "ipc://" + directory_ + "/run/control"; }
+  // A key for each sidecar and for who pushes, and an address for which they are needed elsewhere.
+  Result<> make_keys() {
+    const std::filesystem::path path = directory_ + "/keys";
+    const auto pair = WSYNC_TRY(control::make_key_pair());
+    auto folder = WSYNC_TRY(control::KeyFolder::init(path, pair));
+    keys_.emplace().server_key = pair.public_key;
+    for (unsigned i = 0; i < sidecars_; ++i) {
+      keys_->peers.push_back(WSYNC_TRY(control::make_key_pair()));
+      (void)WSYNC_TRY(folder.add({.role = control::KeyRole::kSidecar, .name = peer_name(i)},
+                                 keys_->peers.back()));
+    }
+    operator_key_ =
+        control::KeyFile{.owner = {.role = control::KeyRole::kOperator, .name = "bench"},
+                         .pair = WSYNC_TRY(control::make_key_pair()),
+                         .server_key = pair.public_key};
+    (void)WSYNC_TRY(folder.add(operator_key_->owner, operator_key_->pair));
+    address_ = fmt::format("tcp://127.0.0.1:{}", WSYNC_TRY(free_port()));
+    return {};
+  }
 
   Result<> until(const std::string& what, const std::function<bool()>& holds) {
     const TimePoint deadline = now() + kFleetDeadline;
@@ -156,8 +207,12 @@ class FleetRun {
 
   const FleetBenchOptions& options_;
   const unsigned sidecars_;
+  const bool has_keys_;
   const std::string checkpoint_;
   const std::string directory_;
+  std::string address_ = "ipc://" + directory_ + "/run/control";
+  std::optional<FleetKeys> keys_;
+  std::optional<control::KeyFile> operator_key_;
   cli::ChildProcesses& children_;
   cli::Child* trainer_ = nullptr;
   std::unique_ptr<FleetPeers> peers_;
@@ -190,12 +245,21 @@ Result<FleetFigures> measure(FleetRun& fleet, const FleetBenchOptions& options) 
   return figures;
 }
 
-void add_cases(SuiteResult& suite, unsigned sidecars, const FleetFigures& figures) {
+// `baseline`: the samples of the same figure without keys, if there are any, by its name.
+using Baselines = std::map<std::string, std::vector<double>>;
+
+void add_cases(SuiteResult& suite, unsigned sidecars, bool has_keys, const FleetFigures& figures,
+               Baselines& without_keys) {
   const std::string variant = counted(sidecars, "sidecar");
-  const auto add = [&](std::string_view name, std::vector<double> samples, double target) {
-    CaseResult one = case_of("control", name, variant, std::move(samples));
+  const auto add = [&](const std::string& what, const std::vector<double>& samples, double target) {
+    const std::string name = (has_keys ? "fleet with keys, " : "fleet, ") + what;
+    CaseResult one = case_of("control", name, variant, samples);
     if (target > 0 && sidecars == kTargetSidecars)
       one.target = Target{.of = Target::Of::kMedian, .value = target};
+    if (has_keys)
+      set_baseline_of("control", name, one, without_keys.at(what));
+    else
+      without_keys[what] = samples;
     suite.cases.push_back(std::move(one));
   };
   const auto all = [&](double FleetRound::* field) {
@@ -203,12 +267,12 @@ void add_cases(SuiteResult& suite, unsigned sidecars, const FleetFigures& figure
     for (const FleetRound& round : figures.rounds) samples.push_back(round.*field);
     return samples;
   };
-  add("fleet, announce to decide", all(&FleetRound::decide_s), kDecideTarget);
-  add("fleet, announce to switched", all(&FleetRound::switch_s), kSwitchTarget);
-  add("fleet, processor time", all(&FleetRound::processor_s), kProcessorTarget);
-  add("fleet, processor time of each message", all(&FleetRound::message_us), 0);
-  add("fleet, idle", {figures.idle_percent}, kIdleTarget);
-  add("fleet, memory", {figures.memory_mib}, 0);
+  add("announce to decide", all(&FleetRound::decide_s), kDecideTarget);
+  add("announce to switched", all(&FleetRound::switch_s), kSwitchTarget);
+  add("processor time", all(&FleetRound::processor_s), kProcessorTarget);
+  add("processor time of each message", all(&FleetRound::message_us), 0);
+  add("idle", {figures.idle_percent}, kIdleTarget);
+  add("memory", {figures.memory_mib}, 0);
 }
 
 }  // namespace
@@ -231,10 +295,14 @@ Result<SuiteResult> run_fleet_bench(const FleetBenchOptions& options, const Inte
     const unsigned sidecars = options.sidecars[i];
     on_turn(counted(sidecars, "sidecar"), static_cast<unsigned>(i),
             static_cast<unsigned>(options.sidecars.size()));
-    FleetRun fleet(options, sidecars, checkpoint, *children);
-    const auto figures = measure(fleet, options);
-    if (!figures) return fail(children->explained(figures.error()));
-    add_cases(suite, sidecars, *figures);
+    Baselines without_keys;
+    for (const bool has_keys : {false, true}) {
+      if (has_keys && !options.with_keys) continue;
+      FleetRun fleet(options, sidecars, has_keys, checkpoint, *children);
+      const auto figures = measure(fleet, options);
+      if (!figures) return fail(children->explained(figures.error()));
+      add_cases(suite, sidecars, has_keys, *figures, without_keys);
+    }
     for (CaseResult& one : suite.cases)
       if (one.name ==
           fmt::format("fleet, processor time of each message, {}", counted(sidecars, "sidecar"))) {

@@ -1,7 +1,8 @@
 // `wsync bench control --sidecars N`: a coordinator process with N sidecars over real connections.
 //
 // The coordinator is a `wsync trainer` of its own; the sidecars are simulated by this process
-// (fleet_peers.h) and answer at once. For each N: one push that is not measured, then --repeats
+// (fleet_peers.h) and answer at once. They connect by ipc, and with keys by TCP on loopback. For
+// each N: one push that is not measured, then --repeats
 // pushes of a small checkpoint, then a time without a push. Processor time is that of the
 // coordinator's process only.
 #pragma once
@@ -23,6 +24,7 @@ struct FleetBenchOptions {
   std::string checkpoint;             // that is pushed; empty: one of 2 MiB is made
   unsigned replicas = 8;              // of each sidecar
   unsigned rounds = 5;                // measured pushes of each fleet
+  bool with_keys = false;             // measure each fleet a second time, with keys and by TCP
   std::chrono::milliseconds idle{0};  // measured time without a push
 };
 

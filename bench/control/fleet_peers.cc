@@ -25,6 +25,8 @@ constexpr milliseconds kPace{5};  // between two looks at which heartbeats are d
 
 }  // namespace
 
+std::string peer_name(unsigned index) { return fmt::format("host{:04}", index); }
+
 struct FleetPeers::Peer {
   unsigned index = 0;
   zmq::socket_t socket;
@@ -79,7 +81,7 @@ Result<> FleetPeers::connect() {
     for (unsigned i = 0; i < options_.sidecars; ++i) {
       auto peer = std::make_unique<Peer>();
       peer->index = i;
-      peer->name = fmt::format("host{:04}", i);
+      peer->name = peer_name(i);
       for (unsigned r = 0; r < options_.replicas; ++r)
         peer->replicas.push_back({.replica = fmt::format("{}-replica{}", peer->name, r),
                                   .world_size = 1,
@@ -93,6 +95,11 @@ Result<> FleetPeers::connect() {
       peer->socket = zmq::socket_t(sockets_->context, zmq::socket_type::dealer);
       peer->socket.set(zmq::sockopt::linger, 0);
       peer->socket.set(zmq::sockopt::routing_id, fmt::format("{}-{:016x}", peer->name, i + 1));
+      if (options_.keys) {
+        peer->socket.set(zmq::sockopt::curve_serverkey, options_.keys->server_key);
+        peer->socket.set(zmq::sockopt::curve_publickey, options_.keys->peers[i].public_key);
+        peer->socket.set(zmq::sockopt::curve_secretkey, options_.keys->peers[i].secret_key);
+      }
       peer->socket.connect(options_.address);
       epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.ptr = peer.get()}};
       if (::epoll_ctl(sockets_->poll.get(), EPOLL_CTL_ADD, peer->socket.get(zmq::sockopt::fd),

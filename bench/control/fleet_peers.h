@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,13 +14,23 @@
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/control/codec.h"
+#include "shared/control/keys/key_file.h"
 
 namespace wsync::bench {
+
+// How the sidecars prove who they are.
+struct FleetKeys {
+  std::string server_key;               // of the coordinator
+  std::vector<control::KeyPair> peers;  // of each sidecar
+};
+// Name of a sidecar, which its key must have.
+[[nodiscard]] std::string peer_name(unsigned index);
 
 struct FleetPeersOptions {
   std::string address;  // of the coordinator; it need not listen yet
   unsigned sidecars = 1;
-  unsigned replicas = 8;  // of each sidecar
+  unsigned replicas = 8;               // of each sidecar
+  std::optional<FleetKeys> keys = {};  // none: the coordinator has no keys
 };
 
 // What has passed since FleetPeers::begin().

@@ -168,6 +168,7 @@ constexpr std::string_view kStreaming = "streaming copy, 1 thread";
 constexpr std::string_view kBareTcp = "loopback TCP, one bare connection";
 constexpr std::string_view kPlainStreams = "TCP streams of the same shape";
 constexpr std::string_view kFewestSidecars = "the fewest sidecars of the run, each";
+constexpr std::string_view kWithoutKeys = "the same fleet without keys";
 constexpr std::string_view kTextRate = "MiB/s";
 
 constexpr std::array kControlCases{
@@ -228,6 +229,16 @@ constexpr std::array kControlCases{
              "%", false, ""},
     CaseText{"fleet, memory", "Maximum resident memory of the coordinator's process", "MiB", false,
              ""},
+    CaseText{
+        "fleet with keys, announce to decide",
+        "As without keys, for sidecars that connect by TCP, each with a key of its own (--keys)",
+        "s", false, kWithoutKeys},
+    CaseText{"fleet with keys, announce to switched", "As without keys", "s", false, kWithoutKeys},
+    CaseText{"fleet with keys, processor time", "As without keys", "s", false, kWithoutKeys},
+    CaseText{"fleet with keys, processor time of each message", "As without keys", "us", false,
+             kWithoutKeys},
+    CaseText{"fleet with keys, idle", "As without keys", "%", false, kWithoutKeys},
+    CaseText{"fleet with keys, memory", "As without keys", "MiB", false, kWithoutKeys},
 };
 
 constexpr std::array kTransportCases{

@@ -139,9 +139,10 @@ class Suites(unittest.TestCase):
         self.assertEqual(suites[1]["parameters"]["bytes"], 32 << 20)
 
     def check_fleet(self, *counts):
-        """Rounds over real connections, in which every sidecar and each of its 8 replicas must have switched."""
-        done = bench("control", "--sidecars", ",".join(str(count) for count in counts), "--quick", "--json", "--directory",
-                     self.directory)
+        """Rounds over real connections, with keys and without, in which every sidecar and each of its 8 replicas must have
+        switched."""
+        done = bench("control", "--sidecars", ",".join(str(count) for count in counts), "--keys", "--quick", "--json",
+                     "--directory", self.directory)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(os.listdir(self.directory), [], "something is left behind")
         suite, = validate(done.args, done.stdout)["result"]["suites"]
@@ -150,12 +151,15 @@ class Suites(unittest.TestCase):
         for count in counts:
             for name in ("announce to decide", "announce to switched", "processor time", "processor time of each message",
                          "idle", "memory"):
-                self.assertIn(f"fleet, {name}, {count} sidecar{'s' if count > 1 else ''}", names)
+                words = f"{name}, {count} sidecar{'s' if count > 1 else ''}"
+                self.assertIn(f"fleet, {words}", names)
+                self.assertIn(f"fleet with keys, {words}", names)
         return {case["name"]: case for case in suite["cases"]}
 
     def test_a_fleet_over_real_connections(self):
         cases = self.check_fleet(1, 3)
         self.assertIn("baseline", cases["fleet, processor time of each message, 3 sidecars"])
+        self.assertEqual({"baseline" in case for name, case in cases.items() if name.startswith("fleet with keys")}, {True})
         for words, sentence in (("0", "--sidecars contains 0, expected numbers from 1 to 2048"),
                                 ("2049", "--sidecars contains 2049, expected numbers from 1 to 2048"),
                                 ("3,3", "--sidecars contains 3 more than once")):
