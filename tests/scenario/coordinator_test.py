@@ -1,4 +1,5 @@
 """A coordinator that is a process of its own: it outlives the trainers that publish to it, and they outlive it."""
+import json
 import os
 import signal
 import subprocess
@@ -71,6 +72,37 @@ class Trainers(Case):
             fleet.until_gone()
             self.stopped_whole(fleet, *engines)
             self.ends_well(coordinator)
+
+    def test_what_it_did_is_in_the_trace_of_the_fleet(self):
+        with CoordinatorFleet(WSYNC) as fleet:
+            fleet.coordinate()
+            fleet.begin()
+            trainer = fleet.trainer()
+            fleet.until_attached()
+            self.served(fleet, fleet.weights[0], "1.1")
+
+            def trace():
+                path = os.path.join(fleet.run_dir, "trace.json")
+                code, answer = fleet.ask("trace", "get", "--output", path)
+                self.assertEqual(code, 0, answer)
+                with open(path) as file:
+                    return json.load(file)
+
+            def names(found):
+                return sorted(each["name"] for each in found["otherData"]["processes"])
+
+            found = trace()
+            self.assertEqual([name for name in names(found) if not name.startswith("sidecar")], ["coordinator", "trainer"])
+            self.assertEqual(found["otherData"]["notes"], [])
+            process, = (each for each in found["otherData"]["processes"] if each["name"] == "trainer")
+            told = {event["name"] for event in found["traceEvents"] if event["ph"] == "X" and event["pid"] == process["pid"]}
+            self.assertIn("snapshot of 1.1", told)
+            fleet.halt(trainer.pid)  # it does not answer, which is said, and the others do
+            found = trace()
+            self.assertTrue(any("trainer" in note for note in found["otherData"]["notes"]), found["otherData"]["notes"])
+            self.is_killed(trainer)
+            fleet.until_gone()
+            self.assertNotIn("trainer", names(trace()))
 
     def test_one_that_publishes_at_its_start_comes_first(self):
         with CoordinatorFleet(WSYNC) as fleet:

@@ -37,12 +37,12 @@ std::vector<KeyRole> roles_that_send(MessageType type) {
     case MessageType::kSwitched:
     case MessageType::kVerifyReply:
     case MessageType::kPlanReply:
-    case MessageType::kTraceAnswer:
     case MessageType::kForgetReply:
     case MessageType::kRelayReady:
     case MessageType::kLeave:
       return {KeyRole::kSidecar};
     case MessageType::kError:
+    case MessageType::kTraceAnswer:
       return {KeyRole::kSidecar, KeyRole::kPublisher};
     // Of who looks at the fleet.
     case MessageType::kStatus:

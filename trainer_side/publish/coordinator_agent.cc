@@ -191,6 +191,7 @@ CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& conf
       store_worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "decisions"})),
       commands_(
           loop, coordinator_.roster(), recorder_.spans(),
+          [this] { return callbacks_.trainer_peer(); },
           [this](const std::string& peer, std::uint64_t request, const control::Message& question) {
             control::Envelope envelope;
             envelope.fence = coordinator_.fence();

@@ -63,6 +63,8 @@ struct CoordinatorAgentCallbacks {
   // process. Empty: none may attach.
   std::function<bool(const std::string& peer, const control::Envelope&, control::Message&)>
       on_publisher_message = {};
+  // The peer of the trainer of another process that is connected, if there is one.
+  std::function<std::optional<std::string>()> trainer_peer = [] { return std::nullopt; };
   // A peer of the control port has hung up or is silent. Sidecars and commands are peers, too.
   std::function<void(const std::string& peer, const Error&)> on_peer_lost = [](const std::string&,
                                                                                const Error&) {};

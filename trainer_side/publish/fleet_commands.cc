@@ -4,14 +4,12 @@
 #include <chrono>
 #include <iterator>
 #include <memory>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/observe/trace/limits.h"
-#include "shared/observe/trace/span_codec.h"
 #include "trainer_side/publish/fleet_trace.h"
 
 namespace wsync::publish {
@@ -33,8 +31,8 @@ void FleetCommands::verify(std::function<void(control::VerifyReply)> on_done) {
         for (FleetAnswer& answer : answers) {
           auto* verified = std::get_if<control::VerifyReply>(&answer.message);
           if (answer.failure || verified == nullptr)
-            gathered.ranks.push_back({.replica = answer.sidecar,
-                                      .failure = "its sidecar " + answer.failure.value_or("")});
+            gathered.ranks.push_back(
+                {.replica = answer.name, .failure = "its sidecar " + answer.failure.value_or("")});
           else
             std::ranges::move(verified->ranks, std::back_inserter(gathered.ranks));
         }
@@ -50,7 +48,7 @@ void FleetCommands::plan(control::Plan plan, std::function<void(control::PlanRep
                      auto* planned = std::get_if<control::PlanReply>(&answer.message);
                      if (answer.failure || planned == nullptr)
                        gathered.sidecars.push_back(
-                           {.name = answer.sidecar, .failure = answer.failure.value_or("")});
+                           {.name = answer.name, .failure = answer.failure.value_or("")});
                      else
                        std::ranges::move(planned->sidecars, std::back_inserter(gathered.sidecars));
                    }
@@ -73,7 +71,7 @@ void FleetCommands::forget_replica(const control::Forget& what,
         FleetAnswer& answer = answers.front();
         auto* reply = std::get_if<control::ForgetReply>(&answer.message);
         if (answer.failure || reply == nullptr)
-          on_done({.reason = fmt::format("sidecar '{}' {}", answer.sidecar,
+          on_done({.reason = fmt::format("sidecar '{}' {}", answer.name,
                                          answer.failure.value_or("did not understand"))});
         else
           on_done(std::move(*reply));
@@ -87,26 +85,14 @@ void FleetCommands::answered(const std::string& peer, std::uint64_t request,
   questions_.answered(peer, request, std::move(message));
 }
 
-control::TraceProcess FleetCommands::own_trace(const control::TraceQuestion& question,
-                                               TimePoint received) const {
-  control::TraceProcess own{.name = "coordinator",
-                            .host = host_name(),
-                            .pid = static_cast<std::uint32_t>(::getpid()),
-                            .boot_id = boot_id(),
-                            .asked_ns = question.asked_ns,
-                            .received_ns = static_cast<std::int64_t>(received),
-                            .answered_ns = static_cast<std::int64_t>(received)};
-  trace::EncodedSpans encoded = trace::answer_spans(
-      own_spans_, std::chrono::nanoseconds(question.age_ns), question.max_bytes, received);
-  own.dropped = encoded.left_out;
-  own.spans = std::move(encoded.bytes);
-  return own;
-}
-
 void FleetCommands::ask_traces(control::TraceQuestion question, FleetQuestions::OnDone on_done) {
   question.asked_ns = static_cast<std::int64_t>(now());
-  questions_.ask(roster_, next_question_++, question,
-                 question.max_bytes == 0 ? kProbeDeadline : kTraceDeadline, std::move(on_done));
+  const auto deadline = question.max_bytes == 0 ? kProbeDeadline : kTraceDeadline;
+  if (const auto trainer = trainer_())
+    questions_.ask(OtherPeer{.name = "trainer", .peer = *trainer}, roster_, next_question_++,
+                   question, deadline, std::move(on_done));
+  else
+    questions_.ask(roster_, next_question_++, question, deadline, std::move(on_done));
 }
 
 void FleetCommands::collect_trace(const control::TraceQuestion& question,
@@ -114,11 +100,12 @@ void FleetCommands::collect_trace(const control::TraceQuestion& question,
   const TimePoint received = now();
   control::TraceQuestion share = question;
   share.max_bytes =
-      std::min(question.max_bytes, limits::kTraceAnswerBytes) / (roster_.members().size() + 1);
+      std::min(question.max_bytes, limits::kTraceAnswerBytes) / (roster_.members().size() + 2);
   auto probes = std::make_shared<std::vector<FleetAnswer>>();
   const auto finish = [this, probes, share, received,
                        on_done = std::move(on_done)](std::vector<FleetAnswer> answers) {
-    on_done(gathered_trace(own_trace(share, received), *probes, std::move(answers), boot_id()));
+    on_done(gathered_trace(own_trace("coordinator", own_spans_, share, received), *probes,
+                           std::move(answers), boot_id()));
   };
   const auto keep = [probes](std::vector<FleetAnswer>& answers) {
     std::ranges::move(answers, std::back_inserter(*probes));

@@ -8,7 +8,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "shared/control/messages.h"
 #include "shared/observe/trace/recorder.h"
@@ -18,11 +20,15 @@ namespace wsync::publish {
 
 class FleetCommands {
  public:
-  // `roster`: the sidecars to ask. `own_spans`: the trace of this process. `send`: see
+  // `roster`: the sidecars to ask. `own_spans`: the trace of this process. `trainer`: the peer of a
+  // trainer of another process that is connected, which is asked for its trace as well. `send`: see
   // FleetQuestions.
   FleetCommands(Loop& loop, const coordinator::Roster& roster, const trace::Recorder& own_spans,
-                FleetQuestions::Send send)
-      : roster_(roster), own_spans_(own_spans), questions_(loop, std::move(send)) {}
+                std::function<std::optional<std::string>()> trainer, FleetQuestions::Send send)
+      : roster_(roster),
+        own_spans_(own_spans),
+        trainer_(std::move(trainer)),
+        questions_(loop, std::move(send)) {}
 
   // Verifies the bytes that each replica serves. A sidecar that does not answer appears with its
   // failure.
@@ -31,8 +37,8 @@ class FleetCommands {
   // Has a connected sidecar forget one of its replicas.
   void forget_replica(const control::Forget& what,
                       std::function<void(control::ForgetReply)> on_done);
-  // Collects the traces of this process and of the sidecars that answer. The clock of each sidecar
-  // is measured first, by separate questions.
+  // Collects the traces of this process, of the trainer, and of the sidecars that answer. The clock
+  // of each sidecar is measured first, by separate questions.
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done);
 
@@ -44,11 +50,10 @@ class FleetCommands {
 
  private:
   void ask_traces(control::TraceQuestion question, FleetQuestions::OnDone on_done);
-  [[nodiscard]] control::TraceProcess own_trace(const control::TraceQuestion& question,
-                                                TimePoint received) const;
 
   const coordinator::Roster& roster_;
   const trace::Recorder& own_spans_;
+  const std::function<std::optional<std::string>()> trainer_;
   FleetQuestions questions_;
   std::uint64_t next_question_ = 1;
 };

@@ -11,6 +11,17 @@ void FleetQuestions::ask(const coordinator::Roster& roster, std::uint64_t reques
   wait(pending, request, deadline);
 }
 
+void FleetQuestions::ask(const OtherPeer& other, const coordinator::Roster& roster,
+                         std::uint64_t request, const control::Message& question,
+                         std::chrono::milliseconds deadline, OnDone on_done) {
+  Pending& pending = pending_[request];
+  pending.on_done = std::move(on_done);
+  send(pending, pending.answers.emplace_back(FleetAnswer{.name = other.name, .is_sidecar = false}),
+       other.peer, request, question);
+  for (const auto& [name, member] : roster.members()) send(pending, member, request, question);
+  wait(pending, request, deadline);
+}
+
 void FleetQuestions::ask(const coordinator::Member& sidecar, std::uint64_t request,
                          const control::Message& question, std::chrono::milliseconds deadline,
                          OnDone on_done) {
@@ -22,16 +33,20 @@ void FleetQuestions::ask(const coordinator::Member& sidecar, std::uint64_t reque
 
 void FleetQuestions::send(Pending& pending, const coordinator::Member& sidecar,
                           std::uint64_t request, const control::Message& question) {
-  FleetAnswer& answer = pending.answers.emplace_back();
-  answer.sidecar = sidecar.name;
-  if (!sidecar.joined) {
-    answer.failure = "is not connected";
-  } else if (!send_(sidecar.peer, request, question)) {
+  FleetAnswer& answer = pending.answers.emplace_back(FleetAnswer{.name = sidecar.name});
+  if (sidecar.joined) return send(pending, answer, sidecar.peer, request, question);
+  answer.failure = "is not connected";
+}
+
+// `answer` is the last one of `pending`.
+void FleetQuestions::send(Pending& pending, FleetAnswer& answer, const std::string& peer,
+                          std::uint64_t request, const control::Message& question) {
+  if (!send_(peer, request, question)) {
     answer.failure = "does not read its messages";
-  } else {
-    answer.failure = "did not answer before the deadline";
-    pending.waiting[sidecar.peer] = pending.answers.size() - 1;
+    return;
   }
+  answer.failure = "did not answer before the deadline";
+  pending.waiting[peer] = pending.answers.size() - 1;
 }
 
 void FleetQuestions::wait(Pending& pending, std::uint64_t request,

@@ -1,5 +1,6 @@
 // FleetQuestions: questions of a command that each sidecar answers for itself (verify, plan,
-// trace). Answers are collected until each sidecar has answered or is lost, or until the deadline.
+// trace), and some a trainer of another process, too. Answers are collected until each sidecar has
+// answered or is lost, or until the deadline.
 //
 // Thread: the loop's.
 #pragma once
@@ -18,8 +19,15 @@
 
 namespace wsync::publish {
 
+// A process that is asked besides the sidecars.
+struct OtherPeer {
+  std::string name;  // "trainer"
+  std::string peer;
+};
+
 struct FleetAnswer {
-  std::string sidecar;
+  std::string name;  // of the sidecar, or OtherPeer::name
+  bool is_sidecar = true;
   // Why there is no answer, for example "is not connected"; `message` is then not valid.
   std::optional<std::string> failure;
   control::Message message;
@@ -39,6 +47,9 @@ class FleetQuestions {
   // question. It may be called before this returns.
   void ask(const coordinator::Roster& roster, std::uint64_t request,
            const control::Message& question, std::chrono::milliseconds deadline, OnDone on_done);
+  // The same, and asks this process first.
+  void ask(const OtherPeer& other, const coordinator::Roster& roster, std::uint64_t request,
+           const control::Message& question, std::chrono::milliseconds deadline, OnDone on_done);
   // Asks one sidecar. `on_done` receives its answer.
   void ask(const coordinator::Member& sidecar, std::uint64_t request,
            const control::Message& question, std::chrono::milliseconds deadline, OnDone on_done);
@@ -55,6 +66,8 @@ class FleetQuestions {
     std::unique_ptr<Timer> deadline;
   };
   void send(Pending& pending, const coordinator::Member& sidecar, std::uint64_t request,
+            const control::Message& question);
+  void send(Pending& pending, FleetAnswer& answer, const std::string& peer, std::uint64_t request,
             const control::Message& question);
   void wait(Pending& pending, std::uint64_t request, std::chrono::milliseconds deadline);
   void finish(std::uint64_t request);

@@ -78,6 +78,9 @@ CoordinatorAgentCallbacks PublisherDesk::callbacks(
                                     control::Message& message) {
     return handle(peer, envelope, message);
   };
+  own.trainer_peer = [this] {
+    return trainer_ && trainer_->is_connected ? std::optional(trainer_->peer) : std::nullopt;
+  };
   own.on_peer_lost = [this](const std::string& peer, const Error& why) { handle_lost(peer, why); };
   return own;
 }

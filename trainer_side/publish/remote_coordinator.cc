@@ -12,6 +12,7 @@
 #include "shared/control/keys/key_file.h"
 #include "shared/control/zmq/ports.h"
 #include "trainer_side/coordinator/version_names.h"
+#include "trainer_side/publish/fleet_trace.h"
 
 namespace wsync::publish {
 namespace {
@@ -219,6 +220,10 @@ void RemoteCoordinator::handle(const control::Envelope& envelope, control::Messa
   } else if (auto* back = std::get_if<control::RollbackReply>(&message)) {
     if (auto entry = rollbacks_.extract(envelope.request); !entry.empty())
       entry.mapped()(std::move(*back));
+  } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
+    control::TraceAnswer answer;
+    answer.processes.push_back(own_trace("trainer", recorder_.spans(), *question, now()));
+    send(std::move(answer), envelope.request);
   } else if (auto* trace = std::get_if<control::TraceAnswer>(&message)) {
     if (auto entry = traces_.extract(envelope.request); !entry.empty())
       entry.mapped()(std::move(*trace));

@@ -46,7 +46,7 @@ TEST(Permissions, EachRoleMaySendTheseMessagesAndNoOther) {
   EXPECT_EQ(allowed_for(KeyRole::kPublisher),
             (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kPublisherHello,
                       kRoundRequest, kSnapshotEnd, kRoundReplaced, kRoundGivenUp, kProgress,
-                      kPushReply, kCancelReply, kError}));
+                      kPushReply, kCancelReply, kTraceAnswer, kError}));
   EXPECT_EQ(allowed_for(KeyRole::kOperator),
             (std::set{kHeartbeat, kStatus, kTraceQuestion, kPush, kCancel, kPlan, kRollback,
                       kPromote, kVerify, kForget}));
