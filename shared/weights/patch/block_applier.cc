@@ -3,22 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
 #include "shared/weights/patch/bucket.h"
+#include "shared/weights/patch/element_writer.h"
 #include "shared/weights/patch/touched_sum.h"
 
 namespace wsync::patch {
 namespace {
-
-// So many positions are read before the memory of the first one is: enough for all lines that can
-// be on their way. They are fetched to the second level cache, because the first one has room for
-// few lines that are on their way: this takes two thirds of the time of fetching them to the first.
-constexpr std::size_t kPositionsAhead = 128;
 
 // Copies one element. The sizes are those of the machine's own loads and stores.
 void copy_element(std::byte* to, const std::byte* from, std::uint32_t size) noexcept {
@@ -120,55 +115,6 @@ std::uint64_t held_bytes(RunCursor& runs, std::uint64_t begin, std::uint64_t end
 
 }  // namespace
 
-// Reads the positions of the sparse blocks of a run ahead of the loop that writes them, and fetches
-// the memory that it will write.
-template <class Element>
-class BlockApplier::Ahead {
- public:
-  // Nothing is read: the positions are known, and so is the memory in the caches.
-  Ahead() = default;
-  // `begins[i]` is where the bytes of block i lie; null: it is left out, as dense blocks are.
-  // `positions`: where they are written, block by block.
-  Ahead(std::span<const BlockView> blocks, std::span<std::byte* const> begins,
-        std::uint32_t* positions)
-      : blocks_(blocks), begins_(begins), to_(positions) {
-    for (std::size_t i = 0; i < kPositionsAhead; ++i) next();
-  }
-  // Reads the next position. It is kPositionsAhead values ahead of a loop that calls this once for
-  // each value.
-  void next() noexcept {
-    if (left_ == 0) [[unlikely]] {
-      if (block_ == blocks_.size()) return;
-      *this = at_next_block(*this);
-      if (left_ == 0) return;
-    }
-    --left_;
-    const std::uint64_t position = reader_.next();
-    *to_++ = static_cast<std::uint32_t>(position);
-    __builtin_prefetch(begin_ + position * sizeof(Element), 0, 2);
-  }
-
- private:
-  // At the next sparse block, if there is one. By value: see PositionReader::after_any().
-  [[nodiscard, gnu::noinline]] static Ahead at_next_block(Ahead ahead) noexcept {
-    while (ahead.left_ == 0 && ahead.block_ < ahead.blocks_.size()) {
-      const std::size_t i = ahead.block_++;
-      if (ahead.begins_[i] == nullptr || ahead.blocks_[i].dense) continue;
-      ahead.reader_ = PositionReader(ahead.blocks_[i]);
-      ahead.begin_ = ahead.begins_[i];
-      ahead.left_ = ahead.blocks_[i].elements;
-    }
-    return ahead;
-  }
-  std::span<const BlockView> blocks_;
-  std::span<std::byte* const> begins_;
-  std::uint32_t* to_ = nullptr;
-  std::size_t block_ = 0;
-  std::uint32_t left_ = 0;  // positions of the block that is read
-  const std::byte* begin_ = nullptr;
-  PositionReader reader_;
-};
-
 void BlockApplier::read(const BlockView& block) {
   positions_.resize(block.dense ? 0 : block.elements);
   if (block.dense) return;
@@ -231,76 +177,25 @@ WordSum BlockApplier::sum_with_values(const BlockView& block,
   return total.total();
 }
 
-// The loop that decides how long a patch takes. It reads and writes each word once. `bytes` has
-// whole words.
 template <class Element>
-BlockApplier::Written BlockApplier::write_elements(const BlockView& block,
-                                                   std::span<const std::uint32_t> positions,
-                                                   std::span<std::byte> bytes,
-                                                   Ahead<Element>& shared) const {
-  constexpr std::uint32_t kInWord = kSumWordBytes / sizeof(Element);
-  constexpr std::uint32_t kInSumBlock = kSumBlockBytes / sizeof(Element);
-  constexpr std::uint64_t kElementBits = std::numeric_limits<Element>::max();
-  const std::uint64_t seed = layout_->tensor(block.place.tensor).seed;
-  const std::uint64_t first_sum_block = Layout::offset(block.place) / kSumBlockBytes;
-  const std::uint64_t elements = bytes.size() / sizeof(Element);
-  const std::byte* const values = block.values.data();
-  const std::uint32_t* const at = positions.data();
-  const std::size_t count = positions.size();
-  Ahead<Element> ahead = shared;  // a copy that no pointer leads to stays in registers
-  Written total;
-  for (std::size_t i = planted("patch_skips_an_element") ? 1 : 0; i < count;) {
-    const std::uint32_t sum_block = at[i] / kInSumBlock;
-    Written part;
-    do {
-      const std::uint32_t number = at[i] / kInWord;
-      WSYNC_CHECK(at[i] < elements, "blocks are checked before they are applied");
-      std::byte* const place = bytes.data() + std::uint64_t{number} * kSumWordBytes;
-      std::uint64_t before = 0;
-      std::memcpy(&before, place, kSumWordBytes);
-      std::uint64_t after = before;
-      do {
-        ahead.next();
-        Element value = 0;
-        std::memcpy(&value, values + i * sizeof(Element), sizeof(Element));
-        const std::uint32_t shift = at[i] % kInWord * 8 * sizeof(Element);
-        after = (after & ~(kElementBits << shift)) | std::uint64_t{value} << shift;
-        ++i;
-      } while (i < count && at[i] / kInWord == number);
-      std::memcpy(place, &after, kSumWordBytes);
-      const std::uint64_t key = kTouchedKeys.words[number % kSumKeyCount];
-      part.before += {.product = keyed_product(before, key), .sum = before};
-      part.after += {.product = keyed_product(after, key), .sum = after};
-    } while (i < count && at[i] / kInSumBlock == sum_block);
-    const std::uint64_t factor = sum_factor(seed, first_sum_block + sum_block);
-    total.before += {.product = part.before.product * factor, .sum = part.before.sum};
-    total.after += {.product = part.after.product * factor, .sum = part.after.sum};
-  }
-  shared = ahead;
-  return total;
-}
-
-template <class Element>
-BlockApplier::Written BlockApplier::write(const BlockView& block,
-                                          std::span<const std::uint32_t> positions,
-                                          std::span<std::byte> bytes, Ahead<Element>& ahead) const {
-  if (!block.dense) return write_elements(block, positions, bytes, ahead);
+WrittenSums BlockApplier::write(const BlockView& block, std::span<const std::uint32_t> positions,
+                                std::span<std::byte> bytes, PositionsAhead<Element>& ahead) const {
+  if (!block.dense) return write_elements(*layout_, block, positions, bytes, ahead);
   const SumPlace place{.seed = layout_->tensor(block.place.tensor).seed,
                        .position = Layout::offset(block.place)};
   const WordSum before = word_sum(bytes, place);
   return {.before = before, .after = copy_streaming_sum(bytes, block.values, place)};
 }
 
-BlockApplier::Written BlockApplier::write(const BlockView& block,
-                                          std::span<std::byte> bytes) const {
+WrittenSums BlockApplier::write(const BlockView& block, std::span<std::byte> bytes) const {
   const std::uint32_t size = layout_->tensor(block.place.tensor).element_bytes;
   if (block.dense || bytes.size() % kSumWordBytes == 0)
     return with_element(size, [&]<class Element>(Element) {
-      Ahead<Element> nothing;
+      PositionsAhead<Element> nothing;
       return write(block, positions_, bytes, nothing);
     });
   // The last word is short.
-  Written written{.before = sum(block, bytes), .after = {}};
+  WrittenSums written{.before = sum(block, bytes), .after = {}};
   for (std::size_t i = planted("patch_skips_an_element") ? 1 : 0; i < positions_.size(); ++i)
     copy_element(bytes.data() + std::uint64_t{positions_[i]} * size, block.values.data() + i * size,
                  size);
@@ -524,7 +419,7 @@ void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart
   }
   if (run_positions_.size() < elements) run_positions_.resize(elements);
   std::uint32_t* positions = run_positions_.data();
-  Ahead<Element> ahead(blocks, run_begins_, positions);
+  PositionsAhead<Element> ahead(blocks, run_begins_, positions);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const BlockView& block = blocks[i];
     if (run_begins_[i] == nullptr) {
@@ -535,7 +430,7 @@ void BlockApplier::apply_run(std::span<const BlockView> blocks, const TensorPart
     }
     const std::size_t sparse = block.dense ? 0 : block.elements;
     const std::span own(run_begins_[i], layout_->block_bytes(block.place));
-    const Written written = write(block, std::span(positions, sparse), own, ahead);
+    const WrittenSums written = write(block, std::span(positions, sparse), own, ahead);
     positions += sparse;
     sums[i] = {.before = {.words = written.before, .edges = {}},
                .after = {.words = written.after, .edges = {}},

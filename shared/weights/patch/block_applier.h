@@ -17,6 +17,10 @@
 
 namespace wsync::patch {
 
+struct WrittenSums;  // element_writer.h
+template <class Element>
+class PositionsAhead;
+
 enum class BeforeRule : std::uint8_t {
   kBase,    // the touched words must be those of the base
   kRepeat,  // they may be anything: an earlier application may have ended halfway
@@ -88,21 +92,11 @@ class BlockApplier {
   // As sum(), of what would be there with the values of the block.
   [[nodiscard]] WordSum sum_with_values(const BlockView& block,
                                         std::span<const std::byte> bytes) const;
-  // Writes the block and returns the sums of its touched words before and after it.
-  struct Written {
-    WordSum before;
-    WordSum after;
-  };
+  // Write the block and return the sums of its touched words before and after it.
   template <class Element>
-  class Ahead;
-  template <class Element>
-  [[nodiscard]] Written write_elements(const BlockView& block,
-                                       std::span<const std::uint32_t> positions,
-                                       std::span<std::byte> bytes, Ahead<Element>& shared) const;
-  template <class Element>
-  [[nodiscard]] Written write(const BlockView& block, std::span<const std::uint32_t> positions,
-                              std::span<std::byte> bytes, Ahead<Element>& ahead) const;
-  [[nodiscard]] Written write(const BlockView& block, std::span<std::byte> bytes) const;
+  [[nodiscard]] WrittenSums write(const BlockView& block, std::span<const std::uint32_t> positions,
+                                  std::span<std::byte> bytes, PositionsAhead<Element>& ahead) const;
+  [[nodiscard]] WrittenSums write(const BlockView& block, std::span<std::byte> bytes) const;
   // Returns how many bytes were written.
   std::uint64_t write_part(const BlockView& block, const TensorPart& part,
                            std::span<std::byte> bytes) const;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "shared/weights/patch/directory.h"
 #include "shared/weights/patch/format.h"
 
@@ -160,7 +161,7 @@ Result<> check_positions(const BlockView& block, std::uint64_t block_elements) {
   const std::uint64_t added = sizeof last - rest.size();
   const bool ends = !block.gaps.empty() && block.gaps.back() < std::byte{0x80};
   if (ends && sums.is_good() && sums.gaps() == block.elements + added &&
-      sums.total() + block.elements <= block_elements + added)
+      (sums.total() + block.elements <= block_elements + added || planted("patch_ends_anywhere")))
     return {};
   // The careful reader says what is wrong.
   std::vector<std::uint32_t> positions(block.elements);

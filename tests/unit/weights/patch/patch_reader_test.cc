@@ -282,7 +282,7 @@ TEST(PatchBuckets, TheLastPositionIsAllowed) {
 Bytes random_gaps(std::mt19937_64& random, std::size_t count) {
   Bytes gaps;
   for (std::size_t i = 0; i < count; ++i) {
-    std::uint64_t gap = random() >> (64 - random() % 20);
+    std::uint64_t gap = random() >> (44 + random() % 20);
     for (; gap >= 0x80; gap >>= 7U) gaps.push_back(std::byte((gap & 0x7fU) | 0x80U));
     gaps.push_back(std::byte(gap));
   }
