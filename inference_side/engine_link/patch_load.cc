@@ -7,6 +7,7 @@
 
 #include "shared/base/fail_point.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/sealed_memory.h"
 #include "shared/weights/patch/block_applier.h"
 #include "shared/weights/patch/mapped_patch.h"

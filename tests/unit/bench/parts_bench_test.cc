@@ -60,7 +60,7 @@ void expect_whole(const SuiteResult& suite, std::size_t rounds,
   }
   for (const CaseText& wanted : text->cases)
     // Fleets are measured alone, with processes (bench_suites_test.py).
-    EXPECT_TRUE(wanted.name.starts_with("fleet, ") ||
+    EXPECT_TRUE(wanted.name.starts_with("fleet") ||
                 std::ranges::any_of(names,
                                     [&](const std::string& name) {
                                       return name == wanted.name ||
