@@ -376,7 +376,7 @@ print_failures() {
   ' "$1" | cut -c 1-300
 }
 
-# Tests that ctest skipped whole, and GoogleTest cases inside a test: one line for each reason, with the number of its tests and
+# Tests that ctest skipped whole, and cases inside a test, of GoogleTest and of unittest: one line for each reason, with the number of its tests and
 # the first names.
 print_skipped() {
   local folder=$1 log=$2 found
@@ -385,6 +385,12 @@ print_skipped() {
       sed -nE 's/^[[:space:]]+[0-9]+ - (.*) \((Skipped|Disabled|Not Run)\).*$/\1\t\2/p' "$log"
       awk '
         /^skip: / { print "\t" substr($0, 7); next }
+        # "test_x (file.Class.test_x) ... skipped '"'"'reason'"'"'", or the first line of its docstring before the dots, on a line of its own.
+        /^test_[A-Za-z0-9_]+ \(/ { name = $1 }
+        match($0, / \.\.\. skipped ['"'"'"].*['"'"'"]$/) {
+          print name "\t" substr($0, RSTART + 14, RLENGTH - 15)
+          next
+        }
         /^\[ RUN      \]/ { reason = ""; taking = 0; next }
         /: Skipped$/ { taking = 1; next }
         /^\[  SKIPPED \] .*\([0-9]+ ms\)$/ { sub(/^\[  SKIPPED \] /, ""); sub(/ \([0-9]+ ms\)$/, ""); print $0 "\t" reason; taking = 0; next }

@@ -37,6 +37,11 @@ class Skipped(unittest.TestCase):
         self.assertEqual(self.printed("skip: spin is not installed\n", "\t 12 - gpu_all (Not Run)\n"),
                          ["  1: Not Run (gpu_all)", "  1: spin is not installed"])
 
+    def test_cases_of_python_programs(self):
+        log = ("test_a (x.Y.test_a) ... skipped 'no older build'\ntest_b (x.Y.test_b) ... ok\n"
+               "test_c (x.Y.test_c)\nWhat it shows. ... skipped 'no older build'\ntest_d (x.Y.test_d) ... skipped \"it's late\"\n")
+        self.assertEqual(self.printed(log), ["  2: no older build (test_a, test_c)", "  1: it's late (test_d)"])
+
     def test_nothing(self):
         self.assertEqual(self.printed("[ RUN      ] A.B\n[       OK ] A.B (0 ms)\n"), ["  none"])
 
