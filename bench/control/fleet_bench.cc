@@ -245,9 +245,10 @@ Result<FleetFigures> measure(FleetRun& fleet, const FleetBenchOptions& options) 
   return figures;
 }
 
-// `baseline`: the samples of the same figure without keys, if there are any, by its name.
+// The samples of each figure of a fleet, by its name.
 using Baselines = std::map<std::string, std::vector<double>>;
 
+// `without_keys`: set by a fleet without keys, and the baseline of the same fleet with keys.
 void add_cases(SuiteResult& suite, unsigned sidecars, bool has_keys, const FleetFigures& figures,
                Baselines& without_keys) {
   const std::string variant = counted(sidecars, "sidecar");
