@@ -86,7 +86,7 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
   request.total_bytes = &order.progress->total;
   struct Taken {
     Result<std::shared_ptr<Snapshot>> snapshot;
-    std::chrono::nanoseconds took{};
+    TakingTime time;
   };
   auto taken = std::make_shared<Taken>();
   // The task owns the progress, to which `request` points, and the snapshotter, because it may run
@@ -103,13 +103,13 @@ Result<> Publisher::snapshot(SnapshotOrder order, OnTaken on_taken) {
         }
         if (!base.none()) request.base = snapshotter->find(base);
         taken->snapshot = snapshotter->take(**source, request);
-        taken->took = now() - begun;
+        taken->time = {.begin = begun, .end = now()};
       },
       [this, alive = alive_, taken, on_taken = std::move(on_taken)] {
         if (!*alive) return;
         // One that is held as its changes needs no arena.
         if (!taken->snapshot || (*taken->snapshot)->is_complete()) count_idle_time();
-        on_taken(std::move(taken->snapshot), taken->took);
+        on_taken(std::move(taken->snapshot), taken->time);
       });
 }
 

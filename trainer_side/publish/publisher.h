@@ -57,9 +57,14 @@ struct SnapshotOrder {
 
 class Publisher {
  public:
-  // `took`: from the opening of the source to the last byte; 0 after a failure.
-  using OnTaken = std::function<void(Result<std::shared_ptr<Snapshot>> snapshot,
-                                     std::chrono::nanoseconds took)>;
+  // From the opening of the source to the last byte; nothing after a failure. The loop may hear of
+  // it later.
+  struct TakingTime {
+    TimePoint begin, end;
+    [[nodiscard]] std::chrono::nanoseconds took() const { return end - begin; }
+  };
+  using OnTaken =
+      std::function<void(Result<std::shared_ptr<Snapshot>> snapshot, const TakingTime& time)>;
 
   // Errors as ServedVersions::create().
   [[nodiscard]] static Result<std::unique_ptr<Publisher>> create(

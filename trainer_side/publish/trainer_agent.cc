@@ -257,8 +257,9 @@ void TrainerAgent::apply(const BeginSnapshot& command) {
        .as_changes = as_changes,
        .stop = job.stop.get_token(),
        .progress = job.snapshot},
-      [this, request](Result<std::shared_ptr<Snapshot>> snapshot, std::chrono::nanoseconds took) {
-        end_snapshot(request, std::move(snapshot), took);
+      [this, request](Result<std::shared_ptr<Snapshot>> snapshot,
+                      const Publisher::TakingTime& time) {
+        end_snapshot(request, std::move(snapshot), time);
       });
   if (!submitted) execute(queue_->snapshot_ended(request, submitted.error()));
 }
@@ -268,13 +269,13 @@ void TrainerAgent::apply(const StopSnapshot& command) {
 }
 
 void TrainerAgent::end_snapshot(std::uint64_t request, Result<std::shared_ptr<Snapshot>> snapshot,
-                                std::chrono::nanoseconds took) {
+                                const Publisher::TakingTime& time) {
   std::optional<Error> failure;
   jobs_.at(request).copied.reset();
   jobs_.at(request).complete = {};
   if (snapshot) {
     jobs_.at(request).taken = std::move(*snapshot);
-    jobs_.at(request).snapshot_time = took;
+    jobs_.at(request).snapshot_time = time;
   } else {
     failure = snapshot.error();
   }
@@ -284,7 +285,8 @@ void TrainerAgent::end_snapshot(std::uint64_t request, Result<std::shared_ptr<Sn
 
 void TrainerAgent::apply(const HoldSnapshot& command) {
   const Job& job = jobs_.at(command.request);
-  if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, command.why);
+  if (job.job.on_snapshotted)
+    job.job.on_snapshotted(job.version, job.snapshot_time.took(), command.why);
 }
 
 void TrainerAgent::lose_round(const coordinator::RoundLost& lost) {
@@ -316,9 +318,10 @@ std::shared_ptr<const Snapshot> TrainerAgent::serve(std::uint64_t request) {
   std::shared_ptr<const Snapshot> snapshot = job.taken;
   if (!job.job.is_kept) job.taken.reset();
   if (!std::exchange(job.is_recorded, true))
-    coordinator_->recorder().snapshot_taken(request, *snapshot, job.snapshot_time, now());
+    coordinator_->recorder().snapshot_taken(request, *snapshot, job.snapshot_time.begin,
+                                            job.snapshot_time.end, now());
   job.version = snapshot->version();
-  if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time, {});
+  if (job.job.on_snapshotted) job.job.on_snapshotted(job.version, job.snapshot_time.took(), {});
   publisher_->versions().offer(snapshot);
   last_served_ = job.version;
   if (directory_) held_[job.version] = snapshot;
@@ -331,16 +334,17 @@ void TrainerAgent::apply(const RequestRound& command) {
   give_name(*job.taken, command.version);
   // Before the round, because a sidecar may request its bytes as soon as the version is announced.
   const auto snapshot = serve(command.request);
-  coordinator_->request_round({.request = command.request,
-                               .version = snapshot->version(),
-                               .layout_digest = snapshot->manifest()->layout_digest(),
-                               .content_digest = snapshot->identity().content,
-                               .layout = encoded(*snapshot->manifest()),
-                               .bucket_bytes = snapshot->plan()->bucket_bytes(),
-                               .arena_bytes = snapshot->plan()->arena_bytes(),
-                               .snapshot_ns = static_cast<std::uint64_t>(job.snapshot_time.count()),
-                               .is_kept = job.job.is_kept,
-                               .deadline = command.deadline});
+  coordinator_->request_round(
+      {.request = command.request,
+       .version = snapshot->version(),
+       .layout_digest = snapshot->manifest()->layout_digest(),
+       .content_digest = snapshot->identity().content,
+       .layout = encoded(*snapshot->manifest()),
+       .bucket_bytes = snapshot->plan()->bucket_bytes(),
+       .arena_bytes = snapshot->plan()->arena_bytes(),
+       .snapshot_ns = static_cast<std::uint64_t>(job.snapshot_time.took().count()),
+       .is_kept = job.job.is_kept,
+       .deadline = command.deadline});
 }
 
 // A snapshot that began before the fence was claimed has no name, or one of another epoch.
@@ -379,7 +383,7 @@ void TrainerAgent::request_stream(const RequestRound& command) {
 }
 
 void TrainerAgent::apply(const CompleteRound& command) {
-  const std::chrono::nanoseconds time = jobs_.at(command.request).snapshot_time;
+  const std::chrono::nanoseconds time = jobs_.at(command.request).snapshot_time.took();
   give_name(*jobs_.at(command.request).taken, command.version);
   const auto snapshot = serve(command.request);
   coordinator_->end_snapshot({.version = command.version,

@@ -144,7 +144,7 @@ class TrainerAgent {
     bool is_recorded = false;                                // its snapshot, by the recorder
     bool streams = false;  // its buckets are served as they become complete
     Version version;       // from then on
-    std::chrono::nanoseconds snapshot_time{};
+    Publisher::TakingTime snapshot_time;
   };
   TrainerAgent(Loop& loop, const config::TrainerConfig& config);
   [[nodiscard]] CoordinatorAgentCallbacks coordinator_callbacks(TrainerAgentCallbacks callbacks);
@@ -169,7 +169,7 @@ class TrainerAgent {
   // The snapshot is complete: records it, tells the requester, and serves its bytes.
   std::shared_ptr<const Snapshot> serve(std::uint64_t request);
   void end_snapshot(std::uint64_t request, Result<std::shared_ptr<Snapshot>> snapshot,
-                    std::chrono::nanoseconds took);
+                    const Publisher::TakingTime& time);
   void enter_phase(const coordinator::PhaseEntered& phase);
   void write(const Version& version);
   // Whether the next snapshot may be held as what changes from the target.

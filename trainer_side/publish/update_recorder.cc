@@ -46,11 +46,11 @@ void UpdateRecorder::publish_requested(std::uint64_t request, const Version& ver
 }
 
 void UpdateRecorder::snapshot_taken(std::uint64_t request, const Snapshot& snapshot,
-                                    std::chrono::nanoseconds took, TimePoint at) {
+                                    TimePoint begin, TimePoint end, TimePoint at) {
   const std::uint64_t bytes = snapshot.plan()->arena_bytes();
   publishes_[request] = snapshot.version();
-  metrics_.snapshot_taken(bytes, took);
-  trace_.snapshot_taken(snapshot, at + -took, at);
+  metrics_.snapshot_taken(bytes, end - begin);
+  trace_.snapshot_taken(snapshot, begin, end);
   journal_.snapshot_taken(request, snapshot.version(), bytes);
   history_.snapshot_taken(request, snapshot.version(), at);
 }

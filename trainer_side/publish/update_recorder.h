@@ -38,9 +38,9 @@ class UpdateRecorder {
   // The publish of a trainer of another process, whose snapshot has begun or is complete.
   void publish_requested(std::uint64_t request, const Version& version, std::uint64_t bytes,
                          TimePoint at);
-  // `took`: from the opening of the source to the last byte.
-  void snapshot_taken(std::uint64_t request, const Snapshot& snapshot,
-                      std::chrono::nanoseconds took, TimePoint at);
+  // It took from `begin`, the opening of the source, to `end`, the last byte.
+  void snapshot_taken(std::uint64_t request, const Snapshot& snapshot, TimePoint begin,
+                      TimePoint end, TimePoint at);
   void phase_entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
   void round_ended(const coordinator::RoundDone& done, TimePoint at);
   // Its round has lost every sidecar, and it waits for another round. `text` is an incident.
