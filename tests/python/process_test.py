@@ -9,7 +9,7 @@ from package_fleet import DEADLINE_S, PackageFleet, empty_like, equal, interrupt
 
 # What each program begins with. `entered` is called where the test takes over.
 BEGIN = """
-import os, signal, sys, threading, time
+import itertools, os, select, signal, sys, threading, time
 import numpy as np
 import wsync
 from package_fleet import DEADLINE_S, NAMES, Served, empty_like, weights_of
@@ -119,6 +119,53 @@ with wsync.Replica(socket, "r0", empty_like(weights_of(0))) as replica:
         entered("interrupted")
     replica.poll(0.01)  # it goes on
 """)
+
+    def test_a_poll_at_any_statement(self):
+        """Python raises Ctrl-C between two statements. Here it is raised before each one, at first without and then with a call."""
+        process = self.program("""
+def interrupting(number, before):
+    count = itertools.count()
+    def trace(frame, event, argument):
+        if frame.f_code is not wsync.Replica.poll.__code__:
+            return None
+        if event == "line" and before(frame.f_locals) and next(count) == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+    return trace
+
+def polls(timeout, number, before):
+    sys.settrace(interrupting(number, before))
+    try:
+        replica.poll(timeout)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+with wsync.Replica(socket, "r0", empty_like(weights_of(0))) as replica:
+    while not replica.status().attached:
+        replica.poll(0.05)
+    number = 0
+    while polls(0.01, number, lambda local: True):
+        replica.poll(0.01)  # it goes on
+        number += 1
+    assert number > 5, number
+    entered()
+    while not polls(0.05, 0, lambda local: local.get("raw") is not None):
+        pass
+    entered("interrupted")
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        replica.poll(0.05)
+""")
+        self.fleet.ready(process)
+        with self.fleet.publisher() as trainer:
+            publish = trainer.publish(weights_of(1), step=1)
+            self.fleet.ready(process, "interrupted")
+            publish.wait("committed", DEADLINE_S)  # the sidecar has asked again
+            self.tell(process)
+        self.ends(process, 0, "Ctrl-C came before the callback load_begin was run; trying again")
 
     def test_a_rollback_that_waits(self):
         self.interrupted("""

@@ -91,22 +91,28 @@ Failure PolledEngine::check() {
 
 std::tuple<Failure, bool> PolledEngine::begin_poll(std::optional<Clock::time_point> end) {
   if (Failure failure = check()) return {std::move(failure), false};
+  bool goes_on = false;
   {
     const std::lock_guard lock(mutex_);
-    if (is_polling_)
+    goes_on =
+        is_polling_ && poller_ == std::this_thread::get_id() && !(call_ && is_taken_);
+    if (is_polling_ && !goes_on)
       return {Failure{WSYNC_BUSY,
                       "another thread polls this replica, or one of its callbacks "
                       "does; poll it from one thread, outside of the callbacks"},
               false};
     pollfd events{.fd = fd_, .events = POLLIN, .revents = 0};
-    if (end && *end <= Clock::now() && ::poll(&events, 1, 0) == 0) return {Failure{}, false};
+    if (!goes_on && end && *end <= Clock::now() && ::poll(&events, 1, 0) == 0)
+      return {Failure{}, false};
     is_polling_ = true;
-    has_polled_ = false;
+    poller_ = std::this_thread::get_id();
+    if (!goes_on) has_polled_ = false;
     end_early_ = false;
     poll_end_ = end;
-    poll_failure_ = {};
+    if (!goes_on) poll_failure_ = {};
   }
   changed_.notify_all();
+  if (goes_on) (void)::eventfd_write(wake_fd_, 1);  // it waits with its old time
   return {Failure{}, true};
 }
 
@@ -114,14 +120,23 @@ void PolledEngine::end_poll_early() {
   if (!is_here()) return;
   {
     const std::lock_guard lock(mutex_);
+    if (!is_polling_ || poller_ != std::this_thread::get_id()) return;
     end_early_ = true;
+    if (call_ && is_taken_ && !is_answered_) {
+      sentence_ = std::string("Ctrl-C came before the callback ") +
+                  kCallbackNames[static_cast<int>(call_->callback)] + " was run";
+      answer_ = Answer::kFailed;
+      is_answered_ = true;
+    }
   }
+  changed_.notify_all();
   (void)::eventfd_write(wake_fd_, 1);
 }
 
 PolledEngine::Next PolledEngine::next_call() {
   if (!is_here()) return {.has_ended = true, .failure = is_forked(), .call = std::nullopt};
   std::unique_lock lock(mutex_);
+  if (!is_polling_ || poller_ != std::this_thread::get_id()) return {.has_ended = true, .failure = {}, .call = std::nullopt};
   changed_.wait_for(lock, kSlice,
                     [&] { return has_polled_ || is_closing_ || (call_ && !is_taken_); });
   if (call_ && !is_taken_ && !is_closing_) {

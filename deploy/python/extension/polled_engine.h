@@ -107,10 +107,13 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   Failure check();
 
   // Lets the thread handle events once, within the time; returns false if there is nothing to do
-  // and no time. Then next_call() until it returns nothing.
+  // and no time. Then next_call() until it returns nothing. A poll that this thread has begun and
+  // left, because Python raised Ctrl-C between two statements, goes on with the new time.
   std::tuple<Failure, bool> begin_poll(std::optional<std::chrono::steady_clock::time_point> end);
+  // The thread that polls has been interrupted. A call that it has taken and not answered fails.
   void end_poll_early();
-  // Waits up to one slice. `has_ended`: the poll is over, with `failure` or without.
+  // Waits up to one slice. `has_ended`: the poll is over, with `failure` or without, or this thread
+  // has begun none.
   struct Next {
     bool has_ended = false;
     Failure failure;
@@ -207,6 +210,7 @@ class PolledEngine : public std::enable_shared_from_this<PolledEngine> {
   bool is_running_ = false;  // the thread has been started and has not ended
   bool is_closing_ = false;
   bool is_polling_ = false;  // between begin_poll and the end that next_call returns
+  std::thread::id poller_;   // that has begun the poll
   bool has_polled_ = false;
   bool end_early_ = false;
   std::optional<std::chrono::steady_clock::time_point> poll_end_;

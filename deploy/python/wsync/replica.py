@@ -315,11 +315,16 @@ class Replica(OfOneProcess):
             Closed: the replica has been closed, or the interpreter ends. A thread that ends with it then prints nothing.
             EngineRefused: the link cannot be served.
         """
+        seconds = -1.0 if timeout is None else float(timeout)
         interrupt: Optional[BaseException] = None
-        if not self._raw.begin_poll(-1.0 if timeout is None else float(timeout)):
-            return
+        has_begun = False
         while True:
             try:
+                # Inside of the try, because Python may raise Ctrl-C before the next statement.
+                if not has_begun:
+                    has_begun = True
+                    if not self._raw.begin_poll(seconds):
+                        break
                 raw = self._raw.next_call()
                 if raw is None:
                     break
