@@ -65,7 +65,14 @@ class EtcdProcess {
 
   [[nodiscard]] std::uint16_t port() const { return port_; }
   [[nodiscard]] std::string url() const { return fmt::format("http://127.0.0.1:{}", port_); }
-  void signal(int number) const { ::kill(pid_, number); }
+  // After SIGSTOP every thread of it stands still.
+  void signal(int number) const {
+    ::kill(pid_, number);
+    int status = 0;
+    while (number == SIGSTOP &&
+           (::waitpid(pid_, &status, WUNTRACED) != pid_ || !WIFSTOPPED(status)))
+      WSYNC_CHECK(errno == EINTR, "etcd that stands still");
+  }
   void end(int number) {
     if (pid_ <= 0) return;
     ::kill(pid_, number);
